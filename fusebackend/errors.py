@@ -1,0 +1,55 @@
+"""errno to error code and back: the only tables.
+
+The agent face speaks in the four codes of the seeds, the kernel face in errno. Nothing else in the package
+translates between them, and nothing guesses an errno from the text of a message.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+FILE_NOT_FOUND = "file_not_found"
+PERMISSION_DENIED = "permission_denied"
+IS_DIRECTORY = "is_directory"
+INVALID_PATH = "invalid_path"
+
+CODE_OF_ERRNO: dict[int, str] = {
+    errno.ENOENT: FILE_NOT_FOUND,
+    errno.ESTALE: FILE_NOT_FOUND,  # the node went away under us; a new lookup would say ENOENT
+    errno.EACCES: PERMISSION_DENIED,
+    errno.EPERM: PERMISSION_DENIED,
+    errno.EROFS: PERMISSION_DENIED,
+    errno.EISDIR: IS_DIRECTORY,
+    errno.ENOTDIR: INVALID_PATH,
+    errno.EINVAL: INVALID_PATH,
+    errno.ENAMETOOLONG: INVALID_PATH,
+    errno.ELOOP: INVALID_PATH,
+    errno.EXDEV: INVALID_PATH,  # a symbolic link that leaves its route
+    errno.EEXIST: INVALID_PATH,  # the CMDC seed: writing an existing file is :invalid_path
+}
+
+ERRNO_OF_CODE: dict[str, int] = {
+    FILE_NOT_FOUND: errno.ENOENT,
+    PERMISSION_DENIED: errno.EACCES,
+    IS_DIRECTORY: errno.EISDIR,
+    INVALID_PATH: errno.EINVAL,
+}
+
+
+def code_of(error: OSError) -> str:
+    """The error code for an `OSError`; outside the table, the system's own words (`No space left on device`)."""
+    number = error.errno
+    if number is None:
+        return str(error)
+    return CODE_OF_ERRNO.get(number) or os.strerror(number)
+
+
+def errno_of(code: str) -> int:
+    """The errno for an error code; EIO for a string that a backend made up."""
+    return ERRNO_OF_CODE.get(code, errno.EIO)
+
+
+def oserror(number: int, what: object = None) -> OSError:
+    """An `OSError` with the system's message, as the C library would have it."""
+    return OSError(number, os.strerror(number), what) if what is not None else OSError(number, os.strerror(number))
