@@ -1,0 +1,370 @@
+"""What a file's bytes mean to an agent: lines, windows, numbers, replacements, searches, and the records of state.
+
+Pure functions over bytes and strings; every backend uses these, so that they all agree. The rules come from the seeds
+and from deepagents 0.7, and where those differ the docstring says which holds.
+
+Two rules for what a line is, on purpose: reading splits as `str.splitlines` does (also at `\\x0c` or U+2028, as
+deepagents), while `grep` splits at `\\n` alone, as grep and ripgrep do.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import codecs
+import datetime
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from fusebackend.protocol import READ_LIMIT_LINES, FileData, ReadResult
+
+MARKER_WIDTH = 6
+"""Columns of a line number in numbered text (seeds)."""
+
+LINE_CHARACTERS = 5000
+"""Longer lines are continued under markers `n.1`, `n.2` (seeds)."""
+
+EMPTY_REMINDER = "System reminder: File exists but has empty contents"
+NO_LINES_REMINDER = "System reminder: no lines were read because the limit asks for none"
+
+BINARY_EXTENSIONS = frozenset({
+    "png", "jpeg", "jpg", "webp", "gif", "heic", "heif",
+    "mp4", "mpeg", "mov", "avi", "flv", "mpg", "webm", "wmv", "3gpp", "mkv",
+    "wav", "mp3", "aiff", "aac", "ogg", "flac",
+    "pdf", "ppt", "pptx",
+})  # fmt: skip
+"""Files that `read` returns whole and in base64, whatever they hold (deepagents 0.7)."""
+
+_LINE_ENDS = "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"  # where str.splitlines splits
+
+# --------------------------------------------------------------------------------------------------------------
+# Reading: windows of lines
+# --------------------------------------------------------------------------------------------------------------
+
+
+class LineWindow:
+    """Collects the lines of one window from text that comes in pieces; keeps no other line in memory.
+
+    `add` each piece in order, then ask for `result` once.
+    """
+
+    def __init__(self, offset: int = 0, limit: int = READ_LIMIT_LINES) -> None:
+        self._first = max(0, offset)
+        self._limit = max(0, limit)
+        self._total = 0
+        self._kept: list[str] = []
+        self._unfinished: list[str] = []  # pieces of a line whose end has not come; joined once, so linear
+        self._held = ""  # a last "\r", which may be half of a "\r\n"
+        self._blank: list[str] | None = []  # the whole text, as long as it is white space
+
+    def add(self, piece: str) -> None:
+        if self._blank is not None:
+            if not piece or piece.isspace():
+                self._blank.append(piece)
+            else:
+                self._blank = None
+        piece = self._held + piece
+        self._held = ""
+        if piece.endswith("\r"):
+            piece, self._held = piece[:-1], "\r"
+        self._split(piece)
+
+    def _split(self, piece: str) -> None:
+        for line in piece.splitlines(keepends=True):
+            if line[-1] in _LINE_ENDS:
+                self._finish(line)
+            else:
+                self._unfinished.append(line)
+
+    def _finish(self, end: str) -> None:
+        if self._first <= self._total < self._first + self._limit:
+            self._kept.append("".join(self._unfinished) + end)
+        self._unfinished.clear()
+        self._total += 1
+
+    def result(self) -> ReadResult:
+        """The window, with LF for CRLF and CR inside of it; or why there is none."""
+        if self._held or self._unfinished:
+            self._finish(self._held)
+            self._held = ""
+        if self._limit == 0:
+            return ReadResult(file_data=FileData(content="", encoding="utf-8"), no_lines_requested=True)
+        if self._blank is not None:
+            return ReadResult(file_data=FileData(content="".join(self._blank), encoding="utf-8"))
+        if self._first >= self._total:
+            return ReadResult(error=f"Line offset {self._first} exceeds file length ({self._total} lines)")
+        end = self._first + len(self._kept)
+        content = "".join(self._kept).replace("\r\n", "\n").replace("\r", "\n")
+        return ReadResult(
+            file_data=FileData(content=content, encoding="utf-8"),
+            total_lines=self._total,
+            start_line=self._first + 1,
+            end_line=end,
+            next_offset=end if end < self._total else None,
+        )
+
+
+def read_window(content: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
+    """The lines `offset` to `offset + limit` of a text, counted from 0.
+
+    A negative offset means 0. A limit of 0 or less asks for no lines. White space alone is returned as it is, without
+    a window. A trailing newline is there if and only if the last line of the window has one.
+    """
+    window = LineWindow(offset, limit)
+    window.add(content)
+    return window.result()
+
+
+def read_pieces(pieces: Iterable[bytes], offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
+    """`read_window` of UTF-8 that comes in pieces, cut anywhere.
+
+    Raises:
+        UnicodeDecodeError: it is not UTF-8; `read_binary` is how such a file is read.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    window = LineWindow(offset, limit)
+    for piece in pieces:
+        window.add(decoder.decode(piece))
+    window.add(decoder.decode(b"", final=True))
+    return window.result()
+
+
+def read_binary(data: bytes) -> ReadResult:
+    """A whole file in base64, without a window."""
+    return ReadResult(file_data=FileData(content=base64.b64encode(data).decode("ascii"), encoding="base64"))
+
+
+def read_bytes(path: str, data: bytes, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
+    """What `read` answers for a file that holds `data`: a window of text, or the whole of a binary file."""
+    if has_binary_extension(path):
+        return read_binary(data)
+    try:
+        return read_window(data.decode("utf-8"), offset, limit)
+    except UnicodeDecodeError:
+        return read_binary(data)
+
+
+def has_binary_extension(path: str) -> bool:
+    """Does the name say that this is an image, a video, a sound or a document?"""
+    _, dot, extension = path.rpartition("/")[2].rpartition(".")
+    return bool(dot) and extension.lower() in BINARY_EXTENSIONS
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Numbered text, the seeds' form of a read
+# --------------------------------------------------------------------------------------------------------------
+
+
+def number_read_result(result: ReadResult) -> str:
+    """The text that the seeds' `read` returned: numbered lines, a reminder, or `Error: …`.
+
+    Base64 has no lines to number and comes as it is.
+    """
+    if result.error is not None:
+        return result.error if result.error.startswith("Error: ") else f"Error: {result.error}"
+    if result.no_lines_requested:
+        return NO_LINES_REMINDER
+    data = result.file_data
+    content = data["content"] if data is not None else ""
+    if result.start_line is None and not content.strip():
+        return EMPTY_REMINDER
+    if data is not None and data.get("encoding") == "base64":
+        return content
+    return number_lines(content.splitlines(), result.start_line or 1)
+
+
+def number_lines(lines: Iterable[str], start_line: int = 1) -> str:
+    """Lines under right-aligned markers, each followed by a TAB."""
+    numbered: list[str] = []
+    for number, line in enumerate(lines, start=start_line):
+        numbered.append(f"{number:>{MARKER_WIDTH}}\t{line[:LINE_CHARACTERS]}")
+        for part, begin in enumerate(range(LINE_CHARACTERS, len(line), LINE_CHARACTERS), start=1):
+            marker = f"{number}.{part}"
+            numbered.append(f"{marker:>{MARKER_WIDTH}}\t{line[begin : begin + LINE_CHARACTERS]}")
+    return "\n".join(numbered)
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Editing
+# --------------------------------------------------------------------------------------------------------------
+
+
+def replace_string(content: str, old: str, new: str, replace_all: bool = False) -> tuple[str, int] | str:
+    """Replace an exact string; returns the new content and how often, or the text of an error.
+
+    An agent reads CRLF as LF, so `old` and `new` without a CR also mean lines that end in CRLF: in a file that ends
+    every line so, the edit is made as if it were LF and the file stays CRLF; in a mixed one, `old` is tried first as
+    it is and then with CRLF. Occurrences don't overlap, as in `str.count`.
+    """
+    if not old:
+        return "Error: old_string is empty; give the text to replace"
+    plain = "\r" not in old and "\r" not in new
+    if plain and _ends_every_line_in_crlf(content):
+        outcome = _replace(content.replace("\r\n", "\n"), old, new, replace_all)
+        return outcome if isinstance(outcome, str) else (outcome[0].replace("\n", "\r\n"), outcome[1])
+    as_crlf = old.replace("\n", "\r\n")
+    if plain and "\n" in old and old not in content and as_crlf in content:
+        return _replace(content, as_crlf, new.replace("\n", "\r\n"), replace_all, shown=old)
+    return _replace(content, old, new, replace_all)
+
+
+def _ends_every_line_in_crlf(content: str) -> bool:
+    pairs = content.count("\r\n")
+    return pairs > 0 and pairs == content.count("\n") == content.count("\r")
+
+
+def _replace(content: str, old: str, new: str, replace_all: bool, shown: str = "") -> tuple[str, int] | str:
+    occurrences = content.count(old)
+    shown = shown or old
+    if occurrences == 0:
+        message = f"Error: String not found in file: '{shown}'"
+        if old.endswith("\n") and old != "\n" and content.endswith(old[:-1]):
+            message += ". The file does not end with a newline: give old_string without its last one"
+        return message
+    if occurrences > 1 and not replace_all:
+        return (
+            f"Error: String '{shown}' appears {occurrences} times in file. Use replace_all=True to replace all "
+            "instances, or provide a more specific string with surrounding context."
+        )
+    return content.replace(old, new), occurrences
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Searching
+# --------------------------------------------------------------------------------------------------------------
+
+
+def grep_lines(data: bytes, pattern: str, limit: int | None = None) -> list[tuple[int, str]]:
+    """Number and text of the lines that contain `pattern`, a literal; at most `limit` of them.
+
+    THE definition of a text file: it holds no NUL byte and is UTF-8. Any other file has no matching lines. Lines are
+    split at `\\n` alone and keep a `\\r`; what follows the last `\\n` is a line if it is not empty.
+    """
+    return grep_pieces((data,), pattern, limit)
+
+
+def grep_pieces(pieces: Iterable[bytes], pattern: str, limit: int | None = None) -> list[tuple[int, str]]:
+    """`grep_lines` of a file that comes in pieces, cut anywhere. All are taken, for a late NUL undoes every match."""
+    try:
+        needle = pattern.encode("utf-8")
+    except UnicodeEncodeError:
+        return []  # a lone surrogate; no text file holds one
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    found: list[tuple[int, str]] = []
+    unfinished: list[bytes] = []
+    line = 1
+    try:
+        for piece in pieces:
+            if b"\0" in piece:
+                return []
+            decoder.decode(piece)
+            cut = piece.rfind(b"\n") + 1
+            if cut:
+                block = b"".join(unfinished) + piece[:cut]
+                unfinished.clear()
+                _grep_block(block, needle, line, limit, found)
+                line += block.count(b"\n")
+            unfinished.append(piece[cut:])
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        return []
+    rest = b"".join(unfinished)
+    if rest:
+        _grep_block(rest, needle, line, limit, found)
+    return found
+
+
+def _grep_block(block: bytes, needle: bytes, line: int, limit: int | None, found: list[tuple[int, str]]) -> None:
+    """Add the matches in whole lines, the first of which is number `line`. Only matching lines cost Python time."""
+    position = 0
+    while limit is None or len(found) < limit:
+        hit = block.find(needle, position)
+        if hit < 0 or hit == len(block):
+            return
+        begin = block.rfind(b"\n", 0, hit) + 1
+        end = block.find(b"\n", hit)
+        end = len(block) if end < 0 else end
+        line += block.count(b"\n", position, begin)
+        if hit + len(needle) <= end:  # a needle that holds a newline is in no single line
+            found.append((line, block[begin:end].decode("utf-8")))
+        position = end + 1
+        line += 1
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Records of state and stores
+# --------------------------------------------------------------------------------------------------------------
+
+
+def encode_file_data(
+    data: bytes,
+    *,
+    created_at: str | None = None,
+    modified_at: str | None = None,
+    file_format: Literal["v1", "v2"] = "v2",
+) -> dict[str, Any]:
+    """The record of a file that holds `data`: text where it is UTF-8, base64 elsewhere. Times default to now.
+
+    `v1`, the seeds', is a list of the lines between the newlines and has no word for bytes: those are `v2` always.
+    """
+    now = now_iso()
+    times = {"created_at": created_at or modified_at or now, "modified_at": modified_at or now}
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        return {"content": base64.b64encode(data).decode("ascii"), "encoding": "base64", **times}
+    if file_format == "v1":
+        return {"content": text.split("\n"), **times}
+    return {"content": text, "encoding": "utf-8", **times}
+
+
+def decode_file_data(record: Mapping[str, Any]) -> bytes:
+    """The bytes of a file from its record, `v1` (list of lines) or `v2` (string and encoding). Times may be missing.
+
+    Raises:
+        TypeError: the record is not a mapping, or its content is neither a string nor a list of strings.
+        ValueError: there is no content, the encoding is unknown, or the content does not fit the encoding.
+    """
+    if not isinstance(record, Mapping):
+        raise TypeError(f"File data must be a mapping, not {type(record).__name__}")
+    if "content" not in record:
+        raise ValueError("File data has no 'content'")
+    content = record["content"]
+    if isinstance(content, (list, tuple)):
+        for index, line in enumerate(content):
+            if not isinstance(line, str):
+                raise TypeError(f"File data holds {type(line).__name__} as line {index + 1}; lines must be strings")
+        content = "\n".join(content)
+    if not isinstance(content, str):
+        raise TypeError(f"File data holds {type(content).__name__}; content must be a string or a list of strings")
+    encoding = record.get("encoding") or "utf-8"
+    try:
+        if encoding == "base64":
+            return base64.b64decode(content, validate=True)
+        if encoding == "utf-8":
+            return content.encode("utf-8")
+    except (binascii.Error, UnicodeEncodeError) as error:
+        raise ValueError(f"File data is not valid {encoding}: {error}") from error
+    raise ValueError(f"File data has the unknown encoding {encoding!r}")
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Times
+# --------------------------------------------------------------------------------------------------------------
+
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_FIRST = datetime.datetime.min.replace(tzinfo=datetime.UTC)
+_LAST = datetime.datetime.max.replace(tzinfo=datetime.UTC)
+
+
+def iso_time(time_ns: int) -> str:
+    """Nanoseconds since the epoch as ISO 8601 in UTC with its offset, to the microsecond; years 1 to 9999."""
+    try:
+        return (_EPOCH + datetime.timedelta(microseconds=time_ns // 1000)).isoformat()
+    except OverflowError:  # a file may bear any 64-bit time
+        return (_LAST if time_ns > 0 else _FIRST).isoformat()
+
+
+def now_iso() -> str:
+    """The time of now, as records of state carry it."""
+    return datetime.datetime.now(datetime.UTC).isoformat()
