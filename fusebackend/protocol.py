@@ -487,8 +487,8 @@ class Volume(abc.ABC):
     - Every method raises `OSError` with the errno POSIX gives it, and nothing else that is not a bug.
     - Names are bytes without `/` and NUL. The mount checks that they are 1 to 255 bytes and not `.` or `..`;
       a volume may rely on that, and on permissions having been checked (the kernel does, by `default_permissions`).
-    - A node is an integer from 1 to `MAX_NODE`, the root is `ROOT_NODE`. It stays valid from the call that
-      returned it until `forget`, even when its last name is gone, and is never used again in a session.
+    - A node is an integer from 1 to `MAX_NODE`, the root is `ROOT_NODE`. It is valid while it has a name, and even
+      without one from `hold` to `forget` and from `open` to `release`; it is never used again in a session.
     - Methods may be called from any thread; each is atomic. `lock` is held by each of them, is re-entrant, and may
       be held from outside to make several calls one.
     - `read`, `write` and the like take a node that `open` was called for.
@@ -607,8 +607,11 @@ class Volume(abc.ABC):
     def statfs(self) -> StatFs:
         """Size and free space."""
 
+    def hold(self, node: int) -> None:
+        """The kernel knows this node from now on: keep its number, and its data even without a name."""
+
     def forget(self, nodes: Iterable[int]) -> None:
-        """Nobody above holds these nodes any more: what has no name left can go, and numbers need not be stable."""
+        """The kernel knows these nodes no longer: what has no name left can go, and numbers need not be stable."""
 
     def subscribe(self, callback: Callable[[Change], None]) -> Callable[[], None]:
         """Tell `callback` of changes not made through the kernel face; returns what ends that.

@@ -1,0 +1,175 @@
+"""The SQLite file of `SqliteBackend`: its tables, how it is opened, and who may have it open.
+
+    sqlite3 FILE "SELECT * FROM tree"        lists every path with type, size and times
+    sqlite3 FILE "SELECT * FROM inode"       is the volume as `stat` sees it
+
+Schema, version 1 (`PRAGMA user_version`; `application_id` is 0x66626b64, "fbkd"):
+
+| table    | one row for                | columns                                                                 |
+|----------|----------------------------|-------------------------------------------------------------------------|
+| `inode`  | a file, directory, link …  | node, mode (as st_mode), nlink, uid, gid, rdev, size (bytes),            |
+|          |                            | blocks (of 512 bytes), atime_ns, mtime_ns, ctime_ns, parent (of a        |
+|          |                            | directory; 0 elsewhere)                                                 |
+| `dentry` | a name                     | parent (node), name (bytes), node                                       |
+| `chunk`  | up to 64 KiB of a file     | id, node, idx (offset / 65536), data; what is missing reads as zeros    |
+| `xattr`  | an extended attribute      | node, name (bytes), value (bytes)                                       |
+| `meta`   | a fact about the volume    | key, value: `next_node`                                                 |
+
+The target of a symbolic link is its chunk 0. A node with `nlink = 0` was open when the server ended; it is freed at
+the next opening. The file is in WAL mode and may be read with other tools while it is mounted; only one
+`SqliteBackend` may have it open, which an exclusive `flock` on the file sees to.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import sqlite3
+import stat
+import threading
+import time
+from typing import ClassVar
+
+from fusebackend.protocol import ROOT_NODE
+
+APPLICATION_ID = 0x66626B64
+VERSION = 1
+PAGE_BYTES = 4096
+
+TABLES = """
+CREATE TABLE inode (
+    node INTEGER PRIMARY KEY, mode INTEGER NOT NULL, nlink INTEGER NOT NULL, uid INTEGER NOT NULL,
+    gid INTEGER NOT NULL, rdev INTEGER NOT NULL, size INTEGER NOT NULL, blocks INTEGER NOT NULL,
+    atime_ns INTEGER NOT NULL, mtime_ns INTEGER NOT NULL, ctime_ns INTEGER NOT NULL, parent INTEGER NOT NULL
+);
+CREATE INDEX inode_orphan ON inode (node) WHERE nlink = 0;
+CREATE TABLE dentry (
+    parent INTEGER NOT NULL, name BLOB NOT NULL, node INTEGER NOT NULL, PRIMARY KEY (parent, name)
+) WITHOUT ROWID;
+CREATE TABLE chunk (id INTEGER PRIMARY KEY, node INTEGER NOT NULL, idx INTEGER NOT NULL, data BLOB NOT NULL);
+CREATE UNIQUE INDEX chunk_place ON chunk (node, idx);
+CREATE TABLE xattr (
+    node INTEGER NOT NULL, name BLOB NOT NULL, value BLOB NOT NULL, PRIMARY KEY (node, name)
+) WITHOUT ROWID;
+CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+CREATE VIEW tree AS
+    WITH RECURSIVE walk (path, node) AS (
+        SELECT '', 1
+        UNION ALL
+        SELECT walk.path || '/' || CAST(dentry.name AS TEXT), dentry.node
+        FROM walk JOIN dentry ON dentry.parent = walk.node
+    )
+    SELECT CASE path WHEN '' THEN '/' ELSE path END AS path, inode.node AS node,
+           CASE mode & 61440 WHEN 32768 THEN 'file' WHEN 16384 THEN 'directory' WHEN 40960 THEN 'link'
+                             ELSE 'special' END AS type,
+           size, datetime(mtime_ns / 1000000000, 'unixepoch') AS modified_utc
+    FROM walk JOIN inode ON inode.node = walk.node;
+"""
+
+
+class VolumeFileError(OSError):
+    """The file can't be opened as a volume; its text is one line that says why and what to do."""
+
+
+class FileClaim:
+    """This process's exclusive claim on one volume file.
+
+    Other processes are kept out by `flock`. A second claim in *this* process must be refused before the file is
+    opened at all: closing any descriptor of it would drop the POSIX locks SQLite holds on it (fcntl(2)).
+    """
+
+    _claimed: ClassVar[set[tuple[int, int]]] = set()
+    _guard = threading.Lock()
+
+    def __init__(self, path: str) -> None:
+        taken = VolumeFileError(
+            errno.EBUSY, f"'{path}' is in use by another fusebackend; unmount or close that one first"
+        )
+        with self._guard:
+            if os.path.exists(path):
+                status = os.stat(path)
+                if not stat.S_ISREG(status.st_mode):
+                    raise VolumeFileError(errno.EINVAL, f"'{path}' is not a regular file")
+                if (status.st_dev, status.st_ino) in self._claimed:
+                    raise taken
+            try:
+                self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except OSError as error:
+                raise VolumeFileError(error.errno, f"cannot open '{path}': {error.strerror}") from None
+            try:
+                fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.close(self.fd)
+                raise taken from None
+            status = os.fstat(self.fd)
+            self._key = (status.st_dev, status.st_ino)
+            self._claimed.add(self._key)
+
+    def release(self) -> None:
+        with self._guard:
+            self._claimed.discard(self._key)
+            os.close(self.fd)
+
+
+def connect(path: str) -> sqlite3.Connection:
+    """Open the file, making a new volume in an empty one.
+
+    Raises:
+        VolumeFileError: it is not a database, not a volume, of a newer version, or damaged.
+    """
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10, cached_statements=64)
+    try:
+        _prepare(connection, path)
+    except sqlite3.DatabaseError as error:
+        connection.close()
+        raise VolumeFileError(errno.EIO, f"'{path}' can't be opened as a volume: {error}") from None
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _prepare(connection: sqlite3.Connection, path: str) -> None:
+    identity = connection.execute("PRAGMA application_id").fetchone()[0]
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    fresh = identity == 0 and tables == 0
+    if not fresh and identity != APPLICATION_ID:
+        raise VolumeFileError(errno.EINVAL, f"'{path}' is an SQLite file of something else, not a fusebackend volume")
+    if not fresh and version > VERSION:
+        raise VolumeFileError(
+            errno.EINVAL, f"'{path}' has schema version {version}, this fusebackend knows up to {VERSION}; upgrade it"
+        )
+    if fresh:
+        connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+    connection.execute("PRAGMA journal_mode = WAL")
+    # A commit is made durable by syncing the WAL ourselves where it is due (`SqliteVolume.fsync`), see there.
+    connection.execute("PRAGMA synchronous = NORMAL")
+    connection.execute("PRAGMA wal_autocheckpoint = 0")
+    connection.execute("PRAGMA cache_size = -16384")
+    connection.execute("PRAGMA temp_store = MEMORY")
+    if fresh:
+        _create(connection)
+        descriptor = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)  # the file's own name must survive as well as what is in it
+        finally:
+            os.close(descriptor)
+    elif connection.execute("SELECT count(*) FROM inode WHERE node = ?", (ROOT_NODE,)).fetchone()[0] != 1:
+        raise VolumeFileError(errno.EIO, f"'{path}' is damaged: it has no root directory")
+
+
+def _create(connection: sqlite3.Connection) -> None:
+    now = time.time_ns()
+    connection.execute("BEGIN IMMEDIATE")
+    for statement in TABLES.split(";\n"):
+        connection.execute(statement)
+    connection.execute(
+        "INSERT INTO inode VALUES (?, ?, 2, ?, ?, 0, 4096, 8, ?, ?, ?, ?)",
+        (ROOT_NODE, stat.S_IFDIR | 0o755, os.geteuid(), os.getegid(), now, now, now, ROOT_NODE),
+    )
+    connection.execute("INSERT INTO meta VALUES ('next_node', ?)", (ROOT_NODE + 1,))
+    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    connection.execute(f"PRAGMA user_version = {VERSION}")
+    connection.execute("COMMIT")

@@ -1,0 +1,525 @@
+"""`SqliteBackend`: a whole POSIX volume in one SQLite file, the embedded default.
+
+How writing works. Changes gather in memory, in the `Overlay`: inodes, names, chunks, extended attributes. A flush
+writes all of them in one transaction and empties the overlay, so what the file holds is at every moment a consistent
+prefix of what was done (DESIGN 3.3). Flushes happen half a second after a change, when the overlay passes its bounds,
+and at fsync, which then syncs the WAL: only an fsync waits for the disk. A flush that fails (disk full) is rolled back
+and loses nothing: the overlay stays, and whoever writes next, or syncs, gets the error.
+
+`schema.py` documents the tables. One connection, used under `lock` from any thread; a second one, in the thread that
+also flushes, moves the WAL into the file (checkpoint) without the lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import sqlite3
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Literal
+
+from fusebackend.backends import schema
+from fusebackend.backends.tree import CHUNK_BYTES, CHUNK_SHIFT, Chunk, Inode, TreeVolume, allocated_blocks
+from fusebackend.backends.volume import VolumeBackend
+from fusebackend.errors import oserror
+from fusebackend.protocol import Features, StatFs
+
+log = logging.getLogger(__name__)
+
+FLUSH_AFTER_S = 0.5
+"""How long a change may wait in memory; the most that a killed server loses of what nobody synced."""
+
+MAX_DIRTY_BYTES = 16 << 20
+MAX_DIRTY_ITEMS = 4000
+"""Bounds of the overlay: more than this and the operation that passed it flushes. A flush of so many takes ~50 ms."""
+
+CACHE_INODES = 20_000
+CACHE_CHUNKS = 256
+"""Bounds of what is kept in memory though the file has it: some 10 MiB of inodes and 16 MiB of chunks."""
+
+CHECKPOINT_BYTES = 32 << 20
+"""A WAL longer than this is moved into the file in the background; eight times that, and writers wait for it."""
+
+RESERVE_BYTES = 2 << 20
+"""Kept free on the disk under the file, so that deleting, which writes too, still works when it is full."""
+
+FULL_RETRY_S = 0.2
+"""After a failed flush, how long writes are refused before the next one tries again."""
+
+_INODE_FIELDS = "node, mode, nlink, uid, gid, rdev, size, blocks, atime_ns, mtime_ns, ctime_ns, parent"
+_ERRNO_OF_SQLITE = {sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_READONLY: errno.EROFS}
+
+
+@contextlib.contextmanager
+def _sqlite_errors() -> Iterator[None]:
+    """A database error becomes an `OSError`: ENOSPC and EROFS where they are meant, EIO for all else, logged."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        number = _ERRNO_OF_SQLITE.get(getattr(error, "sqlite_errorcode", 0) & 0xFF, errno.EIO)
+        log.error("the volume file failed: %s (%s)", error, getattr(error, "sqlite_errorname", "no code"))
+        raise oserror(number) from error
+
+
+class Overlay:
+    """What has changed and is not in the file yet. Emptied by a flush that succeeded, and by nothing else."""
+
+    def __init__(self) -> None:
+        self.inodes: dict[int, Inode] = {}
+        self.names: dict[int, dict[bytes, int | None]] = {}  # parent → name → node, None where the name is gone
+        self.chunks: dict[tuple[int, int], Chunk] = {}
+        self.cuts: dict[int, int] = {}  # node → first chunk index that the file still has and that is gone
+        self.xattrs: dict[int, Inode] = {}
+        self.dead: set[int] = set()  # nodes that the file still has and that are gone
+        self.bytes = 0
+        self.items = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.inodes or self.names or self.chunks or self.cuts or self.xattrs or self.dead)
+
+
+class SqliteVolume(TreeVolume):
+    """The kernel face of `SqliteBackend`."""
+
+    features = Features()
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__()
+        self.path = os.path.abspath(os.fspath(path))
+        self._claim = schema.FileClaim(self.path)
+        try:
+            self._db = schema.connect(self.path)
+        except BaseException:
+            self._claim.release()
+            raise
+        self._overlay = Overlay()
+        self._inodes: OrderedDict[int, Inode] = OrderedDict()
+        self._chunks: OrderedDict[tuple[int, int], Chunk] = OrderedDict()
+        self._next_node = self._scalar("SELECT value FROM meta WHERE key = 'next_node'")
+        self._next_row = self._scalar("SELECT coalesce(max(id), 0) + 1 FROM chunk")
+        self._unstored: set[int] = set()  # nodes the file has no row for yet
+        self._room_bytes = 0
+        self._failed: OSError | None = None
+        self._failed_at = 0.0
+        self._wal_fd = -1
+        self._changes_waiting = threading.Event()
+        self._closing = threading.Event()
+        self._free_orphans()
+        self._flusher = threading.Thread(target=self._flush_loop, name="fusebackend-flush", daemon=True)
+        self._flusher.start()
+
+    # -- storage: inodes ---------------------------------------------------------------------------------------
+
+    def _inode(self, node: int) -> Inode:
+        inode = self._inodes.get(node)
+        if inode is not None:
+            self._inodes.move_to_end(node)  # what an operation has in hand is never let go of by `_shrink_inodes`
+        else:
+            with _sqlite_errors():
+                row = self._db.execute(f"SELECT {_INODE_FIELDS} FROM inode WHERE node = ?", (node,)).fetchone()
+            if row is None or node in self._overlay.dead:
+                raise oserror(errno.ESTALE)
+            inode = self._inodes[node] = _inode_from(row)
+            if len(self._inodes) > CACHE_INODES:
+                self._shrink_inodes()
+        return inode
+
+    def _new_inode(self, mode: int, parent: int) -> Inode:
+        node = self._next_node
+        self._next_node += 1
+        inode = self._inodes[node] = Inode(node, mode, parent=parent)
+        inode.xattrs = {}
+        self._unstored.add(node)
+        return inode
+
+    def _changed(self, inode: Inode) -> None:
+        if inode.node not in self._overlay.inodes:
+            self._overlay.inodes[inode.node] = inode
+            self._note(1, 0)
+
+    def _drop(self, inode: Inode) -> None:
+        node, overlay = inode.node, self._overlay
+        overlay.inodes.pop(node, None)
+        overlay.xattrs.pop(node, None)
+        overlay.cuts.pop(node, None)
+        self._pop_chunks(node, 0, inode.size)
+        self._inodes.pop(node, None)
+        if node in self._unstored:
+            self._unstored.discard(node)
+            overlay.names.pop(node, None)
+        else:
+            overlay.dead.add(node)
+            self._note(1, 0)
+
+    # -- storage: names ----------------------------------------------------------------------------------------
+
+    def _child(self, parent: int, name: bytes) -> int | None:
+        names = self._overlay.names.get(parent)
+        if names is not None and name in names:
+            return names[name]
+        if parent in self._unstored:
+            return None
+        with _sqlite_errors():
+            row = self._db.execute("SELECT node FROM dentry WHERE parent = ? AND name = ?", (parent, name)).fetchone()
+        return None if row is None else int(row[0])
+
+    def _set_child(self, parent: int, name: bytes, node: int | None) -> None:
+        names = self._overlay.names.setdefault(parent, {})
+        if node is None and parent in self._unstored:
+            names.pop(name, None)  # the file never had it
+            return
+        if name not in names:
+            self._note(1, 0)
+        names[name] = node
+
+    def _children(self, parent: int, after: bytes, limit: int) -> list[tuple[bytes, int]]:
+        self._directory(parent)
+        with _sqlite_errors():
+            stored = self._db.execute(
+                "SELECT name, node FROM dentry WHERE parent = ? AND name > ? ORDER BY name LIMIT ?",
+                (parent, after, limit),
+            ).fetchall()
+        changed = self._overlay.names.get(parent)
+        if not changed:
+            return stored
+        if len(stored) == limit:  # the file has more: only names up to the last one are known to be complete
+            last = stored[-1][0]
+            new = {name: node for name, node in changed.items() if after < name <= last}
+        else:
+            new = {name: node for name, node in changed.items() if name > after}
+        merged = dict(stored) | new
+        page = sorted((name, node) for name, node in merged.items() if node is not None)
+        if not page and len(stored) == limit:  # a whole page of removed names: look further
+            return self._children(parent, stored[-1][0], limit)
+        return page[:limit]
+
+    # -- storage: chunks ---------------------------------------------------------------------------------------
+
+    def _chunk(self, node: int, index: int) -> Chunk | None:
+        key = (node, index)
+        chunk = self._overlay.chunks.get(key)
+        if chunk is not None:
+            return chunk
+        chunk = self._chunks.get(key)
+        if chunk is not None:
+            self._chunks.move_to_end(key)
+            return chunk
+        cut = self._overlay.cuts.get(node)
+        if (cut is not None and index >= cut) or node in self._unstored:
+            return None
+        with _sqlite_errors():
+            row = self._db.execute("SELECT id, data FROM chunk WHERE node = ? AND idx = ?", key).fetchone()
+        if row is None:
+            return None
+        chunk = self._chunks[key] = Chunk(row[1], row[0])
+        if len(self._chunks) > CACHE_CHUNKS:
+            self._chunks.popitem(last=False)
+        return chunk
+
+    def _new_chunk(self, node: int, index: int) -> Chunk:
+        return Chunk()
+
+    def _chunk_changed(self, node: int, index: int, chunk: Chunk) -> None:
+        key = (node, index)
+        if key not in self._overlay.chunks:
+            self._overlay.chunks[key] = chunk
+            self._chunks.pop(key, None)
+            self._note(1, CHUNK_BYTES if len(chunk.data) > CHUNK_BYTES // 2 else len(chunk.data))
+
+    def _drop_chunks(self, node: int, first: int) -> int:
+        """See `TreeVolume`. Chunks that only the file knows are counted there."""
+        popped = self._pop_chunks(node, first, self._inodes[node].size)
+        freed = sum(map(allocated_blocks, popped.values()))
+        if node not in self._unstored:
+            cut = self._overlay.cuts.get(node)
+            with _sqlite_errors():
+                rows = self._db.execute(
+                    "SELECT idx, length(data) FROM chunk WHERE node = ? AND idx >= ?", (node, first)
+                )
+                freed += sum(
+                    allocated_blocks(size)
+                    for index, size in rows
+                    if index not in popped and (cut is None or index < cut)
+                )
+            self._overlay.cuts[node] = first if cut is None else min(cut, first)
+            self._note(1, 0)
+        return freed
+
+    def _pop_chunks(self, node: int, first: int, size: int) -> dict[int, int]:
+        """Take the chunks of a file of `size` bytes from index `first` on out of memory; gives index → bytes."""
+        last = max(size - 1, 0) >> CHUNK_SHIFT
+        popped = {}
+        for table in (self._overlay.chunks, self._chunks):
+            if last - first < 64:
+                keys = [(node, index) for index in range(first, last + 1) if (node, index) in table]
+            else:
+                keys = [key for key in table if key[0] == node and key[1] >= first]
+            for key in keys:
+                popped[key[1]] = len(table.pop(key).data)
+        return popped
+
+    # -- storage: extended attributes --------------------------------------------------------------------------
+
+    def _xattrs(self, inode: Inode) -> dict[bytes, bytes]:
+        if inode.xattrs is None:
+            with _sqlite_errors():
+                rows = self._db.execute("SELECT name, value FROM xattr WHERE node = ?", (inode.node,)).fetchall()
+            inode.xattrs = dict(rows)
+        return inode.xattrs
+
+    def _xattrs_changed(self, inode: Inode) -> None:
+        self._overlay.xattrs[inode.node] = inode
+        self._note(1, sum(map(len, (inode.xattrs or {}).values())))
+
+    # -- writing back ------------------------------------------------------------------------------------------
+
+    def _note(self, items: int, size: int) -> None:
+        """The overlay has grown. Whoever passes its bounds flushes it, once the operation is complete (`_admit`)."""
+        self._overlay.items += items
+        self._overlay.bytes += size
+        if not self._changes_waiting.is_set():
+            self._changes_waiting.set()
+
+    def _admit(self, size: int) -> None:
+        """Called before anything is added: the place to flush, and to refuse what a full disk can't take."""
+        overlay = self._overlay
+        if self._failed is not None:
+            if time.monotonic() - self._failed_at < FULL_RETRY_S:
+                raise oserror(self._failed.errno or errno.EIO)
+            self.flush()
+        elif overlay.bytes >= MAX_DIRTY_BYTES or overlay.items >= MAX_DIRTY_ITEMS:
+            self.flush()
+        if self._overlay.bytes + size > self._room_bytes:
+            self._find_room(size)
+
+    def _find_room(self, size: int) -> None:
+        """Look how much the disk can take; when it seems too little, after giving it all that can be freed."""
+        self._room_bytes = self._room()
+        if self._overlay.bytes + size <= self._room_bytes:
+            return
+        self.flush()
+        with _sqlite_errors():
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            free_pages = self._scalar("PRAGMA freelist_count") * schema.PAGE_BYTES
+        self._room_bytes = max(self._room(), min(free_pages, self._room() * 2))
+        if size > self._room_bytes:
+            raise oserror(errno.ENOSPC)
+
+    def _room(self) -> int:
+        """Bytes of data the disk can take: each is written twice, to the WAL and to the file."""
+        disk = os.statvfs(self.path)
+        return max(disk.f_bavail * disk.f_frsize - RESERVE_BYTES, 0) // 2
+
+    def flush(self) -> None:
+        """Write the overlay to the file in one transaction. On an error nothing is written and nothing is lost."""
+        with self.lock:
+            if not self._overlay:
+                self._failed = None
+                return
+            try:
+                with _sqlite_errors():
+                    self._write_overlay()
+            except OSError as error:
+                self._failed, self._failed_at = error, time.monotonic()
+                raise
+            self._failed = None
+            self._room_bytes = 0  # look again before the next write
+            self._settle()
+            if self._wal_bytes() > 8 * CHECKPOINT_BYTES:
+                with _sqlite_errors():
+                    self._db.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
+
+    def _write_overlay(self) -> None:
+        overlay, db = self._overlay, self._db
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            for table in ("inode", "chunk", "xattr"):
+                db.executemany(f"DELETE FROM {table} WHERE node = ?", [(node,) for node in overlay.dead])
+            db.executemany("DELETE FROM chunk WHERE node = ? AND idx >= ?", list(overlay.cuts.items()))
+            db.executemany(
+                "DELETE FROM dentry WHERE parent = ? AND name = ?",
+                [
+                    (parent, name)
+                    for parent, names in overlay.names.items()
+                    for name, node in names.items()
+                    if node is None
+                ],
+            )
+            db.executemany(
+                "INSERT OR REPLACE INTO dentry VALUES (?, ?, ?)",
+                [
+                    (parent, name, node)
+                    for parent, names in overlay.names.items()
+                    for name, node in names.items()
+                    if node is not None
+                ],
+            )
+            db.executemany(
+                "INSERT OR REPLACE INTO inode VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                [_row_of(inode) for inode in overlay.inodes.values()],
+            )
+            self._write_chunks()
+            for node, inode in overlay.xattrs.items():
+                db.execute("DELETE FROM xattr WHERE node = ?", (node,))
+                rows = [(node, name, value) for name, value in (inode.xattrs or {}).items()]
+                db.executemany("INSERT INTO xattr VALUES (?, ?, ?)", rows)
+            db.execute("UPDATE meta SET value = ? WHERE key = 'next_node'", (self._next_node,))
+            db.execute("COMMIT")
+        except BaseException:
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+            raise
+
+    def _write_chunks(self) -> None:
+        """Small changes of stored chunks are written in place; the rest as whole rows."""
+        whole: list[tuple[int, int, int, bytes | bytearray]] = []
+        row = self._next_row
+        for (node, index), chunk in self._overlay.chunks.items():
+            size = len(chunk.data)
+            if chunk.row and size == chunk.stored_bytes and chunk.high - chunk.low <= size // 2:
+                with self._db.blobopen("chunk", "data", chunk.row) as blob:
+                    blob.seek(chunk.low)
+                    blob.write(chunk.data[chunk.low : chunk.high])
+            elif chunk.row:
+                whole.append((chunk.row, node, index, chunk.data))
+            else:
+                whole.append((row, node, index, chunk.data))
+                chunk.row = row
+                row += 1
+        self._db.executemany("INSERT OR REPLACE INTO chunk VALUES (?, ?, ?, ?)", whole)
+        self._next_row = row
+
+    def _settle(self) -> None:
+        """The overlay is in the file: what it held is now clean, and kept only as far as the caches go."""
+        overlay = self._overlay
+        for key, chunk in overlay.chunks.items():
+            chunk.low, chunk.high, chunk.stored_bytes = CHUNK_BYTES, 0, len(chunk.data)
+            self._chunks[key] = chunk
+        while len(self._chunks) > CACHE_CHUNKS:
+            self._chunks.popitem(last=False)
+        self._unstored.clear()
+        self._overlay = Overlay()
+        self._changes_waiting.clear()
+        if len(self._inodes) > CACHE_INODES:
+            self._shrink_inodes()
+
+    def _shrink_inodes(self) -> None:
+        """Let go of the oldest half of the inodes that the file has and nobody has open.
+
+        One that the kernel holds may go too, unless it has no name left: then its row alone can't say who holds it.
+        """
+        keep = self._overlay.inodes, self._overlay.xattrs
+        for inode in list(self._inodes.values())[: CACHE_INODES // 2]:
+            if inode.opens == 0 and inode.nlink > 0 and not any(inode.node in table for table in keep):
+                del self._inodes[inode.node]
+
+    def _flush_loop(self) -> None:
+        checkpointer = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=0)
+        try:
+            while not self._closing.is_set():
+                self._changes_waiting.wait()
+                self._closing.wait(FLUSH_AFTER_S)
+                try:
+                    self.flush()
+                    if self._wal_bytes() > CHECKPOINT_BYTES:
+                        checkpointer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+                except (OSError, sqlite3.Error) as error:
+                    log.error("changes wait in memory, the volume file can't take them: %s", error)
+                    self._closing.wait(FLUSH_AFTER_S)
+        finally:
+            checkpointer.close()
+
+    def _wal_bytes(self) -> int:
+        try:
+            return os.stat(self.path + "-wal").st_size
+        except FileNotFoundError:
+            return 0
+
+    # -- durability and life -----------------------------------------------------------------------------------
+
+    def fsync(self, node: int, datasync: bool = False) -> None:
+        """Flush everything, then sync the WAL: SQLite's NORMAL commits don't, and a FULL one would hold the lock.
+
+        All of the volume is synced, as by a journal: a name is as durable as the file under it.
+        """
+        self.flush()
+        if self._wal_fd < 0:
+            with self.lock:
+                if self._wal_fd < 0:
+                    self._wal_fd = os.open(self.path + "-wal", os.O_RDWR | os.O_CLOEXEC)
+        os.fdatasync(self._wal_fd)
+
+    def sync(self) -> None:
+        self.fsync(0)
+
+    def close(self) -> None:
+        with self.lock:
+            if self._closing.is_set():
+                return
+            self._closing.set()
+            self._changes_waiting.set()
+        self._flusher.join()
+        with self.lock:
+            try:
+                self.fsync(0)
+                with _sqlite_errors():
+                    self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            finally:
+                self._db.close()
+                if self._wal_fd >= 0:
+                    os.close(self._wal_fd)
+                self._claim.release()
+
+    def statfs(self) -> StatFs:
+        disk = os.statvfs(self.path)
+        with self.lock:
+            used = (os.stat(self.path).st_size + self._overlay.bytes) // disk.f_frsize
+        free = self._room() // disk.f_frsize
+        # Counting the inodes would read the whole table; no volume has more than the numbers it gave out.
+        return StatFs(disk.f_frsize, used + free, free, self._next_node + 2**31, 2**31)
+
+    def _scalar(self, query: str) -> int:
+        with _sqlite_errors():
+            return int(self._db.execute(query).fetchone()[0])
+
+    def _free_orphans(self) -> None:
+        """Nodes that were open without a name when the last server ended: nobody can reach them any more."""
+        with _sqlite_errors():
+            self._overlay.dead = {row[0] for row in self._db.execute("SELECT node FROM inode WHERE nlink = 0")}
+        self.flush()
+
+
+def _inode_from(row: tuple[int, ...]) -> Inode:
+    inode = Inode(row[0], row[1], parent=row[11])
+    (
+        inode.nlink, inode.uid, inode.gid, inode.rdev, inode.size, inode.blocks,
+        inode.atime_ns, inode.mtime_ns, inode.ctime_ns,
+    ) = row[2:11]  # fmt: skip
+    return inode
+
+
+def _row_of(inode: Inode) -> tuple[int, ...]:
+    return (
+        inode.node, inode.mode, inode.nlink, inode.uid, inode.gid, inode.rdev, inode.size, inode.blocks,
+        inode.atime_ns, inode.mtime_ns, inode.ctime_ns, inode.parent,
+    )  # fmt: skip
+
+
+class SqliteBackend(VolumeBackend):
+    """Files in one SQLite file, on both faces.
+
+    Args:
+        path: the file; made when it is missing (its directory must exist).
+        on_exists: what `write` does to an existing file, `"error"` (the seeds) or `"replace"` (deepagents 0.7).
+
+    Raises:
+        VolumeFileError: the file is in use by another `SqliteBackend`, is no volume, or can't be opened.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, on_exists: Literal["error", "replace"] = "error") -> None:
+        super().__init__(SqliteVolume(path), on_exists=on_exists)

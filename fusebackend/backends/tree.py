@@ -1,0 +1,530 @@
+"""`TreeVolume`: the POSIX rules of a native volume, written once over a small storage interface.
+
+It owns what every rule is about: which errno, which link count, which timestamps change, when a nameless node goes,
+where chunks begin and end. A subclass owns where inodes, names, chunks and extended attributes are kept; it answers
+the methods under "storage" below and decides nothing. `memory.py` keeps them in dicts, `sqlite.py` in one file.
+
+Every public method holds `lock` and is atomic; none of them blocks except for the storage.
+"""
+
+from __future__ import annotations
+
+import abc
+import errno
+import stat
+import time
+from collections.abc import Iterable, Sequence
+
+from fusebackend.backends.native import NativeVolume
+from fusebackend.errors import oserror
+from fusebackend.protocol import (
+    BLOCK_BYTES,
+    RENAME_EXCHANGE,
+    RENAME_NOREPLACE,
+    ROOT_NODE,
+    Attr,
+    AttrChanges,
+    Caller,
+)
+
+CHUNK_SHIFT = 16
+CHUNK_BYTES = 1 << CHUNK_SHIFT
+"""Files are kept in chunks of 64 KiB: a multiple of the page size, small enough to rewrite, large enough to stream."""
+
+ALLOCATION_BYTES = 4096
+"""`st_blocks` grows in these steps, as on most disks."""
+
+DIRECTORY_BYTES = 4096
+"""The `st_size` of every directory."""
+
+MAX_FILE_BYTES = (1 << 63) - 1
+"""The largest offset `off_t` can hold."""
+
+LINK_MAX = (1 << 31) - 1
+
+_DAY_NS = 86_400 * 10**9
+
+
+def now_ns() -> int:
+    return time.time_ns()
+
+
+class Inode(Attr):
+    """An `Attr` that the volume changes in place, with what the kernel does not see."""
+
+    __slots__ = ("opens", "parent", "xattrs")
+
+    def __init__(self, node: int, mode: int, *, parent: int = 0) -> None:
+        super().__init__(node, mode)
+        self.parent = parent  # of a directory, whose only name is there; 0 for anything else
+        self.opens = 0  # open handles
+        self.xattrs: dict[bytes, bytes] | None = None  # None until they are asked for
+
+
+class Chunk:
+    """Up to `CHUNK_BYTES` of a file. Bytes beyond the end of `data` are zeros. `low`..`high` is not stored yet."""
+
+    __slots__ = ("data", "high", "low", "row", "stored_bytes")
+
+    def __init__(self, data: bytes | bytearray = b"", row: int = 0) -> None:
+        self.data = data  # bytes as loaded, a bytearray once written to
+        self.row = row  # where the storage keeps it; 0 for nowhere yet
+        self.stored_bytes = len(data)
+        self.low = CHUNK_BYTES
+        self.high = 0
+
+    def put(self, start: int, piece: bytes | memoryview) -> None:
+        data = self.data
+        if not isinstance(data, bytearray):
+            data = self.data = bytearray(data)
+        if start > len(data):
+            self.low = min(self.low, len(data))
+            data.extend(bytes(start - len(data)))
+        end = start + len(piece)
+        data[start:end] = piece
+        if start < self.low:
+            self.low = start
+        if end > self.high:
+            self.high = end
+
+    def cut(self, size: int) -> None:
+        if size < len(self.data):
+            self.data = bytearray(self.data[:size])
+            self.low, self.high = 0, size
+
+
+def allocated_blocks(size: int) -> int:
+    """Blocks of `BLOCK_BYTES` that `size` bytes of one chunk take."""
+    return -(-size // ALLOCATION_BYTES) * (ALLOCATION_BYTES // BLOCK_BYTES)
+
+
+class TreeVolume(NativeVolume):
+    """The rules. See the module's docstring for who does what."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._held: set[int] = set()  # nodes the kernel knows; apart from inodes, which a storage may let go of
+        self._nameless: set[int] = set()  # nodes whose last name is gone while they are held or open
+
+    # -- storage: what a subclass answers ----------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def _inode(self, node: int) -> Inode:
+        """The inode of a node; ESTALE when there is none."""
+
+    @abc.abstractmethod
+    def _new_inode(self, mode: int, parent: int) -> Inode:
+        """An inode with a number that was never used."""
+
+    @abc.abstractmethod
+    def _changed(self, inode: Inode) -> None:
+        """The inode's fields have changed."""
+
+    @abc.abstractmethod
+    def _drop(self, inode: Inode) -> None:
+        """The inode is gone for good, with its chunks and extended attributes."""
+
+    @abc.abstractmethod
+    def _child(self, parent: int, name: bytes) -> int | None:
+        """The node under a name."""
+
+    @abc.abstractmethod
+    def _set_child(self, parent: int, name: bytes, node: int | None) -> None:
+        """Put a node under a name, or nothing."""
+
+    @abc.abstractmethod
+    def _children(self, parent: int, after: bytes, limit: int) -> list[tuple[bytes, int]]:
+        """Up to `limit` names greater than `after`, in order, with their nodes."""
+
+    @abc.abstractmethod
+    def _chunk(self, node: int, index: int) -> Chunk | None:
+        """A chunk of a file, None for a hole."""
+
+    @abc.abstractmethod
+    def _new_chunk(self, node: int, index: int) -> Chunk:
+        """An empty chunk where there was a hole."""
+
+    @abc.abstractmethod
+    def _chunk_changed(self, node: int, index: int, chunk: Chunk) -> None:
+        """The chunk's bytes have changed."""
+
+    @abc.abstractmethod
+    def _drop_chunks(self, node: int, first: int) -> int:
+        """Forget the chunks from index `first` on; returns the sum of `allocated_blocks` over those that were there."""
+
+    @abc.abstractmethod
+    def _xattrs(self, inode: Inode) -> dict[bytes, bytes]:
+        """The extended attributes of an inode; `_xattrs_changed` follows a change."""
+
+    @abc.abstractmethod
+    def _xattrs_changed(self, inode: Inode) -> None: ...
+
+    def _admit(self, size: int) -> None:
+        """`size` bytes are about to be added: raise ENOSPC when there is no room."""
+
+    # -- names -------------------------------------------------------------------------------------------------
+
+    def lookup(self, parent: int, name: bytes) -> Attr:
+        with self.lock:
+            node = self._child(parent, name)
+            if node is None:
+                self._directory(parent)
+                raise oserror(errno.ENOENT, name)
+            return self._inode(node)
+
+    def readdir(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
+        with self.lock:
+            return [(name, self._inode(child)) for name, child in self._children(node, after, limit)]
+
+    def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr:
+        with self.lock:
+            inode = self._make(parent, name, mode, caller)
+            inode.rdev = rdev
+            return inode
+
+    def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Attr:
+        with self.lock:
+            inode = self._make(parent, name, stat.S_IFDIR | stat.S_IMODE(mode), caller)
+            inode.nlink = 2
+            inode.size = DIRECTORY_BYTES
+            inode.blocks = allocated_blocks(DIRECTORY_BYTES)
+            directory = self._inode(parent)
+            if directory.mode & stat.S_ISGID:
+                inode.mode |= stat.S_ISGID
+            directory.nlink += 1
+            return inode
+
+    def symlink(self, parent: int, name: bytes, target: bytes, caller: Caller) -> Attr:
+        with self.lock:
+            inode = self._make(parent, name, stat.S_IFLNK | 0o777, caller)
+            self._put(inode, 0, target)
+            inode.size = len(target)
+            return inode
+
+    def link(self, node: int, new_parent: int, new_name: bytes) -> Attr:
+        with self.lock:
+            inode = self._inode(node)
+            if stat.S_ISDIR(inode.mode):
+                raise oserror(errno.EPERM, new_name)
+            if inode.nlink == 0:
+                raise oserror(errno.ENOENT, new_name)
+            if inode.nlink >= LINK_MAX:
+                raise oserror(errno.EMLINK, new_name)
+            self._vacant(new_parent, new_name)
+            self._set_child(new_parent, new_name, node)
+            inode.nlink += 1
+            now = inode.ctime_ns = now_ns()
+            self._changed(inode)
+            self._entry_changed(new_parent, now)
+            return inode
+
+    def unlink(self, parent: int, name: bytes) -> None:
+        with self.lock:
+            inode = self._named(parent, name)
+            if stat.S_ISDIR(inode.mode):
+                raise oserror(errno.EISDIR, name)
+            now = now_ns()
+            self._set_child(parent, name, None)
+            self._entry_changed(parent, now)
+            self._unlinked(inode, now)
+
+    def rmdir(self, parent: int, name: bytes) -> None:
+        with self.lock:
+            inode = self._named(parent, name)
+            if not stat.S_ISDIR(inode.mode):
+                raise oserror(errno.ENOTDIR, name)
+            self._empty(inode, name)
+            now = now_ns()
+            self._set_child(parent, name, None)
+            self._inode(parent).nlink -= 1
+            self._entry_changed(parent, now)
+            self._unlinked(inode, now)
+
+    def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None:
+        if flags not in (0, RENAME_NOREPLACE, RENAME_EXCHANGE):
+            raise oserror(errno.EINVAL, name)
+        with self.lock:
+            inode = self._named(parent, name)
+            self._directory(new_parent)
+            node = self._child(new_parent, new_name)
+            target = None if node is None else self._inode(node)
+            if target is None and flags == RENAME_EXCHANGE:
+                raise oserror(errno.ENOENT, new_name)
+            if target is not None and flags == RENAME_NOREPLACE:
+                raise oserror(errno.EEXIST, new_name)
+            self._not_into_itself(inode, new_parent)
+            if target is not None and flags == RENAME_EXCHANGE:
+                self._not_into_itself(target, parent)
+            if target is inode:
+                return  # POSIX: two names of one file, nothing happens
+            now = now_ns()
+            if flags == RENAME_EXCHANGE:
+                assert target is not None
+                self._set_child(parent, name, target.node)
+                self._rehome(target, new_parent, parent, now)
+            else:
+                if target is not None:
+                    self._displace(inode, target, new_name)
+                    self._set_child(new_parent, new_name, None)
+                    if stat.S_ISDIR(target.mode):
+                        self._inode(new_parent).nlink -= 1
+                    self._unlinked(target, now)
+                self._set_child(parent, name, None)
+            self._set_child(new_parent, new_name, inode.node)
+            self._rehome(inode, parent, new_parent, now)
+            self._entry_changed(parent, now)
+            self._entry_changed(new_parent, now)
+
+    # -- attributes --------------------------------------------------------------------------------------------
+
+    def getattr(self, node: int) -> Attr:
+        with self.lock:
+            return self._inode(node)
+
+    def setattr(self, node: int, changes: AttrChanges) -> Attr:
+        with self.lock:
+            inode = self._inode(node)
+            now = now_ns()
+            if changes.size is not None:
+                self._resize(inode, changes.size)
+                inode.mtime_ns = now
+            if changes.mode is not None:
+                inode.mode = stat.S_IFMT(inode.mode) | stat.S_IMODE(changes.mode)
+            if changes.uid is not None:
+                inode.uid = changes.uid
+            if changes.gid is not None:
+                inode.gid = changes.gid
+            if changes.atime_ns is not None:
+                inode.atime_ns = changes.atime_ns
+            if changes.mtime_ns is not None:
+                inode.mtime_ns = changes.mtime_ns
+            inode.ctime_ns = now if changes.ctime_ns is None else changes.ctime_ns
+            self._changed(inode)
+            return inode
+
+    def readlink(self, node: int) -> bytes:
+        with self.lock:
+            inode = self._inode(node)
+            if not stat.S_ISLNK(inode.mode):
+                raise oserror(errno.EINVAL)
+            return self._get(inode, 0, inode.size)
+
+    def getxattr(self, node: int, name: bytes) -> bytes:
+        with self.lock:
+            try:
+                return self._xattrs(self._inode(node))[name]
+            except KeyError:
+                raise oserror(errno.ENODATA, name) from None
+
+    def setxattr(self, node: int, name: bytes, value: bytes) -> None:
+        with self.lock:
+            self._admit(len(name) + len(value))
+            inode = self._inode(node)
+            self._xattrs(inode)[name] = value
+            self._xattrs_changed(inode)
+            inode.ctime_ns = now_ns()
+            self._changed(inode)
+
+    def listxattr(self, node: int) -> Sequence[bytes]:
+        with self.lock:
+            return sorted(self._xattrs(self._inode(node)))
+
+    def removexattr(self, node: int, name: bytes) -> None:
+        with self.lock:
+            inode = self._inode(node)
+            if self._xattrs(inode).pop(name, None) is None:
+                raise oserror(errno.ENODATA, name)
+            self._xattrs_changed(inode)
+            inode.ctime_ns = now_ns()
+            self._changed(inode)
+
+    # -- data --------------------------------------------------------------------------------------------------
+
+    def open(self, node: int, flags: int) -> None:
+        with self.lock:
+            self._inode(node).opens += 1
+
+    def release(self, node: int, flags: int) -> None:
+        with self.lock:
+            inode = self._inode(node)
+            assert inode.opens > 0, f"node {node} released more often than opened"
+            inode.opens -= 1
+            self._reap(inode)
+
+    def read(self, node: int, offset: int, size: int) -> bytes:
+        with self.lock:
+            inode = self._inode(node)
+            if stat.S_ISDIR(inode.mode):
+                raise oserror(errno.EISDIR)
+            # relatime, as Linux mounts by default: the first read after a change, then once a day.
+            if inode.atime_ns <= max(inode.mtime_ns, inode.ctime_ns) or now_ns() - inode.atime_ns > _DAY_NS:
+                inode.atime_ns = now_ns()
+                self._changed(inode)
+            return self._get(inode, offset, size)
+
+    def write(self, node: int, offset: int, data: bytes) -> int:
+        with self.lock:
+            inode = self._inode(node)
+            end = offset + len(data)
+            if end > MAX_FILE_BYTES:
+                raise oserror(errno.EFBIG)
+            if data:
+                self._admit(len(data))
+                self._put(inode, offset, data)
+                if end > inode.size:
+                    inode.size = end
+                inode.mtime_ns = inode.ctime_ns = now_ns()
+                self._changed(inode)
+            return len(data)
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    def hold(self, node: int) -> None:
+        self._held.add(node)
+
+    def forget(self, nodes: Iterable[int]) -> None:
+        with self.lock:
+            for node in nodes:
+                self._held.discard(node)
+                if node in self._nameless:
+                    self._reap(self._inode(node))
+
+    # -- rules -------------------------------------------------------------------------------------------------
+
+    def _directory(self, node: int) -> Inode:
+        inode = self._inode(node)
+        if not stat.S_ISDIR(inode.mode):
+            raise oserror(errno.ENOTDIR)
+        return inode
+
+    def _named(self, parent: int, name: bytes) -> Inode:
+        node = self._child(parent, name)
+        if node is None:
+            self._directory(parent)
+            raise oserror(errno.ENOENT, name)
+        return self._inode(node)
+
+    def _vacant(self, parent: int, name: bytes) -> Inode:
+        """The directory, which must live and not hold the name yet."""
+        directory = self._directory(parent)
+        if directory.nlink == 0:  # removed while somebody stands in it
+            raise oserror(errno.ENOENT, name)
+        if self._child(parent, name) is not None:
+            raise oserror(errno.EEXIST, name)
+        return directory
+
+    def _make(self, parent: int, name: bytes, mode: int, caller: Caller) -> Inode:
+        directory = self._vacant(parent, name)
+        self._admit(len(name))
+        inode = self._new_inode(mode, parent if stat.S_ISDIR(mode) else 0)
+        inode.uid = caller.uid
+        inode.gid = directory.gid if directory.mode & stat.S_ISGID else caller.gid
+        now = inode.atime_ns = inode.mtime_ns = inode.ctime_ns = now_ns()
+        self._set_child(parent, name, inode.node)
+        self._changed(inode)
+        directory.mtime_ns = directory.ctime_ns = now
+        self._changed(directory)
+        return inode
+
+    def _entry_changed(self, parent: int, now: int) -> None:
+        directory = self._inode(parent)
+        directory.mtime_ns = directory.ctime_ns = now
+        self._changed(directory)
+
+    def _empty(self, inode: Inode, name: bytes) -> None:
+        if self._children(inode.node, b"", 1):
+            raise oserror(errno.ENOTEMPTY, name)
+
+    def _unlinked(self, inode: Inode, now: int) -> None:
+        """One name of `inode` is gone. A directory has only one, besides its own dot."""
+        inode.nlink = 0 if stat.S_ISDIR(inode.mode) else inode.nlink - 1
+        assert inode.nlink >= 0, f"link count of node {inode.node} fell below zero"
+        inode.ctime_ns = now
+        self._changed(inode)
+        self._reap(inode)
+
+    def _reap(self, inode: Inode) -> None:
+        """Free a node that has no name, no open handle, and is unknown to the kernel."""
+        if inode.nlink > 0:
+            return
+        if inode.opens == 0 and inode.node not in self._held:
+            self._nameless.discard(inode.node)
+            self._drop(inode)
+        else:
+            self._nameless.add(inode.node)
+
+    def _displace(self, inode: Inode, target: Inode, name: bytes) -> None:
+        """May `inode` replace `target`?"""
+        if stat.S_ISDIR(inode.mode):
+            if not stat.S_ISDIR(target.mode):
+                raise oserror(errno.ENOTDIR, name)
+            self._empty(target, name)
+        elif stat.S_ISDIR(target.mode):
+            raise oserror(errno.EISDIR, name)
+
+    def _not_into_itself(self, inode: Inode, parent: int) -> None:
+        """A directory may not move below itself."""
+        if not stat.S_ISDIR(inode.mode):
+            return
+        node = parent
+        while node != ROOT_NODE:
+            if node == inode.node:
+                raise oserror(errno.EINVAL)
+            node = self._inode(node).parent
+
+    def _rehome(self, inode: Inode, old_parent: int, new_parent: int, now: int) -> None:
+        """`inode` has moved; a directory takes its `..` along."""
+        if stat.S_ISDIR(inode.mode) and old_parent != new_parent:
+            inode.parent = new_parent
+            self._inode(old_parent).nlink -= 1
+            self._inode(new_parent).nlink += 1
+        inode.ctime_ns = now
+        self._changed(inode)
+
+    def _get(self, inode: Inode, offset: int, size: int) -> bytes:
+        end = min(offset + size, inode.size)
+        if offset >= end:
+            return b""
+        pieces: list[bytes | bytearray] = []
+        while offset < end:
+            index, start = offset >> CHUNK_SHIFT, offset & (CHUNK_BYTES - 1)
+            length = min(end - offset, CHUNK_BYTES - start)
+            chunk = self._chunk(inode.node, index)
+            piece = chunk.data[start : start + length] if chunk is not None else b""
+            pieces.append(piece)
+            if len(piece) < length:
+                pieces.append(bytes(length - len(piece)))
+            offset += length
+        return bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces)
+
+    def _put(self, inode: Inode, offset: int, data: bytes) -> None:
+        view, node, done = memoryview(data), inode.node, 0
+        while done < len(data):
+            index, start = offset >> CHUNK_SHIFT, offset & (CHUNK_BYTES - 1)
+            length = min(len(data) - done, CHUNK_BYTES - start)
+            chunk = self._chunk(node, index)
+            if chunk is None:
+                chunk = self._new_chunk(node, index)
+            before = len(chunk.data)
+            chunk.put(start, view[done : done + length])
+            if len(chunk.data) != before:
+                inode.blocks += allocated_blocks(len(chunk.data)) - allocated_blocks(before)
+            self._chunk_changed(node, index, chunk)
+            done += length
+            offset += length
+
+    def _resize(self, inode: Inode, size: int) -> None:
+        if stat.S_ISDIR(inode.mode):
+            raise oserror(errno.EISDIR)
+        if size > MAX_FILE_BYTES:
+            raise oserror(errno.EFBIG)
+        if size < inode.size:
+            index, start = size >> CHUNK_SHIFT, size & (CHUNK_BYTES - 1)
+            inode.blocks -= self._drop_chunks(inode.node, index + 1 if start else index)
+            if start:
+                chunk = self._chunk(inode.node, index)
+                if chunk is not None and len(chunk.data) > start:
+                    inode.blocks -= allocated_blocks(len(chunk.data)) - allocated_blocks(start)
+                    chunk.cut(start)
+                    self._chunk_changed(inode.node, index, chunk)
+        inode.size = size

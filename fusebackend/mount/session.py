@@ -1,0 +1,221 @@
+"""`Session`: one mount, from `mount(2)` to its end. The only place, with `operations.py`, that knows pyfuse3.
+
+pyfuse3 keeps its session in module globals, so a process serves one mount; `Session` refuses a second.
+
+Threads: `run` takes the calling thread for the loop. The kernel is told to forget things from other threads only,
+since it may wait for a request to be answered first (facts: FUSE, deadlocks): a change made on the loop's own thread
+is handed to `_Notifier`'s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import pyfuse3
+import trio
+
+from fusebackend.mount.loop import EagerTrio
+from fusebackend.mount.operations import Operations
+from fusebackend.vfs.filesystem import FileSystem
+
+log = logging.getLogger(__name__)
+
+FILESYSTEM_TYPE = "fusebackend"
+"""The subtype: mounts show as `fuse.fusebackend` in /proc/self/mountinfo."""
+
+MAX_TASKS = 256
+"""Requests in the works at once. Enough for every thread of several hung routes, so that others stay served."""
+
+
+class MountError(OSError):
+    """The mount can't be made; its text is one line."""
+
+
+@dataclass(frozen=True)
+class MountOptions:
+    """How to mount.
+
+    `allow_other` lets other users in (modes still apply); `extra` are libfuse's own `-o` words; `description` is
+    added to what `status` shows, route URLs under `"urls"` by prefix.
+    """
+
+    allow_other: bool = False
+    read_only: bool = False
+    extra: tuple[str, ...] = ()
+    description: Mapping[str, Any] = field(default_factory=dict)
+
+    def words(self) -> set[str]:
+        words = {"fsname=fusebackend", f"subtype={FILESYSTEM_TYPE}", "default_permissions", *self.extra}
+        if self.allow_other:
+            words.add("allow_other")
+        if self.read_only:
+            words.add("ro")
+        return words
+
+
+class _Notifier:
+    """The kernel's caches, invalidated from a thread that may wait for the kernel (`vfs.filesystem.KernelCache`)."""
+
+    def __init__(self) -> None:
+        self._loop_thread = threading.get_ident()
+        self._waiting: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name="fusebackend-notify", daemon=True)
+        self._thread.start()
+
+    def invalidate_inode(self, inode: int, *, attributes_only: bool = False) -> None:
+        self._tell(lambda: pyfuse3.invalidate_inode(inode, attr_only=attributes_only))
+
+    def invalidate_entry(self, parent: int, name: bytes) -> None:
+        self._tell(lambda: pyfuse3.invalidate_entry(parent, name))
+
+    def close(self) -> None:
+        self._closed = True
+        self._waiting.put(None)
+
+    def _tell(self, notice: Callable[[], None]) -> None:
+        if threading.get_ident() == self._loop_thread:
+            self._waiting.put(notice)
+        else:
+            self._send(notice)
+
+    def _work(self) -> None:
+        while (notice := self._waiting.get()) is not None:
+            self._send(notice)
+
+    def _send(self, notice: Callable[[], None]) -> None:
+        if self._closed:
+            return
+        try:
+            notice()
+        except OSError as error:
+            # ENOENT: the kernel does not know it. The others: the mount is going away.
+            if error.errno not in (errno.ENOENT, errno.ENOTCONN, errno.EBADF, errno.ENODEV):
+                log.error("could not invalidate a kernel cache: %s", error)
+
+
+class Session:
+    """One mount of a `FileSystem`. `run` serves it; `stop` ends it, from any thread."""
+
+    _serving = threading.Lock()
+
+    def __init__(self, filesystem: FileSystem, mountpoint: str, options: MountOptions | None = None) -> None:
+        self.filesystem = filesystem
+        self.mountpoint = os.path.abspath(mountpoint)
+        self.options = options or MountOptions()
+        self.operations = Operations(filesystem)
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._stop = threading.Event()
+        self._started_at = time.time()
+
+    def run(self, on_ready: Callable[[], None] | None = None) -> None:
+        """Mount, serve until unmounted or stopped, and make all volumes durable. The volumes are not closed.
+
+        Args:
+            on_ready: called in another thread as soon as the mount answers.
+
+        Raises:
+            MountError: this process serves a mount already, or the kernel refused this one.
+            OSError: a volume could not be made durable at the end.
+        """
+        if not self._serving.acquire(blocking=False):
+            raise MountError(errno.EBUSY, "this process serves a mount already; pyfuse3 can hold only one")
+        try:
+            self._mount()
+            try:
+                trio.run(self._serve, on_ready)
+            finally:
+                self.filesystem.detach()
+                pyfuse3.close(unmount=True)
+                self.filesystem.release_all()
+                self.filesystem.sync()
+        finally:
+            self._serving.release()
+
+    def stop(self) -> None:
+        """End `run`: unmount, lazily if files are still open. Thread-safe, and harmless when it has ended."""
+        self._stop.set()
+        if self._token is not None:
+            with contextlib.suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(self._terminate)
+
+    def status(self) -> dict[str, Any]:
+        """One mount as `fusebackend status --json` shows it."""
+        description = dict(self.options.description)
+        urls = description.pop("urls", {})
+        routes = [
+            {
+                "prefix": route.prefix if route.prefix == "/" else route.prefix + "/",
+                "url": urls.get(route.prefix),
+                "volume": type(route.volume).__name__,
+                "features": asdict(route.volume.features),
+                "ttl_s": None if route.policy.coherent else route.policy.timeout_s,
+                "timeouts": route.offload.timeouts,
+            }
+            for route in self.filesystem.tree.routes
+        ]
+        return {
+            "mountpoint": self.mountpoint,
+            "pid": os.getpid(),
+            "started_at": self._started_at,
+            "read_only": self.options.read_only,
+            **description,
+            "routes": routes,
+            "known_inodes": len(self.filesystem.inodes),
+            "open_files": len(self.filesystem.files),
+            "counters": dict(sorted(self.operations.counters.items())),
+        }
+
+    def _mount(self) -> None:
+        pyfuse3.trio = EagerTrio()
+        try:
+            pyfuse3.init(self.operations, self.mountpoint, self.options.words())
+        except RuntimeError as error:
+            message = f"cannot mount on '{self.mountpoint}': {error}; libfuse gave the reason on standard error"
+            raise MountError(errno.EIO, message) from None
+
+    async def _serve(self, on_ready: Callable[[], None] | None) -> None:
+        self._token = trio.lowlevel.current_trio_token()
+        self.filesystem.status = lambda: json.dumps(self.status()).encode()
+        notifier = _Notifier()
+        self.filesystem.attach(notifier)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._watch_signals)
+                nursery.start_soon(self._announce, on_ready)
+                await pyfuse3.main(max_tasks=MAX_TASKS)
+                nursery.cancel_scope.cancel()
+        finally:
+            notifier.close()
+
+    async def _announce(self, on_ready: Callable[[], None] | None) -> None:
+        if self._stop.is_set():
+            self._terminate()
+        # A thread asks: the loop must not wait for its own mount.
+        await trio.to_thread.run_sync(os.stat, self.mountpoint)
+        if on_ready is not None:
+            await trio.to_thread.run_sync(on_ready)
+
+    async def _watch_signals(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+            async for number in signals:
+                log.info("%s: unmounting %s", signal.Signals(number).name, self.mountpoint)
+                self._terminate()
+
+    def _terminate(self) -> None:
+        """Detach the mount, then end the loop: a request that comes in between is answered, not left hanging."""
+        pyfuse3.terminate()
+

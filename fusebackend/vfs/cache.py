@@ -1,0 +1,37 @@
+"""What the kernel may keep, and for how long.
+
+The kernel's dentry, attribute and page caches are the performance plan (DESIGN 3): for a volume whose every change
+passes through this process or arrives by its feed they are kept for an hour, with active invalidation, and absence is
+cached as well. For a volume that others may write to unseen, everything expires after the route's TTL, and pages are
+kept across opens only while the file's size and times have not moved.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusebackend.protocol import Attr, Features
+
+COHERENT_TIMEOUT_S = 3600.0
+"""Entry and attribute timeout where invalidation is active. Finite, so that a missed one heals some day."""
+
+DEFAULT_TTL_S = 1.0
+"""Entry and attribute timeout of a route without a change feed, unless it says otherwise."""
+
+
+@dataclass(frozen=True)
+class CachePolicy:
+    """Timeouts of one route, in seconds."""
+
+    timeout_s: float
+    coherent: bool
+
+    @classmethod
+    def of(cls, features: Features, ttl_s: float) -> CachePolicy:
+        if features.change_feed:
+            return cls(COHERENT_TIMEOUT_S, True)
+        return cls(ttl_s, False)
+
+    def version(self, attr: Attr) -> object:
+        """What to compare at open: pages stay in the kernel's cache while this is the same."""
+        return True if self.coherent else (attr.mtime_ns, attr.ctime_ns, attr.size)

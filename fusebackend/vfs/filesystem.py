@@ -1,0 +1,458 @@
+"""`FileSystem`: the kernel's requests, answered by the volumes behind a mount tree.
+
+It owns inode numbers, lookup counts and handles, decides which route a request belongs to, and tells the kernel what
+to forget when the other face changes something. It knows neither pyfuse3 nor sockets: `mount/operations.py` unpacks a
+request, awaits one method here, and packs the answer. All methods run on the mount's own loop, except `_changed`,
+which runs in whichever thread changed something.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
+
+from fusebackend.errors import oserror
+from fusebackend.paths import ROOT, AgentPath, normalise_prefix
+from fusebackend.protocol import NAME_MAX_BYTES, Attr, AttrChanges, Caller, Change, StatFs, Volume
+from fusebackend.vfs.cache import DEFAULT_TTL_S, CachePolicy
+from fusebackend.vfs.handles import DirectoryHandle, FileHandle, HandleTable
+from fusebackend.vfs.inodes import (
+    ROOT_INODE,
+    SYNTHETIC_INDEX,
+    Entry,
+    InodeTable,
+    inode_number,
+    node_of,
+    route_index,
+)
+from fusebackend.vfs.listing import Emit, list_directory
+from fusebackend.vfs.mounttree import Junction, MountTree, Route
+from fusebackend.vfs.offload import DEFAULT_DEADLINE_S, Offload
+
+log = logging.getLogger(__name__)
+
+STATUS_XATTR = b"user.fusebackend.status"
+"""Read from the mount's root, it is the JSON of `fusebackend status`. Never listed, so that `cp -a` leaves it alone."""
+
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_TRUNC
+_NOT_FOR_VOLUMES = os.O_CREAT | os.O_EXCL | os.O_TRUNC | os.O_NOCTTY
+
+
+class KernelCache(Protocol):
+    """The kernel's caches, seen from here. Callable from any thread; a name the kernel doesn't know is no error."""
+
+    def invalidate_inode(self, inode: int, *, attributes_only: bool = False) -> None: ...
+
+    def invalidate_entry(self, parent: int, name: bytes) -> None: ...
+
+
+class FileSystem:
+    """The mounted tree. See the module's docstring."""
+
+    def __init__(
+        self,
+        volumes: dict[AgentPath, Volume],
+        *,
+        ttl_s: float = DEFAULT_TTL_S,
+        deadline_s: float = DEFAULT_DEADLINE_S,
+    ) -> None:
+        """
+        Args:
+            volumes: prefix → volume; `/` is the default and must be there, the others as `normalise_prefix` gives them.
+            ttl_s: for how many seconds the kernel may believe a route that has no change feed.
+            deadline_s: seconds after which a call into a blocking volume ends with ETIMEDOUT.
+        """
+        ordered = [ROOT, *sorted(prefix for prefix in volumes if prefix != ROOT)]
+        routes = []
+        for index, prefix in enumerate(ordered):
+            volume = volumes[prefix]
+            features = volume.features
+            if list(volumes.values()).count(volume) > 1:
+                features = replace(features, change_feed=False)  # a change under one prefix shows late under the other
+            policy = CachePolicy.of(features, ttl_s)
+            routes.append(Route(index, prefix, volume, policy, Offload(features.blocking, deadline_s)))
+        self.tree = MountTree(routes)
+        self.inodes = InodeTable()
+        self.files: HandleTable[FileHandle] = HandleTable()
+        self.directories: HandleTable[DirectoryHandle] = HandleTable()
+        self.changes = 0  # grows with every change of any name or attribute, whoever makes it
+        self.status: Callable[[], bytes] = lambda: b"{}"
+        self._kernel: KernelCache | None = None
+        self._unsubscribe: list[Callable[[], None]] = []
+
+    @classmethod
+    def of(cls, backend: Any, **options: Any) -> FileSystem:
+        """The file system of a `CompositeBackend`, or of a single backend at `/`. Options as for the constructor."""
+        from fusebackend.backends.foreign import volume_of
+        from fusebackend.composite import CompositeBackend
+
+        if not isinstance(backend, CompositeBackend):
+            return cls({ROOT: volume_of(backend)}, **options)
+        volumes = {normalise_prefix(prefix): volume_of(route) for prefix, route in backend.routes.items()}
+        return cls({ROOT: volume_of(backend.default), **volumes}, **options)
+
+    @property
+    def wants_flush(self) -> bool:
+        """Must the kernel tell us of every close? Only where a close can fail: with whole-file buffers."""
+        return any(not route.volume.features.random_writes for route in self.tree.routes)
+
+    # -- names -------------------------------------------------------------------------------------------------
+
+    async def lookup(self, parent: int, name: bytes) -> Entry:
+        _check_name(name)
+        junction = self.tree.junction(parent)
+        if junction is not None:
+            child = junction.children.get(name)
+            if child is not None:
+                attr = await self._junction_attr(child)
+                self.inodes.reference(child.inode, parent)
+                return Entry(child.inode, attr, self._junction_timeout(child))
+            if junction.route is None and await self._underlying(junction) is None:
+                return Entry(0, None, 0)
+        route, node = await self._place(parent)
+        try:
+            attr = await self._take(route, route.volume.lookup, node, name)
+        except OSError as error:
+            if error.errno != errno.ENOENT:
+                raise
+            return Entry(0, None, route.policy.timeout_s)
+        return self._entry(route, parent, attr)
+
+    async def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Entry:
+        route, node = await self._place_for_name(parent, name)
+        return self._entry(route, parent, await self._take(route, route.volume.mknod, node, name, mode, rdev, caller))
+
+    async def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Entry:
+        route, node = await self._place_for_name(parent, name)
+        return self._entry(route, parent, await self._take(route, route.volume.mkdir, node, name, mode, caller))
+
+    async def symlink(self, parent: int, name: bytes, target: bytes, caller: Caller) -> Entry:
+        route, node = await self._place_for_name(parent, name)
+        return self._entry(route, parent, await self._take(route, route.volume.symlink, node, name, target, caller))
+
+    async def link(self, inode: int, new_parent: int, new_name: bytes) -> Entry:
+        route, node = await self._place_for_name(new_parent, new_name)
+        source, source_node = await self._place(inode)
+        if source is not route:
+            raise oserror(errno.EXDEV)
+        return self._entry(route, new_parent, await self._take(route, route.volume.link, source_node, node, new_name))
+
+    async def unlink(self, parent: int, name: bytes) -> None:
+        route, node = await self._place_for_name(parent, name)
+        await route.call(route.volume.unlink, node, name)
+
+    async def rmdir(self, parent: int, name: bytes) -> None:
+        route, node = await self._place_for_name(parent, name)
+        await route.call(route.volume.rmdir, node, name)
+
+    async def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int) -> None:
+        route, node = await self._place_for_name(parent, name)
+        new_route, new_node = await self._place_for_name(new_parent, new_name)
+        if route is not new_route:
+            raise oserror(errno.EXDEV)
+        await route.call(route.volume.rename, node, name, new_node, new_name, flags)
+
+    def forget(self, references: Iterable[tuple[int, int]]) -> None:
+        """The kernel gives back (inode, count) references."""
+        gone: dict[int, list[int]] = {}
+        for inode in self.inodes.forget(references):
+            gone.setdefault(route_index(inode), []).append(node_of(inode))
+        gone.pop(SYNTHETIC_INDEX, None)
+        for index, nodes in gone.items():
+            volume = self.tree.routes[index].volume
+            twins = [route.index for route in self.tree.routes if route.volume is volume and route.index != index]
+            volume.forget(
+                [node for node in nodes if not any(self.inodes.get(inode_number(twin, node)) for twin in twins)]
+            )
+
+    # -- attributes --------------------------------------------------------------------------------------------
+
+    async def getattr(self, inode: int) -> Entry:
+        junction = self.tree.junction(inode)
+        if junction is not None:
+            return Entry(inode, await self._junction_attr(junction), self._junction_timeout(junction))
+        route, node = await self._place(inode)
+        return Entry(inode, await route.call(route.volume.getattr, node), route.policy.timeout_s)
+
+    async def setattr(self, inode: int, changes: AttrChanges) -> Entry:
+        route, node = await self._place(inode, make=True)
+        self._writable(route)
+        return Entry(inode, await route.call(route.volume.setattr, node, changes), route.policy.timeout_s)
+
+    async def readlink(self, inode: int) -> bytes:
+        route, node = await self._place(inode)
+        return await route.call(route.volume.readlink, node)
+
+    async def getxattr(self, inode: int, name: bytes) -> bytes:
+        if name == STATUS_XATTR and inode == ROOT_INODE:
+            return self.status()
+        route, node = await self._place(inode)
+        _check_xattr(route, name)
+        return await route.call(route.volume.getxattr, node, name)
+
+    async def setxattr(self, inode: int, name: bytes, value: bytes) -> None:
+        route, node = await self._place(inode, make=True)
+        self._writable(route)
+        _check_xattr(route, name)
+        await route.call(route.volume.setxattr, node, name, value)
+
+    async def listxattr(self, inode: int) -> list[bytes]:
+        try:
+            route, node = await self._place(inode)
+        except FileNotFoundError:
+            return []  # a synthesised directory has none
+        return list(await route.call(route.volume.listxattr, node)) if route.volume.features.xattrs else []
+
+    async def removexattr(self, inode: int, name: bytes) -> None:
+        route, node = await self._place(inode)
+        self._writable(route)
+        _check_xattr(route, name)
+        await route.call(route.volume.removexattr, node, name)
+
+    async def statfs(self) -> StatFs:
+        """Of the default volume: FUSE's statfs does not say which inode it is asked for."""
+        default = self.tree.routes[0]
+        return await default.call(default.volume.statfs)
+
+    # -- files -------------------------------------------------------------------------------------------------
+
+    async def create(self, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> tuple[Entry, int]:
+        """A new file, open. Gives its entry and its handle."""
+        route, node = await self._place_for_name(parent, name)
+        for_volume = flags & ~_NOT_FOR_VOLUMES
+        attr = await self._take(route, route.volume.create, node, name, mode, for_volume, caller)
+        entry = self._entry(route, parent, attr)
+        handle = FileHandle(entry.inode, route, attr.node, for_volume, bool(flags & os.O_APPEND))
+        return entry, self.files.add(handle)
+
+    async def open(self, inode: int, flags: int) -> tuple[int, bool]:
+        """A handle, and whether the pages the kernel has of the file are still good."""
+        route, node = await self._place(inode)
+        if flags & _WRITING:
+            self._writable(route)
+        for_volume = flags & ~_NOT_FOR_VOLUMES
+        await route.call(route.volume.open, node, for_volume)
+        try:
+            if flags & os.O_TRUNC:
+                self.changes += 1
+                await route.call(route.volume.setattr, node, AttrChanges(size=0))
+            keep = route.policy.coherent or await self._same_version(inode, route, node)
+        except BaseException:
+            route.volume.release(node, for_volume)
+            raise
+        return self.files.add(FileHandle(inode, route, node, for_volume, bool(flags & os.O_APPEND))), keep
+
+    async def _same_version(self, inode: int, route: Route, node: int) -> bool:
+        version = route.policy.version(await route.call(route.volume.getattr, node))
+        known = self.inodes.get(inode)
+        if known is None:
+            return False
+        same, known.version = known.version == version, version
+        return same
+
+    async def read(self, number: int, offset: int, size: int) -> bytes:
+        handle = self.files[number]
+        return await handle.route.call(handle.route.volume.read, handle.node, offset, size)
+
+    async def write(self, number: int, offset: int, data: bytes) -> int:
+        handle = self.files[number]
+        self.changes += 1
+        if handle.append:
+            return await handle.route.call(_append, handle.route.volume, handle.node, data)
+        return await handle.route.call(handle.route.volume.write, handle.node, offset, data)
+
+    async def flush(self, number: int) -> None:
+        handle = self.files[number]
+        if not handle.route.volume.features.random_writes:
+            await handle.route.call(handle.route.volume.flush, handle.node)
+
+    async def fsync(self, number: int, datasync: bool) -> None:
+        handle = self.files[number]
+        await handle.route.offload.wait(partial(handle.route.volume.fsync, handle.node, datasync))
+
+    async def release(self, number: int) -> None:
+        handle = self.files.remove(number)
+        await handle.route.call(handle.route.volume.release, handle.node, handle.flags)
+
+    # -- directories -------------------------------------------------------------------------------------------
+
+    async def opendir(self, inode: int) -> int:
+        junction = self.tree.junction(inode)
+        try:
+            route, node = await self._place(inode)
+        except FileNotFoundError:
+            if junction is None:
+                raise
+            return self.directories.add(DirectoryHandle(inode, None, 0, junction))
+        return self.directories.add(DirectoryHandle(inode, route, node, junction))
+
+    async def readdir(self, number: int, offset: int, emit: Emit) -> None:
+        """Emit entries from position `offset` until `emit` says that the kernel's buffer is full."""
+        await list_directory(self, self.directories[number], offset, emit)
+
+    async def fsyncdir(self, number: int, datasync: bool) -> None:
+        handle = self.directories[number]
+        if handle.route is not None:
+            await handle.route.offload.wait(partial(handle.route.volume.fsync, handle.node, datasync))
+
+    async def releasedir(self, number: int) -> None:
+        self.directories.remove(number)
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    def attach(self, kernel: KernelCache) -> None:
+        """From now on, tell the kernel what others change."""
+        self._kernel = kernel
+        self._unsubscribe = [route.volume.subscribe(partial(self._changed, route)) for route in self.tree.routes]
+
+    def detach(self) -> None:
+        for unsubscribe in self._unsubscribe:
+            unsubscribe()
+        self._unsubscribe = []
+        self._kernel = None
+
+    def sync(self) -> None:
+        """Make every volume durable; each is tried, the first error is raised at the end. Blocks."""
+        first: OSError | None = None
+        for volume in dict.fromkeys(route.volume for route in self.tree.routes):
+            try:
+                volume.sync()
+            except OSError as error:
+                log.error("could not sync %s: %s", type(volume).__name__, error)
+                first = first or error
+        if first is not None:
+            raise first
+
+    def release_all(self) -> None:
+        """The mount is gone: close what the kernel can't close any more, so that nameless nodes are freed."""
+        for number in [number for number, _ in self.files.items()]:
+            handle = self.files.remove(number)
+            try:
+                handle.route.volume.release(handle.node, handle.flags)
+            except OSError as error:
+                log.error("could not close inode %d: %s", handle.inode, error)
+        self.forget([(inode, count) for inode, count in self.inodes.items() if inode != ROOT_INODE])
+
+    def _changed(self, route: Route, change: Change) -> None:
+        """Something was changed through the other face. Runs in the thread that did it, with no lock held."""
+        self.changes += 1
+        kernel = self._kernel
+        if kernel is None:
+            return
+        if change.node is None and change.parent is None:
+            for inode, _ in self.inodes.items():
+                if route_index(inode) == route.index:
+                    kernel.invalidate_inode(inode)
+            return
+        if change.node is not None:
+            for inode in self._inodes_of(route, change.node):
+                kernel.invalidate_inode(inode)
+        if change.parent is not None and change.name is not None:
+            for inode in self._inodes_of(route, change.parent):
+                kernel.invalidate_entry(inode, change.name)
+                kernel.invalidate_inode(inode, attributes_only=True)
+
+    def _inodes_of(self, route: Route, node: int) -> list[int]:
+        """The numbers under which the kernel may know a node: its own, and a junction's that stands for it."""
+        numbers = [inode_number(route.index, node)]
+        numbers += [junction.inode for junction in self.tree.synthetic() if junction.underlying == (route, node)]
+        return [number for number in numbers if self.inodes.get(number) is not None]
+
+    # -- places ------------------------------------------------------------------------------------------------
+
+    async def _place(self, inode: int, make: bool = False) -> tuple[Route, int]:
+        """The route and node of an inode. ENOENT for a synthesised directory, unless `make` may make it real."""
+        index = route_index(inode)
+        if index != SYNTHETIC_INDEX:
+            return self.tree.routes[index], node_of(inode)
+        junction = self.tree.junction(inode)
+        assert junction is not None, f"inode {inode} is no junction"
+        place = await self._underlying(junction, make)
+        if place is None:
+            raise oserror(errno.ENOENT)
+        return place
+
+    async def _place_for_name(self, parent: int, name: bytes) -> tuple[Route, int]:
+        """Where a change of a name happens. EBUSY for a name that leads to a route."""
+        _check_name(name)
+        junction = self.tree.junction(parent)
+        if junction is not None and name in junction.children:
+            raise oserror(errno.EBUSY, name)
+        place = await self._place(parent, make=True)
+        self._writable(place[0])
+        self.changes += 1
+        return place
+
+    async def _underlying(self, junction: Junction, make: bool = False) -> tuple[Route, int] | None:
+        """The directory under a junction: itself for a route's root, else what the backend has there, if anything."""
+        if junction.route is not None:
+            return junction.underlying
+        assert junction.parent is not None
+        above = await self._underlying(junction.parent, make)
+        if above is None:
+            return None
+        route, node = above
+        try:
+            attr = await route.call(route.volume.lookup, node, junction.name)
+            junction.underlying = (route, attr.node) if attr.is_dir else None
+        except FileNotFoundError:
+            junction.underlying = None
+            if make:
+                self._writable(route)
+                owner = Caller(os.geteuid(), os.getegid())
+                attr = await route.call(route.volume.mkdir, node, junction.name, 0o755, owner)
+                junction.underlying = (route, attr.node)
+        return junction.underlying
+
+    async def _junction_attr(self, junction: Junction) -> Attr:
+        place = await self._underlying(junction)
+        if place is not None:
+            route, node = place
+            return await route.call(route.volume.getattr, node)
+        return Attr(0, 0o40755, nlink=2, uid=os.geteuid(), gid=os.getegid())
+
+    def _junction_timeout(self, junction: Junction) -> float:
+        """A synthesised directory may become real unseen; a route's root is what it is."""
+        return 0 if junction.route is None else junction.route.policy.timeout_s
+
+    def _writable(self, route: Route) -> None:
+        if route.volume.features.read_only:
+            raise oserror(errno.EROFS)
+
+    async def _take(self, route: Route, function: Callable[..., Attr], *args: Any) -> Attr:
+        """Call into a volume for a node that the kernel will hold, and hold it before anyone can free it."""
+        return await route.call(_held, route.volume, function, args)
+
+    def _entry(self, route: Route, parent: int, attr: Attr) -> Entry:
+        inode = inode_number(route.index, attr.node)
+        self.inodes.reference(inode, parent)
+        return Entry(inode, attr, route.policy.timeout_s)
+
+
+def _held(volume: Volume, function: Callable[..., Attr], args: tuple[Any, ...]) -> Attr:
+    with volume.lock:
+        attr = function(*args)
+        volume.hold(attr.node)
+        return attr
+
+
+def _append(volume: Volume, node: int, data: bytes) -> int:
+    """O_APPEND: the end of the file is decided here, where all writers meet."""
+    with volume.lock:
+        return volume.write(node, volume.getattr(node).size, data)
+
+
+def _check_name(name: bytes) -> None:
+    if len(name) > NAME_MAX_BYTES:
+        raise oserror(errno.ENAMETOOLONG)
+
+
+def _check_xattr(route: Route, name: bytes) -> None:
+    """ACLs are refused: the kernel checks modes only (`default_permissions`), and would not apply them."""
+    if not route.volume.features.xattrs or name.startswith(b"system."):
+        raise oserror(errno.ENOTSUP)

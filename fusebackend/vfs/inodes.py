@@ -1,0 +1,94 @@
+"""Inode numbers, and how many references the kernel holds to each.
+
+An inode number is its volume's node with the route's index in the bits above it, so both directions are arithmetic,
+numbers are as stable across remounts as the volume's nodes are, and nothing has to be remembered to translate them.
+What must be remembered, for each inode the kernel knows, is one small record; it goes when the kernel forgets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from fusebackend.protocol import MAX_NODE, ROOT_NODE, Attr
+
+NODE_BITS = MAX_NODE.bit_length()
+ROOT_INODE = ROOT_NODE
+"""The root of the mount is the root of route 0, which FUSE requires to be inode 1."""
+
+SYNTHETIC_INDEX = (1 << (64 - NODE_BITS)) - 1
+"""The route index of directories that exist only because a route's prefix runs through them."""
+
+
+def inode_number(index: int, node: int) -> int:
+    """The inode number of a node of the route with this index."""
+    return index << NODE_BITS | node
+
+
+def route_index(inode: int) -> int:
+    return inode >> NODE_BITS
+
+
+def node_of(inode: int) -> int:
+    return inode & MAX_NODE
+
+
+class Entry(NamedTuple):
+    """What the kernel is told of a name: its inode (0 for a name that is not there), attributes, and for how long."""
+
+    inode: int
+    attr: Attr | None
+    timeout_s: float
+
+
+class KnownInode:
+    """What the mount remembers of an inode the kernel knows."""
+
+    __slots__ = ("lookups", "parent", "version")
+
+    def __init__(self) -> None:
+        self.lookups = 0
+        self.parent = 0  # of a directory: the inode it was last found in, for `..`
+        self.version: object = None  # of the data in the kernel's page cache; see `cache.py`
+
+
+class InodeTable:
+    """Every inode the kernel holds references to. The root is always known."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, KnownInode] = {}
+        root = self._known[ROOT_INODE] = KnownInode()
+        root.lookups = 1
+        root.parent = ROOT_INODE
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def get(self, inode: int) -> KnownInode | None:
+        return self._known.get(inode)
+
+    def items(self) -> list[tuple[int, int]]:
+        """Every known inode with its lookup count."""
+        return [(inode, known.lookups) for inode, known in list(self._known.items())]
+
+    def reference(self, inode: int, parent: int) -> None:
+        """The kernel is given one more reference, under a name in `parent`."""
+        known = self._known.get(inode)
+        if known is None:
+            known = self._known[inode] = KnownInode()
+        known.lookups += 1
+        known.parent = parent
+
+    def forget(self, references: Iterable[tuple[int, int]]) -> list[int]:
+        """The kernel gives back (inode, count) references; returns the inodes it knows no longer."""
+        gone = []
+        for inode, count in references:
+            known = self._known.get(inode)
+            if inode == ROOT_INODE or known is None:
+                continue
+            known.lookups -= count
+            assert known.lookups >= 0, f"lookup count of inode {inode} fell below zero"
+            if known.lookups == 0:
+                del self._known[inode]
+                gone.append(inode)
+        return gone

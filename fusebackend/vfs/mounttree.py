@@ -1,0 +1,76 @@
+"""The mount tree: which volume a directory belongs to, and which names in it lead into another one.
+
+A `Route` is a volume and where it is attached. A `Junction` is a directory with at least one name that leads to a
+route: the mount's root, a route's root with a nested route below it, or a directory on the way to a prefix. Such a
+way exists even where the backend underneath has no directory of that name; it then is synthesised, and made real
+when something is first created in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from fusebackend.paths import AgentPath, split
+from fusebackend.protocol import ROOT_NODE, Volume
+from fusebackend.vfs.cache import CachePolicy
+from fusebackend.vfs.inodes import SYNTHETIC_INDEX, inode_number
+from fusebackend.vfs.offload import Offload
+
+
+class Route:
+    """A volume, where it is attached (`/` for the default), and how it is called and cached."""
+
+    def __init__(self, index: int, prefix: AgentPath, volume: Volume, policy: CachePolicy, offload: Offload) -> None:
+        self.index = index
+        self.prefix = prefix
+        self.volume = volume
+        self.policy = policy
+        self.offload = offload
+        self.call = offload.call
+
+
+class Junction:
+    """A directory that routes run through. `route` is set where it is a route's root."""
+
+    def __init__(self, inode: int, name: bytes, parent: Junction | None, route: Route | None) -> None:
+        self.inode = inode
+        self.name = name
+        self.parent = parent
+        self.route = route
+        self.children: dict[bytes, Junction] = {}
+        self.underlying: tuple[Route, int] | None = None if route is None else (route, ROOT_NODE)
+
+
+class MountTree:
+    """All routes of a mount, and the junctions between them."""
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        """`routes[0]` is the default, at `/`; the others follow in any order, with distinct prefixes."""
+        self.routes = list(routes)
+        default = self.routes[0]
+        root = Junction(inode_number(default.index, ROOT_NODE), b"", None, default)
+        nodes: dict[int, Junction] = {root.inode: root}
+        synthetic = 0
+        for route in sorted(self.routes[1:], key=lambda route: route.prefix.count("/")):
+            junction = root
+            names = split(route.prefix)
+            for depth, name in enumerate(names):
+                child = junction.children.get(name)
+                last = depth == len(names) - 1
+                if child is None:
+                    if not last:
+                        synthetic += 1
+                    inode = inode_number(route.index, ROOT_NODE) if last else inode_number(SYNTHETIC_INDEX, synthetic)
+                    child = Junction(inode, name, junction, route if last else None)
+                    junction.children[name] = child
+                    nodes[inode] = child
+                junction = child
+        self._junctions = nodes
+
+    def junction(self, inode: int) -> Junction | None:
+        """The junction an inode is, None for every ordinary directory (and leaf route roots have no children)."""
+        return self._junctions.get(inode)
+
+    def synthetic(self) -> Iterator[Junction]:
+        """The junctions that are no route's root."""
+        return (junction for junction in self._junctions.values() if junction.route is None)

@@ -1,0 +1,49 @@
+"""Calls into volumes: inline where they don't block, in threads under a deadline where they may.
+
+A thread hop costs about as much as a whole FUSE request, so memory, SQLite and local directories are called on the
+loop's own thread. A blocking volume has a limiter and a deadline of its own: when it hangs, its callers get ETIMEDOUT
+and nobody else notices.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import trio
+
+from fusebackend.errors import oserror
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+DEFAULT_DEADLINE_S = 30.0
+"""How long one call into a blocking volume may take."""
+
+THREADS_PER_ROUTE = 16
+"""How many calls into one blocking volume run at once; more wait, under the same deadline."""
+
+
+class Offload:
+    """The way into one volume."""
+
+    def __init__(self, blocking: bool, deadline_s: float = DEFAULT_DEADLINE_S) -> None:
+        self.blocking = blocking
+        self.deadline_s = deadline_s
+        self.timeouts = 0
+        self._limiter = trio.CapacityLimiter(THREADS_PER_ROUTE) if blocking else None
+
+    async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The function's result, or ETIMEDOUT when the deadline passes; its thread is then left to end alone."""
+        if not self.blocking:
+            return function(*args, **kwargs)
+        return await self.wait(lambda: function(*args, **kwargs))
+
+    async def wait(self, function: Callable[[], T]) -> T:
+        """Run in a thread even if the volume does not block: for `fsync`, which waits for the disk anywhere."""
+        deadline_s = self.deadline_s if self.blocking else float("inf")
+        with trio.move_on_after(deadline_s):
+            return await trio.to_thread.run_sync(function, limiter=self._limiter, abandon_on_cancel=self.blocking)
+        self.timeouts += 1
+        raise oserror(errno.ETIMEDOUT)
