@@ -1,0 +1,388 @@
+"""`VolumeBackend`: the agent face of any native volume, over its kernel face alone.
+
+Every verb takes a path, resolves it inside the volume, and answers with a record; what can't be done is an error in
+that record, never an exception. A change is made under `volume.lock`, and told to the volume's subscribers when the
+lock is free again, for a mount has kernel caches to invalidate.
+
+A subclass is a backend with a constructor of its own, and overrides only what its volume can do faster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import stat
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Literal, Self
+
+from fusebackend import errors, paths, text
+from fusebackend.backends.contents import overwrite, read_all, read_with, require_regular, rewrite, write_pieces
+from fusebackend.backends.native import NativeVolume
+from fusebackend.backends.search import file_info, glob_files, grep_files
+from fusebackend.backends.walk import Place, entries, resolve, resolve_from, vanishing
+from fusebackend.globs import GlobError
+from fusebackend.paths import AgentPath, PathError
+from fusebackend.protocol import (
+    READ_LIMIT_LINES,
+    RENAME_NOREPLACE,
+    ROOT_NODE,
+    Attr,
+    BackendProtocol,
+    Caller,
+    Change,
+    DeleteResult,
+    EditResult,
+    FileDownloadResponse,
+    FileInfo,
+    FileUploadResponse,
+    GlobResult,
+    GrepResult,
+    LsResult,
+    MoveResult,
+    ReadResult,
+    WriteResult,
+)
+
+FILE_MODE = 0o644
+DIRECTORY_MODE = 0o755
+
+REMOVED_AT_ONCE = 100
+"""Entries that a recursive delete removes before it lets go of the lock."""
+
+Refusal = (OSError, PathError, GlobError)
+"""What becomes an error in a record."""
+
+
+class VolumeBackend(BackendProtocol):
+    """The agent's verbs over a volume.
+
+    Args:
+        volume: the kernel face. The backend owns it from now on: `close` closes it.
+        on_exists: what `write` does to an existing file, `"error"` (the seeds) or `"replace"` (deepagents 0.7).
+
+    Attributes:
+        max_file_bytes: larger files are EFBIG, for these verbs hold a file's contents in memory. A sparse file may
+            claim any size.
+        max_search_bytes: larger files are passed over by `grep`, and its answer says `truncated`.
+    """
+
+    max_file_bytes: int = 2 << 30
+    max_search_bytes: int = 2 << 30
+
+    def __init__(self, volume: NativeVolume, *, on_exists: Literal["error", "replace"] = "error") -> None:
+        if on_exists not in ("error", "replace"):
+            raise ValueError(f"on_exists must be 'error' or 'replace', not {on_exists!r}")
+        self.volume = volume
+        self.on_exists = on_exists
+        self._closed = False
+
+    def close(self) -> None:
+        """Make everything durable and let go of files and connections. Twice is once."""
+        if not self._closed:
+            self._closed = True
+            self.volume.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- reading -----------------------------------------------------------------------------------------------
+
+    def ls(self, path: str) -> LsResult:
+        try:
+            place = resolve(self.volume, path)
+            directory = place.found
+            if not directory.is_dir:
+                raise errors.oserror(errno.ENOTDIR)
+            trail = (*place.trail, directory.node)
+            base = paths.normalise(path)
+            infos = [self._info(base, trail, name, attr) for name, attr in entries(self.volume, directory.node)]
+        except PathError as error:
+            return LsResult(error=str(error))
+        except OSError as error:
+            words = {errno.ENOENT: "path_not_found", errno.ESTALE: "path_not_found", errno.ENOTDIR: "not_a_directory"}
+            return LsResult(error=f"Path '{path}': {words.get(error.errno or 0) or errors.code_of(error)}")
+        return LsResult(entries=sorted(infos, key=lambda info: info["path"]))
+
+    def _info(self, base: AgentPath, trail: tuple[int, ...], name: bytes, attr: Attr) -> FileInfo:
+        path = paths.join(base, paths.to_text(name))
+        if stat.S_ISLNK(attr.mode):
+            try:
+                attr = resolve_from(self.volume, trail, [name]).attr or attr
+            except OSError:
+                return file_info(path, attr)  # a link that leads nowhere, or out of here, is listed as itself
+        return file_info(path, attr, is_dir=attr.is_dir)
+
+    def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
+        try:
+            attr = resolve(self.volume, file_path).found
+            modified_at = text.iso_time(attr.mtime_ns)
+            result = self._read(file_path, attr, offset, limit)
+        except Refusal as error:
+            if _is_missing(error):
+                return ReadResult(error=f"File '{file_path}' not found")
+            return ReadResult(error=_sentence(f"File '{file_path}'", error))
+        if result.file_data is not None:
+            result.file_data["modified_at"] = modified_at
+        return result
+
+    def _read(self, path: str, attr: Attr, offset: int, limit: int) -> ReadResult:
+        if text.has_binary_extension(path):
+            return text.read_binary(read_all(self.volume, attr, self.max_file_bytes))
+        take = functools.partial(text.read_pieces, offset=offset, limit=limit)
+        try:
+            return read_with(self.volume, attr, self.max_file_bytes, take)
+        except UnicodeDecodeError:
+            return text.read_binary(read_all(self.volume, attr, self.max_file_bytes))
+
+    def grep(
+        self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
+    ) -> GrepResult:
+        path = "/" if path is None else path
+        try:
+            limit = min(self.max_search_bytes, self.max_file_bytes)
+            return grep_files(self.volume, pattern, path, glob, max_count, limit)
+        except Refusal as error:
+            return GrepResult(error=_sentence(f"Error searching '{path}'", error))
+
+    def glob(self, pattern: str, path: str | None = None) -> GlobResult:
+        path = "/" if path is None else path
+        try:
+            return glob_files(self.volume, pattern, path)
+        except Refusal as error:
+            return GlobResult(error=_sentence(f"Error searching '{path}'", error))
+
+    def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
+        return [self._download(path) for path in paths]
+
+    def _download(self, path: str) -> FileDownloadResponse:
+        try:
+            content = read_all(self.volume, resolve(self.volume, path).found, self.max_file_bytes)
+        except Refusal as error:
+            return FileDownloadResponse(path=path, error=_code(error))
+        return FileDownloadResponse(path=path, content=content)
+
+    # -- writing -----------------------------------------------------------------------------------------------
+
+    def write(self, file_path: str, content: str) -> WriteResult:
+        try:
+            data = content.encode("utf-8")
+        except UnicodeEncodeError as error:
+            return WriteResult(error=f"Error writing file '{file_path}': content is not valid text: {error}")
+        try:
+            self._put(file_path, data, replace=self.on_exists == "replace")
+        except Refusal as error:
+            if isinstance(error, OSError) and error.errno == errno.EEXIST:
+                return WriteResult(
+                    error=f"Cannot write to {file_path} because it already exists. "
+                    "Read and then make an edit, or write to a new path."
+                )
+            return WriteResult(error=_sentence(f"Error writing file '{file_path}'", error))
+        return WriteResult(path=paths.normalise(file_path))
+
+    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
+        return [self._upload(path, content) for path, content in files]
+
+    def _upload(self, path: str, content: bytes) -> FileUploadResponse:
+        if not isinstance(content, (bytes, bytearray, memoryview)):
+            return FileUploadResponse(path=path, error=f"content must be bytes, not {type(content).__name__}")
+        try:
+            self._put(path, bytes(content), replace=True)
+        except Refusal as error:
+            return FileUploadResponse(path=path, error=_code(error))
+        return FileUploadResponse(path=path)
+
+    def _put(self, path: str, data: bytes, *, replace: bool) -> None:
+        """Create a file, or replace the contents of one in place. EEXIST when it is there and `replace` is not set."""
+        with self._changing() as changes:
+            # As open(2): O_EXCL finds a symbolic link itself in the way, without it a link is followed.
+            place = resolve(self.volume, path, follow=replace)
+            if place.attr is None:
+                self._create(place, data, changes)
+            elif not replace:
+                raise errors.oserror(errno.EEXIST)
+            else:
+                require_regular(place.attr)
+                # Told even if it fails half-way: what is there now is not what was.
+                changes.append(Change(node=place.attr.node))
+                overwrite(self.volume, place.attr.node, data)
+
+    def _create(self, place: Place, data: bytes, changes: list[Change]) -> None:
+        with self._parents(place, changes) as parent:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+            node = self.volume.create(parent, place.name, FILE_MODE, flags, _caller()).node
+            try:
+                try:
+                    write_pieces(self.volume, node, data)
+                finally:
+                    self.volume.release(node, flags)
+            except OSError:
+                self.volume.unlink(parent, place.name)  # no half-written file where there was none
+                raise
+            changes.append(Change(node=node, parent=parent, name=place.name))
+
+    def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
+        try:
+            outcome = self._edit(file_path, old_string, new_string, replace_all)
+        except Refusal as error:
+            if _is_missing(error):
+                return EditResult(error=f"Error: File '{file_path}' not found")
+            return EditResult(error=_sentence(f"Error editing file '{file_path}'", error))
+        except UnicodeDecodeError:
+            return EditResult(error=f"Error: File '{file_path}' is not UTF-8 text and can't be edited")
+        except UnicodeEncodeError as error:
+            return EditResult(error=f"Error editing file '{file_path}': new_string is not valid text: {error}")
+        if isinstance(outcome, str):
+            return EditResult(error=outcome)
+        return EditResult(path=paths.normalise(file_path), occurrences=outcome)
+
+    def _edit(self, path: str, old: str, new: str, replace_all: bool) -> int | str:
+        with self._changing() as changes:
+            attr = resolve(self.volume, path).found
+            before = read_all(self.volume, attr, self.max_file_bytes)
+            outcome = text.replace_string(before.decode("utf-8"), old, new, replace_all)
+            if isinstance(outcome, str):
+                return outcome
+            content, occurrences = outcome
+            after = content.encode("utf-8")
+            changes.append(Change(node=attr.node))
+            rewrite(self.volume, attr.node, before, after)
+            return occurrences
+
+    # -- names -------------------------------------------------------------------------------------------------
+
+    def move(self, source: str, destination: str) -> MoveResult:
+        try:
+            self._move(source, destination)
+        except Refusal as error:
+            if isinstance(error, OSError) and error.errno == errno.EEXIST:
+                return MoveResult(error=f"Cannot move to {destination} because it already exists.")
+            if _is_missing(error):
+                return MoveResult(error=f"Error: File '{source}' not found")
+            return MoveResult(error=_sentence(f"Error moving '{source}' to '{destination}'", error))
+        return MoveResult(path=paths.normalise(destination))
+
+    def _move(self, source: str, destination: str) -> None:
+        with self._changing() as changes:
+            old = resolve(self.volume, source, follow=False)
+            moved = old.found
+            new = resolve(self.volume, destination, follow=False)
+            if moved.node == ROOT_NODE:
+                raise OSError(errno.EBUSY, "The root can't be moved")
+            if new.attr is not None:
+                raise errors.oserror(errno.EEXIST)
+            if moved.node in new.trail:
+                raise OSError(errno.EINVAL, "A directory can't be moved into itself")
+            with self._parents(new, changes) as parent:
+                self.volume.rename(old.parent, old.name, parent, new.name, RENAME_NOREPLACE)
+            changes += [Change(node=old.parent), Change(node=moved.node, parent=old.parent, name=old.name)]
+            changes.append(Change(node=moved.node, parent=parent, name=new.name))
+
+    def delete(self, file_path: str) -> DeleteResult:
+        try:
+            self._delete(file_path)
+        except Refusal as error:
+            if _is_missing(error):
+                return DeleteResult(error=f"Error: File '{file_path}' not found")
+            return DeleteResult(error=_sentence(f"Error deleting '{file_path}'", error))
+        return DeleteResult(path=paths.normalise(file_path))
+
+    def _delete(self, path: str) -> None:
+        with self._changing() as changes:
+            place = resolve(self.volume, path, follow=False)
+            node = place.found.node
+            if node == ROOT_NODE:
+                raise OSError(errno.EBUSY, "The root can't be deleted")
+            changes.append(Change(node=place.parent))
+            if not place.found.is_dir:
+                self.volume.unlink(place.parent, place.name)
+                changes.append(Change(node=node, parent=place.parent, name=place.name))
+                return
+        self._delete_tree(place.parent, place.name, node)
+
+    def _delete_tree(self, parent: int, name: bytes, node: int) -> None:
+        """Delete a directory and all below it, in portions, so that a mount is not held up.
+
+        Not recursive: a tree may be deeper than Python's stack.
+        """
+        left = [(parent, name, node)]
+        while left:
+            parent, name, node = left[-1]
+            with self._changing() as changes:
+                children: list[tuple[bytes, int, bool]] = []
+                with vanishing():
+                    # Somebody else may have moved this directory away and put another in its place.
+                    if self.volume.lookup(parent, name).node == node:
+                        page = self.volume.readdir(node, b"", REMOVED_AT_ONCE)
+                        children = [(child, attr.node, attr.is_dir) for child, attr in page]
+                        if not children:
+                            self.volume.rmdir(parent, name)
+                            changes += [Change(node=parent), Change(node=node, parent=parent, name=name)]
+                if not children:
+                    left.pop()
+                    continue
+                changes.append(Change(node=node))
+                for child, child_node, is_dir in children:
+                    if is_dir:
+                        left.append((node, child, child_node))
+                        continue
+                    with vanishing():
+                        self.volume.unlink(node, child)
+                    changes.append(Change(node=child_node, parent=node, name=child))
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[list[Change]]:
+        """Hold the lock; what was put into the list is published when it is free again, after an error too."""
+        changes: list[Change] = []
+        try:
+            with self.volume.lock:
+                yield changes
+        finally:
+            if changes:
+                self.volume.publish(*changes)
+
+    @contextlib.contextmanager
+    def _parents(self, place: Place, changes: list[Change]) -> Iterator[int]:
+        """Make the directories that a place lacks, and give the one that is to hold its name. An error undoes them."""
+        changes.append(Change(node=place.parent))
+        made: list[tuple[int, bytes, int]] = []
+        parent = place.parent
+        try:
+            for name in place.missing:
+                node = self.volume.mkdir(parent, name, DIRECTORY_MODE, _caller()).node
+                made.append((parent, name, node))
+                parent = node
+            yield parent
+        except OSError:
+            for directory, name, _ in reversed(made):
+                self.volume.rmdir(directory, name)
+            raise
+        changes += [Change(node=node, parent=directory, name=name) for directory, name, node in made]
+
+
+def _caller() -> Caller:
+    return Caller(os.geteuid(), os.getegid(), os.getpid())
+
+
+def _is_missing(error: Exception) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.ENOENT, errno.ESTALE)
+
+
+def _why(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def _sentence(doing: str, error: Exception) -> str:
+    """A path or a pattern that is refused says so itself; an errno needs to be told of what."""
+    return f"{doing}: {_why(error)}" if isinstance(error, OSError) else str(error)
+
+
+def _code(error: Exception) -> str:
+    return errors.code_of(error) if isinstance(error, OSError) else errors.INVALID_PATH
