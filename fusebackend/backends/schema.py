@@ -35,7 +35,7 @@ from fusebackend.protocol import ROOT_NODE
 
 APPLICATION_ID = 0x66626B64
 VERSION = 1
-PAGE_BYTES = 4096
+PAGE_BYTES = 16384
 
 TABLES = """
 CREATE TABLE inode (
