@@ -1,0 +1,21 @@
+"""Mounting. This package can be called: `fusebackend.mount(backend, mountpoint, **options)` is `api.mount`.
+
+Python binds a subpackage to its name in the parent package as soon as any module of it is imported, so a function
+`fusebackend.mount` would be replaced by this package at an unpredictable moment. Being callable, either will do.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+
+class _CallablePackage(ModuleType):
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        from fusebackend.mount.api import mount
+
+        return mount(*arguments, **options)
+
+
+sys.modules[__name__].__class__ = _CallablePackage

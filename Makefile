@@ -1,0 +1,26 @@
+# `make mount` and `make test` install whatever is missing first; see scripts/.
+# MOUNTPOINT=/some/directory mounts somewhere else than on /mnt/agent; PYTHON=python3.13 chooses the interpreter.
+
+.PHONY: mount umount test check bench clean
+
+mount:
+	@scripts/bootstrap
+	@scripts/mount
+
+umount:
+	@scripts/umount
+
+test:
+	@scripts/bootstrap --test
+	@scripts/test
+
+check:
+	@scripts/bootstrap --test
+	@scripts/check
+
+bench:
+	@scripts/bootstrap --test
+	@scripts/bench
+
+clean:
+	@scripts/clean

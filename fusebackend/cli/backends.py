@@ -1,0 +1,51 @@
+"""`fusebackend backends`: which URLs can be mounted, and what each can do."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from fusebackend.cli.status import cannot
+from fusebackend.urls import NOT_YET, Scheme, scheme_table
+
+
+@click.command(short_help="List the URLs that can be mounted.")
+@click.option("--json", "as_json", is_flag=True, help="A JSON array with one object per scheme.")
+def backends(as_json: bool) -> None:
+    """List the URLs that can be mounted, and what each can do."""
+    schemes = scheme_table()
+    if as_json:
+        click.echo(json.dumps([_as_object(name, scheme) for name, scheme in schemes.items()], indent=2))
+    else:
+        for name, scheme in schemes.items():
+            _show(name, scheme)
+        click.echo(f"\nNot in this version: {', '.join(f'{name}:' for name in NOT_YET)}")
+
+
+def _as_object(name: str, scheme: Scheme | Exception) -> dict[str, Any]:
+    if isinstance(scheme, Exception):
+        return {"scheme": name, "error": str(scheme)}
+    return {
+        "scheme": name,
+        "form": scheme.form,
+        "summary": scheme.summary,
+        "parameters": None if scheme.parameters is None else sorted(scheme.parameters),
+        "execute": scheme.execute,
+        "features": None if scheme.features is None else asdict(scheme.features),
+    }
+
+
+def _show(name: str, scheme: Scheme | Exception) -> None:
+    if isinstance(scheme, Exception):
+        click.echo(f"{name}:\n    can't be loaded: {scheme}")
+        return
+    click.echo(f"{scheme.form}\n    {scheme.summary}")
+    if scheme.parameters is None:
+        click.echo("    parameters: any, passed on as text")
+    elif scheme.parameters:
+        click.echo(f"    parameters: {', '.join(sorted(scheme.parameters))}")
+    if scheme.features is not None and (unable := cannot(asdict(scheme.features))):
+        click.echo(f"    cannot: {unable}")

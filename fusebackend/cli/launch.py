@@ -1,0 +1,135 @@
+"""Starting a server in the background and waiting until its mount answers.
+
+The server is a new process, not a fork: backends start threads, and threads do not survive a fork. Its plan goes
+through its standard input, so that passwords in URLs don't show in the list of processes; its answer comes back through
+a pipe, as one line of JSON: `{"pid": …}` or `{"error": …}`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from fusebackend.config import MountPlan
+from fusebackend.mount.error import MountError
+
+START_TIMEOUT_S = 60.0
+"""For opening every backend and mounting; the embedded default needs a fraction of a second."""
+
+END_TIMEOUT_S = 5.0
+"""For a server that is asked to end while it starts."""
+
+MAX_LOG_BYTES = 10 << 20
+"""A log longer than this is put aside as `.1` when a server starts."""
+
+
+def launch(plan: MountPlan) -> int:
+    """Start a server; returns its process id when its mount answers.
+
+    Raises:
+        MountError: it could not mount, in its own words.
+    """
+    if plan.log is None:
+        raise ValueError("a server in the background needs a log")
+    log_fd = open_log(plan.log)
+    log_start = os.fstat(log_fd).st_size
+    click.echo(f"log: {plan.log}")
+    try:
+        process, answer_fd = _start(plan, log_fd)
+    finally:
+        os.close(log_fd)
+    try:
+        answer = _wait_for_answer(answer_fd)
+    except BaseException:  # Ctrl-C too: what was started must not stay
+        _end(process)
+        raise
+    finally:
+        os.close(answer_fd)
+    if answer is None:
+        _end(process)
+        raise MountError(errno.ETIMEDOUT, f"no answer from the server within {START_TIMEOUT_S:.0f} s; see {plan.log}")
+    if "pid" not in answer:
+        process.wait(END_TIMEOUT_S)
+        raise MountError(errno.EIO, _why(answer, plan.log, log_start))
+    process.returncode = 0  # it is meant to outlive us: no warning that it still runs
+    return process.pid
+
+
+def open_log(path: str) -> int:
+    """Open a log for appending, readable by its owner only; one that has grown long is put aside first."""
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        if os.stat(path).st_size > MAX_LOG_BYTES:
+            os.replace(path, f"{path}.1")
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+
+def _start(plan: MountPlan, log_fd: int) -> tuple[subprocess.Popen[bytes], int]:
+    answer_fd, ready_fd = os.pipe()
+    try:
+        process = subprocess.Popen(
+            # -P: modules of the current directory must not stand in for Python's
+            [sys.executable, "-P", "-m", "fusebackend.cli.serve", plan.mountpoint],
+            stdin=subprocess.PIPE,
+            stdout=log_fd,
+            stderr=log_fd,
+            pass_fds=(ready_fd,),
+            start_new_session=True,
+        )
+    except BaseException:
+        os.close(answer_fd)
+        raise
+    finally:
+        os.close(ready_fd)
+    stdin = process.stdin
+    if stdin is not None:
+        with contextlib.suppress(BrokenPipeError), stdin:  # it ended at once; the missing answer will say so
+            stdin.write(json.dumps({"plan": asdict(plan), "ready_fd": ready_fd}).encode())
+    return process, answer_fd
+
+
+def _wait_for_answer(fd: int) -> dict[str, Any] | None:
+    """The server's answer; empty when it ended without one, None when it took too long."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    received = b""
+    while not received.endswith(b"\n"):
+        if not select.select([fd], [], [], max(deadline - time.monotonic(), 0))[0]:
+            return None
+        chunk = os.read(fd, 65536)
+        if not chunk:
+            return {}
+        received += chunk
+    answer: dict[str, Any] = json.loads(received)
+    return answer
+
+
+def _why(answer: dict[str, Any], log: str, log_start: int) -> str:
+    """The error of a server that did not start, with libfuse's own words, which it prints, when there are some."""
+    with open(log, "rb") as file:
+        file.seek(log_start)
+        printed = file.read(65536).decode("utf-8", "replace").splitlines()
+    if not answer:
+        last_words = f": {printed[-1]}" if printed else ""
+        return f"the server ended before it was ready{last_words} (see {log})"
+    reasons = [line for line in printed if line.startswith(("fusermount3:", "fuse:", "mount:"))]
+    return f"{answer['error']} ({reasons[-1]})" if reasons else str(answer["error"])
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a server that is not wanted any more, gently first."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        process.send_signal(number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(END_TIMEOUT_S)
+            return

@@ -1,0 +1,134 @@
+"""`fusebackend mount`: make a plan of the command line and the file, check it, and start a server with it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import click
+
+from fusebackend import config, urls
+from fusebackend.config import ConfigError, ConfigFile, MountPlan
+from fusebackend.mount import point, table
+from fusebackend.urls import Url, UrlError
+
+
+@click.command(short_help="Mount backends on a directory.")
+@click.argument("mountpoint", required=False)
+@click.option("--default", metavar="URL", help="What is at the root; a file of its own per mount point if not given.")
+@click.option("--route", "routes", multiple=True, metavar="PREFIX=URL", help="Another backend below PREFIX.")
+@click.option("--config", "config_path", metavar="FILE", help="Read all this from a TOML file; the command line wins.")
+@click.option("--read-only", is_flag=True, help="Nothing can be changed through the mount.")
+@click.option("--foreground", is_flag=True, help="Serve in this process, log to standard error, end with Ctrl-C.")
+@click.option("-o", "options", multiple=True, metavar="OPTION", help="ro, allow_other, ttl=TIME, noexec, nosuid, …")
+def mount(
+    mountpoint: str | None,
+    default: str | None,
+    routes: Sequence[str],
+    config_path: str | None,
+    read_only: bool,
+    foreground: bool,
+    options: Sequence[str],
+) -> None:
+    """Mount backends on the empty directory MOUNTPOINT, and return when it answers.
+
+    `fusebackend backends` lists the URLs that can be given.
+    """
+    file = config.read_file(config_path) if config_path else ConfigFile()
+    base = os.path.dirname(os.path.abspath(config_path)) if config_path else None
+    if mountpoint is None:
+        if file.mountpoint is None:
+            raise click.UsageError("give a MOUNTPOINT, or a --config file that names one")
+        mountpoint = os.path.join(base or "", os.path.expanduser(file.mountpoint))
+    path = table.resolve(mountpoint)
+    plan = _plan(path, file, base, default, routes, read_only, options)
+    _keep_apart(plan)
+    point.check_system(allow_other=plan.allow_other)
+    prepared = point.prepare(path)
+    if prepared.replaced_dead:
+        click.echo(f"the server of an earlier mount on {path} had died; it was cleared away")
+    if default is None and file.default is None:
+        os.makedirs(os.path.dirname(config.data_file(path)), mode=0o700, exist_ok=True)
+    if foreground:
+        from fusebackend.cli.serve import serve
+
+        serve(plan, lambda: _announce(plan, os.getpid()), log_file=None)
+    else:
+        from fusebackend.cli.launch import launch
+
+        _announce(plan, launch(plan))
+
+
+def _plan(
+    path: str,
+    file: ConfigFile,
+    base: str | None,
+    default: str | None,
+    routes: Sequence[str],
+    read_only: bool,
+    options: Sequence[str],
+) -> MountPlan:
+    """Put the file and the command line together; whatever both say, the command line decides."""
+    words = config.parse_words([*file.options, *options])
+    given = config.routes_by_prefix([_split_route(route) for route in routes])
+    from_file = config.routes_by_prefix(list(file.routes.items()))
+    texts = {
+        **{prefix: urls.parse(url, base=base).text for prefix, url in from_file.items() if prefix not in given},
+        **{prefix: urls.parse(url).text for prefix, url in given.items()},
+    }
+    if default is not None:
+        root = urls.parse(default)
+    elif file.default is not None:
+        root = urls.parse(file.default, base=base)
+    else:
+        root = urls.for_path("sqlite", config.data_file(path))
+    ttl_s = config.DEFAULT_TTL_S if file.ttl is None else config.duration_s(file.ttl)
+    return MountPlan(
+        mountpoint=path,
+        default=root.text,
+        routes=texts,
+        read_only=read_only or (file.read_only if words.read_only is None else words.read_only),
+        allow_other=bool(file.allow_other or words.allow_other),
+        ttl_s=ttl_s if words.ttl_s is None else words.ttl_s,
+        words=words.libfuse,
+        log=config.log_file(path),
+    )
+
+
+def _split_route(route: str) -> tuple[str, str]:
+    prefix, equals, url = route.partition("=")
+    if not equals or not prefix or not url:
+        raise click.UsageError(f"--route '{urls.mask(route)}' is not PREFIX=URL, such as --route /notes=dir:/srv/notes")
+    return prefix, url
+
+
+def _keep_apart(plan: MountPlan) -> None:
+    """Refuse a backend that would reach into its own mount: its server would wait for itself, for ever.
+
+    Raises:
+        UrlError: a file or directory lies below the mount point, or a directory holds it.
+        ConfigError: the log does.
+    """
+    for url in map(urls.parse, plan.urls().values()):
+        if url.path is not None:
+            _keep_url_apart(url, url.path, plan.mountpoint)
+    if plan.log is not None and _is_inside(os.path.realpath(plan.log), plan.mountpoint):
+        raise ConfigError(f"the log would be inside the mount: '{plan.log}'; set XDG_STATE_HOME to another place")
+
+
+def _keep_url_apart(url: Url, path: str, mountpoint: str) -> None:
+    real = os.path.realpath(path)
+    if _is_inside(real, mountpoint):
+        raise UrlError(f"'{url.masked}' lies inside the mount point '{mountpoint}'; choose one outside the other")
+    if _is_inside(mountpoint, real) and os.path.isdir(real):
+        raise UrlError(f"'{url.masked}' holds the mount point '{mountpoint}'; choose one outside the other")
+
+
+def _is_inside(path: str, directory: str) -> bool:
+    return path == directory or path.startswith(directory.rstrip("/") + "/")
+
+
+def _announce(plan: MountPlan, pid: int) -> None:
+    click.echo(f"mounted {plan.mountpoint} (process {pid}{', read-only' if plan.read_only else ''})")
+    for prefix, url in plan.urls().items():
+        click.echo(f"  {prefix if prefix == '/' else prefix + '/'}  {urls.mask(url)}")

@@ -1,0 +1,117 @@
+"""The process behind a mount: open the backends of a plan, mount them, serve until unmounted, close them.
+
+`serve` does it in this process. `python -m fusebackend.cli.serve` is how `launch` starts one in the background.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from fusebackend.config import MountPlan
+from fusebackend.urls import UrlError, open_backend
+
+log = logging.getLogger("fusebackend.serve")
+
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+def serve(plan: MountPlan, on_ready: Callable[[], None], *, log_file: str | None) -> None:
+    """Serve a plan in the calling thread until it is unmounted, or SIGTERM or SIGINT comes.
+
+    Args:
+        plan: what to mount where.
+        on_ready: called once, from another thread, when the mount answers.
+        log_file: where this process logs, for `status` to show; None means standard error.
+
+    Raises:
+        UrlError, OSError: a backend can't be opened or made durable at the end, or the kernel refused the mount.
+    """
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
+    logging.captureWarnings(True)
+    from fusebackend.mount.session import MountOptions, Session
+    from fusebackend.urls import mask
+    from fusebackend.vfs.filesystem import FileSystem
+
+    with contextlib.ExitStack() as opened:
+        backends = {}
+        for prefix, url in plan.urls().items():
+            backends[prefix] = open_backend(url)
+            opened.callback(_close, backends[prefix], mask(url))
+        os.chdir("/")  # whatever directory we were started in can be unmounted or removed
+        filesystem = FileSystem.of(_as_one(backends), ttl_s=plan.ttl_s)
+        shown = {prefix: mask(url) for prefix, url in plan.urls().items()}
+        options = MountOptions(
+            allow_other=plan.allow_other,
+            read_only=plan.read_only,
+            extra=plan.words,
+            description={"urls": shown, "log": log_file},
+        )
+        log.info("mounting %s: %s", plan.mountpoint, ", ".join(f"{prefix} = {url}" for prefix, url in shown.items()))
+        Session(filesystem, plan.mountpoint, options).run(on_ready)
+    log.info("unmounted %s, everything is stored", plan.mountpoint)
+
+
+def _as_one(backends: dict[str, Any]) -> Any:
+    if len(backends) == 1:
+        return backends["/"]
+    from fusebackend.composite import CompositeBackend
+
+    return CompositeBackend(backends["/"], {prefix: backend for prefix, backend in backends.items() if prefix != "/"})
+
+
+def _close(backend: Any, url: str) -> None:
+    close = getattr(backend, "close", None)
+    if not callable(close):
+        return  # a backend that has nothing to close
+    try:
+        close()
+    except Exception:
+        log.exception("could not close %s", url)
+        raise
+
+
+def main() -> None:
+    """Read the plan from standard input, and answer on the descriptor it names: mounted, or why not."""
+    request = json.loads(sys.stdin.buffer.read())
+    _without_stdin()
+    ready_fd: int = request["ready_fd"]
+    os.set_inheritable(ready_fd, False)
+    answered = False
+
+    def answer(message: dict[str, Any]) -> None:
+        nonlocal answered
+        if not answered:
+            answered = True
+            with contextlib.suppress(BrokenPipeError):  # whoever started us has been ended
+                os.write(ready_fd, json.dumps(message).encode() + b"\n")
+            os.close(ready_fd)
+
+    plan = MountPlan(**{**request["plan"], "words": tuple(request["plan"]["words"])})
+    try:
+        serve(plan, lambda: answer({"pid": os.getpid()}), log_file=plan.log)
+    except (UrlError, OSError) as error:
+        from fusebackend.cli.main import one_line
+
+        log.error("%s", one_line(error), exc_info=answered)
+        answer({"error": one_line(error)})
+        sys.exit(1)
+    except Exception as error:
+        log.exception("the server failed")
+        answer({"error": f"the server failed: {type(error).__name__}: {error}; see {plan.log}"})
+        sys.exit(1)
+
+
+def _without_stdin() -> None:
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""`fusebackend status`: what every mount says of itself."""
+
+from __future__ import annotations
+
+import errno
+import json
+import sys
+from datetime import datetime
+from typing import Any
+
+import click
+
+from fusebackend.mount import table
+from fusebackend.mount.error import MountError
+from fusebackend.mount.table import MountState
+
+
+@click.command(short_help="Show mounts and their routes.")
+@click.argument("mountpoint", required=False)
+@click.option("--json", "as_json", is_flag=True, help="A JSON array with one object per mount.")
+def status(mountpoint: str | None, as_json: bool) -> None:
+    """Show all mounts, or the one on MOUNTPOINT.
+
+    `state` is alive, dead (the server is gone), hung (it does not answer) or denied (it is another user's). With a
+    MOUNTPOINT, the exit status is 0 only if that mount is alive.
+    """
+    states = table.probe_all(table.our_mounts() if mountpoint is None else [_one(mountpoint)])
+    if as_json:
+        click.echo(json.dumps([_as_object(state) for state in states], indent=2))
+    elif states:
+        _print(states)
+    else:
+        click.echo("nothing is mounted")
+    if mountpoint is not None and states[0].state != "alive":
+        sys.exit(1)
+
+
+def _one(mountpoint: str) -> table.MountEntry:
+    path = table.resolve(mountpoint)
+    entry = table.mount_at(path)
+    if entry is None or not entry.is_ours:
+        raise MountError(errno.EINVAL, f"'{path}' is not mounted by fusebackend")
+    return entry
+
+
+def _as_object(state: MountState) -> dict[str, Any]:
+    # The table's mount point, not the server's: it may have been moved, or seen through another namespace.
+    return {"routes": [], **state.status, "mountpoint": state.mountpoint, "state": state.state, "pid": state.pid}
+
+
+def _print(states: list[MountState]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=200)  # whoever reads it is not 80 columns wide
+    for state in states:
+        console.print(Text(state.mountpoint, style="bold"), Text(_headline(state)), soft_wrap=True)
+        if state.state != "alive":
+            continue
+        routes = Table("route", "backend", "volume", "cached", "cannot", box=None, padding=(0, 2, 0, 2))
+        for route in state.status.get("routes", []):
+            routes.add_row(
+                Text(str(route.get("prefix"))),
+                Text(str(route.get("url") or "–"), overflow="fold"),
+                Text(str(route.get("volume"))),
+                Text(_caching(route)),
+                Text(cannot(route.get("features") or {}) or "–"),
+            )
+        console.print(routes)
+
+
+def _headline(state: MountState) -> str:
+    if state.state == "dead":
+        return f"dead: its server is gone; 'fusebackend umount {state.mountpoint}' clears it away"
+    if state.state == "hung":
+        return "hung: its server does not answer"
+    if state.state == "denied":
+        return "another user's"
+    parts = [f"process {state.pid}"]
+    started_at = state.status.get("started_at")
+    if isinstance(started_at, int | float):
+        parts.append(f"since {datetime.fromtimestamp(started_at).strftime('%Y-%m-%d %H:%M:%S')}")
+    if state.status.get("read_only"):
+        parts.append("read-only")
+    for key, words in (("open_files", "open files"), ("known_inodes", "files known to the kernel")):
+        if isinstance(state.status.get(key), int):
+            parts.append(f"{state.status[key]} {words}")
+    if state.status.get("log"):
+        parts.append(f"log {state.status['log']}")
+    return ", ".join(parts)
+
+
+def _caching(route: dict[str, Any]) -> str:
+    text = "coherent" if route.get("ttl_s") is None else f"for {route['ttl_s']:g} s"
+    return f"{text}, {route['timeouts']} timed out" if route.get("timeouts") else text
+
+
+_ABILITIES = {
+    "random_writes": "write in place",
+    "rename": "rename atomically",
+    "links": "hard links",
+    "symlinks": "symlinks",
+    "special_files": "special files",
+    "xattrs": "xattrs",
+    "persistent_modes": "keep modes",
+    "durable": "outlive its server",
+}
+
+
+def cannot(features: dict[str, Any]) -> str:
+    """What a volume with these features can't do, in words; empty when it can do everything."""
+    missing = [words for name, words in _ABILITIES.items() if features.get(name) is False]
+    return ", ".join((["write"] if features.get("read_only") else []) + missing)

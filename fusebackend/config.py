@@ -1,0 +1,209 @@
+"""What to mount where: a TOML file, `-o` words, and the `MountPlan` that a server is started with.
+
+    mountpoint = "/mnt/agent"
+    default = "sqlite:agent.db"
+    ttl = "1 s"
+
+    [routes]
+    "/memories/" = "sqlite:memories.db"
+    "/project/" = "dir:~/project"
+
+Relative paths in a file start from the file's own directory, so that it means the same wherever it is used. A key that
+is not known is an error: a misspelt `read_only` must not mount something writable.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from fusebackend.paths import PathError, normalise_prefix
+
+DEFAULT_TTL_S = 1.0
+"""For how long the kernel may believe a route that others change without telling us."""
+
+_UNIT_S = {"": 1.0, "ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
+
+
+class ConfigError(ValueError):
+    """A configuration that can't be used. `str` of it is one line for the user."""
+
+
+class ConfigFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """The keys of a TOML file; each has the meaning of the command line's option of that name."""
+
+    mountpoint: str | None = None
+    default: str | None = None
+    routes: dict[str, str] = {}
+    read_only: bool = False
+    allow_other: bool = False
+    ttl: float | str | None = None
+    options: list[str] = []
+
+
+@dataclass(frozen=True)
+class MountPlan:
+    """Everything a server needs: the URLs are `urls.Url.text`, prefixes are normalised, paths are absolute."""
+
+    mountpoint: str
+    default: str
+    routes: dict[str, str] = field(default_factory=dict)
+    read_only: bool = False
+    allow_other: bool = False
+    ttl_s: float = DEFAULT_TTL_S
+    words: tuple[str, ...] = ()
+    log: str | None = None
+
+    def urls(self) -> dict[str, str]:
+        """The URL of every route by its prefix, the default's under `/`."""
+        return {"/": self.default, **{prefix: self.routes[prefix] for prefix in sorted(self.routes)}}
+
+
+def read_file(path: str) -> ConfigFile:
+    """Read and check a TOML file.
+
+    Raises:
+        ConfigError: it can't be read, is no TOML, has a key that is not known, or a value of the wrong type.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"cannot read '{path}': {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"'{path}' is no TOML: {error}") from None
+    known = ConfigFile.__struct_fields__
+    for key in data:
+        if key not in known:
+            raise ConfigError(f"'{path}': unknown key '{key}'; known: {', '.join(known)}")
+    try:
+        return msgspec.convert(data, ConfigFile)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"'{path}': {_in_words(str(error), data)}") from None
+
+
+def _in_words(message: str, data: dict[str, Any]) -> str:
+    """msgspec's "Expected `bool`, got `str` - at `$.read_only`" as "'read_only': expected bool, got str"."""
+    what, _, where = message.partition(" - at ")
+    what = what.replace("`", "")
+    key = where.strip("`").removeprefix("$.")
+    if key == "routes[...]":  # msgspec does not say which
+        wrong = [prefix for prefix, url in data["routes"].items() if not isinstance(url, str)]
+        key = f"routes.{wrong[0]}" if wrong else "routes"
+    return f"'{key}': {what[:1].lower()}{what[1:]}"
+
+
+def duration_s(value: float | str) -> float:
+    """Seconds: a number, or text such as `1 s`, `500 ms`, `2 min`, `1 h`.
+
+    Raises:
+        ConfigError: it is none of these, negative, or not finite.
+    """
+    match = _DURATION.fullmatch(str(value).strip().lower())
+    if match is None or match[2] not in _UNIT_S:
+        raise ConfigError(f"'{value}' is no length of time; write seconds, or for example '500 ms', '1 s', '2 min'")
+    return float(match[1]) * _UNIT_S[match[2]]
+
+
+def routes_by_prefix(pairs: list[tuple[str, str]]) -> dict[str, str]:
+    """Routes with normalised prefixes.
+
+    Raises:
+        ConfigError: a prefix is malformed, or two of them mean the same.
+    """
+    routes: dict[str, str] = {}
+    for prefix, url in pairs:
+        try:
+            normal = normalise_prefix(prefix)
+        except PathError as error:
+            raise ConfigError(str(error)) from None
+        if normal in routes:
+            raise ConfigError(f"route '{normal}/' is given twice")
+        routes[normal] = url
+    return routes
+
+
+# --------------------------------------------------------------------------------------------------------------
+# -o words
+# --------------------------------------------------------------------------------------------------------------
+
+LIBFUSE_WORDS = (
+    "suid", "nosuid", "dev", "nodev", "exec", "noexec", "atime", "noatime", "sync", "async", "dirsync", "auto_unmount",
+)  # fmt: skip
+"""Passed on to libfuse as they are. Words that would change what the server relies on are not here."""
+
+OWN_WORDS = ("ro", "rw", "allow_other", "ttl=TIME")
+
+
+@dataclass(frozen=True)
+class Words:
+    """What `-o` words mean; None where no word says anything."""
+
+    read_only: bool | None = None
+    allow_other: bool | None = None
+    ttl_s: float | None = None
+    libfuse: tuple[str, ...] = ()
+
+
+def parse_words(options: list[str]) -> Words:
+    """Read `-o` words, each item a word or several with commas between; of two that disagree, the later one counts.
+
+    Raises:
+        ConfigError: a word that is not known.
+    """
+    read_only = allow_other = ttl_s = None
+    libfuse: list[str] = []
+    for word in (word.strip() for option in options for word in option.split(",")):
+        if word in ("ro", "rw"):
+            read_only = word == "ro"
+        elif word == "allow_other":
+            allow_other = True
+        elif word.startswith("ttl="):
+            ttl_s = duration_s(word.removeprefix("ttl="))
+        elif word in LIBFUSE_WORDS:
+            libfuse.append(word)
+        elif word:
+            raise ConfigError(f"unknown option '-o {word}'; known: {', '.join((*OWN_WORDS, *LIBFUSE_WORDS))}")
+    return Words(read_only, allow_other, ttl_s, tuple(libfuse))
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Where things are kept
+# --------------------------------------------------------------------------------------------------------------
+
+_NOT_IN_FILE_NAMES = re.compile(r"[^A-Za-z0-9.]")
+
+
+def escape_mountpoint(path: str) -> str:
+    """A mount point as a file name: `/mnt/agent` is `mnt-agent`. Two mount points never share one."""
+
+    def escape(match: re.Match[str]) -> str:
+        return "-" if match[0] == "/" else "".join(f"_{byte:02x}" for byte in os.fsencode(match[0]))
+
+    name = _NOT_IN_FILE_NAMES.sub(escape, path.strip("/"))
+    if len(name) <= 200:
+        return name
+    import hashlib
+
+    return f"{name[:160]}_{hashlib.sha256(os.fsencode(path)).hexdigest()[:32]}"
+
+
+def data_file(mountpoint: str) -> str:
+    """Where the embedded default of a mount point is kept: `$XDG_DATA_HOME/fusebackend/<mount point>.db`."""
+    return os.path.join(_xdg("XDG_DATA_HOME", ".local/share"), "fusebackend", f"{escape_mountpoint(mountpoint)}.db")
+
+
+def log_file(mountpoint: str) -> str:
+    """Where the server of a mount point logs: `$XDG_STATE_HOME/fusebackend/<mount point>.log`."""
+    return os.path.join(_xdg("XDG_STATE_HOME", ".local/state"), "fusebackend", f"{escape_mountpoint(mountpoint)}.log")
+
+
+def _xdg(variable: str, otherwise: str) -> str:
+    value = os.environ.get(variable, "")  # the XDG specification: a relative path is to be ignored
+    return value if os.path.isabs(value) else os.path.join(os.path.expanduser("~"), otherwise)

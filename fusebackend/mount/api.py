@@ -1,0 +1,287 @@
+"""`mount()`: backends of this process as a directory, for as long as a `with` block lasts.
+
+The mount is served by a thread of its own (`Session.run`), so this process may use it like any other: every system
+call on it lets go of Python's lock. What must not be done in the serving process is to fault in a memory mapping of a
+file on the mount: nobody could answer. pyfuse3 holds one session per process, hence one mount at a time.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import logging
+import os
+import threading
+from collections.abc import Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from fusebackend.mount import point
+from fusebackend.mount.error import MountError
+from fusebackend.protocol import (
+    READ_LIMIT_LINES,
+    BackendLike,
+    DeleteResult,
+    EditResult,
+    ExecuteResponse,
+    FileDownloadResponse,
+    FileUploadResponse,
+    GlobResult,
+    GrepResult,
+    LsResult,
+    MoveResult,
+    ReadResult,
+    SandboxBackendProtocol,
+    WriteResult,
+)
+
+if TYPE_CHECKING:
+    from fusebackend.composite import CompositeBackend
+    from fusebackend.mount.session import Session
+
+log = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 30.0
+"""How long the kernel and the backends may take until the mount answers."""
+
+END_TIMEOUT_S = 60.0
+"""How long storing everything may take at the end."""
+
+
+def mount(
+    backend: BackendLike,
+    mountpoint: str | os.PathLike[str],
+    *,
+    read_only: bool = False,
+    allow_other: bool = False,
+    ttl_s: float = 1.0,
+    deadline_s: float = 30.0,
+    options: Iterable[str] = (),
+    runtime: Any = None,
+) -> Mount:
+    """Mount a backend of this process on an empty directory.
+
+        with fusebackend.mount(InMemoryBackend(), "/mnt/agent") as files:
+            files.write("/hello.txt", "hello\\n")
+
+    Args:
+        backend: any backend, a `CompositeBackend` for several; it stays yours, and is not closed at the end.
+        mountpoint: an empty directory. A dead mount of an earlier process there is cleared away.
+        read_only: nothing can be changed through the mount; the `Mount`'s own methods still can.
+        allow_other: users other than this one may come in, as far as modes allow.
+        ttl_s: how many seconds the kernel may believe a backend that others change without telling us.
+        deadline_s: seconds after which a call into a backend that may wait (a network) ends with ETIMEDOUT.
+        options: `-o` words for libfuse, such as `noexec`.
+        runtime: for a backend factory (`lambda runtime: StateBackend(runtime)`, or a class): what it is called with.
+
+    Raises:
+        MountError: the directory can't be mounted on, or this process has a mount already.
+        TypeError: `backend` is a factory and there is no `runtime`, or it is no backend at all.
+    """
+    from fusebackend.config import parse_words
+
+    words = parse_words(list(options))
+    made = _made(backend, runtime)
+    return Mount(
+        made,
+        mountpoint,
+        read_only=read_only or bool(words.read_only),
+        allow_other=allow_other or bool(words.allow_other),
+        ttl_s=ttl_s if words.ttl_s is None else words.ttl_s,
+        deadline_s=deadline_s,
+        words=words.libfuse,
+    )
+
+
+def _made(backend: Any, runtime: Any) -> Any:
+    has_verbs = not isinstance(backend, type) and any(hasattr(backend, verb) for verb in ("ls", "ls_info"))
+    if has_verbs:
+        return backend
+    if not callable(backend):
+        raise TypeError(f"a {type(backend).__name__} is no backend")
+    if runtime is None:
+        name = getattr(backend, "__name__", type(backend).__name__)
+        raise TypeError(f"'{name}' makes backends and is not one: give mount() a runtime= to call it with, or call it")
+    return backend(runtime)
+
+
+class Mount(SandboxBackendProtocol):
+    """A mount of this process, and its files through the agent face: every verb goes to the backend it serves.
+
+    Made by `fusebackend.mount`. Leaving the `with` block, or `close`, unmounts; at the end of the interpreter that is
+    done too. The verbs go on working afterwards, for the backend is still there.
+    """
+
+    _current: Mount | None = None
+    _guard = threading.Lock()
+
+    def __init__(
+        self,
+        backend: Any,
+        mountpoint: str | os.PathLike[str],
+        *,
+        read_only: bool,
+        allow_other: bool,
+        ttl_s: float,
+        deadline_s: float,
+        words: tuple[str, ...],
+    ) -> None:
+        from fusebackend.composite import CompositeBackend
+
+        self.backend: CompositeBackend = (
+            backend if isinstance(backend, CompositeBackend) else CompositeBackend(backend, {})
+        )
+        self._claim()
+        try:
+            point.check_system(allow_other=allow_other)
+            self.mountpoint = point.prepare(mountpoint).path
+            self._session = self._new_session(read_only, allow_other, ttl_s, deadline_s, words)
+            self._wakeup = threading.Event()
+            self._ready = False
+            self._error: BaseException | None = None
+            self._thread = threading.Thread(target=self._run, name="fusebackend-mount", daemon=True)
+            self._thread.start()
+            self._wait_until_ready()
+        except BaseException:
+            self._release()
+            raise
+        atexit.register(self._close_at_exit)
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Unmount, and return when everything is stored. Twice is once.
+
+        Raises:
+            MountError: it took longer than a minute.
+            OSError: something could not be stored; or whatever ended the mount before its time.
+        """
+        self._session.stop()
+        self._thread.join(END_TIMEOUT_S)
+        if self._thread.is_alive():
+            raise MountError(errno.ETIMEDOUT, f"'{self.mountpoint}' is still storing after {END_TIMEOUT_S:.0f} s")
+        self._release()
+        atexit.unregister(self._close_at_exit)
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        try:
+            self.close()
+        except Exception:  # the error that is under way says more
+            log.exception("ending the mount on %s failed as well", self.mountpoint)
+
+    def _claim(self) -> None:
+        with Mount._guard:
+            if Mount._current is not None:
+                raise MountError(
+                    errno.EBUSY,
+                    f"this process has a mount already, on '{Mount._current.mountpoint}', and pyfuse3 can hold only "
+                    "one: give both backends to one CompositeBackend, close the first, or mount the second from "
+                    "another process ('fusebackend mount')",
+                )
+            self.mountpoint = "?"
+            Mount._current = self
+
+    def _release(self) -> None:
+        with Mount._guard:
+            if Mount._current is self:
+                Mount._current = None
+
+    def _new_session(
+        self, read_only: bool, allow_other: bool, ttl_s: float, deadline_s: float, words: tuple[str, ...]
+    ) -> Session:
+        from fusebackend.mount.session import MountOptions, Session
+        from fusebackend.vfs.filesystem import FileSystem
+
+        filesystem = FileSystem.of(self.backend, ttl_s=ttl_s, deadline_s=deadline_s)
+        options = MountOptions(allow_other=allow_other, read_only=read_only, extra=words)
+        return Session(filesystem, self.mountpoint, options)
+
+    def _run(self) -> None:
+        try:
+            self._session.run(self._announce)
+        except BaseException as error:  # it belongs to whoever waits for the start, or closes
+            self._error = error
+        finally:
+            self._wakeup.set()
+
+    def _announce(self) -> None:
+        self._ready = True
+        self._wakeup.set()
+
+    def _wait_until_ready(self) -> None:
+        try:
+            answered = self._wakeup.wait(START_TIMEOUT_S)
+        except BaseException:  # Ctrl-C
+            self._abandon()
+            raise
+        if self._error is not None:
+            raise self._error
+        if not answered or not self._ready:
+            self._abandon()
+            raise MountError(errno.ETIMEDOUT, f"'{self.mountpoint}' did not answer within {START_TIMEOUT_S:.0f} s")
+
+    def _abandon(self) -> None:
+        self._session.stop()
+        self._thread.join(5.0)
+
+    def _close_at_exit(self) -> None:
+        with contextlib.suppress(Exception):
+            self.close()
+
+    # -- the agent face ----------------------------------------------------------------------------------------
+
+    def ls(self, path: str) -> LsResult:
+        return self.backend.ls(path)
+
+    def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
+        return self.backend.read(file_path, offset, limit)
+
+    def write(self, file_path: str, content: str) -> WriteResult:
+        return self.backend.write(file_path, content)
+
+    def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
+        return self.backend.edit(file_path, old_string, new_string, replace_all)
+
+    def grep(
+        self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
+    ) -> GrepResult:
+        return self.backend.grep(pattern, path, glob, max_count=max_count)
+
+    def glob(self, pattern: str, path: str | None = None) -> GlobResult:
+        return self.backend.glob(pattern, path)
+
+    def delete(self, file_path: str) -> DeleteResult:
+        return self.backend.delete(file_path)
+
+    def move(self, source: str, destination: str) -> MoveResult:
+        return self.backend.move(source, destination)
+
+    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
+        return self.backend.upload_files(files)
+
+    def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
+        return self.backend.download_files(paths)
+
+    @property
+    def id(self) -> str:
+        return f"fusebackend:{self.mountpoint}"
+
+    def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
+        """Run a command where the default backend runs commands.
+
+        Raises:
+            NotImplementedError: it can't.
+        """
+        return self.backend.execute(command, timeout=timeout)

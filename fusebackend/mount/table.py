@@ -1,0 +1,179 @@
+"""The kernel's table of mounts, and the question whether one of ours still answers.
+
+`/proc/self/mountinfo` (proc_pid_mountinfo(5)) is the only record of what is mounted: there are no state files to grow
+stale. Reading it never waits for a server. Asking a mount for its status may, for ever, when the server hangs; and a
+thread that waits for a request the server has taken can't be ended, not even by the end of its process. So `Probe`
+asks from a process of its own, which can be left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+FSTYPE = "fuse.fusebackend"
+"""How our mounts show in the table; `mount/session.py` sets the part after the dot."""
+
+STATUS_XATTR = "user.fusebackend.status"
+"""Read from a mount's root, the JSON of what `fusebackend status` shows."""
+
+PROBE_TIMEOUT_S = 2.0
+"""How long a mount may take to answer before it is called hung."""
+
+_OCTAL = re.compile(r"\\([0-7]{3})")
+
+
+@dataclass(frozen=True)
+class MountEntry:
+    """One line of the table."""
+
+    mountpoint: str
+    fstype: str
+    source: str
+    options: tuple[str, ...]
+
+    @property
+    def is_ours(self) -> bool:
+        return self.fstype == FSTYPE
+
+
+def parse(text: str) -> list[MountEntry]:
+    """The lines of a mountinfo file, in its order: a later mount at the same place covers an earlier one."""
+    found = []
+    for line in text.splitlines():
+        fields, separator, kind = line.partition(" - ")
+        words, kinds = fields.split(" "), kind.split(" ")
+        if separator and len(words) >= 6 and len(kinds) >= 2:
+            found.append(MountEntry(_unescape(words[4]), kinds[0], _unescape(kinds[1]), tuple(words[5].split(","))))
+    return found
+
+
+def _unescape(word: str) -> str:
+    """Undo the kernel's `\\040` for space, tab, newline and backslash."""
+    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), word)
+
+
+def mounts() -> list[MountEntry]:
+    """All mounts that this process can see."""
+    with open("/proc/self/mountinfo", "rb") as file:
+        return parse(os.fsdecode(file.read()))
+
+
+def mount_at(path: str) -> MountEntry | None:
+    """What is mounted exactly at `path` (as `resolve` gives it); of several, the one on top."""
+    found = None
+    for entry in mounts():
+        if entry.mountpoint == path:
+            found = entry
+    return found
+
+
+def our_mounts() -> list[MountEntry]:
+    """Our mounts that nothing covers, by mount point."""
+    on_top = {entry.mountpoint: entry for entry in mounts()}
+    return [on_top[path] for path in sorted(on_top) if on_top[path].is_ours]
+
+
+def mounts_below(path: str) -> list[MountEntry]:
+    """What is mounted deeper than `path`; while it is, `path` can't be unmounted."""
+    return [entry for entry in mounts() if entry.mountpoint.startswith(path.rstrip("/") + "/")]
+
+
+def resolve(path: str | os.PathLike[str]) -> str:
+    """The absolute path of a mount point as the table spells it, without asking what is mounted there.
+
+    Only the directories above it are looked at, unless the path ends in a symbolic link: the server of a mount may
+    hang, and then so does whoever looks at its root.
+    """
+    text = os.path.join(os.getcwd(), os.fspath(path)).rstrip("/") or "/"
+    parent, name = os.path.split(text)
+    if name in ("", ".", ".."):
+        return os.path.realpath(text)
+    spelled = os.path.join(os.path.realpath(parent), name)
+    return spelled if mount_at(spelled) else os.path.realpath(spelled)
+
+
+@dataclass(frozen=True)
+class MountState:
+    """How a mount answered.
+
+    `alive`: it did. `dead`: its server is gone (ENOTCONN). `hung`: no answer in time. `denied`: it is another user's.
+    """
+
+    mountpoint: str
+    state: Literal["alive", "dead", "hung", "denied"]
+    status: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def pid(self) -> int | None:
+        pid = self.status.get("pid")
+        return pid if isinstance(pid, int) else None
+
+
+_ASK = """
+import os, sys
+try:
+    sys.stdout.buffer.write(os.getxattr(sys.argv[1], sys.argv[2]))
+except OSError as error:
+    sys.exit(error.errno)
+"""
+_STATES: dict[int, Literal["dead", "denied"]] = {
+    errno.ENOTCONN: "dead",
+    errno.EACCES: "denied",
+    errno.EPERM: "denied",
+}
+
+
+class Probe:
+    """One question to one mount. Start several, then collect: they wait at the same time."""
+
+    def __init__(self, mountpoint: str) -> None:
+        self.mountpoint = mountpoint
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _ASK, mountpoint, STATUS_XATTR],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+        )
+
+    def state(self, timeout_s: float = PROBE_TIMEOUT_S) -> MountState:
+        try:
+            answer, _ = self._process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            self._abandon()
+            return MountState(self.mountpoint, "hung")
+        if self._process.returncode == 0:
+            with contextlib.suppress(ValueError):
+                status = json.loads(answer)
+                if isinstance(status, dict):
+                    return MountState(self.mountpoint, "alive", status)
+        return MountState(self.mountpoint, _STATES.get(self._process.returncode, "alive"))
+
+    def _abandon(self) -> None:
+        """End the question. It may outlive us all the same, until the server answers or ends."""
+        self._process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(0.2)
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+
+def probe(mountpoint: str, timeout_s: float = PROBE_TIMEOUT_S) -> MountState:
+    """Ask one mount how it is."""
+    return Probe(mountpoint).state(timeout_s)
+
+
+def probe_all(entries: list[MountEntry], timeout_s: float = PROBE_TIMEOUT_S) -> list[MountState]:
+    """Ask many at once; all together take no longer than `timeout_s` and a little."""
+    probes = [Probe(entry.mountpoint) for entry in entries]
+    deadline = time.monotonic() + timeout_s
+    return [each.state(max(deadline - time.monotonic(), 0.01)) for each in probes]
