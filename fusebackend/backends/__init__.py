@@ -1,0 +1,97 @@
+"""Every backend and every record by its public name, imported when it is first used.
+
+The names are those of `deepagents.backends`, and the submodules `protocol` and `composite` are there as well, so that
+code written for it runs when `deepagents.backends` is replaced by `fusebackend.backends`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fusebackend.backends.filesystem import FilesystemBackend
+    from fusebackend.backends.foreign import ForeignVolume, volume_of
+    from fusebackend.backends.local_shell import LocalShellBackend
+    from fusebackend.backends.memory import InMemoryBackend
+    from fusebackend.backends.sqlite import SqliteBackend
+    from fusebackend.backends.state import StateBackend
+    from fusebackend.backends.volume import VolumeBackend
+    from fusebackend.composite import CompositeBackend
+    from fusebackend.protocol import (
+        BackendFactory,
+        BackendLike,
+        BackendProtocol,
+        DeleteResult,
+        EditResult,
+        ErrorCode,
+        ExecuteResponse,
+        FileData,
+        FileDownloadResponse,
+        FileInfo,
+        FileUploadResponse,
+        GlobResult,
+        GrepMatch,
+        GrepResult,
+        LsResult,
+        MoveResult,
+        ReadResult,
+        SandboxBackendProtocol,
+        WriteResult,
+    )
+
+_MODULE_OF = {
+    "CompositeBackend": "fusebackend.composite",
+    "FilesystemBackend": "fusebackend.backends.filesystem",
+    "ForeignVolume": "fusebackend.backends.foreign",
+    "InMemoryBackend": "fusebackend.backends.memory",
+    "LocalShellBackend": "fusebackend.backends.local_shell",
+    "SqliteBackend": "fusebackend.backends.sqlite",
+    "StateBackend": "fusebackend.backends.state",
+    "VolumeBackend": "fusebackend.backends.volume",
+    "volume_of": "fusebackend.backends.foreign",
+}
+
+__all__ = [
+    "BackendFactory",
+    "BackendLike",
+    "BackendProtocol",
+    "CompositeBackend",
+    "DeleteResult",
+    "EditResult",
+    "ErrorCode",
+    "ExecuteResponse",
+    "FileData",
+    "FileDownloadResponse",
+    "FileInfo",
+    "FileUploadResponse",
+    "FilesystemBackend",
+    "ForeignVolume",
+    "GlobResult",
+    "GrepMatch",
+    "GrepResult",
+    "InMemoryBackend",
+    "LocalShellBackend",
+    "LsResult",
+    "MoveResult",
+    "ReadResult",
+    "SandboxBackendProtocol",
+    "SqliteBackend",
+    "StateBackend",
+    "VolumeBackend",
+    "WriteResult",
+    "volume_of",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    value = getattr(importlib.import_module(_MODULE_OF.get(name, "fusebackend.protocol")), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,167 @@
+"""`StateFiles`: the dict under `state["files"]` as a tree of paths, and how it is changed.
+
+A state has keys and no directories; a directory is what has a key below it. Keys are paths as a rule, but any string
+may be there: one that is not normalised is found under the path it means, unless that path is a key itself.
+
+The dict is replaced and never changed in place, for a checkpointer may still hold it. Changes are made one after the
+other under one lock for the whole process, so two backends over one state lose no update of each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import threading
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import Any
+
+from fusebackend import errors, paths, text
+from fusebackend.paths import ROOT, AgentPath, PathError
+
+_CHANGING = threading.RLock()
+
+
+def files_of(runtime: Any) -> Mapping[str, Any]:
+    """The files in a runtime's state; none where the state has no such key."""
+    state = runtime.state
+    files = state.get("files") if isinstance(state, Mapping) else getattr(state, "files", None)
+    return files if files is not None else {}
+
+
+def apply_files_update(runtime: Any, update: Mapping[str, Any]) -> None:
+    """Merge a `files_update` into a runtime's state: None deletes a path, anything else is its new file data."""
+    with _CHANGING:
+        files = dict(files_of(runtime))
+        for key, record in update.items():
+            if record is None:
+                files.pop(key, None)
+            else:
+                files[key] = record
+        _replace_files(runtime, files)
+
+
+def _replace_files(runtime: Any, files: dict[str, Any]) -> None:
+    if isinstance(runtime.state, MutableMapping):
+        runtime.state["files"] = files
+    else:
+        runtime.state.files = files
+
+
+class StateFiles:
+    """The files of a state at one moment, below `prefix`, under paths that start there.
+
+    Attributes:
+        update: what was changed since, as a `files_update` in those paths.
+    """
+
+    def __init__(self, files: Mapping[str, Any], prefix: str = "") -> None:
+        self._files = files
+        self._prefix = prefix
+        self.update: dict[str, Any] = {}
+
+    @classmethod
+    @contextlib.contextmanager
+    def changing(cls, runtime: Any, prefix: str) -> Iterator[StateFiles]:
+        """Files to change. The change is made when the block ends, unless by an error; until then nobody sees it."""
+        with _CHANGING:
+            draft = dict(files_of(runtime))
+            files = cls(draft, prefix)
+            yield files
+            if files.update:
+                _replace_files(runtime, draft)
+
+    # -- looking -----------------------------------------------------------------------------------------------
+
+    def tree(self, path: AgentPath) -> list[tuple[AgentPath, str]]:
+        """The file at a path and all below it, sorted by path, with their keys. One look at each key of the state."""
+        whole, below = self._prefix + path, self._prefix + path.rstrip("/") + "/"
+        start = len(self._prefix)
+        found: dict[AgentPath, str] = {}
+        for key in self._files:
+            if not _is_odd(key):
+                if key == whole or key.startswith(below):
+                    found[AgentPath(key[start:])] = key
+                continue
+            meant = self._meaning(key)
+            if meant is not None and paths.is_below(meant, path) and self._prefix + meant not in self._files:
+                found.setdefault(meant, key)
+        return sorted(found.items())
+
+    def record(self, key: str) -> Any:
+        return self._files[key]
+
+    def key(self, path: AgentPath) -> str | None:
+        """The key a file is kept under."""
+        key = self._prefix + path
+        if key in self._files and path != ROOT:
+            return key
+        return next((key for key in self._odd if self._meaning(key) == path), None)
+
+    def is_directory(self, path: AgentPath) -> bool:
+        if path == ROOT:
+            return True
+        below = f"{self._prefix}{path}/"
+        return any(str(key).startswith(below) for key in self._files) or any(
+            paths.is_below(self._meaning(key) or ROOT, path) for key in self._odd
+        )
+
+    def data(self, path: AgentPath) -> bytes:
+        """A file's bytes. ENOENT, EISDIR; TypeError and ValueError for a record that is no file data."""
+        key = self.key(path)
+        if key is not None:
+            return text.decode_file_data(self._files[key])
+        raise errors.oserror(errno.EISDIR if self.is_directory(path) else errno.ENOENT)
+
+    @functools.cached_property
+    def _odd(self) -> list[Any]:
+        """Keys that are no normalised paths."""
+        return [key for key in self._files if _is_odd(key)]
+
+    def _meaning(self, key: Any) -> AgentPath | None:
+        """The path that an odd key means; None when nobody can ask for it."""
+        try:
+            path = paths.normalise(key)
+        except PathError:
+            return None
+        if not paths.is_below(path, self._prefix or ROOT) or path in (ROOT, self._prefix):
+            return None
+        return AgentPath(path[len(self._prefix) :])
+
+    # -- changing ----------------------------------------------------------------------------------------------
+
+    def require_place(self, path: AgentPath) -> None:
+        """May a file be made at this path, where there is none? EISDIR, ENOTDIR."""
+        if self.is_directory(path):
+            raise errors.oserror(errno.EISDIR)
+        directory, _ = paths.parent_and_name(path)
+        while directory != ROOT:
+            if self.key(directory) is not None:
+                raise errors.oserror(errno.ENOTDIR)
+            directory, _ = paths.parent_and_name(directory)
+
+    def put(self, path: AgentPath, key: str | None, record: Any) -> None:
+        """Store a record at a path that is kept under `key` so far (None: there is none yet)."""
+        plain = self._prefix + path
+        if key is not None and key != plain:
+            self.remove(key)
+        self._draft[plain] = self.update[path] = record
+
+    def remove(self, key: str) -> None:
+        del self._draft[key]
+        self.__dict__.pop("_odd", None)
+        self.update[key.removeprefix(self._prefix)] = None
+
+    @property
+    def _draft(self) -> dict[str, Any]:
+        assert isinstance(self._files, dict), "files are changed inside of `changing`"
+        return self._files
+
+
+def _is_odd(key: Any) -> bool:
+    """May this key be something else than a normalised path?"""
+    if not isinstance(key, str):
+        return True
+    if "/." in key and ("/./" in key or "/../" in key or key.endswith(("/.", "/.."))):
+        return True
+    return not key.startswith("/") or "//" in key or key.endswith("/")

@@ -1,0 +1,241 @@
+"""`StateBackend`: files in `runtime.state["files"]`, in both formats, with the updates a graph needs."""
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from fusebackend.backends import StateBackend
+from fusebackend.backends.statefiles import apply_files_update
+from fusebackend.paths import AgentPath
+
+
+def runtime_with(**files):
+    return SimpleNamespace(state={"messages": [], "files": {f"/{name}": data for name, data in files.items()}})
+
+
+@pytest.fixture
+def backend():
+    return StateBackend(SimpleNamespace(state={"messages": []}))
+
+
+def stored(backend):
+    return backend.runtime.state.get("files", {})
+
+
+def test_a_write_returns_the_update_that_a_graph_merges(backend):
+    result = backend.write("/notes/a.txt", "one\ntwo\n")
+    assert result.error is None and result.path == "/notes/a.txt"
+    (record,) = result.files_update.values()
+    assert record["content"] == "one\ntwo\n" and record["encoding"] == "utf-8"
+    assert record["created_at"] == record["modified_at"]
+    again = dict(stored(backend))
+    apply_files_update(backend.runtime, result.files_update)
+    assert stored(backend) == again  # merging what is there already changes nothing
+
+
+def test_a_write_is_seen_at_once_and_no_dict_that_somebody_holds_is_changed(backend):
+    backend.write("/a", "x")
+    before = stored(backend)
+    backend.write("/b", "y")
+    assert "/b" not in before
+    assert [info["path"] for info in backend.ls("/").entries] == ["/a", "/b"]
+    assert backend.runtime.state["messages"] == []
+
+
+def test_v1_is_written_on_request_and_its_trailing_newline_survives():
+    backend = StateBackend(SimpleNamespace(state={}), file_format="v1")
+    update = backend.write("/a", "one\ntwo\n").files_update
+    assert update["/a"]["content"] == ["one", "two", ""] and "encoding" not in update["/a"]
+    assert backend.download_files(["/a"])[0].content == b"one\ntwo\n"
+    backend.upload_files([("/b", b"\xff\x00")])
+    assert stored(backend)["/b"]["encoding"] == "base64"  # v1 has no word for bytes
+
+
+def test_both_formats_are_read_and_a_write_migrates():
+    runtime = runtime_with(
+        old={"content": ["line1", "line2"], "created_at": "2025-01-01T00:00:00", "modified_at": "2025-01-01T00:00:00"},
+        bare={"content": "no times"},
+        bytes={"content": "/wA=", "encoding": "base64"},
+    )
+    backend = StateBackend(runtime)
+    assert str(backend.read("/old")) == "     1\tline1\n     2\tline2"
+    assert [r.content for r in backend.download_files(["/bare", "/bytes"])] == [b"no times", b"\xff\x00"]
+    result = backend.edit("/old", "line2", "second")
+    assert result.occurrences == 1
+    record = result.files_update["/old"]
+    assert record["content"] == "line1\nsecond" and record["created_at"] == "2025-01-01T00:00:00"
+    assert record["modified_at"] > record["created_at"]
+
+
+@pytest.mark.parametrize("data", [b"", b"\x00\xff\xfe", b"a\r\nb\r", "ünïcode\u2028\n".encode(), bytes(range(256)) * 9])
+@pytest.mark.parametrize("file_format", ["v1", "v2"])
+def test_bytes_are_exact_over_upload_and_download(data, file_format):
+    backend = StateBackend(file_format=file_format)
+    (response,) = backend.upload_files([("/dir/f.bin", data)])
+    assert response.error is None and set(response.files_update) == {"/dir/f.bin"}
+    assert backend.download_files(["/dir/f.bin"])[0].content == data
+    (info,) = backend.ls("/dir").entries
+    assert info["size"] == len(data)
+
+
+def test_an_upload_keeps_when_the_file_was_created_and_a_batch_fails_item_by_item():
+    backend = StateBackend()
+    created = backend.write("/a/f", "x").files_update["/a/f"]["created_at"]
+    answers = backend.upload_files([("/a/f", b"y"), ("/a", b"z"), ("/a/f/g", b"z"), ("/..", b""), ("/n", "text")])
+    assert [a.path for a in answers] == ["/a/f", "/a", "/a/f/g", "/..", "/n"]
+    assert [a.error for a in answers] == [
+        None, "is_directory", "invalid_path", "invalid_path", "content must be bytes, not str",
+    ]  # fmt: skip
+    assert answers[0].files_update["/a/f"]["created_at"] == created
+    assert [a.files_update for a in answers[1:]] == [None] * 4
+
+
+def test_without_a_runtime_the_state_is_its_own():
+    first, second = StateBackend(), StateBackend()
+    first.write("/a", "1")
+    assert "1" in first.read("/a")
+    assert second.read("/a").error == "File '/a' not found"
+
+
+def test_write_refuses_an_existing_file_unless_told_to_replace():
+    runtime = SimpleNamespace(state={})
+    StateBackend(runtime).write("/a", "1")
+    refused = StateBackend(runtime).write("/a", "2")
+    assert "already exists" in refused.error and refused.files_update is None
+    assert StateBackend(runtime, on_exists="replace").write("/a", "2").error is None
+    assert "2" in StateBackend(runtime).read("/a")
+
+
+def test_a_path_is_a_file_or_a_directory(backend):
+    backend.write("/d/f", "x")
+    assert "Is a directory" in backend.write("/d", "x").error
+    assert "Not a directory" in backend.write("/d/f/g", "x").error
+    assert "Is a directory" in backend.write("/", "x").error
+    assert backend.read("/d").error == "File '/d': Is a directory"
+    assert backend.ls("/d/f").error == "Path '/d/f': not_a_directory"
+    assert backend.ls("/nothing").error == "Path '/nothing': path_not_found"
+    assert list(stored(backend)) == ["/d/f"]
+
+
+def test_delete_maps_paths_to_none_and_takes_a_directory_whole(backend):
+    for path in ("/d/a", "/d/e/b", "/d2"):
+        backend.write(path, "x")
+    result = backend.delete("/d")
+    assert result.files_update == {"/d/a": None, "/d/e/b": None}
+    assert list(stored(backend)) == ["/d2"]
+    assert backend.delete("/d").error == "Error: File '/d' not found"
+    assert backend.delete("/").error and list(stored(backend)) == ["/d2"]
+
+
+def test_move_is_one_update_and_keeps_the_record(backend):
+    backend.write("/d/a", "x")
+    record = stored(backend)["/d/a"]
+    result = backend.move("/d", "/new/place")
+    assert result.path == "/new/place"
+    assert result.files_update == {"/d/a": None, "/new/place/a": record}
+    assert stored(backend) == {"/new/place/a": record}
+    backend.write("/other", "y")
+    assert "already exists" in backend.move("/other", "/new").error
+    assert "into itself" in backend.move("/new", "/new/place/deeper").error
+    assert "not found" in backend.move("/gone", "/x").error
+    assert "root" in backend.move("/", "/x").error
+    assert stored(backend).keys() == {"/new/place/a", "/other"}
+
+
+def test_grep_and_glob(backend):
+    for path, content in {"/a.py": "TODO one\nx\nTODO two\n", "/d/b.py": "TODO three\n", "/d/c.txt": "TODO"}.items():
+        backend.write(path, content)
+    backend.upload_files([("/d/bin.py", b"TODO\x00")])
+    found = backend.grep("TODO", glob="*.py").matches
+    assert [(m["path"], m["line"], m["text"]) for m in found] == [
+        ("/a.py", 1, "TODO one"), ("/a.py", 3, "TODO two"), ("/d/b.py", 1, "TODO three"),
+    ]  # fmt: skip
+    cut = backend.grep("TODO", max_count=2)
+    assert len(cut.matches) == 2 and cut.truncated
+    assert not backend.grep("TODO", max_count=4).truncated
+    assert [m["path"] for m in backend.grep("TODO", "/d").matches] == ["/d/b.py", "/d/c.txt"]
+    assert [m["path"] for m in backend.grep("TODO", "/a.py").matches] == ["/a.py", "/a.py"]
+    assert [m["path"] for m in backend.glob("*.py").matches] == ["/a.py", "/d/b.py", "/d/bin.py"]
+    assert [m["path"] for m in backend.glob("d/*.py").matches] == ["/d/b.py", "/d/bin.py"]
+    assert [m["path"] for m in backend.glob("*", "/d").matches] == ["/d/b.py", "/d/bin.py", "/d/c.txt"]
+    assert backend.glob("../x").error and backend.grep("x", "/..").error
+
+
+def test_keys_that_are_not_normalised_are_found_under_the_path_they_mean():
+    runtime = SimpleNamespace(state={"files": {}})
+    odd = {"a.txt": "relative", "//b": "slashes", "/c/../d": "dots", "/../e": "above", 7: "no string", "/f/": "slash"}
+    runtime.state["files"].update({key: {"content": value} for key, value in odd.items()})
+    backend = StateBackend(runtime)
+    assert [info["path"] for info in backend.ls("/").entries] == ["/a.txt", "/b", "/d", "/f"]
+    assert "slashes" in backend.read("/b")
+    result = backend.edit("/b", "slashes", "one slash")
+    assert result.files_update["//b"] is None and result.files_update["/b"]["content"] == "one slash"
+    assert "//b" not in stored(backend)
+    assert backend.delete("/d").files_update == {"/c/../d": None}
+
+
+@pytest.mark.parametrize(
+    "record", [None, "text", {}, {"content": 5}, {"content": ["a", 5]}, {"content": "?", "encoding": "base64"},
+               {"content": "x", "encoding": "latin-1"}],
+)  # fmt: skip
+def test_a_record_that_is_no_file_data_is_an_error_of_that_file_alone(record):
+    backend = StateBackend(SimpleNamespace(state={"files": {"/bad": record, "/good": {"content": "TODO"}}}))
+    assert backend.read("/bad").error.startswith("File '/bad': ")
+    assert backend.download_files(["/bad", "/good"])[0].error
+    assert backend.edit("/bad", "a", "b").error
+    assert [info["path"] for info in backend.ls("/").entries] == ["/bad", "/good"]
+    assert [m["path"] for m in backend.grep("TODO").matches] == ["/good"]
+    assert backend.upload_files([("/bad", b"mended")])[0].error is None
+    assert "mended" in backend.read("/bad")
+
+
+def test_edit_refuses_bytes_and_says_what_is_wrong(backend):
+    backend.upload_files([("/b", b"\xff")])
+    backend.write("/t", "a a")
+    assert "not UTF-8" in backend.edit("/b", "a", "b").error
+    assert "appears 2 times" in backend.edit("/t", "a", "b").error
+    assert backend.edit("/t", "a", "b", replace_all=True).occurrences == 2
+    assert backend.edit("/x", "a", "b").error == "Error: File '/x' not found"
+    assert backend.edit("/../x", "a", "b").error.startswith("Path traversal")
+
+
+def test_a_state_that_is_an_object_works_too():
+    runtime = SimpleNamespace(state=SimpleNamespace(files=None))
+    backend = StateBackend(runtime)
+    backend.write("/a", "x")
+    assert list(runtime.state.files) == ["/a"]
+
+
+def test_a_view_below_a_prefix_speaks_in_its_own_paths():
+    backend = StateBackend()
+    view = backend.below(AgentPath("/memories"))
+    assert view.write("/n.md", "x").files_update.keys() == {"/n.md"}
+    backend.write("/other", "y")
+    assert list(stored(backend)) == ["/memories/n.md", "/other"]
+    assert [info["path"] for info in view.ls("/").entries] == ["/n.md"]
+    assert view.glob("*").matches[0]["path"] == "/n.md"
+    assert view.move("/n.md", "/m.md").files_update.keys() == {"/n.md", "/m.md"}
+    assert list(stored(backend)) == ["/other", "/memories/m.md"]
+    assert view.delete("/m.md").files_update == {"/m.md": None}
+
+
+def test_concurrent_writers_over_one_state_lose_nothing():
+    runtime = SimpleNamespace(state={})
+
+    def write(number):
+        for index in range(50):
+            assert StateBackend(runtime).write(f"/{number}/{index}", "x").error is None
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(runtime.state["files"]) == 200
+
+
+@pytest.mark.parametrize("options", [{"file_format": "v3"}, {"on_exists": "append"}])
+def test_unknown_options_are_refused(options):
+    with pytest.raises(ValueError, match="must be"):
+        StateBackend(**options)
