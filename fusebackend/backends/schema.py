@@ -36,6 +36,10 @@ from fusebackend.protocol import ROOT_NODE
 APPLICATION_ID = 0x66626B64
 VERSION = 1
 PAGE_BYTES = 16384
+"""Measured: writing 256 MiB takes half as long as with 4 KiB, and a small commit no longer."""
+
+WAL_KEPT_BYTES = 32 << 20
+"""A WAL that starts anew is cut to this, so the file's size tells how much of it is in use beyond."""
 
 TABLES = """
 CREATE TABLE inode (
@@ -147,8 +151,11 @@ def _prepare(connection: sqlite3.Connection, path: str) -> None:
     # A commit is made durable by syncing the WAL ourselves where it is due (`SqliteVolume.fsync`), see there.
     connection.execute("PRAGMA synchronous = NORMAL")
     connection.execute("PRAGMA wal_autocheckpoint = 0")
+    connection.execute(f"PRAGMA journal_size_limit = {WAL_KEPT_BYTES}")
     connection.execute("PRAGMA cache_size = -16384")
     connection.execute("PRAGMA temp_store = MEMORY")
+    # Debian builds SQLite to overwrite what is deleted; that writes every deleted byte once more, to the WAL.
+    connection.execute("PRAGMA secure_delete = OFF")
     if fresh:
         _create(connection)
         descriptor = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY | os.O_DIRECTORY)

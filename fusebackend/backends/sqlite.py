@@ -42,8 +42,15 @@ CACHE_INODES = 20_000
 CACHE_CHUNKS = 256
 """Bounds of what is kept in memory though the file has it: some 10 MiB of inodes and 16 MiB of chunks."""
 
-CHECKPOINT_BYTES = 32 << 20
-"""A WAL longer than this is moved into the file in the background; eight times that, and writers wait for it."""
+CHECKPOINT_BYTES = schema.WAL_KEPT_BYTES
+"""A WAL longer than this is moved into the file in the background."""
+
+CHECKPOINT_PASSES = 4
+CHECKPOINT_REST_PAGES = 512
+"""It is moved in a few passes beside the writers, until this little is left to be moved while they wait."""
+
+MAX_WAL_BYTES = 512 << 20
+"""A WAL longer than this makes writers wait until all of it has been moved."""
 
 RESERVE_BYTES = 2 << 20
 """Kept free on the disk under the file, so that deleting, which writes too, still works when it is full."""
@@ -330,7 +337,7 @@ class SqliteVolume(TreeVolume):
             self._failed = None
             self._room_bytes = 0  # look again before the next write
             self._settle()
-            if self._wal_bytes() > 8 * CHECKPOINT_BYTES:
+            if self._wal_bytes() > MAX_WAL_BYTES:
                 with _sqlite_errors():
                     self._db.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
 
@@ -427,12 +434,24 @@ class SqliteVolume(TreeVolume):
                 try:
                     self.flush()
                     if self._wal_bytes() > CHECKPOINT_BYTES:
-                        checkpointer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+                        self._checkpoint(checkpointer)
                 except (OSError, sqlite3.Error) as error:
                     log.error("changes wait in memory, the volume file can't take them: %s", error)
                     self._closing.wait(FLUSH_AFTER_S)
         finally:
             checkpointer.close()
+
+    def _checkpoint(self, checkpointer: sqlite3.Connection) -> None:
+        """Move the WAL into the file while others write on, then the rest under the lock, so that it starts anew.
+
+        A WAL that is never reset grows, and every read gets slower: its index is searched for each page.
+        """
+        for _ in range(CHECKPOINT_PASSES):
+            _, written, moved = checkpointer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            if written - moved < CHECKPOINT_REST_PAGES:
+                break
+        with self.lock:
+            checkpointer.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
 
     def _wal_bytes(self) -> int:
         try:
