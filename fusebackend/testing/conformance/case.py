@@ -1,0 +1,148 @@
+"""What every conformance case stands on: a new backend, declared differences, and a probe to call it through.
+
+A case is a method with the argument `b`, a `Probe` around the backend under test. `needs(...)` names the words of
+`Case` without which it is skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import pytest
+
+from fusebackend.protocol import AGENT_VERBS, SEED_VERBS, BackendProtocol
+
+_C = TypeVar("_C", bound=Callable[..., Any])
+
+
+def needs(*words: str) -> Callable[[_C], _C]:
+    """Skip the case unless the class declares each of `words`, attributes of `Case`."""
+
+    def mark(function: _C) -> _C:
+        function.needs = words  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+class Case:
+    """The ground of the cases. A subclass overrides the fixture `backend`, and the words below where it must."""
+
+    seed_vocabulary: bool = False
+    """It has the verbs of the seeds only, and not all of them: a case that meets `NotImplementedError` is skipped. For
+    any other backend that is a failure, but for `delete` and `move` where these are declared to be missing."""
+    supports_delete: bool = True
+    supports_move: bool = True
+    reads_records: bool = True
+    """`read` answers with a `ReadResult`; False for the seeds' numbered text."""
+    replaces_existing: bool = False
+    """`write` replaces an existing file (`on_exists="replace"`)."""
+    byte_exact: bool = True
+    """`upload_files` and `download_files` carry any bytes."""
+    keeps_empty_directories: bool = True
+    """A directory outlives its last file; False where directories are only parts of paths."""
+    checks_paths: bool = True
+    """Bad paths are errors: empty, above the root, `~`, NUL, a file used as a directory, what UTF-8 can't say."""
+    limits_names: bool = True
+    """Names over 255 bytes and paths over 4,096 are errors, as on Linux. Only with `checks_paths`."""
+    normalises_paths: bool = True
+    """`//a/./b/../c` is `/a/c`, and so is `a/c`."""
+    any_name: bool = True
+    """Names may be any bytes that Linux allows, shown with surrogateescape where they are not UTF-8."""
+    shell_globs: bool = True
+    """`glob`, and the filter of `grep`, follow the rules of `fusebackend.globs`."""
+    finds_text_only: bool = True
+    """`grep` takes files with a NUL byte, or that are not UTF-8, for binary, and finds nothing in them."""
+    preserves_crlf: bool = True
+    """`edit` leaves a file that ends its lines in CRLF so."""
+    sizes_in_bytes: bool = True
+    """The size in a listing is that of the bytes, not of the characters."""
+    awaits_under_trio: bool = True
+    """The a* twins can be awaited under trio as well as under asyncio."""
+    big_file_bytes: int = (9 << 20) + 5
+    """The size of the large file in the cases that have one."""
+
+    @pytest.fixture
+    def backend(self) -> BackendProtocol:
+        raise NotImplementedError("override the fixture `backend`: it gives a new and empty backend for each case")
+
+    @pytest.fixture
+    def b(self, backend: BackendProtocol, request: pytest.FixtureRequest) -> Probe:
+        """The probe around the backend of one case."""
+        for word in getattr(request.function, "needs", ()):
+            if not getattr(self, word):
+                pytest.skip(f"needs {word}, which {type(backend).__name__} does not declare")
+        return Probe(backend, self)
+
+    def settle(self, backend: BackendProtocol, result: Any) -> None:
+        """Called with each result: a state-backed backend that waits for its graph merges `files_update` here."""
+
+
+class Probe:
+    """A backend as the cases call it: each verb under its name. Tells a missing verb from a failing one."""
+
+    def __init__(self, backend: BackendProtocol, case: Case) -> None:
+        self.backend = backend
+        self.case = case
+
+    def __getattr__(self, verb: str) -> Callable[..., Any]:
+        if verb not in AGENT_VERBS + SEED_VERBS:
+            raise AttributeError(verb)
+        method = getattr(self.backend, verb)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                result = method(*args, **kwargs)
+            except NotImplementedError as error:
+                self.without(error)
+            for one in result if isinstance(result, list) else [result]:
+                self.case.settle(self.backend, one)
+            return result
+
+        return call
+
+    def without(self, error: NotImplementedError) -> None:
+        """A verb is not there: skip where that is declared, fail where it isn't."""
+        if self.case.seed_vocabulary:
+            pytest.skip(f"a verb is missing: {error}")
+        pytest.fail(f"{type(self.backend).__name__} lacks a verb and does not declare it: {error}")
+
+    def put(self, path: str, content: str = "") -> None:
+        """Write a new file, or fail."""
+        result = self.write(path, content)
+        assert result.error is None, result.error
+
+    def put_bytes(self, path: str, content: bytes) -> None:
+        """Upload a file, or fail."""
+        (response,) = self.upload_files([(path, content)])
+        assert response.error is None, response.error
+
+    def bytes_of(self, path: str) -> bytes:
+        """Download a file, or fail."""
+        (response,) = self.download_files([path])
+        assert response.error is None, response.error
+        assert isinstance(response.content, bytes)
+        return response.content
+
+    def exists(self, path: str) -> bool:
+        (response,) = self.download_files([path])
+        return bool(response.error != "file_not_found")
+
+    def names(self, path: str = "/") -> list[str]:
+        """Paths in a directory, or fail."""
+        result = self.ls(path)
+        assert result.error is None, result.error
+        return [entry["path"] for entry in result.entries]
+
+    def globbed(self, pattern: str, path: str | None = None) -> list[str]:
+        """Paths that `glob` finds, or fail."""
+        result = self.glob(pattern, path)
+        assert result.error is None, result.error
+        return [entry["path"] for entry in result.matches]
+
+    def grepped(self, *args: Any, **kwargs: Any) -> list[tuple[str, int, str]]:
+        """What `grep` finds, as tuples, or fail."""
+        result = self.grep(*args, **kwargs)
+        assert result.error is None, result.error
+        return [(match["path"], match["line"], match["text"]) for match in result.matches]

@@ -1,0 +1,118 @@
+"""Cases of `write` and `edit`."""
+
+from __future__ import annotations
+
+import pytest
+
+from fusebackend.testing.conformance.case import Case, Probe, needs
+
+
+class EditingCases(Case):
+    def test_write_says_where(self, b: Probe) -> None:
+        result = b.write("/new.txt", "x")
+        assert (result.error, result.path) == (None, "/new.txt")
+
+    def test_write_makes_parents(self, b: Probe) -> None:
+        b.put("/a/b/c/deep.txt", "x")
+        assert b.bytes_of("/a/b/c/deep.txt") == b"x"
+        assert b.names("/a/b") == ["/a/b/c/"]
+
+    def test_write_refuses_or_replaces_an_existing_file(self, b: Probe) -> None:
+        b.put("/file.txt", "a long old text\n")
+        result = b.write("/file.txt", "new")
+        if self.replaces_existing:
+            assert result.error is None
+            assert b.bytes_of("/file.txt") == b"new"
+        else:
+            assert result.error and result.error.startswith("Cannot write to /file.txt because it already exists.")
+            assert result.path is None
+            assert b.bytes_of("/file.txt") == b"a long old text\n"
+
+    @needs("checks_paths")
+    def test_write_on_a_directory_is_an_error(self, b: Probe) -> None:
+        b.put("/dir/file.txt", "x")
+        assert b.write("/dir", "y").error
+        assert b.write("/", "y").error
+        assert b.names("/dir") == ["/dir/file.txt"]
+
+    @needs("checks_paths")
+    def test_write_of_what_is_no_text_is_an_error(self, b: Probe) -> None:
+        assert b.write("/file.txt", "lone \ud800 surrogate").error
+        assert not b.exists("/file.txt")
+
+    def test_edit_replaces_one_occurrence(self, b: Probe) -> None:
+        b.put("/file.txt", "Hello World")
+        result = b.edit("/file.txt", "World", "Universe")
+        assert (result.error, result.path, result.occurrences) == (None, "/file.txt", 1)
+        assert b.bytes_of("/file.txt") == b"Hello Universe"
+
+    @pytest.mark.parametrize(
+        ("old", "new", "after"), [("middle", "m", "start m end"), (" end", "", "start middle"), ("s", "sss", None)]
+    )
+    def test_edit_makes_a_file_shorter_or_longer(self, b: Probe, old: str, new: str, after: str | None) -> None:
+        b.put("/file.txt", "start middle end")
+        assert b.edit("/file.txt", old, new).occurrences == 1
+        assert b.bytes_of("/file.txt").decode() == (after or "ssstart middle end")
+
+    def test_edit_refuses_an_ambiguous_string(self, b: Probe) -> None:
+        b.put("/file.txt", "ab ab ab")
+        result = b.edit("/file.txt", "ab", "x")
+        assert result.error and "3 times" in result.error
+        assert result.occurrences is None
+        assert b.bytes_of("/file.txt") == b"ab ab ab"
+
+    def test_edit_replaces_all_when_told(self, b: Probe) -> None:
+        b.put("/file.txt", "ab ab ab")
+        assert b.edit("/file.txt", "ab", "x", replace_all=True).occurrences == 3
+        assert b.bytes_of("/file.txt") == b"x x x"
+
+    def test_edit_without_a_match_is_an_error(self, b: Probe) -> None:
+        b.put("/file.txt", "text")
+        assert b.edit("/file.txt", "nothing", "x").error
+        assert b.bytes_of("/file.txt") == b"text"
+
+    def test_edit_of_a_missing_file_names_it(self, b: Probe) -> None:
+        assert b.edit("/none.txt", "a", "b").error == "Error: File '/none.txt' not found"
+
+    @needs("reads_records")
+    def test_edit_with_an_empty_string_is_an_error(self, b: Probe) -> None:
+        b.put("/file.txt", "text")
+        assert b.edit("/file.txt", "", "x").error
+        assert b.bytes_of("/file.txt") == b"text"
+
+    @needs("preserves_crlf")
+    def test_edit_keeps_crlf(self, b: Probe) -> None:
+        b.put("/dos.txt", "one\r\ntwo\r\nthree\r\n")
+        assert b.edit("/dos.txt", "one\ntwo", "1\n2\n2b").error is None
+        assert b.bytes_of("/dos.txt") == b"1\r\n2\r\n2b\r\nthree\r\n"
+
+    @needs("preserves_crlf")
+    def test_edit_of_one_mixed_line_leaves_the_others(self, b: Probe) -> None:
+        b.put("/mixed.txt", "one\r\ntwo\nthree\r\n")
+        assert b.edit("/mixed.txt", "two", "2").error is None
+        assert b.bytes_of("/mixed.txt") == b"one\r\n2\nthree\r\n"
+
+    @needs("byte_exact", "reads_records")
+    def test_edit_of_bytes_is_refused(self, b: Probe) -> None:
+        b.put_bytes("/data.bin", b"\xff\xfe text")
+        assert b.edit("/data.bin", "text", "x").error
+        assert b.bytes_of("/data.bin") == b"\xff\xfe text"
+
+    def test_edit_of_every_script(self, b: Probe) -> None:
+        b.put("/words.txt", "日本語 привет 日本語")
+        assert b.edit("/words.txt", "привет", "안녕 🎉").error is None
+        assert b.bytes_of("/words.txt").decode() == "日本語 안녕 🎉 日本語"
+
+    @needs("reads_records")
+    def test_edit_of_a_large_file(self, b: Probe) -> None:
+        size = self.big_file_bytes
+        b.put_bytes("/large.txt", b"x" * size + b"needle" + b"y" * 100)
+        assert b.edit("/large.txt", "needle", "pin").error is None
+        content = b.bytes_of("/large.txt")
+        assert len(content) == size + 103
+        assert content[size - 1 : size + 4] == b"xpiny"
+
+    @needs("checks_paths")
+    def test_edit_of_a_directory_is_an_error(self, b: Probe) -> None:
+        b.put("/dir/file.txt", "x")
+        assert b.edit("/dir", "x", "y").error

@@ -1,0 +1,117 @@
+"""Cases of paths: what is refused, what is the same, and what names may be."""
+
+from __future__ import annotations
+
+import pytest
+
+from fusebackend.protocol import AGENT_VERBS
+from fusebackend.testing.conformance.case import Case, Probe, needs
+
+BAD_PATHS = {
+    "empty": "",
+    "above the root": "/../x",
+    "above the root, further on": "/a/../../x",
+    "home": "~/x",
+    "NUL": "/a\0b",
+    "a file as a directory": "/file.txt/x",
+    "a lone surrogate": "/\ud800",
+}
+
+LONG_PATHS = {"a name of 256 bytes": "/" + "n" * 256, "256 bytes in 128 characters": "/" + "é" * 128,
+              "a path of 4,097 bytes": "/" + "/".join(["n" * 127] * 32) + "n"}  # fmt: skip
+
+NAMES = (
+    "with space", " ", "new\nline", "tab\t", "quote'\"", "back\\slash", "*?[x]{a,b}", "-rf", "日本語", "naïve",
+    "nai\u0308ve", "🎉", "...", ".hidden", "a..b", "%2e", "~tilde", "#", "colon:", "trailing.", "$(x)", "n" * 255,
+)  # fmt: skip
+
+
+def call(b: Probe, verb: str, path: str) -> str | None:
+    """Call a verb with a path; returns the error."""
+    arguments: dict[str, tuple[object, ...]] = {
+        "write": (path, "x"),
+        "edit": (path, "old", "new"),
+        "grep": ("pattern", path),
+        "glob": ("*", path),
+        "move": (path, "/moved.txt"),
+        "upload_files": ([(path, b"x")],),
+        "download_files": ([path],),
+    }
+    result = getattr(b, verb)(*arguments.get(verb, (path,)))
+    error = (result[0] if isinstance(result, list) else result).error
+    assert error is None or isinstance(error, str)
+    return error
+
+
+class NamingCases(Case):
+    @needs("checks_paths")
+    @pytest.mark.parametrize("verb", AGENT_VERBS)
+    @pytest.mark.parametrize("path", [pytest.param(path, id=name) for name, path in BAD_PATHS.items()])
+    def test_a_bad_path_is_an_error_and_no_exception(self, b: Probe, verb: str, path: str) -> None:
+        self._refused(b, verb, path)
+
+    @needs("checks_paths", "limits_names")
+    @pytest.mark.parametrize("verb", AGENT_VERBS)
+    @pytest.mark.parametrize("path", [pytest.param(path, id=name) for name, path in LONG_PATHS.items()])
+    def test_a_path_too_long_is_an_error_and_no_exception(self, b: Probe, verb: str, path: str) -> None:
+        self._refused(b, verb, path)
+
+    def _refused(self, b: Probe, verb: str, path: str) -> None:
+        if not getattr(self, f"supports_{verb}", True):
+            pytest.skip(f"no {verb}")
+        b.put("/file.txt", "old")
+        error = call(b, verb, path)
+        assert error
+        if verb in ("upload_files", "download_files"):
+            assert error == "invalid_path"
+        assert b.names() == ["/file.txt"]
+        assert b.bytes_of("/file.txt") == b"old"
+
+    @needs("checks_paths", "supports_move")
+    @pytest.mark.parametrize("path", [pytest.param(path, id=name) for name, path in BAD_PATHS.items()])
+    def test_nothing_moves_to_a_bad_path(self, b: Probe, path: str) -> None:
+        b.put("/file.txt", "old")
+        b.put("/moving.txt", "x")
+        assert b.move("/moving.txt", path).error
+        assert b.names() == ["/file.txt", "/moving.txt"]
+
+    @needs("normalises_paths")
+    @pytest.mark.parametrize("path", ["//a//b.txt", "/a/./b.txt", "/x/../a/b.txt", "a/b.txt", "/a/b.txt/"])
+    def test_ways_to_write_one_path(self, b: Probe, path: str) -> None:
+        b.put(path, "old")
+        assert b.names("/a") == ["/a/b.txt"]
+        assert b.names("/") == ["/a/"]
+        assert "old" in b.read(path)
+        assert b.edit(path, "old", "new").error is None
+        assert b.bytes_of("/a/b.txt") == b.bytes_of(path) == b"new"
+
+    @needs("any_name")
+    @pytest.mark.parametrize("name", NAMES)
+    def test_a_name_may_be_anything(self, b: Probe, name: str) -> None:
+        self._round_trip(b, name)
+
+    @needs("any_name")
+    @pytest.mark.parametrize("name", ["\udcff", "caf\udce9.txt", "日\udce6\udc97.txt"])
+    def test_a_name_may_be_bytes_that_are_no_text(self, b: Probe, name: str) -> None:
+        volume = getattr(b.backend, "volume", None)
+        self._round_trip(b, name)
+        b.put(f"/dir/{name}")
+        if volume is not None:
+            entries = volume.readdir(volume.lookup(1, b"dir").node, b"", 10)
+            assert [entry for entry, _ in entries] == [name.encode("utf-8", "surrogateescape")]
+
+    def _round_trip(self, b: Probe, name: str) -> None:
+        path = f"/dir/{name}"
+        b.put(path, "the needle\n")
+        assert b.names("/dir") == [path]
+        assert "needle" in b.read(path)
+        assert b.grepped("needle") == [(path, 1, "the needle")]
+        assert b.globbed("**/.*" if name.startswith(".") else "dir/*") == [path]
+        assert b.edit(path, "needle", "pin").error is None
+        assert b.bytes_of(path) == b"the pin\n"
+        if self.supports_move:
+            assert b.move(path, f"/other/{name}").path == f"/other/{name}"
+            path = f"/other/{name}"
+        if self.supports_delete:
+            assert b.delete(path).error is None
+            assert not b.exists(path)

@@ -1,0 +1,144 @@
+"""Cases of `read`: windows of lines, numbered text, bytes."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+
+from fusebackend.testing.conformance.case import Case, Probe, needs
+
+TEN = "".join(f"line {number}\n" for number in range(1, 11))
+
+
+class ReadingCases(Case):
+    def test_read_gives_back_what_was_written(self, b: Probe) -> None:
+        b.put("/note.txt", "first\nsecond\n")
+        assert "first" in b.read("/note.txt")
+        assert "third" not in b.read("/note.txt")
+        assert b.bytes_of("/note.txt") == b"first\nsecond\n"
+
+    def test_numbered_text_has_markers_of_six_columns_and_a_tab(self, b: Probe) -> None:
+        b.put("/note.txt", "first\nsecond")
+        assert str(b.read("/note.txt")) == "     1\tfirst\n     2\tsecond"
+
+    def test_numbered_text_of_a_window_keeps_the_numbers_of_the_file(self, b: Probe) -> None:
+        b.put("/ten.txt", TEN)
+        assert str(b.read("/ten.txt", offset=8, limit=2)) == "     9\tline 9\n    10\tline 10"
+
+    @needs("reads_records")
+    def test_numbered_text_continues_long_lines(self, b: Probe) -> None:
+        b.put("/long.txt", "x" * 12_000 + "\nshort\n")
+        assert str(b.read("/long.txt")).split("\n") == [
+            "     1\t" + "x" * 5000,
+            "   1.1\t" + "x" * 5000,
+            "   1.2\t" + "x" * 2000,
+            "     2\tshort",
+        ]
+
+    def test_a_missing_file_is_named(self, b: Probe) -> None:
+        assert str(b.read("/none.txt")) == "Error: File '/none.txt' not found"
+
+    @needs("reads_records")
+    def test_a_whole_file_is_one_window(self, b: Probe) -> None:
+        b.put("/ten.txt", TEN)
+        result = b.read("/ten.txt")
+        assert result.error is None
+        assert result.file_data["content"] == TEN
+        assert result.file_data["encoding"] == "utf-8"
+        assert (result.total_lines, result.start_line, result.end_line, result.next_offset) == (10, 1, 10, None)
+
+    @needs("reads_records")
+    @pytest.mark.parametrize(
+        ("offset", "limit", "start", "end", "following"),
+        [(0, 3, 1, 3, 3), (3, 3, 4, 6, 6), (9, 3, 10, 10, None), (7, 3, 8, 10, None), (-5, 2, 1, 2, 2)],
+    )
+    def test_a_window_of_lines(
+        self, b: Probe, offset: int, limit: int, start: int, end: int, following: int | None
+    ) -> None:
+        b.put("/ten.txt", TEN)
+        result = b.read("/ten.txt", offset=offset, limit=limit)
+        assert (result.start_line, result.end_line, result.next_offset) == (start, end, following)
+        assert result.total_lines == 10
+        assert result.file_data["content"] == "".join(f"line {number}\n" for number in range(start, end + 1))
+
+    @needs("reads_records")
+    def test_windows_put_together_are_the_file(self, b: Probe) -> None:
+        content = "a\n\nb\u2028c\x0cd\n" * 7 + "no newline at the end"
+        b.put("/pages.txt", content)
+        pieces, offset = [], 0
+        while offset is not None:
+            result = b.read("/pages.txt", offset=offset, limit=3)
+            assert result.error is None, result.error
+            pieces.append(result.file_data["content"])
+            offset = result.next_offset
+        assert "".join(pieces) == content
+
+    @needs("reads_records")
+    def test_an_offset_past_the_end_is_an_error(self, b: Probe) -> None:
+        b.put("/ten.txt", TEN)
+        assert b.read("/ten.txt", offset=10).error == "Line offset 10 exceeds file length (10 lines)"
+
+    @needs("reads_records")
+    @pytest.mark.parametrize("limit", [0, -1])
+    def test_a_limit_of_nothing_asks_for_no_lines(self, b: Probe, limit: int) -> None:
+        b.put("/ten.txt", TEN)
+        result = b.read("/ten.txt", limit=limit)
+        assert result.error is None
+        assert result.no_lines_requested
+        assert result.file_data["content"] == ""
+        assert result.start_line is None
+
+    @needs("reads_records")
+    @pytest.mark.parametrize("content", ["", "\n", " \t\r\n "])
+    def test_white_space_alone_has_no_window_and_a_reminder(self, b: Probe, content: str) -> None:
+        b.put("/blank.txt", content)
+        result = b.read("/blank.txt")
+        assert result.error is None
+        assert result.file_data["content"] == content
+        assert result.start_line is None and result.total_lines is None
+        assert str(result) == "System reminder: File exists but has empty contents"
+
+    @needs("reads_records")
+    def test_crlf_is_lf_in_the_window_and_stays_in_the_file(self, b: Probe) -> None:
+        b.put("/dos.txt", "one\r\ntwo\rthree\r\n")
+        result = b.read("/dos.txt")
+        assert result.file_data["content"] == "one\ntwo\nthree\n"
+        assert result.total_lines == 3
+        assert b.bytes_of("/dos.txt") == b"one\r\ntwo\rthree\r\n"
+
+    def test_text_of_every_script(self, b: Probe) -> None:
+        content = "日本語\nпривет\n한국어\nnaïve 🎉\n"
+        b.put("/words.txt", content)
+        assert "한국어" in b.read("/words.txt")
+        assert b.bytes_of("/words.txt").decode() == content
+
+    @needs("reads_records", "byte_exact")
+    def test_a_binary_extension_is_read_whole_in_base64(self, b: Probe) -> None:
+        b.put_bytes("/picture.PNG", b"text\n" * 5)
+        result = b.read("/picture.PNG", offset=2, limit=1)
+        assert result.error is None
+        assert result.file_data["encoding"] == "base64"
+        assert base64.b64decode(result.file_data["content"]) == b"text\n" * 5
+        assert result.start_line is None
+
+    @needs("reads_records", "byte_exact")
+    def test_what_is_not_utf8_is_read_whole_in_base64(self, b: Probe) -> None:
+        b.put_bytes("/data.bin", bytes(range(256)))
+        result = b.read("/data.bin")
+        assert result.file_data["encoding"] == "base64"
+        assert base64.b64decode(result.file_data["content"]) == bytes(range(256))
+
+    @needs("reads_records")
+    def test_a_window_far_into_a_large_file(self, b: Probe) -> None:
+        lines = self.big_file_bytes // 16
+        b.put_bytes("/large.txt", b"".join(b"%015d\n" % number for number in range(lines)))
+        result = b.read("/large.txt", offset=lines - 2, limit=1)
+        assert result.file_data["content"] == f"{lines - 2:015d}\n"
+        assert (result.total_lines, result.next_offset) == (lines, lines - 1)
+
+    @needs("checks_paths", "reads_records")
+    def test_a_directory_can_not_be_read(self, b: Probe) -> None:
+        b.put("/dir/file.txt")
+        assert b.read("/dir").error
+        assert b.read("/").error

@@ -1,0 +1,258 @@
+"""The published suite, on the reference backend, on one written with the seeds' names alone, and on broken ones."""
+
+from __future__ import annotations
+
+import datetime
+import fnmatch
+from types import SimpleNamespace
+
+import pytest
+
+from fusebackend.backends.memory import InMemoryBackend
+from fusebackend.protocol import (
+    BackendProtocol,
+    DeleteResult,
+    EditResult,
+    FileDownloadResponse,
+    FileUploadResponse,
+    GrepResult,
+    MoveResult,
+    WriteResult,
+)
+from fusebackend.testing.conformance import BackendConformance, Case, Probe, SeedConformance
+
+
+class TestMemory(BackendConformance):
+    @pytest.fixture
+    def backend(self):
+        with InMemoryBackend() as backend:
+            yield backend
+
+
+class TestMemoryThatReplaces(BackendConformance):
+    replaces_existing = True
+
+    @pytest.fixture
+    def backend(self):
+        with InMemoryBackend(on_exists="replace") as backend:
+            yield backend
+
+
+class SeedBackend(BackendProtocol):
+    """A backend as the seeds teach to write one: a dict of texts, old names, `read` gives numbered text."""
+
+    def __init__(self):
+        self.files = {}
+        self.times = {}
+
+    def ls_info(self, path):
+        prefix = path if path.endswith("/") else path + "/"
+        infos = {}
+        for name, content in self.files.items():
+            if name.startswith(prefix):
+                first, slash, _ = name[len(prefix) :].partition("/")
+                found = prefix + first + slash
+                size = 0 if slash else len(content)
+                infos[found] = {"path": found, "is_dir": bool(slash), "size": size, "modified_at": self.times[name]}
+        return sorted(infos.values(), key=lambda info: info["path"])
+
+    def read(self, file_path, offset=0, limit=2000):
+        if file_path not in self.files:
+            return f"Error: File '{file_path}' not found"
+        lines = self.files[file_path].splitlines()[offset : offset + limit]
+        return "\n".join(f"{number:6}\t{line}" for number, line in enumerate(lines, start=offset + 1))
+
+    def write(self, file_path, content):
+        if file_path in self.files:
+            return WriteResult(error=f"Cannot write to {file_path} because it already exists.")
+        self._keep(file_path, content)
+        return WriteResult(path=file_path)
+
+    def _keep(self, path, content):
+        self.files[path] = content
+        self.times[path] = datetime.datetime.now(datetime.UTC).isoformat()
+
+    def edit(self, file_path, old_string, new_string, replace_all=False):
+        if file_path not in self.files:
+            return EditResult(error=f"Error: File '{file_path}' not found")
+        count = self.files[file_path].count(old_string)
+        if count == 0:
+            return EditResult(error=f"old_string not found in {file_path}")
+        if count > 1 and not replace_all:
+            return EditResult(error=f"old_string found {count} times. Use replace_all=True or provide more context.")
+        self._keep(file_path, self.files[file_path].replace(old_string, new_string))
+        return EditResult(path=file_path, occurrences=count)
+
+    def grep_raw(self, pattern, path=None, glob=None):
+        return [
+            {"path": name, "line": number, "text": line}
+            for name, content in self.files.items()
+            if name.startswith(path or "/") and (not glob or fnmatch.fnmatch(name, glob))
+            for number, line in enumerate(content.splitlines(), start=1)
+            if pattern in line
+        ]
+
+    def glob_info(self, pattern, path="/"):
+        return [
+            {"path": name, "is_dir": False, "size": len(content), "modified_at": self.times[name]}
+            for name, content in self.files.items()
+            if name.startswith(path) and fnmatch.fnmatch(name, pattern)
+        ]
+
+    def upload_files(self, files):
+        responses = []
+        for path, content in files:
+            try:
+                self._keep(path, content.decode("utf-8"))
+                responses.append(FileUploadResponse(path=path))
+            except UnicodeDecodeError as error:
+                responses.append(FileUploadResponse(path=path, error=str(error)))
+        return responses
+
+    def download_files(self, paths):
+        return [
+            FileDownloadResponse(path=path, content=self.files[path].encode("utf-8"))
+            if path in self.files
+            else FileDownloadResponse(path=path, error="file_not_found")
+            for path in paths
+        ]
+
+
+class TestSeed(SeedConformance):
+    supports_delete = False
+    supports_move = False
+
+    @pytest.fixture
+    def backend(self):
+        return SeedBackend()
+
+
+# A suite that can't fail proves nothing: each of these backends has one fault, and a case that must find it.
+
+
+class WrongWindow(InMemoryBackend):
+    def read(self, file_path, offset=0, limit=2000):
+        return super().read(file_path, offset + 1, limit)
+
+
+class EditsAll(InMemoryBackend):
+    def edit(self, file_path, old_string, new_string, replace_all=False):
+        return super().edit(file_path, old_string, new_string, True)
+
+
+class GrepsWords(InMemoryBackend):
+    def grep(self, pattern, path=None, glob=None, *, max_count=None):
+        result = super().grep(pattern, path, glob, max_count=max_count)
+        return GrepResult(matches=[match for match in result.matches if match["text"].startswith(pattern)])
+
+
+class DeletesByPrefix(InMemoryBackend):
+    def delete(self, file_path):
+        for entry in self.ls("/").entries:
+            if entry["path"].startswith(file_path):
+                super().delete(entry["path"])
+        return DeleteResult(path=file_path)
+
+
+class ForgetsOrder(InMemoryBackend):
+    def download_files(self, paths):
+        return sorted(super().download_files(paths), key=lambda response: response.path)
+
+
+class ReplacesByMove(InMemoryBackend):
+    def move(self, source, destination):
+        self.delete(destination)
+        return super().move(source, destination)
+
+
+class RaisesForBadPaths(InMemoryBackend):
+    def ls(self, path):
+        if not path.startswith("/"):
+            raise ValueError(path)
+        return super().ls(path)
+
+
+class LosesBytes(InMemoryBackend):
+    def upload_files(self, files):
+        return super().upload_files([(path, content.replace(b"\r\n", b"\n")) for path, content in files])
+
+
+class CannotMove(InMemoryBackend):
+    def move(self, source, destination):
+        raise NotImplementedError("no move")
+
+
+@pytest.mark.parametrize(
+    ("backend", "case", "arguments"),
+    [
+        (WrongWindow, "test_read_gives_back_what_was_written", ()),
+        (EditsAll, "test_edit_refuses_an_ambiguous_string", ()),
+        (GrepsWords, "test_grep_is_literal_and_goes_by_lines", ("*y", None, None, [("/dir/two.py", 3, "x.*y needle")])),
+        (GrepsWords, "test_grep_of_every_script", ()),
+        (DeletesByPrefix, "test_delete_a_tree", ()),
+        (ForgetsOrder, "test_a_batch_answers_in_order", ()),
+        (ReplacesByMove, "test_move_does_not_replace", ()),
+        (LosesBytes, "test_any_bytes", ()),
+    ],
+)
+def test_a_fault_is_found(backend, case, arguments):
+    suite = BackendConformance()
+    method = getattr(suite, case)
+    method(Probe(InMemoryBackend(), suite), *arguments)
+    with pytest.raises(AssertionError):
+        method(Probe(backend(), suite), *arguments)
+
+
+def test_an_exception_for_a_bad_path_is_found():
+    suite = BackendConformance()
+    with pytest.raises(ValueError):
+        suite.test_a_bad_path_is_an_error_and_no_exception(Probe(RaisesForBadPaths(), suite), "ls", "~/x")
+
+
+def test_a_verb_that_is_missing_and_not_declared_is_a_failure():
+    suite = BackendConformance()
+    with pytest.raises(pytest.fail.Exception, match="CannotMove lacks a verb"):
+        suite.test_move_a_tree(Probe(CannotMove(), suite))
+
+
+def test_a_verb_that_is_there_and_declared_missing_is_a_failure():
+    class Modest(BackendConformance):
+        supports_move = False
+
+    class Reckless(InMemoryBackend):
+        def move(self, source, destination):
+            return MoveResult(path=destination)
+
+    Modest().test_what_is_declared_missing_is_missing(Probe(CannotMove(), Modest()))
+    with pytest.raises(AssertionError):
+        Modest().test_what_is_declared_missing_is_missing(Probe(Reckless(), Modest()))
+
+
+def test_a_seed_backend_without_a_verb_is_skipped():
+    suite = SeedConformance()
+    with pytest.raises(pytest.skip.Exception, match="no delete"):
+        Probe(SeedBackend(), suite).delete("/x")
+
+
+def test_a_declared_difference_skips_its_cases():
+    class Quiet(BackendConformance):
+        any_name = False
+
+    function = BackendConformance.test_a_name_may_be_anything
+    assert function.needs == ("any_name",)
+    asking = SimpleNamespace(function=function)
+    with pytest.raises(pytest.skip.Exception, match="needs any_name"):
+        Case.b.__wrapped__(Quiet(), InMemoryBackend(), asking)
+
+
+def test_results_are_settled():
+    class Settling(BackendConformance):
+        settled = 0
+
+        def settle(self, backend, result):
+            type(self).settled += 1
+
+    probe = Probe(InMemoryBackend(), Settling())
+    probe.put("/a.txt", "x")
+    probe.upload_files([("/b.txt", b""), ("/c.txt", b"")])
+    assert Settling.settled == 3
