@@ -130,9 +130,14 @@ class Operations(pyfuse3.Operations):
     ) -> None:
         await self.filesystem.rename(parent, name, new_parent, new_name, flags)
 
-    @answers
     async def forget(self, references: Sequence[tuple[int, int]]) -> None:
-        self.filesystem.forget(references)
+        """Has no answer, so an error has nowhere to go but the log."""
+        self.counters["forget"] += 1
+        try:
+            await self.filesystem.forget(references)
+        except Exception:
+            self.counters["defects"] += 1
+            log.exception("defect in forget%r", references[:2])
 
     # -- attributes --------------------------------------------------------------------------------------------
 

@@ -151,8 +151,7 @@ class Session:
             finally:
                 self.filesystem.detach()
                 pyfuse3.close(unmount=True)
-                self.filesystem.release_all()
-                self.filesystem.sync()
+                self.filesystem.close()
         finally:
             self._serving.release()
 
@@ -216,7 +215,11 @@ class Session:
         if self._stop.is_set():
             self._terminate()
         # A thread asks: the loop must not wait for its own mount.
-        status = await trio.to_thread.run_sync(os.stat, self.mountpoint)
+        try:
+            status = await trio.to_thread.run_sync(os.stat, self.mountpoint)
+        except OSError as error:
+            log.error("the mount on %s does not answer: %s", self.mountpoint, error.strerror)
+            return
         _raise_read_ahead(status.st_dev)
         if on_ready is not None:
             await trio.to_thread.run_sync(on_ready)
@@ -230,6 +233,6 @@ class Session:
                 self._terminate()
 
     def _terminate(self) -> None:
-        """Detach the mount, then end the loop: a request that comes in between is answered, not left hanging."""
+        """End the loop; `run` then detaches the mount. On the loop's thread."""
         pyfuse3.terminate()
 

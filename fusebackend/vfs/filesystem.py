@@ -40,6 +40,7 @@ STATUS_XATTR = b"user.fusebackend.status"
 """Read from the mount's root, it is the JSON of `fusebackend status`. Never listed, so that `cp -a` leaves it alone."""
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_TRUNC
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _NOT_FOR_VOLUMES = os.O_CREAT | os.O_EXCL | os.O_TRUNC | os.O_NOCTTY
 
 
@@ -157,18 +158,27 @@ class FileSystem:
             raise oserror(errno.EXDEV)
         await route.call(route.volume.rename, node, name, new_node, new_name, flags)
 
-    def forget(self, references: Iterable[tuple[int, int]]) -> None:
+    async def forget(self, references: Iterable[tuple[int, int]]) -> None:
         """The kernel gives back (inode, count) references."""
+        for route, nodes in self._let_go(references):
+            await route.call(route.volume.forget, nodes)
+
+    def _let_go(self, references: Iterable[tuple[int, int]]) -> list[tuple[Route, list[int]]]:
+        """Take references back; gives the nodes that the kernel knows under no number any more, by route."""
         gone: dict[int, list[int]] = {}
         for inode in self.inodes.forget(references):
             gone.setdefault(route_index(inode), []).append(node_of(inode))
         gone.pop(SYNTHETIC_INDEX, None)
+        routes = self.tree.routes
         for index, nodes in gone.items():
-            volume = self.tree.routes[index].volume
-            twins = [route.index for route in self.tree.routes if route.volume is volume and route.index != index]
-            volume.forget(
-                [node for node in nodes if not any(self.inodes.get(inode_number(twin, node)) for twin in twins)]
-            )
+            volume = routes[index].volume
+            twins = [route.index for route in routes if route.volume is volume and route.index != index]
+            if twins:
+                known = self.inodes.get
+                gone[index] = [
+                    node for node in nodes if not any(known(inode_number(twin, node)) for twin in twins)
+                ]
+        return [(routes[index], nodes) for index, nodes in gone.items()]
 
     # -- attributes --------------------------------------------------------------------------------------------
 
@@ -225,10 +235,17 @@ class FileSystem:
         """A new file, open. Gives its entry and its handle."""
         route, node = await self._place_for_name(parent, name)
         for_volume = flags & ~_NOT_FOR_VOLUMES
-        attr = await self._take(route, route.volume.create, node, name, mode, for_volume, caller)
+        try:
+            attr = await self._take(route, route.volume.create, node, name, mode, for_volume, caller)
+        except FileExistsError:
+            if flags & os.O_EXCL:
+                raise
+            # Made by somebody else since the kernel last looked; without O_EXCL that is as good.
+            existing = await self.lookup(parent, name)
+            handle, _ = await self.open(existing.inode, flags)
+            return existing, handle
         entry = self._entry(route, parent, attr)
-        handle = FileHandle(entry.inode, route, attr.node, for_volume, bool(flags & os.O_APPEND))
-        return entry, self.files.add(handle)
+        return entry, self.files.add(FileHandle(entry.inode, route, attr.node, for_volume))
 
     async def open(self, inode: int, flags: int) -> tuple[int, bool]:
         """A handle, and whether the pages the kernel has of the file are still good."""
@@ -243,9 +260,9 @@ class FileSystem:
                 await route.call(route.volume.setattr, node, AttrChanges(size=0))
             keep = route.policy.coherent or await self._same_version(inode, route, node)
         except BaseException:
-            route.volume.release(node, for_volume)
+            await route.call(route.volume.release, node, for_volume)
             raise
-        return self.files.add(FileHandle(inode, route, node, for_volume, bool(flags & os.O_APPEND))), keep
+        return self.files.add(FileHandle(inode, route, node, for_volume)), keep
 
     async def _same_version(self, inode: int, route: Route, node: int) -> bool:
         version = route.policy.version(await route.call(route.volume.getattr, node))
@@ -262,8 +279,9 @@ class FileSystem:
     async def write(self, number: int, offset: int, data: bytes) -> int:
         handle = self.files[number]
         self.changes += 1
-        if handle.append:
-            return await handle.route.call(_append, handle.route.volume, handle.node, data)
+        if handle.flags & os.O_APPEND:
+            mapped = handle.flags & os.O_ACCMODE == os.O_RDWR
+            return await handle.route.call(_append, handle.route.volume, handle.node, offset, data, mapped)
         return await handle.route.call(handle.route.volume.write, handle.node, offset, data)
 
     async def flush(self, number: int) -> None:
@@ -316,27 +334,23 @@ class FileSystem:
         self._unsubscribe = []
         self._kernel = None
 
-    def sync(self) -> None:
-        """Make every volume durable; each is tried, the first error is raised at the end. Blocks."""
+    def close(self) -> None:
+        """The mount is gone: close what the kernel can't close any more, and make every volume durable. Blocks.
+
+        Every volume is tried, a blocking one under its deadline; the first error is raised at the end.
+        """
         first: OSError | None = None
-        for volume in dict.fromkeys(route.volume for route in self.tree.routes):
+        handles = [self.files.remove(number) for number, _ in self.files.items()]
+        nameless = dict(self._let_go([reference for reference in self.inodes.items() if reference[0] != ROOT_INODE]))
+        for route in self.tree.routes:
+            mine = [handle for handle in handles if handle.route is route]
             try:
-                volume.sync()
+                route.offload.finish(partial(_close, route.volume, mine, nameless.get(route, [])))
             except OSError as error:
-                log.error("could not sync %s: %s", type(volume).__name__, error)
+                log.error("could not close route %s: %s", route.prefix, error)
                 first = first or error
         if first is not None:
             raise first
-
-    def release_all(self) -> None:
-        """The mount is gone: close what the kernel can't close any more, so that nameless nodes are freed."""
-        for number in [number for number, _ in self.files.items()]:
-            handle = self.files.remove(number)
-            try:
-                handle.route.volume.release(handle.node, handle.flags)
-            except OSError as error:
-                log.error("could not close inode %d: %s", handle.inode, error)
-        self.forget([(inode, count) for inode, count in self.inodes.items() if inode != ROOT_INODE])
 
     def _changed(self, route: Route, change: Change) -> None:
         """Something was changed through the other face. Runs in the thread that did it, with no lock held."""
@@ -441,10 +455,25 @@ def _held(volume: Volume, function: Callable[..., Attr], args: tuple[Any, ...]) 
         return attr
 
 
-def _append(volume: Volume, node: int, data: bytes) -> int:
-    """O_APPEND: the end of the file is decided here, where all writers meet."""
+def _close(volume: Volume, handles: list[FileHandle], nodes: list[int]) -> None:
+    for handle in handles:
+        volume.release(handle.node, handle.flags)
+    volume.forget(nodes)
+    volume.sync()
+
+
+def _append(volume: Volume, node: int, offset: int, data: bytes, mapped: bool) -> int:
+    """O_APPEND: the end of the file is decided here, where all writers meet, not by the size the kernel remembers.
+
+    Except for pages that come from a shared mapping: they go where they are mapped. Only a handle that may also read
+    can be mapped so, and such a write covers whole pages, up to the end of the file.
+    """
     with volume.lock:
-        return volume.write(node, volume.getattr(node).size, data)
+        end = volume.getattr(node).size
+        page = offset % _PAGE_BYTES == 0 and (len(data) % _PAGE_BYTES == 0 or offset + len(data) == end)
+        if mapped and page and offset + len(data) <= end:
+            return volume.write(node, offset, data)
+        return volume.write(node, end, data)
 
 
 def _check_name(name: bytes) -> None:

@@ -14,14 +14,13 @@ Handle = TypeVar("Handle", "FileHandle", "DirectoryHandle")
 class FileHandle:
     """One open file."""
 
-    __slots__ = ("append", "flags", "inode", "node", "route")
+    __slots__ = ("flags", "inode", "node", "route")
 
-    def __init__(self, inode: int, route: Route, node: int, flags: int, append: bool) -> None:
+    def __init__(self, inode: int, route: Route, node: int, flags: int) -> None:
         self.inode = inode
         self.route = route
         self.node = node
         self.flags = flags  # of open(2)
-        self.append = append  # every write goes to the end
 
 
 class DirectoryHandle:

@@ -40,7 +40,7 @@ async def list_directory(filesystem: FileSystem, handle: DirectoryHandle, offset
         name = children[position - 2]
         entry = await filesystem.lookup(handle.inode, name)
         if not emit(name, entry, position + 1):
-            filesystem.forget([(entry.inode, 1)])
+            await filesystem.forget([(entry.inode, 1)])
             return
         position += 1
     if handle.route is not None:

@@ -8,6 +8,7 @@ and nobody else notices.
 from __future__ import annotations
 
 import errno
+import threading
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
@@ -47,3 +48,27 @@ class Offload:
             return await trio.to_thread.run_sync(function, limiter=self._limiter, abandon_on_cancel=self.blocking)
         self.timeouts += 1
         raise oserror(errno.ETIMEDOUT)
+
+    def finish(self, function: Callable[[], None]) -> None:
+        """Run when there is no loop any more: the last words to a volume. ETIMEDOUT as in `call`."""
+        if not self.blocking:
+            function()
+            return
+        outcome: list[BaseException | None] = []
+
+        def run() -> None:
+            try:
+                function()
+            except BaseException as error:
+                outcome.append(error)
+            else:
+                outcome.append(None)
+
+        thread = threading.Thread(target=run, name="fusebackend-finish", daemon=True)
+        thread.start()
+        thread.join(self.deadline_s)
+        if not outcome:
+            self.timeouts += 1
+            raise oserror(errno.ETIMEDOUT)
+        if outcome[0] is not None:
+            raise outcome[0]
