@@ -45,7 +45,8 @@ class Matcher:
     def matches(self, relative_path: str) -> bool:
         """Does the file at this path below the search root match? The path has no leading `/`."""
         subject = relative_path if self._anchored else relative_path.rpartition("/")[2]
-        return self._regex.match(subject) is not None
+        # The whole of it: wcmatch ends in `$`, which would let a name's last newline pass.
+        return self._regex.fullmatch(subject) is not None
 
 
 @functools.lru_cache(maxsize=256)

@@ -10,7 +10,6 @@ deepagents), while `grep` splits at `\\n` alone, as grep and ripgrep do.
 from __future__ import annotations
 
 import base64
-import binascii
 import codecs
 import datetime
 from collections.abc import Iterable, Mapping
@@ -146,8 +145,8 @@ def read_bytes(path: str, data: bytes, offset: int = 0, limit: int = READ_LIMIT_
 
 def has_binary_extension(path: str) -> bool:
     """Does the name say that this is an image, a video, a sound or a document?"""
-    _, dot, extension = path.rpartition("/")[2].rpartition(".")
-    return bool(dot) and extension.lower() in BINARY_EXTENSIONS
+    stem, _, extension = path.rpartition("/")[2].rpartition(".")
+    return stem != "" and extension.lower() in BINARY_EXTENSIONS
 
 
 # --------------------------------------------------------------------------------------------------------------
@@ -343,7 +342,7 @@ def decode_file_data(record: Mapping[str, Any]) -> bytes:
             return base64.b64decode(content, validate=True)
         if encoding == "utf-8":
             return content.encode("utf-8")
-    except (binascii.Error, UnicodeEncodeError) as error:
+    except ValueError as error:  # binascii's and Unicode's are both
         raise ValueError(f"File data is not valid {encoding}: {error}") from error
     raise ValueError(f"File data has the unknown encoding {encoding!r}")
 
