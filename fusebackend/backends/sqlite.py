@@ -186,24 +186,21 @@ class SqliteVolume(TreeVolume):
 
     def _children(self, parent: int, after: bytes, limit: int) -> list[tuple[bytes, int]]:
         self._directory(parent)
+        changed = {name: node for name, node in self._overlay.names.get(parent, {}).items() if name > after}
+        # The file still has the removed names: so many rows hold `limit` that stay, or reach the end.
+        rows = limit + sum(node is None for node in changed.values())
         with _sqlite_errors():
             stored = self._db.execute(
                 "SELECT name, node FROM dentry WHERE parent = ? AND name > ? ORDER BY name LIMIT ?",
-                (parent, after, limit),
+                (parent, after, rows),
             ).fetchall()
-        changed = self._overlay.names.get(parent)
         if not changed:
             return stored
-        if len(stored) == limit:  # the file has more: only names up to the last one are known to be complete
+        merged = dict(stored) | changed
+        if len(stored) == rows:  # the file has more: only names up to the last one are known to be complete
             last = stored[-1][0]
-            new = {name: node for name, node in changed.items() if after < name <= last}
-        else:
-            new = {name: node for name, node in changed.items() if name > after}
-        merged = dict(stored) | new
-        page = sorted((name, node) for name, node in merged.items() if node is not None)
-        if not page and len(stored) == limit:  # a whole page of removed names: look further
-            return self._children(parent, stored[-1][0], limit)
-        return page[:limit]
+            merged = {name: node for name, node in merged.items() if name <= last}
+        return sorted((name, node) for name, node in merged.items() if node is not None)[:limit]
 
     # -- storage: chunks ---------------------------------------------------------------------------------------
 
