@@ -382,7 +382,6 @@ class SqliteVolume(TreeVolume):
     def _write_chunks(self) -> None:
         """Small changes of stored chunks are written in place; the rest as whole rows."""
         whole: list[tuple[int, int, int, bytes | bytearray]] = []
-        row = self._next_row
         for (node, index), chunk in self._overlay.chunks.items():
             size = len(chunk.data)
             if chunk.row and size == chunk.stored_bytes and chunk.high - chunk.low <= size // 2:
@@ -392,11 +391,11 @@ class SqliteVolume(TreeVolume):
             elif chunk.row:
                 whole.append((chunk.row, node, index, chunk.data))
             else:
-                whole.append((row, node, index, chunk.data))
-                chunk.row = row
-                row += 1
+                # The number is spent even if this transaction fails: the chunk keeps it for the next one.
+                chunk.row = self._next_row
+                self._next_row += 1
+                whole.append((chunk.row, node, index, chunk.data))
         self._db.executemany("INSERT OR REPLACE INTO chunk VALUES (?, ?, ?, ?)", whole)
-        self._next_row = row
 
     def _settle(self) -> None:
         """The overlay is in the file: what it held is now clean, and kept only as far as the caches go."""
