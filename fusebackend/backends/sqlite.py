@@ -146,7 +146,8 @@ class SqliteVolume(TreeVolume):
 
     def _changed(self, inode: Inode) -> None:
         if inode.node not in self._overlay.inodes:
-            self._overlay.inodes[inode.node] = inode
+            # Also where it is looked for: a walk up a very deep tree may have let go of what a rename has in hand.
+            self._overlay.inodes[inode.node] = self._inodes[inode.node] = inode
             self._note(1, 0)
 
     def _drop(self, inode: Inode) -> None:
