@@ -211,6 +211,7 @@ class TreeVolume(NativeVolume):
             if inode.nlink >= LINK_MAX:
                 raise oserror(errno.EMLINK, new_name)
             self._vacant(new_parent, new_name)
+            self._admit(len(new_name))
             self._set_child(new_parent, new_name, node)
             inode.nlink += 1
             now = inode.ctime_ns = now_ns()
@@ -245,7 +246,8 @@ class TreeVolume(NativeVolume):
             raise oserror(errno.EINVAL, name)
         with self.lock:
             inode = self._named(parent, name)
-            self._directory(new_parent)
+            if self._directory(new_parent).nlink == 0:  # removed while somebody stands in it
+                raise oserror(errno.ENOENT, new_name)
             node = self._child(new_parent, new_name)
             target = None if node is None else self._inode(node)
             if target is None and flags == RENAME_EXCHANGE:
