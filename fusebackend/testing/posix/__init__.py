@@ -1,0 +1,52 @@
+"""POSIX cases: what a directory must do, as a class to subclass.
+
+A plain directory passes them, which proves the cases before they accuse a file system. To run them on yours:
+
+    from fusebackend.testing.posix import PosixCases
+
+    class TestMine(PosixCases):
+        features = Features(links=False)      # cases that need hard links are skipped, with that reason
+
+        @pytest.fixture(scope="class")        # any scope: each case makes its own directory below it
+        @classmethod
+        def root(cls):
+            yield pathlib.Path("/mnt/mine")
+
+What differs between file systems that are right in their own way is declared on the class; `case.Limits` says what
+there is. Cases that need another user run only as root, and with `limits.other_users`.
+"""
+
+from __future__ import annotations
+
+from fusebackend.testing.posix.attributes import AttributeCases
+from fusebackend.testing.posix.case import Case, Limits, needs
+from fusebackend.testing.posix.data import DataCases
+from fusebackend.testing.posix.directories import DirectoryCases
+from fusebackend.testing.posix.extended import ExtendedAttributeCases
+from fusebackend.testing.posix.links import LinkCases
+from fusebackend.testing.posix.locks import LockCases
+from fusebackend.testing.posix.mapping import MappingCases
+from fusebackend.testing.posix.names import NameCases
+from fusebackend.testing.posix.opening import OpenCases
+from fusebackend.testing.posix.ownership import OwnershipCases
+from fusebackend.testing.posix.renaming import RenameCases
+from fusebackend.testing.posix.times import TimeCases
+
+__all__ = ["Case", "Limits", "PosixCases", "needs"]
+
+
+class PosixCases(
+    OpenCases,
+    DataCases,
+    MappingCases,
+    NameCases,
+    DirectoryCases,
+    RenameCases,
+    LinkCases,
+    AttributeCases,
+    OwnershipCases,
+    TimeCases,
+    ExtendedAttributeCases,
+    LockCases,
+):
+    """Every case. Give it a `root`, and say in `features` and `limits` what the file system can't do."""

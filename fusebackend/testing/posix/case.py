@@ -1,0 +1,219 @@
+"""What every POSIX case stands on: a fresh directory, declared limits, and a few calls that Python lacks.
+
+A case is a method with the argument `d`: an empty directory of its own, removed afterwards. `needs(...)` names the
+features and limits without which a case is skipped; `fails(errno, ...)` expects one of those errnos and no other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import pickle
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from fusebackend.protocol import Features
+
+_C = TypeVar("_C", bound=Callable[..., Any])
+
+NOBODY = 65534
+"""The other user (and group) of cases that need one; the kernel's overflow uid, which owns nothing."""
+
+AT_FDCWD = -100
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """In what file systems differ while each is right; the defaults are what a native volume's mount gives."""
+
+    huge_files: bool = True
+    """A sparse file may be 2^50 bytes long (ext4 ends at 2^44)."""
+    xattr_value_bytes: int = 65536
+    """The longest value of one extended attribute; the kernel's own limit is 65536 (ext4: about 4,000)."""
+    direct_any_size: bool = True
+    """O_DIRECT takes any offset, size and address, as FUSE does; disks want whole sectors."""
+    other_users: bool = True
+    """Other users may come in (a mount with `allow_other`)."""
+    wide_times: bool = True
+    """Times from 1901 to 2446 are kept to the nanosecond."""
+    many_entries: int = 3000
+    """How many entries a large directory has in the cases that read one while it changes."""
+
+
+def needs(*words: str) -> Callable[[_C], _C]:
+    """Skip the case unless the class declares each of `words`: a field of `Features` or of `Limits`, or `root`."""
+
+    def mark(function: _C) -> _C:
+        function.needs = words  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+class Case:
+    """The ground of the cases. A subclass overrides the fixture `root`, and `features` and `limits` where it must."""
+
+    features: Features = Features()
+    limits: Limits = Limits()
+
+    @pytest.fixture
+    def root(self) -> Path:
+        raise NotImplementedError("override the fixture `root`: it gives the directory under test, as a Path")
+
+    @pytest.fixture
+    def d(self, root: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+        """An empty directory for one case."""
+        for word in getattr(request.function, "needs", ()):
+            if not self.has(word):
+                pytest.skip(f"needs {word}, which is not declared here" if word != "root" else "needs root")
+        directory = root / f"case-{request.node.originalname}"
+        directory.mkdir()
+        # A directory made by root takes its group from a setgid parent; the cases start from a known mode.
+        if self.features.persistent_modes:
+            directory.chmod(0o755)
+        with umask(0o022):
+            yield directory
+        remove_tree(directory)
+
+    def has(self, word: str) -> bool:
+        """Does the file system under test declare this feature or limit?"""
+        if word == "root":
+            return os.geteuid() == 0
+        source: object = self.features if hasattr(self.features, word) else self.limits
+        return bool(getattr(source, word))
+
+
+@contextlib.contextmanager
+def fails(*numbers: int) -> Iterator[None]:
+    """The body must raise `OSError` with one of these errnos."""
+    try:
+        yield
+    except OSError as error:
+        wanted = " or ".join(errno.errorcode[number] for number in numbers)
+        assert error.errno in numbers, f"expected {wanted}, got {errno.errorcode.get(error.errno or 0)}: {error}"
+        return
+    pytest.fail(f"no error, expected {' or '.join(errno.errorcode[number] for number in numbers)}", pytrace=True)
+
+
+@contextlib.contextmanager
+def umask(mask: int) -> Iterator[None]:
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+@contextlib.contextmanager
+def opened(path: Path | bytes | str, flags: int, mode: int = 0o644, *, dir_fd: int | None = None) -> Iterator[int]:
+    """`open(2)` for the length of a block."""
+    fd = os.open(path, flags, mode, dir_fd=dir_fd)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def remove_tree(directory: Path) -> None:
+    """Remove a case's directory with all below it, whatever a failed case has left of its modes."""
+    shutil.rmtree(os.fsencode(directory))
+
+
+def renameat2(source: Path, target: Path, flags: int) -> None:
+    """`renameat2(2)`, which Python does not have. Raises OSError."""
+    result = _libc.renameat2(AT_FDCWD, os.fsencode(source), AT_FDCWD, os.fsencode(target), ctypes.c_uint(flags))
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), os.fspath(source))
+
+
+def as_user(directory: Path, action: Callable[[], Any], uid: int = NOBODY, groups: tuple[int, ...] = ()) -> Any:
+    """Run `action` in a child that is another user and whose working directory is `directory`; return its result.
+
+    The child goes to the directory first, as root: what lies above it need not be open to the user. An exception
+    in the child is raised here; an OSError keeps its errno.
+    """
+
+    def other() -> Any:
+        os.chdir(directory)
+        os.setgroups(list(groups))
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+        return action()
+
+    return in_child(other)
+
+
+def in_child(action: Callable[[], Any], timeout_s: float = 60.0) -> Any:
+    """Run `action` in a forked child and return (or raise) what it did; the child is killed after `timeout_s`."""
+    child = fork(action)
+    return child.result(timeout_s)
+
+
+class Child:
+    """A forked process that runs one function and tells its parent, through a pipe, what came of it."""
+
+    def __init__(self, pid: int, pipe: int) -> None:
+        self.pid = pid
+        self._pipe = pipe
+
+    def result(self, timeout_s: float = 60.0) -> Any:
+        """What the function returned, or the exception it raised."""
+        import select
+        import signal
+
+        data = b""
+        late = False
+        with os.fdopen(self._pipe, "rb", buffering=0) as pipe:
+            while select.select([pipe], [], [], timeout_s)[0]:
+                part = pipe.read(65536)
+                if not part:
+                    break
+                data += part
+            else:
+                late = True
+                os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        assert not late, f"the child did not end within {timeout_s} s"
+        assert data, "the child died without a word"
+        good, value = pickle.loads(data)
+        if not good:
+            raise value
+        return value
+
+
+def fork(action: Callable[[], Any]) -> Child:
+    """Start `action` in a child process; `Child.result` waits for it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(writer)
+        return Child(pid, reader)
+    try:
+        os.close(reader)
+        try:
+            answer = pickle.dumps((True, action()))
+        except BaseException as error:
+            answer = pickle.dumps((False, _portable(error)))
+        os.write(writer, answer)
+    finally:
+        os._exit(0)  # no pytest teardown in the child
+
+
+def _portable(error: BaseException) -> Exception:
+    if isinstance(error, OSError):
+        return OSError(error.errno, error.strerror)
+    return AssertionError(f"in the child: {type(error).__name__}: {error}")
+

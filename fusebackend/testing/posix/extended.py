@@ -1,0 +1,138 @@
+"""Extended attributes."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+from fusebackend.testing.posix.case import Case, fails, needs, opened
+
+
+class ExtendedAttributeCases(Case):
+    @needs("xattrs")
+    def test_set_get_list_and_remove(self, d: Path) -> None:
+        (d / "file").write_bytes(b"x")
+        os.setxattr(d / "file", "user.one", b"1")
+        os.setxattr(d / "file", "user.two", b"\x00\xff binary")
+        assert os.getxattr(d / "file", "user.one") == b"1"
+        assert os.getxattr(d / "file", "user.two") == b"\x00\xff binary"
+        assert sorted(_listed(d / "file")) == ["user.one", "user.two"]
+        os.removexattr(d / "file", "user.one")
+        assert _listed(d / "file") == ["user.two"]
+
+    @needs("xattrs")
+    def test_a_value_is_replaced(self, d: Path) -> None:
+        (d / "file").write_bytes(b"x")
+        for value in (b"first", b"a longer second", b"", b"z"):
+            os.setxattr(d / "file", "user.value", value)
+            assert os.getxattr(d / "file", "user.value") == value
+
+    @needs("xattrs")
+    def test_create_and_replace_flags(self, d: Path) -> None:
+        (d / "file").write_bytes(b"x")
+        with fails(errno.ENODATA):
+            os.setxattr(d / "file", "user.a", b"1", os.XATTR_REPLACE)
+        os.setxattr(d / "file", "user.a", b"1", os.XATTR_CREATE)
+        with fails(errno.EEXIST):
+            os.setxattr(d / "file", "user.a", b"2", os.XATTR_CREATE)
+        assert os.getxattr(d / "file", "user.a") == b"1"
+        os.setxattr(d / "file", "user.a", b"3", os.XATTR_REPLACE)
+        assert os.getxattr(d / "file", "user.a") == b"3"
+
+    @needs("xattrs")
+    def test_a_missing_attribute_is_enodata(self, d: Path) -> None:
+        (d / "file").write_bytes(b"x")
+        with fails(errno.ENODATA):
+            os.getxattr(d / "file", "user.none")
+        with fails(errno.ENODATA):
+            os.removexattr(d / "file", "user.none")
+        with fails(errno.ENOENT):
+            os.getxattr(d / "missing", "user.none")
+        assert _listed(d / "file") == []
+
+    @needs("xattrs")
+    def test_attributes_of_a_directory(self, d: Path) -> None:
+        (d / "dir").mkdir()
+        os.setxattr(d / "dir", "user.note", b"on a directory")
+        assert os.getxattr(d / "dir", "user.note") == b"on a directory"
+        (d / "dir" / "file").touch()
+        assert _listed(d / "dir" / "file") == []
+
+    @needs("xattrs")
+    def test_attributes_through_a_handle(self, d: Path) -> None:
+        with opened(d / "file", os.O_RDWR | os.O_CREAT) as fd:
+            os.setxattr(fd, "user.a", b"1")
+            os.unlink(d / "file")
+            assert os.getxattr(fd, "user.a") == b"1"
+            os.setxattr(fd, "user.b", b"2")
+            assert sorted(name for name in os.listxattr(fd) if name.startswith("user.")) == ["user.a", "user.b"]
+
+    @needs("xattrs")
+    def test_attributes_stay_with_the_file(self, d: Path) -> None:
+        (d / "file").write_bytes(b"x")
+        os.setxattr(d / "file", "user.a", b"1")
+        os.rename(d / "file", d / "moved")
+        assert os.getxattr(d / "moved", "user.a") == b"1"
+        (d / "moved").write_bytes(b"rewritten")
+        assert os.getxattr(d / "moved", "user.a") == b"1"
+        os.unlink(d / "moved")
+        (d / "moved").write_bytes(b"another file")
+        assert _listed(d / "moved") == []
+
+    @needs("xattrs", "links")
+    def test_attributes_are_shared_by_links(self, d: Path) -> None:
+        (d / "one").write_bytes(b"x")
+        os.link(d / "one", d / "two")
+        os.setxattr(d / "one", "user.a", b"1")
+        assert os.getxattr(d / "two", "user.a") == b"1"
+
+    @needs("xattrs")
+    def test_a_large_value(self, d: Path) -> None:
+        (d / "file").write_bytes(b"x")
+        value = os.urandom(self.limits.xattr_value_bytes)
+        os.setxattr(d / "file", "user.large", value)
+        assert os.getxattr(d / "file", "user.large") == value
+        os.setxattr(d / "file", "user.large", b"small again")
+        assert os.getxattr(d / "file", "user.large") == b"small again"
+
+    @needs("xattrs")
+    def test_a_value_above_64_kib_is_refused(self, d: Path) -> None:
+        (d / "file").write_bytes(b"x")
+        with fails(errno.E2BIG, errno.ENOSPC):
+            os.setxattr(d / "file", "user.large", bytes(65_537))
+        assert _listed(d / "file") == []
+
+    @needs("xattrs")
+    def test_long_and_odd_names(self, d: Path) -> None:
+        (d / "file").write_bytes(b"x")
+        longest = "user." + "n" * 250
+        os.setxattr(d / "file", longest, b"1")
+        os.setxattr(d / "file", b"user.\xff\n", b"2")
+        assert os.getxattr(d / "file", longest) == b"1"
+        assert os.getxattr(d / "file", b"user.\xff\n") == b"2"
+        assert sorted(map(os.fsencode, _listed(d / "file"))) == sorted([longest.encode(), b"user.\xff\n"])
+        with fails(errno.ERANGE):
+            os.setxattr(d / "file", "user." + "n" * 251, b"1")
+
+    @needs("xattrs")
+    def test_many_attributes(self, d: Path) -> None:
+        (d / "file").write_bytes(b"x")
+        for number in range(50):
+            os.setxattr(d / "file", f"user.{number:02}", b"%d" % number)
+        assert sorted(_listed(d / "file")) == [f"user.{number:02}" for number in range(50)]
+        assert os.getxattr(d / "file", "user.49") == b"49"
+
+    @needs("xattrs", "symlinks")
+    def test_user_attributes_of_a_symlink_are_refused(self, d: Path) -> None:
+        (d / "file").write_bytes(b"x")
+        os.symlink("file", d / "link")
+        with fails(errno.EPERM):
+            os.setxattr(d / "link", "user.a", b"1", follow_symlinks=False)
+        os.setxattr(d / "link", "user.a", b"1")
+        assert os.getxattr(d / "file", "user.a") == b"1"
+
+
+def _listed(path: Path) -> list[str]:
+    """The names in the `user.` namespace; a security module may add its own to the rest."""
+    return [name for name in os.listxattr(path) if name.startswith("user.")]

@@ -1,0 +1,225 @@
+"""Hard links, symbolic links, FIFOs, sockets and device nodes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+
+from fusebackend.testing.posix.case import Case, fails, needs, opened
+
+
+class LinkCases(Case):
+    @needs("links")
+    def test_a_hard_link_is_the_same_file(self, d: Path) -> None:
+        (d / "one").write_bytes(b"x")
+        os.link(d / "one", d / "two")
+        one, two = (d / "one").stat(), (d / "two").stat()
+        assert (one.st_ino, one.st_nlink) == (two.st_ino, 2)
+        assert one.st_nlink == two.st_nlink
+        (d / "two").write_bytes(b"changed")
+        assert (d / "one").read_bytes() == b"changed"
+
+    @needs("links")
+    def test_link_counts_go_up_and_down(self, d: Path) -> None:
+        (d / "file").write_bytes(b"kept")
+        for number in range(20):
+            os.link(d / "file", d / f"link-{number}")
+            assert (d / "file").stat().st_nlink == number + 2
+        os.unlink(d / "file")
+        for number in range(19):
+            os.unlink(d / f"link-{number}")
+            assert (d / "link-19").stat().st_nlink == 19 - number
+        assert (d / "link-19").read_bytes() == b"kept"
+
+    @needs("links")
+    def test_link_count_of_an_open_file(self, d: Path) -> None:
+        with opened(d / "one", os.O_RDWR | os.O_CREAT) as fd:
+            os.link(d / "one", d / "two")
+            assert os.fstat(fd).st_nlink == 2
+            os.unlink(d / "one")
+            assert os.fstat(fd).st_nlink == 1
+            os.unlink(d / "two")
+            assert os.fstat(fd).st_nlink == 0
+
+    @needs("links")
+    def test_rename_over_one_of_two_links(self, d: Path) -> None:
+        (d / "one").write_bytes(b"linked")
+        os.link(d / "one", d / "two")
+        (d / "new").write_bytes(b"new")
+        os.rename(d / "new", d / "one")
+        assert ((d / "one").read_bytes(), (d / "two").read_bytes()) == (b"new", b"linked")
+        assert (d / "two").stat().st_nlink == 1
+
+    @needs("links")
+    def test_link_errors(self, d: Path) -> None:
+        (d / "file").write_bytes(b"x")
+        (d / "dir").mkdir()
+        with fails(errno.EEXIST):
+            os.link(d / "file", d / "dir")
+        with fails(errno.EEXIST):
+            os.link(d / "file", d / "file")
+        with fails(errno.ENOENT):
+            os.link(d / "missing", d / "new")
+        with fails(errno.ENOENT):
+            os.link(d / "file", d / "missing" / "new")
+        with fails(errno.EPERM):
+            os.link(d / "dir", d / "new")
+        assert (d / "file").stat().st_nlink == 1
+
+    @needs("links", "symlinks")
+    def test_a_hard_link_to_a_symlink(self, d: Path) -> None:
+        os.symlink("nowhere", d / "link")
+        os.link(d / "link", d / "twin", follow_symlinks=False)
+        assert os.readlink(d / "twin") == "nowhere"
+        assert (d / "twin").lstat().st_nlink == 2
+
+    @needs("symlinks")
+    def test_a_symlink_is_followed(self, d: Path) -> None:
+        (d / "dir").mkdir()
+        (d / "dir" / "file").write_bytes(b"x")
+        os.symlink("dir", d / "to-dir")
+        os.symlink("to-dir/file", d / "to-file")
+        assert (d / "to-file").read_bytes() == b"x"
+        assert os.listdir(d / "to-dir") == ["file"]
+        (d / "to-file").write_bytes(b"written")
+        assert (d / "dir" / "file").read_bytes() == b"written"
+        assert (d / "to-file").lstat().st_size == len("to-dir/file")
+        assert stat.S_ISLNK((d / "to-file").lstat().st_mode)
+
+    @needs("symlinks")
+    def test_an_absolute_symlink(self, d: Path) -> None:
+        (d / "file").write_bytes(b"x")
+        os.symlink(d / "file", d / "link")
+        assert os.readlink(d / "link") == str(d / "file")
+        assert (d / "link").read_bytes() == b"x"
+
+    @needs("symlinks")
+    def test_a_dangling_symlink(self, d: Path) -> None:
+        os.symlink("nowhere", d / "link")
+        assert os.listdir(d) == ["link"]
+        assert os.readlink(d / "link") == "nowhere"
+        with fails(errno.ENOENT):
+            os.stat(d / "link")
+        with fails(errno.EEXIST):
+            os.symlink("elsewhere", d / "link")
+        os.unlink(d / "link")
+        assert os.listdir(d) == []
+
+    @needs("symlinks")
+    def test_a_loop_of_symlinks_is_eloop(self, d: Path) -> None:
+        os.symlink("b", d / "a")
+        os.symlink("a", d / "b")
+        os.symlink("self", d / "self")
+        for name in ("a", "self", "a/below"):
+            with fails(errno.ELOOP):
+                os.stat(d / name)
+        with fails(errno.ELOOP):
+            os.open(d / "self", os.O_WRONLY | os.O_CREAT)
+
+    @needs("symlinks")
+    def test_forty_symlinks_are_followed_and_more_are_not(self, d: Path) -> None:
+        (d / "0").write_bytes(b"x")
+        for number in range(1, 42):
+            os.symlink(str(number - 1), d / str(number))
+        assert (d / "40").read_bytes() == b"x"
+        with fails(errno.ELOOP):
+            os.stat(d / "41")
+
+    @needs("symlinks")
+    @pytest.mark.parametrize("size", [1, 59, 60, 255, 256, 1023, 4000, 4095])
+    def test_the_target_of_a_symlink_may_be_long(self, d: Path, size: int) -> None:
+        target = ("t" * 200 + "/") * 21
+        target = target[: size - 1] + "e"
+        os.symlink(target, d / "link")
+        assert os.readlink(d / "link") == target
+        assert (d / "link").lstat().st_size == size
+
+    @needs("symlinks")
+    def test_symlink_errors(self, d: Path) -> None:
+        with fails(errno.ENAMETOOLONG):
+            os.symlink("t" * 4096, d / "link")
+        with fails(errno.ENOENT):
+            os.symlink("", d / "link")
+        with fails(errno.ENOENT):
+            os.symlink("x", d / "missing" / "link")
+        (d / "file").write_bytes(b"x")
+        with fails(errno.EINVAL):
+            os.readlink(d / "file")
+        with fails(errno.EINVAL):
+            os.readlink(d)
+        with fails(errno.ENOENT):
+            os.readlink(d / "missing")
+
+    @needs("symlinks")
+    def test_unlink_removes_the_symlink_and_not_its_target(self, d: Path) -> None:
+        (d / "file").write_bytes(b"kept")
+        os.symlink("file", d / "link")
+        os.unlink(d / "link")
+        assert os.listdir(d) == ["file"]
+        assert (d / "file").read_bytes() == b"kept"
+
+    @needs("special_files")
+    def test_a_fifo_passes_data(self, d: Path) -> None:
+        os.mkfifo(d / "fifo", 0o640)
+        status = (d / "fifo").stat()
+        assert stat.S_ISFIFO(status.st_mode) and stat.S_IMODE(status.st_mode) == 0o640
+        reader = os.open(d / "fifo", os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            with opened(d / "fifo", os.O_WRONLY) as writer:
+                os.write(writer, b"through the pipe")
+            assert os.read(reader, 100) == b"through the pipe"
+        finally:
+            os.close(reader)
+        assert (d / "fifo").stat().st_size == 0
+        with fails(errno.EEXIST):
+            os.mkfifo(d / "fifo")
+        with fails(errno.ENXIO):
+            os.open(d / "fifo", os.O_WRONLY | os.O_NONBLOCK)
+
+    @needs("special_files")
+    def test_a_socket_takes_connections(self, d: Path) -> None:
+        with opened(d, os.O_RDONLY | os.O_DIRECTORY) as fd, socket.socket(socket.AF_UNIX) as server:
+            name = f"/proc/self/fd/{fd}/socket"  # an address may be 108 bytes long, a test's directory is longer
+            server.bind(name)
+            server.listen()
+            assert stat.S_ISSOCK((d / "socket").stat().st_mode)
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(name)
+                peer, _ = server.accept()
+                with peer:
+                    client.sendall(b"hello")
+                    assert peer.recv(10) == b"hello"
+        with fails(errno.ENXIO):
+            os.open(d / "socket", os.O_RDONLY)
+
+    @needs("special_files")
+    def test_mknod_makes_a_regular_file(self, d: Path) -> None:
+        os.mknod(d / "file", stat.S_IFREG | 0o640)
+        status = (d / "file").stat()
+        assert stat.S_ISREG(status.st_mode) and (stat.S_IMODE(status.st_mode), status.st_size) == (0o640, 0)
+        with fails(errno.EEXIST):
+            os.mknod(d / "file", stat.S_IFREG | 0o640)
+
+    @needs("special_files", "root")
+    def test_mknod_keeps_the_device_number(self, d: Path) -> None:
+        os.mknod(d / "null", stat.S_IFCHR | 0o666, os.makedev(1, 3))
+        os.mknod(d / "block", stat.S_IFBLK | 0o600, os.makedev(259, 70_000))
+        null, block = (d / "null").stat(), (d / "block").stat()
+        assert stat.S_ISCHR(null.st_mode) and null.st_rdev == os.makedev(1, 3)
+        assert stat.S_ISBLK(block.st_mode) and block.st_rdev == os.makedev(259, 70_000)
+
+    @needs("special_files")
+    def test_special_files_can_be_renamed_linked_and_removed(self, d: Path) -> None:
+        os.mkfifo(d / "fifo")
+        os.rename(d / "fifo", d / "pipe")
+        if self.features.links:
+            os.link(d / "pipe", d / "twin")
+            assert (d / "twin").stat().st_nlink == 2
+            os.unlink(d / "twin")
+        os.unlink(d / "pipe")
+        assert os.listdir(d) == []

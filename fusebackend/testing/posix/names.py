@@ -1,0 +1,249 @@
+"""Names and paths: what Linux allows in a name, how long it may be, and making and removing directories."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from fusebackend.testing.posix.case import Case, fails, needs, opened
+
+ODD_NAMES = {
+    "newline": b"two\nlines",
+    "space": b" leading and trailing ",
+    "invalid-utf8": b"\xff\xfe\x80broken",
+    "overlong": b"\xc0\xaf",
+    "latin1": b"caf\xe9",
+    "utf8": "한글-文件-ñ-🗂".encode(),
+    "decomposed": "e\u0301".encode(),
+    "backslash": b"back\\slash",
+    "control": bytes(range(1, 32)),
+    "delete": b"\x7f",
+    "glob": b"*?[a-z]{x,y}",
+    "quote": b"'\"`$(x)",
+    "dash": b"-rf",
+    "tilde": b"~root",
+    "dots": b"...",
+    "hidden": b".hidden",
+    "colon": b"C:",
+    "percent": b"%2F%00%s",
+    "fuse-hidden": b".fuse_hidden0000",
+}
+
+
+class NameCases(Case):
+    @pytest.mark.parametrize("kind", ODD_NAMES)
+    def test_a_name_is_any_bytes(self, d: Path, kind: str) -> None:
+        name, other = ODD_NAMES[kind], ODD_NAMES[kind] + b"2"
+        home = os.fsencode(d)
+        path = home + b"/" + name
+        with opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
+            os.write(fd, b"content")
+        assert os.listdir(home) == [name]
+        with opened(path, os.O_RDONLY) as fd:
+            assert os.read(fd, 100) == b"content"
+        os.rename(path, home + b"/" + other)
+        assert os.listdir(home) == [other]
+        os.mkdir(path)
+        os.mkdir(path + b"/" + name)
+        assert os.listdir(path) == [name]
+        os.rmdir(path + b"/" + name)
+        os.rmdir(path)
+        os.unlink(home + b"/" + other)
+        assert os.listdir(home) == []
+
+    @needs("symlinks")
+    def test_a_symlink_may_point_at_any_bytes(self, d: Path) -> None:
+        link = os.fsencode(d) + b"/link"
+        os.symlink(b"\xff\n/\xfe", link)
+        assert os.readlink(link) == b"\xff\n/\xfe"
+
+    @pytest.mark.parametrize("name", [b"n" * 255, "ñ".encode() * 127 + b"x", b"\xff" * 255], ids=["a", "utf8", "ff"])
+    def test_a_name_of_255_bytes(self, d: Path, name: bytes) -> None:
+        assert len(name) == 255
+        path = os.fsencode(d) + b"/" + name
+        os.mkdir(path)
+        with opened(path + b"/" + name, os.O_WRONLY | os.O_CREAT) as fd:
+            os.write(fd, b"x")
+        assert os.listdir(os.fsencode(d)) == os.listdir(path) == [name]
+        assert os.stat(path + b"/" + name).st_size == 1
+
+    def test_a_name_of_256_bytes_is_enametoolong(self, d: Path) -> None:
+        long = d / ("n" * 256)
+        (d / "file").write_bytes(b"x")
+        with fails(errno.ENAMETOOLONG):
+            long.stat()
+        with fails(errno.ENAMETOOLONG):
+            os.open(long, os.O_WRONLY | os.O_CREAT)
+        with fails(errno.ENAMETOOLONG):
+            long.mkdir()
+        with fails(errno.ENAMETOOLONG):
+            os.rename(d / "file", long)
+        with fails(errno.ENAMETOOLONG):
+            os.unlink(long)
+        with fails(errno.ENAMETOOLONG):
+            os.rmdir(long)
+        assert os.listdir(d) == ["file"]
+
+    @needs("symlinks", "links", "special_files")
+    def test_a_link_of_256_bytes_is_enametoolong(self, d: Path) -> None:
+        long = d / ("n" * 256)
+        (d / "file").write_bytes(b"x")
+        with fails(errno.ENAMETOOLONG):
+            os.symlink("file", long)
+        with fails(errno.ENAMETOOLONG):
+            os.link(d / "file", long)
+        with fails(errno.ENAMETOOLONG):
+            os.mkfifo(long)
+
+    @pytest.mark.parametrize("size", [1000, 1024, 1025, 2000])
+    def test_far_longer_names_are_enametoolong(self, d: Path, size: int) -> None:
+        with fails(errno.ENAMETOOLONG):
+            os.stat(d / ("n" * size))
+        with fails(errno.ENAMETOOLONG):
+            os.mkdir(d / ("n" * size))
+
+    def test_a_path_of_4095_bytes_works_and_4096_does_not(self, d: Path) -> None:
+        (d / "file").write_bytes(b"x")
+        path = os.fsencode(d / "file")
+        # Slashes count and mean nothing: the path grows without the tree.
+        start, end = os.fsencode(d), b"file"
+        longest = start + b"/" * (4095 - len(start) - len(end)) + end
+        assert len(longest) == 4095 and os.stat(longest).st_ino == os.stat(path).st_ino
+        with fails(errno.ENAMETOOLONG):
+            os.stat(longest.replace(b"/file", b"//file"))
+
+    def test_a_path_of_4096_bytes_of_names_is_enametoolong(self, d: Path) -> None:
+        path = os.fsencode(d)
+        while len(path) < 4096:
+            path += b"/" + b"n" * 200
+        with fails(errno.ENAMETOOLONG):
+            os.mkdir(path)
+        with fails(errno.ENAMETOOLONG):
+            os.open(path, os.O_RDONLY)
+
+    def test_a_tree_of_200_levels(self, d: Path) -> None:
+        name = "level-" + "x" * 24  # 200 levels of it are a path longer than PATH_MAX
+        handles = [os.open(d, os.O_RDONLY | os.O_DIRECTORY)]
+        try:
+            for _ in range(200):
+                os.mkdir(name, dir_fd=handles[-1])
+                handles.append(os.open(name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=handles[-1]))
+            with opened("leaf", os.O_WRONLY | os.O_CREAT, dir_fd=handles[-1]) as fd:
+                os.write(fd, b"deep")
+            assert os.stat("/".join([name] * 100), dir_fd=handles[100]).st_ino == os.fstat(handles[200]).st_ino
+            assert os.stat("../" * 100, dir_fd=handles[200]).st_ino == os.fstat(handles[100]).st_ino
+            assert os.stat("leaf", dir_fd=handles[200]).st_size == 4
+            os.unlink("leaf", dir_fd=handles[-1])
+            while len(handles) > 1:
+                os.close(handles.pop())
+                os.rmdir(name, dir_fd=handles[-1])
+        finally:
+            for fd in handles:
+                os.close(fd)
+        assert os.listdir(d) == []
+
+    def test_dot_and_dot_dot(self, d: Path) -> None:
+        (d / "a").mkdir()
+        (d / "a" / "b").mkdir()
+        assert os.stat(f"{d}/a/b/..").st_ino == os.stat(d / "a").st_ino
+        assert os.stat(f"{d}/a/b/../../a/.").st_ino == os.stat(d / "a").st_ino
+        with fails(errno.EEXIST):
+            os.mkdir(f"{d}/a/.")
+        with fails(errno.EEXIST):
+            os.mkdir(f"{d}/a/..")
+
+    def test_a_trailing_slash_means_a_directory(self, d: Path) -> None:
+        (d / "file").write_bytes(b"x")
+        (d / "dir").mkdir()
+        assert os.stat(f"{d}/dir/").st_ino == os.stat(d / "dir").st_ino
+        with fails(errno.ENOTDIR):
+            os.stat(f"{d}/file/")
+        with fails(errno.EISDIR):
+            os.open(f"{d}/new/", os.O_WRONLY | os.O_CREAT)
+        os.mkdir(f"{d}/other/")
+        assert sorted(os.listdir(d)) == ["dir", "file", "other"]
+
+    def test_an_empty_path_is_enoent(self, d: Path) -> None:
+        with fails(errno.ENOENT):
+            os.stat("")
+        with opened(d, os.O_RDONLY | os.O_DIRECTORY) as fd, fails(errno.ENOENT):
+            os.mkdir("", dir_fd=fd)
+
+    def test_names_that_differ_in_case_differ(self, d: Path) -> None:
+        for name in ("name", "Name", "NAME"):
+            (d / name).write_text(name)
+        assert sorted(os.listdir(d)) == ["NAME", "Name", "name"]
+        assert (d / "Name").read_text() == "Name"
+
+    def test_a_missing_name_that_is_then_made_is_found(self, d: Path) -> None:
+        for number in range(20):  # the absence may be cached; making the name must end that
+            assert not (d / f"name-{number}").exists()
+            (d / f"name-{number}").write_bytes(b"x")
+            assert (d / f"name-{number}").exists()
+            os.unlink(d / f"name-{number}")
+            assert not (d / f"name-{number}").exists()
+
+    def test_mkdir_errors(self, d: Path) -> None:
+        (d / "dir").mkdir()
+        (d / "file").write_bytes(b"x")
+        with fails(errno.EEXIST):
+            os.mkdir(d / "dir")
+        with fails(errno.EEXIST):
+            os.mkdir(d / "file")
+        with fails(errno.ENOENT):
+            os.mkdir(d / "missing" / "below")
+        with fails(errno.ENOTDIR):
+            os.mkdir(d / "file" / "below")
+
+    @needs("symlinks")
+    def test_mkdir_over_a_dangling_symlink_is_eexist(self, d: Path) -> None:
+        os.symlink("nowhere", d / "link")
+        with fails(errno.EEXIST):
+            os.mkdir(d / "link")
+
+    def test_rmdir_errors(self, d: Path) -> None:
+        (d / "full" / "below").mkdir(parents=True)
+        (d / "file").write_bytes(b"x")
+        with fails(errno.ENOTEMPTY, errno.EEXIST):
+            os.rmdir(d / "full")
+        with fails(errno.ENOTDIR):
+            os.rmdir(d / "file")
+        with fails(errno.ENOENT):
+            os.rmdir(d / "missing")
+        with fails(errno.EINVAL):
+            os.rmdir(f"{d}/full/.")
+        with fails(errno.ENOTEMPTY, errno.EEXIST):
+            os.rmdir(f"{d}/full/below/..")
+        assert sorted(os.listdir(d)) == ["file", "full"]
+
+    @needs("symlinks")
+    def test_rmdir_of_a_symlink_is_enotdir(self, d: Path) -> None:
+        (d / "dir").mkdir()
+        os.symlink("dir", d / "link")
+        with fails(errno.ENOTDIR):
+            os.rmdir(d / "link")
+
+    def test_unlink_errors(self, d: Path) -> None:
+        (d / "dir").mkdir()
+        (d / "file").write_bytes(b"x")
+        with fails(errno.EISDIR, errno.EPERM):
+            os.unlink(d / "dir")
+        with fails(errno.ENOENT):
+            os.unlink(d / "missing")
+        with fails(errno.ENOTDIR):
+            os.unlink(d / "file" / "below")
+        with fails(errno.ENOTDIR):
+            os.unlink(f"{d}/file/")
+        assert sorted(os.listdir(d)) == ["dir", "file"]
+
+    @needs("persistent_modes")
+    def test_mkdir_applies_the_umask(self, d: Path) -> None:
+        before = os.umask(0o027)
+        try:
+            os.mkdir(d / "dir", 0o777)
+        finally:
+            os.umask(before)
+        assert (d / "dir").stat().st_mode & 0o7777 == 0o750

@@ -1,0 +1,212 @@
+"""Owners and groups: chown, files made by another user, set-group-ID directories, the sticky bit. Needs root."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+from fusebackend.testing.posix.case import NOBODY, Case, as_user, fails, needs, opened
+
+OTHER = 12345
+
+
+class OwnershipCases(Case):
+    @needs("root", "persistent_modes")
+    def test_chown_sets_owner_and_group(self, d: Path) -> None:
+        (d / "file").write_bytes(b"x")
+        os.chown(d / "file", OTHER, OTHER + 1)
+        status = (d / "file").stat()
+        assert (status.st_uid, status.st_gid) == (OTHER, OTHER + 1)
+        os.chown(d / "file", -1, 7)
+        os.chown(d / "file", 8, -1)
+        status = (d / "file").stat()
+        assert (status.st_uid, status.st_gid) == (8, 7)
+
+    @needs("root", "persistent_modes", "symlinks")
+    def test_lchown_changes_the_symlink(self, d: Path) -> None:
+        (d / "file").write_bytes(b"x")
+        os.symlink("file", d / "link")
+        os.lchown(d / "link", OTHER, OTHER)
+        assert ((d / "link").lstat().st_uid, (d / "file").stat().st_uid) == (OTHER, 0)
+        os.chown(d / "link", 9, 9)
+        assert ((d / "link").lstat().st_uid, (d / "file").stat().st_uid) == (OTHER, 9)
+
+    @needs("root", "persistent_modes")
+    def test_large_ids(self, d: Path) -> None:
+        (d / "file").write_bytes(b"x")
+        os.chown(d / "file", 4_294_967_294, 4_294_967_293)
+        status = (d / "file").stat()
+        assert (status.st_uid, status.st_gid) == (4_294_967_294, 4_294_967_293)
+
+    @needs("root", "persistent_modes")
+    def test_chown_clears_set_user_id(self, d: Path) -> None:
+        (d / "file").write_bytes(b"x")
+        os.chmod(d / "file", 0o6755)
+        os.chown(d / "file", OTHER, OTHER)
+        assert stat.S_IMODE((d / "file").stat().st_mode) == 0o755
+
+    @needs("root", "persistent_modes", "other_users")
+    def test_files_of_another_user_belong_to_it(self, d: Path) -> None:
+        os.chmod(d, 0o777)
+
+        def make() -> None:
+            os.close(os.open("file", os.O_WRONLY | os.O_CREAT))
+            os.mkdir("dir")
+
+        as_user(d, make)
+        for name in ("file", "dir"):
+            assert ((d / name).stat().st_uid, (d / name).stat().st_gid) == (NOBODY, NOBODY)
+
+    @needs("root", "persistent_modes", "other_users", "symlinks", "special_files")
+    def test_special_files_of_another_user_belong_to_it(self, d: Path) -> None:
+        os.chmod(d, 0o777)
+
+        def make() -> None:
+            os.symlink("x", "link")
+            os.mkfifo("fifo")
+
+        as_user(d, make)
+        for name in ("link", "fifo"):
+            assert ((d / name).lstat().st_uid, (d / name).lstat().st_gid) == (NOBODY, NOBODY)
+
+    @needs("root", "persistent_modes", "other_users")
+    def test_a_setgid_directory_passes_its_group_on(self, d: Path) -> None:
+        (d / "shared").mkdir()
+        os.chown(d / "shared", 0, OTHER)
+        os.chmod(d / "shared", 0o2777)
+
+        def make() -> None:
+            os.close(os.open("file", os.O_WRONLY | os.O_CREAT))
+            os.mkdir("dir")
+            os.close(os.open("dir/below", os.O_WRONLY | os.O_CREAT))
+
+        as_user(d / "shared", make)
+        shared = d / "shared"
+        for name in ("file", "dir", "dir/below"):
+            assert ((shared / name).stat().st_uid, (shared / name).stat().st_gid) == (NOBODY, OTHER)
+        assert (shared / "dir").stat().st_mode & stat.S_ISGID
+        assert not (shared / "file").stat().st_mode & stat.S_ISGID
+
+    @needs("root", "persistent_modes", "special_files", "symlinks")
+    def test_a_setgid_directory_passes_its_group_to_special_files(self, d: Path) -> None:
+        (d / "shared").mkdir()
+        os.chown(d / "shared", 0, OTHER)
+        os.chmod(d / "shared", 0o2755)
+        os.mkfifo(d / "shared" / "fifo")
+        os.symlink("x", d / "shared" / "link")
+        assert (d / "shared" / "fifo").stat().st_gid == OTHER
+        assert (d / "shared" / "link").lstat().st_gid == OTHER
+
+    @needs("root", "persistent_modes", "other_users")
+    def test_modes_keep_another_user_out(self, d: Path) -> None:
+        (d / "secret").write_bytes(b"x")
+        os.chmod(d / "secret", 0o600)
+        (d / "closed").mkdir()
+        (d / "closed" / "file").write_bytes(b"x")
+        os.chmod(d / "closed", 0o700)
+        (d / "readable").write_bytes(b"open")
+        os.chmod(d / "readable", 0o644)
+
+        def try_all() -> None:
+            for path, flags in (
+                ("secret", os.O_RDONLY),
+                ("secret", os.O_WRONLY),
+                ("readable", os.O_RDWR),
+                ("closed/file", os.O_RDONLY),
+                ("new", os.O_WRONLY | os.O_CREAT),
+            ):
+                with fails(errno.EACCES):
+                    os.open(path, flags)
+            with fails(errno.EACCES):
+                os.listdir("closed")
+            with fails(errno.EACCES):
+                os.unlink("secret")
+            with opened("readable", os.O_RDONLY) as fd:
+                assert os.read(fd, 10) == b"open"
+
+        as_user(d, try_all)
+
+    @needs("root", "persistent_modes", "other_users")
+    def test_another_user_may_not_change_what_is_not_its_own(self, d: Path) -> None:
+        (d / "file").write_bytes(b"x")
+        os.chmod(d / "file", 0o666)
+
+        def try_all() -> None:
+            with fails(errno.EPERM):
+                os.chmod("file", 0o777)
+            with fails(errno.EPERM):
+                os.chown("file", NOBODY, -1)
+            with fails(errno.EPERM):
+                os.utime("file", ns=(1, 1))
+            os.utime("file")  # now: allowed to whoever may write
+            os.truncate("file", 0)
+
+        as_user(d, try_all)
+        assert ((d / "file").stat().st_uid, (d / "file").stat().st_size) == (0, 0)
+
+    @needs("root", "persistent_modes", "other_users")
+    def test_a_user_may_give_its_file_to_its_own_group_only(self, d: Path) -> None:
+        os.chmod(d, 0o777)
+
+        def try_all() -> None:
+            os.close(os.open("file", os.O_WRONLY | os.O_CREAT))
+            os.chown("file", -1, OTHER)
+            with fails(errno.EPERM):
+                os.chown("file", -1, OTHER + 1)
+            with fails(errno.EPERM):
+                os.chown("file", 0, -1)
+
+        as_user(d, try_all, groups=(OTHER,))
+        assert ((d / "file").stat().st_uid, (d / "file").stat().st_gid) == (NOBODY, OTHER)
+
+    @needs("root", "persistent_modes", "other_users")
+    def test_a_sticky_directory_protects_names(self, d: Path) -> None:
+        os.chmod(d, 0o1777)
+        (d / "file").write_bytes(b"x")
+
+        def try_all() -> None:
+            with fails(errno.EPERM, errno.EACCES):
+                os.unlink("file")
+            with fails(errno.EPERM, errno.EACCES):
+                os.rename("file", "other")
+            os.close(os.open("mine", os.O_WRONLY | os.O_CREAT))
+            os.unlink("mine")
+
+        as_user(d, try_all)
+        assert os.listdir(d) == ["file"]
+
+    @needs("root", "persistent_modes", "other_users")
+    def test_a_write_by_its_owner_clears_set_user_id(self, d: Path) -> None:
+        (d / "file").write_bytes(b"x" * 100)
+        os.chown(d / "file", NOBODY, NOBODY)
+        os.chmod(d / "file", 0o4755)
+
+        def write() -> None:
+            with opened("file", os.O_WRONLY) as fd:
+                os.write(fd, b"patched")
+
+        as_user(d, write)
+        assert stat.S_IMODE((d / "file").stat().st_mode) == 0o755
+
+    @needs("root", "persistent_modes", "other_users")
+    def test_setgid_is_dropped_for_a_group_one_is_not_in(self, d: Path) -> None:
+        (d / "file").write_bytes(b"x")
+        os.chown(d / "file", NOBODY, OTHER)
+        as_user(d, lambda: os.chmod("file", 0o2755))
+        assert stat.S_IMODE((d / "file").stat().st_mode) == 0o755
+
+    @needs("root", "persistent_modes", "other_users")
+    def test_group_members_get_the_group_mode(self, d: Path) -> None:
+        (d / "file").write_bytes(b"for the group")
+        os.chown(d / "file", 0, OTHER)
+        os.chmod(d / "file", 0o640)
+
+        def read() -> bytes:
+            with opened("file", os.O_RDONLY) as fd:
+                return os.read(fd, 100)
+
+        assert as_user(d, read, groups=(OTHER,)) == b"for the group"
+        with fails(errno.EACCES):
+            as_user(d, read)

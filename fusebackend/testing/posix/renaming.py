@@ -1,0 +1,209 @@
+"""rename(2) and renameat2(2): over targets of each kind, into itself, and while files are open."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+from fusebackend.protocol import RENAME_EXCHANGE, RENAME_NOREPLACE
+from fusebackend.testing.posix.case import Case, fails, fork, needs, opened, renameat2
+
+
+class RenameCases(Case):
+    def test_rename_a_file(self, d: Path) -> None:
+        (d / "old").write_bytes(b"data")
+        inode = (d / "old").stat().st_ino
+        os.rename(d / "old", d / "new")
+        assert os.listdir(d) == ["new"]
+        assert (d / "new").read_bytes() == b"data"
+        assert (d / "new").stat().st_ino == inode or not self.features.rename
+
+    def test_rename_a_directory_with_all_below(self, d: Path) -> None:
+        (d / "old" / "a" / "b").mkdir(parents=True)
+        (d / "old" / "a" / "b" / "file").write_bytes(b"deep")
+        os.rename(d / "old", d / "new")
+        assert os.listdir(d) == ["new"]
+        assert (d / "new" / "a" / "b" / "file").read_bytes() == b"deep"
+        assert not (d / "old" / "a" / "b" / "file").exists()
+
+    def test_rename_into_another_directory(self, d: Path) -> None:
+        (d / "from").mkdir()
+        (d / "to").mkdir()
+        (d / "from" / "file").write_bytes(b"data")
+        os.rename(d / "from" / "file", d / "to" / "file")
+        assert (os.listdir(d / "from"), os.listdir(d / "to")) == ([], ["file"])
+        assert (d / "to" / "file").read_bytes() == b"data"
+
+    def test_a_moved_directory_knows_its_new_parent(self, d: Path) -> None:
+        (d / "from" / "dir").mkdir(parents=True)
+        (d / "to").mkdir()
+        with opened(d / "from" / "dir", os.O_RDONLY | os.O_DIRECTORY) as fd:
+            os.rename(d / "from" / "dir", d / "to" / "dir")
+            assert os.stat("..", dir_fd=fd).st_ino == (d / "to").stat().st_ino
+
+    def test_rename_over_a_file(self, d: Path) -> None:
+        (d / "old").write_bytes(b"new content")
+        (d / "target").write_bytes(b"x" * 10_000)
+        os.rename(d / "old", d / "target")
+        assert os.listdir(d) == ["target"]
+        assert (d / "target").read_bytes() == b"new content"
+
+    def test_rename_over_an_open_file_keeps_the_old_data_for_its_handle(self, d: Path) -> None:
+        (d / "source").write_bytes(b"new")
+        (d / "target").write_bytes(b"old")
+        with opened(d / "target", os.O_RDWR) as fd:
+            os.rename(d / "source", d / "target")
+            assert os.pread(fd, 10, 0) == b"old"
+            os.pwrite(fd, b"OLD", 0)
+            assert os.fstat(fd).st_nlink == 0
+        assert (d / "target").read_bytes() == b"new"
+
+    def test_rename_of_an_open_file_keeps_its_handle(self, d: Path) -> None:
+        with opened(d / "old", os.O_RDWR | os.O_CREAT) as fd:
+            os.write(fd, b"before ")
+            os.rename(d / "old", d / "new")
+            os.write(fd, b"after")
+        assert (d / "new").read_bytes() == b"before after"
+
+    def test_rename_over_an_empty_directory(self, d: Path) -> None:
+        (d / "old").mkdir()
+        (d / "old" / "file").write_bytes(b"x")
+        (d / "target").mkdir()
+        os.rename(d / "old", d / "target")
+        assert os.listdir(d) == ["target"]
+        assert os.listdir(d / "target") == ["file"]
+
+    def test_rename_over_a_directory_that_is_not_empty(self, d: Path) -> None:
+        (d / "old").mkdir()
+        (d / "target").mkdir()
+        (d / "target" / "file").write_bytes(b"kept")
+        with fails(errno.ENOTEMPTY, errno.EEXIST):
+            os.rename(d / "old", d / "target")
+        assert (d / "target" / "file").read_bytes() == b"kept"
+        assert sorted(os.listdir(d)) == ["old", "target"]
+
+    def test_rename_of_one_kind_over_the_other(self, d: Path) -> None:
+        (d / "file").write_bytes(b"x")
+        (d / "dir").mkdir()
+        with fails(errno.EISDIR):
+            os.rename(d / "file", d / "dir")
+        with fails(errno.ENOTDIR):
+            os.rename(d / "dir", d / "file")
+        assert sorted(os.listdir(d)) == ["dir", "file"]
+
+    def test_rename_of_a_directory_into_itself_is_einval(self, d: Path) -> None:
+        (d / "dir" / "below").mkdir(parents=True)
+        with fails(errno.EINVAL):
+            os.rename(d / "dir", d / "dir" / "below" / "dir")
+        with fails(errno.EINVAL):
+            os.rename(d / "dir", d / "dir" / "new")
+        with fails(errno.ENOTEMPTY, errno.EEXIST):
+            os.rename(d / "dir" / "below", d / "dir")
+        assert os.listdir(d / "dir") == ["below"]
+
+    def test_rename_onto_itself_does_nothing(self, d: Path) -> None:
+        (d / "file").write_bytes(b"x")
+        (d / "dir").mkdir()
+        os.rename(d / "file", d / "file")
+        os.rename(d / "dir", d / "dir")
+        assert sorted(os.listdir(d)) == ["dir", "file"]
+        assert (d / "file").read_bytes() == b"x"
+
+    def test_rename_errors(self, d: Path) -> None:
+        (d / "file").write_bytes(b"x")
+        with fails(errno.ENOENT):
+            os.rename(d / "missing", d / "new")
+        with fails(errno.ENOENT):
+            os.rename(d / "file", d / "missing" / "new")
+        with fails(errno.ENOTDIR):
+            os.rename(d / "file", d / "file" / "below")
+        with fails(errno.EBUSY, errno.EINVAL):
+            os.rename(f"{d}/.", d / "new")
+        assert os.listdir(d) == ["file"]
+
+    @needs("symlinks")
+    def test_rename_moves_a_symlink_and_not_its_target(self, d: Path) -> None:
+        (d / "file").write_bytes(b"x")
+        os.symlink("file", d / "link")
+        os.rename(d / "link", d / "moved")
+        assert os.readlink(d / "moved") == "file"
+        (d / "other").write_bytes(b"y")
+        os.rename(d / "other", d / "moved")
+        assert sorted(os.listdir(d)) == ["file", "moved"]
+        assert (d / "file").read_bytes() == b"x"
+        assert not (d / "moved").is_symlink()
+
+    @needs("links")
+    def test_rename_between_two_names_of_one_file_does_nothing(self, d: Path) -> None:
+        (d / "one").write_bytes(b"x")
+        os.link(d / "one", d / "two")
+        os.rename(d / "one", d / "two")
+        assert sorted(os.listdir(d)) == ["one", "two"]
+        assert (d / "one").stat().st_nlink == 2
+
+    @needs("rename")
+    def test_the_target_of_a_rename_is_never_missing(self, d: Path) -> None:
+        (d / "target").write_bytes(b"0")
+
+        def replace() -> None:
+            for number in range(150):
+                (d / "next").write_bytes(b"%d" % number)
+                os.rename(d / "next", d / "target")
+
+        child = fork(replace)
+        for _ in range(300):
+            content = (d / "target").read_bytes()
+            assert content and int(content) < 150
+        child.result()
+        assert (d / "target").read_bytes() == b"149"
+
+    @needs("rename")
+    def test_noreplace_refuses_an_existing_target(self, d: Path) -> None:
+        (d / "one").write_bytes(b"1")
+        (d / "two").write_bytes(b"2")
+        (d / "dir").mkdir()
+        with fails(errno.EEXIST):
+            renameat2(d / "one", d / "two", RENAME_NOREPLACE)
+        with fails(errno.EEXIST):
+            renameat2(d / "one", d / "dir", RENAME_NOREPLACE)
+        assert (d / "two").read_bytes() == b"2"
+        renameat2(d / "one", d / "three", RENAME_NOREPLACE)
+        assert sorted(os.listdir(d)) == ["dir", "three", "two"]
+
+    @needs("rename")
+    def test_exchange_swaps_two_files(self, d: Path) -> None:
+        (d / "one").write_bytes(b"1")
+        (d / "two").write_bytes(b"22")
+        inodes = (d / "one").stat().st_ino, (d / "two").stat().st_ino
+        renameat2(d / "one", d / "two", RENAME_EXCHANGE)
+        assert ((d / "one").read_bytes(), (d / "two").read_bytes()) == (b"22", b"1")
+        assert ((d / "two").stat().st_ino, (d / "one").stat().st_ino) == inodes
+
+    @needs("rename")
+    def test_exchange_swaps_a_file_and_a_full_directory(self, d: Path) -> None:
+        (d / "file").write_bytes(b"x")
+        (d / "a").mkdir()
+        (d / "a" / "dir").mkdir()
+        (d / "a" / "dir" / "below").write_bytes(b"y")
+        counts = d.stat().st_nlink, (d / "a").stat().st_nlink
+        renameat2(d / "file", d / "a" / "dir", RENAME_EXCHANGE)
+        assert (d / "a" / "dir").read_bytes() == b"x"
+        assert (d / "file" / "below").read_bytes() == b"y"
+        assert os.stat(f"{d}/file/..").st_ino == d.stat().st_ino
+        if counts[0] > 1:
+            assert (d.stat().st_nlink, (d / "a").stat().st_nlink) == (counts[0] + 1, counts[1] - 1)
+
+    @needs("rename")
+    def test_exchange_errors(self, d: Path) -> None:
+        (d / "dir" / "below").mkdir(parents=True)
+        with fails(errno.ENOENT):
+            renameat2(d / "dir", d / "missing", RENAME_EXCHANGE)
+        with fails(errno.EINVAL):
+            renameat2(d / "dir", d / "dir" / "below", RENAME_EXCHANGE)
+        with fails(errno.EINVAL):
+            renameat2(d / "dir" / "below", d / "dir", RENAME_EXCHANGE)
+        with fails(errno.EINVAL):
+            renameat2(d / "dir", d / "other", RENAME_EXCHANGE | RENAME_NOREPLACE)
+        with fails(errno.EINVAL):
+            renameat2(d / "dir", d / "other", 1 << 20)

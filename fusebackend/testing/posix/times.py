@@ -1,0 +1,265 @@
+"""utimensat and the times that calls change, of an object and of the directories it is in."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fusebackend.testing.posix.case import Case, fails, needs, opened
+
+UTIME_NOW = (1 << 30) - 1
+UTIME_OMIT = (1 << 30) - 2
+CLOCK_REALTIME_COARSE = 5
+
+OLD_NS = 1_000_000_000_123_456_789
+SECOND_NS = 1_000_000_000
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("tv_sec", ctypes.c_long), ("tv_nsec", ctypes.c_long))
+
+
+def utimensat(path: Path, atime: tuple[int, int], mtime: tuple[int, int], flags: int = 0) -> None:
+    """utimensat(2) with the special values that `os.utime` does not pass."""
+    times = (_Timespec * 2)(_Timespec(*atime), _Timespec(*mtime))
+    if _libc.utimensat(-100, os.fsencode(path), times, flags) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+@contextlib.contextmanager
+def changes(*paths: Path, mtime: bool = True) -> Iterator[None]:
+    """The body must move the change time (and by default the modification time) of each path forwards."""
+    before = {path: path.lstat() for path in paths}
+    _tick()
+    yield
+    for path, was in before.items():
+        now = path.lstat()
+        assert now.st_ctime_ns > was.st_ctime_ns, f"the change time of {path.name} stood still"
+        if mtime:
+            assert now.st_mtime_ns > was.st_mtime_ns, f"the modification time of {path.name} stood still"
+        else:
+            assert now.st_mtime_ns == was.st_mtime_ns, f"the modification time of {path.name} moved"
+
+
+@contextlib.contextmanager
+def leaves(*paths: Path) -> Iterator[None]:
+    """The body must leave modification and change time of each path alone."""
+    before = {path: path.lstat() for path in paths}
+    _tick()
+    yield
+    for path, was in before.items():
+        now = path.lstat()
+        assert (now.st_mtime_ns, now.st_ctime_ns) == (was.st_mtime_ns, was.st_ctime_ns), f"a time of {path.name} moved"
+
+
+def _tick() -> None:
+    """Let the kernel's coarse clock (one tick is up to 10 ms), which stamps files, move on."""
+    start = time.clock_gettime_ns(CLOCK_REALTIME_COARSE)
+    while time.clock_gettime_ns(CLOCK_REALTIME_COARSE) == start:
+        time.sleep(0.001)
+
+
+def _file(d: Path) -> Path:
+    path = d / "file"
+    path.write_bytes(b"data")
+    return path
+
+
+class TimeCases(Case):
+    @needs("persistent_modes")
+    def test_utime_keeps_nanoseconds(self, d: Path) -> None:
+        file = _file(d)
+        os.utime(file, ns=(OLD_NS, OLD_NS + 1))
+        status = file.stat()
+        assert (status.st_atime_ns, status.st_mtime_ns) == (OLD_NS, OLD_NS + 1)
+
+    @needs("persistent_modes")
+    def test_utime_now(self, d: Path) -> None:
+        file = _file(d)
+        os.utime(file, ns=(OLD_NS, OLD_NS))
+        utimensat(file, (0, UTIME_NOW), (0, UTIME_NOW))
+        status = file.stat()
+        assert abs(status.st_mtime_ns - time.time_ns()) < 60 * SECOND_NS
+        assert abs(status.st_atime_ns - time.time_ns()) < 60 * SECOND_NS
+
+    @needs("persistent_modes")
+    def test_utime_omit(self, d: Path) -> None:
+        file = _file(d)
+        os.utime(file, ns=(OLD_NS, OLD_NS))
+        utimensat(file, (0, UTIME_OMIT), (5, 6))
+        assert (file.stat().st_atime_ns, file.stat().st_mtime_ns) == (OLD_NS, 5 * SECOND_NS + 6)
+        utimensat(file, (7, 8), (0, UTIME_OMIT))
+        assert (file.stat().st_atime_ns, file.stat().st_mtime_ns) == (7 * SECOND_NS + 8, 5 * SECOND_NS + 6)
+
+    def test_utime_errors(self, d: Path) -> None:
+        file = _file(d)
+        with fails(errno.EINVAL):
+            utimensat(file, (0, SECOND_NS), (0, 0))
+        with fails(errno.ENOENT):
+            os.utime(d / "missing")
+
+    @needs("persistent_modes", "wide_times")
+    @pytest.mark.parametrize(
+        "seconds",
+        [-1, -86_400 * 365, -(1 << 31) + 1, 0, 1, (1 << 31) - 1, 1 << 31, 1 << 32, 5_000_000_000, 15_000_000_000],
+    )
+    def test_times_before_1970_and_after_2038(self, d: Path, seconds: int) -> None:
+        file = _file(d)
+        for nanoseconds in (0, 1, 999_999_999):
+            wanted = seconds * SECOND_NS + nanoseconds
+            os.utime(file, ns=(wanted, wanted))
+            assert (file.stat().st_atime_ns, file.stat().st_mtime_ns) == (wanted, wanted)
+
+    @needs("persistent_modes", "symlinks")
+    def test_utime_of_a_symlink(self, d: Path) -> None:
+        file = _file(d)
+        os.symlink("file", d / "link")
+        before = file.stat().st_mtime_ns
+        os.utime(d / "link", ns=(OLD_NS, OLD_NS), follow_symlinks=False)
+        assert (d / "link").lstat().st_mtime_ns == OLD_NS
+        assert file.stat().st_mtime_ns == before
+
+    @needs("persistent_modes")
+    def test_utime_of_a_directory(self, d: Path) -> None:
+        (d / "dir").mkdir()
+        os.utime(d / "dir", ns=(OLD_NS, OLD_NS))
+        assert (d / "dir").stat().st_mtime_ns == OLD_NS
+
+    @needs("persistent_modes")
+    def test_utime_changes_the_change_time(self, d: Path) -> None:
+        file = _file(d)
+        before = file.stat().st_ctime_ns
+        _tick()
+        os.utime(file, ns=(OLD_NS, OLD_NS))
+        assert file.stat().st_ctime_ns > before
+
+    @needs("persistent_modes")
+    def test_a_new_file_has_the_time_of_now(self, d: Path) -> None:
+        start = time.time_ns() - SECOND_NS
+        file = _file(d)
+        (d / "dir").mkdir()
+        for path in (file, d / "dir"):
+            status = path.stat()
+            for stamp in (status.st_atime_ns, status.st_mtime_ns, status.st_ctime_ns):
+                assert start <= stamp <= time.time_ns() + SECOND_NS
+
+    @needs("persistent_modes")
+    def test_write_changes_the_file(self, d: Path) -> None:
+        file = _file(d)
+        with leaves(d), changes(file), opened(file, os.O_WRONLY) as fd:
+            os.write(fd, b"new")
+
+    @needs("persistent_modes")
+    def test_write_through_an_open_handle_shows_at_once(self, d: Path) -> None:
+        file = _file(d)
+        with opened(file, os.O_WRONLY) as fd:
+            for _ in range(3):
+                with changes(file):
+                    os.write(fd, b"more")
+
+    @needs("persistent_modes")
+    def test_utime_after_a_write_on_an_open_handle_wins(self, d: Path) -> None:
+        file = _file(d)
+        with opened(file, os.O_WRONLY) as fd:
+            os.write(fd, b"written before utime")
+            os.utime(fd, ns=(OLD_NS, OLD_NS))
+            assert file.stat().st_mtime_ns == OLD_NS
+        assert file.stat().st_mtime_ns == OLD_NS  # closing writes pages back, and must not stamp the file again
+
+    @needs("persistent_modes")
+    def test_read_and_stat_leave_mtime_and_ctime(self, d: Path) -> None:
+        file = _file(d)
+        with leaves(d, file):
+            file.read_bytes()
+            os.listdir(d)
+            file.stat()
+
+    @needs("persistent_modes")
+    def test_truncate_changes_the_file(self, d: Path) -> None:
+        file = _file(d)
+        with changes(file):
+            os.truncate(file, 2)
+        with changes(file):
+            os.truncate(file, 100)
+        with changes(file):
+            os.close(os.open(file, os.O_WRONLY | os.O_TRUNC))
+
+    @needs("persistent_modes")
+    def test_chmod_changes_only_the_change_time(self, d: Path) -> None:
+        file = _file(d)
+        with leaves(d), changes(file, mtime=False):
+            os.chmod(file, 0o600)
+
+    @needs("persistent_modes")
+    def test_creating_a_name_changes_the_directory(self, d: Path) -> None:
+        with changes(d):
+            os.close(os.open(d / "file", os.O_WRONLY | os.O_CREAT))
+        with changes(d):
+            os.mkdir(d / "dir")
+        if self.features.symlinks:
+            with changes(d):
+                os.symlink("x", d / "link")
+
+    @needs("persistent_modes")
+    def test_removing_a_name_changes_the_directory(self, d: Path) -> None:
+        file = _file(d)
+        (d / "dir").mkdir()
+        with changes(d):
+            os.unlink(file)
+        with changes(d):
+            os.rmdir(d / "dir")
+
+    @needs("persistent_modes")
+    def test_a_failed_call_changes_no_directory(self, d: Path) -> None:
+        _file(d)
+        with leaves(d):
+            with fails(errno.EEXIST):
+                os.mkdir(d / "file")
+            with fails(errno.ENOTDIR):
+                os.rmdir(d / "file")
+            with fails(errno.ENOENT):
+                os.unlink(d / "none")
+
+    @needs("persistent_modes", "links")
+    def test_link_changes_the_file_and_the_directory(self, d: Path) -> None:
+        file = _file(d)
+        (d / "dir").mkdir()
+        with changes(file, mtime=False), changes(d / "dir"), leaves(d):
+            os.link(file, d / "dir" / "link")
+        with changes(file, mtime=False), changes(d / "dir"):
+            os.unlink(d / "dir" / "link")
+
+    @needs("persistent_modes", "rename")
+    def test_rename_changes_both_directories(self, d: Path) -> None:
+        (d / "from").mkdir()
+        (d / "to").mkdir()
+        (d / "from" / "file").write_bytes(b"x")
+        before = (d / "from" / "file").stat().st_mtime_ns
+        with changes(d / "from", d / "to"), leaves(d):
+            os.rename(d / "from" / "file", d / "to" / "file")
+        assert (d / "to" / "file").stat().st_mtime_ns == before
+
+    @needs("persistent_modes", "xattrs")
+    def test_setxattr_changes_only_the_change_time(self, d: Path) -> None:
+        file = _file(d)
+        with changes(file, mtime=False):
+            os.setxattr(file, "user.note", b"x")
+        with changes(file, mtime=False):
+            os.removexattr(file, "user.note")
+
+    @needs("persistent_modes")
+    def test_times_survive_a_rename(self, d: Path) -> None:
+        file = _file(d)
+        os.utime(file, ns=(OLD_NS, OLD_NS))
+        os.rename(file, d / "moved")
+        assert (d / "moved").stat().st_mtime_ns == OLD_NS

@@ -1,0 +1,187 @@
+"""Mounts for tests: a server in its own process, with a hard time limit and a last resort.
+
+The process that runs a test must not serve its own mount: a call that waits for the server would wait for itself. So
+`start` runs `fusebackend mount --foreground`, waits until the mount is there, and hands back a `Mounted`. `stop` ends it
+with SIGTERM and fails the test when the server's exit status is not 0, a mount is left, or the log holds an error.
+A watchdog process kills a server that outlives its limit, so that a test waiting for it gets ENOTCONN and not for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+START_LIMIT_S = 20.0
+STOP_LIMIT_S = 60.0
+LIFE_LIMIT_S = 900.0
+"""How long a server may live before the watchdog kills it; the longest test takes a fraction of that."""
+
+BAD_LOG_LINE = re.compile(r"^Traceback|\b(ERROR|CRITICAL)\b|^\S*(Error|Exception): ", re.MULTILINE)
+
+
+def missing() -> str | None:
+    """Why nothing can be mounted on this machine, or None."""
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        return "/dev/fuse is missing or closed to this user"
+    if shutil.which("fusermount3") is None:
+        return "fusermount3 is missing (Debian: fuse3)"
+    return None
+
+
+def require() -> None:
+    """Skip the test where nothing can be mounted; in CI that is a failure, for nobody would see the skip."""
+    reason = missing()
+    if reason is not None:
+        if os.environ.get("CI"):
+            pytest.fail(f"CI must be able to mount: {reason}", pytrace=False)
+        pytest.skip(reason)
+
+
+class Mounted:
+    """A running server and its mount point."""
+
+    def __init__(self, mountpoint: Path, process: subprocess.Popen[bytes], log: Path, limit_s: float) -> None:
+        self.path = mountpoint
+        self.process = process
+        self.log = log
+        # `tail --pid` ends with the server; `timeout` ends it when the server does not.
+        self._watchdog = subprocess.Popen(
+            ["sh", "-c", f"timeout {limit_s} tail --pid={self.pid} -f /dev/null || kill -KILL {self.pid}"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def memory_kib(self, field: str = "VmRSS") -> int:
+        """A line of the server's /proc/PID/status: `VmRSS` now, `VmHWM` at its highest."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        found = re.search(rf"^{field}:\s+(\d+) kB", status, re.MULTILINE)
+        assert found, f"no {field} in the server's status"
+        return int(found[1])
+
+    def stop(self) -> None:
+        """Unmount by SIGTERM. The server must end well, and have had nothing to complain about."""
+        try:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                status: int | str = self.process.wait(STOP_LIMIT_S)
+            except subprocess.TimeoutExpired:
+                status = f"none within {STOP_LIMIT_S:.0f} s"
+            left = os.path.ismount(self.path)
+        finally:
+            self.kill()
+        assert status == 0, f"exit status of the server: {status}\n{self.log_text()}"
+        assert not left, "the server ended and left its mount"
+        self.check_log()
+
+    def check_log(self) -> None:
+        text = self.log_text()
+        assert not BAD_LOG_LINE.search(text), f"errors in the server's log:\n{text}"
+
+    def log_text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def kill(self) -> None:
+        """End the server as a crash would, and take its mount away. Also cleans up after a server that has ended."""
+        self.process.kill()
+        self.process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._watchdog.pid, signal.SIGKILL)
+        self._watchdog.wait()
+        if is_listed(self.path):
+            subprocess.run(["fusermount3", "-u", "-z", "--", self.path], check=True, timeout=STOP_LIMIT_S)
+
+
+def start(
+    mountpoint: Path,
+    default: str,
+    *,
+    routes: Mapping[str, str] | None = None,
+    options: Sequence[str] = (),
+    limit_s: float = LIFE_LIMIT_S,
+) -> Mounted:
+    """Mount `default` (a URL) and `routes` (prefix to URL) on a directory, which is made if it is missing."""
+    require()
+    mountpoint.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "fusebackend.cli.main", "mount", str(mountpoint), "--foreground"]
+    command += ["--default", default]
+    for prefix, url in (routes or {}).items():
+        command += ["--route", f"{prefix}={url}"]
+    for option in options:
+        command += ["-o", option]
+    log = mountpoint.with_name(mountpoint.name + ".log")
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(_module_path())},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+        )
+    mounted = Mounted(mountpoint, process, log, limit_s)
+    deadline = time.monotonic() + START_LIMIT_S
+    while not os.path.ismount(mountpoint):
+        if process.poll() is not None or time.monotonic() > deadline:
+            mounted.kill()
+            pytest.fail(f"no mount within {START_LIMIT_S:.0f} s; the server said:\n{mounted.log_text()}")
+        time.sleep(0.005)
+    return mounted
+
+
+@contextlib.contextmanager
+def mounted(
+    mountpoint: Path,
+    default: str,
+    *,
+    routes: Mapping[str, str] | None = None,
+    options: Sequence[str] = (),
+    limit_s: float = LIFE_LIMIT_S,
+) -> Iterator[Mounted]:
+    """`start` for the length of a block, then `stop`; after an exception in the block, `kill`."""
+    server = start(mountpoint, default, routes=routes, options=options, limit_s=limit_s)
+    try:
+        yield server
+    except BaseException:
+        server.kill()
+        raise
+    server.stop()
+
+
+def _module_path() -> list[str]:
+    """The tree under test first; `tests`, for `python:` URLs of backends that only tests need."""
+    return [str(ROOT), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
+
+
+def is_listed(mountpoint: Path) -> bool:
+    """Is there a mount in the kernel's table? Unlike `ismount` this also sees one whose server is dead."""
+    wanted = os.path.realpath(mountpoint.parent) + "/" + mountpoint.name
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        if line.split()[1].encode().decode("unicode_escape") == wanted:
+            return True
+    return False
+
+
+def drop_caches(what: int) -> None:
+    """Have the kernel forget: 1 pages, 2 dentries and inodes, 3 both. Only root may; others skip the test."""
+    os.sync()
+    try:
+        Path("/proc/sys/vm/drop_caches").write_text(str(what))
+    except PermissionError:
+        pytest.skip("needs root, to drop the kernel's caches")
