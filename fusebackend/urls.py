@@ -244,15 +244,17 @@ def _open_memory(url: Url) -> Any:
 
 
 def _open_directory(url: Url) -> Any:
-    from fusebackend.backends import FilesystemBackend
+    directory = _directory(url)
+    from fusebackend.backends.filesystem import FilesystemBackend
 
-    return FilesystemBackend(_directory(url), virtual_mode=True, **url.parameters)
+    return FilesystemBackend(directory, virtual_mode=True, **url.parameters)
 
 
 def _open_shell(url: Url) -> Any:
-    from fusebackend.backends import LocalShellBackend
+    directory = _directory(url)
+    from fusebackend.backends.local_shell import LocalShellBackend
 
-    return LocalShellBackend(_directory(url), virtual_mode=True, **url.parameters)
+    return LocalShellBackend(directory, virtual_mode=True, **url.parameters)
 
 
 def _directory(url: Url) -> str:
@@ -263,17 +265,10 @@ def _directory(url: Url) -> str:
     return url.rest
 
 
-class _Runtime:
-    """What a `StateBackend` needs of an agent's runtime when there is no agent: a state."""
-
-    def __init__(self) -> None:
-        self.state: dict[str, Any] = {"files": {}}
-
-
 def _open_state(url: Url) -> Any:
-    from fusebackend.backends import StateBackend
+    from fusebackend.backends.state import StateBackend
 
-    return StateBackend(_Runtime())
+    return StateBackend(**url.parameters)
 
 
 def _open_python(url: Url) -> Any:
@@ -356,6 +351,7 @@ SCHEMES: dict[str, Scheme] = {
         "files as an agent's state holds them, gone when the server ends",
         _open_state,
         takes="nothing",
+        parameters={"on_exists": _on_exists},
     ),
     "python": Scheme(
         "python:package.module:callable",

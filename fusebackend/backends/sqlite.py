@@ -107,7 +107,7 @@ class SqliteVolume(TreeVolume):
         self._overlay = Overlay()
         self._inodes: OrderedDict[int, Inode] = OrderedDict()
         self._chunks: OrderedDict[tuple[int, int], Chunk] = OrderedDict()
-        self._next_node = self._scalar("SELECT value FROM meta WHERE key = 'next_node'")
+        self._next_node = self._stored_next_node = self._scalar("SELECT value FROM meta WHERE key = 'next_node'")
         self._next_row = self._scalar("SELECT coalesce(max(id), 0) + 1 FROM chunk")
         self._unstored: set[int] = set()  # nodes the file has no row for yet
         self._room_bytes = 0
@@ -343,42 +343,41 @@ class SqliteVolume(TreeVolume):
         overlay, db = self._overlay, self._db
         db.execute("BEGIN IMMEDIATE")
         try:
-            for table in ("inode", "chunk", "xattr"):
+            for table in ("inode", "chunk", "xattr") if overlay.dead else ():
                 db.executemany(f"DELETE FROM {table} WHERE node = ?", [(node,) for node in overlay.dead])
-            db.executemany("DELETE FROM chunk WHERE node = ? AND idx >= ?", list(overlay.cuts.items()))
-            db.executemany(
-                "DELETE FROM dentry WHERE parent = ? AND name = ?",
-                [
-                    (parent, name)
-                    for parent, names in overlay.names.items()
-                    for name, node in names.items()
-                    if node is None
-                ],
-            )
-            db.executemany(
-                "INSERT OR REPLACE INTO dentry VALUES (?, ?, ?)",
-                [
-                    (parent, name, node)
-                    for parent, names in overlay.names.items()
-                    for name, node in names.items()
-                    if node is not None
-                ],
-            )
-            db.executemany(
-                "INSERT OR REPLACE INTO inode VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                [_row_of(inode) for inode in overlay.inodes.values()],
-            )
-            self._write_chunks()
+            if overlay.cuts:
+                db.executemany("DELETE FROM chunk WHERE node = ? AND idx >= ?", list(overlay.cuts.items()))
+            if overlay.names:
+                self._write_names()
+            if overlay.inodes:
+                db.executemany(
+                    "INSERT OR REPLACE INTO inode VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    [_row_of(inode) for inode in overlay.inodes.values()],
+                )
+            if overlay.chunks:
+                self._write_chunks()
             for node, inode in overlay.xattrs.items():
                 db.execute("DELETE FROM xattr WHERE node = ?", (node,))
                 rows = [(node, name, value) for name, value in (inode.xattrs or {}).items()]
                 db.executemany("INSERT INTO xattr VALUES (?, ?, ?)", rows)
-            db.execute("UPDATE meta SET value = ? WHERE key = 'next_node'", (self._next_node,))
+            if self._next_node != self._stored_next_node:
+                db.execute("UPDATE meta SET value = ? WHERE key = 'next_node'", (self._next_node,))
             db.execute("COMMIT")
         except BaseException:
             if db.in_transaction:
                 db.execute("ROLLBACK")
             raise
+
+    def _write_names(self) -> None:
+        gone, here = [], []
+        for parent, names in self._overlay.names.items():
+            for name, node in names.items():
+                if node is None:
+                    gone.append((parent, name))
+                else:
+                    here.append((parent, name, node))
+        self._db.executemany("DELETE FROM dentry WHERE parent = ? AND name = ?", gone)
+        self._db.executemany("INSERT OR REPLACE INTO dentry VALUES (?, ?, ?)", here)
 
     def _write_chunks(self) -> None:
         """Small changes of stored chunks are written in place; the rest as whole rows."""
@@ -407,6 +406,7 @@ class SqliteVolume(TreeVolume):
         while len(self._chunks) > CACHE_CHUNKS:
             self._chunks.popitem(last=False)
         self._unstored.clear()
+        self._stored_next_node = self._next_node
         self._overlay = Overlay()
         self._changes_waiting.clear()
         if len(self._inodes) > CACHE_INODES:

@@ -34,6 +34,8 @@ def check_system(*, allow_other: bool = False) -> None:
         )
     if os.geteuid() == 0:
         return
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        raise MountError(errno.EACCES, "/dev/fuse is not open to you; as root: chmod a+rw /dev/fuse")
     if shutil.which("fusermount3") is None:
         raise MountError(errno.ENOENT, "fusermount3 is not installed: 'apt-get install fuse3', or mount as root")
     if allow_other and not _user_allow_other():

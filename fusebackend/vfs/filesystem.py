@@ -291,7 +291,7 @@ class FileSystem:
 
     async def fsync(self, number: int, datasync: bool) -> None:
         handle = self.files[number]
-        await handle.route.offload.wait(partial(handle.route.volume.fsync, handle.node, datasync))
+        await handle.route.offload.sync(partial(handle.route.volume.fsync, handle.node, datasync))
 
     async def release(self, number: int) -> None:
         handle = self.files.remove(number)
@@ -316,7 +316,7 @@ class FileSystem:
     async def fsyncdir(self, number: int, datasync: bool) -> None:
         handle = self.directories[number]
         if handle.route is not None:
-            await handle.route.offload.wait(partial(handle.route.volume.fsync, handle.node, datasync))
+            await handle.route.offload.sync(partial(handle.route.volume.fsync, handle.node, datasync))
 
     async def releasedir(self, number: int) -> None:
         self.directories.remove(number)

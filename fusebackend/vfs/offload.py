@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import errno
 import threading
+import time
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 import trio
 
 from fusebackend.errors import oserror
+
+INLINE_SYNC_S = 1e-3
+"""A sync that takes less than this on average is not worth a thread."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -33,6 +37,7 @@ class Offload:
         self.blocking = blocking
         self.deadline_s = deadline_s
         self.timeouts = 0
+        self._sync_s = INLINE_SYNC_S  # a moving average of how long a sync takes
         self._limiter = trio.CapacityLimiter(THREADS_PER_ROUTE) if blocking else None
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -41,8 +46,24 @@ class Offload:
             return function(*args, **kwargs)
         return await self.wait(lambda: function(*args, **kwargs))
 
+    async def sync(self, function: Callable[[], T]) -> T:
+        """Run an `fsync`, which waits for the disk in any volume: in a thread, so that other requests go on.
+
+        Unless the disk has lately been so fast that the hop would cost more than it lets others do.
+        """
+        if not self.blocking and self._sync_s < INLINE_SYNC_S:
+            return self._timed(function)
+        return await self.wait(lambda: self._timed(function))
+
+    def _timed(self, function: Callable[[], T]) -> T:
+        start = time.perf_counter()
+        try:
+            return function()
+        finally:
+            self._sync_s += (time.perf_counter() - start - self._sync_s) / 8
+
     async def wait(self, function: Callable[[], T]) -> T:
-        """Run in a thread even if the volume does not block: for `fsync`, which waits for the disk anywhere."""
+        """Run in a thread, under the deadline if the volume may block."""
         deadline_s = self.deadline_s if self.blocking else float("inf")
         with trio.move_on_after(deadline_s):
             return await trio.to_thread.run_sync(function, limiter=self._limiter, abandon_on_cancel=self.blocking)
