@@ -107,8 +107,6 @@ class SqliteVolume(TreeVolume):
         self._overlay = Overlay()
         self._inodes: OrderedDict[int, Inode] = OrderedDict()
         self._chunks: OrderedDict[tuple[int, int], Chunk] = OrderedDict()
-        self._next_node = self._stored_next_node = self._scalar("SELECT value FROM meta WHERE key = 'next_node'")
-        self._next_row = self._scalar("SELECT coalesce(max(id), 0) + 1 FROM chunk")
         self._unstored: set[int] = set()  # nodes the file has no row for yet
         self._room_bytes = 0
         self._failed: OSError | None = None
@@ -116,7 +114,17 @@ class SqliteVolume(TreeVolume):
         self._wal_fd = -1
         self._changes_waiting = threading.Event()
         self._closing = threading.Event()
-        self._free_orphans()
+        try:
+            # A number that is in use already would overwrite what has it, so the table has a say as well.
+            self._stored_next_node = self._scalar("SELECT value FROM meta WHERE key = 'next_node'")
+            self._next_node = max(self._stored_next_node, self._scalar("SELECT max(node) FROM inode") + 1)
+            self._next_row = self._scalar("SELECT max(id) FROM chunk") + 1
+            self._free_orphans()
+        except OSError as error:
+            self._db.close()
+            self._claim.release()
+            reason = error.__cause__ or error.strerror
+            raise schema.VolumeFileError(error.errno, f"'{self.path}' can't be opened as a volume: {reason}") from None
         self._flusher = threading.Thread(target=self._flush_loop, name="fusebackend-flush", daemon=True)
         self._flusher.start()
 
@@ -500,8 +508,10 @@ class SqliteVolume(TreeVolume):
         return StatFs(disk.f_frsize, used + free, free, self._next_node + 2**31, 2**31)
 
     def _scalar(self, query: str) -> int:
+        """The one number a query gives; 0 for NULL and for no row."""
         with _sqlite_errors():
-            return int(self._db.execute(query).fetchone()[0])
+            row = self._db.execute(query).fetchone()
+        return int(row[0] or 0) if row is not None else 0
 
     def _free_orphans(self) -> None:
         """Nodes that were open without a name when the last server ended: nobody can reach them any more."""
