@@ -203,13 +203,13 @@ class Operations(pyfuse3.Operations):
     async def create(
         self, parent: int, name: bytes, mode: int, flags: int, context: RequestContext
     ) -> tuple[FileInfo, EntryAttributes]:
-        entry, handle = await self.filesystem.create(parent, name, mode, flags, _caller(context))
-        return FileInfo(fh=handle, keep_cache=True), pack(entry)
+        entry, opened = await self.filesystem.create(parent, name, mode, flags, _caller(context))
+        return FileInfo(fh=opened.number, keep_cache=opened.keep_pages, direct_io=opened.direct), pack(entry)
 
     @answers
     async def open(self, inode: int, flags: int, context: RequestContext) -> FileInfo:
-        handle, keep = await self.filesystem.open(inode, flags)
-        return FileInfo(fh=handle, keep_cache=keep)
+        opened = await self.filesystem.open(inode, flags)
+        return FileInfo(fh=opened.number, keep_cache=opened.keep_pages, direct_io=opened.direct)
 
     @answers
     async def read(self, handle: int, offset: int, size: int) -> bytes:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import stat
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
@@ -20,7 +21,7 @@ from fusebackend.errors import oserror
 from fusebackend.paths import ROOT, AgentPath, normalise_prefix
 from fusebackend.protocol import NAME_MAX_BYTES, Attr, AttrChanges, Caller, Change, StatFs, Volume
 from fusebackend.vfs.cache import DEFAULT_TTL_S, CachePolicy
-from fusebackend.vfs.handles import DirectoryHandle, FileHandle, HandleTable
+from fusebackend.vfs.handles import DirectoryHandle, FileHandle, HandleTable, OpenedFile
 from fusebackend.vfs.inodes import (
     ROOT_INODE,
     SYNTHETIC_INDEX,
@@ -231,8 +232,10 @@ class FileSystem:
 
     # -- files -------------------------------------------------------------------------------------------------
 
-    async def create(self, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> tuple[Entry, int]:
-        """A new file, open. Gives its entry and its handle."""
+    async def create(
+        self, parent: int, name: bytes, mode: int, flags: int, caller: Caller
+    ) -> tuple[Entry, OpenedFile]:
+        """A new file, open."""
         route, node = await self._place_for_name(parent, name)
         for_volume = flags & ~_NOT_FOR_VOLUMES
         try:
@@ -242,13 +245,12 @@ class FileSystem:
                 raise
             # Made by somebody else since the kernel last looked; without O_EXCL that is as good.
             existing = await self.lookup(parent, name)
-            handle, _ = await self.open(existing.inode, flags)
-            return existing, handle
+            return existing, await self.open(existing.inode, flags)
         entry = self._entry(route, parent, attr)
-        return entry, self.files.add(FileHandle(entry.inode, route, attr.node, for_volume))
+        number = self.files.add(FileHandle(entry.inode, route, attr.node, for_volume))
+        return entry, OpenedFile(number, True, _direct(flags, attr.mode))
 
-    async def open(self, inode: int, flags: int) -> tuple[int, bool]:
-        """A handle, and whether the pages the kernel has of the file are still good."""
+    async def open(self, inode: int, flags: int) -> OpenedFile:
         route, node = await self._place(inode)
         if flags & _WRITING:
             self._writable(route)
@@ -258,14 +260,15 @@ class FileSystem:
             if flags & os.O_TRUNC:
                 self.changes += 1
                 await route.call(route.volume.setattr, node, AttrChanges(size=0))
-            keep = route.policy.coherent or await self._same_version(inode, route, node)
+            attr = await route.call(route.volume.getattr, node)
         except BaseException:
             await route.call(route.volume.release, node, for_volume)
             raise
-        return self.files.add(FileHandle(inode, route, node, for_volume)), keep
+        keep = route.policy.coherent or self._same_version(inode, route.policy.version(attr))
+        number = self.files.add(FileHandle(inode, route, node, for_volume))
+        return OpenedFile(number, keep, _direct(flags, attr.mode))
 
-    async def _same_version(self, inode: int, route: Route, node: int) -> bool:
-        version = route.policy.version(await route.call(route.volume.getattr, node))
+    def _same_version(self, inode: int, version: object) -> bool:
         known = self.inodes.get(inode)
         if known is None:
             return False
@@ -474,6 +477,16 @@ def _append(volume: Volume, node: int, offset: int, data: bytes, mapped: bool) -
         if mapped and page and offset + len(data) <= end:
             return volume.write(node, offset, data)
         return volume.write(node, end, data)
+
+
+def _direct(flags: int, mode: int) -> bool:
+    """May writes pass the kernel's page cache by? Each then is one request instead of two.
+
+    Before a cached write the kernel asks for `security.capability`, whatever was answered before. A handle that can't
+    read gains nothing from the cache: nobody can map it, and the pages would be dropped anyway when the file's new time
+    is seen. Not for setuid and setgid files, whose bits only a cached write clears.
+    """
+    return flags & os.O_ACCMODE == os.O_WRONLY and not mode & (stat.S_ISUID | stat.S_ISGID)
 
 
 def _check_name(name: bytes) -> None:

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import itertools
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from fusebackend.protocol import Attr
 from fusebackend.vfs.mounttree import Junction, Route
 
 Handle = TypeVar("Handle", "FileHandle", "DirectoryHandle")
+
+
+class OpenedFile(NamedTuple):
+    """What the kernel is told of a new handle."""
+
+    number: int
+    keep_pages: bool
+    """The pages it has of the file are still good."""
+    direct: bool
+    """Writes through this handle pass the page cache by."""
 
 
 class FileHandle:
