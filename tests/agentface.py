@@ -1,0 +1,66 @@
+"""What the tests of `VolumeBackend` share: paths to nodes, files in and out, and an ear for changes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import threading
+
+from fusebackend.backends import walk
+from fusebackend.protocol import Caller
+
+ME = Caller(os.geteuid(), os.getegid())
+
+
+def node_at(backend, path):
+    return walk.resolve(backend.volume, path, follow=False).found.node
+
+
+def attr_at(backend, path):
+    return walk.resolve(backend.volume, path, follow=False).found
+
+
+def link(backend, path, target):
+    place = walk.resolve(backend.volume, path, follow=False)
+    return backend.volume.symlink(place.parent, place.name, target, ME)
+
+
+def special(backend, path, kind=stat.S_IFIFO):
+    place = walk.resolve(backend.volume, path, follow=False)
+    return backend.volume.mknod(place.parent, place.name, kind | 0o644, 0, ME)
+
+
+def put(backend, path, data=b"x"):
+    (response,) = backend.upload_files([(path, data)])
+    assert response.error is None
+    return node_at(backend, path)
+
+
+def get(backend, path):
+    (response,) = backend.download_files([path])
+    return response.content if response.error is None else response.error
+
+
+@contextlib.contextmanager
+def heard(backend):
+    """The changes published meanwhile, each with whether the lock was free for another thread."""
+    changes = []
+
+    def listen(change):
+        def attempt():
+            acquired = backend.volume.lock.acquire(timeout=5)
+            results.append(acquired)
+            if acquired:
+                backend.volume.lock.release()
+
+        results = []
+        thread = threading.Thread(target=attempt)
+        thread.start()
+        thread.join()
+        assert results == [True], "published with the lock held"
+        changes.append(change)
+
+    stop = backend.volume.subscribe(listen)
+    yield changes
+    stop()

@@ -1,0 +1,205 @@
+"""The agent face's defaults: aliases in both directions, and async twins."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import inspect
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import trio
+
+from fusebackend import errors
+from fusebackend.protocol import (
+    AGENT_VERBS,
+    SEED_VERBS,
+    Attr,
+    BackendProtocol,
+    ExecuteResponse,
+    Features,
+    GlobResult,
+    GrepResult,
+    LsResult,
+    ReadResult,
+    SandboxBackendProtocol,
+    Volume,
+    unsupported,
+)
+
+MATCHES = [
+    {"path": "/b.txt", "line": 1, "text": "b1"},
+    {"path": "/a.txt", "line": 9, "text": "a9"},
+    {"path": "/a.txt", "line": 2, "text": "a2"},
+]
+
+
+class Old(BackendProtocol):
+    """The seeds' names only."""
+
+    def ls_info(self, path):
+        return [{"path": path}]
+
+    def grep_raw(self, pattern, path=None, glob=None):
+        return "Error: no such thing" if pattern == "fail" else MATCHES
+
+    def glob_info(self, pattern, path="/"):
+        return [{"path": f"{path}|{pattern}"}]
+
+
+class New(BackendProtocol):
+    """Today's names only."""
+
+    def ls(self, path):
+        return LsResult(error="no") if path == "/none" else LsResult(entries=[{"path": path}])
+
+    def grep(self, pattern, path=None, glob=None, *, max_count=None):
+        return GrepResult(error="no") if pattern == "fail" else GrepResult(matches=[{**MATCHES[0], "path": str(path)}])
+
+    def glob(self, pattern, path=None):
+        return GlobResult(error="no") if pattern == "fail" else GlobResult(matches=[{"path": f"{path}|{pattern}"}])
+
+
+class TestAliases:
+    def test_new_names_of_an_old_backend(self):
+        assert Old().ls("/x") == LsResult(entries=[{"path": "/x"}])
+        assert Old().glob("*.py") == GlobResult(matches=[{"path": "/|*.py"}])
+        assert Old().glob("*.py", "/d") == GlobResult(matches=[{"path": "/d|*.py"}])
+        assert Old().grep("fail") == GrepResult(error="Error: no such thing")
+
+    def test_grep_of_an_old_backend_is_sorted_and_cut(self):
+        found = Old().grep("x")
+        assert [(match["path"], match["line"]) for match in found.matches] == [
+            ("/a.txt", 2),
+            ("/a.txt", 9),
+            ("/b.txt", 1),
+        ]
+        assert not found.truncated
+        cut = Old().grep("x", max_count=2)
+        assert [match["line"] for match in cut.matches] == [2, 9] and cut.truncated
+        assert not Old().grep("x", max_count=3).truncated
+
+    def test_old_names_of_a_new_backend(self):
+        assert New().ls_info("/x") == [{"path": "/x"}]
+        assert New().ls_info("/none") == []
+        assert New().grep_raw("x", "/d") == [{**MATCHES[0], "path": "/d"}]
+        assert New().grep_raw("fail") == "no"
+        assert New().glob_info("*") == [{"path": "/|*"}]
+        assert New().glob_info("fail") == []
+
+    @pytest.mark.parametrize("verb", AGENT_VERBS + SEED_VERBS)
+    def test_what_is_not_there_says_so_and_does_not_recurse(self, verb):
+        class Nothing(BackendProtocol):
+            pass
+
+        method = getattr(Nothing(), verb)
+        required = [p for p in inspect.signature(method).parameters.values() if p.default is p.empty]
+        with pytest.raises(NotImplementedError, match="Nothing has no"):
+            method(*["x" for _ in required])
+
+
+class Slow(BackendProtocol):
+    def __init__(self):
+        self.threads = []
+
+    def read(self, file_path, offset=0, limit=2000):
+        self.threads.append(threading.get_ident())
+        if file_path == "/none":
+            raise LookupError(file_path)
+        return ReadResult(error=f"{file_path} {offset} {limit}")
+
+
+class TestTwins:
+    @pytest.mark.parametrize("verb", AGENT_VERBS + SEED_VERBS)
+    def test_each_verb_has_one(self, verb):
+        twin = getattr(BackendProtocol, f"a{verb}")
+        assert inspect.iscoroutinefunction(twin)
+        assert twin.__name__ == f"a{verb}"
+
+    @pytest.mark.parametrize("run", [lambda f: asyncio.run(f()), trio.run], ids=["asyncio", "trio"])
+    def test_it_runs_in_a_thread_and_passes_arguments_and_errors(self, run):
+        backend = Slow()
+
+        async def main():
+            first = await backend.aread("/f", 3, limit=4)
+            with pytest.raises(LookupError):
+                await backend.aread("/none")
+            return first
+
+        assert run(main).error == "/f 3 4"
+        assert threading.get_ident() not in backend.threads
+
+    def test_a_twin_calls_what_a_subclass_overrides(self):
+        class Faster(Slow):
+            def read(self, file_path, offset=0, limit=2000):
+                return ReadResult(error="overridden")
+
+        assert asyncio.run(Faster().aread("/f")).error == "overridden"
+
+    def test_execute_has_one_on_sandboxes_only(self):
+        class Shell(SandboxBackendProtocol):
+            def execute(self, command, *, timeout=None):
+                return ExecuteResponse(f"{command} {timeout}")
+
+        assert trio.run(lambda: Shell().aexecute("ls", timeout=3)).output == "ls 3"
+        assert not hasattr(BackendProtocol, "aexecute")
+        with pytest.raises(NotImplementedError):
+            Shell().id  # noqa: B018
+
+
+class TestKernelFace:
+    def test_what_a_volume_can_not_do_is_enotsup(self):
+        class Bare(Volume):
+            def lookup(self, parent, name): ...
+            def readdir(self, node, after, limit): ...
+            def getattr(self, node): ...
+            def read(self, node, offset, size): ...
+            def statfs(self): ...
+
+        volume = Bare()
+        for attempt in (
+            lambda: volume.unlink(1, b"x"),
+            lambda: volume.rename(1, b"x", 1, b"y"),
+            lambda: volume.write(2, 0, b""),
+            lambda: volume.getxattr(2, b"user.x"),
+        ):
+            with pytest.raises(OSError) as caught:
+                attempt()
+            assert caught.value.errno == errno.ENOTSUP
+        assert volume.listxattr(1) == ()
+        assert volume.subscribe(lambda change: None)() is None
+        assert unsupported("link").errno == errno.ENOTSUP
+
+    def test_attr_shows_its_fields(self):
+        attr = Attr(5, 0o040755, size=3)
+        assert attr.is_dir and not Attr(6, 0o100644).is_dir
+        assert "node=5" in repr(attr) and "size=3" in repr(attr)
+
+    def test_features_are_values(self):
+        assert Features() == Features()
+        assert Features(links=False) != Features()
+
+
+class TestErrors:
+    def test_a_code_comes_back_as_its_errno(self):
+        for code, number in errors.ERRNO_OF_CODE.items():
+            assert errors.code_of(errors.oserror(number)) == code
+            assert errors.errno_of(code) == number
+
+    def test_what_no_table_knows(self):
+        assert errors.code_of(errors.oserror(errno.ENOSPC)) == os.strerror(errno.ENOSPC)
+        assert errors.code_of(OSError("words alone")) == "words alone"
+        assert errors.errno_of("a string of the backend's own") == errno.EIO
+
+
+def test_the_modules_of_the_agent_face_import_nothing_heavy():
+    """`import fusebackend` has 0.15 s; wcmatch, anyio and the loops are imported where they are used."""
+    program = (
+        "import sys, fusebackend.backends.volume, fusebackend.backends.memory\n"
+        "print(*sorted({'wcmatch', 'anyio', 'trio', 'asyncio', 'pyfuse3', 'rich', 'pytest'} & set(sys.modules)))"
+    )
+    outcome = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert outcome.stdout.split() == []

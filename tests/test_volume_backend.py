@@ -1,0 +1,317 @@
+"""`VolumeBackend` over the reference volume: what the conformance suite can't see from the agent face alone."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+import pytest
+from agentface import attr_at, get, heard, node_at, put
+
+from fusebackend.backends.memory import InMemoryBackend, InMemoryVolume
+from fusebackend.backends.volume import VolumeBackend
+from fusebackend.errors import oserror
+from fusebackend.protocol import ROOT_NODE, AttrChanges, Change, Features
+
+
+@pytest.fixture
+def backend():
+    with InMemoryBackend() as backend:
+        yield backend
+
+
+@pytest.fixture
+def tree(backend):
+    return backend.volume
+
+
+class TestOwnership:
+    def test_new_files_and_directories_belong_to_the_process(self, backend):
+        put(backend, "/made/dir/file.txt")
+        assert stat.S_IMODE(attr_at(backend, "/made/dir/file.txt").mode) == 0o644
+        assert stat.S_IMODE(attr_at(backend, "/made/dir").mode) == 0o755
+        for path in ("/made", "/made/dir", "/made/dir/file.txt"):
+            attr = attr_at(backend, path)
+            assert (attr.uid, attr.gid) == (os.geteuid(), os.getegid())
+
+    def test_replacing_keeps_owner_and_mode(self, backend, tree):
+        node = put(backend, "/file.txt", b"old and long")
+        tree.setattr(node, AttrChanges(mode=0o600, uid=1234, gid=5678))
+        put(backend, "/file.txt", b"new")
+        assert backend.edit("/file.txt", "new", "newer").error is None
+        attr = attr_at(backend, "/file.txt")
+        assert (attr.node, stat.S_IMODE(attr.mode), attr.uid, attr.gid) == (node, 0o600, 1234, 5678)
+
+
+class TestInPlace:
+    def test_edit_and_upload_are_seen_through_hard_links_and_open_handles(self, backend, tree):
+        node = put(backend, "/one.txt", b"first version")
+        tree.link(node, ROOT_NODE, b"two.txt")
+        tree.open(node, os.O_RDONLY)
+        assert backend.edit("/one.txt", "first", "1st").occurrences == 1
+        assert tree.read(node, 0, 100) == b"1st version"
+        put(backend, "/two.txt", b"all new")
+        assert tree.read(node, 0, 100) == get(backend, "/one.txt") == b"all new"
+        assert node_at(backend, "/one.txt") == node_at(backend, "/two.txt") == node
+        tree.release(node, os.O_RDONLY)
+
+    def test_write_with_replace_is_in_place_too(self):
+        with InMemoryBackend(on_exists="replace") as backend:
+            node = put(backend, "/file.txt", b"a long old text")
+            assert backend.write("/file.txt", "new").error is None
+            assert (node_at(backend, "/file.txt"), get(backend, "/file.txt")) == (node, b"new")
+            assert backend.write("/dir/new.txt", "x").error is None
+            assert backend.write("/dir", "x").error == "Error writing file '/dir': Is a directory"
+
+    def test_on_exists_is_one_of_two(self):
+        with pytest.raises(ValueError, match="on_exists"):
+            InMemoryBackend(on_exists="overwrite")
+
+    def test_a_file_deleted_while_open_stays_readable(self, backend, tree):
+        node = put(backend, "/file.txt", b"still here")
+        tree.open(node, os.O_RDONLY)
+        assert backend.delete("/file.txt").error is None
+        assert tree.read(node, 0, 100) == b"still here"
+        tree.release(node, os.O_RDONLY)
+        with pytest.raises(OSError):
+            tree.getattr(node)
+
+    def test_a_deleted_file_that_nobody_holds_is_freed(self, backend, tree):
+        before = tree.statfs().files - tree.statfs().files_free
+        put(backend, "/tree/sub/file.txt", b"x" * 100_000)
+        assert backend.delete("/tree").error is None
+        assert tree.statfs().files - tree.statfs().files_free == before
+
+    def test_handles_are_given_back(self, backend, tree):
+        node = put(backend, "/file.txt", b"text\n")
+        backend.read("/file.txt")
+        backend.edit("/file.txt", "text", "word")
+        backend.grep("word")
+        get(backend, "/file.txt")
+        assert attr_at(backend, "/file.txt").opens == 0
+        backend.delete("/file.txt")
+        with pytest.raises(OSError):
+            tree.getattr(node)
+
+    @pytest.mark.parametrize("size", [0, 1, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, (9 << 20) + 7])
+    def test_every_size_is_written_and_read_whole(self, backend, size):
+        data = os.urandom(size)
+        put(backend, "/file.bin", data)
+        assert get(backend, "/file.bin") == data
+        put(backend, "/file.bin", data[: size // 2])
+        assert get(backend, "/file.bin") == data[: size // 2]
+
+    def test_an_edit_writes_from_the_first_difference(self, backend, tree, monkeypatch):
+        put(backend, "/file.txt", b"a" * 200_000 + b"needle" + b"z" * 10)
+        written = []
+        original = tree.write
+
+        def write(node, offset, data):
+            written.append((offset, len(data)))
+            return original(node, offset, data)
+
+        monkeypatch.setattr(tree, "write", write)
+        assert backend.edit("/file.txt", "needle", "nail").error is None
+        assert written == [(200_001, 13)]
+        assert get(backend, "/file.txt") == b"a" * 200_000 + b"nail" + b"z" * 10
+
+
+class TestChanges:
+    def test_a_new_file_and_its_parents(self, backend):
+        with heard(backend) as changes:
+            put(backend, "/a/b/file.txt")
+        root, a, b = ROOT_NODE, node_at(backend, "/a"), node_at(backend, "/a/b")
+        assert set(changes) == {
+            Change(node=root),
+            Change(node=a, parent=root, name=b"a"),
+            Change(node=b, parent=a, name=b"b"),
+            Change(node=node_at(backend, "/a/b/file.txt"), parent=b, name=b"file.txt"),
+        }
+
+    def test_an_edit_and_a_replacement(self, backend):
+        node = put(backend, "/file.txt", b"old")
+        with heard(backend) as changes:
+            backend.edit("/file.txt", "old", "new")
+            put(backend, "/file.txt", b"newer")
+        assert changes == [Change(node=node), Change(node=node)]
+
+    def test_a_move(self, backend):
+        node = put(backend, "/from/file.txt")
+        with heard(backend) as changes:
+            assert backend.move("/from/file.txt", "/to/here.txt").error is None
+        old, new = node_at(backend, "/from"), node_at(backend, "/to")
+        assert {
+            Change(node=old),
+            Change(node=node, parent=old, name=b"file.txt"),
+            Change(node=node, parent=new, name=b"here.txt"),
+            Change(node=new, parent=ROOT_NODE, name=b"to"),
+            Change(node=ROOT_NODE),
+        } == set(changes)
+
+    def test_a_deleted_file(self, backend):
+        node = put(backend, "/file.txt")
+        with heard(backend) as changes:
+            backend.delete("/file.txt")
+        assert changes == [Change(node=ROOT_NODE), Change(node=node, parent=ROOT_NODE, name=b"file.txt")]
+
+    def test_a_deleted_tree_tells_of_every_name(self, backend):
+        put(backend, "/tree/one.txt")
+        put(backend, "/tree/sub/two.txt")
+        tree, sub = node_at(backend, "/tree"), node_at(backend, "/tree/sub")
+        with heard(backend) as changes:
+            backend.delete("/tree")
+        names = {(change.parent, change.name) for change in changes if change.name}
+        assert names == {(ROOT_NODE, b"tree"), (tree, b"one.txt"), (tree, b"sub"), (sub, b"two.txt")}
+        assert changes[-1] == Change(node=tree, parent=ROOT_NODE, name=b"tree")
+        assert Change(node=ROOT_NODE) in changes
+
+    def test_what_only_looks_or_fails_tells_nothing(self, backend):
+        put(backend, "/dir/file.txt", b"text")
+        with heard(backend) as changes:
+            assert backend.ls("/").entries and backend.grep("text").matches and backend.glob("*").matches
+            assert "text" in backend.read("/dir/file.txt") and get(backend, "/dir/file.txt")
+            assert backend.write("/dir/file.txt", "x").error
+            assert backend.edit("/dir/file.txt", "absent", "x").error
+            assert backend.delete("/none").error
+            assert backend.move("/dir", "/dir/sub").error
+        assert changes == []
+
+    def test_a_subscriber_that_fails_ends_nothing(self, backend, tree, caplog):
+        def fail(change):
+            raise RuntimeError("listener")
+
+        stop = tree.subscribe(fail)
+        assert backend.write("/file.txt", "x").error is None
+        assert "listener" in caplog.text
+        caplog.clear()
+        stop()
+        assert backend.delete("/file.txt").error is None
+        assert caplog.text == ""
+
+
+class WholeFileVolume(InMemoryVolume):
+    """Stores a file when it is flushed, as whole-file volumes do."""
+
+    features = Features(random_writes=False)
+
+    def __init__(self):
+        super().__init__()
+        self.flushed = []
+
+    def flush(self, node):
+        self.flushed.append(node)
+
+
+class TestOtherVolumes:
+    def test_a_whole_file_volume_is_flushed_before_release(self):
+        with VolumeBackend(WholeFileVolume()) as backend:
+            node = put(backend, "/file.txt", b"one")
+            backend.edit("/file.txt", "one", "two")
+            assert backend.volume.flushed == [node, node]
+
+    def test_a_flush_that_fails_is_an_error_and_leaves_no_file(self, monkeypatch):
+        with VolumeBackend(WholeFileVolume()) as backend:
+            def flush(node):
+                raise oserror(errno.ENOSPC)
+
+            monkeypatch.setattr(backend.volume, "flush", flush)
+            assert backend.write("/file.txt", "x").error.endswith(os.strerror(errno.ENOSPC))
+            assert backend.ls("/").entries == []
+
+    def test_a_read_only_volume_denies(self, backend, tree, monkeypatch):
+        put(backend, "/file.txt", b"text")
+
+        def refuse(*args):
+            raise oserror(errno.EROFS)
+
+        for method in ("create", "mknod", "mkdir", "write", "setattr", "unlink", "rmdir", "rename"):
+            monkeypatch.setattr(tree, method, refuse)
+        assert backend.upload_files([("/new.txt", b"")])[0].error == "permission_denied"
+        assert backend.upload_files([("/file.txt", b"x")])[0].error == "permission_denied"
+        for error in (
+            backend.write("/new.txt", "x").error,
+            backend.delete("/file.txt").error,
+            backend.move("/file.txt", "/moved.txt").error,
+        ):
+            assert os.strerror(errno.EROFS) in error
+
+    def test_close_is_once(self):
+        closed = []
+
+        class Closing(InMemoryVolume):
+            def close(self):
+                closed.append(self)
+
+        with VolumeBackend(Closing()) as backend:
+            pass
+        backend.close()
+        assert len(closed) == 1
+
+    def test_a_bug_is_no_error_record(self, backend, tree, monkeypatch):
+        """Only what the contract names becomes an error text; a TypeError in a volume must not look like a bad path."""
+        monkeypatch.setattr(tree, "lookup", lambda *args: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            backend.read("/file.txt")
+
+
+class TestTexts:
+    @pytest.mark.parametrize(
+        ("verb", "arguments", "error"),
+        [
+            ("ls", ("/none",), "Path '/none': path_not_found"),
+            ("ls", ("/file.txt",), "Path '/file.txt': not_a_directory"),
+            ("read", ("/none",), "File '/none' not found"),
+            ("read", ("/dir",), "File '/dir': Is a directory"),
+            ("read", ("/file.txt/x",), "File '/file.txt/x': Not a directory"),
+            ("write", ("/file.txt/x", ""), "Error writing file '/file.txt/x': Not a directory"),
+            ("write", ("/", ""), "Cannot write to / because it already exists. "
+                                 "Read and then make an edit, or write to a new path."),
+            ("edit", ("/none", "a", "b"), "Error: File '/none' not found"),
+            ("edit", ("/dir", "a", "b"), "Error editing file '/dir': Is a directory"),
+            ("edit", ("/data.bin", "a", "b"), "Error: File '/data.bin' is not UTF-8 text and can't be edited"),
+            ("delete", ("/none",), "Error: File '/none' not found"),
+            ("delete", ("/",), "Error deleting '/': The root can't be deleted"),
+            ("move", ("/none", "/x"), "Error: File '/none' not found"),
+            ("move", ("/file.txt", "/dir"), "Cannot move to /dir because it already exists."),
+            ("move", ("/file.txt", "/file.txt"), "Cannot move to /file.txt because it already exists."),
+            ("move", ("/dir", "/dir/x/y"), "Error moving '/dir' to '/dir/x/y': A directory can't be moved into itself"),
+            ("move", ("/", "/x"), "Error moving '/' to '/x': The root can't be moved"),
+            ("read", ("/../x",), "Path traversal not allowed: '/../x' climbs above the root"),
+            ("glob", ("../x",), "Glob pattern '../x' has a '..' segment; give the directory as the path instead"),
+            ("grep", ("x", "/", "a/../b"),
+             "Glob pattern 'a/../b' has a '..' segment; give the directory as the path instead"),
+        ],
+    )  # fmt: skip
+    def test_errors(self, backend, verb, arguments, error):
+        put(backend, "/file.txt", b"text")
+        put(backend, "/dir/inner.txt", b"text")
+        put(backend, "/data.bin", b"\xff")
+        assert getattr(backend, verb)(*arguments).error == error
+
+    def test_what_is_no_bytes_does_not_end_a_batch(self, backend):
+        responses = backend.upload_files([("/one.txt", "text"), ("/two.txt", bytearray(b"2")), ("/three.txt", None)])
+        assert [response.error for response in responses] == [
+            "content must be bytes, not str",
+            None,
+            "content must be bytes, not NoneType",
+        ]
+        assert get(backend, "/two.txt") == b"2"
+
+    def test_a_grep_without_a_limit_or_with_none_at_all(self, backend):
+        put(backend, "/file.txt", b"a\na\n")
+        assert len(backend.grep("a", max_count=None).matches) == 2
+        for none in (0, -1):
+            result = backend.grep("a", max_count=none)
+            assert (result.matches, result.truncated) == ([], True)
+        assert backend.grep("absent", max_count=0).truncated is False
+
+    def test_an_empty_filter_is_no_filter(self, backend):
+        put(backend, "/file.txt", b"a\n")
+        assert len(backend.grep("a", None, "").matches) == 1
+
+    def test_a_read_says_when_the_file_changed(self, backend, tree):
+        node = put(backend, "/file.txt", b"a\n")
+        tree.setattr(node, AttrChanges(mtime_ns=0))
+        assert backend.read("/file.txt").file_data["modified_at"] == "1970-01-01T00:00:00+00:00"
+        assert backend.ls("/").entries[0]["modified_at"] == "1970-01-01T00:00:00+00:00"
