@@ -294,7 +294,8 @@ def _open_python(url: Url) -> Any:
 
 
 def _has_agent_face(found: object) -> bool:
-    return not isinstance(found, type) and any(hasattr(found, verb) for verb in ("ls", "ls_info", "download_files"))
+    verbs = ("ls", "als", "ls_info", "als_info", "download_files")
+    return not isinstance(found, type) and any(hasattr(found, verb) for verb in verbs)
 
 
 # --------------------------------------------------------------------------------------------------------------

@@ -95,15 +95,16 @@ def mount(
 
 
 def _made(backend: Any, runtime: Any) -> Any:
-    has_verbs = not isinstance(backend, type) and any(hasattr(backend, verb) for verb in ("ls", "ls_info"))
-    if has_verbs:
-        return backend
-    if not callable(backend):
-        raise TypeError(f"a {type(backend).__name__} is no backend")
-    if runtime is None:
-        name = getattr(backend, "__name__", type(backend).__name__)
-        raise TypeError(f"'{name}' makes backends and is not one: give mount() a runtime= to call it with, or call it")
-    return backend(runtime)
+    from fusebackend.dialect import is_factory
+
+    if is_factory(backend):
+        if runtime is None:
+            name = getattr(backend, "__name__", type(backend).__name__)
+            raise TypeError(f"'{name}' makes backends and is not one: give mount() a runtime= to call it with, or call it")
+        backend = backend(runtime)
+    if not any(hasattr(backend, verb) for verb in ("ls", "als", "ls_info", "als_info", "download_files")):
+        raise TypeError(f"a {type(backend).__name__} is no backend: it can't list or fetch files")
+    return backend
 
 
 class Mount(SandboxBackendProtocol):

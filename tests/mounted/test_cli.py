@@ -1,0 +1,590 @@
+"""The command line, on real mounts: what it says, what it exits with, and that nothing stays behind."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import mounts
+import pytest
+
+from fusebackend import config
+from fusebackend.mount import table
+
+pytestmark = pytest.mark.mounted
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 60
+
+
+class Shell:
+    """Runs the command with a home directory of its own."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.log_dir = home / "state/fusebackend"
+        self.env = {
+            **os.environ,
+            "HOME": str(home),
+            "XDG_DATA_HOME": str(home / "data"),
+            "XDG_STATE_HOME": str(home / "state"),
+            "PYTHONPATH": str(ROOT),
+            "NO_COLOR": "1",
+        }
+        self.foreground: list[subprocess.Popen[str]] = []
+
+    def __call__(self, *words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "fusebackend", *map(str, words)],
+            env=self.env,
+            cwd=cwd or self.home,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+        )
+
+    def ok(self, *words: object, cwd: Path | None = None) -> str:
+        done = self(*words, cwd=cwd)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == ""
+        return done.stdout
+
+    def refused(self, *words: object, status: int = 1, cwd: Path | None = None) -> str:
+        """The one line of an error."""
+        done = self(*words, cwd=cwd)
+        assert done.returncode == status, done.stdout + done.stderr
+        lines = done.stderr.splitlines()
+        assert len(lines) == 1, done.stderr
+        assert lines[0].startswith("Error: ")
+        return lines[0].removeprefix("Error: ")
+
+    def start(self, *words: object) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "fusebackend", *map(str, words)],
+            env=self.env,
+            cwd=self.home,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.foreground.append(process)
+        return process
+
+    def status(self, mountpoint: Path) -> dict:
+        done = self("status", "--json", mountpoint)
+        (found,) = json.loads(done.stdout)
+        return found
+
+    def log(self, mountpoint: Path) -> str:
+        return (self.log_dir / f"{config.escape_mountpoint(str(mountpoint))}.log").read_text()
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    mounts.require()
+    home = tmp_path / "home"
+    home.mkdir()
+    shell = Shell(home)
+    yield shell
+    for entry in reversed(table.mounts()):
+        if entry.mountpoint.startswith(f"{tmp_path}/"):
+            subprocess.run(["fusermount3", "-u", "-z", "--", entry.mountpoint], check=False, timeout=LIMIT_S)
+    for process in shell.foreground:
+        process.kill()
+        process.communicate(timeout=LIMIT_S)
+    assert eventually(lambda: not servers(tmp_path)), servers(tmp_path)
+
+
+@pytest.fixture
+def point(tmp_path: Path) -> Path:
+    path = tmp_path / "agent"
+    path.mkdir()
+    return path
+
+
+def servers(directory: Path) -> list[int]:
+    """Processes that were started to serve a mount below `directory`."""
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            words = os.fsdecode(Path(f"/proc/{name}/cmdline").read_bytes()).split("\0")
+            if "fusebackend.cli.serve" in words and any(word.startswith(f"{directory}/") for word in words):
+                found.append(int(name))
+    return found
+
+
+def eventually(condition: Callable[[], bool], limit_s: float = 10) -> bool:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def is_mounted(path: Path) -> bool:
+    return table.mount_at(str(path)) is not None
+
+
+def has_ended(pid: int) -> bool:
+    """Is the process gone, or a zombie that its parent has not seen yet?"""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def wait_until_ended(pid: int) -> bool:
+    return eventually(lambda: has_ended(pid))
+
+
+class TestMount:
+    def test_the_embedded_default(self, shell: Shell, point: Path) -> None:
+        said = shell.ok("mount", point)
+        name = config.escape_mountpoint(str(point))
+        data = shell.home / f"data/fusebackend/{name}.db"
+        assert f"mounted {point} (process " in said
+        assert f"  /  sqlite:{data}\n" in said
+        assert f"log: {shell.log_dir}/{name}.log\n" in said
+        assert stat.S_IMODE(data.parent.stat().st_mode) == 0o700
+        assert stat.S_IMODE(data.stat().st_mode) == 0o600
+        (point / "notes").mkdir()
+        (point / "notes/a.txt").write_text("kept")
+        assert shell.ok("umount", point) == f"unmounted {point}\n"
+        assert list(point.iterdir()) == []
+        shell.ok("mount", point)
+        assert (point / "notes/a.txt").read_text() == "kept"
+
+    def test_a_file_system_of_our_type(self, shell: Shell, point: Path) -> None:
+        shell.ok("mount", point, "--default", "memory:")
+        entry = table.mount_at(str(point))
+        assert entry is not None
+        assert entry.fstype == table.FSTYPE
+
+    def test_routes(self, shell: Shell, point: Path) -> None:
+        (shell.home / "project").mkdir()
+        (shell.home / "project/README").write_text("read me")
+        said = shell.ok(
+            "mount", point, "--default", "memory:", "--route", "/project/=dir:project", "--route", "deep/notes=memory:"
+        )
+        routes = ["  /  memory:", "  /deep/notes/  memory:", f"  /project/  dir:{shell.home}/project"]
+        assert said.splitlines()[-3:] == routes
+        assert sorted(os.listdir(point)) == ["deep", "project"]
+        assert (point / "project/README").read_text() == "read me"
+        (point / "project/new").write_text("from the mount")
+        assert (shell.home / "project/new").read_text() == "from the mount"
+        (point / "deep/notes/x").write_text("x")
+        assert [route["prefix"] for route in shell.status(point)["routes"]] == ["/", "/deep/notes/", "/project/"]
+
+    def test_a_config_file(self, shell: Shell, point: Path) -> None:
+        place = shell.home / "etc"
+        (place / "notes").mkdir(parents=True)
+        (place / "agent.toml").write_text(
+            f'mountpoint = "{point}"\ndefault = "sqlite:agent.db"\nread_only = true\nttl = "3 s"\n'
+            '[routes]\n"/notes/" = "dir:notes"\n"/other/" = "memory:"\n'
+        )
+        shell.ok("mount", "--config", place / "agent.toml")
+        status = shell.status(point)
+        urls = {route["prefix"]: route["url"] for route in status["routes"]}
+        assert urls == {"/": f"sqlite:{place}/agent.db", "/notes/": f"dir:{place}/notes", "/other/": "memory:"}
+        assert status["read_only"] is True
+
+    def test_the_command_line_wins_over_the_file(self, shell: Shell, point: Path) -> None:
+        (shell.home / "agent.toml").write_text(
+            'mountpoint = "/nowhere"\ndefault = "sqlite:/no/such/directory.db"\nread_only = true\n'
+            '[routes]\na = "dir:/no/such/directory"\nb = "memory:"\n'
+        )
+        shell.ok("mount", point, "--config", "agent.toml", "--default", "memory:", "--route", "/a/=memory:", "-o", "rw")
+        status = shell.status(point)
+        assert [route["url"] for route in status["routes"]] == ["memory:", "memory:", "memory:"]
+        assert status["read_only"] is False
+        (point / "new").write_text("")
+
+    @pytest.mark.parametrize("words", [["--read-only"], ["-o", "ro"], ["-o", "noexec,ro"]])
+    def test_read_only(self, shell: Shell, point: Path, words: list[str]) -> None:
+        said = shell.ok("mount", point, "--default", "memory:", *words)
+        assert ", read-only)" in said
+        with pytest.raises(OSError, match="Read-only file system"):
+            (point / "new").write_text("")
+
+    @pytest.mark.parametrize("word", config.LIBFUSE_WORDS)
+    def test_every_word_for_libfuse_mounts(self, shell: Shell, point: Path, word: str) -> None:
+        shell.ok("mount", point, "--default", "memory:", "-o", word)
+        (point / "a").write_text("works")
+        entry = table.mount_at(str(point))
+        assert entry is not None
+        if word in ("nosuid", "nodev", "noexec", "noatime"):
+            assert word in entry.options
+        shell.ok("umount", point)
+        assert not is_mounted(point)
+
+    def test_a_mount_inside_a_mount(self, shell: Shell, point: Path) -> None:
+        shell.ok("mount", point, "--default", "memory:")
+        inner = point / "inner"
+        inner.mkdir()
+        shell.ok("mount", inner, "--default", "memory:")
+        (inner / "a").write_text("deep")
+        done = shell("umount", point)
+        assert done.returncode == 1
+        assert f"  mounted below it: {inner}\n" in done.stderr
+        shell.ok("umount", inner)
+        shell.ok("umount", point)
+
+    @pytest.mark.parametrize("name", ["with space", "tab\there", "back\\slash", "데이터", "-rf", "percent%20?x=1"])
+    def test_odd_names(self, shell: Shell, tmp_path: Path, name: str) -> None:
+        odd = tmp_path / name
+        odd.mkdir()
+        shell.ok("mount", odd)
+        (odd / "a").write_text("kept")
+        assert shell.status(odd)["state"] == "alive"
+        shell.ok("umount", odd)
+        assert not is_mounted(odd)
+
+    def test_relative_paths_and_symlinks_to_a_mount_point(self, shell: Shell, tmp_path: Path, point: Path) -> None:
+        (tmp_path / "link").symlink_to("agent")
+        shell.ok("mount", "link/", "--default", "sqlite:x.db", cwd=tmp_path)
+        assert is_mounted(point)
+        assert (tmp_path / "x.db").exists()
+        assert f"'{point}' is mounted already" in shell.refused("mount", "agent", cwd=tmp_path)
+        shell.ok("umount", "./link", cwd=tmp_path)
+        assert not is_mounted(point)
+
+    def test_python_urls_import_from_the_current_directory(self, shell: Shell, point: Path) -> None:
+        (shell.home / "shelf.py").write_text(
+            "from fusebackend.backends import InMemoryBackend\n"
+            "def make(text):\n"
+            "    backend = InMemoryBackend()\n"
+            "    backend.write('/said.txt', text)\n"
+            "    return backend\n"
+        )
+        (shell.home / "random.py").write_text("raise SystemExit('a file here stood in for a module of Python')\n")
+        shell.ok("mount", point, "--default", "python:shelf:make?text=hello")
+        assert (point / "said.txt").read_text() == "hello"
+
+    def test_passwords_are_shown_nowhere(self, shell: Shell, point: Path) -> None:
+        (shell.home / "vault.py").write_text(
+            "from fusebackend.backends import InMemoryBackend\ndef make(password): return InMemoryBackend()\n"
+        )
+        said = shell.ok("mount", point, "--default", "python:vault:make?password=hunter2")
+        status = shell.status(point)
+        assert status["routes"][0]["url"] == "python:vault:make?password=***"
+        command = Path(f"/proc/{status['pid']}/cmdline").read_bytes()
+        assert str(point).encode() in command
+        shown = said + shell.log(point) + json.dumps(status) + shell.ok("status", point) + os.fsdecode(command)
+        assert "hunter2" not in shown
+
+    def test_the_server_holds_nothing_of_whoever_started_it(self, shell: Shell, point: Path, tmp_path: Path) -> None:
+        shell.ok("mount", point, "--default", "memory:")
+        pid = shell.status(point)["pid"]
+        assert os.readlink(f"/proc/{pid}/cwd") == "/"
+        assert os.readlink(f"/proc/{pid}/fd/0") == "/dev/null"
+        assert os.getsid(pid) == pid
+        for descriptor in (1, 2):
+            assert os.readlink(f"/proc/{pid}/fd/{descriptor}").endswith(".log")
+
+    def test_a_long_log_is_put_aside(self, shell: Shell, point: Path) -> None:
+        shell.log_dir.mkdir(parents=True)
+        log = shell.log_dir / f"{config.escape_mountpoint(str(point))}.log"
+        with log.open("w") as file:
+            file.truncate((10 << 20) + 1)
+        shell.ok("mount", point, "--default", "memory:")
+        assert log.stat().st_size < 100_000
+        assert Path(f"{log}.1").stat().st_size == (10 << 20) + 1
+        assert "mounting" in log.read_text()
+
+
+class TestRefusals:
+    """Each is one line and a status; nothing is mounted and no server stays."""
+
+    @pytest.fixture(autouse=True)
+    def nothing_stays(self, shell: Shell, tmp_path: Path) -> Iterator[None]:
+        before = {entry.mountpoint for entry in table.mounts()}
+        yield
+        left = {entry.mountpoint for entry in table.mounts()} - before
+        assert not {path for path in left if path.startswith(str(tmp_path))}
+        assert servers(tmp_path) == []
+
+    def test_a_mount_point_that_is_missing(self, shell: Shell, tmp_path: Path) -> None:
+        assert shell.refused("mount", tmp_path / "no").startswith(f"mount point '{tmp_path}/no' does not exist")
+
+    def test_one_that_is_no_directory(self, shell: Shell, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        assert shell.refused("mount", tmp_path / "file") == f"mount point '{tmp_path}/file' is not a directory"
+
+    def test_one_below_a_file(self, shell: Shell, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        assert shell.refused("mount", tmp_path / "file/x") == f"mount point '{tmp_path}/file/x': Not a directory"
+
+    def test_one_that_is_not_empty(self, shell: Shell, point: Path) -> None:
+        (point / "a").write_text("precious")
+        assert shell.refused("mount", point) == f"mount point '{point}' is not empty; mount on an empty directory"
+        assert not (shell.home / "data").exists()
+
+    def test_one_where_another_file_system_is(self, shell: Shell) -> None:
+        assert shell.refused("mount", "/proc") == "'/proc' is a mount point already (proc on it)"
+
+    def test_no_mount_point_at_all(self, shell: Shell) -> None:
+        done = shell("mount")
+        assert done.returncode == 2
+        assert "give a MOUNTPOINT" in done.stderr
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (["--default", "nope:x"], "'nope:x': unknown scheme 'nope:'; known: sqlite:, memory:"),
+            (["--default", "s3://bucket"], "'s3:' is not available in this version"),
+            (["--default", "sqlite:x.db?colour=red"], "'sqlite:' knows no parameter 'colour'; known: on_exists"),
+            (["--default", "sqlite:/no/such/x.db"], "'sqlite:/no/such/x.db': there is no directory '/no/such'"),
+            (["--default", "dir:missing"], "there is no directory"),
+            (["--default", "python:no_such_module:make"], "No module named 'no_such_module'"),
+            (["--route", "/../x=memory:"], "Route prefix '/../x' holds '..'; write the path it means"),
+            (["--route", "/a=memory:", "--route", "a/=memory:"], "route '/a/' is given twice"),
+            (["-o", "nonsense"], "unknown option '-o nonsense'; known: ro, rw, allow_other, ttl=TIME, "),
+            (["-o", "ttl=soon"], "'soon' is no length of time"),
+            (["--config", "no.toml"], "cannot read 'no.toml': No such file or directory"),
+        ],
+    )
+    def test_words_that_make_no_sense(self, shell: Shell, point: Path, words: list[str], message: str) -> None:
+        assert message in shell.refused("mount", point, *words)
+
+    def test_a_route_without_a_url(self, shell: Shell, point: Path) -> None:
+        done = shell("mount", point, "--route", "/notes")
+        assert done.returncode == 2
+        assert "--route '/notes' is not PREFIX=URL" in done.stderr
+        assert "Traceback" not in done.stderr
+
+    def test_a_config_with_an_unknown_key(self, shell: Shell, point: Path) -> None:
+        (shell.home / "agent.toml").write_text("readonly = true\n")
+        said = shell.refused("mount", point, "--config", "agent.toml")
+        assert said.startswith("'agent.toml': unknown key 'readonly'; known: mountpoint, ")
+
+    def test_a_database_that_is_damaged(self, shell: Shell, point: Path) -> None:
+        (shell.home / "x.db").write_bytes(b"SQLite format 3\0" + b"\xa5" * 8192)
+        said = shell.refused("mount", point, "--default", "sqlite:x.db")
+        assert f"'{shell.home}/x.db'" in said
+        assert (shell.home / "x.db").read_bytes() == b"SQLite format 3\0" + b"\xa5" * 8192
+
+    def test_a_database_that_is_in_use(self, shell: Shell, point: Path, tmp_path: Path) -> None:
+        other = tmp_path / "other"
+        other.mkdir()
+        shell.ok("mount", point, "--default", "sqlite:x.db")
+        said = shell.refused("mount", other, "--default", "sqlite:x.db")
+        assert "is in use by another fusebackend; unmount or close that one first" in said
+        shell.ok("umount", point)
+
+    def test_a_backend_inside_its_own_mount(self, shell: Shell, point: Path) -> None:
+        assert "lies inside the mount point" in shell.refused("mount", point, "--default", f"sqlite:{point}/x.db")
+        assert "lies inside the mount point" in shell.refused("mount", point, "--default", f"dir:{point}")
+        assert list(point.iterdir()) == []
+
+    def test_a_directory_that_holds_the_mount_point(self, shell: Shell, point: Path) -> None:
+        said = shell.refused("mount", point, "--default", "memory:", "--route", f"all=dir:{point.parent}")
+        assert "holds the mount point" in said
+
+    def test_a_log_inside_the_mount(self, shell: Shell, point: Path) -> None:
+        shell.env["XDG_STATE_HOME"] = str(point)
+        assert "the log would be inside the mount" in shell.refused("mount", point, "--default", "memory:")
+
+    def test_a_backend_that_ends_the_process(self, shell: Shell, point: Path) -> None:
+        (shell.home / "fatal.py").write_text("import os\nprint('last words', flush=True)\nos._exit(9)\n")
+        said = shell.refused("mount", point, "--default", "python:fatal:make")
+        assert said.startswith("the server ended before it was ready: last words (see ")
+
+    def test_what_is_not_mounted_cannot_be_unmounted(self, shell: Shell, point: Path, tmp_path: Path) -> None:
+        assert shell.refused("umount", point) == f"'{point}' is not mounted"
+        assert shell.refused("umount", tmp_path / "no") == f"'{tmp_path}/no' is not mounted"
+        assert shell.refused("umount", "/proc") == "'/proc' is mounted, but not by fusebackend (proc)"
+        assert shell.refused("status", point) == f"'{point}' is not mounted by fusebackend"
+
+
+class TestMountedAlready:
+    def test_a_live_mount_is_left_alone(self, shell: Shell, point: Path) -> None:
+        shell.ok("mount", point, "--default", "memory:")
+        pid = shell.status(point)["pid"]
+        said = shell.refused("mount", point)
+        assert said == f"'{point}' is mounted already by process {pid}; 'fusebackend umount {point}' ends that"
+        assert shell.status(point)["pid"] == pid
+
+    def test_a_dead_mount_is_replaced(self, shell: Shell, point: Path) -> None:
+        shell.ok("mount", point)
+        with (point / "a.txt").open("w") as file:
+            file.write("kept")
+            file.flush()
+            os.fsync(file.fileno())
+        pid = shell.status(point)["pid"]
+        os.kill(pid, signal.SIGKILL)
+        assert wait_until_ended(pid)
+        with pytest.raises(OSError, match="Transport endpoint is not connected"):
+            os.listdir(point)
+        status = shell("status", "--json", point)
+        assert status.returncode == 1
+        assert json.loads(status.stdout)[0]["state"] == "dead"
+        said = shell.ok("mount", point)
+        assert said.startswith(f"the server of an earlier mount on {point} had died; it was cleared away\n")
+        assert (point / "a.txt").read_text() == "kept"
+        assert len([entry for entry in table.mounts() if entry.mountpoint == str(point)]) == 1
+
+    def test_a_dead_mount_is_cleared_away_by_umount(self, shell: Shell, point: Path) -> None:
+        shell.ok("mount", point, "--default", "memory:")
+        pid = shell.status(point)["pid"]
+        os.kill(pid, signal.SIGKILL)
+        assert wait_until_ended(pid)
+        assert "dead: its server is gone" in shell("status", point).stdout
+        assert shell.ok("umount", point) == f"unmounted {point}; its server had died before\n"
+        assert not is_mounted(point)
+
+    def test_a_server_that_hangs_hangs_nobody_else(self, shell: Shell, point: Path) -> None:
+        shell.ok("mount", point, "--default", "memory:")
+        pid = shell.status(point)["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            status = shell("status", "--json", point)
+            assert status.returncode == 1
+            assert json.loads(status.stdout)[0]["state"] == "hung"
+            assert "its server does not answer" in shell.refused("mount", point)
+            said = shell.ok("umount", "--lazy", point)
+            assert f"detached {point}" in said
+            assert not is_mounted(point)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert wait_until_ended(pid)
+
+
+class TestUmount:
+    def test_it_returns_when_the_server_has_ended(self, shell: Shell, point: Path) -> None:
+        shell.ok("mount", point, "--default", "sqlite:x.db")
+        pid = shell.status(point)["pid"]
+        (point / "a").write_text("x" * 1_000_000)
+        shell.ok("umount", point)
+        assert has_ended(pid)
+        assert "everything is stored" in shell.log(point)
+        assert not (shell.home / "x.db-wal").exists()
+
+    @pytest.mark.parametrize("how", ["cwd", "fd", "exe"])
+    def test_it_says_who_has_something_open(self, shell: Shell, point: Path, how: str) -> None:
+        shell.ok("mount", point, "--default", "memory:")
+        path = point / "open"
+        shutil.copy("/bin/sleep", path)
+        with contextlib.ExitStack() as held:
+            pid = os.getpid()
+            if how == "fd":
+                held.enter_context(path.open())
+            else:
+                command = ["sleep" if how == "cwd" else str(path), "60"]
+                sleeper = subprocess.Popen(command, cwd=point if how == "cwd" else "/")
+                held.callback(sleeper.wait)
+                held.callback(sleeper.kill)
+                pid, path = sleeper.pid, point if how == "cwd" else path
+            done = shell("umount", point)
+            assert done.returncode == 1
+            assert f"Error: '{point}' is busy\n" in done.stderr
+            (line,) = [line for line in done.stderr.splitlines() if f"  process {pid} (" in line]
+            assert f"has {path} open as {how}" in line
+            assert is_mounted(point)
+            assert shell.status(point)["state"] == "alive"
+        shell.ok("umount", point)
+
+    def test_lazy_leaves_open_files_usable(self, shell: Shell, point: Path) -> None:
+        shell.ok("mount", point, "--default", "sqlite:x.db")
+        pid = shell.status(point)["pid"]
+        with (point / "a.txt").open("w+") as file:
+            said = shell.ok("umount", "--lazy", point)
+            assert said == f"detached {point}; process {pid} serves it until the last open file is closed\n"
+            assert not is_mounted(point)
+            file.write("still here")
+            file.flush()
+            os.fsync(file.fileno())
+        assert wait_until_ended(pid)
+        shell.ok("mount", point, "--default", "sqlite:x.db")
+        assert (point / "a.txt").read_text() == "still here"
+
+    def test_lazy_on_an_idle_mount_is_an_ordinary_unmount(self, shell: Shell, point: Path) -> None:
+        shell.ok("mount", point, "--default", "memory:")
+        assert shell.ok("umount", "--lazy", point) == f"unmounted {point}\n"
+
+
+class TestSignals:
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    def test_the_server_unmounts_cleanly(self, shell: Shell, point: Path, number: signal.Signals) -> None:
+        shell.ok("mount", point, "--default", "sqlite:x.db")
+        (point / "a").write_text("kept")
+        pid = shell.status(point)["pid"]
+        os.kill(pid, number)
+        assert wait_until_ended(pid)
+        assert not is_mounted(point)
+        assert "everything is stored" in shell.log(point)
+        assert not (shell.home / "x.db-wal").exists()
+        shell.ok("mount", point, "--default", "sqlite:x.db")
+        assert (point / "a").read_text() == "kept"
+
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    def test_in_the_foreground(self, shell: Shell, point: Path, number: signal.Signals) -> None:
+        process = shell.start("mount", point, "--default", "memory:", "--foreground")
+        assert eventually(lambda: is_mounted(point))
+        (point / "a").write_text("served by a process in the foreground")
+        assert shell.status(point)["pid"] == process.pid
+        process.send_signal(number)
+        said, logged = process.communicate(timeout=LIMIT_S)
+        assert process.returncode == 0, logged
+        assert said.startswith(f"mounted {point} (process {process.pid})\n")
+        assert "INFO" in logged
+        assert "Traceback" not in logged
+        assert not is_mounted(point)
+
+    def test_unmounting_ends_one_in_the_foreground(self, shell: Shell, point: Path) -> None:
+        process = shell.start("mount", point, "--default", "memory:", "--foreground")
+        assert eventually(lambda: is_mounted(point))
+        shell.ok("umount", point)
+        process.communicate(timeout=LIMIT_S)
+        assert process.returncode == 0
+
+
+class TestStatus:
+    def test_json(self, shell: Shell, point: Path) -> None:
+        shell.ok("mount", point, "--default", "sqlite:x.db", "--route", "notes=memory:")
+        (point / "a").write_text("")
+        everything = json.loads(shell.ok("status", "--json"))
+        (mine,) = [each for each in everything if each["mountpoint"] == str(point)]
+        assert mine["state"] == "alive"
+        assert os.path.exists(f"/proc/{mine['pid']}")
+        assert abs(mine["started_at"] - time.time()) < LIMIT_S
+        assert mine["read_only"] is False
+        assert Path(mine["log"]).exists()
+        assert [(route["prefix"], route["url"]) for route in mine["routes"]] == [
+            ("/", f"sqlite:{shell.home}/x.db"),
+            ("/notes/", "memory:"),
+        ]
+        assert mine["routes"][0]["features"]["durable"] is True
+        assert mine["routes"][1]["features"]["durable"] is False
+        assert mine["routes"][0]["ttl_s"] is None
+        assert mine["counters"]
+
+    def test_in_words(self, shell: Shell, point: Path) -> None:
+        shell.ok("mount", point, "--default", "memory:")
+        said = shell.ok("status", point)
+        pid = shell.status(point)["pid"]
+        assert said.startswith(f"{point} process {pid}, since ")
+        route = next(line for line in said.splitlines() if "memory:" in line)
+        assert route.split() == ["/", "memory:", "InMemoryVolume", "coherent", "outlive", "its", "server"]
+
+    def test_the_time_to_live_of_a_directory(self, shell: Shell, point: Path) -> None:
+        (shell.home / "project").mkdir()
+        shell.ok("mount", point, "--default", "dir:project", "-o", "ttl=2 s")
+        route = shell.status(point)["routes"][0]
+        assert route["ttl_s"] == (None if route["features"]["change_feed"] else 2)
+
+    def test_backends(self, shell: Shell) -> None:
+        schemes = {each["scheme"]: each for each in json.loads(shell.ok("backends", "--json"))}
+        assert set(schemes) >= {"sqlite", "memory", "dir", "shell", "state", "python"}
+        assert schemes["shell"]["execute"] is True
+        assert schemes["memory"]["features"]["durable"] is False
+        said = shell.ok("backends")
+        assert all(each["form"] in said for each in schemes.values())
+        assert "Not in this version: postgres:, s3:" in said

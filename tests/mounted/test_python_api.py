@@ -1,0 +1,347 @@
+"""`fusebackend.mount()`, each case in a process of its own with a limit: a process must be able to fail alone."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import mounts
+import pytest
+
+from fusebackend.mount import table
+
+pytestmark = pytest.mark.mounted
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 60
+
+PRELUDE = """
+import os, sys, threading
+import fusebackend
+from fusebackend import CompositeBackend, MountError
+from fusebackend.backends import InMemoryBackend, SqliteBackend, StateBackend
+point, directory = sys.argv[1:]
+"""
+
+
+class Script:
+    """Runs Python code that mounts on `point`."""
+
+    def __init__(self, point: Path, directory: Path) -> None:
+        self.point = point
+        self.command = [sys.executable, "-W", "error", "-c"]
+        self.directory = directory
+        self.env = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+    def words(self, code: str) -> list[str]:
+        return [*self.command, PRELUDE + textwrap.dedent(code), str(self.point), str(self.directory)]
+
+    def __call__(self, code: str, *, logged: str = "") -> str:
+        """What it printed; it must succeed, log nothing but `logged`, and leave no mount."""
+        done = subprocess.run(self.words(code), env=self.env, capture_output=True, text=True, timeout=LIMIT_S)
+        assert done.returncode == 0, done.stderr
+        assert re.fullmatch(logged, done.stderr, re.DOTALL), done.stderr
+        assert table.mount_at(str(self.point)) is None
+        return done.stdout
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Iterator[Script]:
+    mounts.require()
+    point = tmp_path / "agent"
+    point.mkdir()
+    yield Script(point, tmp_path)
+    for entry in reversed(table.mounts()):
+        if entry.mountpoint.startswith(f"{tmp_path}/"):
+            subprocess.run(["fusermount3", "-u", "-z", "--", entry.mountpoint], check=False, timeout=LIMIT_S)
+
+
+class TestTwoFaces:
+    def test_each_sees_what_the_other_did(self, script: Script) -> None:
+        said = script("""
+            with fusebackend.mount(InMemoryBackend(), point) as files:
+                assert files.write("/notes/a.txt", "from the agent\\n").error is None
+                print(open(f"{point}/notes/a.txt").read(), end="")
+                assert files.edit("/notes/a.txt", "agent", "editor").error is None
+                print(open(f"{point}/notes/a.txt").read(), end="")
+                with open(f"{point}/b.txt", "w") as file:
+                    file.write("from the mount\\n")
+                print("from the mount" in files.read("/b.txt"))
+                os.rename(f"{point}/b.txt", f"{point}/notes/b.txt")
+                print([entry["path"] for entry in files.ls("/notes").entries])
+                assert files.delete("/notes").error is None
+                print(os.listdir(point))
+        """)
+        assert said.splitlines() == [
+            "from the agent",
+            "from the editor",
+            "True",
+            "['/notes/a.txt', '/notes/b.txt']",
+            "[]",
+        ]
+
+    def test_every_verb_arrives(self, script: Script) -> None:
+        script("""
+            import asyncio
+            with fusebackend.mount(InMemoryBackend(), point) as files:
+                assert [each.error for each in files.upload_files([("/x/a.py", b"one\\ntwo\\n")])] == [None]
+                assert files.download_files(["/x/a.py"])[0].content == b"one\\ntwo\\n"
+                assert [match["line"] for match in files.grep("two").matches] == [2]
+                assert [match["path"] for match in files.glob("**/*.py").matches] == ["/x/a.py"]
+                assert files.move("/x/a.py", "/x/b.py").error is None
+                assert "     1\\tone" in str(asyncio.run(files.aread("/x/b.py")))
+                assert [entry["path"] for entry in files.ls_info("/x")] == ["/x/b.py"]
+                assert files.id == f"fusebackend:{point}"
+                assert isinstance(files, fusebackend.SandboxBackendProtocol)
+                try:
+                    files.execute("true")
+                except NotImplementedError as error:
+                    assert "doesn't support command execution" in str(error)
+                else:
+                    raise AssertionError("memory can't execute")
+        """)
+
+    def test_routes(self, script: Script) -> None:
+        script("""
+            backend = CompositeBackend(InMemoryBackend(), {"/memories/": InMemoryBackend()})
+            with fusebackend.mount(backend, point) as files:
+                assert files.write("/memories/a.txt", "a").error is None
+                assert os.listdir(point) == ["memories"]
+                assert open(f"{point}/memories/a.txt").read() == "a"
+                assert backend.routes["/memories/"].read("/a.txt").error is None
+        """)
+
+    def test_a_backend_of_state(self, script: Script) -> None:
+        script("""
+            with fusebackend.mount(StateBackend(), point) as files:
+                assert files.write("/a.txt", "a").error is None
+                assert open(f"{point}/a.txt").read() == "a"
+        """)
+
+    def test_the_name_can_be_imported_too(self, script: Script) -> None:
+        script("""
+            from fusebackend import mount
+            import fusebackend.mount.session
+            with mount(InMemoryBackend(), point) as files:
+                assert files.mountpoint == point
+                assert os.path.ismount(point)
+        """)
+
+
+class TestLife:
+    def test_the_backend_is_not_closed(self, script: Script) -> None:
+        script("""
+            with SqliteBackend(f"{directory}/x.db") as backend:
+                for number in range(2):
+                    with fusebackend.mount(backend, point) as files:
+                        with open(f"{point}/{number}", "w") as file:
+                            file.write("kept")
+                    assert files.read(f"/{number}").error is None
+                assert [entry["path"] for entry in backend.ls("/").entries] == ["/0", "/1"]
+        """)
+
+    def test_close_may_be_called_twice(self, script: Script) -> None:
+        script("""
+            files = fusebackend.mount(InMemoryBackend(), point)
+            files.close()
+            files.close()
+            assert not os.path.ismount(point)
+        """)
+
+    def test_the_end_of_the_interpreter_unmounts(self, script: Script) -> None:
+        script("""
+            backend = SqliteBackend(f"{directory}/x.db")
+            files = fusebackend.mount(backend, point)
+            assert files.write("/a", "kept").error is None
+        """)
+        assert script("""
+            with SqliteBackend(f"{directory}/x.db") as backend:
+                print(backend.download_files(["/a"])[0].content)
+        """) == "b'kept'\n"
+
+    def test_an_error_in_the_block_unmounts_and_comes_through(self, script: Script) -> None:
+        script("""
+            try:
+                with fusebackend.mount(InMemoryBackend(), point):
+                    raise KeyError("mine")
+            except KeyError as error:
+                assert error.args == ("mine",)
+            assert not os.path.ismount(point)
+        """)
+
+    def test_unmounted_from_outside(self, script: Script) -> None:
+        script("""
+            import subprocess
+            with fusebackend.mount(InMemoryBackend(), point) as files:
+                subprocess.run(["fusermount3", "-u", point], check=True)
+                assert not os.path.ismount(point)
+                assert files.write("/a", "still a backend").error is None
+        """)
+
+    def test_ctrl_c_unmounts(self, script: Script) -> None:
+        process = subprocess.Popen(
+            script.words("""
+                import time
+                with fusebackend.mount(InMemoryBackend(), point):
+                    print("ready", flush=True)
+                    time.sleep(50)
+            """),
+            env=script.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=LIMIT_S)
+        assert errors.splitlines()[-1] == "KeyboardInterrupt"
+        assert table.mount_at(str(script.point)) is None
+
+    def test_it_is_shown_by_status(self, script: Script) -> None:
+        script("""
+            from fusebackend.mount.table import probe
+            with fusebackend.mount(InMemoryBackend(), point, read_only=True):
+                state = probe(point)
+                assert (state.state, state.pid) == ("alive", os.getpid())
+                assert state.status["read_only"] is True
+        """)
+
+    def test_a_dead_mount_is_replaced(self, script: Script) -> None:
+        done = subprocess.run(
+            script.words("""
+                fusebackend.mount(InMemoryBackend(), point)
+                os.kill(os.getpid(), 9)
+            """),
+            env=script.env,
+            timeout=LIMIT_S,
+        )
+        assert done.returncode == -signal.SIGKILL
+        assert table.mount_at(str(script.point)) is not None
+        script("""
+            with fusebackend.mount(InMemoryBackend(), point):
+                assert os.listdir(point) == []
+        """)
+
+
+class TestOptions:
+    def test_read_only_is_for_the_mount(self, script: Script) -> None:
+        script("""
+            with fusebackend.mount(InMemoryBackend(), point, read_only=True) as files:
+                try:
+                    open(f"{point}/a", "w")
+                except OSError as error:
+                    assert error.strerror == "Read-only file system"
+                else:
+                    raise AssertionError("it was writable")
+                assert files.write("/a", "a").error is None
+                assert open(f"{point}/a").read() == "a"
+        """)
+
+    def test_words_for_libfuse(self, script: Script) -> None:
+        script("""
+            from fusebackend.mount.table import mount_at
+            with fusebackend.mount(InMemoryBackend(), point, options=["noexec", "nosuid"]):
+                assert {"noexec", "nosuid"} <= set(mount_at(point).options)
+        """)
+
+    def test_a_factory_needs_a_runtime(self, script: Script) -> None:
+        script("""
+            from types import SimpleNamespace
+            runtime = SimpleNamespace(state={"files": {}})
+            for factory in (StateBackend, lambda runtime: StateBackend(runtime)):
+                try:
+                    fusebackend.mount(factory, point)
+                except TypeError as error:
+                    assert "makes backends and is not one: give mount() a runtime=" in str(error)
+                else:
+                    raise AssertionError("it was taken")
+                with fusebackend.mount(factory, point, runtime=runtime) as files:
+                    with open(f"{point}/a.txt", "w") as file:
+                        file.write("a")
+                assert "/a.txt" in runtime.state["files"]
+        """)
+
+
+class TestRefusals:
+    def refused(self, script: Script, code: str, error: str) -> str:
+        said = script(f"""
+            try:
+                {code}
+            except {error} as refusal:
+                print(refusal)
+            else:
+                raise AssertionError("it was taken")
+            # and nothing is left that would be in the way of the next one
+            with fusebackend.mount(InMemoryBackend(), point):
+                pass
+        """)
+        assert said.count("\n") == 1
+        return said.strip()
+
+    def test_a_second_mount_names_the_way_out(self, script: Script) -> None:
+        (script.directory / "second").mkdir()
+        said = script("""
+            with fusebackend.mount(InMemoryBackend(), point):
+                try:
+                    fusebackend.mount(InMemoryBackend(), f"{directory}/second")
+                except MountError as error:
+                    print(error)
+                assert os.path.ismount(point)
+            fusebackend.mount(InMemoryBackend(), f"{directory}/second").close()
+        """)
+        assert said.startswith(f"this process has a mount already, on '{script.point}', and pyfuse3 can hold only one")
+        assert "CompositeBackend" in said
+        assert "'fusebackend mount'" in said
+
+    @pytest.mark.parametrize("what", ["'a text'", "None", "7"])
+    def test_what_is_no_backend(self, script: Script, what: str) -> None:
+        assert "is no backend" in self.refused(script, f"fusebackend.mount({what}, point)", "TypeError")
+
+    def test_a_mount_point_that_is_missing(self, script: Script) -> None:
+        code = "fusebackend.mount(InMemoryBackend(), point + '/no')"
+        assert "does not exist" in self.refused(script, code, "MountError")
+
+    def test_one_that_is_not_empty(self, script: Script) -> None:
+        code = "fusebackend.mount(InMemoryBackend(), directory)"
+        assert "is not empty" in self.refused(script, code, "MountError")
+
+    def test_an_option_that_is_not_known(self, script: Script) -> None:
+        code = "fusebackend.mount(InMemoryBackend(), point, options=['nonsense'])"
+        assert "unknown option '-o nonsense'" in self.refused(script, code, "ValueError")
+
+    def test_what_fails_in_the_serving_thread(self, script: Script) -> None:
+        script("""
+            import pyfuse3
+            def refuse(*arguments): raise RuntimeError("fuse_session_mount failed")
+            pyfuse3.init, init = refuse, pyfuse3.init
+            try:
+                fusebackend.mount(InMemoryBackend(), point)
+            except OSError as error:
+                assert "fuse_session_mount failed" in str(error)
+            else:
+                raise AssertionError("it was taken")
+            pyfuse3.init = init
+            with fusebackend.mount(InMemoryBackend(), point) as files:
+                assert files.write("/a", "a").error is None
+        """)
+
+    def test_what_fails_at_the_end_is_raised_by_close(self, script: Script) -> None:
+        script("""
+            backend = InMemoryBackend()
+            files = fusebackend.mount(backend, point)
+            def full(): raise OSError(28, "No space left on device")
+            backend.volume.sync = full
+            try:
+                files.close()
+            except OSError as error:
+                assert error.errno == 28
+            else:
+                raise AssertionError("the error was lost")
+            files.close()
+            assert not os.path.ismount(point)
+        """, logged=".*No space left on device.*")

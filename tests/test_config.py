@@ -1,0 +1,146 @@
+"""The TOML file, `-o` words, and the names of files that belong to a mount point."""
+
+import pytest
+
+from fusebackend import config
+from fusebackend.config import ConfigError, ConfigFile, Words, duration_s, parse_words, read_file, routes_by_prefix
+
+
+class TestFile:
+    def read(self, tmp_path, text: str) -> ConfigFile:
+        path = tmp_path / "agent.toml"
+        path.write_text(text)
+        return read_file(str(path))
+
+    def test_every_key(self, tmp_path) -> None:
+        found = self.read(
+            tmp_path,
+            """
+            mountpoint = "/mnt/agent"
+            default = "sqlite:agent.db"
+            read_only = true
+            allow_other = true
+            ttl = "500 ms"
+            options = ["noexec", "nosuid"]
+            [routes]
+            "/memories/" = "memory:"
+            notes = "dir:notes"
+            """,
+        )
+        assert found == ConfigFile(
+            mountpoint="/mnt/agent",
+            default="sqlite:agent.db",
+            routes={"/memories/": "memory:", "notes": "dir:notes"},
+            read_only=True,
+            allow_other=True,
+            ttl="500 ms",
+            options=["noexec", "nosuid"],
+        )
+
+    def test_an_empty_file_says_nothing(self, tmp_path) -> None:
+        assert self.read(tmp_path, "") == ConfigFile()
+
+    @pytest.mark.parametrize("ttl", ["2", "2.5", '"2 s"'])
+    def test_ttl_is_a_number_or_text(self, tmp_path, ttl: str) -> None:
+        assert 2 <= duration_s(self.read(tmp_path, f"ttl = {ttl}").ttl) < 3
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("readonly = true", "unknown key 'readonly'; known: mountpoint, default, routes, read_only, allow_other, "),
+            ("[route]\nx = 'memory:'", "unknown key 'route'; known: "),
+            ("read_only = 'yes'", "'read_only': expected bool, got str"),
+            ("default = 7", "'default': expected str | null, got int"),
+            ("options = 'ro'", "'options': expected array, got str"),
+            ("[routes]\na = 'memory:'\nb = 7", "'routes.b': expected str, got int"),
+            ("[routes]\na = 'memory:'\na = 'state:'", "is no TOML: "),
+            ("mountpoint = ", "is no TOML: "),
+            ("ttl = true", "'ttl': expected"),
+        ],
+    )
+    def test_what_is_wrong_is_one_line_with_the_file_and_the_key(self, tmp_path, text: str, message: str) -> None:
+        with pytest.raises(ConfigError) as refusal:
+            self.read(tmp_path, text)
+        assert message in str(refusal.value)
+        assert str(refusal.value).startswith(f"'{tmp_path}/agent.toml'")
+        assert "\n" not in str(refusal.value)
+
+    def test_no_text_at_all(self, tmp_path) -> None:
+        (tmp_path / "agent.toml").write_bytes(b"\xff\xfe")
+        with pytest.raises(ConfigError, match="is no TOML"):
+            read_file(str(tmp_path / "agent.toml"))
+
+    def test_a_file_that_is_not_there(self, tmp_path) -> None:
+        with pytest.raises(ConfigError, match=r"cannot read .*: No such file or directory"):
+            read_file(str(tmp_path / "agent.toml"))
+
+
+class TestDuration:
+    @pytest.mark.parametrize(
+        ("value", "seconds"),
+        [(0, 0), (1, 1), (0.25, 0.25), ("1", 1), ("1 s", 1), (" 250 ms ", 0.25), ("1.5 min", 90), ("2h", 7200)],
+    )
+    def test_lengths_of_time(self, value: float | str, seconds: float) -> None:
+        assert duration_s(value) == seconds
+
+    @pytest.mark.parametrize("value", ["", "s", "-1", -1, "1 week", "one", "nan", float("nan"), float("inf"), "1 s 2"])
+    def test_anything_else_is_refused(self, value: float | str) -> None:
+        with pytest.raises(ConfigError, match="is no length of time"):
+            duration_s(value)
+
+
+class TestWords:
+    def test_nothing_said(self) -> None:
+        assert parse_words([]) == Words() == parse_words(["", ","])
+
+    def test_all_kinds(self) -> None:
+        found = parse_words(["ro,allow_other", "ttl=2 s", "noexec,nosuid"])
+        assert found == Words(read_only=True, allow_other=True, ttl_s=2, libfuse=("noexec", "nosuid"))
+
+    def test_the_later_word_counts(self) -> None:
+        assert parse_words(["ro", "rw"]).read_only is False
+        assert parse_words(["rw,ro"]).read_only is True
+
+    @pytest.mark.parametrize("word", ["nonsense", "subtype=x", "fsname=x", "fd=3", "allow_root", "max_read=4096"])
+    def test_others_are_refused(self, word: str) -> None:
+        with pytest.raises(ConfigError, match=f"unknown option '-o {word}'; known: ro, rw, allow_other, ttl=TIME, "):
+            parse_words([word])
+
+
+class TestRoutes:
+    def test_prefixes_are_normalised(self) -> None:
+        assert routes_by_prefix([("memories", "a"), ("/deep/er/", "b")]) == {"/memories": "a", "/deep/er": "b"}
+
+    def test_two_that_mean_the_same(self) -> None:
+        with pytest.raises(ConfigError, match="route '/a/' is given twice"):
+            routes_by_prefix([("/a/", "x"), ("a", "y")])
+
+    @pytest.mark.parametrize("prefix", ["", "/", "/a//b", "/../a", "~/a"])
+    def test_prefixes_that_make_no_sense(self, prefix: str) -> None:
+        with pytest.raises(ConfigError):
+            routes_by_prefix([(prefix, "memory:")])
+
+
+class TestFilesOfAMountPoint:
+    def test_the_name_can_be_read(self) -> None:
+        assert config.escape_mountpoint("/mnt/agent") == "mnt-agent"
+        assert config.escape_mountpoint("/home/me/my-files") == "home-me-my_2dfiles"
+
+    def test_no_two_share_a_name(self) -> None:
+        paths = ["/a/b", "/a-b", "/a_2db", "/a_b", "/a/b/", "/a.b", "/a b", "/a\udcff", "/a\xff", "/" + "a" * 300]
+        paths += ["/" + "a" * 299 + "b", "/A/b"]
+        names = [config.escape_mountpoint(path) for path in paths]
+        assert len(set(names)) == len(paths) - 1  # "/a/b" and "/a/b/" are the same directory
+        assert all("/" not in name and len(name) <= 200 for name in names)
+
+    def test_places_follow_the_xdg_variables(self, monkeypatch) -> None:
+        monkeypatch.setenv("XDG_DATA_HOME", "/data")
+        monkeypatch.setenv("XDG_STATE_HOME", "/state")
+        assert config.data_file("/mnt/agent") == "/data/fusebackend/mnt-agent.db"
+        assert config.log_file("/mnt/agent") == "/state/fusebackend/mnt-agent.log"
+
+    @pytest.mark.parametrize("value", ["", "relative/data"])
+    def test_and_are_in_the_home_directory_otherwise(self, monkeypatch, value: str) -> None:
+        monkeypatch.setenv("HOME", "/home/someone")
+        monkeypatch.setenv("XDG_DATA_HOME", value)
+        assert config.data_file("/mnt/agent") == "/home/someone/.local/share/fusebackend/mnt-agent.db"

@@ -1,0 +1,139 @@
+"""What is delivered: the import, the command, the scripts and the pinned versions."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+import tomllib
+from importlib.metadata import requires
+from pathlib import Path
+
+import pytest
+
+import fusebackend
+
+ROOT = Path(__file__).parent.parent
+SCRIPTS = [ROOT / ".ci/run", *sorted((ROOT / "scripts").iterdir())]
+HEAVY = ("pyfuse3", "trio", "anyio", "rich", "wcmatch", "msgspec", "click", "asyncio", "sqlite3")
+
+
+def python(code: str) -> str:
+    return run(sys.executable, "-c", code)
+
+
+def run(*words: object) -> str:
+    command = [str(word) for word in words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd=ROOT).stdout
+
+
+class TestImport:
+    def test_it_loads_nothing_heavy(self) -> None:
+        loaded = python("import sys, fusebackend; print(*sys.modules)").split()
+        assert not set(HEAVY) & set(loaded)
+
+    def test_nor_do_the_names_of_the_backends(self) -> None:
+        loaded = python("import sys, fusebackend.backends, fusebackend.protocol; print(*sys.modules)").split()
+        assert not set(HEAVY) & set(loaded)
+
+    def test_it_takes_less_than_150_ms(self) -> None:
+        def seconds(code: str) -> float:
+            started = time.perf_counter()
+            python(code)
+            return time.perf_counter() - started
+
+        # The best of several: on a busy machine any single one may take long.
+        assert min(seconds("import fusebackend") for _ in range(7)) < 0.15
+
+    @pytest.mark.parametrize("name", fusebackend.__all__)
+    def test_every_public_name_is_there(self, name: str) -> None:
+        assert getattr(fusebackend, name).__name__.rpartition(".")[2] == name
+        assert name in dir(fusebackend)
+
+    def test_a_name_that_is_not_there(self) -> None:
+        with pytest.raises(AttributeError, match="module 'fusebackend' has no attribute 'nothing'"):
+            fusebackend.nothing  # noqa: B018
+
+    @pytest.mark.parametrize("first", ["fusebackend", "fusebackend.mount.table", "fusebackend.mount.api"])
+    def test_mount_can_be_called_whatever_was_imported_first(self, first: str) -> None:
+        code = f"import {first}, fusebackend; print(callable(fusebackend.mount))"
+        assert python(code) == "True\n"
+        assert python(f"import {first}\nfrom fusebackend import mount\nprint(callable(mount))") == "True\n"
+
+
+class TestCommand:
+    @pytest.mark.parametrize("module", ["fusebackend", "fusebackend.cli.main"])
+    def test_it_says_its_version(self, module: str) -> None:
+        assert run(sys.executable, "-m", module, "--version") == f"fusebackend {fusebackend.__version__}\n"
+
+    def test_the_changelog_knows_this_version(self) -> None:
+        assert f"## {fusebackend.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+class TestVersions:
+    def pinned(self) -> dict[str, str]:
+        lines = (ROOT / "constraints.txt").read_text().splitlines()
+        return dict(line.lower().replace("_", "-").split("==") for line in lines if line and not line.startswith("#"))
+
+    def test_every_dependency_is_pinned_by_name_alone(self) -> None:
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+        assert {re.split(r"[^A-Za-z0-9_-]", each)[0].lower() for each in wanted} <= set(self.pinned())
+
+    def test_so_is_what_the_dependencies_depend_on(self) -> None:
+        pinned = self.pinned()
+        for name in ("trio", "rich", "pytest", "mypy"):
+            for requirement in requires(name) or []:
+                what, _, condition = requirement.partition(";")
+                if not condition:
+                    assert re.split(r"[^A-Za-z0-9_-]", what)[0].lower().replace("_", "-") in pinned
+
+
+class TestScripts:
+    @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+    def test_it_can_be_run(self, script: Path) -> None:
+        assert os.access(script, os.X_OK)
+        if script.read_text().startswith("#!/usr/bin/env bash\n"):
+            run("bash", "-n", script)
+        else:
+            compile(script.read_text(), script, "exec")
+
+    def test_make_knows_every_target(self) -> None:
+        makefile = (ROOT / "Makefile").read_text()
+        for target in ("mount", "umount", "test", "check", "bench", "clean"):
+            assert f"\n{target}:\n" in makefile
+
+    @pytest.mark.parametrize("target", ["mount", "test", "check", "bench", "umount", "clean"])
+    def test_make_would_run_scripts_that_are_there(self, target: str) -> None:
+        scripts = re.findall(r"scripts/\w+", run("make", "-n", target))
+        assert scripts
+        assert all((ROOT / script).exists() for script in scripts)
+
+    def test_bootstrap_refuses_an_old_python(self, tmp_path) -> None:
+        old = tmp_path / "python-old"
+        old.write_text(
+            '#!/bin/sh\ncase "$*" in *version_info*) exit 1 ;; -V) echo Python 3.9.2 ;; *) echo /opt/old ;; esac\n'
+        )
+        old.chmod(0o755)
+        scripts = tmp_path / "clone/scripts"
+        scripts.mkdir(parents=True)
+        (scripts / "bootstrap").write_text((ROOT / "scripts/bootstrap").read_text())
+        (scripts / "bootstrap").chmod(0o755)
+        done = subprocess.run(
+            [scripts / "bootstrap"], env={**os.environ, "PYTHON": str(old)}, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 1
+        assert "is Python 3.9.2; fusebackend needs Python 3.11 or newer" in done.stderr
+        assert not (tmp_path / "clone/.venv").exists()
+
+
+class TestFiles:
+    @pytest.mark.parametrize("name", ["SEMANTICS.md", "py.typed"])
+    def test_data_of_the_package(self, name: str) -> None:
+        assert (ROOT / "fusebackend" / name).exists()
+
+    def test_links_of_the_readme_lead_somewhere(self) -> None:
+        readme = (ROOT / "README.md").read_text()
+        links = [link for link in re.findall(r"\]\(([^)#]+)\)", readme) if "://" not in link]
+        assert links
+        assert [link for link in links if not (ROOT / link).exists()] == []

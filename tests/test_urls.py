@@ -1,0 +1,315 @@
+"""Backend URLs: what is accepted, what is refused and in which words, what is hidden."""
+
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from fusebackend import urls
+from fusebackend.urls import NOT_YET, SCHEMES, Scheme, Url, UrlError, mask, open_backend, parse
+
+
+class TestParse:
+    @pytest.mark.parametrize(
+        ("text", "scheme", "rest"),
+        [
+            ("sqlite:/data/notes.db", "sqlite", "/data/notes.db"),
+            ("SQLite:/data/notes.db", "sqlite", "/data/notes.db"),
+            ("sqlite:///data/notes.db", "sqlite", "/data/notes.db"),
+            ("dir:/data/../srv//x/", "dir", "/srv/x"),
+            ("dir:/data/a%20b%3Fc", "dir", "/data/a b?c"),
+            ("dir:/data/100%", "dir", "/data/100%"),
+            ("dir:/데이터/数据", "dir", "/데이터/数据"),
+            ("dir:/data/a:b@c#d", "dir", "/data/a:b@c#d"),
+            ("memory:", "memory", ""),
+            ("python:my.module:make", "python", "my.module:make"),
+        ],
+    )
+    def test_scheme_and_rest(self, text: str, scheme: str, rest: str) -> None:
+        url = parse(text)
+        assert (url.scheme, url.rest) == (scheme, rest)
+
+    def test_a_relative_path_starts_from_the_current_directory(self, tmp_path, monkeypatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        url = parse("sqlite:sub/../notes.db")
+        monkeypatch.chdir("/")
+        assert url.rest == f"{tmp_path}/notes.db"
+        assert parse(url.text) == url
+
+    def test_a_relative_path_starts_from_the_base_that_is_given(self) -> None:
+        assert parse("dir:notes", base="/srv/agent").rest == "/srv/agent/notes"
+        assert parse("dir:/notes", base="/srv/agent").rest == "/notes"
+
+    def test_a_tilde_is_the_home_directory(self, monkeypatch) -> None:
+        monkeypatch.setenv("HOME", "/home/someone")
+        assert parse("dir:~/notes").rest == "/home/someone/notes"
+        assert parse("dir:x/~").rest.endswith("/x/~")
+
+    @pytest.mark.parametrize("path", ["/a b", "/a%41", "/100%", "/q?x=1", "/h#1", "/new\nline", "/raw\udcff", "/데"])
+    def test_the_text_of_any_path_means_that_path(self, path: str) -> None:
+        url = urls.for_path("dir", path)
+        assert parse(url.text) == url
+        assert "\n" not in url.text
+        assert url.text.isprintable()
+
+    def test_parameters_are_read(self) -> None:
+        url = parse("dir:/x?max_file_size_mb=50&on_exists=replace")
+        assert url.parameters == {"max_file_size_mb": 50, "on_exists": "replace"}
+        assert parse(url.text) == url
+
+    def test_a_python_url_passes_all_parameters_on(self) -> None:
+        assert parse("python:m:f?bucket=a%26b&region=eu+west").parameters == {"bucket": "a&b", "region": "eu+west"}
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("", "'' has no scheme; write it as one of sqlite:PATH, memory:, dir:PATH, "),
+            ("/data/notes.db", "'/data/notes.db' has no scheme; write it as one of sqlite:PATH, "),
+            ("nope:/x", "'nope:/x': unknown scheme 'nope:'; known: sqlite:, memory:, dir:, shell:, state:, python:"),
+            ("nope://u:pw@h/x", "'nope://u:***@h/x': unknown scheme 'nope:'; known: "),
+            ("sqlite:", "'sqlite:' is incomplete; write sqlite:PATH"),
+            ("sqlite:?on_exists=error", "'sqlite:?on_exists=error' is incomplete; write sqlite:PATH"),
+            ("memory:x", "'memory:x': nothing may follow 'memory:'"),
+            ("sqlite://host/x", "'sqlite://host/x' names a host; write a path directly after the colon"),
+            ("dir:/a%00b", "'dir:/a%00b': a path can't hold a NUL"),
+            ("sqlite:/x?colour=red", "'sqlite:' knows no parameter 'colour'; known: on_exists"),
+            ("sqlite:/x?on_exists", "parameter 'on_exists' of 'sqlite:' has no value; write on_exists=VALUE"),
+            ("memory:?on_exists=no", "parameter 'on_exists' of 'memory:' must be 'error' or 'replace', not 'no'"),
+            ("sqlite:/x?on_exists=error&on_exists=error", "parameter 'on_exists' of 'sqlite:' is given twice"),
+            ("shell:/x?timeout=0", "parameter 'timeout' of 'shell:' must be a whole number above 0, not '0'"),
+            ("dir:/x?max_file_size_mb=-1", "must be a whole number above 0, not '-1'"),
+            ("dir:/x?max_file_size_mb=1e3", "must be a whole number above 0, not '1e3'"),
+        ],
+    )
+    def test_what_makes_no_sense_is_refused_in_one_line(self, text: str, message: str) -> None:
+        with pytest.raises(UrlError) as refusal:
+            parse(text)
+        assert message in str(refusal.value)
+        assert "\n" not in str(refusal.value)
+
+    @pytest.mark.parametrize("name", NOT_YET)
+    def test_planned_schemes_say_that_they_are_not_here_yet(self, name: str) -> None:
+        with pytest.raises(UrlError, match="is not available in this version; known: sqlite:"):
+            parse(f"{name}:something")
+
+
+class TestMask:
+    @pytest.mark.parametrize(
+        ("text", "shown"),
+        [
+            ("sqlite:/data/notes.db", "sqlite:/data/notes.db"),
+            ("postgres:postgresql://me:secret@host/db", "postgres:postgresql://me:***@host/db"),
+            ("postgres:postgresql://me@host:5432/db", "postgres:postgresql://me@host:5432/db"),
+            ("postgresql://:secret@host/db", "postgresql://:***@host/db"),
+            ("postgresql://me:p@ss/w?rd@host/db", "postgresql://me:***@host/db"),
+            ("postgres:host=h user=u password=secret dbname=d", "postgres:host=h user=u password=*** dbname=d"),
+            ("postgres:host=h password='a b\\' c' dbname=d", "postgres:host=h password=*** dbname=d"),
+            ("postgres:host=h password = secret", "postgres:host=h password = ***"),
+            ("s3://b/p?access_key=AK&secret_key=SK&region=r", "s3://b/p?access_key=***&secret_key=***&region=r"),
+            ("s3://b/p?SessionToken=T&endpoint=http://u:p@h", "s3://b/p?SessionToken=***&endpoint=http://u:***@h"),
+            ("python:m:f?p%61ssword=x&n=1", "python:m:f?p%61ssword=***&n=1"),
+            ("dir:/x?on_exists=replace&max_file_size_mb=5", "dir:/x?on_exists=replace&max_file_size_mb=5"),
+            ("python:m:f?password=", "python:m:f?password="),
+        ],
+    )
+    def test_secrets_are_hidden_and_nothing_else(self, text: str, shown: str) -> None:
+        assert mask(text) == shown
+
+    def test_a_url_shows_itself_masked(self) -> None:
+        assert parse("python:m:f?token=abc").masked == "python:m:f?token=***"
+
+    def test_errors_do_not_give_secrets_away(self, monkeypatch) -> None:
+        def numeric(value: str) -> int:
+            raise ValueError("must be a number")
+
+        scheme = Scheme("lock:TEXT", "", open, parameters={"key": numeric})
+        monkeypatch.setitem(SCHEMES, "lock", scheme)
+        with pytest.raises(UrlError) as refusal:
+            parse("lock:x?key=hidden")
+        assert str(refusal.value) == "parameter 'key' of 'lock:' must be a number, not '***'"
+
+
+def url_for(name: str, directory: Path) -> str:
+    """A URL of that scheme which opens."""
+    if name == "sqlite":
+        return f"sqlite:{directory}/x.db"
+    return f"{name}:{directory if SCHEMES[name].takes == 'path' else ''}"
+
+
+class TestOpen:
+    def test_sqlite(self, tmp_path) -> None:
+        from fusebackend.backends import SqliteBackend
+
+        backend = open_backend(f"sqlite:{tmp_path}/notes.db?on_exists=replace")
+        try:
+            assert isinstance(backend, SqliteBackend)
+            assert backend.on_exists == "replace"
+            assert backend.write("/a.txt", "a").error is None
+        finally:
+            backend.close()
+        assert (tmp_path / "notes.db").stat().st_mode & 0o777 == 0o600
+
+    def test_sqlite_in_a_directory_that_is_not_there(self, tmp_path) -> None:
+        with pytest.raises(UrlError, match=f"there is no directory '{tmp_path}/no'"):
+            open_backend(f"sqlite:{tmp_path}/no/notes.db")
+
+    @pytest.mark.parametrize("content", [b"not a database at all, but long enough to be one" * 100, b"x"])
+    def test_a_file_that_is_no_volume(self, tmp_path, content: bytes) -> None:
+        path = tmp_path / "notes.db"
+        path.write_bytes(content)
+        with pytest.raises(OSError, match=str(path)):
+            open_backend(f"sqlite:{path}")
+        assert path.read_bytes() == content
+
+    def test_sqlite_on_a_directory(self, tmp_path) -> None:
+        with pytest.raises(OSError, match="not a regular file"):
+            open_backend(f"sqlite:{tmp_path}")
+
+    def test_memory(self) -> None:
+        from fusebackend.backends import InMemoryBackend
+
+        assert isinstance(open_backend("memory:"), InMemoryBackend)
+
+    @pytest.mark.parametrize("scheme", ["dir", "shell"])
+    def test_a_directory(self, tmp_path, scheme: str) -> None:
+        (tmp_path / "here.txt").write_text("here")
+        backend = open_backend(f"{scheme}:{tmp_path}?max_file_size_mb=1")
+        assert [entry["path"] for entry in backend.ls("/").entries] == ["/here.txt"]
+        assert backend.virtual_mode is True
+        assert backend.read("/../../etc/passwd").error
+
+    @pytest.mark.parametrize("scheme", ["dir", "shell"])
+    def test_a_directory_that_is_not_there(self, tmp_path, scheme: str) -> None:
+        with pytest.raises(UrlError, match=f"there is no directory '{tmp_path}/no'"):
+            open_backend(f"{scheme}:{tmp_path}/no")
+        (tmp_path / "file").write_text("")
+        with pytest.raises(UrlError, match="is not a directory"):
+            open_backend(f"{scheme}:{tmp_path}/file")
+
+    def test_shell_runs_commands(self, tmp_path) -> None:
+        backend = open_backend(f"shell:{tmp_path}?timeout=10")
+        assert backend.execute("pwd").output.strip() == os.path.realpath(tmp_path)
+
+    def test_state(self) -> None:
+        backend = open_backend("state:")
+        assert backend.write("/a.txt", "one\n").error is None
+        assert backend.download_files(["/a.txt"])[0].content == b"one\n"
+
+    @pytest.mark.parametrize("name", [name for name, scheme in SCHEMES.items() if scheme.features is not None])
+    def test_the_features_in_the_table_are_those_of_the_volume(self, name: str, tmp_path) -> None:
+        from fusebackend.backends.foreign import volume_of
+
+        backend = open_backend(url_for(name, tmp_path))
+        try:
+            assert asdict(volume_of(backend).features) == asdict(SCHEMES[name].features)
+        finally:
+            getattr(backend, "close", lambda: None)()
+
+    @pytest.mark.parametrize("name", [name for name in SCHEMES if name != "python"])
+    def test_execute_in_the_table_is_true(self, name: str, tmp_path) -> None:
+        from fusebackend.protocol import SandboxBackendProtocol
+
+        backend = open_backend(url_for(name, tmp_path))
+        try:
+            assert isinstance(backend, SandboxBackendProtocol) == SCHEMES[name].execute
+        finally:
+            getattr(backend, "close", lambda: None)()
+
+
+class TestPython:
+    @pytest.fixture(autouse=True)
+    def a_module_in_the_current_directory(self, tmp_path, monkeypatch) -> None:
+        (tmp_path / "urls_test_module.py").write_text(
+            "from fusebackend.backends import InMemoryBackend\n"
+            "ready = InMemoryBackend()\n"
+            "class shelf:\n"
+            "    make = staticmethod(lambda: InMemoryBackend())\n"
+            "def make(on_exists='error'):\n"
+            "    return InMemoryBackend(on_exists=on_exists)\n"
+            "def number(): return 7\n"
+            "def broken(): raise RuntimeError('no\\nluck')\n"
+        )
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        yield
+        sys.modules.pop("urls_test_module", None)
+
+    def test_a_factory_is_called_with_the_parameters(self) -> None:
+        assert open_backend("python:urls_test_module:make?on_exists=replace").on_exists == "replace"
+        assert open_backend("python:urls_test_module:shelf.make").on_exists == "error"
+
+    def test_a_backend_is_used_as_it_is(self) -> None:
+        assert open_backend("python:urls_test_module:ready") is sys.modules["urls_test_module"].ready
+
+    def test_the_current_directory_comes_last(self, tmp_path) -> None:
+        open_backend("python:urls_test_module:ready")
+        assert sys.path[-1] == str(tmp_path)
+
+    @pytest.mark.parametrize(
+        ("rest", "message"),
+        [
+            ("urls_test_module", "is incomplete; write python:package.module:callable"),
+            ("no_such_module:make", "ModuleNotFoundError: No module named 'no_such_module'"),
+            ("urls_test_module:nothing", "AttributeError"),
+            ("urls_test_module:number", "gave a int, which is no backend"),
+            ("urls_test_module:broken", "failed: RuntimeError: no"),
+            ("urls_test_module:make?colour=red", "failed: TypeError"),
+        ],
+    )
+    def test_what_goes_wrong_is_named(self, rest: str, message: str) -> None:
+        with pytest.raises(UrlError) as refusal:
+            open_backend(f"python:{rest}")
+        assert message in str(refusal.value)
+
+
+class _Entry:
+    """An entry point of another package."""
+
+    def __init__(self, name: str, loaded: object) -> None:
+        self.name = name
+        self.value = f"their.package:{name}"
+        self._loaded = loaded
+
+    def load(self) -> object:
+        if isinstance(self._loaded, Exception):
+            raise self._loaded
+        return self._loaded
+
+
+class TestEntryPoints:
+    @pytest.fixture(autouse=True)
+    def other_packages(self, monkeypatch) -> None:
+        opened: list[Url] = []
+        good = Scheme("attic:SHELF", "old things", lambda url: opened.append(url) or "the attic")
+        entries = [
+            _Entry("attic", good),
+            _Entry("broken", ImportError("no module named shelf")),
+            _Entry("odd", object()),
+            _Entry("sqlite", good),
+        ]
+
+        def entry_points(group: str) -> list[_Entry]:
+            assert group == "fusebackend.backends"
+            return entries
+
+        monkeypatch.setattr("importlib.metadata.entry_points", entry_points)
+        self.opened = opened
+
+    def test_a_scheme_of_another_package_opens(self) -> None:
+        assert open_backend("attic:upper") == "the attic"
+        assert self.opened == [Url("attic", "upper", {}, "attic:upper")]
+
+    def test_one_that_cannot_be_loaded_is_an_error_only_when_used(self) -> None:
+        with pytest.raises(UrlError, match="the package that adds 'broken:' can't be loaded: no module named shelf"):
+            parse("broken:x")
+        with pytest.raises(UrlError, match=r"is no fusebackend\.urls\.Scheme"):
+            parse("odd:x")
+
+    def test_our_own_schemes_cannot_be_replaced(self) -> None:
+        assert urls.scheme_table()["sqlite"] is SCHEMES["sqlite"]
+
+    def test_they_are_listed_among_the_known(self) -> None:
+        with pytest.raises(UrlError, match="python:, attic:, broken:, odd:"):
+            parse("nope:x")
