@@ -119,9 +119,6 @@ class SeedBackend(BackendProtocol):
 
 
 class TestSeed(SeedConformance):
-    supports_delete = False
-    supports_move = False
-
     @pytest.fixture
     def backend(self):
         return SeedBackend()

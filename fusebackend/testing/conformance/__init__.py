@@ -46,6 +46,8 @@ class SeedConformance(BackendConformance):
     letter, `fnmatch` for globs. A verb that raises `NotImplementedError` is skipped."""
 
     seed_vocabulary = True
+    supports_delete = False
+    supports_move = False
     reads_records = False
     byte_exact = False
     keeps_empty_directories = False

@@ -41,7 +41,8 @@ class Case:
     byte_exact: bool = True
     """`upload_files` and `download_files` carry any bytes."""
     keeps_empty_directories: bool = True
-    """A directory outlives its last file; False where directories are only parts of paths."""
+    """A directory outlives its last file; False where directories are only parts of paths. Below a file there is then
+    nothing to be found, which `grep`, `glob` and `download_files` may say instead of calling the path bad."""
     checks_paths: bool = True
     """Bad paths are errors: empty, above the root, `~`, NUL, a file used as a directory, what UTF-8 can't say."""
     limits_names: bool = True
