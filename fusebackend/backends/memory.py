@@ -12,9 +12,10 @@ import os
 import stat
 from typing import Literal
 
+from fusebackend.backends.chunks import Chunk, allocated_blocks
+from fusebackend.backends.storage import Inode
+from fusebackend.backends.tree import DIRECTORY_BYTES, TreeVolume, now_ns
 from fusebackend.backends.volume import VolumeBackend
-
-from fusebackend.backends.tree import DIRECTORY_BYTES, Chunk, Inode, TreeVolume, allocated_blocks, now_ns
 from fusebackend.errors import oserror
 from fusebackend.protocol import ROOT_NODE, Features, StatFs
 
@@ -61,7 +62,7 @@ class InMemoryVolume(TreeVolume):
 
     def _drop(self, inode: Inode) -> None:
         for table in (self._inodes, self._names, self._sorted, self._chunks):
-            table.pop(inode.node, None)  # type: ignore[attr-defined]
+            table.pop(inode.node, None)
 
     def _child(self, parent: int, name: bytes) -> int | None:
         names = self._names.get(parent)

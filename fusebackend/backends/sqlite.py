@@ -14,25 +14,26 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import logging
 import os
 import sqlite3
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Literal
 
 from fusebackend.backends import schema
-from fusebackend.backends.tree import CHUNK_BYTES, CHUNK_SHIFT, Chunk, Inode, TreeVolume, allocated_blocks
+from fusebackend.backends.chunks import CHUNK_BYTES, CHUNK_SHIFT, Chunk, allocated_blocks
+from fusebackend.backends.flusher import Flusher
+from fusebackend.backends.overlay import Overlay
+from fusebackend.backends.storage import Inode
+from fusebackend.backends.tree import TreeVolume
 from fusebackend.backends.volume import VolumeBackend
 from fusebackend.errors import oserror
 from fusebackend.protocol import Features, StatFs
 
 log = logging.getLogger(__name__)
-
-FLUSH_AFTER_S = 0.5
-"""How long a change may wait in memory; the most that a killed server loses of what nobody synced."""
 
 MAX_DIRTY_BYTES = 16 << 20
 MAX_DIRTY_ITEMS = 4000
@@ -41,13 +42,6 @@ MAX_DIRTY_ITEMS = 4000
 CACHE_INODES = 20_000
 CACHE_CHUNKS = 256
 """Bounds of what is kept in memory though the file has it: some 10 MiB of inodes and 16 MiB of chunks."""
-
-CHECKPOINT_BYTES = schema.WAL_KEPT_BYTES
-"""A WAL longer than this is moved into the file in the background."""
-
-CHECKPOINT_PASSES = 4
-CHECKPOINT_REST_PAGES = 512
-"""It is moved in a few passes beside the writers, until this little is left to be moved while they wait."""
 
 MAX_WAL_BYTES = 512 << 20
 """A WAL longer than this makes writers wait until all of it has been moved."""
@@ -73,23 +67,6 @@ def _sqlite_errors() -> Iterator[None]:
         raise oserror(number) from error
 
 
-class Overlay:
-    """What has changed and is not in the file yet. Emptied by a flush that succeeded, and by nothing else."""
-
-    def __init__(self) -> None:
-        self.inodes: dict[int, Inode] = {}
-        self.names: dict[int, dict[bytes, int | None]] = {}  # parent → name → node, None where the name is gone
-        self.chunks: dict[tuple[int, int], Chunk] = {}
-        self.cuts: dict[int, int] = {}  # node → first chunk index that the file still has and that is gone
-        self.xattrs: dict[int, Inode] = {}
-        self.dead: set[int] = set()  # nodes that the file still has and that are gone
-        self.bytes = 0
-        self.items = 0
-
-    def __bool__(self) -> bool:
-        return bool(self.inodes or self.names or self.chunks or self.cuts or self.xattrs or self.dead)
-
-
 class SqliteVolume(TreeVolume):
     """The kernel face of `SqliteBackend`."""
 
@@ -112,20 +89,19 @@ class SqliteVolume(TreeVolume):
         self._failed: OSError | None = None
         self._failed_at = 0.0
         self._wal_fd = -1
-        self._changes_waiting = threading.Event()
-        self._closing = threading.Event()
+        self._closed = False
+        self._flusher = Flusher(self.path, self.lock, self.write_back, self._wal_bytes)
         try:
             # A number that is in use already would overwrite what has it, so the table has a say as well.
             self._stored_next_node = self._scalar("SELECT value FROM meta WHERE key = 'next_node'")
             self._next_node = max(self._stored_next_node, self._scalar("SELECT max(node) FROM inode") + 1)
-            self._next_row = self._scalar("SELECT max(id) FROM chunk") + 1
+            self._rows = itertools.count(self._scalar("SELECT max(id) FROM chunk") + 1)
             self._free_orphans()
         except OSError as error:
             self._db.close()
             self._claim.release()
             reason = error.__cause__ or error.strerror
             raise schema.VolumeFileError(error.errno, f"'{self.path}' can't be opened as a volume: {reason}") from None
-        self._flusher = threading.Thread(target=self._flush_loop, name="fusebackend-flush", daemon=True)
         self._flusher.start()
 
     # -- storage: inodes ---------------------------------------------------------------------------------------
@@ -295,8 +271,7 @@ class SqliteVolume(TreeVolume):
         """The overlay has grown. Whoever passes its bounds flushes it, once the operation is complete (`_admit`)."""
         self._overlay.items += items
         self._overlay.bytes += size
-        if not self._changes_waiting.is_set():
-            self._changes_waiting.set()
+        self._flusher.wake()
 
     def _admit(self, size: int) -> None:
         """Called before anything is added: the place to flush, and to refuse what a full disk can't take."""
@@ -304,9 +279,9 @@ class SqliteVolume(TreeVolume):
         if self._failed is not None:
             if time.monotonic() - self._failed_at < FULL_RETRY_S:
                 raise oserror(self._failed.errno or errno.EIO)
-            self.flush()
+            self.write_back()
         elif overlay.bytes >= MAX_DIRTY_BYTES or overlay.items >= MAX_DIRTY_ITEMS:
-            self.flush()
+            self.write_back()
         if self._overlay.bytes + size > self._room_bytes:
             self._find_room(size)
 
@@ -315,7 +290,7 @@ class SqliteVolume(TreeVolume):
         self._room_bytes = self._room()
         if self._overlay.bytes + size <= self._room_bytes:
             return
-        self.flush()
+        self.write_back()
         with _sqlite_errors():
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             free_pages = self._scalar("PRAGMA freelist_count") * schema.PAGE_BYTES
@@ -328,7 +303,7 @@ class SqliteVolume(TreeVolume):
         disk = os.statvfs(self.path)
         return max(disk.f_bavail * disk.f_frsize - RESERVE_BYTES, 0) // 2
 
-    def flush(self) -> None:
+    def write_back(self) -> None:
         """Write the overlay to the file in one transaction. On an error nothing is written and nothing is lost."""
         with self.lock:
             if not self._overlay:
@@ -348,62 +323,17 @@ class SqliteVolume(TreeVolume):
                     self._db.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
 
     def _write_overlay(self) -> None:
-        overlay, db = self._overlay, self._db
-        db.execute("BEGIN IMMEDIATE")
+        """One transaction, all or nothing."""
+        self._db.execute("BEGIN IMMEDIATE")
         try:
-            for table in ("inode", "chunk", "xattr") if overlay.dead else ():
-                db.executemany(f"DELETE FROM {table} WHERE node = ?", [(node,) for node in overlay.dead])
-            if overlay.cuts:
-                db.executemany("DELETE FROM chunk WHERE node = ? AND idx >= ?", list(overlay.cuts.items()))
-            if overlay.names:
-                self._write_names()
-            if overlay.inodes:
-                db.executemany(
-                    "INSERT OR REPLACE INTO inode VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    [_row_of(inode) for inode in overlay.inodes.values()],
-                )
-            if overlay.chunks:
-                self._write_chunks()
-            for node, inode in overlay.xattrs.items():
-                db.execute("DELETE FROM xattr WHERE node = ?", (node,))
-                rows = [(node, name, value) for name, value in (inode.xattrs or {}).items()]
-                db.executemany("INSERT INTO xattr VALUES (?, ?, ?)", rows)
+            self._overlay.write(self._db, self._rows.__next__)
             if self._next_node != self._stored_next_node:
-                db.execute("UPDATE meta SET value = ? WHERE key = 'next_node'", (self._next_node,))
-            db.execute("COMMIT")
+                self._db.execute("UPDATE meta SET value = ? WHERE key = 'next_node'", (self._next_node,))
+            self._db.execute("COMMIT")
         except BaseException:
-            if db.in_transaction:
-                db.execute("ROLLBACK")
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
             raise
-
-    def _write_names(self) -> None:
-        gone, here = [], []
-        for parent, names in self._overlay.names.items():
-            for name, node in names.items():
-                if node is None:
-                    gone.append((parent, name))
-                else:
-                    here.append((parent, name, node))
-        self._db.executemany("DELETE FROM dentry WHERE parent = ? AND name = ?", gone)
-        self._db.executemany("INSERT OR REPLACE INTO dentry VALUES (?, ?, ?)", here)
-
-    def _write_chunks(self) -> None:
-        """Small changes of stored chunks are written in place; the rest as whole rows."""
-        whole: list[tuple[int, int, int, bytes | bytearray]] = []
-        for (node, index), chunk in self._overlay.chunks.items():
-            size = len(chunk.data)
-            if chunk.row and size == chunk.stored_bytes and chunk.high - chunk.low <= size // 2:
-                with self._db.blobopen("chunk", "data", chunk.row) as blob:
-                    blob.seek(chunk.low)
-                    blob.write(chunk.data[chunk.low : chunk.high])
-            elif chunk.row:
-                whole.append((chunk.row, node, index, chunk.data))
-            else:
-                # The number is spent even if this transaction fails: the chunk keeps it for the next one.
-                chunk.row = self._next_row
-                self._next_row += 1
-                whole.append((chunk.row, node, index, chunk.data))
-        self._db.executemany("INSERT OR REPLACE INTO chunk VALUES (?, ?, ?, ?)", whole)
 
     def _settle(self) -> None:
         """The overlay is in the file: what it held is now clean, and kept only as far as the caches go."""
@@ -416,7 +346,7 @@ class SqliteVolume(TreeVolume):
         self._unstored.clear()
         self._stored_next_node = self._next_node
         self._overlay = Overlay()
-        self._changes_waiting.clear()
+        self._flusher.rest()
         if len(self._inodes) > CACHE_INODES:
             self._shrink_inodes()
 
@@ -429,34 +359,6 @@ class SqliteVolume(TreeVolume):
         for inode in list(self._inodes.values())[: CACHE_INODES // 2]:
             if inode.opens == 0 and inode.nlink > 0 and not any(inode.node in table for table in keep):
                 del self._inodes[inode.node]
-
-    def _flush_loop(self) -> None:
-        checkpointer = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=0)
-        try:
-            while not self._closing.is_set():
-                self._changes_waiting.wait()
-                self._closing.wait(FLUSH_AFTER_S)
-                try:
-                    self.flush()
-                    if self._wal_bytes() > CHECKPOINT_BYTES:
-                        self._checkpoint(checkpointer)
-                except (OSError, sqlite3.Error) as error:
-                    log.error("changes wait in memory, the volume file can't take them: %s", error)
-                    self._closing.wait(FLUSH_AFTER_S)
-        finally:
-            checkpointer.close()
-
-    def _checkpoint(self, checkpointer: sqlite3.Connection) -> None:
-        """Move the WAL into the file while others write on, then the rest under the lock, so that it starts anew.
-
-        A WAL that is never reset grows, and every read gets slower: its index is searched for each page.
-        """
-        for _ in range(CHECKPOINT_PASSES):
-            _, written, moved = checkpointer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-            if written - moved < CHECKPOINT_REST_PAGES:
-                break
-        with self.lock:
-            checkpointer.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
 
     def _wal_bytes(self) -> int:
         try:
@@ -471,7 +373,7 @@ class SqliteVolume(TreeVolume):
 
         All of the volume is synced, as by a journal: a name is as durable as the file under it.
         """
-        self.flush()
+        self.write_back()
         if self._wal_fd < 0:
             with self.lock:
                 if self._wal_fd < 0:
@@ -483,11 +385,10 @@ class SqliteVolume(TreeVolume):
 
     def close(self) -> None:
         with self.lock:
-            if self._closing.is_set():
+            if self._closed:
                 return
-            self._closing.set()
-            self._changes_waiting.set()
-        self._flusher.join()
+            self._closed = True
+        self._flusher.stop()
         with self.lock:
             try:
                 self.fsync(0)
@@ -517,7 +418,7 @@ class SqliteVolume(TreeVolume):
         """Nodes that were open without a name when the last server ended: nobody can reach them any more."""
         with _sqlite_errors():
             self._overlay.dead = {row[0] for row in self._db.execute("SELECT node FROM inode WHERE nlink = 0")}
-        self.flush()
+        self.write_back()
 
 
 def _inode_from(row: tuple[int, ...]) -> Inode:
@@ -527,13 +428,6 @@ def _inode_from(row: tuple[int, ...]) -> Inode:
         inode.atime_ns, inode.mtime_ns, inode.ctime_ns,
     ) = row[2:11]  # fmt: skip
     return inode
-
-
-def _row_of(inode: Inode) -> tuple[int, ...]:
-    return (
-        inode.node, inode.mode, inode.nlink, inode.uid, inode.gid, inode.rdev, inode.size, inode.blocks,
-        inode.atime_ns, inode.mtime_ns, inode.ctime_ns, inode.parent,
-    )  # fmt: skip
 
 
 class SqliteBackend(VolumeBackend):

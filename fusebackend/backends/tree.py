@@ -2,37 +2,22 @@
 
 It owns what every rule is about: which errno, which link count, which timestamps change, when a nameless node goes,
 where chunks begin and end. A subclass owns where inodes, names, chunks and extended attributes are kept; it answers
-the methods under "storage" below and decides nothing. `memory.py` keeps them in dicts, `sqlite.py` in one file.
+the methods of `TreeStorage` and decides nothing. `memory.py` keeps them in dicts, `sqlite.py` in one file.
 
 Every public method holds `lock` and is atomic; none of them blocks except for the storage.
 """
 
 from __future__ import annotations
 
-import abc
 import errno
 import stat
 import time
 from collections.abc import Iterable, Sequence
 
-from fusebackend.backends.native import NativeVolume
+from fusebackend.backends.chunks import CHUNK_BYTES, CHUNK_SHIFT, allocated_blocks
+from fusebackend.backends.storage import Inode, TreeStorage
 from fusebackend.errors import oserror
-from fusebackend.protocol import (
-    BLOCK_BYTES,
-    RENAME_EXCHANGE,
-    RENAME_NOREPLACE,
-    ROOT_NODE,
-    Attr,
-    AttrChanges,
-    Caller,
-)
-
-CHUNK_SHIFT = 16
-CHUNK_BYTES = 1 << CHUNK_SHIFT
-"""Files are kept in chunks of 64 KiB: a multiple of the page size, small enough to rewrite, large enough to stream."""
-
-ALLOCATION_BYTES = 4096
-"""`st_blocks` grows in these steps, as on most disks."""
+from fusebackend.protocol import RENAME_EXCHANGE, RENAME_NOREPLACE, ROOT_NODE, Attr, AttrChanges, Caller
 
 DIRECTORY_BYTES = 4096
 """The `st_size` of every directory."""
@@ -49,118 +34,13 @@ def now_ns() -> int:
     return time.time_ns()
 
 
-class Inode(Attr):
-    """An `Attr` that the volume changes in place, with what the kernel does not see."""
-
-    __slots__ = ("opens", "parent", "xattrs")
-
-    def __init__(self, node: int, mode: int, *, parent: int = 0) -> None:
-        super().__init__(node, mode)
-        self.parent = parent  # of a directory, whose only name is there; 0 for anything else
-        self.opens = 0  # open handles
-        self.xattrs: dict[bytes, bytes] | None = None  # None until they are asked for
-
-
-class Chunk:
-    """Up to `CHUNK_BYTES` of a file. Bytes beyond the end of `data` are zeros. `low`..`high` is not stored yet."""
-
-    __slots__ = ("data", "high", "low", "row", "stored_bytes")
-
-    def __init__(self, data: bytes | bytearray = b"", row: int = 0) -> None:
-        self.data = data  # bytes as loaded, a bytearray once written to
-        self.row = row  # where the storage keeps it; 0 for nowhere yet
-        self.stored_bytes = len(data)
-        self.low = CHUNK_BYTES
-        self.high = 0
-
-    def put(self, start: int, piece: bytes | memoryview) -> None:
-        data = self.data
-        if not isinstance(data, bytearray):
-            data = self.data = bytearray(data)
-        if start > len(data):
-            self.low = min(self.low, len(data))
-            data.extend(bytes(start - len(data)))
-        end = start + len(piece)
-        data[start:end] = piece
-        if start < self.low:
-            self.low = start
-        if end > self.high:
-            self.high = end
-
-    def cut(self, size: int) -> None:
-        if size < len(self.data):
-            self.data = bytearray(self.data[:size])
-            self.low, self.high = 0, size
-
-
-def allocated_blocks(size: int) -> int:
-    """Blocks of `BLOCK_BYTES` that `size` bytes of one chunk take."""
-    return -(-size // ALLOCATION_BYTES) * (ALLOCATION_BYTES // BLOCK_BYTES)
-
-
-class TreeVolume(NativeVolume):
+class TreeVolume(TreeStorage):
     """The rules. See the module's docstring for who does what."""
 
     def __init__(self) -> None:
         super().__init__()
         self._held: set[int] = set()  # nodes the kernel knows; apart from inodes, which a storage may let go of
         self._nameless: set[int] = set()  # nodes whose last name is gone while they are held or open
-
-    # -- storage: what a subclass answers ----------------------------------------------------------------------
-
-    @abc.abstractmethod
-    def _inode(self, node: int) -> Inode:
-        """The inode of a node; ESTALE when there is none."""
-
-    @abc.abstractmethod
-    def _new_inode(self, mode: int, parent: int) -> Inode:
-        """An inode with a number that was never used."""
-
-    @abc.abstractmethod
-    def _changed(self, inode: Inode) -> None:
-        """The inode's fields have changed."""
-
-    @abc.abstractmethod
-    def _drop(self, inode: Inode) -> None:
-        """The inode is gone for good, with its chunks and extended attributes."""
-
-    @abc.abstractmethod
-    def _child(self, parent: int, name: bytes) -> int | None:
-        """The node under a name."""
-
-    @abc.abstractmethod
-    def _set_child(self, parent: int, name: bytes, node: int | None) -> None:
-        """Put a node under a name, or nothing."""
-
-    @abc.abstractmethod
-    def _children(self, parent: int, after: bytes, limit: int) -> list[tuple[bytes, int]]:
-        """Up to `limit` names greater than `after`, in order, with their nodes."""
-
-    @abc.abstractmethod
-    def _chunk(self, node: int, index: int) -> Chunk | None:
-        """A chunk of a file, None for a hole."""
-
-    @abc.abstractmethod
-    def _new_chunk(self, node: int, index: int) -> Chunk:
-        """An empty chunk where there was a hole."""
-
-    @abc.abstractmethod
-    def _chunk_changed(self, node: int, index: int, chunk: Chunk) -> None:
-        """The chunk's bytes have changed."""
-
-    @abc.abstractmethod
-    def _drop_chunks(self, node: int, first: int) -> int:
-        """Forget the chunks from index `first` on; returns the sum of `allocated_blocks` over those that were there."""
-
-    @abc.abstractmethod
-    def _xattrs(self, inode: Inode) -> dict[bytes, bytes]:
-        """The extended attributes of an inode; `_xattrs_changed` follows a change."""
-
-    @abc.abstractmethod
-    def _xattrs_changed(self, inode: Inode) -> None: ...
-
-    def _admit(self, size: int) -> None:
-        """`size` bytes are about to be added: raise ENOSPC when there is no room."""
 
     # -- names -------------------------------------------------------------------------------------------------
 

@@ -80,17 +80,25 @@ def _caller(context: RequestContext) -> Caller:
     return Caller(context.uid, context.gid, context.pid)
 
 
-class Operations(pyfuse3.Operations):
-    """See the module's docstring. `counters` has one count for each kind of request, for `status`."""
+class Operations:
+    """See the module's docstring. `counters` has one count for each kind of request, for `status`.
+
+    Not a subclass of `pyfuse3.Operations`, which only has defaults that say ENOSYS: every handler is here.
+    """
 
     supports_dot_lookup = False
     enable_writeback_cache = False  # the kernel would trust its own sizes and times over what the API changes
     enable_acl = False
 
     def __init__(self, filesystem: FileSystem) -> None:
-        super().__init__()
         self.filesystem = filesystem
         self.counters: collections.Counter[str] = collections.Counter()
+
+    def init(self) -> None:
+        """The kernel and libfuse have agreed on what each can do."""
+
+    def stacktrace(self) -> None:
+        """pyfuse3's debugging aid, unused."""
 
     # -- names -------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import pyfuse3
 import trio
@@ -190,9 +190,9 @@ class Session:
         }
 
     def _mount(self) -> None:
-        pyfuse3.trio = EagerTrio()
+        setattr(pyfuse3, "trio", EagerTrio())  # noqa: B010 - not in its types
         try:
-            pyfuse3.init(self.operations, self.mountpoint, self.options.words())
+            pyfuse3.init(cast(pyfuse3.Operations, self.operations), self.mountpoint, self.options.words())
         except RuntimeError as error:
             message = f"cannot mount on '{self.mountpoint}': {error}; libfuse gave the reason on standard error"
             raise MountError(errno.EIO, message) from None

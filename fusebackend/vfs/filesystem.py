@@ -15,13 +15,13 @@ import stat
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from fusebackend.errors import oserror
 from fusebackend.paths import ROOT, AgentPath, normalise_prefix
-from fusebackend.protocol import NAME_MAX_BYTES, Attr, AttrChanges, Caller, Change, StatFs, Volume
+from fusebackend.protocol import NAME_MAX_BYTES, Attr, AttrChanges, Caller, StatFs, Volume
 from fusebackend.vfs.cache import DEFAULT_TTL_S, CachePolicy
-from fusebackend.vfs.handles import DirectoryHandle, FileHandle, HandleTable, OpenedFile
+from fusebackend.vfs.handles import DirectoryHandle, FileHandle, HandleTable, OpenedFile, passes_page_cache
 from fusebackend.vfs.inodes import (
     ROOT_INODE,
     SYNTHETIC_INDEX,
@@ -31,6 +31,7 @@ from fusebackend.vfs.inodes import (
     node_of,
     route_index,
 )
+from fusebackend.vfs.invalidation import Invalidation, KernelCache
 from fusebackend.vfs.listing import Emit, list_directory
 from fusebackend.vfs.mounttree import Junction, MountTree, Route
 from fusebackend.vfs.offload import DEFAULT_DEADLINE_S, Offload
@@ -41,16 +42,7 @@ STATUS_XATTR = b"user.fusebackend.status"
 """Read from the mount's root, it is the JSON of `fusebackend status`. Never listed, so that `cp -a` leaves it alone."""
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_TRUNC
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _NOT_FOR_VOLUMES = os.O_CREAT | os.O_EXCL | os.O_TRUNC | os.O_NOCTTY
-
-
-class KernelCache(Protocol):
-    """The kernel's caches, seen from here. Callable from any thread; a name the kernel doesn't know is no error."""
-
-    def invalidate_inode(self, inode: int, *, attributes_only: bool = False) -> None: ...
-
-    def invalidate_entry(self, parent: int, name: bytes) -> None: ...
 
 
 class FileSystem:
@@ -82,10 +74,9 @@ class FileSystem:
         self.inodes = InodeTable()
         self.files: HandleTable[FileHandle] = HandleTable()
         self.directories: HandleTable[DirectoryHandle] = HandleTable()
-        self.changes = 0  # grows with every change of any name or attribute, whoever makes it
+        self._own_changes = 0
         self.status: Callable[[], bytes] = lambda: b"{}"
-        self._kernel: KernelCache | None = None
-        self._unsubscribe: list[Callable[[], None]] = []
+        self.invalidation = Invalidation(self.tree, self.inodes)
 
     @classmethod
     def of(cls, backend: Any, **options: Any) -> FileSystem:
@@ -103,6 +94,11 @@ class FileSystem:
         """Must the kernel tell us of every close? Only where a close can fail: with whole-file buffers."""
         return any(not route.volume.features.random_writes for route in self.tree.routes)
 
+    @property
+    def changes(self) -> int:
+        """Grows with every change of any name or attribute, whoever makes it."""
+        return self._own_changes + self.invalidation.changes
+
     # -- names -------------------------------------------------------------------------------------------------
 
     async def lookup(self, parent: int, name: bytes) -> Entry:
@@ -114,7 +110,7 @@ class FileSystem:
                 attr = await self._junction_attr(child)
                 self.inodes.reference(child.inode, parent)
                 return Entry(child.inode, attr, self._junction_timeout(child))
-            if junction.route is None and await self._underlying(junction) is None:
+            if junction.route is None and await junction.place() is None:
                 return Entry(0, None, 0)
         route, node = await self._place(parent)
         try:
@@ -192,7 +188,7 @@ class FileSystem:
 
     async def setattr(self, inode: int, changes: AttrChanges) -> Entry:
         route, node = await self._place(inode, make=True)
-        self._writable(route)
+        route.check_writable()
         return Entry(inode, await route.call(route.volume.setattr, node, changes), route.policy.timeout_s)
 
     async def readlink(self, inode: int) -> bytes:
@@ -208,7 +204,7 @@ class FileSystem:
 
     async def setxattr(self, inode: int, name: bytes, value: bytes) -> None:
         route, node = await self._place(inode, make=True)
-        self._writable(route)
+        route.check_writable()
         _check_xattr(route, name)
         await route.call(route.volume.setxattr, node, name, value)
 
@@ -221,7 +217,7 @@ class FileSystem:
 
     async def removexattr(self, inode: int, name: bytes) -> None:
         route, node = await self._place(inode)
-        self._writable(route)
+        route.check_writable()
         _check_xattr(route, name)
         await route.call(route.volume.removexattr, node, name)
 
@@ -248,17 +244,17 @@ class FileSystem:
             return existing, await self.open(existing.inode, flags)
         entry = self._entry(route, parent, attr)
         number = self.files.add(FileHandle(entry.inode, route, attr.node, for_volume))
-        return entry, OpenedFile(number, True, _direct(flags, attr.mode))
+        return entry, OpenedFile(number, True, passes_page_cache(flags, attr.mode))
 
     async def open(self, inode: int, flags: int) -> OpenedFile:
         route, node = await self._place(inode)
         if flags & _WRITING:
-            self._writable(route)
+            route.check_writable()
         for_volume = flags & ~_NOT_FOR_VOLUMES
         await route.call(route.volume.open, node, for_volume)
         try:
             if flags & os.O_TRUNC:
-                self.changes += 1
+                self._own_changes += 1
                 await route.call(route.volume.setattr, node, AttrChanges(size=0))
             attr = await route.call(route.volume.getattr, node)
         except BaseException:
@@ -266,7 +262,7 @@ class FileSystem:
             raise
         keep = route.policy.coherent or self._same_version(inode, route.policy.version(attr))
         number = self.files.add(FileHandle(inode, route, node, for_volume))
-        return OpenedFile(number, keep, _direct(flags, attr.mode))
+        return OpenedFile(number, keep, passes_page_cache(flags, attr.mode))
 
     def _same_version(self, inode: int, version: object) -> bool:
         known = self.inodes.get(inode)
@@ -281,10 +277,9 @@ class FileSystem:
 
     async def write(self, number: int, offset: int, data: bytes) -> int:
         handle = self.files[number]
-        self.changes += 1
+        self._own_changes += 1
         if handle.flags & os.O_APPEND:
-            mapped = handle.flags & os.O_ACCMODE == os.O_RDWR
-            return await handle.route.call(_append, handle.route.volume, handle.node, offset, data, mapped)
+            return await handle.route.call(handle.append, offset, data)
         return await handle.route.call(handle.route.volume.write, handle.node, offset, data)
 
     async def flush(self, number: int) -> None:
@@ -328,14 +323,10 @@ class FileSystem:
 
     def attach(self, kernel: KernelCache) -> None:
         """From now on, tell the kernel what others change."""
-        self._kernel = kernel
-        self._unsubscribe = [route.volume.subscribe(partial(self._changed, route)) for route in self.tree.routes]
+        self.invalidation.start(kernel)
 
     def detach(self) -> None:
-        for unsubscribe in self._unsubscribe:
-            unsubscribe()
-        self._unsubscribe = []
-        self._kernel = None
+        self.invalidation.stop()
 
     def close(self) -> None:
         """The mount is gone: close what the kernel can't close any more, and make every volume durable. Blocks.
@@ -355,31 +346,6 @@ class FileSystem:
         if first is not None:
             raise first
 
-    def _changed(self, route: Route, change: Change) -> None:
-        """Something was changed through the other face. Runs in the thread that did it, with no lock held."""
-        self.changes += 1
-        kernel = self._kernel
-        if kernel is None:
-            return
-        if change.node is None and change.parent is None:
-            for inode, _ in self.inodes.items():
-                if route_index(inode) == route.index:
-                    kernel.invalidate_inode(inode)
-            return
-        if change.node is not None:
-            for inode in self._inodes_of(route, change.node):
-                kernel.invalidate_inode(inode)
-        if change.parent is not None and change.name is not None:
-            for inode in self._inodes_of(route, change.parent):
-                kernel.invalidate_entry(inode, change.name)
-                kernel.invalidate_inode(inode, attributes_only=True)
-
-    def _inodes_of(self, route: Route, node: int) -> list[int]:
-        """The numbers under which the kernel may know a node: its own, and a junction's that stands for it."""
-        numbers = [inode_number(route.index, node)]
-        numbers += [junction.inode for junction in self.tree.synthetic() if junction.underlying == (route, node)]
-        return [number for number in numbers if self.inodes.get(number) is not None]
-
     # -- places ------------------------------------------------------------------------------------------------
 
     async def _place(self, inode: int, make: bool = False) -> tuple[Route, int]:
@@ -389,7 +355,7 @@ class FileSystem:
             return self.tree.routes[index], node_of(inode)
         junction = self.tree.junction(inode)
         assert junction is not None, f"inode {inode} is no junction"
-        place = await self._underlying(junction, make)
+        place = await junction.place(make)
         if place is None:
             raise oserror(errno.ENOENT)
         return place
@@ -401,45 +367,20 @@ class FileSystem:
         if junction is not None and name in junction.children:
             raise oserror(errno.EBUSY, name)
         place = await self._place(parent, make=True)
-        self._writable(place[0])
-        self.changes += 1
+        place[0].check_writable()
+        self._own_changes += 1
         return place
 
-    async def _underlying(self, junction: Junction, make: bool = False) -> tuple[Route, int] | None:
-        """The directory under a junction: itself for a route's root, else what the backend has there, if anything."""
-        if junction.route is not None:
-            return junction.underlying
-        assert junction.parent is not None
-        above = await self._underlying(junction.parent, make)
-        if above is None:
-            return None
-        route, node = above
-        try:
-            attr = await route.call(route.volume.lookup, node, junction.name)
-            junction.underlying = (route, attr.node) if attr.is_dir else None
-        except FileNotFoundError:
-            junction.underlying = None
-            if make:
-                self._writable(route)
-                owner = Caller(os.geteuid(), os.getegid())
-                attr = await route.call(route.volume.mkdir, node, junction.name, 0o755, owner)
-                junction.underlying = (route, attr.node)
-        return junction.underlying
-
     async def _junction_attr(self, junction: Junction) -> Attr:
-        place = await self._underlying(junction)
+        place = await junction.place()
         if place is not None:
             route, node = place
             return await route.call(route.volume.getattr, node)
-        return Attr(0, 0o40755, nlink=2, uid=os.geteuid(), gid=os.getegid())
+        return Attr(0, stat.S_IFDIR | 0o755, nlink=2, uid=os.geteuid(), gid=os.getegid())
 
     def _junction_timeout(self, junction: Junction) -> float:
         """A synthesised directory may become real unseen; a route's root is what it is."""
         return 0 if junction.route is None else junction.route.policy.timeout_s
-
-    def _writable(self, route: Route) -> None:
-        if route.volume.features.read_only:
-            raise oserror(errno.EROFS)
 
     async def _take(self, route: Route, function: Callable[..., Attr], *args: Any) -> Attr:
         """Call into a volume for a node that the kernel will hold, and hold it before anyone can free it."""
@@ -463,30 +404,6 @@ def _close(volume: Volume, handles: list[FileHandle], nodes: list[int]) -> None:
         volume.release(handle.node, handle.flags)
     volume.forget(nodes)
     volume.sync()
-
-
-def _append(volume: Volume, node: int, offset: int, data: bytes, mapped: bool) -> int:
-    """O_APPEND: the end of the file is decided here, where all writers meet, not by the size the kernel remembers.
-
-    Except for pages that come from a shared mapping: they go where they are mapped. Only a handle that may also read
-    can be mapped so, and such a write covers whole pages, up to the end of the file.
-    """
-    with volume.lock:
-        end = volume.getattr(node).size
-        page = offset % _PAGE_BYTES == 0 and (len(data) % _PAGE_BYTES == 0 or offset + len(data) == end)
-        if mapped and page and offset + len(data) <= end:
-            return volume.write(node, offset, data)
-        return volume.write(node, end, data)
-
-
-def _direct(flags: int, mode: int) -> bool:
-    """May writes pass the kernel's page cache by? Each then is one request instead of two.
-
-    Before a cached write the kernel asks for `security.capability`, whatever was answered before. A handle that can't
-    read gains nothing from the cache: nobody can map it, and the pages would be dropped anyway when the file's new time
-    is seen. Not for setuid and setgid files, whose bits only a cached write clears.
-    """
-    return flags & os.O_ACCMODE == os.O_WRONLY and not mode & (stat.S_ISUID | stat.S_ISGID)
 
 
 def _check_name(name: bytes) -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import os
+import stat
 from typing import Generic, NamedTuple, TypeVar
 
 from fusebackend.protocol import Attr
 from fusebackend.vfs.mounttree import Junction, Route
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 Handle = TypeVar("Handle", "FileHandle", "DirectoryHandle")
 
@@ -31,6 +35,31 @@ class FileHandle:
         self.route = route
         self.node = node
         self.flags = flags  # of open(2)
+
+    def append(self, offset: int, data: bytes) -> int:
+        """A write with O_APPEND: the end of the file is decided here, where all writers meet, and not by the size that
+        the kernel remembers.
+
+        Except for pages that come from a shared mapping: they go where they are mapped. Only a handle that may also
+        read can be mapped so, and such a write covers whole pages, up to the end of the file.
+        """
+        volume, node = self.route.volume, self.node
+        with volume.lock:
+            end = volume.getattr(node).size
+            pages = offset % _PAGE_BYTES == 0 and (len(data) % _PAGE_BYTES == 0 or offset + len(data) == end)
+            if self.flags & os.O_ACCMODE == os.O_RDWR and pages and offset + len(data) <= end:
+                return volume.write(node, offset, data)
+            return volume.write(node, end, data)
+
+
+def passes_page_cache(flags: int, mode: int) -> bool:
+    """May the writes of a handle pass the kernel's page cache by? Each then is one request instead of two.
+
+    Before a cached write the kernel asks for `security.capability`, whatever was answered before. A handle that can't
+    read gains nothing from the cache: nobody can map it, and the pages would be dropped anyway when the file's new time
+    is seen. Not for setuid and setgid files, whose bits only a cached write clears.
+    """
+    return flags & os.O_ACCMODE == os.O_WRONLY and not mode & (stat.S_ISUID | stat.S_ISGID)
 
 
 class DirectoryHandle:

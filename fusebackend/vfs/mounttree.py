@@ -8,10 +8,13 @@ when something is first created in it.
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterable, Iterator
 
+from fusebackend.errors import oserror
 from fusebackend.paths import AgentPath, split
-from fusebackend.protocol import ROOT_NODE, Volume
+from fusebackend.protocol import ROOT_NODE, Caller, Volume
 from fusebackend.vfs.cache import CachePolicy
 from fusebackend.vfs.inodes import SYNTHETIC_INDEX, inode_number
 from fusebackend.vfs.offload import Offload
@@ -28,6 +31,11 @@ class Route:
         self.offload = offload
         self.call = offload.call
 
+    def check_writable(self) -> None:
+        """EROFS where nothing can be changed."""
+        if self.volume.features.read_only:
+            raise oserror(errno.EROFS)
+
 
 class Junction:
     """A directory that routes run through. `route` is set where it is a route's root."""
@@ -39,6 +47,30 @@ class Junction:
         self.route = route
         self.children: dict[bytes, Junction] = {}
         self.underlying: tuple[Route, int] | None = None if route is None else (route, ROOT_NODE)
+
+    async def place(self, make: bool = False) -> tuple[Route, int] | None:
+        """The directory under the junction: itself for a route's root, else what the backend has there, if anything.
+
+        With `make`, the backend is given a directory when it has none.
+        """
+        if self.route is not None:
+            return self.underlying
+        assert self.parent is not None, "a junction without a route has a parent"
+        above = await self.parent.place(make)
+        if above is None:
+            return None
+        route, node = above
+        try:
+            attr = await route.call(route.volume.lookup, node, self.name)
+            self.underlying = (route, attr.node) if attr.is_dir else None
+        except FileNotFoundError:
+            self.underlying = None
+            if make:
+                route.check_writable()
+                owner = Caller(os.geteuid(), os.getegid())
+                attr = await route.call(route.volume.mkdir, node, self.name, 0o755, owner)
+                self.underlying = (route, attr.node)
+        return self.underlying
 
 
 class MountTree:

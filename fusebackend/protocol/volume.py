@@ -1,0 +1,298 @@
+"""The kernel face: `Volume`, and the records that cross it."""
+
+from __future__ import annotations
+
+import abc
+import errno
+import os
+import stat as stat_module
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+# --------------------------------------------------------------------------------------------------------------
+# Records of the kernel face
+# --------------------------------------------------------------------------------------------------------------
+
+ROOT_NODE = 1
+"""The node of every volume's root directory."""
+
+MAX_NODE = (1 << 48) - 1
+"""The largest node a volume may choose; the mount keeps the 16 bits above it for the route."""
+
+NAME_MAX_BYTES = 255
+"""Longest name of a directory entry (Linux NAME_MAX)."""
+
+BLOCK_BYTES = 512
+"""The unit of `st_blocks`, whatever the volume's own block size."""
+
+RENAME_NOREPLACE = 1
+RENAME_EXCHANGE = 2
+
+
+class Attr:
+    """What `stat` shows of a node. A volume may hand out the object it keeps: read it at once, never change it."""
+
+    __slots__ = (
+        "atime_ns", "blocks", "ctime_ns", "gid", "mode", "mtime_ns", "nlink", "node", "rdev", "size", "uid",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        node: int,
+        mode: int,
+        *,
+        nlink: int = 1,
+        uid: int = 0,
+        gid: int = 0,
+        rdev: int = 0,
+        size: int = 0,
+        blocks: int = 0,
+        atime_ns: int = 0,
+        mtime_ns: int = 0,
+        ctime_ns: int = 0,
+    ) -> None:
+        self.node = node
+        self.mode = mode  # type and permission bits, as st_mode
+        self.nlink = nlink
+        self.uid = uid
+        self.gid = gid
+        self.rdev = rdev
+        self.size = size  # bytes
+        self.blocks = blocks  # of BLOCK_BYTES
+        self.atime_ns = atime_ns  # since the epoch; negative before 1970
+        self.mtime_ns = mtime_ns
+        self.ctime_ns = ctime_ns
+
+    @property
+    def is_dir(self) -> bool:
+        return stat_module.S_ISDIR(self.mode)
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in sorted(self.__slots__))
+        return f"Attr({fields})"
+
+
+class AttrChanges(NamedTuple):
+    """What `setattr` is to change; None leaves a field alone. `mode` holds permission bits only."""
+
+    mode: int | None = None
+    uid: int | None = None
+    gid: int | None = None
+    size: int | None = None
+    atime_ns: int | None = None
+    mtime_ns: int | None = None
+    ctime_ns: int | None = None
+
+
+class Caller(NamedTuple):
+    """Whose request this is: what a new file's owner and group come from. `umask` is applied already."""
+
+    uid: int
+    gid: int
+    pid: int = 0
+
+
+class Change(NamedTuple):
+    """Something another face or another host changed, for the caches above the volume.
+
+    `node` is set when its data or attributes changed; `parent` and `name` when that directory entry did. A change
+    with neither (`Change()`) means anything may have changed.
+    """
+
+    node: int | None = None
+    parent: int | None = None
+    name: bytes | None = None
+
+
+class StatFs(NamedTuple):
+    """What `statvfs` shows. Counts of blocks are in units of `block_bytes`."""
+
+    block_bytes: int
+    blocks: int
+    blocks_free: int
+    files: int
+    files_free: int
+    name_max: int = NAME_MAX_BYTES
+
+
+@dataclass(frozen=True)
+class Features:
+    """What a volume can do. `fusebackend status` prints it for each route."""
+
+    random_writes: bool = True
+    """Writes go where they are told; False means whole files are buffered and stored when flushed."""
+    rename: bool = True
+    """Rename is atomic, also over an existing target."""
+    links: bool = True
+    symlinks: bool = True
+    special_files: bool = True
+    """FIFOs, sockets and device nodes."""
+    xattrs: bool = True
+    persistent_modes: bool = True
+    """Modes, owners and times are kept."""
+    change_feed: bool = True
+    """Every change is made through this process or told to `subscribe`, so caches never grow stale."""
+    durable: bool = True
+    """What `fsync` returned for outlives the process."""
+    read_only: bool = False
+    blocking: bool = False
+    """Calls may wait for a network or a slow disk: the mount makes them in threads, under a deadline."""
+
+
+# --------------------------------------------------------------------------------------------------------------
+# The kernel face
+# --------------------------------------------------------------------------------------------------------------
+
+
+class Volume(abc.ABC):
+    """A tree of nodes, in the kernel's words.
+
+    Contract:
+    - Every method raises `OSError` with the errno POSIX gives it, and nothing else that is not a bug.
+    - Names are bytes without `/` and NUL. The mount checks that they are 1 to 255 bytes and not `.` or `..`;
+      a volume may rely on that, and on permissions having been checked (the kernel does, by `default_permissions`).
+    - A node is an integer from 1 to `MAX_NODE`, the root is `ROOT_NODE`. It is valid while it has a name, and even
+      without one from `hold` to `forget` and from `open` to `release`; it is never used again in a session.
+    - Methods may be called from any thread; each is atomic. `lock` is held by each of them, is re-entrant, and may
+      be held from outside to make several calls one.
+    - `read`, `write` and the like take a node that `open` was called for.
+    """
+
+    features: Features = Features()
+
+    lock: AbstractContextManager[Any]
+
+    # -- names -------------------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def lookup(self, parent: int, name: bytes) -> Attr:
+        """The node that `name` is in the directory `parent`. ENOENT, ENOTDIR."""
+
+    @abc.abstractmethod
+    def readdir(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
+        """Up to `limit` entries, without `.` and `..`, whose names are greater than `after`, in the order of names.
+
+        An empty answer means the end. Entries that exist for the whole of a listing are seen exactly once, whatever
+        else comes and goes; an entry that is gone is never returned. `after=b""` starts a listing.
+        """
+
+    def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr:
+        """Make a regular file, FIFO, socket or device. EEXIST, ENOSPC."""
+        raise unsupported("mknod")
+
+    def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Attr:
+        """Make a directory. EEXIST, EMLINK."""
+        raise unsupported("mkdir")
+
+    def symlink(self, parent: int, name: bytes, target: bytes, caller: Caller) -> Attr:
+        """Make a symbolic link to `target` (any bytes). EEXIST."""
+        raise unsupported("symlink")
+
+    def link(self, node: int, new_parent: int, new_name: bytes) -> Attr:
+        """Give a node another name. EEXIST, EPERM for a directory, EMLINK, ENOENT when its last name is gone."""
+        raise unsupported("link")
+
+    def unlink(self, parent: int, name: bytes) -> None:
+        """Remove a name of something that is not a directory. ENOENT, EISDIR."""
+        raise unsupported("unlink")
+
+    def rmdir(self, parent: int, name: bytes) -> None:
+        """Remove an empty directory. ENOENT, ENOTDIR, ENOTEMPTY."""
+        raise unsupported("rmdir")
+
+    def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None:
+        """Move a name, replacing what is there. `flags` is 0, RENAME_NOREPLACE or RENAME_EXCHANGE.
+
+        ENOENT, EEXIST, ENOTEMPTY, EISDIR, ENOTDIR, EINVAL (a directory into itself, an unknown flag).
+        """
+        raise unsupported("rename")
+
+    # -- attributes --------------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def getattr(self, node: int) -> Attr:
+        """The attributes of a node. ENOENT or ESTALE for one that is not held."""
+
+    def setattr(self, node: int, changes: AttrChanges) -> Attr:
+        """Change attributes and size; a new size truncates or extends with zeros."""
+        raise unsupported("setattr")
+
+    def readlink(self, node: int) -> bytes:
+        """The target of a symbolic link. EINVAL for anything else."""
+        raise unsupported("readlink")
+
+    def getxattr(self, node: int, name: bytes) -> bytes:
+        """An extended attribute. ENODATA when there is none of that name."""
+        raise unsupported("getxattr")
+
+    def setxattr(self, node: int, name: bytes, value: bytes) -> None:
+        """Set an extended attribute (the kernel has checked XATTR_CREATE and XATTR_REPLACE)."""
+        raise unsupported("setxattr")
+
+    def listxattr(self, node: int) -> Sequence[bytes]:
+        """Names of the extended attributes of a node."""
+        return ()
+
+    def removexattr(self, node: int, name: bytes) -> None:
+        """Remove an extended attribute. ENODATA."""
+        raise unsupported("removexattr")
+
+    # -- data --------------------------------------------------------------------------------------------------
+
+    def create(self, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> Attr:
+        """`mknod` of a regular file and `open`, in one step. EEXIST."""
+        attr = self.mknod(parent, name, stat_module.S_IFREG | stat_module.S_IMODE(mode), 0, caller)
+        self.open(attr.node, flags)
+        return attr
+
+    def open(self, node: int, flags: int) -> None:
+        """Note one more open handle with these `open(2)` flags. `O_TRUNC` has been done by `setattr`."""
+
+    @abc.abstractmethod
+    def read(self, node: int, offset: int, size: int) -> bytes:
+        """Up to `size` bytes from `offset`; fewer only at the end of the file."""
+
+    def write(self, node: int, offset: int, data: bytes) -> int:
+        """Write all of `data` at `offset`; returns its length."""
+        raise unsupported("write")
+
+    def flush(self, node: int) -> None:
+        """A handle is being closed: report errors of deferred writes. Only called when writes are not random."""
+
+    def fsync(self, node: int, datasync: bool = False) -> None:
+        """Return when everything written to `node`, and its names, is durable."""
+
+    def release(self, node: int, flags: int) -> None:
+        """One handle that was opened with `flags` is closed."""
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def statfs(self) -> StatFs:
+        """Size and free space."""
+
+    def hold(self, node: int) -> None:
+        """The kernel knows this node from now on: keep its number, and its data even without a name."""
+
+    def forget(self, nodes: Iterable[int]) -> None:
+        """The kernel knows these nodes no longer: what has no name left can go, and numbers need not be stable."""
+
+    def subscribe(self, callback: Callable[[Change], None]) -> Callable[[], None]:
+        """Tell `callback` of changes not made through the kernel face; returns what ends that.
+
+        Called after each change, in the thread that made it, with no lock held.
+        """
+        return lambda: None
+
+    def sync(self) -> None:
+        """Make everything durable."""
+
+    def close(self) -> None:
+        """Make everything durable and let go of files and connections. Nothing may be called afterwards."""
+
+
+def unsupported(what: str) -> OSError:
+    """The error of an operation that a volume can't do, ever: ENOTSUP, as POSIX says."""
+    return OSError(errno.ENOTSUP, f"{os.strerror(errno.ENOTSUP)}: {what}")
