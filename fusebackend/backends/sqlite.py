@@ -74,7 +74,7 @@ class SqliteVolume(TreeVolume):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__()
-        self.path = os.path.abspath(os.fspath(path))
+        self.path = os.path.realpath(path)  # SQLite puts the WAL beside the file, not beside a link to it
         self._claim = schema.FileClaim(self.path)
         try:
             self._db = schema.connect(self.path)
