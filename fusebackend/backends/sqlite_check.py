@@ -161,14 +161,23 @@ def check(path: str | os.PathLike[str]) -> list[str]:
     Raises:
         VolumeFileError: there is no such file, or it is no volume at all.
     """
-    name = os.fspath(path)
+    name = os.path.realpath(os.fsdecode(path))  # where SQLite puts the WAL
     try:
         status = os.stat(name)  # never opened here: closing it would drop the locks SQLite may have on it (fcntl(2))
     except OSError as error:
         raise schema.VolumeFileError(error.errno, f"cannot open '{name}': {error.strerror}") from None
     if not stat.S_ISREG(status.st_mode):
         raise schema.VolumeFileError(errno.EINVAL, f"'{name}' is not a regular file")
-    connection = sqlite3.connect(Path(name).absolute().as_uri() + "?mode=ro", uri=True, isolation_level=None)
+    # A file without a WAL is open nowhere. Read as it is, or SQLite would leave an empty WAL beside it.
+    if not os.path.exists(f"{name}-wal"):
+        problems = _check(name, "immutable=1")
+        if not os.path.exists(f"{name}-wal"):
+            return problems
+    return _check(name, "mode=ro")
+
+
+def _check(name: str, how: str) -> list[str]:
+    connection = sqlite3.connect(f"{Path(name).absolute().as_uri()}?{how}", uri=True, isolation_level=None)
     try:
         _require_volume(connection, name)
         problems: list[str] = []
