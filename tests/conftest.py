@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
-# Before anything imports them: the asserts of the published suites should say what they compared.
-pytest.register_assert_rewrite("fusebackend.testing", "mounts")
-
 import mounts
+import pytest
+from mounts import Serve
 
-Serve = Callable[..., mounts.Mounted]
+# The asserts of the published suites should say what they compared. This comes before anything imports them.
+pytest.register_assert_rewrite("fusebackend.testing")
 
 
 @pytest.fixture

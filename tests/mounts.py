@@ -1,8 +1,8 @@
 """Mounts for tests: a server in its own process, with a hard time limit and a last resort.
 
 The process that runs a test must not serve its own mount: a call that waits for the server would wait for itself. So
-`start` runs `fusebackend mount --foreground`, waits until the mount is there, and hands back a `Mounted`. `stop` ends it
-with SIGTERM and fails the test when the server's exit status is not 0, a mount is left, or the log holds an error.
+`start` runs `fusebackend mount --foreground`, waits until the mount is there, and hands back a `Mounted`. `stop` ends
+it with SIGTERM and fails the test when the server's exit status is not 0, a mount is left, or the log holds an error.
 A watchdog process kills a server that outlives its limit, so that a test waiting for it gets ENOTCONN and not for ever.
 """
 
@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -107,6 +107,10 @@ class Mounted:
         self._watchdog.wait()
         if is_listed(self.path):
             subprocess.run(["fusermount3", "-u", "-z", "--", self.path], check=True, timeout=STOP_LIMIT_S)
+
+
+Serve = Callable[..., Mounted]
+"""The type of the fixture `serve`."""
 
 
 def start(

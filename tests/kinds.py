@@ -1,0 +1,52 @@
+"""The volumes that real work is done on, and what each can keep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import trees
+
+from fusebackend.protocol import Features
+
+SOURCES = 1000
+"""Files in the repository that is cloned."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A volume to work on: its URL (`{tmp}` is a fresh directory), and what it can do."""
+
+    url: str
+    features: Features = field(default_factory=Features)
+
+
+KINDS = {
+    "sqlite": Kind("sqlite:{tmp}/volume.db"),
+    "memory": Kind("memory:", Features(durable=False)),
+    "dir": Kind("dir:{tmp}/files"),
+}
+
+
+@dataclass(frozen=True)
+class Work:
+    """A directory on a mount, and what the volume below it can do."""
+
+    path: Path
+    features: Features
+
+    def needs(self, *names: str) -> None:
+        for name in names:
+            if not getattr(self.features, name):
+                pytest.skip(f"needs {name}, which this volume does not have")
+
+    def snapshot(self, root: Path) -> dict[bytes, trees.Entry]:
+        """What `root` holds, as far as this volume can keep it."""
+        kept = self.features.persistent_modes
+        return trees.snapshot(root, modes=kept, times=kept, xattrs=self.features.xattrs, links=self.features.links)
+
+    def zoo(self, root: Path) -> None:
+        """A tree of all kinds of files that this volume can keep."""
+        able = self.features
+        trees.make_zoo(root, links=able.links, symlinks=able.symlinks, special=able.special_files, xattrs=able.xattrs)

@@ -1,0 +1,200 @@
+"""Building, running, databases and large files on a mount of each volume; and that all is there the next day."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sqlite3
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import mounts
+import pytest
+import trees
+from kinds import KINDS, SOURCES, Kind, Work
+from mounts import Serve
+
+pytestmark = pytest.mark.mounted
+
+# --------------------------------------------------------------------------------------------------------------
+# Building and running
+# --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_virtual_environment_runs(work: Work) -> None:
+    work.needs("symlinks", "persistent_modes")
+    trees.run(sys.executable, "-m", "venv", "--without-pip", work.path / "venv")
+    python = work.path / "venv/bin/python"
+    package = next((work.path / "venv/lib").glob("python3*/site-packages")) / "hello"
+    package.mkdir()
+    (package / "__init__.py").write_text("from hello.words import greet\n")
+    (package / "words.py").write_text("def greet(name):\n    return f'hello {name}'\n")
+    program = "import sys, hello; print(hello.greet('mount'), sys.prefix)"
+    for _ in range(2):  # the second time from the compiled files
+        assert trees.run(python, "-c", program, env={"PYTHONDONTWRITEBYTECODE": ""}) == f"hello mount {work.path}/venv\n"
+    assert {path.name.split(".")[0] for path in (package / "__pycache__").iterdir()} == {"__init__", "words"}
+
+
+@pytest.mark.slow
+def test_pip_installs_into_a_virtual_environment(work: Work) -> None:
+    work.needs("symlinks", "persistent_modes")
+    trees.run(sys.executable, "-m", "venv", work.path / "venv")
+    python = work.path / "venv/bin/python"
+    wheel = _make_wheel(work.path)
+    trees.run(python, "-m", "pip", "install", "--quiet", "--no-index", "--disable-pip-version-check", wheel)
+    assert trees.run(python, "-c", "import greeting; print(greeting.WORD)") == "installed\n"
+    trees.run(python, "-m", "pip", "uninstall", "--quiet", "--yes", "greeting")
+    trees.run(python, "-c", "import greeting", ok=(1,))
+
+
+def _make_wheel(directory: Path) -> Path:
+    """The smallest wheel there is: no network, no build."""
+    path = directory / "greeting-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("greeting.py", "WORD = 'installed'\n")
+        archive.writestr("greeting-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: greeting\nVersion: 1.0\n")
+        archive.writestr(
+            "greeting-1.0.dist-info/WHEEL",
+            "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        )
+        archive.writestr(
+            "greeting-1.0.dist-info/RECORD",
+            "greeting.py,,\ngreeting-1.0.dist-info/METADATA,,\ngreeting-1.0.dist-info/WHEEL,,\n"
+            "greeting-1.0.dist-info/RECORD,,\n",
+        )
+    return path
+
+
+MAKEFILE = """\
+CFLAGS = -O1 -Wall
+OBJECTS = $(patsubst %.c,%.o,$(wildcard *.c))
+
+program: libparts.a main.o
+\t$(CC) -o $@ main.o -L. -lparts
+
+libparts.a: $(filter-out main.o,$(OBJECTS))
+\tar rcs $@ $^
+
+%.o: %.c parts.h
+\t$(CC) $(CFLAGS) -c -o $@ $<
+"""
+
+
+def test_make_builds_a_c_project(work: Work) -> None:
+    work.needs("persistent_modes")
+    parts = range(12)
+    trees.tool("gcc")
+    (work.path / "Makefile").write_text(MAKEFILE)
+    (work.path / "parts.h").write_text("".join(f"int part{number}(void);\n" for number in parts))
+    for number in parts:
+        (work.path / f"part{number}.c").write_text(
+            f'#include "parts.h"\nint part{number}(void) {{ return {number}; }}\n'
+        )
+    total = " + ".join(f"part{number}()" for number in parts)
+    (work.path / "main.c").write_text(
+        f'#include <stdio.h>\n#include "parts.h"\nint main(void) {{ printf("%d\\n", {total}); return 0; }}\n'
+    )
+    assert trees.run("make", "-j2", cwd=work.path).count(" -c -o ") == 13
+    assert trees.run(work.path / "program") == "66\n"
+    trees.run("make", "-q", cwd=work.path)
+    (work.path / "part3.c").write_text('#include "parts.h"\nint part3(void) { return 1003; }\n')
+    assert trees.run("make", "-j2", cwd=work.path).count(" -c -o ") == 1
+    assert trees.run(work.path / "program") == "1066\n"
+    trees.run("strip", "program", cwd=work.path)
+    assert trees.run(work.path / "program") == "1066\n"
+
+
+# --------------------------------------------------------------------------------------------------------------
+# SQLite
+# --------------------------------------------------------------------------------------------------------------
+
+WRITER = """
+import sqlite3, sys
+path, who, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+db = sqlite3.connect(path, timeout=60, isolation_level=None)
+db.execute("PRAGMA synchronous = FULL")
+for number in range(count):
+    db.execute("BEGIN IMMEDIATE")
+    db.execute("INSERT INTO log VALUES (?, ?, ?)", (who, number, "x" * (number % 900)))
+    db.execute("UPDATE total SET value = value + 1")
+    db.execute("COMMIT")
+"""
+
+
+@pytest.mark.parametrize("journal", ["wal", "delete"])
+def test_two_writers_on_one_sqlite_database(server: tuple[Path, Kind], journal: str) -> None:
+    path, kind = server
+    if not kind.features.random_writes:
+        pytest.skip("needs random_writes, which this volume does not have")
+    rows = 150
+    database = path / f"{journal}.db"
+    with sqlite3.connect(database) as db:
+        assert db.execute(f"PRAGMA journal_mode = {journal}").fetchone() == (journal,)
+        db.execute("CREATE TABLE log (who TEXT, number INTEGER, padding TEXT, PRIMARY KEY (who, number))")
+        db.execute("CREATE TABLE total (value INTEGER)")
+        db.execute("INSERT INTO total VALUES (0)")
+    db.close()
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, str(database), who, str(rows)], stderr=subprocess.PIPE)
+        for who in ("first", "second")
+    ]
+    for writer in writers:
+        _, errors = writer.communicate(timeout=trees.RUN_LIMIT_S)
+        assert writer.returncode == 0, errors.decode()
+    check = "PRAGMA integrity_check; SELECT count(*), count(DISTINCT who) FROM log; SELECT value FROM total;"
+    assert trees.run("sqlite3", database, check) == f"ok\n{2 * rows}|2\n{2 * rows}\n"
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Large files, and the next day
+# --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sqlite", "dir"])
+def test_a_file_of_1_gib_in_bounded_memory(serve: Serve, tmp_path: Path, name: str) -> None:
+    """A volume in memory holds its files there, so it is not asked."""
+    (tmp_path / "files").mkdir()
+    server = serve(KINDS[name].url.format(tmp=tmp_path))
+    block = os.urandom(1 << 20)
+    digest = hashlib.sha256()
+    with (server.path / "large").open("wb", buffering=0) as file:
+        for number in range(1024):
+            part = number.to_bytes(8, "big") + block[8:]
+            digest.update(part)
+            assert file.write(part) == len(part)
+        os.fsync(file.fileno())
+    trees.run("cp", server.path / "large", server.path / "copy")
+    if os.geteuid() == 0:
+        mounts.drop_caches(3)
+    assert trees.sha256(server.path / "copy") == digest.hexdigest()
+    assert trees.sha256(server.path / "large") == digest.hexdigest()
+    assert server.memory_kib("VmHWM") < 250 * 1024
+
+
+@pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.features.durable])
+def test_all_is_there_after_a_remount(serve: Serve, tmp_path: Path, sources: Path, name: str) -> None:
+    kind = KINDS[name]
+    (tmp_path / "files").mkdir()
+    url = kind.url.format(tmp=tmp_path)
+    first = serve(url)
+    work = Work(first.path, kind.features)
+    work.zoo(first.path / "zoo")
+    trees.git(first.path, "clone", "--quiet", sources, "clone")
+    with sqlite3.connect(first.path / "data.db") as db:
+        db.execute("CREATE TABLE t (x)")
+        db.executemany("INSERT INTO t VALUES (?)", [(number,) for number in range(1000)])
+    db.close()
+    before = work.snapshot(first.path)
+    assert len(before) > SOURCES
+    first.stop()
+    assert os.listdir(first.path) == []
+
+    second = serve(url, at=first.path.name)
+    assert work.snapshot(second.path) == before
+    trees.git(second.path / "clone", "fsck", "--strict")
+    assert trees.git(second.path / "clone", "status", "--porcelain") == ""
+    query = "PRAGMA integrity_check; SELECT sum(x) FROM t"
+    assert trees.run("sqlite3", second.path / "data.db", query) == "ok\n499500\n"

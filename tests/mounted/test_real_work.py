@@ -1,0 +1,225 @@
+"""Everyday programs on a mount of each volume: what people mount a directory for. More in `test_builds.py`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import trees
+from kinds import SOURCES, Kind, Work
+
+pytestmark = pytest.mark.mounted
+
+# --------------------------------------------------------------------------------------------------------------
+# git
+# --------------------------------------------------------------------------------------------------------------
+
+
+def test_git_clone_commit_branch_gc_fsck(work: Work, sources: Path) -> None:
+    work.needs("random_writes", "rename")
+    trees.git(work.path, "clone", "--quiet", "--no-local", sources, "clone")
+    clone = work.path / "clone"
+    assert len(trees.git(clone, "ls-files").splitlines()) == SOURCES
+    assert trees.git(clone, "status", "--porcelain") == ""
+
+    trees.git(clone, "checkout", "--quiet", "-b", "topic")
+    for number in range(0, 100, 5):
+        with (clone / f"package0/module{number // 20}/file{number:04}.py").open("a") as file:
+            file.write("# changed on a branch\n")
+    (clone / "new.txt").write_text("new\n")
+    assert len(trees.git(clone, "status", "--porcelain").splitlines()) == 21
+    trees.git(clone, "add", "--all")
+    trees.git(clone, "commit", "--quiet", "--message=topic")
+    trees.git(clone, "checkout", "--quiet", "main")
+    assert not (clone / "new.txt").exists()
+    trees.git(clone, "merge", "--quiet", "--no-ff", "--message=merge", "topic")
+    trees.git(clone, "tag", "--annotate", "--message=tag", "v1")
+    trees.git(clone, "gc", "--quiet", "--prune=now")
+    trees.git(clone, "fsck", "--strict", "--full", "--no-dangling")
+    assert trees.git(clone, "status", "--porcelain") == ""
+    assert len(trees.git(clone, "log", "--oneline").splitlines()) == 3
+    trees.git(clone, "stash", "list")
+    trees.git(clone, "worktree", "add", "--quiet", "../second", "topic")
+    assert (work.path / "second/new.txt").read_text() == "new\n"
+    trees.git(work.path, "clone", "--quiet", "clone", "local")  # hard links where the volume has them
+    trees.git(work.path / "local", "fsck", "--strict")
+
+
+def test_git_init_and_commit(work: Work) -> None:
+    work.needs("random_writes", "rename")
+    trees.make_sources(work.path, 200)
+    trees.git(work.path, "init", "--quiet", "--initial-branch=main")
+    trees.git(work.path, "add", ".")
+    trees.git(work.path, "commit", "--quiet", "--message=first")
+    trees.git(work.path, "mv", "package0", "moved")
+    trees.git(work.path, "commit", "--quiet", "--message=moved")
+    trees.git(work.path, "reset", "--quiet", "--hard", "HEAD~1")
+    assert trees.git(work.path, "status", "--porcelain") == ""
+    trees.git(work.path, "fsck", "--strict", "--no-dangling")
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Copies
+# --------------------------------------------------------------------------------------------------------------
+
+
+def test_tar_in_and_out(work: Work, tmp_path: Path, sources: Path) -> None:
+    origin = tmp_path / "origin"
+    work.zoo(origin)
+    (origin / "sources").mkdir()
+    trees.run("cp", "-a", sources / "package0", origin / "sources")
+    trees.run("tar", "--xattrs", "--format=posix", "-cf", tmp_path / "in.tar", "-C", origin, ".")
+    inside = work.path / "inside"
+    inside.mkdir()
+    trees.run("tar", "--xattrs", "-xpf", tmp_path / "in.tar", "-C", inside)
+    assert work.snapshot(inside) == work.snapshot(origin)
+
+    trees.run("tar", "--xattrs", "--format=posix", "-cf", tmp_path / "out.tar", "-C", inside, ".")
+    back = tmp_path / "back"
+    back.mkdir()
+    trees.run("tar", "--xattrs", "-xpf", tmp_path / "out.tar", "-C", back)
+    assert work.snapshot(back) == work.snapshot(origin)
+    trees.run("tar", "-czf", work.path / "packed.tgz", "-C", inside, ".")
+    trees.run("tar", "-tzf", work.path / "packed.tgz")
+
+
+def test_rsync_twice_moves_nothing_the_second_time(work: Work, tmp_path: Path, sources: Path) -> None:
+    work.needs("persistent_modes", "links", "xattrs")
+    origin = tmp_path / "origin"
+    work.zoo(origin)
+    trees.run("cp", "-a", sources / "package1", origin)
+    command = ["rsync", "-aHAX", "--checksum", "--modify-window=-1", "--delete", "--itemize-changes"]
+    assert trees.run(*command, f"{origin}/", work.path / "copy")
+    assert trees.run(*command, f"{origin}/", work.path / "copy") == ""
+    assert work.snapshot(work.path / "copy") == work.snapshot(origin)
+
+    (origin / "package1/module0/file0100.py").write_text("changed\n")
+    (origin / "old").unlink()
+    assert len(trees.run(*command, f"{origin}/", work.path / "copy").splitlines()) == 3  # the two, and their directory
+    assert trees.run(*command, f"{origin}/", work.path / "copy") == ""
+
+    assert trees.run(*command, f"{work.path}/copy/", tmp_path / "back")
+    assert trees.run(*command, f"{work.path}/copy/", tmp_path / "back") == ""
+    assert work.snapshot(tmp_path / "back") == work.snapshot(origin)
+
+
+def test_cp_archive_and_back(work: Work, tmp_path: Path) -> None:
+    work.zoo(tmp_path / "origin")
+    trees.run("cp", "-a", tmp_path / "origin", work.path / "one")
+    trees.run("cp", "-a", work.path / "one", work.path / "two")
+    trees.run("cp", "-a", work.path / "two", tmp_path / "back")
+    origin = work.snapshot(tmp_path / "origin")
+    assert work.snapshot(work.path / "one") == origin
+    assert work.snapshot(work.path / "two") == origin
+    assert work.snapshot(tmp_path / "back") == origin
+    trees.run("diff", "-r", "--no-dereference", "--exclude=fifo", work.path / "one", work.path / "two")
+
+
+def test_mv_within_a_route(work: Work) -> None:
+    work.zoo(work.path / "from")
+    before = work.snapshot(work.path / "from")
+    inode = (work.path / "from").stat().st_ino
+    trees.run("mv", work.path / "from", work.path / "to")
+    assert work.snapshot(work.path / "to") == before
+    if work.features.rename:
+        assert (work.path / "to").stat().st_ino == inode
+    trees.run("mv", work.path / "to/large", work.path / "to/deep/a/moved")
+    assert trees.sha256(work.path / "to/deep/a/moved") == before[b"large"].content
+
+
+def test_mv_across_routes_and_back(work: Work) -> None:
+    work.zoo(work.path / "from")
+    before = work.snapshot(work.path / "from")
+    other = work.path.parent / "other"
+    with pytest.raises(OSError, match="Invalid cross-device link"):
+        os.rename(work.path / "from", other / "from")
+    trees.run("mv", work.path / "from", other / "moved")
+    assert not (work.path / "from").exists()
+    assert work.snapshot(other / "moved") == before
+    trees.run("mv", other / "moved", work.path / "back")
+    assert work.snapshot(work.path / "back") == before
+    assert not (other / "moved").exists()
+
+
+def test_rm_removes_a_tree(work: Work) -> None:
+    trees.make_sources(work.path / "tree", 300)
+    work.zoo(work.path / "tree/zoo")
+    trees.run("rm", "-r", work.path / "tree")
+    assert os.listdir(work.path) == []
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Searching and editing
+# --------------------------------------------------------------------------------------------------------------
+
+
+def test_rg_grep_and_find_see_what_a_plain_directory_shows(work: Work, tmp_path: Path) -> None:
+    trees.make_sources(tmp_path / "plain", 300)
+    trees.run("cp", "-a", f"{tmp_path}/plain/.", work.path)
+
+    def lines(*command: str, cwd: Path) -> list[str]:
+        return sorted(trees.run(*command, cwd=cwd).splitlines())
+
+    for command in (
+        ("rg", "--line-number", "--no-heading", "needle1[0-9]", "."),
+        ("rg", "--files"),
+        ("grep", "-rn", "needle29", "."),
+        ("grep", "-rlE", "word1 word2|needle7", "."),
+        ("find", ".", "-type", "f", "-size", "+8k"),
+        ("find", ".", "-printf", "%y %s %p\\n" if work.features.persistent_modes else "%y %f\\n", "-name", "*.py"),
+        ("du", "--apparent-size", "--bytes", "--summarize", "package0/module0/file0003.py"),
+    ):
+        assert lines(*command, cwd=work.path) == lines(*command, cwd=tmp_path / "plain"), command
+
+
+def test_saving_as_editors_do(work: Work) -> None:
+    path = work.path / "document"
+    path.write_text("first\n")
+    for number in range(30):
+        text = f"version {number}\n" * (number + 1)
+        temporary = work.path / f".document.{number}.tmp"
+        with temporary.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        assert path.read_text() == text
+        with path.open("r+") as file:  # in place: truncate and write again
+            file.truncate(0)
+            file.write(text.upper())
+            file.flush()
+            os.fsync(file.fileno())
+        assert path.read_text() == text.upper()
+    assert os.listdir(work.path) == ["document"]
+
+
+@pytest.mark.parametrize("backupcopy", ["yes", "no", "auto"])
+def test_vim_edits_a_file(server: tuple[Path, Kind], backupcopy: str) -> None:
+    path, kind = server
+    file = path / f"vim-{backupcopy}.txt"
+    file.write_text("one old line\nkept\n")
+    if kind.features.persistent_modes:
+        file.chmod(0o640)
+    options = f"set backup backupskip= backupcopy={backupcopy} backupdir=."  # vim makes no backups below /tmp
+    for old, new in (("old", "new"), ("new", "newer")):
+        trees.run(
+            "vim", "-es", "-u", "NONE", "-N", "-c", options, "-c", f"%s/{old}/{new}/", "-c", "wq", file.name, cwd=path,
+        )  # fmt: skip
+    assert file.read_text() == "one newer line\nkept\n"
+    assert (path / f"{file.name}~").read_text() == "one new line\nkept\n"
+    if kind.features.persistent_modes:
+        assert file.stat().st_mode & 0o777 == 0o640
+    assert not list(path.glob(".*.sw?"))
+
+
+def test_sed_and_patch_in_place(work: Work) -> None:
+    (work.path / "a").write_text("apple\npear\n")
+    trees.run("sed", "-i.orig", "s/pear/plum/", "a", cwd=work.path)
+    assert (work.path / "a").read_text() == "apple\nplum\n"
+    difference = trees.run("diff", "-u", "a.orig", "a", cwd=work.path, ok=(1,))
+    (work.path / "b.patch").write_text(difference)
+    (work.path / "a").write_text("apple\npear\n")
+    outside = {**trees.GIT, "GIT_CEILING_DIRECTORIES": str(work.path.parent)}
+    trees.run("git", "apply", "b.patch", cwd=work.path, env=outside)
+    assert (work.path / "a").read_text() == "apple\nplum\n"
