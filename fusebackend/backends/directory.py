@@ -365,13 +365,18 @@ class DirectoryVolume(NativeVolume):
                 self._listings.clear()
                 self._places.close()
 
-    # -- for the agent face of this package ----------------------------------------------------------------------
+    # -- for the agent face of this package --------------------------------------------------------------------
 
     def open_directory(self, node: int) -> Descriptor:
         """A directory, opened so that its names can be read; ENOTDIR for anything else."""
         with self.lock:
             _, at = self._places.directory(node)
             return dirfd.open_names(at.fd)
+
+    def names(self, node: int) -> list[bytes]:
+        """All names of a directory, in no order, without looking any of them up."""
+        opened = self.open_directory(node)
+        return [os.fsencode(name) for name in os.listdir(opened.fd)]
 
     def twin(self, other: DirectoryVolume, node: int | None) -> int | None:
         """The number here of the file that is `node` in another volume, None if one of them does not know it."""

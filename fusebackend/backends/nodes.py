@@ -99,6 +99,13 @@ class NodeTable:
         found = self._find(key[1] if key[0] == self._device else key, node.kind)
         return found.number if found is not None else None
 
+    def depth(self, number: int) -> int:
+        """How many directories down from the root the directory is in which a node was last seen."""
+        depth, above = 0, self.get(number).parent
+        while above is not None and above is not self.root:
+            depth, above = depth + 1, above.parent
+        return depth
+
     def is_node(self, node: Node, status: os.stat_result) -> bool:
         """Is the file that was found the one the node stands for?"""
         return self.key(status) == node.key and stat.S_IFMT(status.st_mode) == node.kind
