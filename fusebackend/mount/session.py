@@ -88,7 +88,13 @@ class _Notifier:
         self._thread.start()
 
     def invalidate_inode(self, inode: int, *, attributes_only: bool = False) -> None:
-        self._tell(lambda: pyfuse3.invalidate_inode(inode, attr_only=attributes_only))
+        if attributes_only:
+            self._send(lambda: pyfuse3.invalidate_inode(inode, attr_only=True))  # waits for nobody
+        else:
+            self._tell(lambda: pyfuse3.invalidate_inode(inode))
+
+    def store(self, inode: int, content: bytes) -> None:
+        self._send(lambda: pyfuse3.notify_store(inode, 0, content))
 
     def invalidate_entry(self, parent: int, name: bytes) -> None:
         self._tell(lambda: pyfuse3.invalidate_entry(parent, name))
@@ -115,7 +121,7 @@ class _Notifier:
         except OSError as error:
             # ENOENT: the kernel does not know it. The others: the mount is going away.
             if error.errno not in (errno.ENOENT, errno.ENOTCONN, errno.EBADF, errno.ENODEV):
-                log.error("could not invalidate a kernel cache: %s", error)
+                log.error("could not bring a kernel cache up to date: %s", error)
 
 
 class Session:

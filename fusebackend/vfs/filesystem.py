@@ -21,6 +21,7 @@ from fusebackend.errors import oserror
 from fusebackend.paths import ROOT, AgentPath, normalise_prefix
 from fusebackend.protocol import NAME_MAX_BYTES, Attr, AttrChanges, Caller, StatFs, Volume
 from fusebackend.vfs.cache import DEFAULT_TTL_S, CachePolicy
+from fusebackend.vfs.filling import fill
 from fusebackend.vfs.handles import DirectoryHandle, FileHandle, HandleTable, OpenedFile, passes_page_cache
 from fusebackend.vfs.inodes import (
     ROOT_INODE,
@@ -189,6 +190,10 @@ class FileSystem:
     async def setattr(self, inode: int, changes: AttrChanges) -> Entry:
         route, node = await self._place(inode, make=True)
         route.check_writable()
+        self._own_changes += 1
+        known = self.inodes.get(inode)
+        if known is not None:
+            known.filled = False  # the kernel drops the pages of a file whose time has moved
         return Entry(inode, await route.call(route.volume.setattr, node, changes), route.policy.timeout_s)
 
     async def readlink(self, inode: int) -> bytes:
@@ -243,8 +248,9 @@ class FileSystem:
             existing = await self.lookup(parent, name)
             return existing, await self.open(existing.inode, flags)
         entry = self._entry(route, parent, attr)
-        number = self.files.add(FileHandle(entry.inode, route, attr.node, for_volume))
-        return entry, OpenedFile(number, True, passes_page_cache(flags, attr.mode))
+        handle = FileHandle(entry.inode, route, attr.node, for_volume)
+        self._opened(handle, attr)
+        return entry, OpenedFile(self.files.add(handle), True, passes_page_cache(flags, attr.mode))
 
     async def open(self, inode: int, flags: int) -> OpenedFile:
         route, node = await self._place(inode)
@@ -261,8 +267,19 @@ class FileSystem:
             await route.call(route.volume.release, node, for_volume)
             raise
         keep = route.policy.coherent or self._same_version(inode, route.policy.version(attr))
-        number = self.files.add(FileHandle(inode, route, node, for_volume))
-        return OpenedFile(number, keep, passes_page_cache(flags, attr.mode))
+        handle = FileHandle(inode, route, node, for_volume)
+        self._opened(handle, attr)
+        return OpenedFile(self.files.add(handle), keep, passes_page_cache(flags, attr.mode))
+
+    def _opened(self, handle: FileHandle, attr: Attr) -> None:
+        known = self.inodes.get(handle.inode)
+        if known is None:
+            return  # the kernel opens what it knows, and forgets nothing that is open
+        known.opens += 1
+        if handle.flags & _WRITING:
+            known.filled = False
+        elif self.invalidation.kernel is not None:
+            fill(self.invalidation.kernel, handle, known, attr)
 
     def _same_version(self, inode: int, version: object) -> bool:
         known = self.inodes.get(inode)
@@ -293,6 +310,11 @@ class FileSystem:
 
     async def release(self, number: int) -> None:
         handle = self.files.remove(number)
+        known = self.inodes.get(handle.inode)
+        if known is not None:
+            known.opens -= 1
+        if handle.accessed and self.invalidation.kernel is not None:
+            self.invalidation.kernel.invalidate_inode(handle.inode, attributes_only=True)
         await handle.route.call(handle.route.volume.release, handle.node, handle.flags)
 
     # -- directories -------------------------------------------------------------------------------------------

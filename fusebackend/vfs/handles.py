@@ -28,13 +28,14 @@ class OpenedFile(NamedTuple):
 class FileHandle:
     """One open file."""
 
-    __slots__ = ("flags", "inode", "node", "route")
+    __slots__ = ("accessed", "flags", "inode", "node", "route")
 
     def __init__(self, inode: int, route: Route, node: int, flags: int) -> None:
         self.inode = inode
         self.route = route
         self.node = node
         self.flags = flags  # of open(2)
+        self.accessed = False  # the access time has moved, and the kernel does not know
 
     def append(self, offset: int, data: bytes) -> int:
         """A write with O_APPEND: the end of the file is decided here, where all writers meet, and not by the size that

@@ -44,10 +44,12 @@ class Entry(NamedTuple):
 class KnownInode:
     """What the mount remembers of an inode the kernel knows."""
 
-    __slots__ = ("lookups", "parent", "version")
+    __slots__ = ("filled", "lookups", "opens", "parent", "version")
 
     def __init__(self) -> None:
         self.lookups = 0
+        self.opens = 0  # open handles
+        self.filled = False  # the kernel was given the file's pages, see `filling.py`
         self.parent = 0  # of a directory: the inode it was last found in, for `..`
         self.version: object = None  # of the data in the kernel's page cache; see `cache.py`
 

@@ -22,6 +22,9 @@ class KernelCache(Protocol):
 
     def invalidate_entry(self, parent: int, name: bytes) -> None: ...
 
+    def store(self, inode: int, content: bytes) -> None:
+        """Give the kernel the pages of a file from its beginning. On the loop's thread; see `filling.py` for when."""
+
 
 class Invalidation:
     """Subscribed to every route while the kernel listens."""
@@ -30,36 +33,43 @@ class Invalidation:
         self.changes = 0  # how many were heard of
         self._tree = tree
         self._inodes = inodes
-        self._kernel: KernelCache | None = None
+        self.kernel: KernelCache | None = None
         self._unsubscribe: list[Callable[[], None]] = []
 
     def start(self, kernel: KernelCache) -> None:
-        self._kernel = kernel
+        self.kernel = kernel
         self._unsubscribe = [route.volume.subscribe(partial(self._changed, route)) for route in self._tree.routes]
 
     def stop(self) -> None:
         for unsubscribe in self._unsubscribe:
             unsubscribe()
         self._unsubscribe = []
-        self._kernel = None
+        self.kernel = None
 
     def _changed(self, route: Route, change: Change) -> None:
         self.changes += 1
-        kernel = self._kernel
+        kernel = self.kernel
         if kernel is None:
             return
         if change.node is None and change.parent is None:
             for inode, _ in self._inodes.items():
                 if route_index(inode) == route.index:
+                    self._unfill(inode)
                     kernel.invalidate_inode(inode)
             return
         if change.node is not None:
             for inode in self._numbers(route, change.node):
+                self._unfill(inode)
                 kernel.invalidate_inode(inode)
         if change.parent is not None and change.name is not None:
             for inode in self._numbers(route, change.parent):
                 kernel.invalidate_entry(inode, change.name)
                 kernel.invalidate_inode(inode, attributes_only=True)
+
+    def _unfill(self, inode: int) -> None:
+        known = self._inodes.get(inode)
+        if known is not None:
+            known.filled = False
 
     def _numbers(self, route: Route, node: int) -> list[int]:
         """The numbers under which the kernel knows a node: its own, and a junction's that stands for it."""
