@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import select
@@ -22,6 +23,7 @@ from typing import Any
 import click
 
 from fusebackend.config import MountPlan
+from fusebackend.mount import table
 from fusebackend.mount.error import MountError
 
 START_TIMEOUT_S = 60.0
@@ -43,12 +45,20 @@ def launch(plan: MountPlan) -> int:
     if plan.log is None:
         raise ValueError("a server in the background needs a log")
     log_fd = open_log(plan.log)
-    log_start = os.fstat(log_fd).st_size
-    click.echo(f"log: {plan.log}")
     try:
-        process, answer_fd = _start(plan, log_fd)
+        fcntl.flock(log_fd, fcntl.LOCK_EX)  # another command may be about to mount here, too
+        if table.mount_at(plan.mountpoint) is not None:
+            raise MountError(errno.EBUSY, f"'{plan.mountpoint}' has been mounted by another command just now")
+        click.echo(f"log: {plan.log}")
+        return _launch(plan, plan.log, log_fd)
     finally:
+        fcntl.flock(log_fd, fcntl.LOCK_UN)  # closing would not do: the server has it open as well
         os.close(log_fd)
+
+
+def _launch(plan: MountPlan, log: str, log_fd: int) -> int:
+    log_start = os.fstat(log_fd).st_size
+    process, answer_fd = _start(plan, log_fd)
     try:
         answer = _wait_for_answer(answer_fd)
     except BaseException:  # Ctrl-C too: what was started must not stay
@@ -58,10 +68,10 @@ def launch(plan: MountPlan) -> int:
         os.close(answer_fd)
     if answer is None:
         _end(process)
-        raise MountError(errno.ETIMEDOUT, f"no answer from the server within {START_TIMEOUT_S:.0f} s; see {plan.log}")
+        raise MountError(errno.ETIMEDOUT, f"no answer from the server within {START_TIMEOUT_S:.0f} s; see {log}")
     if "pid" not in answer:
         process.wait(END_TIMEOUT_S)
-        raise MountError(errno.EIO, _why(answer, plan.log, log_start))
+        raise MountError(errno.EIO, _why(answer, log, log_start))
     process.returncode = 0  # it is meant to outlive us: no warning that it still runs
     return process.pid
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 
@@ -129,6 +130,8 @@ def _is_inside(path: str, directory: str) -> bool:
 
 
 def _announce(plan: MountPlan, pid: int) -> None:
-    click.echo(f"mounted {plan.mountpoint} (process {pid}{', read-only' if plan.read_only else ''})")
+    lines = [f"mounted {plan.mountpoint} (process {pid}{', read-only' if plan.read_only else ''})"]
     for prefix, url in plan.urls().items():
-        click.echo(f"  {prefix if prefix == '/' else prefix + '/'}  {urls.mask(url)}")
+        lines.append(f"  {prefix if prefix == '/' else prefix + '/'}  {urls.mask(url)}")
+    with contextlib.suppress(OSError):  # nobody may be reading; the mount is there all the same
+        click.echo("\n".join(lines))

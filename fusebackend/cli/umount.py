@@ -12,7 +12,7 @@ import click
 from fusebackend.mount import table
 from fusebackend.mount.error import MountError
 from fusebackend.mount.table import MountState
-from fusebackend.mount.unmount import BusyError, Server, detach
+from fusebackend.mount.unmount import BusyError, Server, detach, serves
 
 DEFAULT_TIMEOUT_S = 60.0
 
@@ -51,9 +51,9 @@ def umount(mountpoint: str, lazy: bool, timeout_s: float) -> None:
 
 def _end(state: MountState, lazy: bool, timeout_s: float) -> None:
     path = state.mountpoint
-    if state.pid is None:
+    if state.pid is None or not serves(state.pid):
         detach(path, lazy=lazy)
-        click.echo(f"detached {path}; its server did not say who it is, so nobody waited for it")
+        click.echo(f"detached {path}; nobody waited for its server, which did not say who it is")
         return
     log_path = state.status.get("log")
     log_start = _size(log_path)

@@ -82,9 +82,8 @@ def mount(
     from fusebackend.config import parse_words
 
     words = parse_words(list(options))
-    made = _made(backend, runtime)
     return Mount(
-        made,
+        _composite(backend, runtime),
         mountpoint,
         read_only=read_only or bool(words.read_only),
         allow_other=allow_other or bool(words.allow_other),
@@ -94,17 +93,19 @@ def mount(
     )
 
 
-def _made(backend: Any, runtime: Any) -> Any:
+def _composite(backend: Any, runtime: Any) -> CompositeBackend:
+    """The backend at the root of a tree, with every factory in it called."""
+    from fusebackend.composite import CompositeBackend
     from fusebackend.dialect import is_factory
 
     if is_factory(backend):
         if runtime is None:
             name = getattr(backend, "__name__", type(backend).__name__)
-            raise TypeError(f"'{name}' makes backends and is not one: give mount() a runtime= to call it with, or call it")
-        backend = backend(runtime)
-    if not any(hasattr(backend, verb) for verb in ("ls", "als", "ls_info", "als_info", "download_files")):
+            raise TypeError(f"'{name}' makes backends and is none: give mount() a runtime= to call it with, or call it")
+    elif not any(hasattr(backend, verb) for verb in ("ls", "als", "ls_info", "als_info", "download_files")):
         raise TypeError(f"a {type(backend).__name__} is no backend: it can't list or fetch files")
-    return backend
+    composite = backend if isinstance(backend, CompositeBackend) else CompositeBackend(backend)
+    return composite if runtime is None else composite.resolve(runtime)
 
 
 class Mount(SandboxBackendProtocol):
@@ -119,7 +120,7 @@ class Mount(SandboxBackendProtocol):
 
     def __init__(
         self,
-        backend: Any,
+        backend: CompositeBackend,
         mountpoint: str | os.PathLike[str],
         *,
         read_only: bool,
@@ -128,11 +129,7 @@ class Mount(SandboxBackendProtocol):
         deadline_s: float,
         words: tuple[str, ...],
     ) -> None:
-        from fusebackend.composite import CompositeBackend
-
-        self.backend: CompositeBackend = (
-            backend if isinstance(backend, CompositeBackend) else CompositeBackend(backend, {})
-        )
+        self.backend = backend
         self._claim()
         try:
             point.check_system(allow_other=allow_other)

@@ -78,6 +78,16 @@ def detach(mountpoint: str, *, lazy: bool = False) -> None:
     raise MountError(errno.EIO, f"cannot unmount '{mountpoint}': {reason[0]}")
 
 
+def serves(pid: int) -> bool:
+    """Is this the process of a FUSE server? A number from another pid namespace may mean any other process here."""
+    with contextlib.suppress(OSError):
+        for descriptor in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(FileNotFoundError):
+                if os.readlink(f"/proc/{pid}/fd/{descriptor}").endswith("/fuse"):
+                    return True
+    return False
+
+
 class Server:
     """The process behind a mount, held by a pidfd so that its number can't come to mean another one."""
 

@@ -405,6 +405,14 @@ class TestRefusals:
 
 
 class TestMountedAlready:
+    def test_of_several_commands_at_once_one_mounts(self, shell: Shell, point: Path) -> None:
+        commands = [shell.start("mount", point, "--default", "memory:") for _ in range(3)]
+        for command in commands:
+            command.wait(LIMIT_S)
+        assert sorted(command.returncode for command in commands) == [0, 1, 1]
+        assert len([entry for entry in table.mounts() if entry.mountpoint == str(point)]) == 1
+        assert len(servers(point.parent)) == 1
+
     def test_a_live_mount_is_left_alone(self, shell: Shell, point: Path) -> None:
         shell.ok("mount", point, "--default", "memory:")
         pid = shell.status(point)["pid"]

@@ -25,6 +25,10 @@ import fusebackend
 from fusebackend import CompositeBackend, MountError
 from fusebackend.backends import InMemoryBackend, SqliteBackend, StateBackend
 point, directory = sys.argv[1:]
+
+def text(name):
+    with open(f"{point}/{name}") as file:
+        return file.read()
 """
 
 
@@ -65,9 +69,9 @@ class TestTwoFaces:
         said = script("""
             with fusebackend.mount(InMemoryBackend(), point) as files:
                 assert files.write("/notes/a.txt", "from the agent\\n").error is None
-                print(open(f"{point}/notes/a.txt").read(), end="")
+                print(text("notes/a.txt"), end="")
                 assert files.edit("/notes/a.txt", "agent", "editor").error is None
-                print(open(f"{point}/notes/a.txt").read(), end="")
+                print(text("notes/a.txt"), end="")
                 with open(f"{point}/b.txt", "w") as file:
                     file.write("from the mount\\n")
                 print("from the mount" in files.read("/b.txt"))
@@ -111,15 +115,29 @@ class TestTwoFaces:
             with fusebackend.mount(backend, point) as files:
                 assert files.write("/memories/a.txt", "a").error is None
                 assert os.listdir(point) == ["memories"]
-                assert open(f"{point}/memories/a.txt").read() == "a"
+                assert text("memories/a.txt") == "a"
                 assert backend.routes["/memories/"].read("/a.txt").error is None
+        """)
+
+    def test_a_backend_like_the_seeds(self, script: Script) -> None:
+        script("""
+            class Notes:
+                def __init__(self): self.files = {"/a.txt": b"a"}
+                def ls_info(self, path): return [{"path": name, "is_dir": False} for name in self.files]
+                def read(self, path, offset=0, limit=2000): return self.files[path].decode()
+                def download_files(self, paths):
+                    return [{"path": path, "content": self.files.get(path), "error": None} for path in paths]
+            with fusebackend.mount(Notes(), point) as files:
+                assert os.listdir(point) == ["a.txt"]
+                assert text("a.txt") == "a"
+                assert [entry["path"] for entry in files.ls("/").entries] == ["/a.txt"]
         """)
 
     def test_a_backend_of_state(self, script: Script) -> None:
         script("""
             with fusebackend.mount(StateBackend(), point) as files:
                 assert files.write("/a.txt", "a").error is None
-                assert open(f"{point}/a.txt").read() == "a"
+                assert text("a.txt") == "a"
         """)
 
     def test_the_name_can_be_imported_too(self, script: Script) -> None:
@@ -239,7 +257,7 @@ class TestOptions:
                 else:
                     raise AssertionError("it was writable")
                 assert files.write("/a", "a").error is None
-                assert open(f"{point}/a").read() == "a"
+                assert text("a") == "a"
         """)
 
     def test_words_for_libfuse(self, script: Script) -> None:
@@ -257,13 +275,22 @@ class TestOptions:
                 try:
                     fusebackend.mount(factory, point)
                 except TypeError as error:
-                    assert "makes backends and is not one: give mount() a runtime=" in str(error)
+                    assert "makes backends and is none: give mount() a runtime=" in str(error)
                 else:
                     raise AssertionError("it was taken")
                 with fusebackend.mount(factory, point, runtime=runtime) as files:
                     with open(f"{point}/a.txt", "w") as file:
                         file.write("a")
                 assert "/a.txt" in runtime.state["files"]
+                routed = CompositeBackend(InMemoryBackend(), {"/state/": factory})
+                try:
+                    fusebackend.mount(routed, point)
+                except TypeError as error:
+                    assert "called with a runtime" in str(error)
+                else:
+                    raise AssertionError("it was taken")
+                with fusebackend.mount(routed, point, runtime=runtime):
+                    assert text("state/a.txt") == "a"
         """)
 
 
