@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """The benchmark: fifteen measures on a plain directory and on a mount of the same disk, as ratios.
 
     scripts/bench [--url URL] [--rounds N] [--only WORDS] [--quick] [--write]
@@ -56,7 +57,7 @@ def drop_caches() -> None:
 
 
 def make_source_tree(target: Path, files: int) -> None:
-    """A repository with `files` files of words, 13 KiB each on average, 20 a directory, committed and packed in a tar."""
+    """A repository with `files` files of words, 13 KiB on average, 20 a directory, committed and packed in a tar."""
     chance = random.Random(7)
     words = ["".join(chance.choices("abcdefghijklmnopqrstuvwxyz", k=chance.randint(2, 9))) for _ in range(2000)]
     tree = target.parent / "source"
