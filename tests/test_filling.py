@@ -1,0 +1,148 @@
+"""Pages pushed at open: when, with what, and that the kernel is told of the access time afterwards."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
+import pytest
+
+from fusebackend.backends.memory import InMemoryVolume
+from fusebackend.paths import ROOT
+from fusebackend.protocol import AttrChanges, Caller, Change
+from fusebackend.vfs.filesystem import FileSystem
+from fusebackend.vfs.filling import FILL_BYTES
+from fusebackend.vfs.inodes import ROOT_INODE
+
+T = TypeVar("T")
+
+
+def run(call: Awaitable[T]) -> T:
+    """The result of a call into a volume that does not block: it never waits."""
+    coroutine: Any = call
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise AssertionError("an inline call waited")
+
+
+class FakeKernel:
+    def __init__(self) -> None:
+        self.stored: list[tuple[int, bytes]] = []
+        self.expired: list[int] = []
+
+    def store(self, inode: int, content: bytes) -> None:
+        self.stored.append((inode, content))
+
+    def invalidate_inode(self, inode: int, *, attributes_only: bool = False) -> None:
+        if attributes_only:
+            self.expired.append(inode)
+
+    def invalidate_entry(self, parent: int, name: bytes) -> None:
+        pass
+
+
+class Mount:
+    def __init__(self, content: bytes = b"some words") -> None:
+        self.volume = InMemoryVolume()
+        self.filesystem = FileSystem({ROOT: self.volume})
+        self.kernel = FakeKernel()
+        self.filesystem.attach(self.kernel)
+        entry, opened = run(self.filesystem.create(ROOT_INODE, b"file", 0o644, os.O_RDWR, Caller(0, 0)))
+        self.inode = entry.inode
+        run(self.filesystem.write(opened.number, 0, content))
+        run(self.filesystem.release(opened.number))
+
+    def open(self, flags: int = os.O_RDONLY) -> int:
+        return run(self.filesystem.open(self.inode, flags)).number
+
+    def close(self, number: int) -> None:
+        run(self.filesystem.release(number))
+
+
+def test_the_first_reader_is_given_the_pages() -> None:
+    mount = Mount()
+    mount.open()
+    assert mount.kernel.stored == [(mount.inode, b"some words")]
+
+
+def test_they_are_given_once() -> None:
+    mount = Mount()
+    mount.close(mount.open())
+    mount.close(mount.open())
+    assert len(mount.kernel.stored) == 1
+
+
+@pytest.mark.parametrize("flags", [os.O_WRONLY, os.O_RDWR])
+def test_a_writer_is_given_none_and_makes_the_next_reader_first_again(flags: int) -> None:
+    mount = Mount()
+    mount.close(mount.open())
+    mount.close(mount.open(flags))
+    assert len(mount.kernel.stored) == 1
+    mount.open()
+    assert len(mount.kernel.stored) == 2
+
+
+@pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_RDWR])
+def test_nothing_is_pushed_while_another_handle_may_be_reading(flags: int) -> None:
+    """A read in the works holds its page until we answer: storing that page would wait for ourselves."""
+    mount = Mount()
+    first = mount.open(flags)
+    mount.filesystem.inodes.get(mount.inode).filled = False  # type: ignore[union-attr]
+    mount.kernel.stored.clear()
+    mount.open()
+    assert mount.kernel.stored == []
+    mount.close(first)
+
+
+@pytest.mark.parametrize("size", [0, FILL_BYTES + 1])
+def test_neither_empty_nor_large_files_are_pushed(size: int) -> None:
+    mount = Mount(b"x" * size)
+    mount.open()
+    assert mount.kernel.stored == []
+
+
+def test_the_largest_one_is_pushed_whole() -> None:
+    mount = Mount(b"y" * FILL_BYTES)
+    mount.open()
+    assert mount.kernel.stored == [(mount.inode, b"y" * FILL_BYTES)]
+
+
+def test_what_the_other_face_changed_is_pushed_again() -> None:
+    mount = Mount()
+    mount.close(mount.open())
+    mount.volume.open(mount.inode, os.O_WRONLY)
+    mount.volume.write(mount.inode, 0, b"SOME")
+    mount.volume.release(mount.inode, os.O_WRONLY)
+    mount.volume.publish(Change(node=mount.inode))
+    mount.open()
+    assert mount.kernel.stored[-1] == (mount.inode, b"SOME words")
+
+
+def test_new_times_or_a_new_size_make_the_kernel_drop_its_pages_so_they_are_pushed_again() -> None:
+    mount = Mount()
+    mount.close(mount.open())
+    run(mount.filesystem.setattr(mount.inode, AttrChanges(size=4)))
+    mount.open()
+    assert mount.kernel.stored[-1] == (mount.inode, b"some")
+
+
+def test_the_access_time_moves_and_the_kernel_asks_for_it_after_the_close() -> None:
+    mount = Mount()
+    before = mount.volume.getattr(mount.inode).atime_ns
+    number = mount.open()
+    assert mount.volume.getattr(mount.inode).atime_ns > before
+    assert mount.kernel.expired == []
+    mount.close(number)
+    assert mount.kernel.expired == [mount.inode]
+
+
+def test_an_access_that_moves_no_time_costs_no_notice() -> None:
+    mount = Mount()
+    mount.close(mount.open())
+    mount.kernel.expired.clear()
+    mount.close(mount.open())
+    assert mount.kernel.expired == []
