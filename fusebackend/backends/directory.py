@@ -85,7 +85,7 @@ class DirectoryVolume(NativeVolume):
         """The names of a directory in order: as they are when a listing starts, and as they were then for its rest."""
         names = self._listings.get(directory.number) if after else None
         if names is None:
-            opened = dirfd.open_names(at.fd)
+            opened = dirfd.open_names(at)
             names = self._listings[directory.number] = sorted(map(os.fsencode, os.listdir(opened.fd)))
             if len(self._listings) > LISTINGS:
                 self._listings.popitem(last=False)
@@ -183,7 +183,7 @@ class DirectoryVolume(NativeVolume):
             target, target_at = self._places.directory(new_parent)
             moved, _ = self._pinned(source, source_at, name)
             replaced, pin = self._pinned(target, target_at, new_name)
-            dirfd.rename(source_at.fd, name, target_at.fd, new_name, flags)
+            dirfd.rename(source_at, name, target_at, new_name, flags)
             if moved is not None and moved is replaced:
                 return  # two names of one file: POSIX leaves both
             if flags == RENAME_EXCHANGE and replaced is not None:
@@ -225,7 +225,8 @@ class DirectoryVolume(NativeVolume):
             found = self._nodes.get(node)
             at = self._places.of(found)
             if changes.size is not None:
-                os.ftruncate(self._writing(found).fd, changes.size)
+                writing = self._writing(found)
+                os.ftruncate(writing.fd, changes.size)
             # A change of owner clears set-user-ID, so the mode comes after it; all of them change ctime alone.
             if changes.uid is not None or changes.gid is not None:
                 uid = -1 if changes.uid is None else changes.uid
@@ -356,7 +357,7 @@ class DirectoryVolume(NativeVolume):
                 self._nodes.hold(node, False)
 
     def sync(self) -> None:
-        dirfd.sync_filesystem(self._places.root.fd)
+        dirfd.sync_filesystem(self._places.root)
 
     def close(self) -> None:
         with self.lock:
@@ -371,7 +372,7 @@ class DirectoryVolume(NativeVolume):
         """A directory, opened so that its names can be read; ENOTDIR for anything else."""
         with self.lock:
             _, at = self._places.directory(node)
-            return dirfd.open_names(at.fd)
+            return dirfd.open_names(at)
 
     def names(self, node: int) -> list[bytes]:
         """All names of a directory, in no order, without looking any of them up."""

@@ -132,8 +132,8 @@ class DirectoryFace(VolumeBackend):
     # -- delete ------------------------------------------------------------------------------------------------
 
     def _delete_tree(self, parent: int, name: bytes, node: int) -> None:
-        """As in `VolumeBackend`, with the names of each directory read once: every listing reads all of them, so one for
-        each portion is quadratic (100,000 files: 40 s)."""
+        """As in `VolumeBackend`, with the names of each directory read once: every listing reads all of them, so one
+        for each portion is quadratic (100,000 files: 40 s)."""
         left = [(parent, name, node, self._names(node))]
         while left:
             parent, name, node, names = left[-1]

@@ -89,22 +89,22 @@ def open_root(path: str) -> Descriptor:
         raise OSError(error.errno, words.get(error.errno or 0, error.strerror)) from None
 
 
-def open_names(directory: int) -> Descriptor:
+def open_names(directory: Descriptor) -> Descriptor:
     """The directory behind an O_PATH descriptor, opened so that its names can be read."""
-    return Descriptor(os.open(".", LIST_FLAGS, dir_fd=directory))
+    return Descriptor(os.open(".", LIST_FLAGS, dir_fd=directory.fd))
 
 
-def rename(source: int, name: bytes, target: int, new_name: bytes, flags: int) -> None:
+def rename(source: Descriptor, name: bytes, target: Descriptor, new_name: bytes, flags: int) -> None:
     """`renameat2(2)`: `os.rename` between two directories, and the flags that Python does not know."""
     if flags == 0:
-        os.rename(name, new_name, src_dir_fd=source, dst_dir_fd=target)
+        os.rename(name, new_name, src_dir_fd=source.fd, dst_dir_fd=target.fd)
         return
     if flags not in (RENAME_NOREPLACE, RENAME_EXCHANGE):
         raise oserror(errno.EINVAL)
-    _check(_libc().renameat2(source, name, target, new_name, flags))
+    _check(_libc().renameat2(source.fd, name, target.fd, new_name, flags))
 
 
-def sync_filesystem(directory: int) -> None:
+def sync_filesystem(directory: Descriptor) -> None:
     """`syncfs(2)` of the file system that holds the directory."""
     opened = open_names(directory)
     _check(_libc().syncfs(opened.fd))

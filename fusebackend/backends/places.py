@@ -112,7 +112,7 @@ class Places:
         """
         wanted: list[Descriptor] = []
         if node.kind == stat.S_IFDIR:
-            wanted.append(dirfd.open_names(self.of(node).fd))
+            wanted.append(dirfd.open_names(self.of(node)))
         elif node.opened is not None:
             wanted.append(node.opened.descriptor)
         elif node.kind == stat.S_IFREG:
@@ -121,7 +121,7 @@ class Places:
             except PermissionError:
                 wanted.append(self.open(node, os.O_WRONLY))
         if node.name_unsynced and node.parent is not None:
-            wanted.append(dirfd.open_names(self.of(node.parent).fd))
+            wanted.append(dirfd.open_names(self.of(node.parent)))
         return wanted
 
 

@@ -1,0 +1,719 @@
+"""`DirectoryVolume`, through its kernel face: POSIX on what lies below it, and which nodes and descriptors it keeps."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from fusebackend.backends import nodes
+from fusebackend.backends.directory import PAGE_ENTRIES, DirectoryVolume
+from fusebackend.backends.dirfd import DescriptorCache
+from fusebackend.protocol import (
+    RENAME_EXCHANGE,
+    RENAME_NOREPLACE,
+    ROOT_NODE,
+    AttrChanges,
+    Caller,
+)
+from fusebackend.testing.posix.case import fails
+
+ME = Caller(os.geteuid(), os.getegid())
+OTHER = Caller(12345, 54321)
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+
+
+@pytest.fixture
+def volume(tmp_path):
+    (tmp_path / "root").mkdir()
+    volume = DirectoryVolume(tmp_path / "root")
+    yield volume
+    volume.close()
+
+
+@pytest.fixture
+def disk(tmp_path, volume) -> Path:
+    return tmp_path / "root"
+
+
+def make(volume, name, data=b"", parent=ROOT_NODE, mode=0o644):
+    attr = volume.create(parent, name, mode, os.O_RDWR, ME)
+    volume.write(attr.node, 0, data)
+    volume.release(attr.node, os.O_RDWR)
+    return attr.node
+
+
+def contents(volume, node):
+    volume.open(node, os.O_RDONLY)
+    try:
+        return volume.read(node, 0, 1 << 20)
+    finally:
+        volume.release(node, os.O_RDONLY)
+
+
+def listing(volume, node=ROOT_NODE, limit=100):
+    names, after = [], b""
+    while page := volume.readdir(node, after, limit):
+        names += [name for name, _ in page]
+        after = names[-1]
+    return names
+
+
+def open_descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+# -- names -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_made_is_on_the_disk_and_the_other_way_round(volume, disk):
+    node = make(volume, b"file", b"abc")
+    assert (disk / "file").read_bytes() == b"abc"
+    (disk / "theirs").write_bytes(b"xyz")
+    assert contents(volume, volume.lookup(ROOT_NODE, b"theirs").node) == b"xyz"
+    assert volume.lookup(ROOT_NODE, b"file").node == node
+    status = (disk / "file").stat()
+    attr = volume.getattr(node)
+    assert (attr.size, attr.mtime_ns, attr.ctime_ns, attr.blocks, attr.mode, attr.nlink) == (
+        3, status.st_mtime_ns, status.st_ctime_ns, status.st_blocks, status.st_mode, 1,
+    )  # fmt: skip
+
+
+def test_the_root_has_its_number_and_stays_it_when_it_is_renamed(volume, disk):
+    disk.rename(disk.with_name("moved"))
+    make(volume, b"file")
+    assert (disk.with_name("moved") / "file").exists()
+    assert volume.getattr(ROOT_NODE).is_dir
+
+
+@pytest.mark.parametrize("name", [b"..", b".", b"", b"a/b", b"../x", b"/etc", b"a\0b"])
+def test_a_name_that_would_lead_elsewhere_is_refused(volume, name):
+    node = make(volume, b"file")
+    for call in (
+        lambda: volume.lookup(ROOT_NODE, name),
+        lambda: volume.create(ROOT_NODE, name, 0o644, os.O_RDWR, ME),
+        lambda: volume.mknod(ROOT_NODE, name, stat.S_IFIFO | 0o644, 0, ME),
+        lambda: volume.mkdir(ROOT_NODE, name, 0o755, ME),
+        lambda: volume.symlink(ROOT_NODE, name, b"x", ME),
+        lambda: volume.link(node, ROOT_NODE, name),
+        lambda: volume.unlink(ROOT_NODE, name),
+        lambda: volume.rmdir(ROOT_NODE, name),
+        lambda: volume.rename(ROOT_NODE, name, ROOT_NODE, b"new"),
+        lambda: volume.rename(ROOT_NODE, b"file", ROOT_NODE, name),
+    ):
+        with fails(errno.EINVAL):
+            call()
+
+
+def test_a_name_may_be_any_bytes(volume, disk):
+    for name in (b"\xff\xfe", b"new\nline", b"n" * 255, "ü".encode()):
+        node = make(volume, name, name)
+        assert volume.lookup(ROOT_NODE, name).node == node
+        assert contents(volume, node) == name
+    assert listing(volume) == sorted(os.listdir(os.fsencode(disk)))
+    with fails(errno.ENAMETOOLONG):
+        make(volume, b"n" * 256)
+
+
+def test_a_file_is_no_directory(volume):
+    node = make(volume, b"file")
+    for call in (
+        lambda: volume.lookup(node, b"x"),
+        lambda: volume.readdir(node, b"", 10),
+        lambda: make(volume, b"x", parent=node),
+    ):
+        with fails(errno.ENOTDIR):
+            call()
+    with fails(errno.EISDIR):
+        volume.open(ROOT_NODE, os.O_RDONLY)
+
+
+def test_names_exist_once(volume):
+    make(volume, b"file")
+    for call in (
+        lambda: volume.create(ROOT_NODE, b"file", 0o644, os.O_RDWR, ME),
+        lambda: volume.mknod(ROOT_NODE, b"file", stat.S_IFREG | 0o644, 0, ME),
+        lambda: volume.mknod(ROOT_NODE, b"file", stat.S_IFIFO | 0o644, 0, ME),
+        lambda: volume.mkdir(ROOT_NODE, b"file", 0o755, ME),
+        lambda: volume.symlink(ROOT_NODE, b"file", b"x", ME),
+        lambda: volume.link(volume.lookup(ROOT_NODE, b"file").node, ROOT_NODE, b"file"),
+    ):
+        with fails(errno.EEXIST):
+            call()
+
+
+def test_hard_links_are_one_node(volume, disk):
+    node = make(volume, b"one", b"abc")
+    volume.hold(node)
+    assert volume.link(node, ROOT_NODE, b"two").nlink == 2
+    assert volume.lookup(ROOT_NODE, b"one").node == volume.lookup(ROOT_NODE, b"two").node == node
+    volume.unlink(ROOT_NODE, b"two")  # the name by which it was known last
+    assert volume.getattr(node).nlink == 1
+    assert contents(volume, node) == b"abc"
+    assert volume.lookup(ROOT_NODE, b"one").node == node
+    with fails(errno.EPERM):
+        volume.link(volume.mkdir(ROOT_NODE, b"dir", 0o755, ME).node, ROOT_NODE, b"other")
+
+
+def test_a_link_itself_can_be_linked_and_is_never_followed(volume, disk):
+    (disk / "file").write_bytes(b"secret")
+    link = volume.symlink(ROOT_NODE, b"link", b"file", ME)
+    assert stat.S_ISLNK(link.mode)
+    assert volume.readlink(link.node) == b"file"
+    other = volume.link(link.node, ROOT_NODE, b"twin")
+    assert (other.node, stat.S_ISLNK(other.mode)) == (link.node, True)
+    assert os.readlink(disk / "twin") == "file"
+    with fails(errno.EINVAL):
+        volume.open(link.node, os.O_RDONLY)
+    with fails(errno.ENOTDIR):
+        volume.lookup(link.node, b"x")
+    with fails(errno.EINVAL):
+        volume.readlink(volume.lookup(ROOT_NODE, b"file").node)
+
+
+@needs_root
+def test_attributes_of_a_link_are_its_own(volume, disk):
+    (disk / "file").write_bytes(b"x")
+    before = (disk / "file").stat()
+    node = volume.symlink(ROOT_NODE, b"link", b"file", ME).node
+    attr = volume.setattr(node, AttrChanges(uid=7, gid=8, mtime_ns=1_000_000_001))
+    assert (attr.uid, attr.gid, attr.mtime_ns) == (7, 8, 1_000_000_001)
+    assert (disk / "file").stat() == before
+    assert (disk / "link").lstat().st_uid == 7
+
+
+def test_unlink_and_rmdir_know_what_they_remove(volume):
+    make(volume, b"file")
+    inner = volume.mkdir(ROOT_NODE, b"dir", 0o755, ME).node
+    make(volume, b"file", parent=inner)
+    for call, number in (
+        (lambda: volume.rmdir(ROOT_NODE, b"file"), errno.ENOTDIR),
+        (lambda: volume.unlink(ROOT_NODE, b"dir"), errno.EISDIR),
+        (lambda: volume.rmdir(ROOT_NODE, b"dir"), errno.ENOTEMPTY),
+        (lambda: volume.unlink(ROOT_NODE, b"none"), errno.ENOENT),
+        (lambda: volume.rmdir(ROOT_NODE, b"none"), errno.ENOENT),
+    ):
+        with fails(number):
+            call()
+
+
+# -- rename ----------------------------------------------------------------------------------------------------------
+
+
+def test_rename_over_a_target_that_is_held_and_open(volume, disk):
+    old, new = make(volume, b"old", b"old"), make(volume, b"new", b"new")
+    volume.hold(old)
+    volume.open(old, os.O_RDONLY)
+    volume.rename(ROOT_NODE, b"new", ROOT_NODE, b"old")
+    assert listing(volume) == [b"old"]
+    assert volume.lookup(ROOT_NODE, b"old").node == new
+    assert volume.read(old, 0, 10) == b"old"
+    volume.release(old, os.O_RDONLY)
+    assert volume.getattr(old).nlink == 0
+    assert contents(volume, old) == b"old", "a node that is held can be opened without a name"
+    volume.forget([old])
+    with fails(errno.ESTALE):
+        volume.getattr(old)
+
+
+def test_rename_of_a_directory_keeps_the_nodes_below(volume, disk):
+    a = volume.mkdir(ROOT_NODE, b"a", 0o755, ME).node
+    b = volume.mkdir(a, b"b", 0o755, ME).node
+    file = make(volume, b"file", b"x", parent=b)
+    target = volume.mkdir(ROOT_NODE, b"target", 0o755, ME).node
+    volume._places._descriptors.clear()  # so that each place has to be found again
+    volume.rename(ROOT_NODE, b"a", target, b"moved")
+    volume._places._descriptors.clear()
+    assert volume.lookup(b, b"file").node == file
+    assert contents(volume, file) == b"x"
+    with fails(errno.EINVAL):
+        volume.rename(ROOT_NODE, b"target", b, b"inside")
+
+
+def test_rename_flags(volume, disk):
+    one, two = make(volume, b"one", b"1"), make(volume, b"two", b"2")
+    inner = volume.mkdir(ROOT_NODE, b"dir", 0o755, ME).node
+    with fails(errno.EEXIST):
+        volume.rename(ROOT_NODE, b"one", ROOT_NODE, b"two", RENAME_NOREPLACE)
+    volume.rename(ROOT_NODE, b"one", inner, b"one", RENAME_NOREPLACE)
+    volume.rename(inner, b"one", ROOT_NODE, b"two", RENAME_EXCHANGE)
+    volume._places._descriptors.clear()
+    assert (contents(volume, one), contents(volume, two)) == (b"1", b"2")
+    assert (disk / "two").read_bytes() == b"1"
+    assert (disk / "dir" / "one").read_bytes() == b"2"
+    with fails(errno.ENOENT):
+        volume.rename(ROOT_NODE, b"two", ROOT_NODE, b"none", RENAME_EXCHANGE)
+    for flags in (4, 3, 99):
+        with fails(errno.EINVAL):
+            volume.rename(ROOT_NODE, b"two", ROOT_NODE, b"x", flags)
+
+
+def test_rename_between_two_names_of_one_file_leaves_both(volume):
+    node = make(volume, b"one", b"x")
+    volume.link(node, ROOT_NODE, b"two")
+    volume.rename(ROOT_NODE, b"one", ROOT_NODE, b"two")
+    assert listing(volume) == [b"one", b"two"]
+    assert contents(volume, node) == b"x"
+
+
+# -- data ------------------------------------------------------------------------------------------------------------
+
+
+def test_open_after_unlink(volume):
+    before = open_descriptors()
+    node = make(volume, b"file", b"abc")
+    volume.hold(node)
+    volume.open(node, os.O_RDWR)
+    volume.unlink(ROOT_NODE, b"file")
+    assert volume.write(node, 3, b"def") == 3
+    assert volume.read(node, 0, 10) == b"abcdef"
+    assert volume.getattr(node).nlink == 0
+    assert volume.setattr(node, AttrChanges(size=1, mode=0o600)).size == 1
+    with fails(errno.ENOENT):
+        volume.link(node, ROOT_NODE, b"again")
+    other = make(volume, b"file", b"other")
+    assert other != node
+    volume.release(node, os.O_RDWR)
+    volume.fsync(node)
+    volume.forget([node])
+    with fails(errno.ESTALE):
+        volume.getattr(node)
+    assert open_descriptors() == before
+
+
+def test_a_node_without_a_name_goes_when_nobody_holds_it(volume):
+    node = make(volume, b"file")
+    volume.open(node, os.O_RDONLY)
+    volume.unlink(ROOT_NODE, b"file")
+    assert volume.getattr(node).nlink == 0, "open is enough"
+    volume.release(node, os.O_RDONLY)
+    with fails(errno.ESTALE):
+        volume.getattr(node)
+
+
+def test_a_directory_that_is_held_outlives_its_name(volume):
+    node = volume.mkdir(ROOT_NODE, b"dir", 0o755, ME).node
+    volume.hold(node)
+    volume.rmdir(ROOT_NODE, b"dir")
+    assert volume.getattr(node).is_dir
+    assert listing(volume, node) == []
+    with fails(errno.ENOENT):
+        make(volume, b"file", parent=node)
+
+
+def test_sparse_files_and_short_reads(volume, disk):
+    node = make(volume, b"file")
+    volume.open(node, os.O_RDWR)
+    assert volume.write(node, 1 << 30, b"end") == 3
+    attr = volume.getattr(node)
+    assert attr.size == (1 << 30) + 3
+    assert attr.blocks < 1000
+    assert volume.read(node, 12345, 4) == bytes(4)
+    assert volume.read(node, 1 << 30, 100) == b"end"
+    assert volume.read(node, 1 << 31, 100) == b""
+    volume.release(node, os.O_RDWR)
+
+
+def test_handles_for_reading_and_writing_are_counted_apart(volume):
+    node = make(volume, b"file", b"abc")
+    volume._places._descriptors.clear()
+    before = open_descriptors()
+    volume.open(node, os.O_RDONLY)
+    with fails(errno.EBADF):
+        volume.write(node, 0, b"x")
+    volume.open(node, os.O_WRONLY)
+    volume.open(node, os.O_RDWR | os.O_APPEND | os.O_DIRECT | os.O_TRUNC | os.O_EXCL | os.O_CREAT)
+    assert volume.read(node, 0, 3) == b"abc"
+    volume.write(node, 1, b"X")
+    volume.release(node, os.O_WRONLY)
+    volume.write(node, 2, b"Y")
+    volume.release(node, os.O_RDWR)
+    with fails(errno.EBADF):
+        volume.write(node, 0, b"x")
+    assert volume.read(node, 0, 3) == b"aXY"
+    volume.release(node, os.O_RDONLY)
+    with fails(errno.EBADF):
+        volume.read(node, 0, 3)
+    with fails(errno.EBADF):
+        volume.release(node, os.O_RDONLY)
+    volume._places._descriptors.clear()
+    assert open_descriptors() == before
+
+
+def test_a_handle_opened_for_writing_alone_can_be_read(volume):
+    node = make(volume, b"file", b"abc")
+    volume.open(node, os.O_WRONLY)
+    assert volume.read(node, 0, 3) == b"abc"  # the kernel fills a page before it changes a part of it
+    volume.release(node, os.O_WRONLY)
+
+
+def test_a_program_can_run_as_soon_as_its_last_writer_is_gone(volume, disk):
+    node = make(volume, b"program", b"#!/bin/sh\nexit 7\n", mode=0o755)
+    volume.open(node, os.O_RDONLY)
+    volume.open(node, os.O_RDWR)
+    volume.release(node, os.O_RDWR)
+    assert os.waitstatus_to_exitcode(os.system(str(disk / "program"))) == 7
+    volume.release(node, os.O_RDONLY)
+
+
+def test_created_without_the_right_to_write_it_can_be_written(volume, disk):
+    attr = volume.create(ROOT_NODE, b"file", 0o444, os.O_WRONLY, ME)
+    assert volume.write(attr.node, 0, b"abc") == 3
+    volume.release(attr.node, os.O_WRONLY)
+    assert stat.S_IMODE((disk / "file").stat().st_mode) == 0o444
+    assert (disk / "file").read_bytes() == b"abc"
+
+
+def test_fsync_of_everything(volume, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.fstat(fd).st_ino))
+    monkeypatch.setattr(os, "fdatasync", lambda fd: synced.append(os.fstat(fd).st_ino))
+    inner = volume.mkdir(ROOT_NODE, b"dir", 0o755, ME).node
+    node = volume.create(inner, b"file", 0o644, os.O_RDWR, ME).node
+    status = os.stat(volume._places.of(volume._nodes.get(node)).path)
+    above = os.stat(volume._places.of(volume._nodes.get(inner)).path)
+    volume.fsync(node, datasync=True)
+    assert synced == [status.st_ino, above.st_ino], "a new file is no file without its name"
+    synced.clear()
+    volume.fsync(node)
+    volume.release(node, os.O_RDWR)
+    volume.fsync(node)
+    assert synced == [status.st_ino] * 2
+    synced.clear()
+    volume.rename(inner, b"file", ROOT_NODE, b"renamed")
+    volume.fsync(node)
+    volume.fsync(ROOT_NODE)
+    root = volume.getattr(ROOT_NODE)
+    assert synced[0] == status.st_ino
+    assert synced[1] == synced[2]
+    assert root.is_dir
+    volume.fsync(volume.symlink(ROOT_NODE, b"link", b"x", ME).node)
+    volume.sync()
+
+
+def test_a_failed_fsync_is_told_and_tried_again(volume, monkeypatch):
+    node = make(volume, b"file")
+    calls = []
+
+    def fail(fd):
+        calls.append(fd)
+        raise OSError(errno.EIO, "disk")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        with fails(errno.EIO):
+            volume.fsync(node)
+    monkeypatch.setattr(os, "fsync", calls.append)
+    calls.clear()
+    volume.fsync(node)
+    assert len(calls) == 2, "the name is still to be synced"
+
+
+# -- attributes ------------------------------------------------------------------------------------------------------
+
+
+def test_modes_are_as_asked_whatever_the_umask(volume, disk):
+    before = os.umask(0o077)
+    try:
+        make(volume, b"file", mode=0o666)
+        volume.mkdir(ROOT_NODE, b"dir", 0o1777, ME)
+        volume.mknod(ROOT_NODE, b"fifo", stat.S_IFIFO | 0o622, 0, ME)
+        volume.mknod(ROOT_NODE, b"plain", stat.S_IFREG | 0o640, 0, ME)
+    finally:
+        os.umask(before)
+    modes = {entry.name: stat.S_IMODE(entry.lstat().st_mode) for entry in disk.iterdir()}
+    assert modes == {"file": 0o666, "dir": 0o1777, "fifo": 0o622, "plain": 0o640}
+
+
+@needs_root
+def test_what_is_made_belongs_to_the_caller(volume, disk):
+    os.chmod(disk, 0o755)
+    volume.release(volume.create(ROOT_NODE, b"file", 0o644, os.O_RDONLY, OTHER).node, os.O_RDONLY)
+    volume.mkdir(ROOT_NODE, b"dir", 0o755, OTHER)
+    volume.symlink(ROOT_NODE, b"link", b"x", OTHER)
+    volume.mknod(ROOT_NODE, b"fifo", stat.S_IFIFO | 0o644, 0, OTHER)
+    volume.mknod(ROOT_NODE, b"socket", stat.S_IFSOCK | 0o644, 0, OTHER)
+    volume.mknod(ROOT_NODE, b"device", stat.S_IFCHR | 0o644, os.makedev(1, 3), OTHER)
+    for entry in disk.iterdir():
+        assert (entry.lstat().st_uid, entry.lstat().st_gid) == OTHER[:2], entry
+    assert volume.lookup(ROOT_NODE, b"device").rdev == os.makedev(1, 3)
+
+
+@needs_root
+def test_a_setgid_directory_passes_its_group_on(volume, disk):
+    shared = volume.mkdir(ROOT_NODE, b"shared", 0o755, ME).node
+    volume.setattr(shared, AttrChanges(gid=777, mode=0o2775))
+    file = volume.create(shared, b"file", 0o644, os.O_RDONLY, OTHER)
+    volume.release(file.node, os.O_RDONLY)
+    inner = volume.mkdir(shared, b"dir", 0o755, OTHER)
+    assert (file.uid, file.gid, inner.uid, inner.gid) == (OTHER.uid, 777, OTHER.uid, 777)
+    assert inner.mode & stat.S_ISGID
+    assert not file.mode & stat.S_ISGID
+    assert volume.symlink(shared, b"link", b"x", OTHER).gid == 777
+
+
+@needs_root
+def test_owner_and_mode_in_one_change(volume):
+    node = make(volume, b"file", mode=0o755)
+    attr = volume.setattr(node, AttrChanges(uid=5, gid=6, mode=0o6755))
+    assert (attr.uid, attr.gid, stat.S_IMODE(attr.mode)) == (5, 6, 0o6755)
+    assert stat.S_IMODE(volume.setattr(node, AttrChanges(uid=7)).mode) == 0o755
+
+
+def test_times_to_the_nanosecond(volume):
+    node = make(volume, b"file")
+    attr = volume.setattr(node, AttrChanges(atime_ns=1_234_567_891, mtime_ns=-5))
+    assert (attr.atime_ns, attr.mtime_ns) == (1_234_567_891, -5)
+    attr = volume.setattr(node, AttrChanges(mtime_ns=7))
+    assert (attr.atime_ns, attr.mtime_ns) == (1_234_567_891, 7)
+
+
+def test_size_of_what_is_open_and_what_is_not(volume, disk):
+    node = make(volume, b"file", b"abcdef")
+    assert volume.setattr(node, AttrChanges(size=3)).size == 3
+    volume.open(node, os.O_RDONLY)
+    assert volume.setattr(node, AttrChanges(size=5)).size == 5
+    assert volume.read(node, 0, 10) == b"abc\0\0"
+    volume.release(node, os.O_RDONLY)
+    with fails(errno.EISDIR):
+        volume.setattr(ROOT_NODE, AttrChanges(size=0))
+    fifo = volume.mknod(ROOT_NODE, b"fifo", stat.S_IFIFO | 0o644, 0, ME).node
+    with fails(errno.EINVAL):
+        volume.setattr(fifo, AttrChanges(size=0))
+    with fails(errno.EINVAL):
+        volume.open(fifo, os.O_RDONLY)
+
+
+def test_xattrs(volume, disk):
+    node = make(volume, b"file")
+    try:
+        os.setxattr(disk / "file", "user.theirs", b"1")
+    except OSError as error:
+        pytest.skip(f"no xattrs here: {error}")
+    volume.setxattr(node, b"user.ours", b"\0binary\xff")
+    assert sorted(volume.listxattr(node)) == [b"user.ours", b"user.theirs"]
+    assert volume.getxattr(node, b"user.ours") == os.getxattr(disk / "file", "user.ours") == b"\0binary\xff"
+    volume.removexattr(node, b"user.ours")
+    for call in (volume.getxattr, volume.removexattr):
+        with fails(errno.ENODATA):
+            call(node, b"user.ours")
+    volume.setxattr(ROOT_NODE, b"user.dir", b"x")
+    assert volume.getxattr(ROOT_NODE, b"user.dir") == b"x"
+    volume.hold(node)
+    volume.unlink(ROOT_NODE, b"file")
+    assert volume.getxattr(node, b"user.theirs") == b"1"
+
+
+def test_statfs_is_that_of_the_disk(volume, disk):
+    found, there = volume.statfs(), os.statvfs(disk)
+    assert (found.block_bytes, found.blocks, found.name_max) == (there.f_frsize, there.f_blocks, 255)
+    assert 0 < found.blocks_free <= there.f_bfree
+
+
+# -- listings --------------------------------------------------------------------------------------------------------
+
+
+def test_a_listing_of_a_directory_that_changes_shows_what_stays_exactly_once(volume, disk):
+    stays = {b"stays%05d" % number for number in range(20_000)}
+    for name in stays:
+        (disk / name.decode()).touch()
+    goes = [disk / f"stays{number * 100:05}-goes" for number in range(200)]
+    late = [disk / f"stays00000-late{number:03}" for number in range(200)]
+    for path in goes:
+        path.touch()
+    seen, gone, after = [], set(), b""
+    while page := volume.readdir(ROOT_NODE, after, 128):
+        names = [name for name, _ in page]
+        assert not gone.intersection(names), "an entry that is gone is never returned"
+        seen += names
+        after = seen[-1]
+        if goes:
+            path = goes.pop()
+            path.unlink()
+            gone.add(os.fsencode(path.name))
+        if late:
+            late.pop().touch()
+    assert len(seen) == len(set(seen))
+    assert seen == sorted(seen)
+    assert stays <= set(seen)
+    assert not volume._listings, "the end of a listing gives its names back"
+
+
+def test_a_page_is_not_empty_before_the_end(volume, disk):
+    for number in range(50):
+        (disk / f"{number:02}").touch()
+    page = volume.readdir(ROOT_NODE, b"", 10)
+    assert [name for name, _ in page] == [b"%02d" % number for number in range(10)]
+    for number in range(10, 45):
+        (disk / f"{number:02}").unlink()
+    assert [name for name, _ in volume.readdir(ROOT_NODE, b"09", 10)] == [b"45", b"46", b"47", b"48", b"49"]
+    assert volume.readdir(ROOT_NODE, b"49", 10) == []
+    (disk / "50").touch()
+    assert listing(volume)[-1] == b"50", "a listing that starts is new"
+
+
+def test_listings_are_bounded(volume, disk):
+    for number in range(PAGE_ENTRIES + 10):
+        (disk / f"{number:05}").touch()
+    assert len(volume.readdir(ROOT_NODE, b"", 10**9)) == PAGE_ENTRIES
+    for number in range(20):
+        node = volume.mkdir(ROOT_NODE, b"dir%02d" % number, 0o755, ME).node
+        make(volume, b"file", parent=node)
+        volume.readdir(node, b"", 1)
+    assert len(volume._listings) <= 8
+
+
+# -- nodes -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_others_take_away_is_stale_and_then_missing(volume, disk):
+    node = make(volume, b"file", b"x")
+    inner = volume.mkdir(ROOT_NODE, b"dir", 0o755, ME).node
+    below = make(volume, b"below", b"y", parent=inner)
+    for held in (node, inner, below):
+        volume.hold(held)
+    volume._places._descriptors.clear()
+    (disk / "file").unlink()
+    (disk / "dir").rename(disk / "elsewhere")
+    for call in (
+        lambda: volume.getattr(node),
+        lambda: volume.open(node, os.O_RDONLY),
+        lambda: volume.getattr(below),
+        lambda: volume.lookup(inner, b"below"),
+    ):
+        with fails(errno.ESTALE):
+            call()
+    with fails(errno.ENOENT):
+        volume.lookup(ROOT_NODE, b"file")
+    again = volume.lookup(ROOT_NODE, b"elsewhere").node
+    assert again == inner, "the same directory, found again under its new name"
+    assert contents(volume, below) == b"y"
+
+
+def test_what_others_put_in_its_place_is_another_node(volume, disk):
+    node = make(volume, b"file", b"old")
+    volume.hold(node)
+    (disk / "new").write_bytes(b"new")
+    (disk / "new").rename(disk / "file")
+    with fails(errno.ESTALE):
+        volume.setattr(node, AttrChanges(size=0))
+    other = volume.lookup(ROOT_NODE, b"file").node
+    assert other != node
+    assert contents(volume, other) == b"new"
+    assert (disk / "file").read_bytes() == b"new"
+
+
+def test_an_inode_number_that_the_system_uses_again_is_another_node(volume, disk):
+    held = {}
+    for number in range(20):  # ext4 gives a freed number out at once
+        (disk / "x").mkdir()
+        attr = volume.lookup(ROOT_NODE, b"x")
+        volume.hold(attr.node)
+        volume._places._descriptors.clear()
+        (disk / "x").rmdir()
+        (disk / "x").write_bytes(b"file")
+        other = volume.lookup(ROOT_NODE, b"x")
+        assert other.node != attr.node
+        assert not volume.getattr(other.node).is_dir
+        with fails(errno.ESTALE):
+            volume.getattr(attr.node)
+        (disk / "x").unlink()
+        held[number] = attr.node
+    assert len(set(held.values())) == 20, "no number twice"
+
+
+def test_idle_nodes_are_bounded_and_held_ones_stay(volume, disk, monkeypatch):
+    monkeypatch.setattr(nodes, "IDLE_FILES", 50)
+    monkeypatch.setattr(nodes, "IDLE_DIRECTORIES", 20)
+    for number in range(40):
+        (disk / f"dir{number:03}").mkdir()
+        for inner in range(10):
+            (disk / f"dir{number:03}" / f"file{inner}").write_bytes(b"%d" % number)
+    held = []
+    for number in range(40):
+        directory = volume.lookup(ROOT_NODE, b"dir%03d" % number)
+        for inner in range(10):
+            node = volume.lookup(directory.node, b"file%d" % inner).node
+            if inner == 3:
+                volume.hold(node)
+                held.append((node, b"%d" % number))
+    for node, expected in held:
+        assert contents(volume, node) == expected
+    assert len(volume._nodes) <= 1 + 50 + 40 + 40, "idle files, held files, and the directories these were found in"
+    volume.forget([node for node, _ in held])
+    assert len(volume._nodes) <= 1 + 50 + 50 + 20
+    assert len(volume._nodes._keys) == len(volume._nodes)
+    assert all(node.children >= 0 for node in volume._nodes._numbers.values())
+
+
+def test_a_node_that_is_not_known_is_stale(volume):
+    for call in (
+        lambda: volume.getattr(999),
+        lambda: volume.lookup(999, b"x"),
+        lambda: volume.readdir(999, b"", 1),
+        lambda: volume.open(999, os.O_RDONLY),
+        lambda: volume.link(999, ROOT_NODE, b"x"),
+    ):
+        with fails(errno.ESTALE):
+            call()
+    volume.hold(999)
+    volume.forget([999, ROOT_NODE])
+    assert volume.getattr(ROOT_NODE).is_dir
+
+
+def test_deep_trees_with_few_descriptors(volume, disk):
+    volume._places._descriptors._limit = 16
+    before = open_descriptors()
+    node, way = ROOT_NODE, []
+    for number in range(500):
+        node = volume.mkdir(node, b"d%d" % number, 0o755, ME).node
+        way.append(node)
+    file = make(volume, b"file", b"deep", parent=node)
+    assert open_descriptors() <= before + 16
+    volume._places._descriptors.clear()
+    assert contents(volume, file) == b"deep"
+    other = make(volume, b"top")
+    volume._places._descriptors.clear()
+    volume.rename(ROOT_NODE, b"top", node, b"bottom")  # two directories, far apart
+    volume.rename(way[250], b"d251", ROOT_NODE, b"cut")
+    volume._places._descriptors.clear()
+    assert volume.lookup(node, b"bottom").node == other
+    assert open_descriptors() <= before + 16
+    for directory in (volume.lookup(ROOT_NODE, b"cut"), volume.lookup(ROOT_NODE, b"d0")):
+        assert directory.is_dir
+
+
+def test_closing_gives_every_descriptor_back(tmp_path):
+    before = open_descriptors()
+    volume = DirectoryVolume(tmp_path)
+    for number in range(30):
+        node = volume.create(ROOT_NODE, b"%d" % number, 0o644, os.O_RDWR, ME).node
+        volume.hold(node)
+        inner = volume.mkdir(ROOT_NODE, b"d%d" % number, 0o755, ME).node
+        volume.readdir(inner, b"", 1)
+        volume.unlink(ROOT_NODE, b"%d" % number)
+    volume.close()
+    volume.close()
+    assert open_descriptors() == before
+    with fails(errno.EBADF):
+        volume.lookup(ROOT_NODE, b"d1")
+
+
+def test_the_cache_of_descriptors_follows_the_limit_of_the_process(monkeypatch):
+    monkeypatch.setattr("resource.getrlimit", lambda _: (100, 100))
+    assert DescriptorCache()._limit == 25
+    monkeypatch.setattr("resource.getrlimit", lambda _: (-1, -1))
+    assert DescriptorCache()._limit == 1024
+
+
+@pytest.mark.parametrize(("name", "number"), [("none", errno.ENOENT), ("file", errno.ENOTDIR)])
+def test_a_root_that_is_no_directory(tmp_path, name, number):
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="directory") as caught:
+        DirectoryVolume(tmp_path / name)
+    assert caught.value.errno == number
+    assert name in str(caught.value)
+    assert "\n" not in str(caught.value)
