@@ -26,6 +26,7 @@ from typing import Any, Literal
 
 from fusebackend import errors, paths, text
 from fusebackend.backends.statefiles import StateFiles, files_of
+from fusebackend.backends.walk import names_of
 from fusebackend.globs import GlobError, Matcher, compile_glob
 from fusebackend.paths import ROOT, AgentPath, PathError
 from fusebackend.protocol import (
@@ -100,9 +101,9 @@ class StateBackend(BackendProtocol):
 
     def ls(self, path: str) -> LsResult:
         try:
-            base = paths.normalise(path)
-        except PathError as error:
-            return LsResult(error=str(error))
+            base = _checked(path)
+        except (PathError, OSError) as error:
+            return LsResult(error=_words(error))
         files = self._files
         entries: dict[str, FileInfo] = {}
         for found, key in files.tree(base):
@@ -120,7 +121,7 @@ class StateBackend(BackendProtocol):
     def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
         files = self._files
         try:
-            path = paths.normalise(file_path)
+            path = _checked(file_path)
             result = text.read_bytes(path, files.data(path), offset, limit)
         except PathError as error:
             return ReadResult(error=str(error))
@@ -138,7 +139,7 @@ class StateBackend(BackendProtocol):
 
     def _search(self, path: str, matcher: Matcher | None) -> Iterator[tuple[AgentPath, Any]]:
         """Files at or below a path, with their records, sorted by path. Of a file, the pattern sees the name."""
-        base, files = paths.normalise(path), self._files
+        base, files = _checked(path), self._files
         for found, key in files.tree(base):
             relative = found[len(base) :].lstrip("/") or paths.parent_and_name(found)[1]
             if matcher is None or matcher.matches(relative):
@@ -160,16 +161,16 @@ class StateBackend(BackendProtocol):
                 matches.extend(GrepMatch(path=found, line=number, text=line) for number, line in lines)
                 if limit is not None and len(matches) > limit:
                     return GrepResult(matches=matches[:limit], truncated=True)
-        except (PathError, GlobError) as error:
-            return GrepResult(error=str(error))
+        except (PathError, GlobError, OSError) as error:
+            return GrepResult(error=_words(error))
         return GrepResult(matches=matches)
 
     def glob(self, pattern: str, path: str | None = None) -> GlobResult:
         try:
             found = self._search(ROOT if path is None else path, compile_glob(pattern))
             return GlobResult(matches=[_file_info(path, record) for path, record in found])
-        except (PathError, GlobError) as error:
-            return GlobResult(error=str(error))
+        except (PathError, GlobError, OSError) as error:
+            return GlobResult(error=_words(error))
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
         files = self._files
@@ -179,7 +180,7 @@ class StateBackend(BackendProtocol):
 
     def write(self, file_path: str, content: str) -> WriteResult:
         try:
-            path, data = paths.normalise(file_path), content.encode("utf-8")
+            path, data = _checked(file_path), content.encode("utf-8")
             with self._changing() as files:
                 self._put(files, path, data, replace=self.on_exists == "replace")
         except PathError as error:
@@ -218,7 +219,7 @@ class StateBackend(BackendProtocol):
             return FileUploadResponse(path=path, error=f"content must be bytes, not {type(content).__name__}")
         earlier, files.update = files.update, {}
         try:
-            self._put(files, paths.normalise(path), bytes(content), replace=True)
+            self._put(files, _checked(path), bytes(content), replace=True)
             return FileUploadResponse(path=path, files_update=files.update)
         except PathError:
             return FileUploadResponse(path=path, error=errors.INVALID_PATH)
@@ -229,7 +230,7 @@ class StateBackend(BackendProtocol):
 
     def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
         try:
-            path = paths.normalise(file_path)
+            path = _checked(file_path)
             with self._changing() as files:
                 before = files.data(path).decode("utf-8")
                 outcome = text.replace_string(before, old_string, new_string, replace_all)
@@ -252,9 +253,9 @@ class StateBackend(BackendProtocol):
 
     def delete(self, file_path: str) -> DeleteResult:
         try:
-            path = paths.normalise(file_path)
-        except PathError as error:
-            return DeleteResult(error=str(error))
+            path = _checked(file_path)
+        except (PathError, OSError) as error:
+            return DeleteResult(error=_words(error))
         if path == ROOT:
             return DeleteResult(error=f"Error deleting '{file_path}': The root can't be deleted")
         with self._changing() as files:
@@ -266,7 +267,7 @@ class StateBackend(BackendProtocol):
 
     def move(self, source: str, destination: str) -> MoveResult:
         try:
-            old, new = paths.normalise(source), paths.normalise(destination)
+            old, new = _checked(source), _checked(destination)
             with self._changing() as files:
                 _move(files, old, new)
         except PathError as error:
@@ -299,7 +300,7 @@ def _move(files: StateFiles, old: AgentPath, new: AgentPath) -> None:
 
 def _download(files: StateFiles, path: str) -> FileDownloadResponse:
     try:
-        return FileDownloadResponse(path=path, content=files.data(paths.normalise(path)))
+        return FileDownloadResponse(path=path, content=files.data(_checked(path)))
     except PathError:
         return FileDownloadResponse(path=path, error=errors.INVALID_PATH)
     except OSError as error:
@@ -308,8 +309,22 @@ def _download(files: StateFiles, path: str) -> FileDownloadResponse:
         return FileDownloadResponse(path=path, error=str(error))
 
 
+def _checked(path: str) -> AgentPath:
+    """Normalise a path, and hold it to the limits of Linux, so that the mount can show what is stored.
+
+    Raises:
+        PathError, OSError: as `walk.names_of`.
+    """
+    names_of(path)
+    return paths.normalise(path)
+
+
+def _words(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
 def _sentence(path: str, error: Exception) -> str:
-    return f"File '{path}': {error.strerror if isinstance(error, OSError) else error}"
+    return f"File '{path}': {_words(error)}"
 
 
 def _file_info(path: str, record: Any) -> FileInfo:

@@ -1,0 +1,398 @@
+"""`ForeignVolume`: the kernel face of any object that has the agent face alone, ours or somebody else's.
+
+Files are whole: a file is downloaded when it is opened, read and written in a buffer (in memory up to 8 MiB, in a
+temporary file beyond), and uploaded when it was written to and is flushed, synced or closed for the last time. An
+upload that fails is the error of that flush; the bytes stay here, and are tried again at the next flush, at `sync` and
+at `close`. A conflict with another writer is ESTALE, and loses neither side's bytes (`wholefiles.py`).
+
+What a backend can't hold:
+- directories without a file: they are kept in this volume, and so is a directory that was emptied through it, until a
+  file appears in them. They don't outlive it;
+- modes, owners and times: kept in this volume as well, for tools that set them (`Features.persistent_modes` is False);
+- links, special files, extended attributes: ENOTSUP. Names that are no UTF-8: EILSEQ;
+- an atomic rename: a file is copied, compared, then deleted, and a directory file by file; a backend with a `move` is
+  asked to do it where nothing is in the way. RENAME_EXCHANGE is EINVAL;
+- deleting, where the backend has no `delete`: ENOTSUP.
+
+A backend tells nobody what others change, so what it lists is believed for `ttl_s`. Sizes in listings may be missing,
+or count characters; unless the backend says `exact_sizes = True`, a file is downloaded to know its size when somebody
+asks for it, for a wrong size cuts reads short. `told` is how a composite says what it changed through the other face.
+
+Calls may wait for the backend and hold the volume's lock meanwhile; `hold` and `forget` never wait.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import stat
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from fusebackend import paths
+from fusebackend.backends.buffer import Buffer
+from fusebackend.backends.foreignentry import Entry
+from fusebackend.backends.foreigntree import ForeignTree, require_text
+from fusebackend.backends.native import NativeVolume
+from fusebackend.backends.relocation import Relocation
+from fusebackend.backends.wholefiles import WholeFiles
+from fusebackend.dialect import AgentFace, is_factory
+from fusebackend.errors import oserror
+from fusebackend.paths import AgentPath
+from fusebackend.protocol import RENAME_NOREPLACE, Attr, AttrChanges, Caller, Change, Features, StatFs, Volume
+
+log = logging.getLogger(__name__)
+
+TTL_S = 1.0
+"""For how long a listing is believed, and a file that was downloaded to know its size need not be downloaded again."""
+
+MAX_FILE_BYTES = 2 << 30
+"""Larger files are EFBIG: an upload takes the whole of one in memory."""
+
+TRUSTED_BYTES = 1 << 20
+"""In a page of a listing, a size claimed to be larger is shown as it is: to download such files for a plain `ls` would
+be worse. `lookup` and `getattr` know better."""
+
+STATFS = StatFs(4096, 1 << 30, 1 << 30, 1 << 31, 1 << 31)
+"""A backend doesn't tell; this says there is room."""
+
+_volumes: weakref.WeakValueDictionary[int, ForeignVolume] = weakref.WeakValueDictionary()
+
+
+def volume_of(backend: Any) -> Volume:
+    """The kernel face of a backend: its own volume, or the one `ForeignVolume` of it that there is in this process.
+
+    Raises:
+        TypeError: it is a factory, or can't list a directory.
+    """
+    own = getattr(backend, "volume", None)
+    if isinstance(own, Volume):
+        return own
+    volume = foreign_volume(backend)
+    if volume is None:
+        volume = _volumes[id(backend)] = ForeignVolume(backend)
+    return volume
+
+
+def foreign_volume(backend: Any) -> ForeignVolume | None:
+    """The `ForeignVolume` of a backend, if somebody has asked for one and still uses it."""
+    return _volumes.get(id(backend))  # a volume keeps its backend, so an id in the table is nobody else's
+
+
+class ForeignVolume(NativeVolume):
+    """See the module's docstring.
+
+    Args:
+        backend: the object. It may say `exact_sizes`, `blocking` and `durable` about itself (attributes).
+        exact_sizes: are the sizes in its listings bytes? None: as the backend says, which is False by default.
+        ttl_s: for how many seconds a listing is believed.
+        clock: seconds that only grow.
+    """
+
+    def __init__(
+        self,
+        backend: Any,
+        *,
+        exact_sizes: bool | None = None,
+        ttl_s: float = TTL_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__()
+        if is_factory(backend):
+            raise TypeError(f"{backend!r} makes a backend when it is called with a runtime; give what it makes")
+        self._face = AgentFace(backend, type(backend).__name__)
+        if self._face.lacks("ls", "ls_info"):
+            raise TypeError(f"{type(backend).__name__} has neither ls nor ls_info, so it can't be mounted")
+        self.features = Features(
+            random_writes=False,
+            rename=False,
+            links=False,
+            symlinks=False,
+            special_files=False,
+            xattrs=False,
+            persistent_modes=False,
+            change_feed=False,
+            durable=bool(getattr(backend, "durable", False)),
+            read_only=self._face.lacks("upload_files"),
+            blocking=bool(getattr(backend, "blocking", True)),
+        )
+        self._mutex = threading.RLock()
+        self.lock = self._mutex
+        exact = bool(getattr(backend, "exact_sizes", False)) if exact_sizes is None else exact_sizes
+        self._tree = ForeignTree(self._face, exact, ttl_s, clock)
+        self._files = WholeFiles(self._face, self._tree, clock)
+
+    # -- names -------------------------------------------------------------------------------------------------
+
+    def lookup(self, parent: int, name: bytes) -> Attr:
+        with self.lock:
+            entry = self._named(self._tree.entry(parent), name)
+            self._files.measure([entry])
+            return entry
+
+    def readdir(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
+        with self.lock:
+            page = self._tree.page(self._tree.entry(node), after, limit)
+            self._files.measure(entry for entry in page if entry.size <= TRUSTED_BYTES)
+            return [(entry.name, entry) for entry in page]
+
+    def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr:
+        if not stat.S_ISREG(mode):
+            raise oserror(errno.ENOTSUP, name)
+        with self.lock:
+            entry = self._new_file(parent, name, mode, caller)
+            try:
+                self._files.store(entry)
+            except OSError as error:
+                self._files.revert(entry)
+                self._tree.unlinked(entry)
+                raise oserror(errno.EEXIST, name) if error.errno == errno.ESTALE else error from None
+            self._files.drop(entry)
+            return entry
+
+    def create(self, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> Attr:
+        """The file is in this volume alone until it is flushed."""
+        with self.lock:
+            entry = self._new_file(parent, name, mode, caller)
+            entry.opens = 1
+            return entry
+
+    def _new_file(self, parent: int, name: bytes, mode: int, caller: Caller) -> Entry:
+        entry = self._tree.make(self._tree.entry(parent), name, stat.S_IFREG | stat.S_IMODE(mode), caller)
+        entry.buffer, entry.dirty, entry.baseline = Buffer(), True, None
+        return entry
+
+    def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Attr:
+        with self.lock:
+            return self._tree.make(self._tree.entry(parent), name, stat.S_IFDIR | stat.S_IMODE(mode), caller)
+
+    def unlink(self, parent: int, name: bytes) -> None:
+        with self.lock:
+            entry = self._named(self._tree.entry(parent), name)
+            if entry.is_dir:
+                raise oserror(errno.EISDIR, name)
+            if not entry.local:
+                self._delete(entry)
+            self._tree.unlinked(entry)
+
+    def rmdir(self, parent: int, name: bytes) -> None:
+        with self.lock:
+            entry = self._named(self._tree.entry(parent), name)
+            if not entry.is_dir:
+                raise oserror(errno.ENOTDIR, name)
+            self._require_empty(entry)
+            if self._tree.backend_lists(entry):
+                self._delete(entry)
+            self._tree.unlinked(entry)
+
+    def _named(self, parent: Entry, name: bytes) -> Entry:
+        entry = self._tree.child(parent, name)
+        if entry is None:
+            raise oserror(errno.ENOENT, name)
+        return entry
+
+    def _require_empty(self, directory: Entry) -> None:
+        self._tree.expire()
+        if self._tree.listing(directory).infos:
+            raise oserror(errno.ENOTEMPTY, directory.name)
+
+    def _delete(self, entry: Entry) -> None:
+        """Delete in the backend. What somebody else has deleted meanwhile is deleted as well."""
+        self._require_delete()
+        path = self._tree.path(entry)
+        error = self._files.delete(path)
+        if error is not None and self._tree.backend_lists(entry):
+            raise self._tree.failure(error, path)
+
+    def _require_delete(self) -> None:
+        if self._face.lacks("delete"):
+            raise OSError(errno.ENOTSUP, f"{self._face.name} has no delete")
+
+    def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None:
+        if flags not in (0, RENAME_NOREPLACE):
+            raise oserror(errno.EINVAL, name)
+        require_text(new_name)
+        with self.lock:
+            directory = self._tree.entry(new_parent)
+            entry = self._named(self._tree.entry(parent), name)
+            target = self._tree.child(directory, new_name)
+            if target is not None and flags == RENAME_NOREPLACE:
+                raise oserror(errno.EEXIST, new_name)
+            if target is entry:
+                return
+            self._require_replaceable(entry, target, directory)
+            for below in self._tree.entries():
+                if below.dirty and below.is_within(entry):
+                    self._files.store(below)
+            if self._tree.backend_lists(entry):
+                self._require_delete()
+                if target is not None and target.is_dir and self._tree.backend_lists(target):
+                    self._delete(target)
+                new = paths.join(self._tree.path(directory), paths.to_text(new_name))
+                replaces = target is not None and not target.is_dir and not target.local
+                Relocation(self._face, self._files, self._tree.failure).run(
+                    self._tree.path(entry), new, is_dir=entry.is_dir, replaces=replaces
+                )
+            if target is not None:
+                self._tree.unlinked(target)
+            self._tree.relink(entry, directory, new_name)
+            self._files.expire()
+
+    def _require_replaceable(self, entry: Entry, target: Entry | None, directory: Entry) -> None:
+        if self._tree.is_gone(directory):
+            raise oserror(errno.ENOENT, directory.name)
+        if entry.is_dir and directory.is_within(entry):
+            raise oserror(errno.EINVAL, entry.name)
+        if target is None:
+            return
+        if target.is_dir and not entry.is_dir:
+            raise oserror(errno.EISDIR, target.name)
+        if entry.is_dir:
+            if not target.is_dir:
+                raise oserror(errno.ENOTDIR, target.name)
+            self._require_empty(target)
+
+    # -- attributes --------------------------------------------------------------------------------------------
+
+    def getattr(self, node: int) -> Attr:
+        with self.lock:
+            entry = self._tree.entry(node)
+            if entry.parent is not None and not entry.gone and entry.buffer is None:
+                if self._tree.child(entry.parent, entry.name) is not entry:
+                    raise oserror(errno.ESTALE)
+                self._files.measure([entry])
+            return entry
+
+    def setattr(self, node: int, changes: AttrChanges) -> Attr:
+        with self.lock:
+            entry = self._tree.entry(node)
+            if changes.size is not None:
+                if changes.size > MAX_FILE_BYTES:
+                    raise oserror(errno.EFBIG)
+                self._files.truncate(entry, changes.size)
+            if changes.mode is not None:
+                entry.mode = stat.S_IFMT(entry.mode) | stat.S_IMODE(changes.mode)
+            for name in ("uid", "gid", "atime_ns", "mtime_ns"):
+                value = getattr(changes, name)
+                if value is not None:
+                    setattr(entry, name, value)
+            entry.ctime_ns = time.time_ns() if changes.ctime_ns is None else changes.ctime_ns
+            entry.kept = entry.kept or changes.size is None
+            return entry
+
+    def statfs(self) -> StatFs:
+        return STATFS
+
+    # -- data --------------------------------------------------------------------------------------------------
+
+    def open(self, node: int, flags: int) -> None:
+        with self.lock:
+            entry = self._tree.entry(node)
+            if entry.poisoned:
+                raise oserror(errno.ESTALE)
+            if not entry.is_dir and not entry.dirty and not entry.unlinked:
+                self._files.load(entry)
+            entry.opens += 1
+
+    def read(self, node: int, offset: int, size: int) -> bytes:
+        with self.lock:
+            return self._files.buffer(self._tree.entry(node)).read(offset, size)
+
+    def write(self, node: int, offset: int, data: bytes) -> int:
+        with self.lock:
+            entry = self._tree.entry(node)
+            buffer = self._files.buffer(entry)
+            if offset + len(data) > MAX_FILE_BYTES:
+                raise oserror(errno.EFBIG)
+            if data:
+                buffer.write(offset, data)
+                self._files.changed(entry)
+            return len(data)
+
+    def flush(self, node: int) -> None:
+        with self.lock:
+            self._files.store(self._tree.entry(node))
+
+    def fsync(self, node: int, datasync: bool = False) -> None:
+        self.flush(node)
+
+    def release(self, node: int, flags: int) -> None:
+        """What could not be stored stays, and is logged: an error here reaches nobody."""
+        with self.lock:
+            entry = self._tree.entry(node)
+            assert entry.opens > 0, f"node {node} released more often than opened"
+            entry.opens -= 1
+            if entry.opens:
+                return
+            try:
+                self._files.store(entry)
+            except OSError as error:
+                log.error("%s: %s was closed unsaved: %s", self._face.name, self._tree.path(entry), error)
+            entry.poisoned = False
+            self._files.drop(entry)
+            self._tree.reap(entry)
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    def hold(self, node: int) -> None:
+        self._tree.hold(node)
+
+    def forget(self, nodes: Iterable[int]) -> None:
+        """What can't be done without waiting is done with the next call."""
+        self._tree.forget(nodes)
+        if self._mutex.acquire(blocking=False):
+            try:
+                self._tree.settle()
+            finally:
+                self._mutex.release()
+
+    def expire(self) -> None:
+        """Believe nothing that was listed or downloaded before."""
+        with self.lock:
+            self._tree.expire()
+            self._files.expire()
+
+    def told(self, *changed: AgentPath) -> None:
+        """These paths were changed through the backend's agent face: forget what was known, and tell subscribers."""
+        changes: list[Change] = []
+        with self.lock:
+            self.expire()
+            for path in changed:
+                changes += self._changes(path)
+        self.publish(*changes)
+
+    def _changes(self, path: AgentPath) -> list[Change]:
+        """Every directory on the way may be new or gone, as far as anybody knows it."""
+        changes: list[Change] = []
+        entry = self._tree.root
+        for name in paths.split(path):
+            child = entry.children.get(name)
+            changes.append(Change(node=entry.node))
+            changes.append(Change(node=child.node if child is not None else None, parent=entry.node, name=name))
+            if child is None:
+                return changes
+            entry = child
+        if not entry.dirty and entry.buffer is not None:
+            entry.buffer.close()
+            entry.buffer = None  # handles read what is there now
+        return changes
+
+    def sync(self) -> None:
+        """Store all that is not stored. Each is tried; the first error is raised in the end."""
+        first: OSError | None = None
+        with self.lock:
+            for entry in self._tree.entries():
+                try:
+                    self._files.store(entry)
+                    self._files.drop(entry)
+                except OSError as error:
+                    log.error("%s: %s could not be stored: %s", self._face.name, self._tree.path(entry), error)
+                    first = first or error
+        if first is not None:
+            raise first
+
+    def close(self) -> None:
+        self.sync()

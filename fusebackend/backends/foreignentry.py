@@ -1,0 +1,104 @@
+"""What a `ForeignVolume` knows: `Entry`, a file or directory it has shown to somebody, and `Listing`, what `ls` said.
+
+Plain records; `foreigntree.py` keeps them in order.
+"""
+
+from __future__ import annotations
+
+import bisect
+import os
+import time
+
+from fusebackend.backends.buffer import Buffer
+from fusebackend.protocol import BLOCK_BYTES, Attr
+
+
+class Info:
+    """What a listing says about one name."""
+
+    __slots__ = ("is_dir", "mtime_ns", "size", "version")
+
+    def __init__(self, is_dir: bool, size: int | None, mtime_ns: int | None, version: object) -> None:
+        self.is_dir = is_dir
+        self.size = size  # as the backend has it: bytes, characters, or not known
+        self.mtime_ns = mtime_ns
+        self.version = version  # differs when the file has changed; may differ when it has not
+
+
+class Listing:
+    """The names in a directory, in the order of their bytes."""
+
+    __slots__ = ("_sorted", "infos", "read_at")
+
+    def __init__(self, infos: dict[bytes, Info], read_at: float) -> None:
+        self.infos = infos
+        self.read_at = read_at
+        self._sorted: list[bytes] | None = None
+
+    def put(self, name: bytes, info: Info) -> None:
+        if name not in self.infos:
+            self._sorted = None
+        self.infos[name] = info
+
+    def remove(self, name: bytes) -> None:
+        if self.infos.pop(name, None) is not None:
+            self._sorted = None
+
+    def after(self, name: bytes, limit: int) -> list[bytes]:
+        if self._sorted is None:
+            self._sorted = sorted(self.infos)
+        start = bisect.bisect_right(self._sorted, name) if name else 0
+        return self._sorted[start : start + limit]
+
+
+class Entry(Attr):
+    """A file or directory. `parent` and `name` stay when it is gone; they say where it was."""
+
+    __slots__ = (
+        "baseline", "buffer", "children", "digest", "dirty", "forgotten", "gone", "held", "kept", "listing", "local",
+        "measured", "name", "opens", "parent", "poisoned", "unlinked", "version",
+    )  # fmt: skip
+
+    def __init__(self, node: int, mode: int, parent: Entry | None, name: bytes) -> None:
+        super().__init__(node, mode, uid=os.geteuid(), gid=os.getegid())
+        self.parent = parent
+        self.name = name
+        self.children: dict[bytes, Entry] = {}
+        self.listing: Listing | None = None
+        self.held = False  # known to the kernel
+        self.forgotten = False  # was held: the number need not be stable any more
+        self.opens = 0
+        self.gone = False  # it has no name any more
+        self.unlinked = False  # because it was taken away through this volume
+        self.local = False  # the backend may not have it
+        self.kept = False  # mode, owner or times were set, and are nowhere else
+        self.measured = False  # `size` is the true one
+        self.version: object = None
+        self.buffer: Buffer | None = None
+        self.dirty = False  # the buffer holds what the backend does not
+        self.baseline: bytes | None = None  # digest of what the backend held when the buffer was filled; None: nothing
+        self.digest: bytes | None = None  # of the bytes last seen
+        self.poisoned = False  # a conflict: handles opened before see ESTALE
+
+    def is_within(self, directory: Entry) -> bool:
+        """Is this the directory, or something below it?"""
+        entry: Entry | None = self
+        while entry is not None and entry is not directory:
+            entry = entry.parent
+        return entry is not None
+
+    def resize(self, size: int) -> None:
+        self.size = size
+        self.blocks = -(-size // BLOCK_BYTES)
+
+    def touch(self, mtime_ns: int | None = None) -> None:
+        """The contents have changed."""
+        self.ctime_ns = time.time_ns()
+        self.mtime_ns = self.ctime_ns if mtime_ns is None else mtime_ns
+
+    @property
+    def idle(self) -> bool:
+        """Does nobody need this entry?"""
+        if self.held or self.opens or self.dirty or self.children or self.parent is None:
+            return False
+        return self.gone or (self.forgotten and not self.local and not self.kept)

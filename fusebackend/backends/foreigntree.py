@@ -1,0 +1,340 @@
+"""The names of a `ForeignVolume`: entries with their node numbers, over a backend's listings, which grow old.
+
+A listing is good for `ttl_s` seconds. It is brought up to date with what is done through this volume, and holds what
+only this volume has: directories without a file, files not stored yet.
+
+Entries live until the kernel has held and forgotten them or their directory, and then while they are open or hold what
+the backend does not: unsaved bytes, an empty directory, modes and times. Listings are bounded in number. Everything
+here runs under the volume's lock, except `hold` and `forget`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import errno
+import itertools
+import logging
+import stat
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+
+from fusebackend import errors, paths
+from fusebackend.backends.foreignentry import Entry, Info, Listing
+from fusebackend.dialect import AgentFace
+from fusebackend.errors import oserror
+from fusebackend.paths import AgentPath
+from fusebackend.protocol import ROOT_NODE, Caller, FileInfo
+
+log = logging.getLogger(__name__)
+
+MAX_LISTINGS = 64
+"""Directories whose listing is kept; the least recently used one goes first."""
+
+FILE_MODE = stat.S_IFREG | 0o644
+DIRECTORY_MODE = stat.S_IFDIR | 0o755
+
+OWN = object()
+"""The version of a file that this volume has stored itself: whatever the next listing calls it."""
+
+
+class ForeignTree:
+    """See the module's docstring.
+
+    Args:
+        face: the backend.
+        exact_sizes: are the sizes of its listings bytes?
+        ttl_s: for how many seconds a listing is believed.
+        clock: seconds that only grow.
+    """
+
+    def __init__(self, face: AgentFace, exact_sizes: bool, ttl_s: float, clock: Callable[[], float]) -> None:
+        self._face = face
+        self._exact_sizes = exact_sizes
+        self.ttl_s = ttl_s
+        self._clock = clock
+        self._numbers = itertools.count(ROOT_NODE)
+        self._began_ns = time.time_ns()
+        self._entries: dict[int, Entry] = {}
+        self._listed: OrderedDict[int, Entry] = OrderedDict()
+        self._let_go: deque[int] = deque()
+        self.root = self._new(None, b"", DIRECTORY_MODE)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    # -- entries -----------------------------------------------------------------------------------------------
+
+    def entry(self, node: int) -> Entry:
+        entry = self._entries.get(node)
+        if entry is None:
+            raise oserror(errno.ESTALE)
+        return entry
+
+    def entries(self) -> list[Entry]:
+        return list(self._entries.values())
+
+    def path(self, entry: Entry) -> AgentPath:
+        """Where an entry is, or was."""
+        names = []
+        while entry.parent is not None:
+            names.append(paths.to_text(entry.name))
+            entry = entry.parent
+        return AgentPath("/" + "/".join(reversed(names)))
+
+    def is_gone(self, entry: Entry) -> bool:
+        """Is it, or a directory above it, no more?"""
+        return entry.gone or (entry.parent is not None and self.is_gone(entry.parent))
+
+    def _new(self, parent: Entry | None, name: bytes, mode: int) -> Entry:
+        node = next(self._numbers)
+        entry = self._entries[node] = Entry(node, mode, parent, name)
+        entry.atime_ns = entry.mtime_ns = entry.ctime_ns = self._began_ns
+        if parent is not None:
+            parent.children[name] = entry
+        return entry
+
+    def make(self, parent: Entry, name: bytes, mode: int, caller: Caller) -> Entry:
+        """A new entry that only this volume has so far. EEXIST, ENOENT, EILSEQ."""
+        require_text(name)
+        if self.is_gone(parent):
+            raise oserror(errno.ENOENT, name)
+        if self.child(parent, name) is not None:
+            raise oserror(errno.EEXIST, name)
+        entry = self._new(parent, name, mode)
+        entry.kept = (mode, caller.uid, caller.gid) not in (
+            (FILE_MODE, entry.uid, entry.gid),
+            (DIRECTORY_MODE, entry.uid, entry.gid),
+        )
+        entry.uid, entry.gid = caller.uid, caller.gid
+        entry.local = entry.measured = True
+        entry.touch()
+        self.linked(entry)
+        return entry
+
+    def linked(self, entry: Entry) -> None:
+        """Note in its directory's listing that an entry is there."""
+        parent = entry.parent
+        assert parent is not None
+        parent.children[entry.name] = entry
+        parent.touch()
+        self.note(entry)
+
+    def note(self, entry: Entry) -> None:
+        """Bring the listing up to date with what was done to an entry here."""
+        if entry.parent is not None and entry.parent.listing is not None and not entry.gone:
+            entry.parent.listing.put(entry.name, _info_of(entry))
+
+    def unlinked(self, entry: Entry) -> None:
+        """An entry has lost its name through this volume, and with it what was not stored."""
+        entry.unlinked, entry.dirty = True, False
+        self._emptied(entry.parent)
+        self.detach(entry)
+
+    def relink(self, entry: Entry, directory: Entry, name: bytes) -> None:
+        """An entry has moved to another name."""
+        old = entry.parent
+        assert old is not None
+        del old.children[entry.name]
+        if old.listing is not None:
+            old.listing.remove(entry.name)
+        self._emptied(old)
+        entry.parent, entry.name = directory, name
+        entry.version = OWN
+        entry.ctime_ns = time.time_ns()
+        self.linked(entry)
+        self.expire()
+
+    def _emptied(self, directory: Entry | None) -> None:
+        """Something has left a directory: the backend may have had the directory because of it alone."""
+        if directory is not None:
+            directory.touch()
+        while directory is not None and directory.parent is not None:
+            directory.local = True
+            directory = directory.parent
+
+    def detach(self, entry: Entry) -> None:
+        """Take an entry's name away; it lives on while somebody holds it."""
+        assert entry.parent is not None
+        entry.gone = True
+        entry.nlink = 0
+        if entry.parent.children.get(entry.name) is entry:
+            del entry.parent.children[entry.name]
+        if entry.parent.listing is not None:
+            entry.parent.listing.remove(entry.name)
+        self.reap(entry)
+
+    def reap(self, entry: Entry) -> None:
+        """Let go of an entry if nobody needs it, and of its directory if that was kept for it alone."""
+        while entry.idle:
+            assert entry.parent is not None
+            self._entries.pop(entry.node, None)
+            self._listed.pop(entry.node, None)
+            if entry.buffer is not None:
+                entry.buffer.close()
+            if entry.parent.children.get(entry.name) is entry:
+                del entry.parent.children[entry.name]
+            entry = entry.parent
+            if entry.listing is not None:
+                return  # its listing is dropped first
+
+    def hold(self, node: int) -> None:
+        """Needs no lock: it sets one flag. A node that is not there any more will be ESTALE when it is used."""
+        entry = self._entries.get(node)
+        if entry is not None:
+            entry.held, entry.forgotten = True, False
+
+    def forget(self, nodes: Iterable[int]) -> None:
+        """Needs no lock: the caller may be an event loop that must not wait for the backend. See `settle`."""
+        self._let_go.extend(nodes)
+
+    def settle(self) -> None:
+        """Do what `forget` has put off. With a directory go the entries in it that were shown and never held."""
+        while self._let_go:
+            entry = self._entries.get(self._let_go.popleft())
+            if entry is None or entry.parent is None:
+                continue
+            entry.held = False
+            entry.forgotten = True
+            self._drop_listing(entry)
+            for child in list(entry.children.values()):
+                child.forgotten = not child.held
+                self.reap(child)
+            self.reap(entry)
+
+    # -- listings ----------------------------------------------------------------------------------------------
+
+    def child(self, parent: Entry, name: bytes) -> Entry | None:
+        """What a name leads to. ENOTDIR."""
+        if not parent.is_dir:
+            raise oserror(errno.ENOTDIR)
+        info = self.listing(parent).infos.get(name)
+        return None if info is None else self._entry_for(parent, name, info)
+
+    def page(self, directory: Entry, after: bytes, limit: int) -> list[Entry]:
+        if not directory.is_dir:
+            raise oserror(errno.ENOTDIR)
+        listing = self.listing(directory)
+        return [self._entry_for(directory, name, listing.infos[name]) for name in listing.after(after, limit)]
+
+    def listing(self, directory: Entry) -> Listing:
+        """What is in a directory, at most `ttl_s` old. ESTALE for one that is gone."""
+        self.settle()
+        listing = directory.listing
+        if listing is None or self._clock() - listing.read_at >= self.ttl_s:
+            listing = self._read_listing(directory)
+        if directory.listing is listing:
+            self._listed[directory.node] = directory
+            self._listed.move_to_end(directory.node)
+            while len(self._listed) > MAX_LISTINGS:
+                self._drop_listing(next(iter(self._listed.values())))
+        return listing
+
+    def backend_lists(self, entry: Entry) -> bool:
+        """Has the backend this entry, by itself? Asks it."""
+        assert entry.parent is not None
+        return entry.name in self._ask(entry.parent)
+
+    def expire(self) -> None:
+        """Believe no listing any more."""
+        for directory in self._listed.values():
+            if directory.listing is not None:
+                directory.listing.read_at = float("-inf")
+
+    def _ask(self, directory: Entry) -> dict[bytes, Info]:
+        """What the backend has in a directory; nothing where the directory is in this volume alone. ESTALE, EIO."""
+        path = self.path(directory)
+        read_at = self._clock()
+        result = self._face.ls(path)
+        if result.error is None:
+            return {_name(info): self._info(info, read_at) for info in result.entries or ()}
+        # Whether it is there at all says the listing above: an error is no proof that a directory is empty.
+        if directory.parent is not None and directory.name not in self._ask(directory.parent):
+            if directory.local:
+                return {}
+            self.detach(directory)
+            raise oserror(errno.ESTALE)
+        raise self.failure(result.error, path)
+
+    def _read_listing(self, directory: Entry) -> Listing:
+        read_at = self._clock()
+        if self.is_gone(directory):
+            return Listing({}, read_at)
+        infos = self._ask(directory)
+        listing = directory.listing = Listing(infos, read_at)
+        for name, child in list(directory.children.items()):
+            info = infos.get(name)
+            if info is not None and info.is_dir and child.is_dir:
+                child.local = False
+            elif child.local or child.dirty:
+                listing.put(name, _info_of(child))  # also over a stranger of that name: storing it will tell
+            elif info is None or info.is_dir != child.is_dir:
+                self.detach(child)
+                if info is not None:
+                    listing.put(name, info)
+        return listing
+
+    def _drop_listing(self, directory: Entry) -> None:
+        directory.listing = None
+        self._listed.pop(directory.node, None)
+
+    def _info(self, raw: FileInfo, read_at: float) -> Info:
+        modified_at = raw.get("modified_at") or ""
+        # Without a time nothing says that a file is unchanged, so every listing brings a version of its own.
+        version = (modified_at, raw.get("size")) if modified_at else (read_at, raw.get("size"))
+        return Info(bool(raw.get("is_dir")), raw.get("size"), time_ns(modified_at), version)
+
+    def _entry_for(self, parent: Entry, name: bytes, info: Info) -> Entry:
+        entry = parent.children.get(name)
+        if entry is None:
+            entry = self._new(parent, name, DIRECTORY_MODE if info.is_dir else FILE_MODE)
+        if entry.is_dir:
+            if info.mtime_ns is not None and not entry.kept:
+                entry.mtime_ns = entry.ctime_ns = info.mtime_ns
+        elif entry.buffer is None and entry.version != info.version:
+            self._new_version(entry, info)
+        return entry
+
+    def _new_version(self, entry: Entry, info: Info) -> None:
+        """A listing calls a file by another version than the one we know."""
+        ours = entry.version is OWN  # then it may be what we stored: our times stay
+        entry.version = info.version
+        if ours and (not self._exact_sizes or info.size == entry.size):
+            entry.measured = self._exact_sizes
+            return
+        if info.mtime_ns is not None:
+            entry.mtime_ns = entry.ctime_ns = info.mtime_ns
+        entry.resize(info.size or 0)
+        entry.measured = self._exact_sizes and info.size is not None
+
+    def failure(self, error: str, path: AgentPath) -> OSError:
+        """The `OSError` for an error of the backend. One without a code is EIO and logged: nobody sees its words."""
+        number = errors.errno_of(error)
+        if number == errno.EIO:
+            log.warning("%s: %s: %s", self._face.name, path, error)
+        return oserror(number)
+
+
+def _info_of(entry: Entry) -> Info:
+    return Info(entry.is_dir, entry.size, entry.mtime_ns, entry.version)
+
+
+def _name(info: FileInfo) -> bytes:
+    return paths.to_name(info["path"].removesuffix("/").rpartition("/")[2])
+
+
+def require_text(name: bytes) -> None:
+    """EILSEQ for a name that is not UTF-8: what a backend makes of it, nobody knows."""
+    try:
+        name.decode("utf-8")
+    except UnicodeDecodeError:
+        raise oserror(errno.EILSEQ, name) from None
+
+
+def time_ns(modified_at: str) -> int | None:
+    """Nanoseconds since the epoch; without an offset it is local time, as deepagents' FilesystemBackend gives it."""
+    try:
+        when = datetime.datetime.fromisoformat(modified_at).astimezone(datetime.UTC)
+    except (ValueError, OverflowError):
+        return None
+    return (when - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)) // datetime.timedelta(microseconds=1) * 1000

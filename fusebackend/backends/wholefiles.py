@@ -1,0 +1,232 @@
+"""`WholeFiles`: the contents of a `ForeignVolume`'s files, over a backend that gives and takes whole files only.
+
+A file that is open has a `Buffer`, filled when it was opened; what was written to it is uploaded by `store`. Before an
+upload the file is downloaded again: when it is not what the buffer was made from, somebody else has written or deleted
+it. Theirs stays then, ours is uploaded beside it as `name.conflict-<time>`, and `store` raises ESTALE. An upload that
+fails keeps the buffer and its `dirty` mark, so that it can be tried again.
+
+Everything here may wait for the backend and runs under the volume's lock.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+
+from fusebackend import paths
+from fusebackend.backends.buffer import Buffer, digest_of
+from fusebackend.backends.foreignentry import Entry
+from fusebackend.backends.foreigntree import OWN, ForeignTree
+from fusebackend.backends.statefiles import apply_files_update
+from fusebackend.dialect import AgentFace
+from fusebackend.errors import FILE_NOT_FOUND, oserror
+from fusebackend.paths import AgentPath
+from fusebackend.protocol import NAME_MAX_BYTES
+
+log = logging.getLogger(__name__)
+
+PROBE_FILES = 64
+PROBE_BYTES = 8 << 20
+"""Bounds of one batch of downloads to know sizes, and of the bytes that are kept of them for the `open` to come."""
+
+
+class WholeFiles:
+    """See the module's docstring. `clock` gives seconds that only grow."""
+
+    def __init__(self, face: AgentFace, tree: ForeignTree, clock: Callable[[], float]) -> None:
+        self._face = face
+        self._tree = tree
+        self._clock = clock
+        self._recent: OrderedDict[AgentPath, tuple[float, bytes]] = OrderedDict()
+
+    # -- the backend -------------------------------------------------------------------------------------------
+
+    def download(self, path: AgentPath, *, recent: bool = False) -> bytes | None:
+        """A file's bytes, None when there is no such file. With `recent`, they may be as old as a listing."""
+        known = self._recent.get(path)
+        if recent and known is not None and self._clock() - known[0] < self._tree.ttl_s:
+            return known[1]
+        (answer,) = self._face.download_files([path])
+        if answer.error is None:
+            return answer.content
+        if answer.error == FILE_NOT_FOUND:
+            return None
+        raise self._tree.failure(answer.error, path)
+
+    def upload(self, path: AgentPath, data: bytes) -> None:
+        (answer,) = self._face.upload_files([(path, data)])
+        self._recent.pop(path, None)
+        if answer.error is not None:
+            raise self._tree.failure(answer.error, path)
+        runtime = getattr(self._face.backend, "runtime", None)
+        if answer.files_update and runtime is not None:  # a state-backed one leaves it to its caller, as in the seeds
+            apply_files_update(runtime, answer.files_update)
+
+    def delete(self, path: AgentPath) -> str | None:
+        """Why it could not be deleted."""
+        self._recent.pop(path, None)
+        result = self._face.delete(path)
+        runtime = getattr(self._face.backend, "runtime", None)
+        if result.files_update and runtime is not None:
+            apply_files_update(runtime, result.files_update)
+        return result.error
+
+    def expire(self) -> None:
+        self._recent.clear()
+
+    # -- sizes -------------------------------------------------------------------------------------------------
+
+    def measure(self, entries: Iterable[Entry]) -> None:
+        """Know the true sizes of files. One that can't be downloaded keeps the size the backend claims: opening it will
+        say what is wrong."""
+        batch: list[Entry] = []
+        claimed = 0
+        for entry in entries:
+            if entry.is_dir or entry.measured or entry.buffer is not None:
+                continue
+            if batch and (len(batch) >= PROBE_FILES or claimed + entry.size > PROBE_BYTES):
+                self._probe(batch)
+                batch, claimed = [], 0
+            batch.append(entry)
+            claimed += entry.size
+        if batch:
+            self._probe(batch)
+
+    def _probe(self, batch: list[Entry]) -> None:
+        now = self._clock()
+        wanted = [self._tree.path(entry) for entry in batch]
+        answers = self._face.download_files(wanted)
+        for entry, path, answer in zip(batch, wanted, answers, strict=True):
+            if answer.content is None:
+                log.info("%s: the size of %s is not known: %s", self._face.name, path, answer.error)
+                continue
+            self._seen(entry, answer.content)
+            self._recent[path] = (now, answer.content)
+            self._recent.move_to_end(path)
+        kept = sum(len(data) for _, data in self._recent.values())
+        while self._recent:
+            read_at, data = next(iter(self._recent.values()))
+            if kept <= PROBE_BYTES and now - read_at < self._tree.ttl_s:
+                return
+            self._recent.popitem(last=False)
+            kept -= len(data)
+
+    def _seen(self, entry: Entry, data: bytes) -> bytes:
+        """These are a file's bytes now; returns their digest."""
+        digest = digest_of(data)
+        if entry.digest not in (None, digest):
+            entry.touch()
+        entry.digest = digest
+        entry.resize(len(data))
+        entry.measured = True
+        return digest
+
+    # -- buffers -----------------------------------------------------------------------------------------------
+
+    def buffer(self, entry: Entry) -> Buffer:
+        """The buffer of a file, filled now if it is not. EISDIR; ESTALE when the file is gone or in conflict."""
+        if entry.is_dir:
+            raise oserror(errno.EISDIR)
+        if entry.poisoned:
+            raise oserror(errno.ESTALE)
+        return entry.buffer if entry.buffer is not None else self.load(entry)
+
+    def load(self, entry: Entry) -> Buffer:
+        """Fill the buffer with what the backend has now; the one there is, unless that has changed."""
+        data = None if self._tree.is_gone(entry) else self.download(self._tree.path(entry), recent=True)
+        if data is None:
+            if not entry.gone:
+                self._tree.detach(entry)
+            raise oserror(errno.ESTALE)
+        digest = self._seen(entry, data)
+        if entry.buffer is None or entry.baseline != digest:
+            self._close(entry)
+            entry.buffer, entry.baseline = Buffer(data), digest
+        return entry.buffer
+
+    def changed(self, entry: Entry) -> None:
+        """The buffer was written to. The bytes of a file that was unlinked here go when it is closed."""
+        assert entry.buffer is not None
+        entry.dirty = not entry.unlinked
+        entry.resize(entry.buffer.size)
+        entry.touch()
+
+    def truncate(self, entry: Entry, size: int) -> None:
+        """Cut or extend a file; at once where nobody has it open, else with what is written next."""
+        buffer, was_dirty = self.buffer(entry), entry.dirty
+        buffer.resize(size)
+        self.changed(entry)
+        if entry.opens:
+            return
+        try:
+            self.store(entry)
+        except OSError:
+            if not was_dirty:
+                self.revert(entry)
+            raise
+        self.drop(entry)
+
+    def drop(self, entry: Entry) -> None:
+        """Let go of a buffer nobody has open and nothing is lost with."""
+        if not entry.dirty and not entry.opens:
+            self._close(entry)
+
+    def revert(self, entry: Entry) -> None:
+        """Forget what was written to a buffer that nobody has open."""
+        entry.dirty = entry.measured = False
+        entry.version = None
+        self.drop(entry)
+
+    def _close(self, entry: Entry) -> None:
+        if entry.buffer is not None:
+            entry.buffer.close()
+            entry.buffer = None
+
+    def store(self, entry: Entry) -> None:
+        """Upload a buffer that was written to.
+
+        Raises:
+            OSError: ESTALE after a conflict, which is settled then; another errno, and the buffer is still dirty.
+        """
+        if not entry.dirty:
+            return
+        assert entry.buffer is not None, f"node {entry.node} has nothing to store"
+        path, digest = self._tree.path(entry), entry.buffer.digest()
+        gone = self._tree.is_gone(entry)
+        data = None if gone else self.download(path)
+        current = None if data is None else digest_of(data)
+        if gone or current != digest:
+            if gone or current != entry.baseline:
+                self._keep_beside(entry, path)
+                raise oserror(errno.ESTALE, path)
+            self.upload(path, entry.buffer.read(0, entry.buffer.size))
+        entry.baseline = entry.digest = digest
+        entry.version = OWN
+        entry.dirty = entry.local = False
+        entry.measured = True
+        self._tree.note(entry)
+
+    def _keep_beside(self, entry: Entry, path: AgentPath) -> None:
+        assert entry.buffer is not None
+        if entry.buffer.size:
+            beside = conflict_path(path)
+            self.upload(beside, entry.buffer.read(0, entry.buffer.size))
+            log.error("%s: %s was changed by others; what was written here is in %s", self._face.name, path, beside)
+        entry.dirty = entry.local = entry.measured = False
+        entry.poisoned = entry.opens > 0
+        entry.version = entry.digest = None
+        self._close(entry)
+        self._tree.expire()
+
+
+def conflict_path(path: AgentPath) -> AgentPath:
+    """Where the bytes go that lost a conflict over `path`, `name.conflict-<time>`."""
+    directory, name = paths.parent_and_name(path)
+    now_ns = time.time_ns()
+    stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(now_ns // 10**9))
+    suffix = f".conflict-{stamp}.{now_ns % 10**9:09d}"
+    short = paths.to_name(name)[: NAME_MAX_BYTES - len(suffix)].decode("utf-8", "ignore")
+    return paths.join(directory, short + suffix)

@@ -1,0 +1,366 @@
+"""`CompositeBackend`: one tree of files out of a default backend and others attached at prefixes.
+
+Routes are mount points, with the same semantics here as on the mount (DESIGN 2; `routes.py` decides what belongs
+where): prefixes are checked when the composite is made, paths are normalised before they are routed, a prefix and every
+directory on the way to it are directories of their parent, and what they cover underneath is out of sight in every
+verb. grep and glob below a path include every route below it.
+
+A route may be any object with an agent face, in whatever dialect (`dialect.py`), or a factory: then the composite is
+called with a runtime and gives one whose routes are made. Until then, verbs that reach the factory say so.
+
+Failures stay where they happen. A backend that raises gives an error that names its route. When one of several fails
+in a grep or a glob, the matches of the others are returned with `truncated` set and no error, and the failure is
+logged; only when nothing was found is it the error of the result.
+
+A `files_update` of a state-backed route comes back with the paths an agent sees, and is merged into the default's
+`runtime.state["files"]` when the default has one. A `StateBackend` that shares its state with the default keeps its
+files there under those same paths. Somebody else's state-backed backend over the default's own runtime looks its files
+up by inner paths, so for that one alone the update keeps them, as in the seeds.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from fusebackend import errors, paths
+from fusebackend.backends.foreign import foreign_volume
+from fusebackend.backends.state import StateBackend
+from fusebackend.backends.statefiles import apply_files_update
+from fusebackend.dialect import AgentFace, accepted, is_factory
+from fusebackend.globs import GlobError
+from fusebackend.paths import ROOT, AgentPath, PathError
+from fusebackend.protocol import (
+    READ_LIMIT_LINES,
+    BackendProtocol,
+    DeleteResult,
+    EditResult,
+    ExecuteResponse,
+    FileDownloadResponse,
+    FileUploadResponse,
+    GlobResult,
+    GrepResult,
+    LsResult,
+    MoveResult,
+    ReadResult,
+    SandboxBackendProtocol,
+    WriteResult,
+)
+from fusebackend.routes import RouteTable
+from fusebackend.routing import Routed, Routing
+from fusebackend.treesearch import TreeSearch
+
+log = logging.getLogger(__name__)
+
+NO_EXECUTION = (
+    "Default backend doesn't support command execution (SandboxBackendProtocol). "
+    "To enable execution, provide a default backend that implements SandboxBackendProtocol."
+)
+"""The seeds' words."""
+
+Changed = TypeVar("Changed", WriteResult, EditResult, DeleteResult)
+
+
+class CompositeBackend(BackendProtocol):
+    """See the module's docstring.
+
+    Args:
+        default: the backend of every path that no route holds, or a factory.
+        routes: prefix → backend or factory. `memories`, `/memories` and `/memories/` mean the same.
+
+    Attributes:
+        default: as given.
+        routes: prefix with a `/` at both ends → backend, the longest prefix first.
+
+    Raises:
+        PathError: a prefix is refused, or two mean the same.
+        TypeError: a route is None.
+    """
+
+    def __init__(self, default: Any, routes: Mapping[str, Any] | None = None) -> None:
+        table = RouteTable(routes or {})
+        self._given = {paths.normalise_prefix(prefix): backend for prefix, backend in (routes or {}).items()}
+        for prefix, backend in {ROOT: default, **self._given}.items():
+            if backend is None:
+                raise TypeError(f"The backend at '{prefix}' is None")
+        self.default = default
+        self.routes: dict[str, Any] = {}
+        faces: dict[AgentPath | None, AgentFace] = {None: AgentFace(default, "The default backend")}
+        for prefix in table.prefixes:
+            backend = self._given[prefix]
+            if isinstance(backend, StateBackend) and backend.shares_state_with(default):
+                backend = backend.below(prefix)
+            self.routes[prefix + "/"] = backend
+            faces[prefix] = AgentFace(backend, f"Route '{prefix}/'")
+        self._table = table
+        self._routing = Routing(table, faces)
+        self._tree = TreeSearch(self._routing)
+
+    @property
+    def sorted_routes(self) -> list[tuple[str, Any]]:
+        """The routes, the longest prefix first (seeds)."""
+        return list(self.routes.items())
+
+    def resolve(self, runtime: Any) -> CompositeBackend:
+        """This composite with every factory called with the runtime; itself when there is none.
+
+        Raises:
+            TypeError: a factory gave no backend.
+        """
+        default = _made(self.default, runtime)
+        made: dict[str, Any] = {prefix: _made(backend, runtime) for prefix, backend in self._given.items()}
+        if default is self.default and all(made[prefix] is given for prefix, given in self._given.items()):
+            return self
+        return CompositeBackend(default, made)
+
+    def __call__(self, runtime: Any) -> CompositeBackend:
+        """`resolve`: a composite is a factory of itself, so it can be given wherever a factory can."""
+        return self.resolve(runtime)
+
+    # -- one path ----------------------------------------------------------------------------------------------
+
+    def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
+        try:
+            routed = self._routing.route(file_path)
+            if self._table.pinned(routed.outer):
+                return ReadResult(error=f"File '{file_path}': {os.strerror(errno.EISDIR)}")
+        except PathError as error:
+            return ReadResult(error=str(error))
+        result = routed.face.read(routed.inner, offset, limit)
+        if result.error is not None:
+            result.error = routed.words(result.error)
+        return result
+
+    def write(self, file_path: str, content: str) -> WriteResult:
+        try:
+            routed = self._routing.route(file_path)
+            if self._table.pinned(routed.outer):
+                return WriteResult(error=f"Error writing file '{file_path}': {os.strerror(errno.EISDIR)}")
+        except PathError as error:
+            return WriteResult(error=str(error))
+        return self._changed(routed, routed.face.write(routed.inner, content))
+
+    def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
+        try:
+            routed = self._routing.route(file_path)
+            if self._table.pinned(routed.outer):
+                return EditResult(error=f"Error editing file '{file_path}': {os.strerror(errno.EISDIR)}")
+        except PathError as error:
+            return EditResult(error=str(error))
+        result = routed.face.edit(routed.inner, old_string, new_string, replace_all)
+        return self._changed(routed, result, old_string)
+
+    def delete(self, file_path: str) -> DeleteResult:
+        try:
+            routed = self._routing.route(file_path)
+            if self._table.pinned(routed.outer):
+                return DeleteResult(error=f"Error deleting '{file_path}': {os.strerror(errno.EBUSY)}")
+        except PathError as error:
+            return DeleteResult(error=str(error))
+        return self._changed(routed, routed.face.delete(routed.inner))
+
+    def move(self, source: str, destination: str) -> MoveResult:
+        """Rename; atomic inside a route whose backend has `move`. Across routes, or without one: `transfer.py`."""
+        doing = f"Error moving '{source}' to '{destination}'"
+        try:
+            old, new = self._routing.route(source), self._routing.route(destination)
+        except PathError as error:
+            return MoveResult(error=str(error))
+        if self._table.pinned(old.outer) or self._table.pinned(new.outer):
+            return MoveResult(error=f"{doing}: {os.strerror(errno.EBUSY)}")
+        if paths.is_below(new.outer, old.outer) and new.outer != old.outer:
+            return MoveResult(error=f"{doing}: A directory can't be moved into itself")
+        for routed in (old, new):
+            if routed.face.refusal is not None:
+                return MoveResult(error=f"{doing}: {routed.face.refusal}")
+        if old.face.backend is not new.face.backend or old.face.lacks("move"):
+            return self._transfer(old, new, source, destination)
+        result = old.face.move(old.inner, new.inner)
+        update = result.files_update or {}
+        removed = {path: record for path, record in update.items() if record is None}
+        stored = {path: record for path, record in update.items() if record is not None}
+        return self._moved(old, new, removed, stored, new.words(old.words(result.error)))
+
+    def _transfer(self, old: Routed, new: Routed, source: str, destination: str) -> MoveResult:
+        from fusebackend.transfer import transfer
+
+        error: str | None = None
+        removed: dict[str, Any] = {}
+        stored: dict[str, Any] = {}
+        try:
+            removed, stored = transfer(old.face, old.inner, new.face, new.inner)
+        except FileNotFoundError:
+            error = f"Error: File '{source}' not found"
+        except FileExistsError:
+            error = f"Cannot move to {destination} because it already exists."
+        except (OSError, PathError) as failure:
+            why = getattr(failure, "strerror", None) or failure
+            error = f"Error moving '{source}' to '{destination}': {why}"
+        return self._moved(old, new, removed, stored, error)
+
+    def _moved(
+        self, old: Routed, new: Routed, removed: dict[str, Any], stored: dict[str, Any], error: str | None
+    ) -> MoveResult:
+        self._tell(old)
+        self._tell(new)
+        update = {**self._merged(old, removed), **self._merged(new, stored)}
+        return MoveResult(error=error, path=new.outer if error is None else None, files_update=update or None)
+
+    # -- directories and searches ------------------------------------------------------------------------------
+
+    def ls(self, path: str) -> LsResult:
+        try:
+            return self._tree.ls(self._routing.route(path))
+        except PathError as error:
+            return LsResult(error=str(error))
+
+    def grep(
+        self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
+    ) -> GrepResult:
+        limit = None if max_count is None else max(0, max_count)
+        try:
+            return self._tree.grep(self._routing.route(ROOT if path is None else path), pattern, glob, limit)
+        except (PathError, GlobError) as error:
+            return GrepResult(error=str(error))
+
+    def glob(self, pattern: str, path: str | None = None) -> GlobResult:
+        try:
+            return self._tree.glob(self._routing.route(ROOT if path is None else path), pattern)
+        except (PathError, GlobError) as error:
+            return GlobResult(error=str(error))
+
+    # -- batches -----------------------------------------------------------------------------------------------
+
+    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
+        """One call per backend; answers in the order and with the paths given."""
+        answers, groups = self._grouped([path for path, _ in files], FileUploadResponse)
+        for group in groups:
+            responses = group[0][1].face.upload_files([(routed.inner, files[index][1]) for index, routed in group])
+            self._tell(*(routed for _, routed in group))
+            for (index, routed), response in zip(group, responses, strict=True):
+                answers[index] = FileUploadResponse(
+                    path=files[index][0],
+                    error=routed.words(response.error),
+                    files_update=self._merged(routed, response.files_update) or None,
+                )
+        return answers
+
+    def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
+        """One call per backend; answers in the order and with the paths given."""
+        answers, groups = self._grouped(paths, FileDownloadResponse)
+        for group in groups:
+            responses = group[0][1].face.download_files([routed.inner for _, routed in group])
+            for (index, routed), response in zip(group, responses, strict=True):
+                answers[index] = FileDownloadResponse(
+                    path=paths[index], content=response.content, error=routed.words(response.error)
+                )
+        return answers
+
+    def _grouped(self, wanted: list[str], kind: Callable[..., Any]) -> tuple[list[Any], list[list[tuple[int, Routed]]]]:
+        """Answers for the paths that no backend is asked for, and the others by backend, with their places."""
+        answers: list[Any] = [None] * len(wanted)
+        groups: dict[int, list[tuple[int, Routed]]] = {}
+        for index, path in enumerate(wanted):
+            try:
+                routed = self._routing.route(path)
+            except PathError:
+                answers[index] = kind(path=path, error=errors.INVALID_PATH)
+                continue
+            if self._table.pinned(routed.outer):
+                answers[index] = kind(path=path, error=errors.IS_DIRECTORY)
+            else:
+                groups.setdefault(id(routed.face.backend), []).append((index, routed))
+        return answers, list(groups.values())
+
+    # -- execution ---------------------------------------------------------------------------------------------
+
+    @property
+    def id(self) -> str:
+        """The default backend's.
+
+        Raises:
+            NotImplementedError: it can't execute, so it has none.
+        """
+        return str(self._executing().id)
+
+    def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
+        """Run a command in the default backend; no route is visible to it.
+
+        Raises:
+            NotImplementedError: it can't, in the seeds' words.
+        """
+        run: Callable[..., ExecuteResponse] = self._executing().execute
+        return run(command, **accepted(run, {"timeout": timeout}))
+
+    async def aexecute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
+        """`execute`, awaitable under asyncio and trio."""
+        backend = self._executing()
+        if isinstance(backend, (SandboxBackendProtocol, CompositeBackend)):
+            options = accepted(backend.aexecute, {"timeout": timeout})
+            result: ExecuteResponse = await backend.aexecute(command, **options)
+            return result
+        import anyio.to_thread
+
+        return await anyio.to_thread.run_sync(lambda: self.execute(command, timeout=timeout))
+
+    def _executing(self) -> Any:
+        if not supports_execution(self.default):
+            raise NotImplementedError(NO_EXECUTION)
+        return self.default
+
+    # -- changes -----------------------------------------------------------------------------------------------
+
+    def _changed(self, routed: Routed, result: Changed, old_string: str = "") -> Changed:
+        """A result in the agent's words, with its update merged and the mount told."""
+        self._tell(routed)
+        result.error = routed.words(result.error, besides=old_string)
+        if result.error is None:
+            result.path = routed.outer
+            result.files_update = self._merged(routed, result.files_update) or None
+        return result
+
+    def _merged(self, routed: Routed, update: Mapping[str, Any] | None) -> dict[str, Any]:
+        """An update with the agent's paths, merged into the default's state if it has one."""
+        if not update:
+            return {}
+        shown = self._routing.outer_keys(routed, update)
+        runtime = None if is_factory(self.default) else getattr(self.default, "runtime", None)
+        if runtime is None:
+            return shown
+        backend = routed.face.backend
+        if not isinstance(backend, StateBackend) and getattr(backend, "runtime", None) is runtime:
+            shown = dict(update)  # see the module's docstring
+        try:
+            apply_files_update(runtime, shown)
+        except (AttributeError, TypeError) as error:
+            log.warning("the default's state takes no update, so only the result carries it: %s", error)
+        return shown
+
+    def _tell(self, *changed: Routed) -> None:
+        """A mount's caches over a backend without a change feed must not wait for their time to live."""
+        volume = foreign_volume(changed[0].face.backend)
+        if volume is not None:
+            volume.told(*(routed.inner for routed in changed))
+
+
+def supports_execution(backend: Any) -> bool:
+    """Can this backend run commands? Also one that has `execute` without being our `SandboxBackendProtocol`."""
+    if isinstance(backend, CompositeBackend):
+        return supports_execution(backend.default)
+    if isinstance(backend, SandboxBackendProtocol):
+        return True
+    return not is_factory(backend) and callable(getattr(backend, "execute", None))
+
+
+def _made(backend: Any, runtime: Any) -> Any:
+    if isinstance(backend, CompositeBackend):
+        return backend.resolve(runtime)
+    if not is_factory(backend):
+        return backend
+    made = backend(runtime)
+    if made is None or is_factory(made):
+        raise TypeError(f"The factory {backend!r} gave {made!r} and no backend")
+    return made.resolve(runtime) if isinstance(made, CompositeBackend) else made

@@ -1,0 +1,198 @@
+"""`ls`, `grep` and `glob` over a tree that is made of several backends.
+
+A listing is the backend's own, with the routes' names in it and what they cover left out. A search below a path asks
+the backend the path belongs to and every route below it; what is covered is dropped, the rest is one sorted answer.
+
+A glob is relative to the path that is searched. A route below that path sees only what is below itself, so it can't be
+given the same pattern, and a pattern can't always be cut where the route begins (`**`, braces). So each backend is
+asked for more, for files whose last segment fits, and the whole path then decides, by `globs.compile_glob`. A route
+that can't hold a match is not asked.
+
+When one of several backends fails, the matches of the others are returned with `truncated` set and no error, and the
+failure is logged; only when nothing was found is it the error of the result.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from fusebackend import paths
+from fusebackend.globs import Matcher, compile_glob
+from fusebackend.paths import ROOT, AgentPath
+from fusebackend.protocol import FileInfo, GlobResult, GrepMatch, GrepResult, LsResult
+from fusebackend.routing import Routed, Routing
+
+log = logging.getLogger(__name__)
+
+Found = TypeVar("Found", GrepResult, GlobResult)
+
+
+class TreePattern:
+    """A glob over several backends.
+
+    Attributes:
+        broad: what to ask each backend for; it matches at least what the pattern matches there.
+    """
+
+    def __init__(self, pattern: str) -> None:
+        """Raises `GlobError` as `compile_glob` does."""
+        self._matcher: Matcher = compile_glob(pattern)
+        self._anchored = "/" in pattern
+        self.broad = _broad(pattern) if self._anchored else pattern
+
+    def matches(self, relative_path: str) -> bool:
+        """Does a file that was found by `broad` match? A pattern without a slash is each backend's own to interpret."""
+        return not self._anchored or self._matcher.matches(relative_path)
+
+    def may_match_below(self, segments: tuple[str, ...]) -> bool:
+        """Can anything below this directory, relative to the searched path, match?"""
+        if not self._anchored:
+            return True
+        prefix, depth = self._matcher.prefix, self._matcher.depth
+        common = min(len(prefix), len(segments))
+        return prefix[:common] == segments[:common] and (depth is None or len(segments) < depth)
+
+
+def _broad(pattern: str) -> str:
+    """The pattern's last segment, at any depth.
+
+    `**/` is what all dialects take for any depth (fnmatch and `rglob` too), but it enters no hidden directory. Where
+    the pattern may ask for one, the bare segment does, which sees names alone.
+    """
+    directories, _, last = pattern.rpartition("/")
+    if last.count("{") != last.count("}"):
+        return "{*,.*}"  # the braces span a slash: no segment stands alone
+    hidden = directories.startswith(".") or any(mark in directories for mark in ("/.", "{", "[", "\\"))
+    last = "*" if last == "**" else last
+    return last if hidden else f"**/{last}"
+
+
+class TreeSearch:
+    """See the module's docstring."""
+
+    def __init__(self, routing: Routing) -> None:
+        self._routing = routing
+        self._table = routing.table
+
+    def ls(self, routed: Routed) -> LsResult:
+        result = routed.face.ls(routed.inner)
+        entries = routed.shown(result.entries)
+        covered = {paths.join(routed.outer, name) for name in self._table.names_below(routed.outer)}
+        if not covered:
+            return LsResult(error=routed.words(result.error), entries=entries)
+        shown = [info for info in entries or () if info["path"].removesuffix("/") not in covered]
+        shown += [FileInfo(path=directory + "/", is_dir=True, size=0) for directory in covered]
+        error = routed.words(result.error) if result.error is not None and _has_directory(routed) else None
+        return LsResult(error=error, entries=sorted(shown, key=lambda info: info["path"]))
+
+    def grep(self, routed: Routed, pattern: str, glob: str | None, limit: int | None) -> GrepResult:
+        """Raises `GlobError` for the filter."""
+        tree_glob = TreePattern(glob) if glob else None
+        if not self._table.names_below(routed.outer):
+            result = routed.face.grep(pattern, routed.inner, glob, limit)
+            found = None if result.matches is None else [_outer_match(routed, match) for match in result.matches]
+            return GrepResult(error=routed.words(result.error), matches=found, truncated=result.truncated)
+        broad = tree_glob.broad if tree_glob is not None else None
+
+        def ask(part: Routed, limit: int | None = limit) -> GrepResult:
+            result = part.face.grep(pattern, part.inner, broad, limit)
+            visible = self._visible(part, routed.outer, tree_glob)
+            matches = [_outer_match(part, match) for match in result.matches or ()]
+            matches = [match for match in matches if visible(match["path"])]
+            if result.truncated and limit is not None and len(matches) < limit:
+                return ask(part, None)  # what is hidden has used up the limit
+            return GrepResult(error=result.error, matches=matches, truncated=result.truncated)
+
+        results = self._ask_all(routed, tree_glob, "grep", ask)
+        if isinstance(results, str):
+            return GrepResult(error=results)
+        matches = [match for result in results for match in result.matches or ()]
+        matches.sort(key=lambda match: (match["path"], match["line"]))
+        cut = limit is not None and len(matches) > limit
+        truncated = cut or any(result.truncated or result.error is not None for result in results)
+        return GrepResult(matches=matches[:limit], truncated=truncated)
+
+    def glob(self, routed: Routed, pattern: str) -> GlobResult:
+        """Raises `GlobError`."""
+        tree_glob = TreePattern(pattern)
+        if not self._table.names_below(routed.outer):
+            result = routed.face.glob(pattern, routed.inner)
+            return GlobResult(
+                error=routed.words(result.error),
+                matches=routed.shown(result.matches),
+                truncated=result.truncated,
+                truncation_reason=result.truncation_reason,
+            )
+
+        def ask(part: Routed) -> GlobResult:
+            result = part.face.glob(tree_glob.broad, part.inner)
+            visible = self._visible(part, routed.outer, tree_glob)
+            result.matches = [info for info in part.shown(result.matches) or () if visible(info["path"])]
+            return result
+
+        results = self._ask_all(routed, tree_glob, "glob", ask)
+        if isinstance(results, str):
+            return GlobResult(error=results)
+        found = {info["path"]: info for result in results for info in result.matches or ()}
+        failed = any(result.error is not None for result in results)
+        reasons = [result.truncation_reason for result in results if result.truncation_reason]
+        return GlobResult(
+            matches=[found[path] for path in sorted(found)],
+            truncated=failed or any(result.truncated for result in results),
+            truncation_reason=reasons[0] if reasons else "unreadable" if failed else None,
+        )
+
+    def _ask_all(
+        self, routed: Routed, pattern: TreePattern | None, verb: str, ask: Callable[[Routed], Found]
+    ) -> list[Found] | str:
+        """The answers of all that have something below a path; or the failures, when nothing else was found."""
+        results: list[Found] = []
+        failures: list[str] = []
+        for part in self._parts(routed, pattern):
+            result = ask(part)
+            if result.error is not None:
+                if part is routed and not _has_directory(part):
+                    continue  # a directory that only the routes need
+                named = result.error.startswith(part.face.name)
+                failures.append(result.error if named else f"{part.face.name}: {result.error}")
+                log.warning("%s below %s is not complete: %s", verb, routed.outer, failures[-1])
+            results.append(result)
+        if failures and not any(result.matches for result in results):
+            return "; ".join(failures)
+        return results
+
+    def _parts(self, routed: Routed, pattern: TreePattern | None) -> Iterator[Routed]:
+        """The backend a path belongs to, and each route below it that may hold a match."""
+        yield routed
+        for part, segments in self._routing.below(routed.outer):
+            if pattern is None or pattern.may_match_below(segments):
+                yield part
+
+    def _visible(self, part: Routed, searched: AgentPath, pattern: TreePattern | None) -> Callable[[str], bool]:
+        start = len(searched.rstrip("/")) + 1
+
+        def visible(path: str) -> bool:
+            covered = self._table.covers(part.prefix, AgentPath(path))
+            return not covered and (pattern is None or pattern.matches(path[start:]))
+
+        return visible
+
+
+def _has_directory(routed: Routed) -> bool:
+    """Has the backend this directory, which the routes need anyway? The listing above it tells; an error doesn't."""
+    if routed.inner == ROOT:
+        return True
+    above, name = paths.parent_and_name(routed.inner)
+    result = routed.face.ls(above)
+    if result.error is not None:
+        return _has_directory(routed._replace(inner=above))
+    wanted = paths.join(above, name) + "/"
+    return any(info["path"] == wanted for info in result.entries or ())
+
+
+def _outer_match(routed: Routed, match: GrepMatch) -> GrepMatch:
+    if routed.prefix is None:
+        return match
+    return {**match, "path": routed.prefix + match["path"]}
