@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """The benchmark: fifteen measures on a plain directory and on a mount of the same disk, as ratios.
 
     scripts/bench [--url URL] [--rounds N] [--only WORDS] [--quick] [--write]
