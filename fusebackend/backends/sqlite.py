@@ -294,14 +294,17 @@ class SqliteVolume(TreeVolume):
         with _sqlite_errors():
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             free_pages = self._scalar("PRAGMA freelist_count") * schema.PAGE_BYTES
-        self._room_bytes = max(self._room(), min(free_pages, self._room() * 2))
+        self._room_bytes = max(self._room(), min(free_pages, self._room() * 2))  # free pages still pass through the WAL
         if size > self._room_bytes:
             raise oserror(errno.ENOSPC)
 
     def _room(self) -> int:
         """Bytes of data the disk can take: each is written twice, to the WAL and to the file."""
-        disk = os.statvfs(self.path)
-        return max(disk.f_bavail * disk.f_frsize - RESERVE_BYTES, 0) // 2
+        return self._spare(os.statvfs(self.path)) // 2
+
+    @staticmethod
+    def _spare(disk: os.statvfs_result) -> int:
+        return max(disk.f_bavail * disk.f_frsize - RESERVE_BYTES, 0)
 
     def write_back(self) -> None:
         """Write the overlay to the file in one transaction. On an error nothing is written and nothing is lost."""
@@ -403,8 +406,9 @@ class SqliteVolume(TreeVolume):
     def statfs(self) -> StatFs:
         disk = os.statvfs(self.path)
         with self.lock:
-            used = (os.stat(self.path).st_size + self._overlay.bytes) // disk.f_frsize
-        free = self._room() // disk.f_frsize
+            free_pages = self._scalar("PRAGMA freelist_count") * schema.PAGE_BYTES
+            used = (os.stat(self.path).st_size + self._overlay.bytes - free_pages) // disk.f_frsize
+        free = (self._spare(disk) + free_pages) // disk.f_frsize
         # Counting the inodes would read the whole table; no volume has more than the numbers it gave out.
         return StatFs(disk.f_frsize, used + free, free, self._next_node + 2**31, 2**31)
 

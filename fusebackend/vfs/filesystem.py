@@ -12,6 +12,7 @@ import errno
 import logging
 import os
 import stat
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
@@ -76,6 +77,7 @@ class FileSystem:
         self.files: HandleTable[FileHandle] = HandleTable()
         self.directories: HandleTable[DirectoryHandle] = HandleTable()
         self._own_changes = 0
+        self._since_ns = time.time_ns()  # the times of directories that are synthesised
         self.status: Callable[[], bytes] = lambda: b"{}"
         self.invalidation = Invalidation(self.tree, self.inodes)
 
@@ -203,7 +205,10 @@ class FileSystem:
     async def getxattr(self, inode: int, name: bytes) -> bytes:
         if name == STATUS_XATTR and inode == ROOT_INODE:
             return self.status()
-        route, node = await self._place(inode)
+        try:
+            route, node = await self._place(inode)
+        except FileNotFoundError:
+            raise oserror(errno.ENODATA) from None  # a synthesised directory has none
         _check_xattr(route, name)
         return await route.call(route.volume.getxattr, node, name)
 
@@ -398,7 +403,10 @@ class FileSystem:
         if place is not None:
             route, node = place
             return await route.call(route.volume.getattr, node)
-        return Attr(0, stat.S_IFDIR | 0o755, nlink=2, uid=os.geteuid(), gid=os.getegid())
+        now = self._since_ns
+        return Attr(
+            0, stat.S_IFDIR | 0o755, nlink=2, uid=os.geteuid(), gid=os.getegid(), atime_ns=now, mtime_ns=now, ctime_ns=now
+        )
 
     def _junction_timeout(self, junction: Junction) -> float:
         """A synthesised directory may become real unseen; a route's root is what it is."""
