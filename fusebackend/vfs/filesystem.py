@@ -403,10 +403,9 @@ class FileSystem:
         if place is not None:
             route, node = place
             return await route.call(route.volume.getattr, node)
-        now = self._since_ns
-        return Attr(
-            0, stat.S_IFDIR | 0o755, nlink=2, uid=os.geteuid(), gid=os.getegid(), atime_ns=now, mtime_ns=now, ctime_ns=now
-        )
+        since = self._since_ns
+        times = {"atime_ns": since, "mtime_ns": since, "ctime_ns": since}
+        return Attr(0, stat.S_IFDIR | 0o755, nlink=2, uid=os.geteuid(), gid=os.getegid(), **times)
 
     def _junction_timeout(self, junction: Junction) -> float:
         """A synthesised directory may become real unseen; a route's root is what it is."""
