@@ -15,7 +15,7 @@ logged; only when nothing was found is it the error of the result.
 A `files_update` of a state-backed route comes back with the paths an agent sees, and is merged into the default's
 `runtime.state["files"]` when the default has one. A `StateBackend` that shares its state with the default keeps its
 files there under those same paths. Somebody else's state-backed backend over the default's own runtime looks its files
-up by inner paths, so for that one alone the update keeps them, as in the seeds.
+up by inner paths; for that one alone the update keeps them, as in the seeds.
 """
 
 from __future__ import annotations
@@ -90,9 +90,7 @@ class CompositeBackend(BackendProtocol):
         self.routes: dict[str, Any] = {}
         faces: dict[AgentPath | None, AgentFace] = {None: AgentFace(default, "The default backend")}
         for prefix in table.prefixes:
-            backend = self._given[prefix]
-            if isinstance(backend, StateBackend) and backend.shares_state_with(default):
-                backend = backend.below(prefix)
+            backend = _seated(self._given[prefix], prefix, default)
             self.routes[prefix + "/"] = backend
             faces[prefix] = AgentFace(backend, f"Route '{prefix}/'")
         self._table = table
@@ -173,9 +171,9 @@ class CompositeBackend(BackendProtocol):
             return MoveResult(error=f"{doing}: {os.strerror(errno.EBUSY)}")
         if paths.is_below(new.outer, old.outer) and new.outer != old.outer:
             return MoveResult(error=f"{doing}: A directory can't be moved into itself")
-        for routed in (old, new):
-            if routed.face.refusal is not None:
-                return MoveResult(error=f"{doing}: {routed.face.refusal}")
+        for face in (old.face, new.face):
+            if face.refusal is not None or face.lacks("ls", "ls_info"):
+                return MoveResult(error=f"{doing}: {face.refusal or f'{face.name} does not support ls'}")
         if old.face.backend is not new.face.backend or old.face.lacks("move"):
             return self._transfer(old, new, source, destination)
         result = old.face.move(old.inner, new.inner)
@@ -334,7 +332,10 @@ class CompositeBackend(BackendProtocol):
         if not isinstance(backend, StateBackend) and getattr(backend, "runtime", None) is runtime:
             shown = dict(update)  # see the module's docstring
         try:
-            apply_files_update(runtime, shown)
+            if isinstance(self.default, StateBackend):
+                self.default.apply(shown)
+            else:
+                apply_files_update(runtime, shown)
         except (AttributeError, TypeError) as error:
             log.warning("the default's state takes no update, so only the result carries it: %s", error)
         return shown
@@ -353,6 +354,20 @@ def supports_execution(backend: Any) -> bool:
     if isinstance(backend, SandboxBackendProtocol):
         return True
     return not is_factory(backend) and callable(getattr(backend, "execute", None))
+
+
+def _seated(backend: Any, prefix: AgentPath, default: Any) -> Any:
+    """A route's backend; one that shares its state with the default keeps its files there under the prefix."""
+    if isinstance(backend, StateBackend) and backend.shares_state_with(default):
+        return backend.below(prefix)
+    if isinstance(backend, CompositeBackend):
+        base = _seated(backend.default, prefix, default)
+        routes: dict[str, Any] = {
+            path: _seated(part, AgentPath(prefix + path), default) for path, part in backend._given.items()
+        }
+        if base is not backend.default or any(routes[path] is not part for path, part in backend._given.items()):
+            return CompositeBackend(base, routes)
+    return backend
 
 
 def _made(backend: Any, runtime: Any) -> Any:

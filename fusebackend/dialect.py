@@ -187,7 +187,8 @@ class AgentFace:
             answer = self._ask((verb,), *args, **options)
         except Refusal as refusal:
             return kind(error=str(refusal))
-        if not isinstance(answer, Mapping) and not hasattr(answer, "error"):
+        known = "error" in answer or "path" in answer if isinstance(answer, Mapping) else hasattr(answer, "error")
+        if not known:
             return kind(error=f"{self.name}: {verb} answered {type(answer).__name__}, not a result")
         fields = {name: _field(answer, name) for name in kind.__dataclass_fields__}
         return kind(**{**fields, "error": _error(answer)})

@@ -96,12 +96,14 @@ class TreeSearch:
             return GrepResult(error=routed.words(result.error), matches=found, truncated=result.truncated)
         broad = tree_glob.broad if tree_glob is not None else None
 
-        def ask(part: Routed, limit: int | None = limit) -> GrepResult:
-            result = part.face.grep(pattern, part.inner, broad, limit)
+        more = None if limit is None else limit + 1  # so that hidden matches alone don't say `truncated`
+
+        def ask(part: Routed, at_most: int | None = more) -> GrepResult:
+            result = part.face.grep(pattern, part.inner, broad, at_most)
             visible = self._visible(part, routed.outer, tree_glob)
             matches = [_outer_match(part, match) for match in result.matches or ()]
             matches = [match for match in matches if visible(match["path"])]
-            if result.truncated and limit is not None and len(matches) < limit:
+            if result.truncated and at_most is not None and len(matches) < at_most:
                 return ask(part, None)  # what is hidden has used up the limit
             return GrepResult(error=result.error, matches=matches, truncated=result.truncated)
 

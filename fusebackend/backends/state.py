@@ -25,7 +25,7 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 from fusebackend import errors, paths, text
-from fusebackend.backends.statefiles import StateFiles, files_of
+from fusebackend.backends.statefiles import StateFiles, apply_files_update, files_of
 from fusebackend.backends.walk import names_of
 from fusebackend.globs import GlobError, Matcher, compile_glob
 from fusebackend.paths import ROOT, AgentPath, PathError
@@ -89,6 +89,10 @@ class StateBackend(BackendProtocol):
         """Do both keep their files in the same state?"""
         runtime = getattr(other, "runtime", None)
         return runtime is not None and getattr(runtime, "state", None) is self.runtime.state
+
+    def apply(self, update: Mapping[str, Any]) -> None:
+        """Merge a `files_update` with paths of this backend into the state."""
+        apply_files_update(self.runtime, {self._prefix + path: record for path, record in update.items()})
 
     @property
     def _files(self) -> StateFiles:

@@ -1,0 +1,342 @@
+"""Backends as other people write them: the seeds' in-memory example, and shapes of deepagents 0.7.
+
+`SeedInMemoryBackend` is the code of the Korean seed (custom backends) with `deepagents` replaced by `fusebackend` and
+its comments left out; nothing else is changed, its departures from the protocol included.
+"""
+
+import fnmatch
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+from fusebackend.backends.protocol import (
+    BackendProtocol,
+    EditResult,
+    FileDownloadResponse,
+    FileInfo,
+    FileUploadResponse,
+    GrepMatch,
+    WriteResult,
+)
+
+
+class SeedInMemoryBackend(BackendProtocol):
+    def __init__(self):
+        self._files: dict[str, str] = {}
+        self._metadata: dict[str, dict] = {}
+
+    def _get_timestamp(self) -> str:
+        return datetime.now(timezone.utc).isoformat()  # noqa: UP017 - verbatim
+
+    def ls_info(self, path: str) -> list[FileInfo]:
+        if not path.endswith("/"):
+            path = path + "/"
+
+        infos: list[FileInfo] = []
+        seen_dirs: set[str] = set()
+
+        for file_path in self._files:
+            if not file_path.startswith(path):
+                continue
+
+            relative = file_path[len(path):]
+
+            if "/" in relative:
+                subdir = relative.split("/")[0]
+                dir_path = path + subdir + "/"
+                if dir_path not in seen_dirs:
+                    seen_dirs.add(dir_path)
+                    infos.append({
+                        "path": dir_path,
+                        "is_dir": True,
+                        "size": 0,
+                        "modified_at": "",
+                    })
+            else:
+                meta = self._metadata.get(file_path, {})
+                infos.append({
+                    "path": file_path,
+                    "is_dir": False,
+                    "size": len(self._files[file_path]),
+                    "modified_at": meta.get("modified_at", ""),
+                })
+
+        return sorted(infos, key=lambda x: x["path"])
+
+    def read(
+        self,
+        file_path: str,
+        offset: int = 0,
+        limit: int = 2000,
+    ) -> str:
+        if file_path not in self._files:
+            return f"Error: File '{file_path}' not found"
+
+        content = self._files[file_path]
+        lines = content.splitlines()
+
+        selected = lines[offset:offset + limit]
+
+        result_lines = []
+        for i, line in enumerate(selected, start=offset + 1):
+            result_lines.append(f"{i:6}\t{line}")
+
+        return "\n".join(result_lines)
+
+    def write(
+        self,
+        file_path: str,
+        content: str,
+    ) -> WriteResult:
+        if file_path in self._files:
+            return WriteResult(
+                error=f"Cannot write to {file_path} because it already exists."
+            )
+
+        self._files[file_path] = content
+        self._metadata[file_path] = {
+            "created_at": self._get_timestamp(),
+            "modified_at": self._get_timestamp(),
+        }
+
+        return WriteResult(path=file_path)
+
+    def edit(
+        self,
+        file_path: str,
+        old_string: str,
+        new_string: str,
+        replace_all: bool = False,
+    ) -> EditResult:
+        if file_path not in self._files:
+            return EditResult(error=f"Error: File '{file_path}' not found")
+
+        content = self._files[file_path]
+
+        count = content.count(old_string)
+
+        if count == 0:
+            return EditResult(error=f"old_string not found in {file_path}")
+
+        if count > 1 and not replace_all:
+            return EditResult(
+                error=f"old_string found {count} times. "
+                      f"Use replace_all=True or provide more context."
+            )
+
+        if replace_all:
+            new_content = content.replace(old_string, new_string)
+            occurrences = count
+        else:
+            new_content = content.replace(old_string, new_string, 1)
+            occurrences = 1
+
+        self._files[file_path] = new_content
+        self._metadata[file_path]["modified_at"] = self._get_timestamp()
+
+        return EditResult(path=file_path, occurrences=occurrences)
+
+    def grep_raw(
+        self,
+        pattern: str,
+        path: str | None = None,
+        glob: str | None = None,
+    ) -> list[GrepMatch] | str:
+        matches: list[GrepMatch] = []
+        search_path = path or "/"
+
+        for file_path, content in self._files.items():
+            if not file_path.startswith(search_path):
+                continue
+
+            if glob and not fnmatch.fnmatch(file_path, glob):
+                continue
+
+            for i, line in enumerate(content.splitlines(), start=1):
+                if pattern in line:
+                    matches.append({
+                        "path": file_path,
+                        "line": i,
+                        "text": line,
+                    })
+
+        return matches
+
+    def glob_info(
+        self,
+        pattern: str,
+        path: str = "/",
+    ) -> list[FileInfo]:
+        infos: list[FileInfo] = []
+
+        for file_path in self._files:
+            if not file_path.startswith(path):
+                continue
+
+            if fnmatch.fnmatch(file_path, pattern):
+                meta = self._metadata.get(file_path, {})
+                infos.append({
+                    "path": file_path,
+                    "is_dir": False,
+                    "size": len(self._files[file_path]),
+                    "modified_at": meta.get("modified_at", ""),
+                })
+
+        return infos
+
+    def upload_files(
+        self,
+        files: list[tuple[str, bytes]],
+    ) -> list[FileUploadResponse]:
+        responses = []
+        for path, content in files:
+            try:
+                self._files[path] = content.decode("utf-8")
+                self._metadata[path] = {
+                    "created_at": self._get_timestamp(),
+                    "modified_at": self._get_timestamp(),
+                }
+                responses.append(FileUploadResponse(path=path, error=None))
+            except Exception as e:
+                responses.append(FileUploadResponse(path=path, error=str(e)))
+        return responses
+
+    def download_files(
+        self,
+        paths: list[str],
+    ) -> list[FileDownloadResponse]:
+        responses = []
+        for path in paths:
+            if path in self._files:
+                content = self._files[path].encode("utf-8")
+                responses.append(FileDownloadResponse(
+                    path=path,
+                    content=content,
+                    error=None,
+                ))
+            else:
+                responses.append(FileDownloadResponse(
+                    path=path,
+                    content=None,
+                    error="file_not_found",
+                ))
+        return responses
+
+
+@dataclass
+class Answer:
+    """A record of deepagents 0.7: the same attributes, another class."""
+
+    error: str | None = None
+    path: str | None = None
+    entries: list | None = None
+    matches: list | None = None
+    file_data: dict | None = None
+    content: bytes | None = None
+    occurrences: int | None = None
+    truncated: bool = False
+    start_line: int | None = None
+    end_line: int | None = None
+    total_lines: int | None = None
+    next_offset: int | None = None
+    no_lines_requested: bool = False
+
+
+class DuckBackend:
+    """No subclass of anything, 0.7's vocabulary: no `move`, sizes in bytes, binary files."""
+
+    exact_sizes = True
+
+    def __init__(self, can_delete: bool = True):
+        self.files: dict[str, bytes] = {}
+        self.calls: list[str] = []
+        self.failing: set[str] = set()
+        self.clock = 0
+        self.times: dict[str, str] = {}
+        if not can_delete:
+            self.delete = None
+
+    def _called(self, verb):
+        self.calls.append(verb)
+        if verb in self.failing:
+            raise ConnectionError(f"the {verb} line is cut")
+
+    def put(self, path: str, data: bytes) -> None:
+        self.clock += 1
+        self.files[path] = data
+        self.times[path] = f"2026-01-01T00:{self.clock // 60:02}:{self.clock % 60:02}+00:00"
+
+    def ls(self, path):
+        self._called("ls")
+        base = path.rstrip("/") + "/"
+        entries = {}
+        for name, data in self.files.items():
+            if name.startswith(base):
+                child, slash, _ = name[len(base):].partition("/")
+                whole = base + child + slash
+                entries[whole] = {"path": whole, "is_dir": bool(slash)}
+                if not slash:
+                    entries[whole].update(size=len(data), modified_at=self.times[name])
+        if not entries and path != "/":
+            return Answer(error=f"Path '{path}': path_not_found")
+        return Answer(entries=list(entries.values()))
+
+    def read(self, file_path, offset=0, limit=2000):
+        self._called("read")
+        if file_path not in self.files:
+            return Answer(error=f"File '{file_path}' not found")
+        lines = self.files[file_path].decode().splitlines(keepends=True)
+        chosen = lines[offset : offset + limit]
+        data = {"content": "".join(chosen), "encoding": "utf-8"}
+        return Answer(file_data=data, start_line=offset + 1, end_line=offset + len(chosen), total_lines=len(lines))
+
+    def write(self, file_path, content):
+        self._called("write")
+        self.put(file_path, content.encode())
+        return Answer(path=file_path)
+
+    def edit(self, file_path, old_string, new_string, replace_all=False):
+        self._called("edit")
+        if file_path not in self.files:
+            return Answer(error=f"Error: File '{file_path}' not found")
+        text = self.files[file_path].decode()
+        if old_string not in text:
+            return Answer(error=f"Error: String not found in file: '{old_string}'")
+        self.put(file_path, text.replace(old_string, new_string).encode())
+        return Answer(path=file_path, occurrences=text.count(old_string))
+
+    def grep(self, pattern, path=None, glob=None):
+        self._called("grep")
+        matches = []
+        for name in sorted(self.files):
+            if name.startswith((path or "/").rstrip("/") + "/"):
+                for number, line in enumerate(self.files[name].decode("utf-8", "replace").split("\n"), start=1):
+                    if pattern in line and (glob is None or fnmatch.fnmatch(name, glob)):
+                        matches.append({"path": name, "line": number, "text": line})
+        return Answer(matches=matches)
+
+    def glob(self, pattern, path=None):
+        self._called("glob")
+        found = [name for name in self.files if fnmatch.fnmatch(name, "/" + pattern) or fnmatch.fnmatch(name, pattern)]
+        return Answer(matches=[{"path": name, "size": len(self.files[name])} for name in found])
+
+    def delete(self, file_path):
+        self._called("delete")
+        gone = [name for name in self.files if name == file_path or name.startswith(file_path + "/")]
+        for name in gone:
+            del self.files[name]
+        return Answer(path=file_path) if gone else Answer(error=f"Error: File '{file_path}' not found")
+
+    def upload_files(self, files):
+        self._called("upload_files")
+        for path, data in files:
+            self.put(path, data)
+        return [Answer(path=path) for path, _ in files]
+
+    def download_files(self, paths):
+        self._called("download_files")
+        return [
+            Answer(path=path, content=self.files[path])
+            if path in self.files
+            else Answer(path=path, error="file_not_found")
+            for path in paths
+        ]

@@ -1,0 +1,848 @@
+"""`CompositeBackend`: every bullet of DESIGN 2 on the agent face, and backends of other dialects as routes."""
+
+import errno
+import itertools
+import os
+from types import SimpleNamespace
+
+import anyio
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from seed_backends import Answer, DuckBackend, SeedInMemoryBackend
+
+from fusebackend.backends import (
+    BackendProtocol,
+    CompositeBackend,
+    ExecuteResponse,
+    InMemoryBackend,
+    LsResult,
+    SandboxBackendProtocol,
+    StateBackend,
+    WriteResult,
+    volume_of,
+)
+from fusebackend.composite import NO_EXECUTION
+from fusebackend.paths import PathError
+from fusebackend.protocol import Caller, Change
+from fusebackend.testing.conformance import BackendConformance
+
+ME = Caller(os.geteuid(), os.getegid())
+
+
+class TestCompositeWithoutRoutes(BackendConformance):
+    @pytest.fixture
+    def backend(self):
+        return CompositeBackend(InMemoryBackend())
+
+
+class TestCompositeOverItself(BackendConformance):
+    @pytest.fixture
+    def backend(self):
+        return CompositeBackend(CompositeBackend(InMemoryBackend()))
+
+
+def listed(backend, path="/"):
+    result = backend.ls(path)
+    assert result.error is None
+    return [info["path"] for info in result.entries]
+
+
+def found(result):
+    assert result.error is None
+    return [match["path"] for match in result.matches]
+
+
+def content(backend, path):
+    (response,) = backend.download_files([path])
+    return response.error or response.content
+
+
+def filled(backend, *paths):
+    for path in paths:
+        (response,) = backend.upload_files([(path, f"TODO {path}\n".encode())])
+        assert response.error is None
+    return backend
+
+
+# -- prefixes and paths ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prefix", ["memories", "/memories", "/memories/"])
+def test_all_ways_to_write_a_prefix_mean_the_same(prefix):
+    route = InMemoryBackend()
+    composite = CompositeBackend(InMemoryBackend(), {prefix: route})
+    assert list(composite.routes) == ["/memories/"]
+    assert composite.write("/memories/a", "x").path == "/memories/a"
+    assert content(route, "/a") == b"x"
+
+
+@pytest.mark.parametrize("prefix", ["/", "", "/a//b/", "/../a/", "/a/./b"])
+def test_a_bad_prefix_is_refused_when_the_composite_is_made(prefix):
+    with pytest.raises(PathError):
+        CompositeBackend(InMemoryBackend(), {prefix: InMemoryBackend()})
+
+
+def test_duplicate_prefixes_and_missing_backends_are_refused():
+    with pytest.raises(PathError, match="mean the same directory"):
+        CompositeBackend(InMemoryBackend(), {"a": InMemoryBackend(), "/a/": InMemoryBackend()})
+    with pytest.raises(TypeError, match="'/a' is None"):
+        CompositeBackend(InMemoryBackend(), {"a": None})
+
+
+def test_a_prefix_ends_at_a_segment():
+    default, route = InMemoryBackend(), InMemoryBackend()
+    composite = CompositeBackend(default, {"/memories/": route})
+    composite.write("/memories2/x", "default's")
+    assert content(default, "/memories2/x") == b"default's"
+    assert listed(route) == []
+    assert found(composite.grep("default", "/memories")) == []
+    assert listed(composite) == ["/memories/", "/memories2/"]
+
+
+def test_paths_are_normalised_before_they_are_routed():
+    default, route = InMemoryBackend(), InMemoryBackend()
+    composite = CompositeBackend(default, {"/a/": route})
+    composite.write("//a/./x/../f", "route's")
+    composite.write("/a/../f", "default's")
+    assert content(route, "/f") == b"route's"
+    assert content(default, "/f") == b"default's"
+    for path in ("/a/../../f", "/..", "~/f", "", "/a\0b"):
+        assert composite.read(path).error
+        assert composite.write(path, "x").error
+        assert composite.ls(path).error
+        assert composite.delete(path).error
+        assert composite.move(path, "/g").error
+        assert composite.grep("x", path).error if path else True
+        assert composite.download_files([path])[0].error == "invalid_path"
+        assert composite.upload_files([(path, b"")])[0].error == "invalid_path"
+
+
+def test_the_longest_prefix_wins():
+    outer, inner = InMemoryBackend(), InMemoryBackend()
+    composite = CompositeBackend(InMemoryBackend(), {"/memories/": outer, "/memories/user/": inner})
+    composite.write("/memories/user/profile.txt", "inner's")
+    composite.write("/memories/username", "outer's")
+    assert content(inner, "/profile.txt") == b"inner's"
+    assert content(outer, "/username") == b"outer's"
+    assert [prefix for prefix, _ in composite.sorted_routes] == ["/memories/user/", "/memories/"]
+
+
+# -- directories -----------------------------------------------------------------------------------------------
+
+
+def test_a_nested_route_is_seen_once_in_its_parent_and_nowhere_else():
+    composite = CompositeBackend(
+        filled(InMemoryBackend(), "/a/shadowed", "/top"),
+        {"/a/": filled(InMemoryBackend(), "/b/shadowed", "/f"), "/a/b/": filled(InMemoryBackend(), "/g")},
+    )
+    assert listed(composite) == ["/a/", "/top"]
+    assert listed(composite, "/a") == ["/a/b/", "/a/f"]
+    assert listed(composite, "/a/b/") == ["/a/b/g"]
+
+
+def test_missing_parents_are_synthesised_and_merge_with_what_is_there():
+    default = InMemoryBackend()
+    composite = CompositeBackend(default, {"/x/y/z/": filled(InMemoryBackend(), "/f")})
+    assert listed(composite) == ["/x/"]
+    assert listed(composite, "/x") == ["/x/y/"]
+    assert listed(composite, "/x/y") == ["/x/y/z/"]
+    assert composite.ls("/x/nothing").error
+    composite.write("/x/beside", "default's")
+    assert listed(composite, "/x") == ["/x/beside", "/x/y/"]
+
+
+def test_what_a_route_covers_is_hidden_in_every_verb():
+    default = filled(InMemoryBackend(), "/a/shadowed", "/x", "/top")
+    composite = CompositeBackend(default, {"/a/": filled(InMemoryBackend(), "/f"), "/x/y/": InMemoryBackend()})
+    assert listed(composite) == ["/a/", "/top", "/x/"]
+    assert found(composite.grep("TODO")) == ["/a/f", "/top"]
+    assert found(composite.grep("TODO", "/x")) == []
+    assert found(composite.glob("**/*")) == ["/a/f", "/top"]
+    assert composite.read("/a/shadowed").error
+    assert "Is a directory" in composite.read("/x").error
+    assert content(composite, "/a/shadowed") == "file_not_found"
+    assert content(default, "/a/shadowed") != "file_not_found"
+
+
+def test_a_failing_default_is_told_where_it_matters_and_routes_are_listed_still():
+    class Broken(BackendProtocol):
+        def ls(self, path):
+            return LsResult(error="the disk is on fire")
+
+    composite = CompositeBackend(Broken(), {"/x/y/": filled(InMemoryBackend(), "/f")})
+    root = composite.ls("/")
+    assert root.error == "the disk is on fire" and [info["path"] for info in root.entries] == ["/x/"]
+    assert composite.ls("/x").error == "the disk is on fire"
+    assert listed(composite, "/x/y") == ["/x/y/f"]
+
+
+def test_a_directory_that_the_default_can_not_list_is_told_if_it_has_it():
+    class Locked(InMemoryBackend):
+        def ls(self, path):
+            return super().ls(path) if path == "/" else LsResult(error="locked")
+
+    with_directory = CompositeBackend(filled(Locked(), "/x/f"), {"/x/y/": InMemoryBackend()})
+    assert with_directory.ls("/x").error == "locked"
+    without = CompositeBackend(Locked(), {"/x/y/": InMemoryBackend()})
+    assert listed(without, "/x") == ["/x/y/"]
+
+
+@pytest.mark.parametrize("path", ["/", "/a", "/a/", "/x", "/x/y"])
+def test_what_routes_need_as_directories_can_not_be_files_nor_go(path):
+    default, first, second = filled(InMemoryBackend(), "/keep"), InMemoryBackend(), InMemoryBackend()
+    composite = CompositeBackend(default, {"/a/": filled(first, "/f"), "/x/y/": filled(second, "/f")})
+    busy, directory = os.strerror(errno.EBUSY), os.strerror(errno.EISDIR)
+    assert busy in composite.delete(path).error
+    assert busy in composite.move(path, "/elsewhere").error
+    assert busy in composite.move("/keep", path).error
+    assert directory in composite.write(path, "x").error
+    assert directory in composite.edit(path, "a", "b").error
+    assert directory in composite.read(path).error
+    assert content(composite, path) == "is_directory"
+    assert composite.upload_files([(path, b"x")])[0].error == "is_directory"
+    assert listed(default) == ["/keep"] and listed(first) == ["/f"] and listed(second) == ["/f"]
+
+
+# -- searches --------------------------------------------------------------------------------------------------
+
+
+def tree():
+    return CompositeBackend(
+        filled(InMemoryBackend(), "/t.txt", "/x/z.txt", "/a/hidden.txt", "/x/y/hidden.txt"),
+        {
+            "/a/": filled(InMemoryBackend(), "/f.txt", "/s/g.py", "/b/hidden.txt"),
+            "/a/b/": filled(InMemoryBackend(), "/h.txt", "/.hid/i.txt"),
+            "/x/y/": filled(InMemoryBackend(), "/j.txt"),
+        },
+    )
+
+
+VISIBLE = ["/a/b/.hid/i.txt", "/a/b/h.txt", "/a/f.txt", "/a/s/g.py", "/t.txt", "/x/y/j.txt", "/x/z.txt"]
+
+
+@pytest.mark.parametrize("path", ["/", "/a", "/a/b", "/x", "/x/y", None])
+def test_grep_and_glob_include_every_route_below_the_path(path):
+    below = [visible for visible in VISIBLE if path in (None, "/") or visible.startswith(path + "/")]
+    assert found(tree().grep("TODO", path)) == below
+    assert found(tree().glob("*", path)) == below
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "expected"),
+    [
+        ("a/**/*.txt", "/", ["/a/b/h.txt", "/a/f.txt"]),
+        ("/a/*.txt", "/", ["/a/f.txt"]),
+        ("a/b/*", "/", ["/a/b/h.txt"]),
+        ("b/*.txt", "/a", ["/a/b/h.txt"]),
+        ("*/*/*.txt", "/", ["/a/b/h.txt", "/x/y/j.txt"]),
+        ("{a,x}/*/*.{txt,py}", "/", ["/a/b/h.txt", "/a/s/g.py", "/x/y/j.txt"]),
+        ("{a/b,x}/*.txt", "/", ["/a/b/h.txt", "/x/z.txt"]),
+        ("{a/b/h,x/y/j}.txt", "/", ["/a/b/h.txt", "/x/y/j.txt"]),
+        ("**/.hid/*", "/", ["/a/b/.hid/i.txt"]),
+        ("a/**", "/", ["/a/b/h.txt", "/a/f.txt", "/a/s/g.py"]),
+        ("y/**", "/x", ["/x/y/j.txt"]),
+        ("hidden.txt", "/", []),
+        ("**/hidden.txt", "/", []),
+        ("a/b/", "/", []),
+    ],
+)
+def test_a_glob_with_a_slash_is_relative_to_the_searched_path_through_routes(pattern, path, expected):
+    assert found(tree().glob(pattern, path)) == expected
+    assert found(tree().grep("TODO", path, pattern)) == expected
+
+
+names = st.sampled_from(["a", "b", ".h", "c.py", "d.txt"])
+some_paths = st.lists(names, min_size=1, max_size=4).map(lambda parts: "/" + "/".join(parts))
+patterns = st.lists(
+    st.sampled_from(["*", "**", "a", "b", "?", ".h", ".*", "*.py", "{a,b}", "[ab]", "*.{py,txt}"]),
+    min_size=1,
+    max_size=4,
+).map("/".join)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    prefixes=st.lists(some_paths, max_size=4, unique=True),
+    files=st.lists(some_paths, max_size=12, unique=True),
+    shadows=st.lists(some_paths, max_size=6, unique=True),
+    pattern=patterns,
+    path=some_paths | st.just("/"),
+    limit=st.none() | st.integers(0, 4),
+)
+def test_a_search_sees_what_one_backend_with_the_visible_files_would(prefixes, files, shadows, pattern, path, limit):
+    """The reference is one backend that holds exactly the files of the tree; the composite has them spread over its
+    routes, with others hidden below."""
+    default, reference = StateBackend(), StateBackend()
+    composite = CompositeBackend(default, {prefix: StateBackend() for prefix in prefixes})
+    for shadow in shadows:
+        if any(shadow == prefix or shadow.startswith(prefix + "/") for prefix in prefixes):
+            default.upload_files([(shadow, b"TODO\nTODO\n")])
+    for file in files:
+        uploaded = composite.upload_files([(file, b"x\nTODO\n")])
+        direct = reference.upload_files([(file, b"x\nTODO\n")])
+        if uploaded[0].error is not None and direct[0].error is None:
+            reference.delete(file)  # a file can't be where a route needs a directory
+        if uploaded[0].error is None and direct[0].error is not None:
+            composite.delete(file)  # a covered file was in the way of nobody
+    assert found(composite.glob(pattern, path)) == found(reference.glob(pattern, path))
+    mine = composite.grep("TODO", path, pattern, max_count=limit)
+    theirs = reference.grep("TODO", path, pattern, max_count=limit)
+    assert mine == theirs
+
+
+def test_max_count_is_not_used_up_by_what_is_hidden_and_is_global():
+    default = filled(InMemoryBackend(), *(f"/a/{number:02}" for number in range(20)), "/z")
+    composite = CompositeBackend(default, {"/a/": filled(InMemoryBackend(), "/f")})
+    assert found(composite.grep("TODO", max_count=2)) == ["/a/f", "/z"]
+    cut = composite.grep("TODO", max_count=1)
+    assert found(cut) == ["/a/f"] and cut.truncated
+    assert not composite.grep("TODO", max_count=3).truncated
+
+
+def test_a_bad_glob_is_an_error():
+    composite = tree()
+    assert ".." in composite.glob("../x").error
+    assert ".." in composite.grep("TODO", "/", "../x").error
+
+
+def test_one_failing_route_hides_no_other(caplog):
+    broken = DuckBackend()
+    broken.failing = {"grep", "glob"}
+    works = filled(InMemoryBackend(), "/g")
+    composite = CompositeBackend(filled(InMemoryBackend(), "/f"), {"/ok/": works, "/ko/": broken})
+    for result in (composite.grep("TODO"), composite.glob("*")):
+        assert found(result) == ["/f", "/ok/g"]
+        assert result.truncated
+    assert "Route '/ko/'" in caplog.text
+    nothing = composite.grep("no such text")
+    assert nothing.matches is None
+    assert nothing.error == "Route '/ko/': grep failed: ConnectionError: the grep line is cut"
+    assert composite.glob("*", "/ko").error == "Route '/ko/': glob failed: ConnectionError: the glob line is cut"
+
+
+# -- batches ---------------------------------------------------------------------------------------------------
+
+
+def test_batches_are_grouped_per_backend_and_answered_in_order_with_the_paths_given():
+    default, route = DuckBackend(), DuckBackend()
+    composite = CompositeBackend(default, {"/r/": route, "/twin/": route})
+    files = [("/a", b"1"), ("/r/b", b"2"), ("//c", b"3"), ("/../x", b"?"), ("/r", b"?"), ("/twin/d", b"4")]
+    files.append(("/r/e", b"5"))
+    answers = composite.upload_files(files)
+    assert [answer.path for answer in answers] == [path for path, _ in files]
+    assert [answer.error for answer in answers] == [None, None, None, "invalid_path", "is_directory", None, None]
+    assert default.calls == ["upload_files"] and route.calls == ["upload_files"]
+    assert route.files == {"/b": b"2", "/d": b"4", "/e": b"5"}
+    answers = composite.download_files(["/r/e", "/nope", "/a", "/r/nope", "/twin/b"])
+    assert [answer.path for answer in answers] == ["/r/e", "/nope", "/a", "/r/nope", "/twin/b"]
+    assert [answer.content for answer in answers] == [b"5", None, b"1", None, b"2"]
+    assert [answer.error for answer in answers] == [None, "file_not_found", None, "file_not_found", None]
+    assert default.calls == ["upload_files", "download_files"] and route.calls == ["upload_files", "download_files"]
+    assert composite.upload_files([]) == [] and composite.download_files([]) == []
+
+
+def test_a_backend_that_answers_too_little_or_fails_is_an_error_of_its_items():
+    class Short(DuckBackend):
+        def upload_files(self, files):
+            return super().upload_files(files)[:1]
+
+        def download_files(self, paths):
+            raise OSError("no line")
+
+    composite = CompositeBackend(InMemoryBackend(), {"/r/": Short()})
+    answers = composite.upload_files([("/r/a", b""), ("/r/b", b""), ("/c", b"")])
+    assert [answer.error for answer in answers] == [None, "no answer from the backend", None]
+    answers = composite.download_files(["/r/a", "/c"])
+    assert answers[0].error == "Route '/r/': download_files failed: OSError: no line"
+    assert answers[1].content == b""
+
+
+# -- moves -----------------------------------------------------------------------------------------------------
+
+
+def test_move_inside_a_route_is_the_backends_own():
+    route = filled(InMemoryBackend(), "/f")
+    composite = CompositeBackend(InMemoryBackend(), {"/r/": route})
+    node = volume_of(route).lookup(1, b"f").node
+    assert composite.move("/r/f", "/r/d/g").path == "/r/d/g"
+    assert volume_of(route).lookup(volume_of(route).lookup(1, b"d").node, b"g").node == node
+    assert composite.move("/r/nope", "/r/x").error == "Error: File '/r/nope' not found"
+    composite.write("/r/other", "x")
+    assert composite.move("/r/other", "/r/d/g").error == "Cannot move to /r/d/g because it already exists."
+
+
+def make_zoo(backend):
+    volume = backend.volume
+    filled(backend, "/tree/d/run.sh", "/tree/empty-to-be/x")
+    backend.delete("/tree/empty-to-be/x")
+    top = volume.lookup(1, b"tree").node
+    directory = volume.lookup(top, b"d").node
+    script = volume.lookup(directory, b"run.sh").node
+    volume.link(script, top, b"twin")
+    volume.symlink(top, b"link", b"d/run.sh", ME)
+    volume.mknod(top, b"pipe", 0o010644, 0, ME)
+    volume.setattr(script, volume_changes(mode=0o750, mtime_ns=10**18 + 7))
+    volume.setxattr(script, b"user.colour", b"red")
+    hole = volume.create(top, b"hole", 0o644, os.O_WRONLY, ME).node
+    volume.write(hole, 10 << 20, b"end")
+    volume.release(hole, os.O_WRONLY)
+    volume.setattr(directory, volume_changes(mode=0o511, mtime_ns=10**18))
+
+
+def volume_changes(**changes):
+    from fusebackend.protocol import AttrChanges
+
+    return AttrChanges(**changes)
+
+
+def test_move_across_routes_of_volumes_keeps_everything():
+    source, target = InMemoryBackend(), InMemoryBackend()
+    make_zoo(source)
+    composite = CompositeBackend(source, {"/r/": target})
+    result = composite.move("/tree", "/r/new/place")
+    assert result.error is None and result.path == "/r/new/place"
+    assert listed(composite) == ["/r/"]
+    assert listed(target, "/new") == ["/new/place/"]
+    volume = target.volume
+    top = volume.lookup(volume.lookup(1, b"new").node, b"place").node
+    directory = volume.lookup(top, b"d")
+    script = volume.lookup(directory.node, b"run.sh")
+    assert (directory.mode & 0o7777, directory.mtime_ns) == (0o511, 10**18)
+    assert (script.mode & 0o7777, script.mtime_ns, script.nlink) == (0o750, 10**18 + 7, 2)
+    assert volume.lookup(top, b"twin").node == script.node
+    assert volume.getxattr(script.node, b"user.colour") == b"red"
+    assert volume.readlink(volume.lookup(top, b"link").node) == b"d/run.sh"
+    assert volume.lookup(top, b"pipe").mode == 0o010644
+    assert volume.lookup(top, b"empty-to-be").is_dir
+    hole = volume.lookup(top, b"hole")
+    assert (hole.size, hole.blocks * 512 < 1 << 20) == ((10 << 20) + 3, True)
+    assert content(composite, "/r/new/place/hole")[-4:] == b"\0end"
+    assert content(composite, "/r/new/place/d/run.sh") == b"TODO /tree/d/run.sh\n"
+
+
+@pytest.mark.parametrize("make", [StateBackend, DuckBackend, InMemoryBackend], ids=["state", "duck", "memory"])
+@pytest.mark.parametrize("into", [StateBackend, DuckBackend, InMemoryBackend, SeedInMemoryBackend],
+                         ids=["state", "duck", "memory", "seed"])  # fmt: skip
+def test_move_across_routes_of_any_kind(make, into):
+    source, target = make(), into()
+    composite = CompositeBackend(InMemoryBackend(), {"/from/": source, "/to/": target})
+    filled(composite, "/from/d/a", "/from/d/e/b", "/from/c")
+    assert composite.move("/from/d", "/to/x/d").error is None
+    assert composite.move("/from/c", "/to/c").path == "/to/c"
+    assert found(composite.glob("*")) == ["/to/c", "/to/x/d/a", "/to/x/d/e/b"]
+    assert content(composite, "/to/x/d/e/b") == b"TODO /from/d/e/b\n"
+    assert composite.move("/from/nope", "/to/nope").error == "Error: File '/from/nope' not found"
+    filled(composite, "/from/c")
+    assert composite.move("/from/c", "/to/c").error == "Cannot move to /to/c because it already exists."
+    assert content(composite, "/from/c") == b"TODO /from/c\n"
+
+
+def test_a_move_that_a_backend_can_not_take_is_refused_before_anything_is_copied():
+    source, target = InMemoryBackend(), DuckBackend()
+    composite = CompositeBackend(source, {"/r/": target, "/seed/": filled(SeedInMemoryBackend(), "/f")})
+    filled(source, "/d/f", "/d/e/x")
+    source.delete("/d/e/x")
+    assert "empty directory" in composite.move("/d", "/r/d").error
+    source.delete("/d/e")
+    source.volume.symlink(source.volume.lookup(1, b"d").node, b"s", b"f", ME)
+    assert "symbolic link" in composite.move("/d", "/r/d").error
+    assert "can't delete" in composite.move("/seed/f", "/r/f").error
+    assert target.files == {} and content(source, "/d/f") == b"TODO /d/f\n"
+
+
+def failing_at(volume, count):
+    """Make the volume fail with ENOSPC at the `count`-th call that changes something; True once it has."""
+    calls = itertools.count()
+    failed = []
+
+    def wrap(name):
+        method = getattr(volume, name)
+
+        def call(*args, **options):
+            if next(calls) == count:
+                failed.append(name)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return method(*args, **options)
+
+        setattr(volume, name, call)
+
+    for name in ("mkdir", "mknod", "create", "link", "symlink", "write", "setattr", "setxattr", "rename", "sync"):
+        wrap(name)
+    return failed
+
+
+def test_a_move_that_fails_anywhere_leaves_the_source_and_no_copy():
+    for count in itertools.count():
+        source, target = InMemoryBackend(), InMemoryBackend()
+        make_zoo(source)
+        composite = CompositeBackend(source, {"/r/": target})
+        failed = failing_at(target.volume, count)
+        result = composite.move("/tree", "/r/new/place")
+        if not failed:
+            assert result.error is None
+            break
+        assert result.error == "Error moving '/tree' to '/r/new/place': No space left on device"
+        assert listed(target) == [], f"something is left after {failed}"
+        assert len(listed(composite, "/tree")) == 6
+        assert content(composite, "/tree/d/run.sh") == b"TODO /tree/d/run.sh\n"
+    assert count > 15
+
+
+def test_a_source_that_changes_while_it_is_copied_is_not_taken_away():
+    for source, target in ((InMemoryBackend(), InMemoryBackend()), (DuckBackend(), InMemoryBackend())):
+        composite = CompositeBackend(source, {"/r/": target})
+        filled(composite, "/d/a", "/d/b")
+        sync = target.volume.sync
+
+        def change_and_sync(source=source, sync=sync):
+            source.upload_files([("/d/a", b"newer")])
+            sync()
+
+        target.volume.sync = change_and_sync
+        assert "changed while it was being moved" in composite.move("/d", "/r/d").error
+        assert content(composite, "/d/a") == b"newer"
+        assert listed(target) == []
+
+
+def test_a_copy_that_reads_back_wrong_is_no_copy():
+    class Corrupting(DuckBackend):
+        def upload_files(self, files):
+            return super().upload_files([(path, data[:-1]) for path, data in files])
+
+    composite = CompositeBackend(filled(InMemoryBackend(), "/f"), {"/r/": Corrupting()})
+    assert "not what was copied" in composite.move("/f", "/r/f").error
+    assert content(composite, "/f") == b"TODO /f\n" and content(composite, "/r/f") == "file_not_found"
+
+
+def test_a_source_that_can_not_be_deleted_after_all_is_told_and_nothing_is_lost():
+    source = filled(DuckBackend(), "/f")
+    source.failing = {"delete"}
+    composite = CompositeBackend(InMemoryBackend(), {"/from/": source})
+    result = composite.move("/from/f", "/f")
+    assert "could not be removed" in result.error and result.path is None
+    assert content(composite, "/f") == content(composite, "/from/f") == b"TODO /f\n"
+
+
+def test_moves_are_told_to_mounts_of_both_sides():
+    source, target = filled(InMemoryBackend(), "/f"), InMemoryBackend()
+    heard = []
+    for name, backend in (("source", source), ("target", target)):
+        backend.volume.subscribe(lambda change, name=name: heard.append((name, change.parent, change.name)))
+    CompositeBackend(source, {"/r/": target}).move("/f", "/r/g")
+    assert ("source", 1, b"f") in heard and ("target", 1, b"g") in heard
+
+
+# -- state -----------------------------------------------------------------------------------------------------
+
+
+def runtime():
+    return SimpleNamespace(state={"messages": [], "files": {}})
+
+
+def test_updates_have_the_agents_paths_and_are_merged_into_the_defaults_state():
+    shared = runtime()
+    composite = CompositeBackend(StateBackend(shared), {"/memories/": StateBackend(shared)})
+    result = composite.write("/memories/n.md", "note")
+    assert list(result.files_update) == ["/memories/n.md"]
+    assert list(shared.state["files"]) == ["/memories/n.md"]
+    assert "note" in composite.read("/memories/n.md")
+    assert listed(composite) == ["/memories/"]  # what is below the prefix is not the default's to show again
+    composite.write("/n.md", "another file")
+    assert "note" in composite.read("/memories/n.md")
+    edited = composite.edit("/memories/n.md", "note", "changed")
+    assert list(edited.files_update) == ["/memories/n.md"]
+    deleted = composite.delete("/memories/n.md")
+    assert deleted.files_update == {"/memories/n.md": None}
+    assert list(shared.state["files"]) == ["/n.md"]
+
+
+def test_what_the_state_had_before_is_there_under_the_same_paths():
+    shared = runtime()
+    shared.state["files"] = {"/memories/old.md": {"content": ["from", "v1"]}}
+    composite = CompositeBackend(StateBackend(shared), {"/memories/": StateBackend(shared)})
+    assert content(composite, "/memories/old.md") == b"from\nv1"
+
+
+def test_a_route_with_a_state_of_its_own_is_merged_too():
+    default, route = StateBackend(runtime()), StateBackend()
+    composite = CompositeBackend(default, {"/r/": route})
+    update = composite.upload_files([("/r/b", b"\xff")])[0].files_update
+    assert list(update) == ["/r/b"]
+    assert default.runtime.state["files"]["/r/b"] == update["/r/b"]
+    assert listed(composite) == ["/r/"] and listed(composite, "/r") == ["/r/b"]
+    moved = composite.move("/r/b", "/c")
+    assert moved.files_update["/r/b"] is None and moved.files_update["/c"]["encoding"] == "base64"
+    assert list(default.runtime.state["files"]) == ["/c"]
+
+
+def test_a_backend_that_only_returns_updates_is_merged_and_a_default_without_state_is_left_alone():
+    class Seedlike(SeedInMemoryBackend):
+        """Korean seed, best practice 3: written elsewhere, and `files_update` for compatibility."""
+
+        def write(self, file_path, content):
+            super().write(file_path, content)
+            return WriteResult(path=file_path, files_update={file_path: {"content": content.splitlines()}})
+
+    default = StateBackend(runtime())
+    update = CompositeBackend(default, {"/s/": Seedlike()}).write("/s/f", "x").files_update
+    assert update == {"/s/f": {"content": ["x"]}} == default.runtime.state["files"]
+    assert CompositeBackend(InMemoryBackend(), {"/s/": Seedlike()}).write("/s/f", "x").files_update == update
+
+
+def test_somebody_elses_state_backend_over_the_same_runtime_finds_what_it_wrote():
+    shared = runtime()
+
+    class Theirs(BackendProtocol):
+        """Seed: the state is not changed by `write`, and files are looked up by inner paths."""
+
+        def __init__(self, runtime):
+            self.runtime = runtime
+
+        def write(self, file_path, content):
+            return WriteResult(path=file_path, files_update={file_path: {"content": content.split("\n")}})
+
+        def read(self, file_path, offset=0, limit=2000):
+            return "\n".join(f"{1:6}\t{line}" for line in self.runtime.state["files"][file_path]["content"])
+
+    composite = CompositeBackend(StateBackend(shared), {"/theirs/": Theirs(shared)})
+    assert list(composite.write("/theirs/f", "x").files_update) == ["/f"]
+    assert "x" in composite.read("/theirs/f")
+
+
+def test_a_state_that_takes_no_update_is_no_error(caplog):
+    frozen = SimpleNamespace(state=((),))
+
+    class Default(InMemoryBackend):
+        runtime = frozen
+
+    composite = CompositeBackend(Default(), {"/r/": StateBackend()})
+    assert list(composite.write("/r/f", "x").files_update) == ["/r/f"]
+    assert "takes no update" in caplog.text
+
+
+# -- errors ----------------------------------------------------------------------------------------------------
+
+
+def test_errors_speak_of_the_path_the_agent_knows():
+    composite = CompositeBackend(InMemoryBackend(), {"/m/": SeedInMemoryBackend(), "/d/": DuckBackend()})
+    assert composite.read("/m/x").error == "Error: File '/m/x' not found"
+    assert composite.read("/d/x").error == "File '/d/x' not found"
+    composite.write("/m/x", "/x and /x")
+    assert composite.write("/m/x", "").error == "Cannot write to /m/x because it already exists."
+    assert composite.ls("/d/x").error == "Path '/d/x': path_not_found"
+    assert composite.edit("/m/x", "nothing", "y").error == "old_string not found in /m/x"
+    composite.write("/d/x", "text")
+    # What the error quotes of the agent's own words stays.
+    assert composite.edit("/d/x", "see /x", "y").error == "Error: String not found in file: 'see /x'"
+    assert "does not support delete" in composite.delete("/m/x").error
+
+
+@pytest.mark.parametrize(
+    "error", ["/x/y is above", "see /other/x", "x", "at /x.txt", "http://x/x", "/xy", "a-/x"],
+)  # fmt: skip
+def test_only_whole_paths_are_replaced(error):
+    class Saying(DuckBackend):
+        def delete(self, file_path):
+            return Answer(error=error)
+
+    assert CompositeBackend(InMemoryBackend(), {"/m/": Saying()}).delete("/m/x").error == error
+
+
+@pytest.mark.parametrize("verb", ["ls", "read", "write", "edit", "grep", "glob", "delete", "move"])
+def test_a_backend_without_a_verb_gives_an_error_that_names_the_route(verb):
+    composite = CompositeBackend(InMemoryBackend(), {"/bare/": BackendProtocol()})
+    arguments = {"ls": ("/bare",), "grep": ("x", "/bare"), "glob": ("*", "/bare"), "write": ("/bare/f", ""),
+                 "edit": ("/bare/f", "a", "b"), "move": ("/bare/f", "/bare/g")}  # fmt: skip
+    error = getattr(composite, verb)(*arguments.get(verb, ("/bare/f",))).error
+    if verb == "move":
+        assert error == "Error moving '/bare/f' to '/bare/g': Route '/bare/' does not support ls"
+    else:
+        assert error == f"Route '/bare/' (BackendProtocol) does not support {verb}"
+
+
+@pytest.mark.parametrize("answer", [None, 5, "text", b"", {"entries": 5}, {"matches": "x"}, [None], [{"path": 5}], {}])
+def test_nonsense_from_a_backend_never_raises(answer):
+    class Nonsense:
+        def __getattr__(self, verb):
+            if verb.startswith("a") or verb in ("runtime", "volume", "exact_sizes", "blocking", "durable"):
+                raise AttributeError(verb)
+            return lambda *args, **options: answer
+
+    composite = CompositeBackend(filled(InMemoryBackend(), "/f"), {"/n/": Nonsense()})
+    composite.read("/n/f"), composite.ls("/n"), composite.glob("*", "/n"), composite.grep("x", "/n")
+    assert composite.write("/n/f", "").error and composite.edit("/n/f", "a", "b").error
+    assert composite.download_files(["/n/f"])[0].error
+    assert len(composite.upload_files([("/n/f", b""), ("/n/g", b"")])) == 2
+    assert found(composite.grep("TODO")) == ["/f"]
+
+
+# -- dialects --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [SeedInMemoryBackend, DuckBackend])
+def test_other_dialects_work_as_routes(make):
+    composite = CompositeBackend(StateBackend(), {"/r/": make()})
+    assert composite.write("/r/d/a.txt", "one\ntwo\nthree").path == "/r/d/a.txt"
+    assert str(composite.read("/r/d/a.txt", 1, 1)) == "     2\ttwo"
+    assert composite.read("/r/d/a.txt").file_data["content"] == "one\ntwo\nthree"
+    assert composite.edit("/r/d/a.txt", "two", "2").occurrences == 1
+    assert composite.grep("2", "/r").matches == [{"path": "/r/d/a.txt", "line": 2, "text": "2"}]
+    assert found(composite.glob("*.txt")) == ["/r/d/a.txt"]
+    assert composite.ls_info("/r")[0]["path"] == "/r/d/"
+    assert composite.grep_raw("2")[0]["path"] == "/r/d/a.txt"
+    assert composite.glob_info("**/*.txt")[0]["path"] == "/r/d/a.txt"
+
+
+def test_a_backend_that_only_awaits_works_from_asyncio_from_trio_and_from_plain_code():
+    class Awaiting(BackendProtocol):
+        async def aread(self, file_path, offset=0, limit=2000):
+            await anyio.sleep(0)
+            return f"{1:6}\tfrom {file_path}"
+
+        async def agrep(self, pattern, path=None, glob=None):
+            return [{"path": "/f", "line": 1, "text": pattern}]
+
+    composite = CompositeBackend(InMemoryBackend(), {"/r/": Awaiting()})
+    assert "from /f" in composite.read("/r/f")
+    assert found(composite.grep("x", max_count=5)) == ["/r/f"]
+
+    async def read():
+        return await composite.aread("/r/f")
+
+    for library in ("asyncio", "trio"):
+        assert "from /f" in anyio.run(read, backend=library)
+
+
+@pytest.mark.parametrize("library", ["asyncio", "trio"])
+def test_every_verb_can_be_awaited(library):
+    async def work():
+        composite = CompositeBackend(InMemoryBackend(), {"/r/": StateBackend()})
+        assert (await composite.awrite("/r/f", "TODO")).path == "/r/f"
+        assert "TODO" in await composite.aread("/r/f")
+        assert (await composite.aedit("/r/f", "TODO", "DONE")).occurrences == 1
+        assert found(await composite.agrep("DONE")) == found(await composite.aglob("*")) == ["/r/f"]
+        assert (await composite.amove("/r/f", "/f")).path == "/f"
+        assert [info["path"] for info in (await composite.als("/")).entries] == ["/f", "/r/"]
+        assert (await composite.adownload_files(["/f"]))[0].content == b"DONE"
+        assert (await composite.aupload_files([("/r/g", b"")]))[0].error is None
+        assert (await composite.adelete("/f")).error is None
+
+    anyio.run(work, backend=library)
+
+
+# -- factories -------------------------------------------------------------------------------------------------
+
+
+def test_factories_are_made_when_the_composite_is_called_with_a_runtime():
+    composite = CompositeBackend(StateBackend, {"/m/": lambda runtime: StateBackend(runtime), "/r/": InMemoryBackend()})
+    for error in (composite.write("/f", "x").error, composite.read("/m/f").error, composite.ls("/").error,
+                  composite.download_files(["/m/f"])[0].error, composite.move("/r/f", "/g").error):  # fmt: skip
+        assert "needs a runtime" in error
+    assert composite.write("/r/f", "x").error is None  # what is no factory works
+    shared = runtime()
+    resolved = composite(shared)
+    resolved.write("/f", "x")
+    resolved.write("/m/f", "y")
+    assert list(shared.state["files"]) == ["/f", "/m/f"]
+    assert content(resolved, "/r/f") == b"x"
+    assert resolved.resolve(shared) is resolved
+    assert composite.resolve(runtime()).read("/f").error == "File '/f' not found"
+
+
+def test_nested_composites_are_resolved_too():
+    nested = CompositeBackend(StateBackend)
+    composite = CompositeBackend(StateBackend, {"/n/": nested, "/l/": lambda runtime: CompositeBackend(StateBackend)})
+    shared = runtime()
+    resolved = composite.resolve(shared)
+    for path in ("/f", "/n/f", "/l/f"):
+        assert list(resolved.write(path, path).files_update) == [path]
+    assert list(shared.state["files"]) == ["/f", "/n/f", "/l/f"]  # three files, in one state
+    assert "/l/f" in resolved.read("/l/f")
+    assert "needs a runtime" in composite.write("/n/f", "x").error
+
+
+@pytest.mark.parametrize("made", [None, StateBackend])
+def test_a_factory_that_makes_no_backend_is_refused(made):
+    with pytest.raises(TypeError, match="no backend"):
+        CompositeBackend(lambda runtime: made).resolve(runtime())
+
+
+# -- execution -------------------------------------------------------------------------------------------------
+
+
+class Shell(InMemoryBackend, SandboxBackendProtocol):
+    id = "shell-1"
+
+    def execute(self, command, *, timeout=None):
+        return ExecuteResponse(output=f"{command} {timeout}", exit_code=0)
+
+
+def test_execute_is_the_defaults():
+    composite = CompositeBackend(Shell(), {"/r/": InMemoryBackend()})
+    assert composite.execute("ls").output == "ls None"
+    assert composite.execute("ls", timeout=5).output == "ls 5"
+    assert composite.id == "shell-1"
+    assert CompositeBackend(composite).execute("ls").output == "ls None"
+
+    async def run():
+        nested = await CompositeBackend(composite).aexecute("x")
+        return (await composite.aexecute("ls", timeout=7)).output, nested.output
+
+    for library in ("asyncio", "trio"):
+        assert anyio.run(run, backend=library) == ("ls 7", "x None")
+
+
+def test_execute_of_a_stranger_that_has_it():
+    class Stranger(DuckBackend):
+        id = "stranger"
+
+        def execute(self, command):
+            return Answer(path=command)
+
+    composite = CompositeBackend(Stranger())
+    assert composite.execute("ls", timeout=5).path == "ls" and composite.id == "stranger"
+
+    async def run():
+        return (await composite.aexecute("ls")).path
+
+    assert anyio.run(run, backend="trio") == "ls"
+
+
+@pytest.mark.parametrize("default", [InMemoryBackend(), CompositeBackend(InMemoryBackend()), StateBackend])
+def test_a_default_that_can_not_execute_says_so_in_the_seeds_words(default):
+    composite = CompositeBackend(default, {"/shell/": Shell()})
+    with pytest.raises(NotImplementedError) as refusal:
+        composite.execute("ls")
+    assert str(refusal.value) == NO_EXECUTION
+    with pytest.raises(NotImplementedError):
+        _ = composite.id
+
+    async def run():
+        with pytest.raises(NotImplementedError) as refusal:
+            await composite.aexecute("ls")
+        assert str(refusal.value) == NO_EXECUTION
+
+    anyio.run(run)
+
+
+# -- mounts ----------------------------------------------------------------------------------------------------
+
+
+def test_changes_of_a_backend_without_a_feed_are_told_to_its_mount():
+    duck = filled(DuckBackend(), "/d/old")
+    volume = volume_of(duck)
+    composite = CompositeBackend(InMemoryBackend(), {"/r/": duck})
+    directory = volume.lookup(1, b"d").node
+    file = volume.lookup(directory, b"old").node
+    heard = []
+    volume.subscribe(heard.append)
+    composite.edit("/r/d/old", "TODO", "DONE NOW")
+    assert Change(node=file, parent=directory, name=b"old") in heard
+    assert volume.getattr(file).size == len(b"DONE NOW /d/old\n")
+    composite.write("/r/d/new", "")
+    assert Change(parent=directory, name=b"new") in heard
+    composite.delete("/r/d")
+    assert Change(node=directory, parent=1, name=b"d") in heard
+    with pytest.raises(OSError, match="Stale"):
+        volume.getattr(file)
