@@ -111,9 +111,12 @@ class LocalTree:
                 levels[-OPEN_LEVELS - 1].directory = None
 
     def _reopen(self, levels: list[_Level]) -> Descriptor | None:
-        start = self.start()
-        found = self._open(start, [level.name for level in levels[1:]]) if start is not None else None
-        levels[-1].directory = found
+        """The directory of the last level, and of half a window above it: the next ones on the way back."""
+        found = self.start()
+        for number, level in enumerate(levels):
+            if found is not None and number > 0:
+                found = self._open(found, (level.name,))
+            level.directory = found if number >= len(levels) - OPEN_LEVELS // 2 else None
         return found
 
     def _open(self, directory: Descriptor, names: Sequence[str]) -> Descriptor | None:
