@@ -1,0 +1,134 @@
+"""Nothing escapes a handler: every error is an answer, and a defect is logged once with its traceback."""
+
+from __future__ import annotations
+
+import errno
+import inspect
+import logging
+from typing import Any
+
+import pyfuse3
+import pytest
+from pyfuse3 import FUSEError
+
+from fusebackend.mount.operations import Operations, pack
+from fusebackend.protocol import Attr
+from fusebackend.vfs.inodes import Entry
+
+NOT_HANDLERS = {"init", "stacktrace"}
+HANDLERS = sorted(
+    name for name, value in vars(pyfuse3.Operations).items() if inspect.isfunction(value) and name not in NOT_HANDLERS
+)
+BY_THE_KERNEL = {"access", "poll"}  # answered without asking anybody
+ANSWERED = [name for name in HANDLERS if name not in BY_THE_KERNEL | {"forget"}]
+
+
+class Failing:
+    """A file system each of whose methods fails."""
+
+    wants_flush = True
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __getattr__(self, name: str) -> Any:
+        async def fail(*arguments: object) -> None:
+            raise self.error
+
+        return fail
+
+
+class Request:
+    """Stands for any argument of a handler."""
+
+    uid = gid = pid = 0
+    st_mode = 0
+
+    def __getattr__(self, name: str) -> bool:
+        return False
+
+
+def call(operations: Operations, name: str) -> Any:
+    """Drive a handler to its end; it must not wait for anything."""
+    handler = getattr(operations, name)
+    count = len(inspect.signature(handler.__wrapped__ if hasattr(handler, "__wrapped__") else handler).parameters)
+    if hasattr(handler, "__wrapped__"):
+        count -= 1  # self
+    coroutine = handler(*[Request() for _ in range(count)])
+    with pytest.raises(StopIteration) as end:
+        coroutine.send(None)
+    return end.value.value
+
+
+def test_every_request_of_pyfuse3_has_a_handler() -> None:
+    assert [name for name in HANDLERS if not inspect.iscoroutinefunction(getattr(Operations, name, None))] == []
+    assert len(HANDLERS) > 25
+
+
+@pytest.mark.parametrize("name", ANSWERED)
+def test_a_defect_is_eio_and_logged_once(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    operations = Operations(Failing(RuntimeError("injected")))  # type: ignore[arg-type]
+    with caplog.at_level(logging.ERROR), pytest.raises(FUSEError) as failure:
+        call(operations, name)
+    assert failure.value.errno == errno.EIO
+    (record,) = caplog.records
+    assert record.exc_info is not None and str(record.exc_info[1]) == "injected"
+    assert operations.counters["defects"] == 1
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.ESTALE, errno.ETIMEDOUT, errno.ENOENT])
+@pytest.mark.parametrize("name", ANSWERED)
+def test_an_oserror_is_its_errno_and_not_logged(name: str, number: int, caplog: pytest.LogCaptureFixture) -> None:
+    operations = Operations(Failing(OSError(number, "injected")))  # type: ignore[arg-type]
+    with caplog.at_level(logging.ERROR), pytest.raises(FUSEError) as failure:
+        call(operations, name)
+    assert failure.value.errno == number
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("name", ANSWERED)
+def test_an_oserror_without_errno_is_eio(name: str) -> None:
+    operations = Operations(Failing(OSError("no number")))  # type: ignore[arg-type]
+    with pytest.raises(FUSEError) as failure:
+        call(operations, name)
+    assert failure.value.errno == errno.EIO
+
+
+def test_forget_has_no_answer_so_its_error_goes_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    operations = Operations(Failing(RuntimeError("injected")))  # type: ignore[arg-type]
+    coroutine = operations.forget([(2, 1)])
+    with caplog.at_level(logging.ERROR), pytest.raises(StopIteration):
+        coroutine.send(None)
+    (record,) = caplog.records
+    assert record.exc_info is not None
+
+
+@pytest.mark.parametrize("name", sorted(BY_THE_KERNEL))
+def test_what_the_kernel_decides_itself_is_enosys(name: str) -> None:
+    with pytest.raises(FUSEError) as failure:
+        call(Operations(Failing(AssertionError("asked"))), name)  # type: ignore[arg-type]
+    assert failure.value.errno == errno.ENOSYS
+
+
+def test_flush_is_declined_where_closing_cannot_fail() -> None:
+    filesystem = Failing(AssertionError("asked"))
+    filesystem.wants_flush = False
+    with pytest.raises(FUSEError) as failure:
+        call(Operations(filesystem), "flush")  # type: ignore[arg-type]
+    assert failure.value.errno == errno.ENOSYS
+
+
+def test_packing_keeps_every_field() -> None:
+    attr = Attr(7, 0o104755, nlink=3, uid=1, gid=2, rdev=5, size=6, blocks=8)
+    attr.atime_ns, attr.mtime_ns, attr.ctime_ns = -1, 2**62 + 3, 1_000_000_001
+    packed = pack(Entry(99, attr, 2.5))
+    assert (packed.st_ino, packed.st_mode, packed.st_nlink, packed.st_uid, packed.st_gid) == (99, 0o104755, 3, 1, 2)
+    assert (packed.st_rdev, packed.st_size, packed.st_blocks) == (5, 6, 8)
+    assert (packed.st_atime_ns, packed.st_mtime_ns, packed.st_ctime_ns) == (-1, 2**62 + 3, 1_000_000_001)
+    assert packed.entry_timeout == packed.attr_timeout == 2.5
+
+
+def test_absence_is_inode_0_with_a_timeout() -> None:
+    packed = pack(Entry(0, None, 60.0))
+    assert packed.st_ino == 0
+    assert packed.entry_timeout == 60.0
