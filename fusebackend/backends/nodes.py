@@ -19,9 +19,9 @@ from fusebackend.backends.openfile import OpenFile
 from fusebackend.errors import oserror
 from fusebackend.protocol import ROOT_NODE
 
-IDLE_FILES = 10_000
-IDLE_DIRECTORIES = 100_000
-"""Nobody holds these. Directories are kept longer, for a walk comes back to the ones it passed."""
+IDLE_FILES = 2_000
+IDLE_DIRECTORIES = 10_000
+"""Nobody holds these. Directories are kept longer, for a recursive delete comes back to the ones it passed."""
 
 Key: TypeAlias = "int | tuple[int, int]"
 """Inode number, with its device where that is not the root's: an integer is a third of a tuple's size."""
