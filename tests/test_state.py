@@ -239,3 +239,22 @@ def test_concurrent_writers_over_one_state_lose_nothing():
 def test_unknown_options_are_refused(options):
     with pytest.raises(ValueError, match="must be"):
         StateBackend(**options)
+
+
+def test_a_dict_that_others_change_in_place_is_seen_as_it_is():
+    runtime = SimpleNamespace(state={"files": {"/d/a": {"content": "1"}}})
+    backend = StateBackend(runtime)
+    assert [info["path"] for info in backend.ls("/d").entries] == ["/d/a"]
+    del runtime.state["files"]["/d/a"]
+    runtime.state["files"]["/e/b"] = {"content": "2"}  # as many keys as before
+    assert [info["path"] for info in backend.ls("/").entries] == ["/e/"]
+    backend.write("/d", "now a file")
+    assert [info["path"] for info in backend.glob("*").matches] == ["/d", "/e/b"]
+
+
+def test_a_change_that_fails_leaves_no_trace(backend):
+    backend.write("/a", "1")
+    with pytest.raises(RuntimeError), backend._view.changing() as files:
+        files.put(AgentPath("/b"), None, {"content": "2"})
+        raise RuntimeError
+    assert [info["path"] for info in backend.ls("/").entries] == ["/a"]

@@ -260,10 +260,11 @@ class ForeignVolume(NativeVolume):
     def getattr(self, node: int) -> Attr:
         with self.lock:
             entry = self._tree.entry(node)
-            if entry.parent is not None and not entry.gone and entry.buffer is None:
-                if self._tree.child(entry.parent, entry.name) is not entry:
-                    raise oserror(errno.ESTALE)
-                self._files.measure([entry])
+            if entry.parent is None or entry.unlinked or entry.buffer is not None:
+                return entry
+            if entry.gone or self._tree.child(entry.parent, entry.name) is not entry:
+                raise oserror(errno.ESTALE)
+            self._files.measure([entry])
             return entry
 
     def setattr(self, node: int, changes: AttrChanges) -> Attr:

@@ -20,12 +20,11 @@ from __future__ import annotations
 import copy
 import errno
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
 from types import SimpleNamespace
 from typing import Any, Literal
 
 from fusebackend import errors, paths, text
-from fusebackend.backends.statefiles import StateFiles, apply_files_update, files_of
+from fusebackend.backends.statefiles import StateFiles, StateView, apply_files_update
 from fusebackend.backends.walk import names_of
 from fusebackend.globs import GlobError, Matcher, compile_glob
 from fusebackend.paths import ROOT, AgentPath, PathError
@@ -77,12 +76,12 @@ class StateBackend(BackendProtocol):
         self.runtime = runtime if runtime is not None else SimpleNamespace(state={"files": {}})
         self.file_format = file_format
         self.on_exists = on_exists
-        self._prefix = ""
+        self._view = StateView(self.runtime)
 
     def below(self, prefix: AgentPath) -> StateBackend:
         """The directory `prefix` of this state as a backend of its own; results speak in paths below it."""
         view = copy.copy(self)
-        view._prefix = self._prefix + prefix
+        view._view = StateView(self.runtime, self._view.prefix + prefix)
         return view
 
     def shares_state_with(self, other: Any) -> bool:
@@ -92,14 +91,7 @@ class StateBackend(BackendProtocol):
 
     def apply(self, update: Mapping[str, Any]) -> None:
         """Merge a `files_update` with paths of this backend into the state."""
-        apply_files_update(self.runtime, {self._prefix + path: record for path, record in update.items()})
-
-    @property
-    def _files(self) -> StateFiles:
-        return StateFiles(files_of(self.runtime), self._prefix)
-
-    def _changing(self) -> AbstractContextManager[StateFiles]:
-        return StateFiles.changing(self.runtime, self._prefix)
+        apply_files_update(self.runtime, {self._view.prefix + path: record for path, record in update.items()})
 
     # -- reading -----------------------------------------------------------------------------------------------
 
@@ -108,7 +100,7 @@ class StateBackend(BackendProtocol):
             base = _checked(path)
         except (PathError, OSError) as error:
             return LsResult(error=_words(error))
-        files = self._files
+        files = self._view.now()
         entries: dict[str, FileInfo] = {}
         for found, key in files.tree(base):
             name, slash, _ = found[len(base) :].lstrip("/").partition("/")
@@ -123,7 +115,7 @@ class StateBackend(BackendProtocol):
         return LsResult(entries=sorted(entries.values(), key=lambda info: info["path"]))
 
     def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
-        files = self._files
+        files = self._view.now()
         try:
             path = _checked(file_path)
             result = text.read_bytes(path, files.data(path), offset, limit)
@@ -143,7 +135,7 @@ class StateBackend(BackendProtocol):
 
     def _search(self, path: str, matcher: Matcher | None) -> Iterator[tuple[AgentPath, Any]]:
         """Files at or below a path, with their records, sorted by path. Of a file, the pattern sees the name."""
-        base, files = _checked(path), self._files
+        base, files = _checked(path), self._view.now()
         for found, key in files.tree(base):
             relative = found[len(base) :].lstrip("/") or paths.parent_and_name(found)[1]
             if matcher is None or matcher.matches(relative):
@@ -177,7 +169,7 @@ class StateBackend(BackendProtocol):
             return GlobResult(error=_words(error))
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
-        files = self._files
+        files = self._view.now()
         return [_download(files, path) for path in paths]
 
     # -- writing -----------------------------------------------------------------------------------------------
@@ -185,7 +177,7 @@ class StateBackend(BackendProtocol):
     def write(self, file_path: str, content: str) -> WriteResult:
         try:
             path, data = _checked(file_path), content.encode("utf-8")
-            with self._changing() as files:
+            with self._view.changing() as files:
                 self._put(files, path, data, replace=self.on_exists == "replace")
         except PathError as error:
             return WriteResult(error=str(error))
@@ -215,7 +207,7 @@ class StateBackend(BackendProtocol):
         files.put(path, key, record)
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
-        with self._changing() as draft:
+        with self._view.changing() as draft:
             return [self._upload(draft, path, content) for path, content in files]
 
     def _upload(self, files: StateFiles, path: str, content: bytes) -> FileUploadResponse:
@@ -235,7 +227,7 @@ class StateBackend(BackendProtocol):
     def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
         try:
             path = _checked(file_path)
-            with self._changing() as files:
+            with self._view.changing() as files:
                 before = files.data(path).decode("utf-8")
                 outcome = text.replace_string(before, old_string, new_string, replace_all)
                 if isinstance(outcome, str):
@@ -262,7 +254,7 @@ class StateBackend(BackendProtocol):
             return DeleteResult(error=_words(error))
         if path == ROOT:
             return DeleteResult(error=f"Error deleting '{file_path}': The root can't be deleted")
-        with self._changing() as files:
+        with self._view.changing() as files:
             for _, key in files.tree(path):
                 files.remove(key)
         if not files.update:
@@ -272,7 +264,7 @@ class StateBackend(BackendProtocol):
     def move(self, source: str, destination: str) -> MoveResult:
         try:
             old, new = _checked(source), _checked(destination)
-            with self._changing() as files:
+            with self._view.changing() as files:
                 _move(files, old, new)
         except PathError as error:
             return MoveResult(error=str(error))

@@ -9,9 +9,9 @@ other under one lock for the whole process, so two backends over one state lose 
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import errno
-import functools
 import threading
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
@@ -48,45 +48,106 @@ def _replace_files(runtime: Any, files: dict[str, Any]) -> None:
         runtime.state.files = files
 
 
+class KeyIndex:
+    """The keys of a state in order, so that a directory is a range of them."""
+
+    def __init__(self, keys: tuple[Any, ...], plain: list[str], odd: list[Any]) -> None:
+        self._keys = keys
+        self.plain = plain  # normalised paths, sorted
+        self.odd = odd  # anything else
+
+    @classmethod
+    def of(cls, files: Mapping[str, Any]) -> KeyIndex:
+        keys = tuple(files)
+        return cls(keys, sorted(key for key in keys if not _is_odd(key)), [key for key in keys if _is_odd(key)])
+
+    def fits(self, files: Mapping[str, Any]) -> bool:
+        """Are these the keys still? Others may have changed the dict in place. Some 10 ns a key."""
+        return len(self._keys) == len(files) and self._keys == tuple(files)
+
+    def copy(self) -> KeyIndex:
+        return KeyIndex((), list(self.plain), list(self.odd))
+
+    def add(self, key: str) -> None:
+        bisect.insort(self.plain, key)
+
+    def remove(self, key: Any) -> None:
+        if _is_odd(key):
+            self.odd.remove(key)
+        else:
+            del self.plain[bisect.bisect_left(self.plain, key)]
+
+    def sealed(self, files: Mapping[str, Any]) -> KeyIndex:
+        """This index, after a change, for these files."""
+        return KeyIndex(tuple(files), self.plain, self.odd)
+
+    def below(self, directory: str) -> list[str]:
+        """The plain keys below a directory, which is given without a slash at its end."""
+        start = bisect.bisect_left(self.plain, directory + "/")
+        return self.plain[start : bisect.bisect_left(self.plain, directory + "0", start)]  # "0" comes after "/"
+
+    def any_below(self, directory: str) -> bool:
+        start = bisect.bisect_left(self.plain, directory + "/")
+        return start < len(self.plain) and self.plain[start].startswith(directory + "/")
+
+
+class StateView:
+    """Where files are: a runtime's state, below a prefix; with the index of its keys as they were last seen."""
+
+    def __init__(self, runtime: Any, prefix: str = "") -> None:
+        self.runtime = runtime
+        self.prefix = prefix
+        self._index = KeyIndex((), [], [])
+
+    def now(self) -> StateFiles:
+        """The files as they are at this moment."""
+        files = files_of(self.runtime)
+        index = self._index
+        if not index.fits(files):
+            index = self._index = KeyIndex.of(files)
+        return StateFiles(files, self.prefix, index)
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[StateFiles]:
+        """Files to change. The change is made when the block ends, unless by an error; until then nobody sees it."""
+        with _CHANGING:
+            draft = dict(files_of(self.runtime))
+            index = self._index.copy() if self._index.fits(draft) else KeyIndex.of(draft)
+            files = StateFiles(draft, self.prefix, index)
+            yield files
+            if files.update:
+                _replace_files(self.runtime, draft)
+                self._index = files.index.sealed(draft)
+
+
 class StateFiles:
-    """The files of a state at one moment, below `prefix`, under paths that start there.
+    """The files of a state at one moment, below a prefix, under paths that start there.
 
     Attributes:
         update: what was changed since, as a `files_update` in those paths.
     """
 
-    def __init__(self, files: Mapping[str, Any], prefix: str = "") -> None:
+    def __init__(self, files: Mapping[str, Any], prefix: str, index: KeyIndex) -> None:
         self._files = files
         self._prefix = prefix
+        self.index = index
         self.update: dict[str, Any] = {}
-
-    @classmethod
-    @contextlib.contextmanager
-    def changing(cls, runtime: Any, prefix: str) -> Iterator[StateFiles]:
-        """Files to change. The change is made when the block ends, unless by an error; until then nobody sees it."""
-        with _CHANGING:
-            draft = dict(files_of(runtime))
-            files = cls(draft, prefix)
-            yield files
-            if files.update:
-                _replace_files(runtime, draft)
 
     # -- looking -----------------------------------------------------------------------------------------------
 
     def tree(self, path: AgentPath) -> list[tuple[AgentPath, str]]:
-        """The file at a path and all below it, sorted by path, with their keys. One look at each key of the state."""
-        whole, below = self._prefix + path, self._prefix + path.rstrip("/") + "/"
+        """The file at a path and all below it, sorted by path, with their keys."""
         start = len(self._prefix)
-        found: dict[AgentPath, str] = {}
-        for key in self._files:
-            if not _is_odd(key):
-                if key == whole or key.startswith(below):
-                    found[AgentPath(key[start:])] = key
-                continue
+        whole = self._prefix + ("" if path == ROOT else path)
+        found = [(AgentPath(key[start:]), key) for key in self.index.below(whole)]
+        if path != ROOT and whole in self._files:
+            found.insert(0, (path, whole))
+        odd: dict[AgentPath, str] = {}
+        for key in self.index.odd:
             meant = self._meaning(key)
             if meant is not None and paths.is_below(meant, path) and self._prefix + meant not in self._files:
-                found.setdefault(meant, key)
-        return sorted(found.items())
+                odd.setdefault(meant, key)
+        return sorted([*found, *odd.items()]) if odd else found
 
     def record(self, key: str) -> Any:
         return self._files[key]
@@ -96,15 +157,12 @@ class StateFiles:
         key = self._prefix + path
         if key in self._files and path != ROOT:
             return key
-        return next((key for key in self._odd if self._meaning(key) == path), None)
+        return next((key for key in self.index.odd if self._meaning(key) == path), None)
 
     def is_directory(self, path: AgentPath) -> bool:
-        if path == ROOT:
+        if path == ROOT or self.index.any_below(self._prefix + path):
             return True
-        below = f"{self._prefix}{path}/"
-        return any(str(key).startswith(below) for key in self._files) or any(
-            paths.is_below(self._meaning(key) or ROOT, path) for key in self._odd
-        )
+        return any(paths.is_below(self._meaning(key) or ROOT, path) for key in self.index.odd)
 
     def data(self, path: AgentPath) -> bytes:
         """A file's bytes. ENOENT, EISDIR; TypeError and ValueError for a record that is no file data."""
@@ -112,11 +170,6 @@ class StateFiles:
         if key is not None:
             return text.decode_file_data(self._files[key])
         raise errors.oserror(errno.EISDIR if self.is_directory(path) else errno.ENOENT)
-
-    @functools.cached_property
-    def _odd(self) -> list[Any]:
-        """Keys that are no normalised paths."""
-        return [key for key in self._files if _is_odd(key)]
 
     def _meaning(self, key: Any) -> AgentPath | None:
         """The path that an odd key means; None when nobody can ask for it."""
@@ -145,11 +198,13 @@ class StateFiles:
         plain = self._prefix + path
         if key is not None and key != plain:
             self.remove(key)
+        if plain not in self._files:
+            self.index.add(plain)
         self._draft[plain] = self.update[path] = record
 
     def remove(self, key: str) -> None:
         del self._draft[key]
-        self.__dict__.pop("_odd", None)
+        self.index.remove(key)
         self.update[key.removeprefix(self._prefix)] = None
 
     @property

@@ -1,0 +1,824 @@
+"""`ForeignVolume`: a kernel face for backends that have none, and what it does where they fall short."""
+
+import errno
+import os
+import stat
+import threading
+from types import SimpleNamespace
+from unittest import mock
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import rule
+from seed_backends import Answer, DuckBackend, SeedInMemoryBackend
+
+from fusebackend.backends import (
+    CompositeBackend,
+    ForeignVolume,
+    InMemoryBackend,
+    StateBackend,
+    VolumeBackend,
+    volume_of,
+)
+from fusebackend.backends import buffer as buffer_module
+from fusebackend.backends.buffer import MEMORY_BYTES, Buffer, digest_of
+from fusebackend.backends.foreign import foreign_volume
+from fusebackend.backends.foreigntree import MAX_LISTINGS, time_ns
+from fusebackend.backends.wholefiles import conflict_path
+from fusebackend.paths import AgentPath
+from fusebackend.protocol import RENAME_EXCHANGE, RENAME_NOREPLACE, ROOT_NODE, AttrChanges, Caller, Change
+from fusebackend.testing.conformance import BackendConformance
+from fusebackend.testing.model import VolumeMachine
+
+ME = Caller(os.geteuid(), os.getegid())
+RW = os.O_RDWR
+
+
+class SeedWithDelete(SeedInMemoryBackend):
+    """The seed's example and the one verb that a writable mount can't do without."""
+
+    def delete(self, file_path):
+        gone = [name for name in self._files if name == file_path or name.startswith(file_path + "/")]
+        for name in gone:
+            del self._files[name]
+        return Answer(path=file_path) if gone else Answer(error="Error: not found")
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+# -- the published suites --------------------------------------------------------------------------------------
+
+
+class Derived(BackendConformance):
+    """The agent face of the kernel face of an agent face: what both derivations keep."""
+
+    any_name = False  # names that are no UTF-8 are refused
+
+
+class TestState(Derived):
+    @pytest.fixture
+    def backend(self):
+        return VolumeBackend(ForeignVolume(StateBackend()))
+
+
+class TestDuck(Derived):
+    @pytest.fixture
+    def backend(self):
+        return VolumeBackend(ForeignVolume(DuckBackend(), exact_sizes=False))
+
+
+class TestSeed(Derived):
+    byte_exact = False  # it holds text
+
+    @pytest.fixture
+    def backend(self):
+        return VolumeBackend(ForeignVolume(SeedWithDelete()))
+
+
+class TestComposite(Derived):
+    @pytest.fixture
+    def backend(self):
+        return VolumeBackend(ForeignVolume(CompositeBackend(InMemoryBackend())))
+
+
+class ForeignMachine(VolumeMachine):
+    directory_links = False
+    backend = None
+
+    def draw_node(self, data, wanted=lambda node: True):
+        # Only the bytes of open files outlive their name: to keep those the kernel merely knows, every unlink would
+        # have to download the file first.
+        return super().draw_node(data, lambda node: wanted(node) and (node.links > 0 or self.is_open(node)))
+
+    def attempt(self, refusals, call, *arguments):
+        if call.__name__ in ("do_create", "do_make", "do_rename") and b"\xff\xfe" in arguments:
+            refusals = refusals | {errno.EILSEQ}
+        return super().attempt(refusals, call, *arguments)
+
+    @rule(data=st.data(), flags=st.sampled_from((0, RENAME_NOREPLACE)))
+    def rename_by_copy(self, data, flags):
+        parent, new_parent = self.draw_directory(data), self.draw_directory(data)
+        move = parent, self.draw_name(data, parent), new_parent, self.draw_name(data, new_parent), flags
+        if self.attempt(self.tree.may_rename(*move), self.do_rename, *move):
+            replaced = self.tree.rename(*move)
+            if replaced is not None:
+                self.lost_name(replaced)
+
+    def teardown(self):
+        """After a sync the backend holds exactly the files of the model."""
+        self.volume.sync()
+        files = [node for node in self.tree.nodes() if node.is_file]
+        wanted = {"/" + b"/".join(self.tree.path_of(node)).decode(): bytes(node.data) for node in files}
+        paths = [info["path"] for info in self.backend.glob("*").matches]
+        assert sorted(paths) == sorted(wanted)
+        answers = self.backend.download_files(list(wanted))
+        assert {answer.path: answer.content for answer in answers} == wanted
+        super().teardown()
+
+
+class StateMachine(ForeignMachine):
+    def make_volume(self):
+        self.backend = StateBackend()
+        return ForeignVolume(self.backend)
+
+
+class DuckMachine(ForeignMachine):
+    def make_volume(self):
+        self.backend = DuckBackend()
+        return ForeignVolume(self.backend, ttl_s=0, exact_sizes=False)
+
+
+TestStateModel = StateMachine.TestCase
+TestDuckModel = DuckMachine.TestCase
+TestStateModel.settings = TestDuckModel.settings = hypothesis.settings(
+    max_examples=60, stateful_step_count=40, deadline=None
+)
+
+# -- reading and writing ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def duck():
+    return DuckBackend()
+
+
+@pytest.fixture
+def volume(duck):
+    return ForeignVolume(duck, ttl_s=0)
+
+
+def at(volume, path):
+    attr = volume.getattr(ROOT_NODE)
+    for name in path.strip("/").encode().split(b"/"):
+        attr = volume.lookup(attr.node, name)
+    return attr.node
+
+
+def names(volume, node=ROOT_NODE):
+    return [name for name, _ in volume.readdir(node, b"", 1000)]
+
+
+def read(volume, node):
+    volume.open(node, os.O_RDONLY)
+    try:
+        return volume.read(node, 0, 1 << 30)
+    finally:
+        volume.release(node, os.O_RDONLY)
+
+
+def new_file(volume, name, data, parent=ROOT_NODE):
+    """A file, written and closed."""
+    node = volume.create(parent, name, 0o644, RW, ME).node
+    volume.write(node, 0, data)
+    volume.flush(node)
+    volume.release(node, RW)
+    return node
+
+
+def fails(number, call, *arguments):
+    with pytest.raises(OSError) as failure:
+        call(*arguments)
+    assert failure.value.errno == number, failure.value
+
+
+def test_a_file_is_stored_when_it_is_flushed_and_not_before(volume, duck):
+    node = volume.create(ROOT_NODE, b"f", 0o644, RW, ME).node
+    volume.write(node, 0, b"hello")
+    volume.write(node, 10, b"end")
+    assert duck.files == {} and names(volume) == [b"f"] and volume.getattr(node).size == 13
+    volume.flush(node)
+    assert duck.files == {"/f": b"hello\0\0\0\0\0end"}
+    volume.write(node, 0, b"J")
+    volume.fsync(node)
+    assert duck.files["/f"].startswith(b"Jello")
+    uploads = duck.calls.count("upload_files")
+    volume.flush(node)
+    volume.release(node, RW)
+    assert duck.calls.count("upload_files") == uploads, "what was stored is not stored again"
+
+
+def test_what_was_not_flushed_is_stored_at_the_last_close(volume, duck):
+    node = volume.create(ROOT_NODE, b"f", 0o644, RW, ME).node
+    volume.open(node, RW)
+    volume.write(node, 0, b"data")
+    volume.release(node, RW)
+    assert duck.files == {}
+    volume.release(node, RW)
+    assert duck.files == {"/f": b"data"}
+
+
+def test_mknod_stores_an_empty_file_at_once(volume, duck):
+    volume.mknod(ROOT_NODE, b"f", stat.S_IFREG | 0o600, 0, ME)
+    assert duck.files == {"/f": b""}
+    fails(errno.EEXIST, volume.mknod, ROOT_NODE, b"f", stat.S_IFREG, 0, ME)
+    fails(errno.ENOTSUP, volume.mknod, ROOT_NODE, b"p", stat.S_IFIFO, 0, ME)
+
+
+def test_truncate_without_a_handle_is_stored_at_once(volume, duck):
+    duck.put("/f", b"0123456789")
+    node = at(volume, "/f")
+    assert volume.setattr(node, AttrChanges(size=4)).size == 4
+    assert duck.files["/f"] == b"0123"
+    volume.setattr(node, AttrChanges(size=6))
+    assert duck.files["/f"] == b"0123\0\0"
+    fails(errno.EFBIG, volume.setattr, node, AttrChanges(size=1 << 50))
+    fails(errno.EISDIR, volume.setattr, ROOT_NODE, AttrChanges(size=0))
+    duck.failing = {"upload_files"}
+    fails(errno.EIO, volume.setattr, node, AttrChanges(size=0))
+    duck.failing = set()
+    assert read(volume, node) == b"0123\0\0", "a truncate that failed has not happened"
+
+
+def test_an_upload_that_fails_is_the_error_of_the_flush_and_is_tried_again(volume, duck, caplog):
+    node = volume.create(ROOT_NODE, b"f", 0o644, RW, ME).node
+    volume.write(node, 0, b"data")
+    duck.failing = {"upload_files"}
+    fails(errno.EIO, volume.flush, node)
+    fails(errno.EIO, volume.fsync, node)
+    volume.release(node, RW)
+    assert "/f was closed unsaved" in caplog.text
+    assert names(volume) == [b"f"] and read(volume, node) == b"data"
+    fails(errno.EIO, volume.sync)
+    duck.failing = set()
+    volume.close()
+    assert duck.files == {"/f": b"data"}
+
+
+def test_errors_of_the_backend_keep_their_code(volume, duck):
+    duck.put("/f", b"x")
+    node = at(volume, "/f")
+    answer = Answer(error="permission_denied")
+    duck.upload_files = lambda files: [answer]
+    volume.open(node, RW)
+    volume.write(node, 0, b"y")
+    fails(errno.EACCES, volume.flush, node)
+    del duck.upload_files
+    volume.flush(node)
+    duck.download_files = lambda paths: [answer]
+    fails(errno.EACCES, volume.open, node, RW)
+
+
+def test_open_sees_what_others_have_stored_and_an_open_file_stays_one_file(volume, duck):
+    duck.put("/f", b"one")
+    node = at(volume, "/f")
+    assert read(volume, node) == b"one"
+    duck.put("/f", b"other")
+    assert read(volume, node) == b"other"
+    assert volume.getattr(node).size == 5
+    volume.open(node, RW)
+    volume.open(node, RW)
+    volume.write(node, 0, b"OTHER")
+    assert volume.read(node, 0, 9) == b"OTHER"
+    volume.open(node, os.O_RDONLY)
+    assert volume.read(node, 0, 9) == b"OTHER", "a second open does not undo what the first has written"
+
+
+def test_sizes_in_characters_or_missing_are_not_believed():
+    seed = SeedInMemoryBackend()
+    seed.upload_files([("/d/ü.txt", "üöä字".encode()), ("/d/plain.txt", b"plain")])
+    volume = ForeignVolume(seed)
+    directory = at(volume, "/d")
+    sizes = {name: attr.size for name, attr in volume.readdir(directory, b"", 10)}
+    assert sizes == {"ü.txt".encode(): 9, b"plain.txt": 5}
+    assert volume.lookup(directory, "ü.txt".encode()).size == 9
+
+
+def test_a_known_size_is_not_downloaded_again_while_the_time_stands_still(duck):
+    clock = Clock()
+    volume = ForeignVolume(duck, exact_sizes=False, clock=clock)
+    for number in range(200):
+        duck.put(f"/f{number:03}", b"x" * number)
+    assert [attr.size for _, attr in volume.readdir(ROOT_NODE, b"", 1000)] == list(range(200))
+    assert duck.calls.count("download_files") == 4  # in batches
+    clock.now = 100
+    volume.readdir(ROOT_NODE, b"", 1000)
+    assert duck.calls.count("download_files") == 4
+    duck.put("/f007", b"changed")
+    clock.now = 200
+    assert dict(volume.readdir(ROOT_NODE, b"", 1000))[b"f007"].size == 7
+    assert duck.calls.count("download_files") == 5
+    assert duck.calls.count("ls") == 3
+
+
+def test_exact_sizes_need_no_download(volume, duck):
+    duck.put("/f", b"12345")
+    assert volume.lookup(ROOT_NODE, b"f").size == 5
+    assert "download_files" not in duck.calls
+
+
+def test_a_change_that_nothing_tells_of_moves_the_times():
+    class Timeless(SeedInMemoryBackend):
+        def _get_timestamp(self):
+            return ""
+
+    seed = Timeless()
+    seed.upload_files([("/f", b"one")])
+    volume = ForeignVolume(seed, ttl_s=0)
+    before = volume.lookup(ROOT_NODE, b"f")
+    node, times = before.node, (before.mtime_ns, before.ctime_ns)
+    assert (volume.getattr(node).mtime_ns, volume.getattr(node).ctime_ns) == times
+    seed.upload_files([("/f", b"two")])
+    after = volume.getattr(node)
+    assert after.mtime_ns > times[0] and after.ctime_ns > times[1]
+
+
+def test_times_come_from_the_backend():
+    assert time_ns("2026-01-01T00:00:00.000001+00:00") == 1767225600_000001000
+    assert time_ns("2026-01-01T01:00:00+01:00") == 1767225600_000000000
+    assert time_ns("") is None and time_ns("yesterday") is None
+    assert time_ns("2026-01-01T00:00:00") is not None
+
+
+def test_modes_and_times_are_kept_while_the_volume_lives(volume, duck):
+    duck.put("/f", b"x")
+    node = at(volume, "/f")
+    volume.hold(node)
+    volume.setattr(node, AttrChanges(mode=0o755, uid=7, gid=8, atime_ns=5, mtime_ns=6))
+    volume.forget([node])
+    attr = volume.lookup(ROOT_NODE, b"f")
+    assert (attr.mode, attr.uid, attr.gid, attr.atime_ns, attr.mtime_ns) == (0o100755, 7, 8, 5, 6)
+    # cp -p: written, times set, closed.
+    copy = volume.create(ROOT_NODE, b"g", 0o755, RW, ME).node
+    volume.write(copy, 0, b"x")
+    volume.setattr(copy, AttrChanges(mtime_ns=6))
+    volume.flush(copy)
+    volume.release(copy, RW)
+    assert (volume.getattr(copy).mtime_ns, volume.getattr(copy).mode) == (6, 0o100755)
+    duck.put("/g", b"theirs")
+    assert volume.getattr(copy).mtime_ns != 6, "a change by others has a time of its own"
+    assert volume.getattr(copy).mode == 0o100755
+
+
+# -- conflicts -------------------------------------------------------------------------------------------------
+
+
+def conflicts(duck, base="/f"):
+    return {path: data for path, data in duck.files.items() if path.startswith(base + ".conflict-")}
+
+
+@pytest.mark.parametrize("theirs", [b"theirs", None], ids=["written", "deleted"])
+def test_a_file_that_others_changed_meanwhile_is_a_conflict_that_loses_nothing(volume, duck, theirs, caplog):
+    duck.put("/f", b"base")
+    node = at(volume, "/f")
+    volume.open(node, RW)
+    volume.write(node, 0, b"ours")
+    if theirs is None:
+        del duck.files["/f"]
+    else:
+        duck.put("/f", theirs)
+    fails(errno.ESTALE, volume.flush, node)
+    assert duck.files.get("/f") == theirs
+    assert list(conflicts(duck).values()) == [b"ours"]
+    assert "what was written here is in /f.conflict-" in caplog.text
+    fails(errno.ESTALE, volume.write, node, 0, b"more")
+    fails(errno.ESTALE, volume.read, node, 0, 10)
+    volume.flush(node)
+    volume.release(node, RW)
+    assert len(duck.files) == (1 if theirs is None else 2)
+    if theirs is not None:
+        assert read(volume, at(volume, "/f")) == theirs
+
+
+def test_a_file_made_by_others_meanwhile_is_a_conflict(volume, duck):
+    node = volume.create(ROOT_NODE, b"f", 0o644, RW, ME).node
+    volume.write(node, 0, b"ours")
+    duck.put("/f", b"theirs")
+    fails(errno.ESTALE, volume.flush, node)
+    assert duck.files["/f"] == b"theirs" and list(conflicts(duck).values()) == [b"ours"]
+
+
+def test_a_directory_deleted_under_an_open_file_loses_nothing(volume, duck):
+    duck.put("/d/e/f", b"base")
+    node = at(volume, "/d/e/f")
+    volume.open(node, RW)
+    duck.delete("/d")
+    fails(errno.ENOENT, at, volume, "/d")
+    volume.write(node, 0, b"ours")
+    fails(errno.ESTALE, volume.flush, node)
+    assert list(conflicts(duck, "/d/e/f").values()) == [b"ours"]
+
+
+def test_a_file_deleted_by_others_and_seen_so_before_it_is_written_to_is_kept_too(volume, duck):
+    duck.put("/f", b"base")
+    node = at(volume, "/f")
+    volume.open(node, RW)
+    del duck.files["/f"]
+    assert names(volume) == []
+    assert volume.read(node, 0, 10) == b"base"
+    volume.write(node, 0, b"ours")
+    volume.release(node, RW)
+    assert list(conflicts(duck).values()) == [b"ours"]
+
+
+def test_the_same_bytes_are_no_conflict(volume, duck):
+    duck.put("/f", b"base")
+    node = at(volume, "/f")
+    volume.open(node, RW)
+    volume.write(node, 0, b"same")
+    duck.put("/f", b"same")
+    volume.flush(node)
+    assert conflicts(duck) == {}
+
+
+def test_a_conflict_that_can_not_be_kept_beside_stays_here(volume, duck):
+    duck.put("/f", b"base")
+    node = at(volume, "/f")
+    volume.open(node, RW)
+    volume.write(node, 0, b"ours")
+    duck.put("/f", b"theirs")
+    duck.failing = {"upload_files"}
+    fails(errno.EIO, volume.flush, node)
+    assert volume.read(node, 0, 10) == b"ours"
+    duck.failing = set()
+    fails(errno.ESTALE, volume.flush, node)
+    assert list(conflicts(duck).values()) == [b"ours"]
+
+
+def test_the_name_of_a_conflict_is_short_enough_and_never_the_same():
+    long = conflict_path(AgentPath("/d/" + "字" * 85))
+    assert len(long.rpartition("/")[2].encode()) <= 255
+    assert conflict_path(AgentPath("/f")) != conflict_path(AgentPath("/f"))
+
+
+def test_a_file_unlinked_here_keeps_its_bytes_for_who_has_it_open_and_stores_nothing(volume, duck):
+    duck.put("/f", b"base")
+    node = at(volume, "/f")
+    volume.hold(node)
+    volume.open(node, RW)
+    volume.unlink(ROOT_NODE, b"f")
+    assert duck.files == {}
+    volume.write(node, 4, b"+more")
+    assert volume.read(node, 0, 20) == b"base+more" and volume.getattr(node).nlink == 0
+    volume.flush(node)
+    volume.release(node, RW)
+    assert duck.files == {}
+    volume.forget([node])
+    fails(errno.ESTALE, volume.getattr, node)
+
+
+# -- directories -----------------------------------------------------------------------------------------------
+
+
+def test_an_empty_directory_is_kept_here_until_a_file_appears(volume, duck):
+    directory = volume.mkdir(ROOT_NODE, b"d", 0o755, ME).node
+    inner = volume.mkdir(directory, b"e", 0o755, ME).node
+    assert duck.files == {} and names(volume) == [b"d"] and names(volume, directory) == [b"e"]
+    new_file(volume, b"f", b"x", inner)
+    assert duck.files == {"/d/e/f": b"x"}
+    assert names(ForeignVolume(duck)) == [b"d"]
+    volume.unlink(inner, b"f")
+    assert duck.files == {} and names(volume, directory) == [b"e"], "a directory outlives its last file"
+    fails(errno.ENOTEMPTY, volume.rmdir, ROOT_NODE, b"d")
+    volume.rmdir(directory, b"e")
+    volume.rmdir(ROOT_NODE, b"d")
+    assert names(volume) == []
+
+
+def test_a_directory_others_delete_is_gone(volume, duck):
+    duck.put("/d/f", b"x")
+    directory = at(volume, "/d")
+    volume.hold(directory)
+    duck.delete("/d")
+    fails(errno.ESTALE, volume.getattr, directory)
+    fails(errno.ESTALE, volume.getattr, directory)
+    fails(errno.ENOENT, volume.lookup, ROOT_NODE, b"d")
+    fails(errno.ENOENT, volume.mkdir, directory, b"e", 0o755, ME)
+    assert names(volume, directory) == []
+    duck.put("/d/f", b"again")
+    assert at(volume, "/d") != directory
+
+
+def test_an_error_is_no_proof_that_a_directory_is_empty(volume, duck):
+    duck.put("/d/f", b"x")
+    directory = at(volume, "/d")
+    new_file(volume, b"g", b"y", directory)
+    volume.unlink(directory, b"g")  # from now on the directory might be here alone
+    listing = duck.ls
+    duck.ls = lambda path: Answer(error="the line is cut") if path == "/d" else listing(path)
+    fails(errno.EIO, volume.rmdir, ROOT_NODE, b"d")
+    fails(errno.EIO, volume.readdir, directory, b"", 10)
+    duck.ls = lambda path: Answer(error="all lines are cut")
+    fails(errno.EIO, volume.rmdir, ROOT_NODE, b"d")
+    duck.ls = listing
+    assert duck.files == {"/d/f": b"x"} and names(volume, directory) == [b"f"]
+
+
+def test_rmdir_of_a_directory_that_is_not_empty_looks_before_it_deletes(duck):
+    volume = ForeignVolume(duck)  # listings are believed for a second
+    duck.put("/d/f", b"x")
+    directory = at(volume, "/d")
+    volume.unlink(directory, b"f")
+    duck.put("/d/theirs", b"new")
+    fails(errno.ENOTEMPTY, volume.rmdir, ROOT_NODE, b"d")
+    assert duck.files == {"/d/theirs": b"new"}
+
+
+def test_a_listing_goes_by_names_whatever_comes_and_goes(volume, duck):
+    for number in range(10):
+        duck.put(f"/f{number}", b"")
+    page = [name for name, _ in volume.readdir(ROOT_NODE, b"", 4)]
+    assert page == [b"f0", b"f1", b"f2", b"f3"]
+    del duck.files["/f1"], duck.files["/f5"]
+    duck.put("/f2x", b"")
+    duck.put("/f4x", b"")
+    rest = [name for name, _ in volume.readdir(ROOT_NODE, page[-1], 100)]
+    assert rest == [b"f4", b"f4x", b"f6", b"f7", b"f8", b"f9"]
+    assert volume.readdir(ROOT_NODE, b"f9", 10) == []
+
+
+def test_names_that_are_no_text_are_refused(volume):
+    for call in (volume.mkdir, lambda parent, name, mode, caller: volume.create(parent, name, mode, RW, caller)):
+        fails(errno.EILSEQ, call, ROOT_NODE, b"\xff", 0o644, ME)
+    fails(errno.ENOENT, volume.lookup, ROOT_NODE, b"\xff")
+    new_file(volume, b"f", b"")
+    fails(errno.EILSEQ, volume.rename, ROOT_NODE, b"f", ROOT_NODE, b"\xff")
+
+
+# -- what a backend can't do -----------------------------------------------------------------------------------
+
+
+def test_what_can_not_be_has_a_clear_errno(volume):
+    node = new_file(volume, b"f", b"x")
+    fails(errno.ENOTSUP, volume.symlink, ROOT_NODE, b"s", b"f", ME)
+    fails(errno.ENOTSUP, volume.link, node, ROOT_NODE, b"l")
+    fails(errno.ENOTSUP, volume.setxattr, node, b"user.a", b"")
+    fails(errno.EINVAL, volume.rename, ROOT_NODE, b"f", ROOT_NODE, b"g", RENAME_EXCHANGE)
+    assert volume.statfs().blocks_free > 0
+    features = volume.features
+    assert not (features.random_writes or features.rename or features.links or features.symlinks or features.xattrs)
+    assert not (features.special_files or features.persistent_modes or features.change_feed or features.durable)
+    assert features.blocking and not features.read_only
+    assert not volume_of(StateBackend()).features.blocking
+
+
+def test_a_backend_without_delete_refuses_to_lose_names():
+    duck = DuckBackend(can_delete=False)
+    duck.put("/f", b"x")
+    duck.put("/d/f", b"x")
+    volume = ForeignVolume(duck, ttl_s=0)
+    fails(errno.ENOTSUP, volume.unlink, ROOT_NODE, b"f")
+    fails(errno.ENOTSUP, volume.rename, ROOT_NODE, b"f", ROOT_NODE, b"g")
+    fails(errno.ENOTSUP, volume.rename, ROOT_NODE, b"d", ROOT_NODE, b"e")
+    assert duck.files == {"/f": b"x", "/d/f": b"x"}
+    volume.mkdir(ROOT_NODE, b"new", 0o755, ME)
+    volume.rename(ROOT_NODE, b"new", ROOT_NODE, b"newer")  # what only this volume has can always go
+    volume.rmdir(ROOT_NODE, b"newer")
+
+
+def test_a_backend_that_can_not_store_is_read_only_and_one_that_can_not_list_is_refused():
+    class Reading(DuckBackend):
+        upload_files = None
+
+    assert ForeignVolume(Reading()).features.read_only
+    with pytest.raises(TypeError, match="neither ls nor ls_info"):
+        ForeignVolume(object())
+    with pytest.raises(TypeError, match="called with a runtime"):
+        volume_of(StateBackend)
+
+
+def test_a_state_that_only_the_caller_changes_is_changed():
+    runtime = SimpleNamespace(state={"files": {}})
+
+    class Seedlike(DuckBackend):
+        def __init__(self):
+            super().__init__()
+            self.runtime = runtime
+
+        def upload_files(self, files):
+            answers = super().upload_files(files)
+            for answer, (path, data) in zip(answers, files, strict=True):
+                answer.files_update = {path: {"content": data.decode()}}
+            return answers
+
+    volume = ForeignVolume(Seedlike())
+    new_file(volume, b"f", b"text")
+    assert runtime.state["files"] == {"/f": {"content": "text"}}
+
+
+# -- rename ----------------------------------------------------------------------------------------------------
+
+
+def test_rename_replaces_a_file_and_keeps_who_has_either_open(volume, duck):
+    duck.put("/new", b"new")
+    duck.put("/old", b"old")
+    source, target = at(volume, "/new"), at(volume, "/old")
+    for node in (source, target):
+        volume.hold(node)
+        volume.open(node, RW)
+    volume.write(source, 3, b"er")
+    volume.rename(ROOT_NODE, b"new", ROOT_NODE, b"old")
+    assert duck.files == {"/old": b"newer"}
+    assert volume.lookup(ROOT_NODE, b"old").node == source
+    assert volume.read(target, 0, 10) == b"old"
+    volume.write(source, 0, b"NEWER")
+    volume.release(source, RW)
+    volume.release(target, RW)
+    assert duck.files == {"/old": b"NEWER"}
+
+
+def test_rename_of_a_directory_takes_all_below_it(volume, duck):
+    duck.put("/d/a", b"a")
+    duck.put("/d/e/b", b"b")
+    directory, inner = at(volume, "/d"), at(volume, "/d/e/b")
+    volume.mkdir(directory, b"empty", 0o755, ME)
+    unsaved = volume.create(directory, b"unsaved", 0o644, RW, ME).node
+    volume.write(unsaved, 0, b"soon")
+    volume.mkdir(ROOT_NODE, b"target", 0o755, ME)
+    fails(errno.EINVAL, volume.rename, ROOT_NODE, b"d", directory, b"below")
+    volume.rename(ROOT_NODE, b"d", ROOT_NODE, b"target")
+    assert duck.files == {"/target/a": b"a", "/target/e/b": b"b", "/target/unsaved": b"soon"}
+    assert names(volume) == [b"target"] and names(volume, directory) == [b"a", b"e", b"empty", b"unsaved"]
+    assert read(volume, inner) == b"b"
+    volume.write(unsaved, 4, b"er")
+    volume.release(unsaved, RW)
+    assert duck.files["/target/unsaved"] == b"sooner"
+
+
+@pytest.mark.parametrize("verb", ["upload_files", "download_files", "delete"])
+def test_a_rename_that_fails_changes_nothing(volume, duck, verb):
+    duck.put("/new", b"new")
+    duck.put("/old", b"old")
+    duck.put("/d/f", b"f")
+    at(volume, "/new"), at(volume, "/old"), at(volume, "/d")
+    before = dict(duck.files)
+    duck.failing = {verb}
+    fails(errno.EIO, volume.rename, ROOT_NODE, b"new", ROOT_NODE, b"fresh")
+    fails(errno.EIO, volume.rename, ROOT_NODE, b"new", ROOT_NODE, b"old")
+    fails(errno.EIO, volume.rename, ROOT_NODE, b"d", ROOT_NODE, b"e")
+    duck.failing = set()
+    copies = {"/fresh", "/e/f"} if verb == "delete" else set()  # could not be taken back either
+    assert {path: data for path, data in duck.files.items() if path not in copies} == before
+    assert names(volume)[0] == b"d" and b"new" in names(volume)
+
+
+def test_a_directory_that_could_only_be_deleted_in_part_keeps_every_byte(volume, duck):
+    for name in "abc":
+        duck.put(f"/d/{name}", name.encode())
+    at(volume, "/d")
+    delete = duck.delete
+    duck.delete = lambda path: delete(path) if path == "/d/a" else Answer(error="stuck")
+    fails(errno.EIO, volume.rename, ROOT_NODE, b"d", ROOT_NODE, b"e")
+    assert duck.files == {"/d/b": b"b", "/d/c": b"c", "/e/a": b"a", "/e/b": b"b", "/e/c": b"c"}
+
+
+def test_a_backend_with_a_move_is_asked_to_do_it():
+    state = StateBackend()
+    state.write("/d/f", "x")
+    created = state.runtime.state["files"]["/d/f"]
+    volume = ForeignVolume(state)
+    volume.rename(ROOT_NODE, b"d", ROOT_NODE, b"e")
+    assert state.runtime.state["files"]["/e/f"] is created
+    assert names(volume, at(volume, "/e")) == [b"f"]
+
+
+# -- nodes and caches ------------------------------------------------------------------------------------------
+
+
+def test_numbers_are_stable_while_held_and_go_when_forgotten(duck):
+    clock = Clock()
+    volume = ForeignVolume(duck, clock=clock)
+    for number in range(500):
+        duck.put(f"/d{number % 5}/f{number}", b"x")
+    nodes = []
+    for directory in names(volume):
+        parent = volume.lookup(ROOT_NODE, directory).node
+        children = [attr.node for _, attr in volume.readdir(parent, b"", 1000)]
+        nodes += [parent, *children]
+    for node in nodes:
+        volume.hold(node)
+    before = {node: volume.getattr(node).node for node in nodes}
+    clock.now = 10
+    assert {node: volume.getattr(node).node for node in nodes} == before
+    assert len(volume._tree) == 506
+    volume.forget(node for node in nodes if volume.getattr(node).is_dir is False)
+    volume.forget(node for node in nodes if node in before and node in volume._tree._entries)
+    assert len(volume._tree) == 1
+    assert at(volume, "/d0/f0") not in nodes, "a number is never used again"
+
+
+def test_a_directory_takes_what_was_listed_and_never_held_along(volume, duck):
+    for number in range(100):
+        duck.put(f"/d/f{number}", b"x")
+    directory = at(volume, "/d")
+    volume.hold(directory)
+    volume.readdir(directory, b"", 1000)
+    volume.forget([directory])
+    assert len(volume._tree) == 1
+
+
+def test_listings_are_bounded(duck):
+    volume = ForeignVolume(duck)
+    for number in range(3 * MAX_LISTINGS):
+        duck.put(f"/d{number}/f", b"x")
+    for name in names(volume):
+        node = volume.lookup(ROOT_NODE, name).node
+        assert names(volume, node) == [b"f"]
+    assert sum(entry.listing is not None for entry in volume._tree.entries()) <= MAX_LISTINGS
+
+
+def test_a_listing_is_believed_for_its_time_and_what_is_done_here_is_in_it(duck):
+    clock = Clock()
+    volume = ForeignVolume(duck, clock=clock)
+    duck.put("/f", b"x")
+    assert names(volume) == [b"f"]
+    duck.put("/theirs", b"x")
+    new_file(volume, b"ours", b"y")
+    volume.unlink(ROOT_NODE, b"f")
+    assert names(volume) == [b"ours"]
+    assert volume.lookup(ROOT_NODE, b"ours").size == 1
+    clock.now = 1
+    assert names(volume) == [b"ours", b"theirs"]
+
+
+def test_what_the_other_face_changes_is_told_at_once(duck):
+    volume = ForeignVolume(duck)
+    duck.put("/d/f", b"old")
+    node = at(volume, "/d/f")
+    volume.open(node, os.O_RDONLY)
+    heard = []
+    stop = volume.subscribe(heard.append)
+    duck.put("/d/f", b"newer")
+    volume.told(AgentPath("/d/f"))
+    parent = at(volume, "/d")
+    assert Change(node=node, parent=parent, name=b"f") in heard
+    assert volume.read(node, 0, 10) == b"newer" and volume.getattr(node).size == 5
+    stop()
+    volume.told(AgentPath("/d/f"))
+    assert len(heard) == 4
+
+
+def test_hold_and_forget_never_wait(volume, duck):
+    duck.put("/f", b"x")
+    node = at(volume, "/f")
+    entered, leave = threading.Event(), threading.Event()
+
+    def hang():
+        with volume.lock:
+            entered.set()
+            leave.wait(10)
+
+    thread = threading.Thread(target=hang)
+    thread.start()
+    entered.wait(10)
+    volume.hold(node)
+    volume.forget([node, 12345])
+    leave.set()
+    thread.join()
+    assert volume.lookup(ROOT_NODE, b"f").node != node
+
+
+def test_one_volume_for_one_backend():
+    native, duck = InMemoryBackend(), DuckBackend()
+    assert volume_of(native) is native.volume
+    assert foreign_volume(duck) is None
+    volume = volume_of(duck)
+    assert volume_of(duck) is volume is foreign_volume(duck)
+    del volume
+    assert foreign_volume(duck) is None
+
+
+def test_a_backend_that_hides_its_volume_in_another_attribute_is_foreign(duck):
+    duck.volume = "loud"
+    assert isinstance(volume_of(duck), ForeignVolume)
+
+
+# -- buffers ---------------------------------------------------------------------------------------------------
+
+
+def test_a_buffer_leaves_memory_when_it_grows():
+    buffer = Buffer(b"start")
+    assert buffer._file is None
+    buffer.write(MEMORY_BYTES + 10, b"end")
+    assert buffer._file is not None and buffer.size == MEMORY_BYTES + 13
+    assert buffer.read(0, 8) == b"start\0\0\0" and buffer.read(MEMORY_BYTES + 8, 100) == b"\0\0end"
+    buffer.resize(1 << 40)  # sparse
+    assert buffer.read((1 << 40) - 3, 10) == b"\0\0\0"
+    buffer.resize(7)
+    assert buffer.read(0, 100) == b"start\0\0"
+    assert buffer.digest() == digest_of(b"start\0\0")
+    buffer.close()
+
+
+@hypothesis.given(st.lists(st.tuples(st.sampled_from("wr"), st.integers(0, 90), st.binary(max_size=30)), max_size=12))
+def test_a_buffer_is_a_file_in_memory_and_beyond(steps):
+    with mock.patch.object(buffer_module, "MEMORY_BYTES", 50):
+        buffer, model = Buffer(), bytearray()
+        for kind, offset, data in steps:
+            if kind == "w" and data:
+                model.extend(bytes(max(0, offset - len(model))))
+                model[offset : offset + len(data)] = data
+                buffer.write(offset, data)
+            elif kind == "r":
+                del model[offset:]
+                model.extend(bytes(offset - len(model)))
+                buffer.resize(offset)
+        assert buffer.size == len(model) and buffer.read(0, 1000) == model
+        assert buffer.digest() == digest_of(bytes(model))
+        buffer.close()
