@@ -33,7 +33,8 @@ def test_a_virtual_environment_runs(work: Work) -> None:
     (package / "words.py").write_text("def greet(name):\n    return f'hello {name}'\n")
     program = "import sys, hello; print(hello.greet('mount'), sys.prefix)"
     for _ in range(2):  # the second time from the compiled files
-        assert trees.run(python, "-c", program, env={"PYTHONDONTWRITEBYTECODE": ""}) == f"hello mount {work.path}/venv\n"
+        said = trees.run(python, "-c", program, env={"PYTHONDONTWRITEBYTECODE": ""})
+        assert said == f"hello mount {work.path}/venv\n"
     assert {path.name.split(".")[0] for path in (package / "__pycache__").iterdir()} == {"__init__", "words"}
 
 

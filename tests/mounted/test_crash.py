@@ -1,0 +1,185 @@
+"""The server is killed in the middle of writes; whatever an fsync returned for is there, and the volume is sound.
+
+SIGKILL ends the process and not the machine: what the kernel holds of the volume file survives. That the file is synced
+to disk at the right moments is for the tests of the volume to show.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import random
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import mounts
+import pytest
+import trees
+from mounts import Serve
+
+from fusebackend.backends import sqlite_check
+
+pytestmark = pytest.mark.mounted
+
+ROUNDS = 50
+WRITERS = 3
+KEPT = 3
+"""Files of each round and writer that stay until the end; the others go once they have been compared."""
+
+WRITER = Path(__file__).with_name("crash_writer.py")
+
+
+class Book:
+    """What one writer was promised, from all its journals so far."""
+
+    def __init__(self, directory: Path, journal: Path) -> None:
+        self.directory = directory
+        self.journal = journal
+        self.whole: dict[str, str] = {}
+        self.target: set[str] = set()  # each of these contents is right
+        self.grown = (0, hashlib.sha256().hexdigest())
+        self._read = 0
+
+    def unread_lines(self) -> int:
+        if not self.journal.exists():
+            return 0
+        with self.journal.open("rb") as file:
+            file.seek(self._read)
+            return file.read().count(b"\n")
+
+    def update(self) -> int:
+        """Take in what the writer has noted since the last time; the number of promises among it."""
+        promises = 0
+        with self.journal.open("rb") as file:
+            file.seek(self._read)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break  # a writer that is being stopped; it was not promised anything then
+                self._read += len(line)
+                facts = json.loads(line)
+                if "whole" in facts:
+                    self.whole[facts["whole"]] = facts["sha256"]
+                elif "replacing" in facts:
+                    self.target.add(facts["sha256"])
+                elif "replaced" in facts:
+                    self.target = {facts["sha256"]}
+                else:
+                    self.grown = (facts["bytes"], facts["sha256"])
+                promises += "replacing" not in facts
+        return promises
+
+    def compare(self, mount: Path) -> None:
+        """Every promise against what the mount holds now."""
+        home = mount / self.directory
+        for name, digest in self.whole.items():
+            assert trees.sha256(home / name) == digest, f"{name} is not what its fsync returned for"
+        if self.target:
+            now = trees.sha256(home / "target")
+            assert now in self.target, "a replaced file is neither the old nor the new one"
+            self.target = {now}  # the rename was seen, or not: from now on it may not change its mind
+        length, digest = self.grown
+        with (home / "log").open("rb") as file:
+            assert hashlib.sha256(file.read(length)).hexdigest() == digest, "a log lost what was appended and synced"
+
+    def thin_out(self, mount: Path) -> None:
+        """Remove most of what has been compared, so that the volume stays small and removal is in the test too."""
+        for name in list(self.whole)[:-KEPT]:
+            if int(name.split("-")[1]) > KEPT * 3:
+                os.unlink(mount / self.directory / name)
+                del self.whole[name]
+
+
+@pytest.mark.slow
+def test_fsynced_files_survive_a_killed_server(serve: Serve, tmp_path: Path) -> None:
+    database = tmp_path / "volume.db"
+    chance = random.Random(20)
+    books = [Book(Path(f"writer{number}"), tmp_path / f"journal{number}") for number in range(WRITERS)]
+    server = serve(f"sqlite:{database}", at="mnt")
+    for book in books:
+        (server.path / book.directory).mkdir()
+    mounts.sync(server.path)
+    promises = 0
+    for round_number in range(ROUNDS):
+        writers = [_start(book, server.path, round_number * WRITERS + number) for number, book in enumerate(books)]
+        _wait_for_notes(books, chance.randint(1, 60), writers)
+        server.kill()
+        for writer in writers:
+            _, errors = writer.communicate(timeout=60)
+            assert writer.returncode == 0, errors.decode()
+        noted = sum(book.update() for book in books)
+        assert noted, "nobody was promised anything in this round"
+        promises += noted
+        assert _integrity(database) == "ok"
+        assert sqlite_check.check(database) == []
+        server = serve(f"sqlite:{database}", at="mnt")
+        for book in books:
+            book.compare(server.path)
+            book.thin_out(server.path)
+    assert promises > 5 * ROUNDS
+    server.stop()
+    assert sqlite_check.check(database) == []
+
+
+def test_what_was_not_fsynced_is_a_prefix_of_what_was_written(serve: Serve, tmp_path: Path) -> None:
+    """Without fsync the last files may be missing; no file may be there without those made before it."""
+    database = tmp_path / "volume.db"
+    for round_number in range(3):
+        server = serve(f"sqlite:{database}", at="mnt")
+        home = server.path / f"round{round_number}"
+        home.mkdir()
+        deadline = time.monotonic() + 0.4 + round_number * 0.4
+        made = 0
+        while time.monotonic() < deadline:
+            (home / f"{made:06}").write_bytes(b"%06d" % made * 2000)
+            made += 1
+        server.kill()
+        assert sqlite_check.check(database) == []
+        server = serve(f"sqlite:{database}", at="mnt")
+        names = sorted(os.listdir(home)) if home.exists() else []
+        assert names == [f"{number:06}" for number in range(len(names))]
+        for number, name in enumerate(names[:-1]):
+            assert (home / name).read_bytes() == b"%06d" % number * 2000
+        server.stop()
+
+
+def test_a_killed_server_leaves_its_mount_to_the_next(serve: Serve, tmp_path: Path) -> None:
+    """The kernel keeps the mount of a dead server, and answers ENOTCONN; mounting again takes its place."""
+    url = f"sqlite:{tmp_path / 'volume.db'}"
+    server = serve(url, at="mnt")
+    (server.path / "file").write_bytes(b"kept")
+    mounts.sync(server.path)
+    server.process.kill()
+    server.process.wait()
+    with pytest.raises(OSError, match="Transport endpoint is not connected"):
+        os.listdir(server.path)
+    again = serve(url, at="mnt")
+    assert (again.path / "file").read_bytes() == b"kept"
+
+
+def _start(book: Book, mount: Path, seed: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-S", str(WRITER), str(mount / book.directory), str(book.journal), str(seed)],
+        stderr=subprocess.PIPE,
+    )
+
+
+def _wait_for_notes(books: list[Book], lines: int, writers: list[subprocess.Popen[bytes]]) -> None:
+    """Until every writer has noted something in this round, and all together this many lines."""
+    deadline = time.monotonic() + 60
+    while True:
+        noted = [book.unread_lines() for book in books]
+        if all(noted) and sum(noted) >= lines:
+            return
+        assert time.monotonic() < deadline, "the writers are stuck"
+        assert all(writer.poll() is None for writer in writers), [writer.communicate() for writer in writers]
+        time.sleep(0.002)
+
+
+def _integrity(database: Path) -> str:
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        return "\n".join(row[0] for row in connection.execute("PRAGMA integrity_check"))

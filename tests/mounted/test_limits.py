@@ -1,0 +1,322 @@
+"""Where something runs out or grows large: a full disk, sizes, memory, many waiters, other people's mistakes."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import mounts
+import pytest
+import trees
+from mounts import Serve
+
+from fusebackend.backends import sqlite_check
+from fusebackend.testing.posix.case import fails, fork, opened
+
+pytestmark = pytest.mark.mounted
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+# --------------------------------------------------------------------------------------------------------------
+# A full disk
+# --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 24 MiB, with 4 of them taken by `ballast`."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to mount a small tmpfs")
+    path = tmp_path / "small"
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "none", path], check=True)
+    try:
+        (path / "ballast").write_bytes(bytes(4 * MIB))
+        yield path
+    finally:
+        subprocess.run(["umount", "--lazy", path], check=True)
+
+
+def fill_up(directory: Path) -> dict[str, str]:
+    """Write and fsync files of 256 KiB until the disk is full; the digests of those whose fsync returned."""
+    synced = {}
+    with fails(errno.ENOSPC):
+        for number in range(1000):
+            data = os.urandom(256 * KIB)
+            path = directory / f"file{number:04}"
+            with opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
+                os.write(fd, data)
+                os.fsync(fd)
+            synced[path.name] = trees.sha256(path)
+    return synced
+
+
+@pytest.mark.parametrize("scheme", ["sqlite", "dir"])
+def test_a_full_disk_is_enospc_and_loses_nothing(serve: Serve, small_disk: Path, scheme: str) -> None:
+    (small_disk / "files").mkdir()
+    url = {"sqlite": f"sqlite:{small_disk}/volume.db", "dir": f"dir:{small_disk}/files"}[scheme]
+    server = serve(url, at="mnt")
+    (server.path / "first").write_bytes(b"before")
+    mounts.sync(server.path)
+    synced = fill_up(server.path)
+    assert len(synced) > 10
+
+    for name, digest in synced.items():  # reading goes on
+        assert trees.sha256(server.path / name) == digest
+    assert (server.path / "first").read_bytes() == b"before"
+
+    (small_disk / "ballast").unlink()
+    later = server.path / "later"
+    with later.open("wb") as file:
+        file.write(b"there is room again")
+        file.flush()
+        os.fsync(file.fileno())
+    removed = sorted(synced)[:8]
+    for name in removed:
+        (server.path / name).unlink()
+        del synced[name]
+    mounts.sync(server.path)
+    with (server.path / "last").open("wb") as file:  # what was removed is room
+        file.write(os.urandom(MIB))
+        file.flush()
+        os.fsync(file.fileno())
+
+    server.kill()  # so that nothing but fsync has made it durable
+    if scheme == "sqlite":
+        assert sqlite_check.check(small_disk / "volume.db") == []
+    again = serve(url, at="mnt")
+    for name, digest in synced.items():
+        assert trees.sha256(again.path / name) == digest
+    assert (again.path / "later").read_bytes() == b"there is room again"
+    assert (again.path / "last").stat().st_size == MIB
+    assert not set(removed) & set(os.listdir(again.path))
+
+
+def test_a_full_disk_reaches_a_writer_that_only_closes_and_syncs_later(serve: Serve, small_disk: Path) -> None:
+    """Without an fsync for each file the error may come late, but it comes, and what fits is not lost."""
+    server = serve(f"sqlite:{small_disk}/volume.db")
+    server.expected_log = "SQLITE_FULL"
+    written = []
+    with fails(errno.ENOSPC):
+        for number in range(1000):
+            (server.path / f"file{number:04}").write_bytes(bytes([number % 251]) * 100 * KIB)
+            written.append(number)
+            if number % 20 == 19:
+                mounts.sync(server.path)
+    assert len(written) > 20
+    (small_disk / "ballast").unlink()
+    mounts.sync(server.path)
+    for number in written:
+        assert (server.path / f"file{number:04}").read_bytes() == bytes([number % 251]) * 100 * KIB
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Sizes and memory
+# --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("url", ["sqlite:{tmp}/volume.db", "memory:"])
+def test_truncate_to_2_to_the_50_and_unlink_in_bounded_memory(serve: Serve, tmp_path: Path, url: str) -> None:
+    server = serve(url.format(tmp=tmp_path))
+    before = server.memory_kib("VmHWM")
+    path = server.path / "huge"
+    with opened(path, os.O_RDWR | os.O_CREAT) as fd:
+        os.ftruncate(fd, 1 << 50)
+        for offset in (0, 1 << 20, 1 << 40, (1 << 50) - 5):
+            os.pwrite(fd, b"point", offset)
+        os.fsync(fd)
+        assert os.pread(fd, 10, (1 << 40) - 3) == bytes(3) + b"point" + bytes(2)
+        os.ftruncate(fd, (1 << 40) + 2)
+        os.ftruncate(fd, 1 << 50)
+        assert os.pread(fd, 10, 1 << 40) == b"po" + bytes(8)
+    os.truncate(path, 1 << 49)
+    path.unlink()
+    mounts.sync(server.path)
+    assert os.listdir(server.path) == []
+    assert server.memory_kib("VmHWM") - before < 16 * KIB
+
+
+@pytest.mark.parametrize("url", ["sqlite:{tmp}/volume.db", "dir:{tmp}/files"])
+def test_memory_for_each_file_that_the_kernel_knows(serve: Serve, tmp_path: Path, url: str) -> None:
+    """Below 1 KiB for each file, and what the kernel forgets makes room for what it learns next.
+
+    A volume in memory keeps its files there, so it is not asked.
+    """
+    server, before = _start_and_warm_up(serve, tmp_path, url)
+    files = 20_000
+    _make_files(server.path / "many", files)
+    _stat_all(server.path / "many", files)
+    known = server.memory_kib()
+    each = (known - before) * KIB / files
+    assert each < KIB, f"{each:.0f} bytes for each file"
+    assert server.known_inodes() > files
+
+    mounts.drop_caches(2)
+    assert server.known_inodes() < 100
+    _make_files(server.path / "more", files)
+    _stat_all(server.path / "more", files)
+    assert server.memory_kib() - known < 0.75 * (known - before)
+
+
+@pytest.mark.slow
+@pytest.mark.xfail(strict=True, reason="what is freed stays with the process: in each arena something is still in use")
+def test_memory_shrinks_when_the_kernel_forgets(serve: Serve, tmp_path: Path) -> None:
+    server, before = _start_and_warm_up(serve, tmp_path, "sqlite:{tmp}/volume.db")
+    files = 60_000
+    _make_files(server.path / "many", files)
+    _stat_all(server.path / "many", files)
+    known = server.memory_kib()
+    mounts.drop_caches(2)
+    assert server.known_inodes() < 100
+    assert server.memory_kib() - before < 0.75 * (known - before)
+
+
+def _start_and_warm_up(serve: Serve, tmp_path: Path, url: str) -> tuple[mounts.Mounted, int]:
+    """A mount whose caches have been used, and its memory."""
+    (tmp_path / "files").mkdir()
+    server = serve(url.format(tmp=tmp_path), at="mnt")
+    _make_files(server.path / "warm-up", 1_000)
+    mounts.sync(server.path)
+    return server, server.memory_kib()
+
+
+def _stat_all(directory: Path, count: int) -> None:
+    mounts.sync(directory)
+    for number in range(count):
+        os.stat(directory / f"{number:06}")
+
+
+def _make_files(directory: Path, count: int) -> None:
+    directory.mkdir()
+    with opened(directory, os.O_RDONLY | os.O_DIRECTORY) as home:
+        for number in range(count):
+            os.close(os.open(f"{number:06}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644, dir_fd=home))
+
+
+@pytest.mark.parametrize("url", ["sqlite:{tmp}/volume.db", "dir:{tmp}/files"])
+def test_memory_does_not_grow_with_what_is_written(serve: Serve, tmp_path: Path, url: str) -> None:
+    (tmp_path / "files").mkdir()
+    server = serve(url.format(tmp=tmp_path))
+    path = server.path / "file"
+    for round_number in range(6):
+        with path.open("wb", buffering=0) as file:
+            for _ in range(32):
+                file.write(bytes([round_number]) * MIB)
+            os.fsync(file.fileno())
+        trees.sha256(path)
+        if round_number == 1:
+            before = server.memory_kib("VmHWM")
+    assert server.memory_kib("VmHWM") - before < 16 * KIB
+
+
+@pytest.mark.slow
+def test_a_directory_of_100_000_entries(serve: Serve, tmp_path: Path) -> None:
+    """Read while entries come and go: each that stays is seen exactly once."""
+    server = serve(f"sqlite:{tmp_path}/volume.db")
+    count = 100_000
+    home = server.path / "large"
+    _make_files(home, count)
+    with os.scandir(home) as entries:
+        names = []
+        for position, entry in enumerate(entries):
+            names.append(entry.name)
+            if position % 1000 == 0:
+                (home / f"x{position}").touch()
+                (home / f"{position:06}").unlink(missing_ok=True)
+    removed = {f"{number:06}" for number in range(0, count, 1000)}
+    assert len(names) == len(set(names)), "a name was seen twice"
+    kept = {name for name in names if not name.startswith("x")} - removed
+    assert kept == {f"{number:06}" for number in range(count)} - removed
+    assert len(os.listdir(home)) == len(kept) + len([name for name in os.listdir(home) if name.startswith("x")])
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Many at once
+# --------------------------------------------------------------------------------------------------------------
+
+LOCKER = """
+import fcntl, sys
+with open(sys.argv[1], "r+") as lock:
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    with open(sys.argv[2], "r+") as count:
+        value = int(count.read()) + 1
+        count.seek(0)
+        count.write(str(value))
+"""
+
+
+def test_twenty_waiters_on_one_flock_do_not_stop_the_mount(serve: Serve) -> None:
+    server = serve("memory:")
+    (server.path / "lock").touch()
+    (server.path / "count").write_text("0")
+    command = [sys.executable, "-S", "-c", LOCKER, str(server.path / "lock"), str(server.path / "count")]
+    with opened(server.path / "lock", os.O_RDWR) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        waiters = [subprocess.Popen(command) for _ in range(20)]
+        for number in range(200):
+            (server.path / f"file{number}").write_bytes(b"x")
+        assert (server.path / "count").read_text() == "0"
+    for waiter in waiters:
+        assert waiter.wait(timeout=60) == 0
+    assert (server.path / "count").read_text() == "20"
+
+
+def test_many_processes_at_once(serve: Serve, tmp_path: Path) -> None:
+    server = serve(f"sqlite:{tmp_path}/volume.db")
+
+    def work(number: int) -> int:
+        home = server.path / f"process{number}"
+        home.mkdir()
+        for step in range(60):
+            path = home / f"{step}"
+            path.write_bytes(b"%d" % step * 500)
+            path.rename(home / f"renamed{step}")
+            assert (home / f"renamed{step}").read_bytes() == b"%d" % step * 500
+            if step % 3 == 0:
+                (home / f"renamed{step}").unlink()
+        return len(os.listdir(home))
+
+    children = [fork(partial(work, number)) for number in range(12)]
+    assert [child.result() for child in children] == [40] * 12
+
+
+def test_killed_clients_leave_nothing_behind(serve: Serve, tmp_path: Path) -> None:
+    """A client killed in the middle of a write, a lock or a listing must not keep the server from ending well."""
+    server = serve(f"sqlite:{tmp_path}/volume.db")
+    (server.path / "lock").touch()
+    program = """
+import fcntl, os, sys
+os.chdir(sys.argv[1])
+lock = open("lock", "r+")
+print("ready", flush=True)
+fcntl.flock(lock, fcntl.LOCK_EX)
+while True:
+    with open(f"file{os.getpid()}", "wb") as file:
+        file.write(os.urandom(300_000))
+    os.listdir(".")
+"""
+    for _ in range(5):
+        clients = [
+            subprocess.Popen([sys.executable, "-S", "-c", program, str(server.path)], stdout=subprocess.PIPE)
+            for _ in range(3)
+        ]
+        for client in clients:
+            assert client.stdout is not None
+            assert client.stdout.readline() == b"ready\n"
+        for client in clients:
+            client.kill()
+            client.communicate(timeout=60)
+    with opened(server.path / "lock", os.O_RDWR) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with contextlib.ExitStack() as handles:
+        for name in os.listdir(server.path):
+            handles.enter_context((server.path / name).open("rb"))
