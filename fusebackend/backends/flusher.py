@@ -75,7 +75,7 @@ class Flusher:
                     self._flush()
                     if self._wal_bytes() > CHECKPOINT_BYTES:
                         self._checkpoint(connection)
-                except (OSError, sqlite3.Error) as error:
+                except Exception as error:  # the thread goes on: without it nothing would ever be written again
                     if not failing:
                         log.error("changes wait in memory, the volume file can't take them: %s", error)
                     failing = True

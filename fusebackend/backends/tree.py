@@ -27,11 +27,18 @@ MAX_FILE_BYTES = (1 << 63) - 1
 
 LINK_MAX = (1 << 31) - 1
 
+TIME_MIN_NS, TIME_MAX_NS = -(1 << 63), (1 << 63) - 1
+"""The times a volume can hold: the years 1678 to 2262. What is beyond becomes the nearest, as on other filesystems."""
+
 _DAY_NS = 86_400 * 10**9
 
 
 def now_ns() -> int:
     return time.time_ns()
+
+
+def _within_range(time_ns: int) -> int:
+    return max(TIME_MIN_NS, min(time_ns, TIME_MAX_NS))
 
 
 class TreeVolume(TreeStorage):
@@ -177,10 +184,10 @@ class TreeVolume(TreeStorage):
             if changes.gid is not None:
                 inode.gid = changes.gid
             if changes.atime_ns is not None:
-                inode.atime_ns = changes.atime_ns
+                inode.atime_ns = _within_range(changes.atime_ns)
             if changes.mtime_ns is not None:
-                inode.mtime_ns = changes.mtime_ns
-            inode.ctime_ns = now if changes.ctime_ns is None else changes.ctime_ns
+                inode.mtime_ns = _within_range(changes.mtime_ns)
+            inode.ctime_ns = now if changes.ctime_ns is None else _within_range(changes.ctime_ns)
             self._changed(inode)
             return inode
 
