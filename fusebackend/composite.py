@@ -220,13 +220,13 @@ class CompositeBackend(BackendProtocol):
     ) -> GrepResult:
         limit = None if max_count is None else max(0, max_count)
         try:
-            return self._tree.grep(self._routing.route(ROOT if path is None else path), pattern, glob, limit)
+            return self._tree.grep(self._routing.scope(path), pattern, glob, limit)
         except (PathError, GlobError) as error:
             return GrepResult(error=str(error))
 
     def glob(self, pattern: str, path: str | None = None) -> GlobResult:
         try:
-            return self._tree.glob(self._routing.route(ROOT if path is None else path), pattern)
+            return self._tree.glob(self._routing.scope(path), pattern)
         except (PathError, GlobError) as error:
             return GlobResult(error=str(error))
 

@@ -84,6 +84,13 @@ class AgentFace:
             return None
         return f"{self.name} is a factory and needs a runtime: call the composite with one, or its resolve(runtime)"
 
+    @property
+    def start(self) -> AgentPath:
+        """Where relative paths begin and a search without a path does: the root, but for a `FilesystemBackend` that is
+        not confined, ours or deepagents'. That one's root is the machine's."""
+        confined = getattr(self.backend, "virtual_mode", True) is not False or isinstance(self.backend, type)
+        return paths.ROOT if confined else paths.normalise(str(getattr(self.backend, "cwd", paths.ROOT)))
+
     def lacks(self, *verbs: str) -> bool:
         """Has the backend none of these verbs, as far as its class can tell?"""
         return all(self._method(verb) is None and self._async_method(verb) is None for verb in verbs)

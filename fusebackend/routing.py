@@ -44,6 +44,13 @@ class Routed(NamedTuple):
         return re.sub(whole, lambda _: self.outer, error)
 
 
+class Scope(NamedTuple):
+    """What a search goes through: a backend from a path on, and all routes below `top`, as a rule the same path."""
+
+    own: Routed
+    top: AgentPath
+
+
 class Routing:
     """See the module's docstring. `faces` has one for each prefix of the table, and one for None."""
 
@@ -53,9 +60,20 @@ class Routing:
 
     def route(self, path: str) -> Routed:
         """Raises `PathError` for a path that no backend may be asked for."""
+        start = self._faces[None].start
+        if start != ROOT and path and not path.startswith(("/", "~")):
+            path = f"{start}/{path}"
         outer = paths.normalise(path)
         prefix, inner = self.table.route(outer)
         return Routed(prefix, self._faces[prefix], inner, outer)
+
+    def scope(self, path: str | None) -> Scope:
+        """What a search goes through. Without a path that is everything, and the default from where it begins."""
+        if path is not None:
+            routed = self.route(path)
+            return Scope(routed, routed.outer)
+        face = self._faces[None]
+        return Scope(Routed(None, face, face.start, face.start), ROOT)
 
     def below(self, directory: AgentPath) -> Iterator[tuple[Routed, tuple[str, ...]]]:
         """The roots of the routes strictly below a directory, each with its segments from there."""

@@ -77,7 +77,7 @@ def transfer(
         OSError: ENOENT; EEXIST for the target; EROFS and ENOTSUP for what one of them can't do; EBUSY when the source
             changed meanwhile; whatever the volumes raise. The source is as it was then.
     """
-    volume, into = volume_of(source.backend), volume_of(target.backend)
+    volume, into = _volume_of_paths(source), _volume_of_paths(target)
     for foreign in (volume, into):
         if isinstance(foreign, ForeignVolume):
             foreign.expire()
@@ -105,6 +105,12 @@ def transfer(
     if deleted.error is not None:
         raise OSError(errno.EIO, f"It was copied, but the source could not be removed: {deleted.error}")
     return deleted.files_update or {}, copy.files_update
+
+
+def _volume_of_paths(face: AgentFace) -> Volume:
+    """The kernel face of what the agent's paths lead to. An unconfined `FilesystemBackend` takes the machine's paths,
+    while its volume shows its root directory; so it has to be spoken to as a stranger."""
+    return volume_of(face.backend) if face.start == paths.ROOT else ForeignVolume(face.backend)
 
 
 def _tree(volume: Volume, top: Attr) -> Iterator[Item]:

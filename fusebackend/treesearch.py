@@ -22,7 +22,7 @@ from fusebackend import paths
 from fusebackend.globs import Matcher, compile_glob
 from fusebackend.paths import ROOT, AgentPath
 from fusebackend.protocol import FileInfo, GlobResult, GrepMatch, GrepResult, LsResult
-from fusebackend.routing import Routed, Routing
+from fusebackend.routing import Routed, Routing, Scope
 
 log = logging.getLogger(__name__)
 
@@ -87,10 +87,11 @@ class TreeSearch:
         error = routed.words(result.error) if result.error is not None and _has_directory(routed) else None
         return LsResult(error=error, entries=sorted(shown, key=lambda info: info["path"]))
 
-    def grep(self, routed: Routed, pattern: str, glob: str | None, limit: int | None) -> GrepResult:
+    def grep(self, scope: Scope, pattern: str, glob: str | None, limit: int | None) -> GrepResult:
         """Raises `GlobError` for the filter."""
         tree_glob = TreePattern(glob) if glob else None
-        if not self._table.names_below(routed.outer):
+        if not self._table.names_below(scope.top):
+            routed = scope.own
             result = routed.face.grep(pattern, routed.inner, glob, limit)
             found = None if result.matches is None else [_outer_match(routed, match) for match in result.matches]
             return GrepResult(error=routed.words(result.error), matches=found, truncated=result.truncated)
@@ -100,14 +101,14 @@ class TreeSearch:
 
         def ask(part: Routed, at_most: int | None = more) -> GrepResult:
             result = part.face.grep(pattern, part.inner, broad, at_most)
-            visible = self._visible(part, routed.outer, tree_glob)
+            visible = self._visible(part, scope, tree_glob)
             matches = [_outer_match(part, match) for match in result.matches or ()]
             matches = [match for match in matches if visible(match["path"])]
             if result.truncated and at_most is not None and len(matches) < at_most:
                 return ask(part, None)  # what is hidden has used up the limit
             return GrepResult(error=result.error, matches=matches, truncated=result.truncated)
 
-        results = self._ask_all(routed, tree_glob, "grep", ask)
+        results = self._ask_all(scope, tree_glob, "grep", ask)
         if isinstance(results, str):
             return GrepResult(error=results)
         matches = [match for result in results for match in result.matches or ()]
@@ -116,10 +117,11 @@ class TreeSearch:
         truncated = cut or any(result.truncated or result.error is not None for result in results)
         return GrepResult(matches=matches[:limit], truncated=truncated)
 
-    def glob(self, routed: Routed, pattern: str) -> GlobResult:
+    def glob(self, scope: Scope, pattern: str) -> GlobResult:
         """Raises `GlobError`."""
         tree_glob = TreePattern(pattern)
-        if not self._table.names_below(routed.outer):
+        if not self._table.names_below(scope.top):
+            routed = scope.own
             result = routed.face.glob(pattern, routed.inner)
             return GlobResult(
                 error=routed.words(result.error),
@@ -130,11 +132,11 @@ class TreeSearch:
 
         def ask(part: Routed) -> GlobResult:
             result = part.face.glob(tree_glob.broad, part.inner)
-            visible = self._visible(part, routed.outer, tree_glob)
+            visible = self._visible(part, scope, tree_glob)
             result.matches = [info for info in part.shown(result.matches) or () if visible(info["path"])]
             return result
 
-        results = self._ask_all(routed, tree_glob, "glob", ask)
+        results = self._ask_all(scope, tree_glob, "glob", ask)
         if isinstance(results, str):
             return GlobResult(error=results)
         found = {info["path"]: info for result in results for info in result.matches or ()}
@@ -147,33 +149,33 @@ class TreeSearch:
         )
 
     def _ask_all(
-        self, routed: Routed, pattern: TreePattern | None, verb: str, ask: Callable[[Routed], Found]
+        self, scope: Scope, pattern: TreePattern | None, verb: str, ask: Callable[[Routed], Found]
     ) -> list[Found] | str:
         """The answers of all that have something below a path; or the failures, when nothing else was found."""
         results: list[Found] = []
         failures: list[str] = []
-        for part in self._parts(routed, pattern):
+        for part in self._parts(scope, pattern):
             result = ask(part)
             if result.error is not None:
-                if part is routed and not _has_directory(part):
+                if part is scope.own and not _has_directory(part):
                     continue  # a directory that only the routes need
                 named = result.error.startswith(part.face.name)
                 failures.append(result.error if named else f"{part.face.name}: {result.error}")
-                log.warning("%s below %s is not complete: %s", verb, routed.outer, failures[-1])
+                log.warning("%s below %s is not complete: %s", verb, scope.top, failures[-1])
             results.append(result)
         if failures and not any(result.matches for result in results):
             return "; ".join(failures)
         return results
 
-    def _parts(self, routed: Routed, pattern: TreePattern | None) -> Iterator[Routed]:
-        """The backend a path belongs to, and each route below it that may hold a match."""
-        yield routed
-        for part, segments in self._routing.below(routed.outer):
+    def _parts(self, scope: Scope, pattern: TreePattern | None) -> Iterator[Routed]:
+        """The backend that is searched, and each route below that may hold a match."""
+        yield scope.own
+        for part, segments in self._routing.below(scope.top):
             if pattern is None or pattern.may_match_below(segments):
                 yield part
 
-    def _visible(self, part: Routed, searched: AgentPath, pattern: TreePattern | None) -> Callable[[str], bool]:
-        start = len(searched.rstrip("/")) + 1
+    def _visible(self, part: Routed, scope: Scope, pattern: TreePattern | None) -> Callable[[str], bool]:
+        start = len((part.outer if part is scope.own else scope.top).rstrip("/")) + 1
 
         def visible(path: str) -> bool:
             covered = self._table.covers(part.prefix, AgentPath(path))

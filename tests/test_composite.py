@@ -1,5 +1,6 @@
 """`CompositeBackend`: every bullet of DESIGN 2 on the agent face, and backends of other dialects as routes."""
 
+import contextlib
 import errno
 import itertools
 import os
@@ -15,9 +16,11 @@ from fusebackend.backends import (
     BackendProtocol,
     CompositeBackend,
     ExecuteResponse,
+    FilesystemBackend,
     InMemoryBackend,
     LsResult,
     SandboxBackendProtocol,
+    SqliteBackend,
     StateBackend,
     WriteResult,
     volume_of,
@@ -321,6 +324,30 @@ def test_one_failing_route_hides_no_other(caplog):
     assert composite.glob("*", "/ko").error == "Route '/ko/': glob failed: ConnectionError: the glob line is cut"
 
 
+def test_an_unconfined_default_is_searched_from_its_directory_and_relative_paths_begin_there(tmp_path):
+    root = tmp_path / "work"
+    (root / "sub").mkdir(parents=True)
+    (root / "sub" / "f.txt").write_text("TODO here\n")
+    (tmp_path / "outside.txt").write_text("TODO not here\n")
+    with FilesystemBackend(root, virtual_mode=False) as default:
+        route = filled(InMemoryBackend(), "/sub/g.txt")
+        composite = CompositeBackend(default, {"/memories/": route})
+        here = str(root / "sub" / "f.txt")
+        everything = sorted([here, "/memories/sub/g.txt"])
+        assert found(composite.grep("TODO")) == found(composite.glob("*.txt")) == everything
+        assert found(composite.glob("sub/*.txt")) == [here]
+        assert found(composite.glob("memories/**/*.txt")) == ["/memories/sub/g.txt"]
+        assert found(composite.grep("TODO", str(root))) == [here]
+        assert composite.write("new.txt", "relative").path == str(root / "new.txt")
+        assert (root / "new.txt").read_text() == "relative"
+        (root / "outside.txt").write_text("the volume's own, and not meant")
+        assert composite.move(str(tmp_path / "outside.txt"), "/memories/moved.txt").error is None
+        assert not (tmp_path / "outside.txt").exists() and (root / "outside.txt").exists()
+        assert content(composite, "/memories/moved.txt") == b"TODO not here\n"
+        assert composite.move("/memories/moved.txt", "back.txt").error is None
+        assert (root / "back.txt").read_text() == "TODO not here\n"
+
+
 # -- batches ---------------------------------------------------------------------------------------------------
 
 
@@ -396,8 +423,28 @@ def volume_changes(**changes):
     return AttrChanges(**changes)
 
 
-def test_move_across_routes_of_volumes_keeps_everything():
-    source, target = InMemoryBackend(), InMemoryBackend()
+@contextlib.contextmanager
+def a_backend(kind, path):
+    if kind == "memory":
+        yield InMemoryBackend()
+    elif kind == "sqlite":
+        with SqliteBackend(path / "volume.db") as backend:
+            yield backend
+    else:
+        path.joinpath("files").mkdir()
+        with FilesystemBackend(path / "files") as backend:
+            yield backend
+
+
+@pytest.mark.parametrize(("kind", "into"), [("memory", "memory"), ("memory", "sqlite"), ("sqlite", "dir"),
+                                            ("dir", "sqlite"), ("dir", "memory")])  # fmt: skip
+def test_move_across_routes_of_volumes_keeps_everything(kind, into, tmp_path):
+    (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
+    with a_backend(kind, tmp_path / "a") as source, a_backend(into, tmp_path / "b") as target:
+        move_everything(source, target)
+
+
+def move_everything(source, target):
     make_zoo(source)
     composite = CompositeBackend(source, {"/r/": target})
     result = composite.move("/tree", "/r/new/place")
