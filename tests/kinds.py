@@ -22,10 +22,25 @@ class Kind:
     features: Features = field(default_factory=Features)
 
 
+FOREIGN = Features(
+    random_writes=False,
+    rename=False,
+    links=False,
+    symlinks=False,
+    special_files=False,
+    xattrs=False,
+    persistent_modes=False,
+    change_feed=False,
+    durable=False,
+    blocking=True,
+)
+"""What a mount of somebody else's backend, with the agent face alone, can do."""
+
 KINDS = {
     "sqlite": Kind("sqlite:{tmp}/volume.db"),
     "memory": Kind("memory:", Features(durable=False)),
     "dir": Kind("dir:{tmp}/files"),
+    "foreign": Kind("python:seed_backends:DuckBackend", FOREIGN),
 }
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import mounts
 import pytest
 
+from fusebackend.protocol import Features
 from fusebackend.testing.posix import Limits, PosixCases
 
 pytestmark = pytest.mark.mounted
@@ -48,6 +49,17 @@ class TestDirectory(Mounted):
 
     url = "dir:{tmp}/files"
     limits = Limits(huge_files=False, xattr_value_bytes=3000, other_users=bool(OPTIONS))
+
+
+class TestForeign(Mounted):
+    """Somebody else's backend with the agent face alone. Its files are whole, and held in a buffer while they are open:
+    writes anywhere work on that, so the cases that need them run as well."""
+
+    url = "python:seed_backends:DuckBackend"
+    features = Features(
+        rename=False, links=False, symlinks=False, special_files=False, xattrs=False, persistent_modes=False
+    )
+    limits = Limits(huge_files=False, sparse=False, byte_names=False, many_entries=500, other_users=bool(OPTIONS))
 
 
 class TestRoute(Mounted):

@@ -17,7 +17,6 @@ pytestmark = pytest.mark.mounted
 
 
 def test_git_clone_commit_branch_gc_fsck(work: Work, sources: Path) -> None:
-    work.needs("random_writes", "rename")
     trees.git(work.path, "clone", "--quiet", "--no-local", sources, "clone")
     clone = work.path / "clone"
     assert len(trees.git(clone, "ls-files").splitlines()) == SOURCES
@@ -47,7 +46,6 @@ def test_git_clone_commit_branch_gc_fsck(work: Work, sources: Path) -> None:
 
 
 def test_git_init_and_commit(work: Work) -> None:
-    work.needs("random_writes", "rename")
     trees.make_sources(work.path, 200)
     trees.git(work.path, "init", "--quiet", "--initial-branch=main")
     trees.git(work.path, "add", ".")

@@ -38,6 +38,8 @@ class Limits:
 
     huge_files: bool = True
     """A sparse file may be 2^50 bytes long (ext4 ends at 2^44)."""
+    sparse: bool = True
+    """A hole in a file takes no room."""
     xattr_value_bytes: int = 65536
     """The longest value of one extended attribute; the kernel's own limit is 65536 (ext4: about 4,000)."""
     direct_any_size: bool = True
@@ -46,6 +48,8 @@ class Limits:
     """Other users may come in (a mount with `allow_other`)."""
     wide_times: bool = True
     """Times from 1901 to 2446 are kept to the nanosecond."""
+    byte_names: bool = True
+    """Names may be any bytes; otherwise only UTF-8, and the rest is EILSEQ."""
     many_entries: int = 3000
     """How many entries a large directory has in the cases that read one while it changes."""
 

@@ -78,7 +78,7 @@ class DataCases(Case):
             assert os.pread(fd, 8, 999_997) == bytes(3) + b"end"
         assert (d / "file").read_bytes() == b"start" + bytes(999_995) + b"end"
 
-    @needs("random_writes")
+    @needs("random_writes", "sparse")
     def test_a_hole_takes_no_blocks(self, d: Path) -> None:
         with opened(d / "file", RDWR_NEW) as fd:
             os.ftruncate(fd, 1 << 30)

@@ -39,6 +39,10 @@ class NameCases(Case):
         name, other = ODD_NAMES[kind], ODD_NAMES[kind] + b"2"
         home = os.fsencode(d)
         path = home + b"/" + name
+        if not self.limits.byte_names and not _is_utf8(name):
+            with fails(errno.EILSEQ):
+                os.mkdir(path)
+            return
         with opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
             os.write(fd, b"content")
         assert os.listdir(home) == [name]
@@ -64,6 +68,10 @@ class NameCases(Case):
     def test_a_name_of_255_bytes(self, d: Path, name: bytes) -> None:
         assert len(name) == 255
         path = os.fsencode(d) + b"/" + name
+        if not self.limits.byte_names and not _is_utf8(name):
+            with fails(errno.EILSEQ):
+                os.mkdir(path)
+            return
         os.mkdir(path)
         with opened(path + b"/" + name, os.O_WRONLY | os.O_CREAT) as fd:
             os.write(fd, b"x")
@@ -247,3 +255,11 @@ class NameCases(Case):
         finally:
             os.umask(before)
         assert (d / "dir").stat().st_mode & 0o7777 == 0o750
+
+
+def _is_utf8(name: bytes) -> bool:
+    try:
+        name.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
