@@ -8,6 +8,31 @@ import pytest
 from fusebackend.backends import StateBackend
 from fusebackend.backends.statefiles import apply_files_update
 from fusebackend.paths import AgentPath
+from fusebackend.testing.conformance import BackendConformance
+
+
+class TestConformance(BackendConformance):
+    keeps_empty_directories = False
+
+    @pytest.fixture
+    def backend(self):
+        return StateBackend(SimpleNamespace(state={}))
+
+
+class TestConformanceOfV1(BackendConformance):
+    keeps_empty_directories = False
+
+    @pytest.fixture
+    def backend(self):
+        return StateBackend(file_format="v1")
+
+
+class TestConformanceOfAView(BackendConformance):
+    keeps_empty_directories = False
+
+    @pytest.fixture
+    def backend(self):
+        return StateBackend().below(AgentPath("/memories"))
 
 
 def runtime_with(**files):
