@@ -41,6 +41,8 @@ PAGE_BYTES = 16384
 WAL_KEPT_BYTES = 32 << 20
 """A WAL that starts anew is cut to this, so the file's size tells how much of it is in use beyond."""
 
+_MAGIC = b"SQLite format 3\0"
+
 TABLES = """
 CREATE TABLE inode (
     node INTEGER PRIMARY KEY, mode INTEGER NOT NULL, nlink INTEGER NOT NULL, uid INTEGER NOT NULL,
@@ -106,6 +108,10 @@ class FileClaim:
             except OSError:
                 os.close(self.fd)
                 raise taken from None
+            head = os.pread(self.fd, len(_MAGIC), 0)
+            if head and head != _MAGIC:  # SQLite would take a file of a few bytes for an empty one, and overwrite it
+                os.close(self.fd)
+                raise VolumeFileError(errno.EINVAL, f"'{path}' is not an SQLite file, so no fusebackend volume")
             status = os.fstat(self.fd)
             self._key = (status.st_dev, status.st_ino)
             self._claimed.add(self._key)

@@ -9,6 +9,7 @@ import contextlib
 import json
 import logging
 import os
+import resource
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -34,6 +35,7 @@ def serve(plan: MountPlan, on_ready: Callable[[], None], *, log_file: str | None
     """
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
     logging.captureWarnings(True)
+    _allow_many_files()
     from fusebackend.mount.session import MountOptions, Session
     from fusebackend.urls import mask
     from fusebackend.vfs.filesystem import FileSystem
@@ -55,6 +57,12 @@ def serve(plan: MountPlan, on_ready: Callable[[], None], *, log_file: str | None
         log.info("mounting %s: %s", plan.mountpoint, ", ".join(f"{prefix} = {url}" for prefix, url in shown.items()))
         Session(filesystem, plan.mountpoint, options).run(on_ready)
     log.info("unmounted %s, everything is stored", plan.mountpoint)
+
+
+def _allow_many_files() -> None:
+    """As many descriptors as this process may have: a `dir:` route needs one for each file open through the mount."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _as_one(backends: dict[str, Any]) -> Any:

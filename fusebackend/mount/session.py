@@ -25,24 +25,19 @@ from typing import Any, cast
 import pyfuse3
 import trio
 
+from fusebackend.mount.error import MountError
 from fusebackend.mount.loop import EagerTrio
 from fusebackend.mount.operations import Operations
+from fusebackend.mount.table import SUBTYPE
 from fusebackend.vfs.filesystem import FileSystem
 
 log = logging.getLogger(__name__)
-
-FILESYSTEM_TYPE = "fusebackend"
-"""The subtype: mounts show as `fuse.fusebackend` in /proc/self/mountinfo."""
 
 READ_AHEAD_KIB = 1024
 """One request's worth: as much as the kernel asks for at once."""
 
 MAX_TASKS = 256
 """Requests in the works at once. Enough for every thread of several hung routes, so that others stay served."""
-
-
-class MountError(OSError):
-    """The mount can't be made; its text is one line."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +54,7 @@ class MountOptions:
     description: Mapping[str, Any] = field(default_factory=dict)
 
     def words(self) -> set[str]:
-        words = {"fsname=fusebackend", f"subtype={FILESYSTEM_TYPE}", "default_permissions", *self.extra}
+        words = {"fsname=fusebackend", f"subtype={SUBTYPE}", "default_permissions", *self.extra}
         if self.allow_other:
             words.add("allow_other")
         if self.read_only:

@@ -19,8 +19,9 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-FSTYPE = "fuse.fusebackend"
-"""How our mounts show in the table; `mount/session.py` sets the part after the dot."""
+SUBTYPE = "fusebackend"
+FSTYPE = f"fuse.{SUBTYPE}"
+"""How our mounts show in the table; `mount/session.py` asks for the part after the dot."""
 
 STATUS_XATTR = "user.fusebackend.status"
 """Read from a mount's root, the JSON of what `fusebackend status` shows."""

@@ -1,0 +1,368 @@
+"""One test for each promise of SEMANTICS.md, under the name of its heading."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import hashlib
+import mmap
+import os
+import re
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import mounts
+import pytest
+from mounts import Serve
+from two_faces import TwoFaces, two_faces
+
+import fusebackend
+from fusebackend.backends import sqlite_check
+
+pytestmark = pytest.mark.mounted
+
+SEMANTICS = Path(fusebackend.__file__).with_name("SEMANTICS.md")
+MINIMAL_ACL = bytes.fromhex("0200000001000600ffffffff04000400ffffffff20000400ffffffff")
+NATIVE = ["sqlite:{tmp}/volume.db", "memory:", "dir:{tmp}/files"]
+
+
+def slug(heading: str) -> str:
+    return "test_" + re.sub(r"\W+", "_", heading.lower()).strip("_")
+
+
+def test_every_promise_has_its_test() -> None:
+    headings = re.findall(r"^## (.*)$", SEMANTICS.read_text(), re.MULTILINE)
+    promised = [slug(heading) for heading in headings if heading != "What is not promised"]
+    here = [name for name in globals() if name.startswith("test_") and name != "test_every_promise_has_its_test"]
+    assert promised == here
+
+
+@pytest.fixture(params=["sqlite:{tmp}/volume.db", "memory:"])
+def faces(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TwoFaces]:
+    with two_faces(tmp_path / "mnt", request.param.format(tmp=tmp_path)) as faces:
+        yield faces
+
+
+@pytest.fixture(params=NATIVE, ids=["sqlite", "memory", "dir"])
+def native(request: pytest.FixtureRequest, tmp_path: Path, serve: Serve) -> Path:
+    (tmp_path / "files").mkdir()
+    path: Path = serve(request.param.format(tmp=tmp_path), options=["allow_other"]).path
+    return path
+
+
+def renameat2(source: Path, target: Path, flags: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    at_fdcwd = -100
+    if libc.renameat2(at_fdcwd, os.fsencode(source), at_fdcwd, os.fsencode(target), flags) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def test_what_was_closed_is_seen_by_whoever_opens_next(faces: TwoFaces) -> None:
+    file = faces.path / "file"
+    assert not file.exists()  # absence is cached now
+    faces.call("write", "/file", "one\n")
+    assert file.read_text() == "one\n"
+    with file.open("rb", buffering=0) as opened:
+        mapped = mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ)
+        assert mapped[:3] == b"one"
+        faces.call("edit", "/file", "one", "two")
+        assert os.fstat(opened.fileno()).st_size == 4
+        assert opened.read() == b"two\n"
+        assert mapped[:3] == b"two"
+        mapped.close()
+    file.write_text("three\n")
+    assert faces.call("read", "/file")["file_data"]["content"] == "three\n"
+    assert file.read_text() == "three\n"
+    faces.call("move", "/file", "/moved")
+    assert not file.exists() and (faces.path / "moved").read_text() == "three\n"
+    faces.call("delete", "/moved")
+    assert os.listdir(faces.path) == []
+    (faces.path / "directory").mkdir()
+    (faces.path / "directory" / "new").write_bytes(b"\xff")
+    assert faces.download("/directory/new") == b"\xff"
+
+
+def test_a_route_that_others_change_unseen_is_believed_for_its_ttl(tmp_path: Path, serve: Serve) -> None:
+    files = tmp_path / "files"
+    files.mkdir()
+    path = serve(f"dir:{files}", options=["ttl=0.2"]).path
+    (files / "file").write_text("one")
+    assert (path / "file").read_text() == "one"
+    (files / "file").write_text("three")
+    deadline = time.monotonic() + 10
+    while (path / "file").read_text() != "three":
+        assert time.monotonic() < deadline, "the mount never saw the change"
+    status = os.getxattr(path, "user.fusebackend.status").decode()
+    assert '"ttl_s": 0.2' in status
+
+
+def test_when_fsync_returns_the_data_is_durable(tmp_path: Path, serve: Serve) -> None:
+    server = serve(f"sqlite:{tmp_path}/volume.db")
+    with (server.path / "file").open("wb") as file:
+        file.write(b"x" * 100_000)
+        file.flush()
+        os.fsync(file.fileno())
+        # The file alone, as a power cut would leave it: copied without asking the server.
+        for name in ("volume.db", "volume.db-wal"):
+            (tmp_path / f"copy.{name}").write_bytes((tmp_path / name).read_bytes())
+    (tmp_path / "copy.volume.db").rename(tmp_path / "copy.db")
+    (tmp_path / "copy.volume.db-wal").rename(tmp_path / "copy.db-wal")
+    assert (serve(f"sqlite:{tmp_path}/copy.db").path / "file").read_bytes() == b"x" * 100_000
+
+
+def test_a_killed_server_loses_nothing_that_was_synced(tmp_path: Path, serve: Serve) -> None:
+    server = serve(f"sqlite:{tmp_path}/volume.db")
+    for number in range(20):
+        with (server.path / f"file{number}").open("wb") as file:
+            file.write(os.urandom(50_000) if number % 2 else b"short")
+            if number < 15:
+                file.flush()
+                os.fsync(file.fileno())
+    wanted = {
+        f"file{number}": hashlib.sha256((server.path / f"file{number}").read_bytes()).digest() for number in range(15)
+    }
+    server.kill()
+    path = serve(f"sqlite:{tmp_path}/volume.db").path
+    assert {name: hashlib.sha256((path / name).read_bytes()).digest() for name in wanted} == wanted
+    mounts.sync(path)
+    assert sqlite_check.check(tmp_path / "volume.db") == []
+
+
+@pytest.mark.parametrize("url", ["sqlite:{tmp}/volume.db", "dir:{tmp}/files"])
+def test_an_unmount_stores_everything(tmp_path: Path, serve: Serve, url: str) -> None:
+    (tmp_path / "files").mkdir()
+    server = serve(url.format(tmp=tmp_path))
+    for number in range(200):
+        (server.path / f"file{number}").write_text(str(number))
+    server.stop()
+    path = serve(url.format(tmp=tmp_path)).path
+    assert [(path / f"file{number}").read_text() for number in range(200)] == [str(number) for number in range(200)]
+
+
+def test_a_full_disk_is_an_error_and_loses_nothing(tmp_path: Path, serve: Serve) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to mount a small disk")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", disk], check=True)
+    try:
+        server = serve(f"sqlite:{disk}/volume.db")
+        server.expected_log = "No space left|disk is full"
+        (server.path / "kept").write_bytes(b"k" * 100_000)
+        mounts.sync(server.path)
+        with pytest.raises(OSError) as failure, (server.path / "large").open("wb", buffering=0) as file:
+            for _ in range(64):
+                file.write(bytes(1 << 20))
+            os.fsync(file.fileno())
+        assert failure.value.errno == errno.ENOSPC
+        assert (server.path / "kept").read_bytes() == b"k" * 100_000
+        (server.path / "large").unlink()
+        mounts.sync(server.path)
+        (server.path / "after").write_bytes(b"a" * 100_000)
+        mounts.sync(server.path)
+        server.stop()
+        assert sqlite_check.check(disk / "volume.db") == []
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
+
+
+def test_rename_is_atomic_and_replaces_its_target(native: Path) -> None:
+    old, new = native / "old", native / "new"
+    old.write_text("old")
+    new.write_text("new")
+    with old.open() as opened:
+        new.rename(old)
+        assert old.read_text() == "new" and not new.exists()
+        assert opened.read() == "old"
+    new.write_text("other")
+    with pytest.raises(FileExistsError):
+        renameat2(new, old, 1)
+    renameat2(new, old, 2)
+    assert (old.read_text(), new.read_text()) == ("other", "new")
+
+
+def test_an_unlinked_file_lives_until_it_is_closed(native: Path) -> None:
+    with (native / "file").open("w+b", buffering=0) as file:
+        file.write(b"one")
+        (native / "file").unlink()
+        file.write(b"two")
+        file.seek(0)
+        assert file.read() == b"onetwo"
+        assert os.fstat(file.fileno()).st_nlink == 0
+        assert os.listdir(native) == []
+
+
+def test_hard_links_symbolic_links_special_files_modes_owners_and_times_are_kept(native: Path) -> None:
+    file = native / "file"
+    file.touch()
+    os.link(file, native / "linked")
+    assert file.stat().st_nlink == 2 and file.stat().st_ino == (native / "linked").stat().st_ino
+    os.symlink(b"\xffno such", os.fsencode(native / "link"))
+    assert os.readlink(os.fsencode(native / "link")) == b"\xffno such"
+    os.mkfifo(native / "fifo", 0o600)
+    assert stat.S_ISFIFO((native / "fifo").lstat().st_mode)
+    os.chmod(file, 0o640)
+    for time_ns in (-1_000_000_001, 5_000_000_000_123_456_789):
+        os.utime(file, ns=(time_ns, time_ns))
+        assert file.stat().st_mtime_ns == time_ns
+    assert stat.S_IMODE(file.stat().st_mode) == 0o640
+    if os.geteuid() == 0:
+        os.chown(file, 65534, 65533)
+        assert (file.stat().st_uid, file.stat().st_gid) == (65534, 65533)
+        (native / "group").mkdir()
+        os.chown(native / "group", 0, 65533)
+        os.chmod(native / "group", 0o2775)
+        (native / "group" / "inner").mkdir()
+        assert (native / "group" / "inner").stat().st_gid == 65533
+        assert (native / "group" / "inner").stat().st_mode & stat.S_ISGID
+
+
+def test_extended_attributes_are_kept_acls_are_refused(native: Path) -> None:
+    file = native / "file"
+    file.touch()
+    os.setxattr(file, "user.name", b"\x00value")
+    assert os.getxattr(file, "user.name") == b"\x00value" and os.listxattr(file) == ["user.name"]
+    os.removexattr(file, "user.name")
+    with pytest.raises(OSError) as failure:
+        os.getxattr(file, "user.name")
+    assert failure.value.errno == errno.ENODATA
+    with pytest.raises(OSError) as failure:
+        os.setxattr(file, "system.posix_acl_access", MINIMAL_ACL)
+    assert failure.value.errno == errno.ENOTSUP
+
+
+def test_names_are_bytes(faces: TwoFaces) -> None:
+    names = [b"a\nb", b"\xff\xfe", b"-rf", b"x" * 255, "日本".encode()]
+    for name in names:
+        with open(os.path.join(os.fsencode(faces.path), name), "wb") as file:
+            file.write(name)
+    assert sorted(os.listdir(os.fsencode(faces.path))) == sorted(names)
+    entries = faces.call("ls", "/")["entries"]
+    assert sorted(os.fsencode(entry["path"][1:]) for entry in entries) == sorted(names)
+    assert faces.download("/\udcff\udcfe") == b"\xff\xfe"
+    with pytest.raises(OSError) as failure:
+        (faces.path / ("x" * 256)).touch()
+    assert failure.value.errno == errno.ENAMETOOLONG
+
+
+def test_files_may_have_holes(native: Path) -> None:
+    with (native / "file").open("w+b", buffering=0) as file:
+        os.pwrite(file.fileno(), b"end", 1 << 40)
+        assert os.fstat(file.fileno()).st_size == (1 << 40) + 3
+        assert os.fstat(file.fileno()).st_blocks * 512 < 1 << 20
+        assert os.pread(file.fileno(), 5, (1 << 39) + 7) == bytes(5)
+        assert os.pread(file.fileno(), 10, 1 << 40) == b"end"
+
+
+def test_appends_land_at_the_end(native: Path) -> None:
+    program = (
+        "import os, sys\n"
+        "file = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND)\n"
+        "for _ in range(300): os.write(file, b'line\\n')\n"
+    )
+    (native / "log").touch()
+    writers = [subprocess.Popen([sys.executable, "-c", program, str(native / "log")]) for _ in range(3)]
+    assert [writer.wait(60) for writer in writers] == [0, 0, 0]
+    assert (native / "log").read_bytes() == b"line\n" * 900
+
+
+def test_a_directory_can_be_read_while_it_changes(native: Path) -> None:
+    stay = {f"stay{number}" for number in range(1000)}
+    for name in stay:
+        (native / name).touch()
+        (native / f"go{name}").touch()
+    seen = []
+    with os.scandir(native) as entries:
+        for number, entry in enumerate(entries):
+            seen.append(entry.name)
+            if number % 5 == 0:
+                (native / f"gostay{number // 5}").unlink(missing_ok=True)
+                (native / f"new{number}").touch()
+    assert sorted(name for name in seen if name in stay) == sorted(stay)
+    assert len(seen) == len(set(seen))
+
+
+def test_locks_hold_on_one_mount(native: Path) -> None:
+    program = (
+        "import fcntl,sys\n"
+        "f = open(sys.argv[1], 'r+')\n"
+        "try: getattr(fcntl, sys.argv[2])(f, fcntl.LOCK_EX | fcntl.LOCK_NB)\n"
+        "except OSError: print('locked')\n"
+    )
+    (native / "file").touch()
+    for kind in ("flock", "lockf"):
+        with (native / "file").open("r+") as file:
+            getattr(fcntl, kind)(file, fcntl.LOCK_EX)
+            other = [sys.executable, "-c", program, str(native / "file"), kind]
+            assert subprocess.run(other, capture_output=True, check=True).stdout == b"locked\n"
+        assert subprocess.run(other, capture_output=True, check=True).stdout == b""
+
+
+def test_a_route_is_a_mount_point(tmp_path: Path, serve: Serve) -> None:
+    path = serve(f"sqlite:{tmp_path}/volume.db", routes={"/a/b": "memory:", "/a/b/c": "memory:"}).path
+    assert os.listdir(path) == ["a"] and os.listdir(path / "a") == ["b"] and os.listdir(path / "a" / "b") == ["c"]
+    for refused in (lambda: (path / "a" / "b").rmdir(), lambda: (path / "a").rename(path / "z")):
+        with pytest.raises(OSError) as failure:
+            refused()
+        assert failure.value.errno == errno.EBUSY
+    (path / "a" / "file").write_text("real now")
+    for crossing in (os.rename, os.link):
+        with pytest.raises(OSError) as failure:
+            crossing(path / "a" / "file", path / "a" / "b" / "file")
+        assert failure.value.errno == errno.EXDEV
+    subprocess.run(["mv", path / "a" / "file", path / "a" / "b" / "c" / "file"], check=True)
+    assert (path / "a" / "b" / "c" / "file").read_text() == "real now"
+
+
+def test_a_hung_route_hangs_alone(tmp_path: Path) -> None:
+    with two_faces(tmp_path / "mnt", "memory:", "/hung=python:hanging:backend") as faces:
+        failures: list[int | None] = []
+
+        def reach() -> None:
+            try:
+                os.listdir(faces.path / "hung")
+            except OSError as error:
+                failures.append(error.errno)
+
+        reaching = [threading.Thread(target=reach) for _ in range(3)]
+        for thread in reaching:
+            thread.start()
+        while any(thread.is_alive() for thread in reaching):
+            (faces.path / "file").write_text("at once")
+            assert (faces.path / "file").read_text() == "at once"
+        assert failures == [errno.ETIMEDOUT] * 3
+        assert '"timeouts": 0}' not in os.getxattr(faces.path, "user.fusebackend.status").decode().split('"/hung/"')[1]
+        # What the hung route still had to store can't be known: the end of the mount says so.
+        faces.status, faces.mounted.expected_log = 1, "^Traceback|could not close route /hung|^TimeoutError"
+
+
+def test_a_lost_update_is_an_error(tmp_path: Path) -> None:
+    with two_faces(tmp_path / "mnt", "python:seed_backends:DuckBackend") as faces:
+        faces.upload("/file", b"theirs one")
+        file = os.open(faces.path / "file", os.O_RDWR)
+        os.write(file, b"ours")
+        faces.call("behind", "upload_files", [["/file", "theirs two"]])
+        with pytest.raises(OSError) as failure:
+            os.close(file)
+        assert failure.value.errno == errno.ESTALE
+        assert faces.download("/file") == b"theirs two"
+        faces.mounted.expected_log = "was changed by others"
+        (kept,) = [name for name in os.listdir(faces.path) if name.startswith("file.conflict-")]
+        assert faces.download(f"/{kept}") == b"oursrs one"
+
+
+def test_a_failure_ends_one_request(serve: Serve) -> None:
+    server = serve("python:faulty:backend")
+    server.expected_log = "^Traceback|injected|defect"
+    assert not (server.path / "arm-mkdir-1").exists()
+    with pytest.raises(OSError) as failure:
+        (server.path / "directory").mkdir()
+    assert failure.value.errno == errno.EIO
+    assert not (server.path / "disarm-1").exists()
+    (server.path / "directory").mkdir()
