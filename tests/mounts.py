@@ -158,7 +158,8 @@ def start(
     while not (os.path.ismount(mountpoint) and _answers(mountpoint)):
         if process.poll() is not None or time.monotonic() > deadline:
             mounted.kill()
-            pytest.fail(f"no mount within {START_LIMIT_S:.0f} s; the server said:\n{mounted.log_text()}")
+            said = "\n".join(mounted.log_text().splitlines()[-10:])
+            pytest.fail(f"no mount within {START_LIMIT_S:.0f} s; the server said:\n{said}", pytrace=False)
         time.sleep(0.005)
     return mounted
 

@@ -126,7 +126,7 @@ for number in range(count):
 
 @pytest.mark.parametrize("journal", ["wal", "delete"])
 def test_two_writers_on_one_sqlite_database(server: tuple[Path, Kind], journal: str) -> None:
-    path, kind = server
+    path, _ = server
     rows = 150
     database = path / f"{journal}.db"
     with sqlite3.connect(database) as db:

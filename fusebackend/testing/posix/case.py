@@ -47,7 +47,7 @@ class Limits:
     other_users: bool = True
     """Other users may come in (a mount with `allow_other`)."""
     wide_times: bool = True
-    """Times from 1901 to 2446 are kept to the nanosecond."""
+    """Times from 1901 to 2262 (what 64 bits of nanoseconds hold) are kept to the nanosecond."""
     byte_names: bool = True
     """Names may be any bytes; otherwise only UTF-8, and the rest is EILSEQ."""
     many_entries: int = 3000
