@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -199,10 +200,11 @@ def test_vim_edits_a_file(server: tuple[Path, Kind], backupcopy: str) -> None:
     file.write_text("one old line\nkept\n")
     if kind.features.persistent_modes:
         file.chmod(0o640)
+    vim = "vim" if shutil.which("vim") else "vim.tiny"  # Debian's vim-tiny has the second name alone
     options = f"set backup backupskip= backupcopy={backupcopy} backupdir=."  # vim makes no backups below /tmp
     for old, new in (("old", "new"), ("new", "newer")):
         trees.run(
-            "vim", "-es", "-u", "NONE", "-N", "-c", options, "-c", f"%s/{old}/{new}/", "-c", "wq", file.name, cwd=path,
+            vim, "-es", "-u", "NONE", "-N", "-c", options, "-c", f"%s/{old}/{new}/", "-c", "wq", file.name, cwd=path,
         )  # fmt: skip
     assert file.read_text() == "one newer line\nkept\n"
     assert (path / f"{file.name}~").read_text() == "one new line\nkept\n"
