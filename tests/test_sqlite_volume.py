@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import stat
+
 import pytest
 
 from fusebackend.backends.sqlite import SqliteBackend
-from fusebackend.protocol import ROOT_NODE, AttrChanges
+from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
 
 YEAR_2300_NS = 10_413_792_000 * 10**9
 
@@ -20,3 +23,13 @@ def test_a_time_that_no_integer_of_sqlite_holds_is_the_nearest_that_one_does(tmp
         attr = backend.volume.getattr(ROOT_NODE)
         nearest_ns = (1 << 63) - 1 if beyond_ns > 0 else -(1 << 63)
         assert (attr.atime_ns, attr.mtime_ns, attr.ctime_ns) == (nearest_ns,) * 3
+
+
+def test_what_is_appended_in_small_pieces_counts_in_full(tmp_path):
+    """Else a disk that is nearly full is promised more than it can take."""
+    with SqliteBackend(tmp_path / "volume.db") as backend, backend.volume.lock:
+        node = backend.volume.create(ROOT_NODE, b"log", stat.S_IFREG | 0o644, os.O_WRONLY, Caller(0, 0)).node
+        for offset in range(0, 60_000, 100):
+            backend.volume.write(node, offset, bytes(100))
+        assert backend.volume._overlay.bytes == 60_000
+        backend.volume.release(node, os.O_WRONLY)

@@ -20,12 +20,13 @@ def allocated_blocks(size: int) -> int:
 class Chunk:
     """Up to `CHUNK_BYTES` of a file. Bytes beyond the end of `data` are zeros. `low`..`high` is not stored yet."""
 
-    __slots__ = ("data", "high", "low", "row", "stored_bytes")
+    __slots__ = ("counted_bytes", "data", "high", "low", "row", "stored_bytes")
 
     def __init__(self, data: bytes | bytearray = b"", row: int = 0) -> None:
         self.data = data  # bytes as loaded, a bytearray once written to
         self.row = row  # where the storage keeps it; 0 for nowhere yet
         self.stored_bytes = len(data)
+        self.counted_bytes = 0  # how much of what waits to be stored it is
         self.low = CHUNK_BYTES
         self.high = 0
 

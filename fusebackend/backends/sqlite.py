@@ -46,7 +46,7 @@ CACHE_CHUNKS = 256
 MAX_WAL_BYTES = 512 << 20
 """A WAL longer than this makes writers wait until all of it has been moved."""
 
-RESERVE_BYTES = 2 << 20
+RESERVE_BYTES = 8 << 20
 """Kept free on the disk under the file, so that deleting, which writes too, still works when it is full."""
 
 FULL_RETRY_S = 0.2
@@ -218,7 +218,11 @@ class SqliteVolume(TreeVolume):
         if key not in self._overlay.chunks:
             self._overlay.chunks[key] = chunk
             self._chunks.pop(key, None)
-            self._note(1, CHUNK_BYTES if len(chunk.data) > CHUNK_BYTES // 2 else len(chunk.data))
+            chunk.counted_bytes = 0
+            self._note(1, 0)
+        if len(chunk.data) > chunk.counted_bytes:  # a chunk that is appended to grows while it is here
+            self._overlay.bytes += len(chunk.data) - chunk.counted_bytes
+            chunk.counted_bytes = len(chunk.data)
 
     def _drop_chunks(self, node: int, first: int) -> int:
         """See `TreeVolume`. Chunks that only the file knows are counted there."""
@@ -294,17 +298,22 @@ class SqliteVolume(TreeVolume):
         with _sqlite_errors():
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             free_pages = self._scalar("PRAGMA freelist_count") * schema.PAGE_BYTES
-        self._room_bytes = max(self._room(), min(free_pages, self._room() * 2))  # free pages still pass through the WAL
+        # Free pages take data that only the WAL needs room for, and only until the next of these checkpoints.
+        passing = self._spare(os.statvfs(self.path), RESERVE_BYTES // 2)
+        self._room_bytes = max(self._room(), min(free_pages, passing) * 4 // 5)
         if size > self._room_bytes:
             raise oserror(errno.ENOSPC)
 
     def _room(self) -> int:
-        """Bytes of data the disk can take: each is written twice, to the WAL and to the file."""
-        return self._spare(os.statvfs(self.path)) // 2
+        """Bytes of data the disk can take: each is written twice, to the WAL and to the file, in pages a fifth empty.
+
+        What the WAL holds is still to be written to the file, for which there must be room as well.
+        """
+        return max(self._spare(os.statvfs(self.path)) - self._wal_bytes(), 0) * 2 // 5
 
     @staticmethod
-    def _spare(disk: os.statvfs_result) -> int:
-        return max(disk.f_bavail * disk.f_frsize - RESERVE_BYTES, 0)
+    def _spare(disk: os.statvfs_result, reserve_bytes: int = RESERVE_BYTES) -> int:
+        return max(disk.f_bavail * disk.f_frsize - reserve_bytes, 0)
 
     def write_back(self) -> None:
         """Write the overlay to the file in one transaction. On an error nothing is written and nothing is lost."""
