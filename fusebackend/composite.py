@@ -102,6 +102,18 @@ class CompositeBackend(BackendProtocol):
         """The routes, the longest prefix first (seeds)."""
         return list(self.routes.items())
 
+    def mounts(self) -> dict[AgentPath, Any]:
+        """Prefix → backend, the default at `/`, with nested composites taken apart: what a kernel mounts where."""
+        table: dict[AgentPath, Any] = {}
+        for prefix, backend in {"/": self.default, **self.routes}.items():
+            own = AgentPath(prefix.removesuffix("/"))
+            inner = backend.mounts() if isinstance(backend, CompositeBackend) else {ROOT: backend}
+            for path, part in inner.items():
+                outer = AgentPath(own + path.removesuffix("/")) or ROOT
+                if (self._table.route(outer)[0] or "") == own:  # else one of our routes covers it
+                    table[outer] = part
+        return table
+
     def resolve(self, runtime: Any) -> CompositeBackend:
         """This composite with every factory called with the runtime; itself when there is none.
 

@@ -893,3 +893,17 @@ def test_changes_of_a_backend_without_a_feed_are_told_to_its_mount():
     assert Change(node=directory, parent=1, name=b"d") in heard
     with pytest.raises(OSError, match="Stale"):
         volume.getattr(file)
+
+
+def test_a_mount_sees_nested_composites_taken_apart():
+    parts = [InMemoryBackend() for _ in range(7)]
+    outer_default = CompositeBackend(parts[0], {"/a/": parts[1], "/x/covered/": parts[2]})
+    nested = CompositeBackend(parts[3], {"/deep/er/": parts[4]})
+    composite = CompositeBackend(outer_default, {"/n/": nested, "/x/": parts[5], "/n/deep/beside/": parts[6]})
+    assert composite.mounts() == {
+        "/": parts[0], "/a": parts[1], "/n": parts[3], "/n/deep/er": parts[4], "/x": parts[5],
+        "/n/deep/beside": parts[6],
+    }  # fmt: skip
+    for prefix, backend in composite.mounts().items():
+        composite.write(f"{prefix}/probe", prefix)
+        assert content(backend, "/probe") == prefix.encode()

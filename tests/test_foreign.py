@@ -15,6 +15,7 @@ from seed_backends import Answer, DuckBackend, SeedInMemoryBackend
 
 from fusebackend.backends import (
     CompositeBackend,
+    FilesystemBackend,
     ForeignVolume,
     InMemoryBackend,
     StateBackend,
@@ -676,6 +677,30 @@ def test_a_backend_with_a_move_is_asked_to_do_it():
     volume.rename(ROOT_NODE, b"d", ROOT_NODE, b"e")
     assert state.runtime.state["files"]["/e/f"] is created
     assert names(volume, at(volume, "/e")) == [b"f"]
+
+
+def test_a_backend_that_holds_empty_directories_has_none_left(tmp_path):
+    """Like deepagents' FilesystemBackend: directories of its own, and no `move`."""
+
+    class Disk:
+        def __init__(self, backend):
+            for verb in ("ls", "upload_files", "download_files", "delete"):
+                setattr(self, verb, getattr(backend, verb))
+
+    disk = FilesystemBackend(tmp_path)
+    volume = ForeignVolume(Disk(disk), ttl_s=0)
+    (tmp_path / "a" / "b" / "empty").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "f").write_text("x")
+    volume.rename(ROOT_NODE, b"a", ROOT_NODE, b"c")
+    assert [str(path.relative_to(tmp_path)) for path in sorted(tmp_path.rglob("*"))] == ["c", "c/b", "c/b/f"]
+    assert names(volume) == [b"c"]
+    inner = at(volume, "/c/b")
+    assert names(volume, inner) == [b"empty", b"f"], "what can't be copied is kept in the volume"
+    volume.rmdir(inner, b"empty")
+    volume.unlink(inner, b"f")
+    volume.rmdir(at(volume, "/c"), b"b")
+    assert not (tmp_path / "c" / "b").exists()
+    disk.close()
 
 
 # -- nodes and caches ------------------------------------------------------------------------------------------

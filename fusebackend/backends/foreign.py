@@ -227,18 +227,21 @@ class ForeignVolume(NativeVolume):
             for below in self._tree.entries():
                 if below.dirty and below.is_within(entry):
                     self._files.store(below)
+            empty: list[AgentPath] = []
             if self._tree.backend_lists(entry):
                 self._require_delete()
                 if target is not None and target.is_dir and self._tree.backend_lists(target):
                     self._delete(target)
                 new = paths.join(self._tree.path(directory), paths.to_text(new_name))
                 replaces = target is not None and not target.is_dir and not target.local
-                Relocation(self._face, self._files, self._tree.failure).run(
+                empty = Relocation(self._face, self._files, self._tree.failure).run(
                     self._tree.path(entry), new, is_dir=entry.is_dir, replaces=replaces
                 )
             if target is not None:
                 self._tree.unlinked(target)
             self._tree.relink(entry, directory, new_name)
+            for path in empty:
+                self._tree.make_directories(path)
             self._files.expire()
 
     def _require_replaceable(self, entry: Entry, target: Entry | None, directory: Entry) -> None:

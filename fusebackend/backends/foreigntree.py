@@ -112,6 +112,15 @@ class ForeignTree:
         self.linked(entry)
         return entry
 
+    def make_directories(self, path: AgentPath) -> None:
+        """A directory, and those on the way to it, in this volume alone where the backend has none."""
+        directory = self.root
+        for name in paths.split(path):
+            child = self.child(directory, name)
+            if child is None:
+                child = self.make(directory, name, DIRECTORY_MODE, Caller(self.root.uid, self.root.gid))
+            directory = child
+
     def linked(self, entry: Entry) -> None:
         """Note in its directory's listing that an entry is there."""
         parent = entry.parent

@@ -11,6 +11,7 @@ import errno
 import logging
 from collections.abc import Callable
 
+from fusebackend import paths
 from fusebackend.backends.wholefiles import WholeFiles
 from fusebackend.dialect import AgentFace
 from fusebackend.errors import oserror
@@ -22,23 +23,24 @@ log = logging.getLogger(__name__)
 class Relocation:
     """One rename. `failure` makes an `OSError` of a backend's error at a path."""
 
-    def __init__(
-        self, face: AgentFace, files: WholeFiles, failure: Callable[[str, AgentPath], OSError]
-    ) -> None:
+    def __init__(self, face: AgentFace, files: WholeFiles, failure: Callable[[str, AgentPath], OSError]) -> None:
         self._face = face
         self._files = files
         self._failure = failure
 
-    def run(self, old: AgentPath, new: AgentPath, *, is_dir: bool, replaces: bool) -> None:
+    def run(self, old: AgentPath, new: AgentPath, *, is_dir: bool, replaces: bool) -> list[AgentPath]:
         """Move a file or a directory.
 
         Args:
             replaces: there is a file at `new`, which goes. It comes back when the rename fails.
+
+        Returns:
+            Directories without a file that were below `old`, as they would be named now: they can't be copied.
         """
         if not replaces and self._moved(old, new):
-            return
+            return []
         before = self._files.download(new) if replaces else None
-        sources = self._files_below(old) if is_dir else [old]
+        sources, empty = self._below(old) if is_dir else ([old], [])
         copies = [AgentPath(new + source[len(old) :]) for source in sources]
         begun: list[AgentPath] = []
         try:
@@ -56,6 +58,7 @@ class Relocation:
             raise
         if is_dir:
             self._remove_empty(old)
+        return [AgentPath(new + directory[len(old) :]) for directory in empty if directory != old]
 
     def _moved(self, old: AgentPath, new: AgentPath) -> bool:
         """Has the backend's own `move` done it?"""
@@ -86,8 +89,10 @@ class Relocation:
             except OSError as error:
                 log.error("%s: a failed rename has left %s changed: %s", self._face.name, copy, error)
 
-    def _files_below(self, directory: AgentPath) -> list[AgentPath]:
+    def _below(self, directory: AgentPath) -> tuple[list[AgentPath], list[AgentPath]]:
+        """The files below a directory, and the directories that hold nothing."""
         files: list[AgentPath] = []
+        empty: list[AgentPath] = []
         left = [directory]
         while left:
             path = left.pop()
@@ -97,12 +102,15 @@ class Relocation:
             for info in result.entries or ():
                 child = AgentPath(info["path"].removesuffix("/"))
                 (left if info.get("is_dir") else files).append(child)
-        return files
+            if not result.entries:
+                empty.append(path)
+        return files, empty
 
     def _remove_empty(self, directory: AgentPath) -> None:
         """A backend that holds empty directories has some left now."""
-        listed = self._face.ls(directory)
-        if listed.error is None and listed.entries and not self._files_below(directory):
+        above, _ = paths.parent_and_name(directory)
+        listed = {info["path"] for info in self._face.ls(above).entries or ()}
+        if f"{directory}/" in listed and not self._below(directory)[0]:
             error = self._files.delete(directory)
             if error is not None:
                 log.warning("%s: empty directories stay at %s: %s", self._face.name, directory, error)
