@@ -1,233 +1,41 @@
 """The benchmark: fifteen measures on a plain directory and on a mount of the same disk, as ratios.
 
-    scripts/bench [--url URL] [--rounds N] [--only WORDS] [--quick] [--write]
+    scripts/bench [--url URL] [--rounds N] [--only WORDS] [--quick] [--peer bindfs] [--write]
 
-Each round runs every measure on both, one after the other, so that noise of the machine hits both alike; the ratio is
-that of the medians. `--write` replaces the table in BENCHMARKS.md. Never part of a test: numbers are not promises.
+Each round runs every measure on both, one after the other and in turns, so that noise of the machine hits both alike;
+the ratio is that of the medians. `--write` replaces the table in BENCHMARKS.md. Never part of a test: numbers are not
+promises. What each measure does is in `measures.py` and BENCHMARKS.md.
 """
 
 from __future__ import annotations
 
 import argparse
-import mmap
 import os
 import platform
-import random
+import re
 import shutil
 import signal
-import sqlite3
 import statistics
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from measures import PREPARES, Measures, Scale, drop_caches, make_source_tree, timed
+
 REPOSITORY = Path(__file__).resolve().parent.parent
-MIB = 1 << 20
-BLOCK = 4096
 
-
-class Scale:
-    """How much work: the issue's sizes, or a tenth for a quick look."""
-
-    def __init__(self, quick: bool) -> None:
-        self.files = 1000 if quick else 10_000
-        self.tree_files = 300 if quick else 1500
-        self.big_mib = 32 if quick else 256
-        self.blocks = 500 if quick else 4000
-        self.commits = 50 if quick else 200
-
-
-def shell(command: str, directory: Path) -> None:
-    subprocess.run(command, shell=True, cwd=directory, check=True, stdout=subprocess.DEVNULL)
-
-
-def drop_caches() -> None:
-    """Forget clean pages, dentries and inodes; only root can, and without it the cold measures are warm."""
-    os.sync()
-    try:
-        Path("/proc/sys/vm/drop_caches").write_text("3")
-    except PermissionError:
-        pass
-
-
-def make_source_tree(target: Path, files: int) -> None:
-    """A repository with `files` files of words, 13 KiB on average, 20 a directory, committed and packed in a tar."""
-    chance = random.Random(7)
-    words = ["".join(chance.choices("abcdefghijklmnopqrstuvwxyz", k=chance.randint(2, 9))) for _ in range(2000)]
-    tree = target.parent / "source"
-    for number in range(files):
-        directory = tree / f"package{number // 200}" / f"module{number // 20 % 10}"
-        directory.mkdir(parents=True, exist_ok=True)
-        text = " ".join(chance.choices(words, k=chance.randint(10, 4000)))
-        (directory / f"file{number}.py").write_text(text.replace(" e", "\ne"))
-    identity = "-c user.name=bench -c user.email=bench@example.invalid"
-    shell(f"git init -q && git add . && git {identity} commit -qm all", tree)
-    with tarfile.open(target, "w") as archive:
-        archive.add(tree, arcname="tree")
-    shutil.rmtree(tree)
-
-
-class Measures:
-    """The fifteen, in the order they run in; each gives the seconds of the part that counts."""
-
-    def __init__(self, scale: Scale, archive: Path) -> None:
-        self.scale = scale
-        self.archive = archive
-        chance = random.Random(3)
-        self.offsets = [chance.randrange(scale.big_mib * MIB // BLOCK) * BLOCK for _ in range(scale.blocks)]
-
-    def all(self) -> dict[str, Callable[[Path], float]]:
-        return {
-            "untar": self.untar,
-            "git status": self.git_status,
-            "find -ls": self.find,
-            "rg": self.rg,
-            "grep -r warm": self.grep,
-            "seq write + fsync": self.sequential_write,
-            "seq read cold": self.sequential_read,
-            "random read 4K cold": self.random_read,
-            "random read 4K O_DIRECT": self.direct_read,
-            "random write 4K + fsync": self.random_write,
-            "create small": self.create,
-            "stat small": self.stat,
-            "read small": self.read,
-            "unlink small": self.unlink,
-            "SQLite commit": self.commits,
-        }
-
-    def untar(self, root: Path) -> float:
-        shutil.rmtree(root / "tree", ignore_errors=True)
-        return timed(lambda: shell(f"tar xf {self.archive}", root))
-
-    def git_status(self, root: Path) -> float:
-        shell("git status", root / "tree")  # the first one after untar reads every file to refresh its index
-        return timed(lambda: shell("git status", root / "tree"))
-
-    def find(self, root: Path) -> float:
-        return timed(lambda: shell("find tree -ls", root))
-
-    def rg(self, root: Path) -> float:
-        return timed(lambda: shell("rg -c --no-ignore zebra tree || true", root))
-
-    def grep(self, root: Path) -> float:
-        shell("grep -r zebra tree || true", root)
-        return timed(lambda: shell("grep -r zebra tree || true", root))
-
-    def sequential_write(self, root: Path) -> float:
-        block = random.Random(1).randbytes(MIB)
-
-        def write() -> None:
-            with open(root / "big", "wb", buffering=0) as file:
-                for _ in range(self.scale.big_mib):
-                    file.write(block)
-                os.fsync(file.fileno())
-
-        (root / "big").unlink(missing_ok=True)
-        return timed(write)
-
-    def sequential_read(self, root: Path) -> float:
-        drop_caches()
-
-        def read() -> None:
-            with open(root / "big", "rb", buffering=0) as file:
-                while file.read(MIB):
-                    pass
-
-        return timed(read)
-
-    def random_read(self, root: Path) -> float:
-        drop_caches()
-        return self._read_blocks(root, 0)
-
-    def direct_read(self, root: Path) -> float:
-        drop_caches()
-        return self._read_blocks(root, os.O_DIRECT)
-
-    def _read_blocks(self, root: Path, flags: int) -> float:
-        file = os.open(root / "big", os.O_RDONLY | flags)
-        buffer = mmap.mmap(-1, BLOCK)  # O_DIRECT wants an aligned one
-        try:
-            return timed(lambda: [os.preadv(file, [buffer], offset) for offset in self.offsets])
-        finally:
-            os.close(file)
-
-    def random_write(self, root: Path) -> float:
-        file = os.open(root / "big", os.O_RDWR)
-        block = random.Random(2).randbytes(BLOCK)
-
-        def write() -> None:
-            for number, offset in enumerate(self.offsets):
-                os.pwrite(file, block, offset)
-                if number % 64 == 63:
-                    os.fsync(file)
-
-        try:
-            return timed(write)
-        finally:
-            os.close(file)
-
-    def _names(self, root: Path) -> list[str]:
-        return [f"{root}/small/{number:05}" for number in range(self.scale.files)]
-
-    def create(self, root: Path) -> float:
-        shutil.rmtree(root / "small", ignore_errors=True)
-        (root / "small").mkdir()
-        names, content = self._names(root), b"x" * 1024
-
-        def create() -> None:
-            for name in names:
-                file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-                os.write(file, content)
-                os.close(file)
-
-        return timed(create)
-
-    def stat(self, root: Path) -> float:
-        return timed(lambda: [entry.stat() for entry in os.scandir(root / "small")])
-
-    def read(self, root: Path) -> float:
-        def read() -> None:
-            for name in self._names(root):
-                file = os.open(name, os.O_RDONLY)
-                os.read(file, 4096)
-                os.close(file)
-
-        return timed(read)
-
-    def unlink(self, root: Path) -> float:
-        return timed(lambda: [os.unlink(name) for name in self._names(root)])
-
-    def commits(self, root: Path) -> float:
-        for name in ("db", "db-journal"):
-            (root / name).unlink(missing_ok=True)
-        connection = sqlite3.connect(root / "db", isolation_level=None)
-        connection.execute("CREATE TABLE t (a INTEGER, b TEXT)")
-
-        def commit() -> None:
-            for number in range(self.scale.commits):
-                connection.execute("INSERT INTO t VALUES (?, ?)", (number, "x" * 100))
-
-        try:
-            return timed(commit)
-        finally:
-            connection.close()
-
-
-def timed(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
+Medians = dict[str, dict[str, float]]
+"""Measure to root (`plain`, `mount`, a peer) to seconds."""
 
 
 @contextmanager
-def mounted(url: str, mountpoint: Path, log: Path) -> Iterator[float]:
-    """A mount of `url`; gives the seconds until it answered."""
-    command = [sys.executable, "-m", "fusebackend", "mount", "--foreground", "--default", url, str(mountpoint)]
+def mounted(command: list[str], mountpoint: Path, log: Path) -> Iterator[float]:
+    """A mount that a process serves in the foreground; gives the seconds until it answered."""
+    mountpoint.mkdir()
     start = time.perf_counter()
     with open(log, "wb") as output:
         server = subprocess.Popen(command, cwd=REPOSITORY, stdout=output, stderr=output)
@@ -239,8 +47,20 @@ def mounted(url: str, mountpoint: Path, log: Path) -> Iterator[float]:
         mountpoint.stat()
         yield time.perf_counter() - start
     finally:
-        server.send_signal(signal.SIGTERM)
+        _end(server, mountpoint)
+
+
+def _end(server: subprocess.Popen[bytes], mountpoint: Path) -> None:
+    """Unmount and wait; a server that does not end is killed, for its files are about to be removed."""
+    server.send_signal(signal.SIGTERM)
+    try:
         server.wait(60)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        server.wait()
+        print("the server did not end and was killed", file=sys.stderr)
+    if os.path.ismount(mountpoint):
+        subprocess.run(["fusermount3", "-u", "-z", "--", mountpoint], check=True)
 
 
 def import_seconds() -> float:
@@ -259,11 +79,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", help="only measures whose name contains one of these words, with commas")
     parser.add_argument("--quick", action="store_true", help="a tenth of the work")
+    parser.add_argument("--peer", choices=["bindfs"], help="also on a mount of this program, if it is installed")
     parser.add_argument("--write", action="store_true", help="write the table to BENCHMARKS.md")
     parser.add_argument("--directory", help="where to work (default: the system's temporary directory)")
     arguments = parser.parse_args()
     if arguments.rounds < 1:
         parser.error("--rounds must be 1 or more")
+    if arguments.write and (arguments.only or arguments.quick):
+        parser.error("--write is for all the work: without --only and --quick")
     work = Path(tempfile.mkdtemp(prefix="fusebackend-bench-", dir=arguments.directory))
     try:
         report = run(arguments, work)
@@ -276,45 +99,70 @@ def main() -> None:
 
 def run(arguments: argparse.Namespace, work: Path) -> str:
     scale = Scale(arguments.quick)
-    plain, mountpoint = work / "plain", work / "mount"
-    for directory in (plain, mountpoint, work / "dir"):
-        directory.mkdir()
-    urls = {"sqlite": f"sqlite:{work / 'volume.db'}", "memory": "memory:", "dir": f"dir:{work / 'dir'}"}
-    url = urls.get(arguments.url, arguments.url)
     archive = work / "source.tar"
     make_source_tree(archive, scale.tree_files)
     measures = Measures(scale, archive).all()
     words = [word for word in arguments.only.split(",") if word]
-    seconds: dict[str, dict[Path, list[float]]] = {name: {plain: [], mountpoint: []} for name in measures}
-    with mounted(url, mountpoint, work / "log") as answer_s:
+    shown = [name for name in measures if not words or any(word in name for word in words)]
+    if not shown:
+        raise SystemExit(f"--only: no measure has {' or '.join(words)} in its name; there are {', '.join(measures)}")
+    needed = {*shown, *(PREPARES[name] for name in shown if name in PREPARES)}
+    measures = {name: measure for name, measure in measures.items() if name in needed}
+
+    for name in ("plain", "dir", "peer-files"):
+        (work / name).mkdir()
+    urls = {"sqlite": f"sqlite:{work / 'volume.db'}", "memory": "memory:", "dir": f"dir:{work / 'dir'}"}
+    url = urls.get(arguments.url, arguments.url)
+    roots = {"plain": work / "plain", "mount": work / "mount"}
+    with ExitStack() as mounts:
+        serve = [sys.executable, "-m", "fusebackend", "mount", "--foreground", "--default", url, str(roots["mount"])]
+        answer_s = mounts.enter_context(mounted(serve, roots["mount"], work / "log"))
+        if arguments.peer and shutil.which(arguments.peer):
+            roots[arguments.peer] = work / arguments.peer
+            serve = [arguments.peer, "-f", str(work / "peer-files"), str(roots[arguments.peer])]
+            mounts.enter_context(mounted(serve, roots[arguments.peer], work / "peer-log"))
+        seconds: dict[str, dict[str, list[float]]] = {name: {root: [] for root in roots} for name in measures}
         for number in range(arguments.rounds):
             for name, measure in measures.items():
-                for root in (plain, mountpoint) if number % 2 == 0 else (mountpoint, plain):
-                    seconds[name][root].append(measure(root))
+                for root in roots if number % 2 == 0 else reversed(roots):
+                    seconds[name][root].append(measure(roots[root]))
             print(f"round {number + 1} of {arguments.rounds} done", file=sys.stderr)
-    rows = {}
-    for name, found in seconds.items():
-        if not words or any(word in name for word in words):
-            rows[name] = (statistics.median(found[plain]), statistics.median(found[mountpoint]))
-    return table(url.partition(":")[0], rows, arguments, answer_s)
+    medians = {name: {root: statistics.median(seconds[name][root]) for root in roots} for name in shown}
+    return "\n".join([conditions(url, arguments, work), "", *table(medians), "", footnote(answer_s)])
 
 
-def table(scheme: str, rows: dict[str, tuple[float, float]], arguments: argparse.Namespace, answer_s: float) -> str:
-    quick = ", quick" if arguments.quick else ""
+def conditions(url: str, arguments: argparse.Namespace, work: Path) -> str:
+    """The machine, and what was done on it."""
+    cpu = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
+    find = ["findmnt", "--noheadings", "--output", "FSTYPE", "--target", str(work)]
+    disk = subprocess.run(find, capture_output=True, text=True, check=True).stdout.strip()
+    return (
+        f"`{url.partition(':')[0]}:` on {platform.system()} {platform.release()}, "
+        f"{cpu[1] if cpu else platform.machine()}, {os.cpu_count()} cores, {memory_gib:.0f} GiB, {disk}, "
+        f"Python {platform.python_version()}; medians of {arguments.rounds} rounds"
+        f"{', a tenth of the work' if arguments.quick else ''}"
+        f"{'' if drop_caches() else '; not root: the cold measures are warm'}."
+    )
+
+
+def table(medians: Medians) -> list[str]:
+    roots = list(next(iter(medians.values())))
+    others = roots[1:]
     lines = [
-        f"`{scheme}:` on {platform.system()} {platform.release()}, {platform.machine()}, {os.cpu_count()} cores, "
-        f"Python {platform.python_version()}; medians of {arguments.rounds} rounds{quick}.",
-        "",
-        "| measure | plain directory (ms) | mount (ms) | ratio |",
-        "|---|---:|---:|---:|",
+        "| measure | plain directory (ms) | " + " | ".join(f"{root} (ms) | ratio" for root in others) + " |",
+        "|---|" + "---:|" * (1 + 2 * len(others)),
     ]
-    ratios = []
-    for name, (plain, mount) in rows.items():
-        ratios.append(mount / plain)
-        lines.append(f"| {name} | {plain * 1000:.1f} | {mount * 1000:.1f} | {mount / plain:.1f} |")
-    lines.append(f"| **geometric mean** | | | **{statistics.geometric_mean(ratios):.2f}** |")
-    lines += ["", f"`import fusebackend`: {import_seconds():.3f} s. Mount answers after {answer_s:.2f} s."]
-    return "\n".join(lines)
+    for name, found in medians.items():
+        cells = [f"{found[root] * 1000:.1f} | {found[root] / found['plain']:.1f}" for root in others]
+        lines.append(f"| {name} | {found['plain'] * 1000:.1f} | " + " | ".join(cells) + " |")
+    means = [statistics.geometric_mean(found[root] / found["plain"] for found in medians.values()) for root in others]
+    lines.append("| **geometric mean** | | " + " | ".join(f"| **{mean:.2f}**" for mean in means) + " |")
+    return lines
+
+
+def footnote(answer_s: float) -> str:
+    return f"`import fusebackend`: {import_seconds():.3f} s. Mount answers after {answer_s:.2f} s."
 
 
 def write_report(report: str) -> None:
