@@ -33,7 +33,7 @@ MIB = 1024 * KIB
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 24 MiB, with 4 of them taken by `ballast`."""
+    """A file system of 24 MiB, with 4 of them taken by `ballast`. Ask for it before `serve`, which must end first."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to mount a small tmpfs")
     path = tmp_path / "small"
@@ -61,7 +61,7 @@ def fill_up(directory: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("scheme", ["sqlite", "dir"])
-def test_a_full_disk_is_enospc_and_loses_nothing(serve: Serve, small_disk: Path, scheme: str) -> None:
+def test_a_full_disk_is_enospc_and_loses_nothing(small_disk: Path, serve: Serve, scheme: str) -> None:
     (small_disk / "files").mkdir()
     url = {"sqlite": f"sqlite:{small_disk}/volume.db", "dir": f"dir:{small_disk}/files"}[scheme]
     server = serve(url, at="mnt")
@@ -101,7 +101,7 @@ def test_a_full_disk_is_enospc_and_loses_nothing(serve: Serve, small_disk: Path,
     assert not set(removed) & set(os.listdir(again.path))
 
 
-def test_a_full_disk_reaches_a_writer_that_only_closes_and_syncs_later(serve: Serve, small_disk: Path) -> None:
+def test_a_full_disk_reaches_a_writer_that_only_closes_and_syncs_later(small_disk: Path, serve: Serve) -> None:
     """Without an fsync for each file the error may come late, but it comes, and what fits is not lost."""
     server = serve(f"sqlite:{small_disk}/volume.db")
     server.expected_log = "SQLITE_FULL"
