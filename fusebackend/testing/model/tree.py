@@ -1,0 +1,216 @@
+"""The model: a POSIX tree in dicts, without any of the questions that make a file system hard.
+
+It says which errnos an operation may fail with (`may_…`, an empty set means that it must succeed) and, apart from
+that, what the tree is after it. Where POSIX leaves the order of the checks open, every errno that applies is allowed.
+"""
+
+from __future__ import annotations
+
+import errno
+import stat
+from collections.abc import Iterator
+
+from fusebackend.protocol import RENAME_EXCHANGE, RENAME_NOREPLACE
+
+Refusals = set[int]
+
+
+class Node:
+    """A file, directory, link or special file, and what a machine has to remember about it."""
+
+    def __init__(self, serial: int, mode: int, uid: int, gid: int) -> None:
+        self.serial = serial  # in the order of making
+        self.mode = mode
+        self.uid = uid
+        self.gid = gid
+        self.names: dict[bytes, Node] | None = {} if stat.S_ISDIR(mode) else None
+        self.parent: Node | None = None  # of a directory that has not been removed
+        self.links = 0  # names
+        self.data = bytearray()  # of a file; the target of a link
+        self.xattrs: dict[bytes, bytes] = {}
+        self.mtime_ns: int | None = None  # when it was set and not changed since
+        self.number = 0  # what the volume calls it, as long as the machine holds it
+
+    def __repr__(self) -> str:
+        return f"<{self.serial} {self.mode:o} {self.links} names>"
+
+    @property
+    def is_directory(self) -> bool:
+        return self.names is not None
+
+    @property
+    def is_file(self) -> bool:
+        return stat.S_ISREG(self.mode)
+
+    @property
+    def is_link(self) -> bool:
+        return stat.S_ISLNK(self.mode)
+
+    @property
+    def children(self) -> dict[bytes, Node]:
+        return self.names or {}
+
+    @property
+    def nlink(self) -> int:
+        if not self.is_directory:
+            return self.links
+        return 2 + sum(child.is_directory for child in self.children.values()) if self.links else 0
+
+
+class Tree:
+    """All nodes that have a name, and those without one that somebody still has."""
+
+    def __init__(self, mode: int, uid: int, gid: int) -> None:
+        self._serial = 0
+        self.root = self.make(mode, uid, gid)
+        self.root.links = 1
+        self.root.parent = self.root
+
+    def make(self, mode: int, uid: int, gid: int) -> Node:
+        self._serial += 1
+        return Node(self._serial, mode, uid, gid)
+
+    def walk(self) -> Iterator[tuple[tuple[bytes, ...], Node]]:
+        """Every name from the root on, as a path, parents first, in the order of names. A hard link comes twice."""
+        waiting: list[tuple[tuple[bytes, ...], Node]] = [((), self.root)]
+        while waiting:
+            path, node = waiting.pop(0)
+            yield path, node
+            waiting += [((*path, name), child) for name, child in sorted(node.children.items())]
+
+    def nodes(self) -> list[Node]:
+        """Every node that has a name, once, in the order of making."""
+        return sorted({node for _, node in self.walk()}, key=lambda node: node.serial)
+
+    def directories(self) -> list[Node]:
+        return [node for node in self.nodes() if node.is_directory]
+
+    def path_of(self, wanted: Node) -> tuple[bytes, ...] | None:
+        """The first path to a node; None when it has no name left."""
+        return next((path for path, node in self.walk() if node is wanted), None)
+
+    def add(self, parent: Node, name: bytes, mode: int, uid: int, gid: int) -> Node:
+        """Make a node under a new name. A setgid directory passes its group on, and to directories the bit as well."""
+        inherits = bool(parent.mode & stat.S_ISGID)
+        if inherits and stat.S_ISDIR(mode):
+            mode |= stat.S_ISGID
+        node = self.make(mode, uid, parent.gid if inherits else gid)
+        self._set(parent, name, node)
+        return node
+
+    # -- names -------------------------------------------------------------------------------------------------
+
+    def may_find(self, parent: Node, name: bytes) -> Refusals:
+        if not parent.is_directory:
+            return {errno.ENOTDIR}
+        return set() if name in parent.children else {errno.ENOENT}
+
+    def may_add(self, parent: Node, name: bytes) -> Refusals:
+        if not parent.is_directory:
+            return {errno.ENOTDIR}
+        if parent.links == 0:
+            return {errno.ENOENT}
+        return {errno.EEXIST} if name in parent.children else set()
+
+    def may_link(self, node: Node, parent: Node, name: bytes) -> Refusals:
+        refusals = self.may_add(parent, name)
+        if node.is_directory:
+            refusals.add(errno.EPERM)
+        elif node.links == 0:
+            refusals.add(errno.ENOENT)
+        return refusals
+
+    def link(self, node: Node, parent: Node, name: bytes) -> None:
+        self._set(parent, name, node)
+
+    def may_unlink(self, parent: Node, name: bytes) -> Refusals:
+        return self.may_find(parent, name) or ({errno.EISDIR} if parent.children[name].is_directory else set())
+
+    def may_rmdir(self, parent: Node, name: bytes) -> Refusals:
+        refusals = self.may_find(parent, name)
+        if refusals:
+            return refusals
+        node = parent.children[name]
+        if not node.is_directory:
+            return {errno.ENOTDIR}
+        return {errno.ENOTEMPTY} if node.children else set()
+
+    def remove(self, parent: Node, name: bytes) -> Node:
+        """Take a name away; the node is returned."""
+        node = parent.children.pop(name)
+        node.links -= 1
+        if node.is_directory:
+            node.parent = None
+        return node
+
+    def may_rename(self, parent: Node, name: bytes, new_parent: Node, new_name: bytes, flags: int) -> Refusals:
+        refusals = self.may_find(parent, name)
+        if not new_parent.is_directory:
+            return refusals | {errno.ENOTDIR}
+        if new_parent.links == 0:
+            return refusals | {errno.ENOENT}
+        if refusals:
+            return refusals
+        node, target = parent.children[name], new_parent.children.get(new_name)
+        if target is None:
+            if flags == RENAME_EXCHANGE:
+                refusals.add(errno.ENOENT)
+        elif flags == RENAME_NOREPLACE:
+            refusals.add(errno.EEXIST)
+        elif flags == 0 and target is not node:
+            refusals |= self._may_replace(node, target)
+        if self._is_above(node, new_parent):
+            refusals.add(errno.EINVAL)
+        if target is not None and target is not node and self._is_above(target, parent):
+            refusals.add(errno.EINVAL if flags == RENAME_EXCHANGE else errno.ENOTEMPTY)
+        return refusals
+
+    def rename(self, parent: Node, name: bytes, new_parent: Node, new_name: bytes, flags: int) -> Node | None:
+        """Move a name. The node that lost its name to it is returned."""
+        node, target = parent.children[name], new_parent.children.get(new_name)
+        if target is node:
+            return None
+        self.remove(parent, name)
+        if target is not None:
+            self.remove(new_parent, new_name)
+        self._set(new_parent, new_name, node)
+        if flags == RENAME_EXCHANGE and target is not None:
+            self._set(parent, name, target)
+            return None
+        return target
+
+    def _may_replace(self, node: Node, target: Node) -> Refusals:
+        if node.is_directory and not target.is_directory:
+            return {errno.ENOTDIR}
+        if target.is_directory and not node.is_directory:
+            return {errno.EISDIR}
+        return {errno.ENOTEMPTY} if target.children else set()
+
+    def _is_above(self, node: Node, directory: Node) -> bool:
+        """Is `node` the directory itself, or one of those above it?"""
+        above: Node | None = directory
+        while above is not None and above is not node and above is not self.root:
+            above = above.parent
+        return above is node
+
+    def _set(self, parent: Node, name: bytes, node: Node) -> None:
+        assert parent.names is not None and name not in parent.names
+        parent.names[name] = node
+        node.links += 1
+        if node.is_directory:
+            node.parent = parent
+
+    # -- data --------------------------------------------------------------------------------------------------
+
+    def write(self, node: Node, offset: int, data: bytes) -> None:
+        if not data:
+            return
+        if offset > len(node.data):
+            node.data.extend(bytes(offset - len(node.data)))
+        node.data[offset : offset + len(data)] = data
+        node.mtime_ns = None
+
+    def resize(self, node: Node, size: int) -> None:
+        del node.data[size:]
+        node.data.extend(bytes(size - len(node.data)))
+        node.mtime_ns = None
