@@ -357,6 +357,31 @@ def test_modes_and_times_are_kept_while_the_volume_lives(volume, duck):
     assert volume.getattr(copy).mode == 0o100755
 
 
+@pytest.mark.parametrize("exact", [True, False])
+def test_times_stand_still_whatever_the_kernel_forgets(duck, exact):
+    """git compares what `fstat` said before the file was closed; any other time makes it read the file again."""
+    volume = ForeignVolume(duck, ttl_s=0, exact_sizes=exact)
+    directory = volume.mkdir(ROOT_NODE, b"d", 0o755, ME).node
+    node = volume.create(directory, b"f", 0o644, RW, ME).node
+    volume.write(node, 0, b"data")
+    before = volume.getattr(node)
+    times = (before.mtime_ns, before.ctime_ns)
+    volume.flush(node)
+    volume.release(node, RW)
+    for forgotten in (False, True, True):
+        if forgotten:
+            volume.hold(directory)
+            volume.forget([directory])
+            assert len(volume._tree) == 1
+            directory = at(volume, "/d")
+        attr = volume.lookup(directory, b"f")
+        assert (attr.size, attr.mtime_ns, attr.ctime_ns) == (4, *times)
+    volume.rename(ROOT_NODE, b"d", ROOT_NODE, b"e")
+    assert volume.lookup(directory, b"f").mtime_ns == times[0]
+    volume.forget([directory])
+    assert volume.getattr(at(volume, "/e/f")).mtime_ns == times[0]
+
+
 # -- conflicts -------------------------------------------------------------------------------------------------
 
 

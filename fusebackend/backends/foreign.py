@@ -71,10 +71,7 @@ def volume_of(backend: Any) -> Volume:
     own = getattr(backend, "volume", None)
     if isinstance(own, Volume):
         return own
-    volume = foreign_volume(backend)
-    if volume is None:
-        volume = _volumes[id(backend)] = ForeignVolume(backend)
-    return volume
+    return foreign_volume(backend) or _volumes.setdefault(id(backend), ForeignVolume(backend))
 
 
 def foreign_volume(backend: Any) -> ForeignVolume | None:

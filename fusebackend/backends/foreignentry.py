@@ -8,6 +8,7 @@ from __future__ import annotations
 import bisect
 import os
 import time
+from typing import NamedTuple
 
 from fusebackend.backends.buffer import Buffer
 from fusebackend.protocol import BLOCK_BYTES, Attr
@@ -51,6 +52,19 @@ class Listing:
         return self._sorted[start : start + limit]
 
 
+class Kept(NamedTuple):
+    """Attributes that only this volume has, of the file in this version."""
+
+    version: object
+    size: int
+    mode: int
+    uid: int
+    gid: int
+    atime_ns: int
+    mtime_ns: int
+    ctime_ns: int
+
+
 class Entry(Attr):
     """A file or directory. `parent` and `name` stay when it is gone; they say where it was."""
 
@@ -71,7 +85,7 @@ class Entry(Attr):
         self.gone = False  # it has no name any more
         self.unlinked = False  # because it was taken away through this volume
         self.local = False  # the backend may not have it
-        self.kept = False  # mode, owner or times were set, and are nowhere else
+        self.kept = False  # mode, owner or times are other ones than the backend's
         self.measured = False  # `size` is the true one
         self.version: object = None
         self.buffer: Buffer | None = None
@@ -79,6 +93,17 @@ class Entry(Attr):
         self.baseline: bytes | None = None  # digest of what the backend held when the buffer was filled; None: nothing
         self.digest: bytes | None = None  # of the bytes last seen
         self.poisoned = False  # a conflict: handles opened before see ESTALE
+
+    def attributes(self) -> Kept:
+        """What is to be remembered of an entry that goes."""
+        return Kept(
+            self.version, self.size, self.mode, self.uid, self.gid, self.atime_ns, self.mtime_ns, self.ctime_ns
+        )
+
+    def restore(self, kept: Kept) -> None:
+        self.version, size, self.mode, self.uid, self.gid, self.atime_ns, self.mtime_ns, self.ctime_ns = kept
+        self.resize(size)
+        self.kept = True
 
     def is_within(self, directory: Entry) -> bool:
         """Is this the directory, or something below it?"""
@@ -93,6 +118,7 @@ class Entry(Attr):
 
     def touch(self, mtime_ns: int | None = None) -> None:
         """The contents have changed."""
+        self.kept = True
         self.ctime_ns = time.time_ns()
         self.mtime_ns = self.ctime_ns if mtime_ns is None else mtime_ns
 
@@ -101,4 +127,4 @@ class Entry(Attr):
         """Does nobody need this entry?"""
         if self.held or self.opens or self.dirty or self.children or self.parent is None:
             return False
-        return self.gone or (self.forgotten and not self.local and not self.kept)
+        return self.gone or (self.forgotten and not self.local)

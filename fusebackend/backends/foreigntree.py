@@ -4,8 +4,9 @@ A listing is good for `ttl_s` seconds. It is brought up to date with what is don
 only this volume has: directories without a file, files not stored yet.
 
 Entries live until the kernel has held and forgotten them or their directory, and then while they are open or hold what
-the backend does not: unsaved bytes, an empty directory, modes and times. Listings are bounded in number. Everything
-here runs under the volume's lock, except `hold` and `forget`.
+the backend does not: unsaved bytes, an empty directory. Modes and times are remembered beyond that, as far as
+`MAX_KEPT` goes. Listings are bounded in number. Everything here runs under the volume's lock, except `hold` and
+`forget`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 
 from fusebackend import errors, paths
-from fusebackend.backends.foreignentry import Entry, Info, Listing
+from fusebackend.backends.foreignentry import Entry, Info, Kept, Listing
 from fusebackend.dialect import AgentFace
 from fusebackend.errors import oserror
 from fusebackend.paths import AgentPath
@@ -30,6 +31,9 @@ log = logging.getLogger(__name__)
 
 MAX_LISTINGS = 64
 """Directories whose listing is kept; the least recently used one goes first."""
+
+MAX_KEPT = 100_000
+"""Files and directories nobody holds whose modes and times are remembered; the oldest go first. Some 300 bytes each."""
 
 FILE_MODE = stat.S_IFREG | 0o644
 DIRECTORY_MODE = stat.S_IFDIR | 0o755
@@ -58,6 +62,7 @@ class ForeignTree:
         self._entries: dict[int, Entry] = {}
         self._listed: OrderedDict[int, Entry] = OrderedDict()
         self._let_go: deque[int] = deque()
+        self._kept: OrderedDict[AgentPath, Kept] = OrderedDict()
         self.root = self._new(None, b"", DIRECTORY_MODE)
 
     def __len__(self) -> int:
@@ -92,6 +97,9 @@ class ForeignTree:
         entry.atime_ns = entry.mtime_ns = entry.ctime_ns = self._began_ns
         if parent is not None:
             parent.children[name] = entry
+            kept = self._kept.pop(self.path(entry), None) if self._kept else None
+            if kept is not None and stat.S_IFMT(kept.mode) == stat.S_IFMT(mode):
+                entry.restore(kept)
         return entry
 
     def make(self, parent: Entry, name: bytes, mode: int, caller: Caller) -> Entry:
@@ -102,11 +110,8 @@ class ForeignTree:
         if self.child(parent, name) is not None:
             raise oserror(errno.EEXIST, name)
         entry = self._new(parent, name, mode)
-        entry.kept = (mode, caller.uid, caller.gid) not in (
-            (FILE_MODE, entry.uid, entry.gid),
-            (DIRECTORY_MODE, entry.uid, entry.gid),
-        )
-        entry.uid, entry.gid = caller.uid, caller.gid
+        entry.mode, entry.uid, entry.gid, entry.version = mode, caller.uid, caller.gid, None
+        entry.resize(0)
         entry.local = entry.measured = True
         entry.touch()
         self.linked(entry)
@@ -129,6 +134,14 @@ class ForeignTree:
         parent.touch()
         self.note(entry)
 
+    def stored(self, entry: Entry) -> None:
+        """The backend has this file now, and so every directory on the way."""
+        self.note(entry)
+        above: Entry | None = entry
+        while above is not None:
+            above.local = False
+            above = above.parent
+
     def note(self, entry: Entry) -> None:
         """Bring the listing up to date with what was done to an entry here."""
         if entry.parent is not None and entry.parent.listing is not None and not entry.gone:
@@ -144,12 +157,18 @@ class ForeignTree:
         """An entry has moved to another name."""
         old = entry.parent
         assert old is not None
+        before = self.path(entry)
         del old.children[entry.name]
         if old.listing is not None:
             old.listing.remove(entry.name)
         self._emptied(old)
         entry.parent, entry.name = directory, name
-        entry.version = OWN
+        after = self.path(entry)
+        for path in [path for path in self._kept if paths.is_below(path, before)]:
+            self._kept[AgentPath(after + path[len(before) :])] = self._kept.pop(path)._replace(version=OWN)
+        for moved in self._entries.values():
+            if moved.is_within(entry):
+                moved.version, moved.kept = OWN, True  # whatever the backend did, they are as old as before
         entry.ctime_ns = time.time_ns()
         self.linked(entry)
         self.expire()
@@ -177,6 +196,10 @@ class ForeignTree:
         """Let go of an entry if nobody needs it, and of its directory if that was kept for it alone."""
         while entry.idle:
             assert entry.parent is not None
+            if entry.kept and not self.is_gone(entry):
+                self._kept[self.path(entry)] = entry.attributes()
+                if len(self._kept) > MAX_KEPT:
+                    self._kept.popitem(last=False)
             self._entries.pop(entry.node, None)
             self._listed.pop(entry.node, None)
             if entry.buffer is not None:

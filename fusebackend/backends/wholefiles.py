@@ -205,9 +205,9 @@ class WholeFiles:
             self.upload(path, entry.buffer.read(0, entry.buffer.size))
         entry.baseline = entry.digest = digest
         entry.version = OWN
-        entry.dirty = entry.local = False
+        entry.dirty = False
         entry.measured = True
-        self._tree.note(entry)
+        self._tree.stored(entry)
 
     def _keep_beside(self, entry: Entry, path: AgentPath) -> None:
         assert entry.buffer is not None
