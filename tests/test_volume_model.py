@@ -1,0 +1,101 @@
+"""Random operations on every native volume, against a dict; and on a plain directory, which proves the machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import ClassVar
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, rule
+
+from fusebackend.backends import flusher, sqlite
+from fusebackend.backends.directory import DirectoryVolume
+from fusebackend.backends.memory import InMemoryVolume
+from fusebackend.backends.sqlite import SqliteVolume
+from fusebackend.backends.sqlite_check import check
+from fusebackend.protocol import Volume
+from fusebackend.testing.model import DirectoryMachine, VolumeMachine
+
+SETTINGS = hypothesis.settings(
+    max_examples=int(os.environ.get("FUSEBACKEND_EXAMPLES", "40")), stateful_step_count=50, deadline=None, database=None
+)
+
+
+class MemoryMachine(VolumeMachine):
+    def make_volume(self) -> Volume:
+        return InMemoryVolume()
+
+
+class SqliteMachine(VolumeMachine):
+    """With bounds so small that flushes and evictions happen in the middle of everything."""
+
+    keeps_numbers = True
+
+    def make_volume(self) -> Volume:
+        self.bounds = pytest.MonkeyPatch()
+        self.bounds.setattr(sqlite, "CACHE_INODES", 8)
+        self.bounds.setattr(sqlite, "CACHE_CHUNKS", 2)
+        self.bounds.setattr(flusher, "FLUSH_AFTER_S", 3600)  # only where the machine can do it again
+        self.directory = tempfile.mkdtemp()
+        self.path = f"{self.directory}/volume.db"
+        return self.reopen_volume()
+
+    def reopen_volume(self) -> SqliteVolume:
+        self.opened = SqliteVolume(self.path)
+        return self.opened
+
+    @initialize(items=st.sampled_from((3, 15, 4000)))
+    def bound_overlay(self, items: int) -> None:
+        self.bounds.setattr(sqlite, "MAX_DIRTY_ITEMS", items)
+
+    @rule()
+    def write_back(self) -> None:
+        self.opened.write_back()
+        assert check(self.path) == []
+
+    def teardown(self) -> None:
+        try:
+            super().teardown()
+            assert check(self.path) == []
+        finally:
+            self.bounds.undo()
+            shutil.rmtree(self.directory)
+
+
+class DirectoryVolumeMachine(VolumeMachine):
+    owners: ClassVar = ((0, 0), (1000, 1000)) if os.geteuid() == 0 else ((os.geteuid(), os.getegid()),)
+
+    def make_volume(self) -> Volume:
+        self.directory = tempfile.mkdtemp()
+        self.path = f"{self.directory}/root"
+        os.mkdir(self.path)
+        return self.reopen_volume()
+
+    def reopen_volume(self) -> Volume:
+        return DirectoryVolume(self.path)
+
+    def teardown(self) -> None:
+        super().teardown()
+        shutil.rmtree(os.fsencode(self.directory))
+
+
+class PlainDirectoryMachine(DirectoryMachine):
+    def make_directory(self) -> Path:
+        self.directory = Path(tempfile.mkdtemp())
+        return self.directory
+
+    def teardown(self) -> None:
+        super().teardown()
+        shutil.rmtree(os.fsencode(self.directory))
+
+
+for machine in (MemoryMachine, SqliteMachine, DirectoryVolumeMachine, PlainDirectoryMachine):
+    case = machine.TestCase
+    case.settings = SETTINGS
+    globals()[f"Test{machine.__name__}"] = case
+del machine, case
