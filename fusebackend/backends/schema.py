@@ -38,6 +38,9 @@ VERSION = 1
 PAGE_BYTES = 16384
 """Measured: writing 256 MiB takes half as long as with 4 KiB, and a small commit no longer."""
 
+BUSY_TIMEOUT_MS = 10_000
+"""How long a flush waits for somebody else's transaction on the file."""
+
 WAL_KEPT_BYTES = 32 << 20
 """A WAL that starts anew is cut to this, so the file's size tells how much of it is in use beyond."""
 
@@ -128,7 +131,8 @@ def connect(path: str) -> sqlite3.Connection:
     Raises:
         VolumeFileError: it is not a database, not a volume, of a newer version, or damaged.
     """
-    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10, cached_statements=64)
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=64)
+    connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
     try:
         _prepare(connection, path)
     except sqlite3.DatabaseError as error:

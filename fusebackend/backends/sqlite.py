@@ -49,6 +49,9 @@ MAX_WAL_BYTES = 512 << 20
 RESERVE_BYTES = 8 << 20
 """Kept free on the disk under the file, so that deleting, which writes too, still works when it is full."""
 
+CHECKPOINT_RETRY_S = 5.0
+"""How long a checkpoint that writers wait for is not tried again after a reader from outside was in its way."""
+
 FULL_RETRY_S = 0.2
 """After a failed flush, how long writes are refused before the next one tries again."""
 
@@ -88,6 +91,7 @@ class SqliteVolume(TreeVolume):
         self._room_bytes = 0
         self._failed: OSError | None = None
         self._failed_at = 0.0
+        self._checkpoint_after = 0.0
         self._wal_fd = -1
         self._closed = False
         self._flusher = Flusher(self.path, self.lock, self.write_back, self._wal_bytes)
@@ -295,9 +299,8 @@ class SqliteVolume(TreeVolume):
         if self._overlay.bytes + size <= self._room_bytes:
             return
         self.write_back()
-        with _sqlite_errors():
-            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-            free_pages = self._scalar("PRAGMA freelist_count") * schema.PAGE_BYTES
+        self._checkpoint("TRUNCATE")
+        free_pages = self._scalar("PRAGMA freelist_count") * schema.PAGE_BYTES
         # Free pages take data that only the WAL needs room for, and only until the next of these checkpoints.
         passing = self._spare(os.statvfs(self.path), RESERVE_BYTES // 2)
         self._room_bytes = max(self._room(), min(free_pages, passing) * 4 // 5)
@@ -331,8 +334,20 @@ class SqliteVolume(TreeVolume):
             self._room_bytes = 0  # look again before the next write
             self._settle()
             if self._wal_bytes() > MAX_WAL_BYTES:
-                with _sqlite_errors():
-                    self._db.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
+                self._checkpoint("RESTART")
+
+    def _checkpoint(self, mode: str) -> None:
+        """Move all of the WAL into the file now, with the lock held; if a reader from outside is in the way, later."""
+        if time.monotonic() < self._checkpoint_after:
+            return
+        with _sqlite_errors():
+            self._db.execute("PRAGMA busy_timeout = 50")
+            try:
+                busy = self._db.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()[0]
+            finally:
+                self._db.execute(f"PRAGMA busy_timeout = {schema.BUSY_TIMEOUT_MS}")
+        if busy:
+            self._checkpoint_after = time.monotonic() + CHECKPOINT_RETRY_S
 
     def _write_overlay(self) -> None:
         """One transaction, all or nothing."""

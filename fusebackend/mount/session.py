@@ -36,6 +36,9 @@ log = logging.getLogger(__name__)
 READ_AHEAD_KIB = 1024
 """One request's worth: as much as the kernel asks for at once."""
 
+NOTICE_TIMEOUT_S = 10.0
+"""How long the end of a mount waits for what the kernel is being told; it takes as long as a request."""
+
 MAX_TASKS = 256
 """Requests in the works at once. Enough for every thread of several hung routes, so that others stay served."""
 
@@ -78,7 +81,9 @@ class _Notifier:
     def __init__(self) -> None:
         self._loop_thread = threading.get_ident()
         self._waiting: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._gate = threading.Lock()
         self._closed = False
+        self._in_flight = 0
         self._thread = threading.Thread(target=self._work, name="fusebackend-notify", daemon=True)
         self._thread.start()
 
@@ -95,8 +100,15 @@ class _Notifier:
         self._tell(lambda: pyfuse3.invalidate_entry(parent, name))
 
     def close(self) -> None:
-        self._closed = True
+        """Take no more notices. Those on their way may still wait for a request to be answered, see `idle`."""
+        with self._gate:
+            self._closed = True
         self._waiting.put(None)
+
+    @property
+    def idle(self) -> bool:
+        """Is no thread inside the kernel with a notice?"""
+        return self._in_flight == 0
 
     def _tell(self, notice: Callable[[], None]) -> None:
         if threading.get_ident() == self._loop_thread:
@@ -109,14 +121,19 @@ class _Notifier:
             self._send(notice)
 
     def _send(self, notice: Callable[[], None]) -> None:
-        if self._closed:
-            return
+        with self._gate:
+            if self._closed:
+                return
+            self._in_flight += 1
         try:
             notice()
         except OSError as error:
             # ENOENT: the kernel does not know it. The others: the mount is going away.
             if error.errno not in (errno.ENOENT, errno.ENOTCONN, errno.EBADF, errno.ENODEV):
                 log.error("could not bring a kernel cache up to date: %s", error)
+        finally:
+            with self._gate:
+                self._in_flight -= 1
 
 
 class Session:
@@ -130,7 +147,9 @@ class Session:
         self.options = options or MountOptions()
         self.operations = Operations(filesystem)
         self._token: trio.lowlevel.TrioToken | None = None
-        self._stop = threading.Event()
+        self._stop = trio.Event()  # of the loop's thread
+        self._mounted = False
+        self._stop_asked = False  # of any thread, also before there is a loop
         self._started_at = time.time()
 
     def run(self, on_ready: Callable[[], None] | None = None) -> None:
@@ -146,22 +165,22 @@ class Session:
         if not self._serving.acquire(blocking=False):
             raise MountError(errno.EBUSY, "this process serves a mount already; pyfuse3 can hold only one")
         try:
-            self._mount()
             try:
                 trio.run(self._serve, on_ready)
             finally:
                 self.filesystem.detach()
-                pyfuse3.close(unmount=True)
+                if self._mounted:
+                    pyfuse3.close(unmount=True)
                 self.filesystem.close()
         finally:
             self._serving.release()
 
     def stop(self) -> None:
         """End `run`: unmount, lazily if files are still open. Thread-safe, and harmless when it has ended."""
-        self._stop.set()
+        self._stop_asked = True
         if self._token is not None:
             with contextlib.suppress(trio.RunFinishedError):
-                self._token.run_sync_soon(self._terminate)
+                self._token.run_sync_soon(self._stop.set)
 
     def status(self) -> dict[str, Any]:
         """One mount as `fusebackend status --json` shows it."""
@@ -197,24 +216,31 @@ class Session:
         except RuntimeError as error:
             message = f"cannot mount on '{self.mountpoint}': {error}; libfuse gave the reason on standard error"
             raise MountError(errno.EIO, message) from None
+        self._mounted = True
 
     async def _serve(self, on_ready: Callable[[], None] | None) -> None:
         self._token = trio.lowlevel.current_trio_token()
+        if self._stop_asked:
+            self._stop.set()
         self.filesystem.status = lambda: json.dumps(self.status()).encode()
         notifier = _Notifier()
         self.filesystem.attach(notifier)
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._watch_signals)
+                await nursery.start(self._watch_signals)  # before there is a mount that a signal could leave behind
+                self._mount()
                 nursery.start_soon(self._announce, on_ready)
+                nursery.start_soon(self._end_when_told, notifier)
                 await pyfuse3.main(max_tasks=MAX_TASKS)
                 nursery.cancel_scope.cancel()
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None  # one cause, one error: the tasks beside it were only cancelled
         finally:
             notifier.close()
+            with trio.CancelScope(shield=True):
+                await _settle(notifier)
 
     async def _announce(self, on_ready: Callable[[], None] | None) -> None:
-        if self._stop.is_set():
-            self._terminate()
         # A thread asks: the loop must not wait for its own mount.
         try:
             status = await trio.to_thread.run_sync(os.stat, self.mountpoint)
@@ -225,15 +251,32 @@ class Session:
         if on_ready is not None:
             await trio.to_thread.run_sync(on_ready)
 
-    async def _watch_signals(self) -> None:
+    async def _watch_signals(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         if threading.current_thread() is not threading.main_thread():
+            task_status.started()
             return
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+            task_status.started()
             async for number in signals:
                 log.info("%s: unmounting %s", signal.Signals(number).name, self.mountpoint)
-                self._terminate()
+                self._stop.set()
 
-    def _terminate(self) -> None:
-        """End the loop; `run` then detaches the mount. On the loop's thread."""
+    async def _end_when_told(self, notifier: _Notifier) -> None:
+        """End the loop, but not under a thread that is telling the kernel something.
+
+        Such a notice waits for a client's request to be answered; were it left unanswered, both would wait for ever.
+        """
+        await self._stop.wait()
+        notifier.close()
+        await _settle(notifier)
         pyfuse3.terminate()
+
+
+async def _settle(notifier: _Notifier) -> None:
+    """Go on answering until no notice is on its way."""
+    with trio.move_on_after(NOTICE_TIMEOUT_S) as waiting:
+        while not notifier.idle:
+            await trio.sleep(0.001)
+    if waiting.cancelled_caught:
+        log.error("a notice to the kernel is still on its way after %g s", NOTICE_TIMEOUT_S)
 

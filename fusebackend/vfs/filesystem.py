@@ -20,7 +20,7 @@ from typing import Any
 
 from fusebackend.errors import oserror
 from fusebackend.paths import ROOT, AgentPath, normalise_prefix
-from fusebackend.protocol import NAME_MAX_BYTES, Attr, AttrChanges, Caller, StatFs, Volume
+from fusebackend.protocol import NAME_MAX_BYTES, RENAME_EXCHANGE, Attr, AttrChanges, Caller, StatFs, Volume
 from fusebackend.vfs.cache import DEFAULT_TTL_S, CachePolicy
 from fusebackend.vfs.filling import fill
 from fusebackend.vfs.handles import DirectoryHandle, FileHandle, HandleTable, OpenedFile, passes_page_cache
@@ -111,7 +111,7 @@ class FileSystem:
             child = junction.children.get(name)
             if child is not None:
                 attr = await self._junction_attr(child)
-                self.inodes.reference(child.inode, parent)
+                self.inodes.reference(child.inode, parent, attr.size)
                 return Entry(child.inode, attr, self._junction_timeout(child))
             if junction.route is None and await junction.place() is None:
                 return Entry(0, None, 0)
@@ -157,6 +157,16 @@ class FileSystem:
         if route is not new_route:
             raise oserror(errno.EXDEV)
         await route.call(route.volume.rename, node, name, new_node, new_name, flags)
+        if parent != new_parent and not route.offload.blocking:
+            self._moved(route, new_parent, new_node, new_name)
+            if flags & RENAME_EXCHANGE:
+                self._moved(route, parent, node, name)
+
+    def _moved(self, route: Route, parent: int, node: int, name: bytes) -> None:
+        """A directory that has moved has another `..`."""
+        known = self.inodes.get(inode_number(route.index, route.volume.lookup(node, name).node))
+        if known is not None:
+            known.parent = parent
 
     async def forget(self, references: Iterable[tuple[int, int]]) -> None:
         """The kernel gives back (inode, count) references."""
@@ -187,7 +197,7 @@ class FileSystem:
         if junction is not None:
             return Entry(inode, await self._junction_attr(junction), self._junction_timeout(junction))
         route, node = await self._place(inode)
-        return Entry(inode, await route.call(route.volume.getattr, node), route.policy.timeout_s)
+        return self._told(route, inode, await route.call(route.volume.getattr, node))
 
     async def setattr(self, inode: int, changes: AttrChanges) -> Entry:
         route, node = await self._place(inode, make=True)
@@ -196,7 +206,7 @@ class FileSystem:
         known = self.inodes.get(inode)
         if known is not None:
             known.filled = False  # the kernel drops the pages of a file whose time has moved
-        return Entry(inode, await route.call(route.volume.setattr, node, changes), route.policy.timeout_s)
+        return self._told(route, inode, await route.call(route.volume.setattr, node, changes))
 
     async def readlink(self, inode: int) -> bytes:
         route, node = await self._place(inode)
@@ -251,7 +261,11 @@ class FileSystem:
                 raise
             # Made by somebody else since the kernel last looked; without O_EXCL that is as good.
             existing = await self.lookup(parent, name)
-            return existing, await self.open(existing.inode, flags)
+            try:
+                return existing, await self.open(existing.inode, flags)
+            except BaseException:
+                await self.forget([(existing.inode, 1)])
+                raise
         entry = self._entry(route, parent, attr)
         handle = FileHandle(entry.inode, route, attr.node, for_volume)
         self._opened(handle, attr)
@@ -267,6 +281,7 @@ class FileSystem:
             if flags & os.O_TRUNC:
                 self._own_changes += 1
                 await route.call(route.volume.setattr, node, AttrChanges(size=0))
+                self.inodes.told(inode, 0)
             attr = await route.call(route.volume.getattr, node)
         except BaseException:
             await route.call(route.volume.release, node, for_volume)
@@ -300,9 +315,15 @@ class FileSystem:
     async def write(self, number: int, offset: int, data: bytes) -> int:
         handle = self.files[number]
         self._own_changes += 1
+        known = self.inodes.get(handle.inode)
+        believed = known.size if known is not None else 0
         if handle.flags & os.O_APPEND:
-            return await handle.route.call(handle.append, offset, data)
-        return await handle.route.call(handle.route.volume.write, handle.node, offset, data)
+            written = await handle.route.call(handle.append, offset, data, believed)
+        else:
+            written = await handle.route.call(handle.route.volume.write, handle.node, offset, data)
+        if known is not None and offset + written > known.size:
+            known.size = offset + written
+        return written
 
     async def flush(self, number: int) -> None:
         handle = self.files[number]
@@ -417,7 +438,11 @@ class FileSystem:
 
     def _entry(self, route: Route, parent: int, attr: Attr) -> Entry:
         inode = inode_number(route.index, attr.node)
-        self.inodes.reference(inode, parent)
+        self.inodes.reference(inode, parent, attr.size)
+        return Entry(inode, attr, route.policy.timeout_s)
+
+    def _told(self, route: Route, inode: int, attr: Attr) -> Entry:
+        self.inodes.told(inode, attr.size)
         return Entry(inode, attr, route.policy.timeout_s)
 
 

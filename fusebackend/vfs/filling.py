@@ -36,7 +36,10 @@ def fill(kernel: KernelCache, handle: FileHandle, known: KnownInode, attr: Attr)
         return
     with route.volume.lock:
         atime_ns = attr.atime_ns
-        content = route.volume.read(handle.node, 0, FILL_BYTES)
+        try:
+            content = route.volume.read(handle.node, 0, FILL_BYTES)
+        except OSError:
+            return  # whoever reads will be told; opening is no reading
         kernel.store(handle.inode, content)
         handle.accessed = route.volume.getattr(handle.node).atime_ns != atime_ns
     known.filled = True

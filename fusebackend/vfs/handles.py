@@ -10,8 +10,6 @@ from typing import Generic, NamedTuple, TypeVar
 from fusebackend.protocol import Attr
 from fusebackend.vfs.mounttree import Junction, Route
 
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-
 Handle = TypeVar("Handle", "FileHandle", "DirectoryHandle")
 
 
@@ -37,20 +35,17 @@ class FileHandle:
         self.flags = flags  # of open(2)
         self.accessed = False  # the access time has moved, and the kernel does not know
 
-    def append(self, offset: int, data: bytes) -> int:
+    def append(self, offset: int, data: bytes, believed_size: int) -> int:
         """A write with O_APPEND: the end of the file is decided here, where all writers meet, and not by the size that
-        the kernel remembers.
+        the kernel believes, which is where it has put `offset`.
 
-        Except for pages that come from a shared mapping: they go where they are mapped. Only a handle that may also
-        read can be mapped so, and such a write covers whole pages, up to the end of the file.
+        Except for pages of a shared mapping: they go where they are mapped, which is always before that size.
         """
         volume, node = self.route.volume, self.node
+        if offset < believed_size:
+            return volume.write(node, offset, data)
         with volume.lock:
-            end = volume.getattr(node).size
-            pages = offset % _PAGE_BYTES == 0 and (len(data) % _PAGE_BYTES == 0 or offset + len(data) == end)
-            if self.flags & os.O_ACCMODE == os.O_RDWR and pages and offset + len(data) <= end:
-                return volume.write(node, offset, data)
-            return volume.write(node, end, data)
+            return volume.write(node, volume.getattr(node).size, data)
 
 
 def passes_page_cache(flags: int, mode: int) -> bool:

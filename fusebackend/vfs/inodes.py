@@ -44,12 +44,13 @@ class Entry(NamedTuple):
 class KnownInode:
     """What the mount remembers of an inode the kernel knows."""
 
-    __slots__ = ("filled", "lookups", "opens", "parent", "version")
+    __slots__ = ("filled", "lookups", "opens", "parent", "size", "version")
 
     def __init__(self) -> None:
         self.lookups = 0
         self.opens = 0  # open handles
         self.filled = False  # the kernel was given the file's pages, see `filling.py`
+        self.size = 0  # bytes, as the kernel believes: what it was told, or has written itself
         self.parent = 0  # of a directory: the inode it was last found in, for `..`
         self.version: object = None  # of the data in the kernel's page cache; see `cache.py`
 
@@ -73,13 +74,20 @@ class InodeTable:
         """Every known inode with its lookup count."""
         return [(inode, known.lookups) for inode, known in list(self._known.items())]
 
-    def reference(self, inode: int, parent: int) -> None:
-        """The kernel is given one more reference, under a name in `parent`."""
+    def reference(self, inode: int, parent: int, size: int) -> None:
+        """The kernel is given one more reference, under a name in `parent`, and told the size."""
         known = self._known.get(inode)
         if known is None:
             known = self._known[inode] = KnownInode()
         known.lookups += 1
         known.parent = parent
+        known.size = size
+
+    def told(self, inode: int, size: int) -> None:
+        """The kernel is told the size of an inode it knows."""
+        known = self._known.get(inode)
+        if known is not None:
+            known.size = size
 
     def forget(self, references: Iterable[tuple[int, int]]) -> list[int]:
         """The kernel gives back (inode, count) references; returns the inodes it knows no longer."""

@@ -57,11 +57,13 @@ async def _list_volume(
         return  # a position that this handle never gave out
     del names[position - first :]
     after = names[-1] if names else b""
-    page = handle.ahead if handle.ahead_at == (filesystem.changes, position) and route.policy.coherent else []
+    at = filesystem.changes
+    page = handle.ahead if handle.ahead_at == (at, position) and route.policy.coherent else []
     handle.ahead = []
     timeout_s = route.policy.timeout_s
     while True:
         if not page:
+            at = filesystem.changes  # before looking: what changes after is not in the page
             page = list(await route.call(route.volume.readdir, handle.node, after, PAGE_ENTRIES))
             if not page:
                 return
@@ -71,9 +73,9 @@ async def _list_volume(
                 continue
             inode = inode_number(route.index, attr.node)
             if not emit(name, Entry(inode, attr, timeout_s), position + 1):
-                handle.ahead, handle.ahead_at = page[index:], (filesystem.changes, position)
+                handle.ahead, handle.ahead_at = page[index:], (at, position)
                 return
-            filesystem.inodes.reference(inode, handle.inode)
+            filesystem.inodes.reference(inode, handle.inode, attr.size)
             route.volume.hold(attr.node)
             names.append(name)
             position += 1
