@@ -138,7 +138,9 @@ def start(
     """Mount `default` (a URL) and `routes` (prefix to URL) on a directory, which is made if it is missing."""
     require()
     mountpoint.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "fusebackend.cli.main", "mount", str(mountpoint), "--foreground"]
+    # When the tests themselves are killed, their servers get SIGTERM and unmount.
+    command = ["setpriv", "--pdeathsig", "TERM", "--", sys.executable, "-m", "fusebackend.cli.main"]
+    command += ["mount", str(mountpoint), "--foreground"]
     command += ["--default", default]
     for prefix, url in (routes or {}).items():
         command += ["--route", f"{prefix}={url}"]
