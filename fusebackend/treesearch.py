@@ -185,15 +185,16 @@ class TreeSearch:
 
 
 def _has_directory(routed: Routed) -> bool:
-    """Has the backend this directory, which the routes need anyway? The listing above it tells; an error doesn't."""
-    if routed.inner == ROOT:
-        return True
-    above, name = paths.parent_and_name(routed.inner)
-    result = routed.face.ls(above)
-    if result.error is not None:
-        return _has_directory(routed._replace(inner=above))
-    wanted = paths.join(above, name) + "/"
-    return any(info["path"] == wanted for info in result.entries or ())
+    """Has the backend this directory, which the routes need anyway? As the nearest directory above says that can be
+    listed: an error of its own is no answer."""
+    path = routed.inner
+    while path != ROOT:
+        above, _ = paths.parent_and_name(path)
+        result = routed.face.ls(above)
+        if result.error is None:
+            return any(info["path"] == f"{path}/" for info in result.entries or ())
+        path = above
+    return True
 
 
 def _outer_match(routed: Routed, match: GrepMatch) -> GrepMatch:

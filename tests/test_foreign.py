@@ -559,6 +559,41 @@ def test_a_listing_goes_by_names_whatever_comes_and_goes(volume, duck):
     assert volume.readdir(ROOT_NODE, b"f9", 10) == []
 
 
+def test_a_deep_tree(volume, duck):
+    node, depth = ROOT_NODE, 1500
+    for _ in range(depth):
+        node = volume.mkdir(node, b"d", 0o755, ME).node
+    calls = len(duck.calls)
+    assert names(volume, node) == []
+    assert len(duck.calls) - calls < 10, "what only this volume has is not asked for level by level"
+    file = new_file(volume, b"f", b"x", node)
+    assert duck.files == {"/d" * depth + "/f": b"x"}
+    assert volume.getattr(file).size == 1
+    volume.rename(ROOT_NODE, b"d", ROOT_NODE, b"e")
+    assert list(duck.files) == ["/e" + "/d" * (depth - 1) + "/f"]
+    composite = CompositeBackend(duck, {"/x" * 1500: DuckBackend()})
+    assert composite.grep("x", "/x" * 1400).matches == []
+
+
+def test_a_slow_long_listing_ends():
+    clock = Clock()
+
+    class Slow(DuckBackend):
+        def ls(self, path):
+            clock.now += 1.5
+            return super().ls(path)
+
+    duck = Slow()
+    for number in range(300):
+        duck.put(f"/f{number:03}", b"")
+    volume, after, seen = ForeignVolume(duck, clock=clock), b"", []
+    while page := volume.readdir(ROOT_NODE, after, 10):
+        seen += [name for name, _ in page]
+        after = seen[-1]
+        clock.now += 0.1
+    assert len(seen) == 300 and duck.calls.count("ls") == 1
+
+
 def test_names_that_are_no_text_are_refused(volume):
     for call in (volume.mkdir, lambda parent, name, mode, caller: volume.create(parent, name, mode, RW, caller)):
         fails(errno.EILSEQ, call, ROOT_NODE, b"\xff", 0o644, ME)

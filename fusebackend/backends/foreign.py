@@ -221,9 +221,8 @@ class ForeignVolume(NativeVolume):
             if target is entry:
                 return
             self._require_replaceable(entry, target, directory)
-            for below in self._tree.entries():
-                if below.dirty and below.is_within(entry):
-                    self._files.store(below)
+            for below in entry.tree():
+                self._files.store(below)
             empty: list[AgentPath] = []
             if self._tree.backend_lists(entry):
                 self._require_delete()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import bisect
 import os
 import time
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from fusebackend.backends.buffer import Buffer
@@ -111,6 +112,21 @@ class Entry(Attr):
         while entry is not None and entry is not directory:
             entry = entry.parent
         return entry is not None
+
+    def tree(self) -> Iterator[Entry]:
+        """This entry and all that is known below it."""
+        left = [self]
+        while left:
+            entry = left.pop()
+            yield entry
+            left += entry.children.values()
+
+    def topmost_local(self) -> Entry:
+        """The highest directory above this one, or itself, from which on the backend may have nothing."""
+        entry = self
+        while entry.parent is not None and entry.parent.local:
+            entry = entry.parent
+        return entry
 
     def resize(self, size: int) -> None:
         self.size = size

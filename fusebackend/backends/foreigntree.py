@@ -24,13 +24,16 @@ from fusebackend import errors, paths
 from fusebackend.backends.foreignentry import Entry, Info, Kept, Listing
 from fusebackend.dialect import AgentFace
 from fusebackend.errors import oserror
-from fusebackend.paths import AgentPath
+from fusebackend.paths import ROOT, AgentPath
 from fusebackend.protocol import ROOT_NODE, Caller, FileInfo
 
 log = logging.getLogger(__name__)
 
 MAX_LISTINGS = 64
 """Directories whose listing is kept; the least recently used one goes first."""
+
+PAGE_TTLS = 10
+"""A listing that is read page by page may grow this much older before it is read anew: a long one would never end."""
 
 MAX_KEPT = 100_000
 """Files and directories nobody holds whose modes and times are remembered; the oldest go first. Some 300 bytes each."""
@@ -89,7 +92,10 @@ class ForeignTree:
 
     def is_gone(self, entry: Entry) -> bool:
         """Is it, or a directory above it, no more?"""
-        return entry.gone or (entry.parent is not None and self.is_gone(entry.parent))
+        above: Entry | None = entry
+        while above is not None and not above.gone:
+            above = above.parent
+        return above is not None
 
     def _new(self, parent: Entry | None, name: bytes, mode: int) -> Entry:
         node = next(self._numbers)
@@ -164,11 +170,10 @@ class ForeignTree:
         self._emptied(old)
         entry.parent, entry.name = directory, name
         after = self.path(entry)
-        for path in [path for path in self._kept if paths.is_below(path, before)]:
+        for path in [path for path in self._kept if paths.is_below(path, before)] if entry.is_dir else ():
             self._kept[AgentPath(after + path[len(before) :])] = self._kept.pop(path)._replace(version=OWN)
-        for moved in self._entries.values():
-            if moved.is_within(entry):
-                moved.version, moved.kept = OWN, True  # whatever the backend did, they are as old as before
+        for moved in entry.tree():
+            moved.version, moved.kept = OWN, True  # whatever the backend did, they are as old as before
         entry.ctime_ns = time.time_ns()
         self.linked(entry)
         self.expire()
@@ -246,14 +251,14 @@ class ForeignTree:
     def page(self, directory: Entry, after: bytes, limit: int) -> list[Entry]:
         if not directory.is_dir:
             raise oserror(errno.ENOTDIR)
-        listing = self.listing(directory)
+        listing = self.listing(directory, PAGE_TTLS if after else 1)
         return [self._entry_for(directory, name, listing.infos[name]) for name in listing.after(after, limit)]
 
-    def listing(self, directory: Entry) -> Listing:
-        """What is in a directory, at most `ttl_s` old. ESTALE for one that is gone."""
+    def listing(self, directory: Entry, ttls: float = 1) -> Listing:
+        """What is in a directory, at most so many `ttl_s` old. ESTALE for one that is gone."""
         self.settle()
         listing = directory.listing
-        if listing is None or self._clock() - listing.read_at >= self.ttl_s:
+        if listing is None or self._clock() - listing.read_at >= self.ttl_s * ttls:
             listing = self._read_listing(directory)
         if directory.listing is listing:
             self._listed[directory.node] = directory
@@ -274,26 +279,41 @@ class ForeignTree:
                 directory.listing.read_at = float("-inf")
 
     def _ask(self, directory: Entry) -> dict[bytes, Info]:
-        """What the backend has in a directory; nothing where the directory is in this volume alone. ESTALE, EIO."""
+        """What the backend has in a directory; nothing where the directory is in this volume alone. ESTALE, EIO.
+
+        An error is no proof that a directory is empty: whether it is there at all says a listing above it.
+        """
+        if directory.local and not self._is_there(directory.topmost_local()):
+            return {}
         path = self.path(directory)
-        read_at = self._clock()
         result = self._face.ls(path)
         if result.error is None:
+            read_at = self._clock()
             return {_name(info): self._info(info, read_at) for info in result.entries or ()}
-        # Whether it is there at all says the listing above: an error is no proof that a directory is empty.
-        if directory.parent is not None and directory.name not in self._ask(directory.parent):
-            if directory.local:
-                return {}
-            self.detach(directory)
-            raise oserror(errno.ESTALE)
-        raise self.failure(result.error, path)
+        if self._is_there(directory):
+            raise self.failure(result.error, path)
+        if directory.local:
+            return {}
+        self.detach(directory)
+        raise oserror(errno.ESTALE)
+
+    def _is_there(self, entry: Entry) -> bool:
+        """Has the backend this directory? As the nearest directory above it says that can be listed. EIO."""
+        error = None
+        while entry.parent is not None:
+            result = self._face.ls(self.path(entry.parent))
+            if result.error is None:
+                return any(_name(info) == entry.name for info in result.entries or ())
+            error, entry = result.error, entry.parent
+        if error is not None:
+            raise self.failure(error, ROOT)
+        return True
 
     def _read_listing(self, directory: Entry) -> Listing:
-        read_at = self._clock()
         if self.is_gone(directory):
-            return Listing({}, read_at)
+            return Listing({}, self._clock())
         infos = self._ask(directory)
-        listing = directory.listing = Listing(infos, read_at)
+        listing = directory.listing = Listing(infos, self._clock())
         for name, child in list(directory.children.items()):
             info = infos.get(name)
             if info is not None and info.is_dir and child.is_dir:
