@@ -1,0 +1,344 @@
+"""The rules of a native volume where they are narrow."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fusebackend.backends import sqlite, tree
+from fusebackend.backends.chunks import CHUNK_BYTES
+from fusebackend.backends.memory import InMemoryVolume
+from fusebackend.backends.sqlite import SqliteVolume
+from fusebackend.backends.tree import TreeVolume
+from fusebackend.protocol import (
+    NAME_MAX_BYTES,
+    RENAME_EXCHANGE,
+    RENAME_NOREPLACE,
+    ROOT_NODE,
+    Attr,
+    AttrChanges,
+    Caller,
+    Change,
+)
+
+ME = Caller(1000, 1000)
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def volume(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TreeVolume]:
+    made = InMemoryVolume() if request.param == "memory" else SqliteVolume(tmp_path / "volume.db")
+    yield made
+    made.close()
+
+
+def fails(number: int, call: Callable[..., object], *arguments: object) -> None:
+    with pytest.raises(OSError) as caught:
+        call(*arguments)
+    assert caught.value.errno == number, caught.value
+
+
+def make(volume: TreeVolume, name: bytes, parent: int = ROOT_NODE) -> int:
+    """A closed file."""
+    node = volume.create(parent, name, 0o644, os.O_RDWR, ME).node
+    volume.release(node, os.O_RDWR)
+    return node
+
+
+def names(volume: TreeVolume, node: int = ROOT_NODE) -> list[bytes]:
+    return [name for name, _ in volume.readdir(node, b"", 1000)]
+
+
+# -- names ---------------------------------------------------------------------------------------------------------
+
+
+def test_thousands_of_names_go_and_then_their_directory(volume: TreeVolume) -> None:
+    directory = volume.mkdir(ROOT_NODE, b"d", 0o755, ME).node
+    every = [b"%05d" % number for number in range(3000)]
+    for name in every:
+        volume.mknod(directory, name, stat.S_IFREG | 0o644, 0, ME)
+    volume.sync()
+    for name in every[:-1]:
+        volume.unlink(directory, name)
+    fails(errno.ENOTEMPTY, volume.rmdir, ROOT_NODE, b"d")
+    assert volume.readdir(directory, b"", 1)[0][0] == every[-1]
+    volume.unlink(directory, every[-1])
+    volume.rmdir(ROOT_NODE, b"d")
+
+
+def test_pages_of_a_directory_that_is_half_in_the_file(volume: TreeVolume) -> None:
+    """Stored, removed and new names in one listing, in pages of every size."""
+    chance = random.Random(1)
+    for number in range(200):
+        make(volume, b"%03d" % number)
+    volume.sync()
+    for number in chance.sample(range(200), 120):
+        volume.unlink(ROOT_NODE, b"%03d" % number)
+    for number in chance.sample(range(200, 400), 50):
+        make(volume, b"%03d" % number)
+    volume.unlink(ROOT_NODE, names(volume)[0])
+    whole = names(volume)
+    for limit in (1, 2, 3, 7, 50, 1000):
+        listed, after = [], b""
+        while page := volume.readdir(ROOT_NODE, after, limit):
+            assert len(page) <= limit
+            listed += [name for name, _ in page]
+            after = listed[-1]
+        assert listed == whole == sorted(whole)
+
+
+def test_nothing_is_put_into_a_directory_that_is_gone_but_held(volume: TreeVolume) -> None:
+    gone = volume.mkdir(ROOT_NODE, b"gone", 0o755, ME).node
+    file = make(volume, b"file")
+    volume.hold(gone)
+    volume.rmdir(ROOT_NODE, b"gone")
+    fails(errno.ENOENT, volume.create, gone, b"x", 0o644, os.O_RDWR, ME)
+    fails(errno.ENOENT, volume.mkdir, gone, b"x", 0o755, ME)
+    fails(errno.ENOENT, volume.link, file, gone, b"x")
+    for flags in (0, RENAME_NOREPLACE, RENAME_EXCHANGE):
+        fails(errno.ENOENT, volume.rename, ROOT_NODE, b"file", gone, b"x", flags)
+    assert volume.readdir(gone, b"", 10) == []
+    assert volume.getattr(gone).nlink == 0
+    volume.forget([gone])
+    fails(errno.ESTALE, volume.getattr, gone)
+
+
+def test_a_directory_does_not_move_below_itself(volume: TreeVolume) -> None:
+    upper = volume.mkdir(ROOT_NODE, b"upper", 0o755, ME).node
+    lower = volume.mkdir(upper, b"lower", 0o755, ME).node
+    fails(errno.EINVAL, volume.rename, ROOT_NODE, b"upper", upper, b"x")
+    fails(errno.EINVAL, volume.rename, ROOT_NODE, b"upper", lower, b"x")
+    fails(errno.EINVAL, volume.rename, ROOT_NODE, b"upper", upper, b"lower", RENAME_EXCHANGE)
+    fails(errno.EINVAL, volume.rename, upper, b"lower", ROOT_NODE, b"upper", RENAME_EXCHANGE)
+    fails(errno.EINVAL, volume.rename, ROOT_NODE, b"upper", ROOT_NODE, b"other", 4)
+    assert names(volume) == [b"upper"] and names(volume, upper) == [b"lower"]
+
+
+def test_a_rename_between_two_names_of_one_file_does_nothing(volume: TreeVolume) -> None:
+    node = make(volume, b"a")
+    volume.link(node, ROOT_NODE, b"b")
+    volume.rename(ROOT_NODE, b"a", ROOT_NODE, b"b")
+    volume.rename(ROOT_NODE, b"a", ROOT_NODE, b"b", RENAME_EXCHANGE)
+    fails(errno.EEXIST, volume.rename, ROOT_NODE, b"a", ROOT_NODE, b"b", RENAME_NOREPLACE)
+    assert names(volume) == [b"a", b"b"] and volume.getattr(node).nlink == 2
+
+
+def test_a_deep_tree_moves(volume: TreeVolume, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The walk up from the new parent passes more directories than the cache holds."""
+    monkeypatch.setattr(sqlite, "CACHE_INODES", 8)
+    node, moving = ROOT_NODE, volume.mkdir(ROOT_NODE, b"moving", 0o755, ME).node
+    for _ in range(100):
+        node = volume.mkdir(node, b"d", 0o755, ME).node
+    volume.sync()
+    volume.rename(ROOT_NODE, b"moving", node, b"here")
+    volume.sync()
+    assert (volume.getattr(node).nlink, volume.getattr(ROOT_NODE).nlink) == (3, 3)
+    assert volume.lookup(node, b"here").node == moving
+    fails(errno.EINVAL, volume.rename, ROOT_NODE, b"d", moving, b"x")
+
+
+def test_names_of_any_bytes(volume: TreeVolume) -> None:
+    odd = sorted([b"\xff\xfe", b"new\nline", b"-rf", b"...", b" ", b"'\"%_", b"n" * NAME_MAX_BYTES, b"\xc3\xbc"])
+    for name in odd:
+        make(volume, name)
+    volume.sync()
+    assert names(volume) == odd
+    for name in odd:
+        volume.rename(ROOT_NODE, name, ROOT_NODE, name[::-1] + b"2" if len(name) < NAME_MAX_BYTES else name)
+    assert len(names(volume)) == len(odd)
+
+
+# -- life ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["release first", "forget first"])
+def test_a_nameless_file_lives_as_long_as_somebody_has_it(volume: TreeVolume, order: str) -> None:
+    node = volume.create(ROOT_NODE, b"f", 0o644, os.O_RDWR, ME).node
+    volume.hold(node)
+    volume.write(node, 0, b"still here")
+    volume.unlink(ROOT_NODE, b"f")
+    volume.sync()
+    fails(errno.ENOENT, volume.link, node, ROOT_NODE, b"back")
+    if order == "release first":
+        volume.release(node, os.O_RDWR)
+        assert volume.getattr(node).nlink == 0
+        volume.forget([node])
+    else:
+        volume.forget([node])
+        assert volume.read(node, 0, 100) == b"still here"
+        volume.release(node, os.O_RDWR)
+    fails(errno.ESTALE, volume.getattr, node)
+
+
+def test_forgetting_what_was_never_held_or_is_gone_is_harmless(volume: TreeVolume) -> None:
+    node = make(volume, b"f")
+    volume.unlink(ROOT_NODE, b"f")
+    volume.forget([node, 12345, ROOT_NODE])
+    assert names(volume) == []
+
+
+def test_a_handle_is_not_released_twice(volume: TreeVolume) -> None:
+    node = make(volume, b"f")
+    with pytest.raises(AssertionError, match="released more often than opened"):
+        volume.release(node, os.O_RDWR)
+
+
+# -- attributes ----------------------------------------------------------------------------------------------------
+
+
+def times(attr: Attr) -> tuple[int, int, int]:
+    return attr.atime_ns, attr.mtime_ns, attr.ctime_ns
+
+
+def test_what_changes_which_time(volume: TreeVolume, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(10, 10_000, 10))
+    moment = [0]
+
+    def now_ns() -> int:
+        moment[0] = next(clock)
+        return moment[0]
+
+    monkeypatch.setattr(tree, "now_ns", now_ns)
+    file = volume.create(ROOT_NODE, b"f", 0o644, os.O_RDWR, ME).node
+    assert times(volume.getattr(file)) == (moment[0],) * 3
+    made = moment[0]
+    assert times(volume.getattr(ROOT_NODE))[1:] == (made, made)
+    volume.write(file, 0, b"x")
+    written = moment[0]
+    assert times(volume.getattr(file)) == (made, written, written)
+    assert volume.getattr(ROOT_NODE).mtime_ns == made
+    volume.read(file, 0, 1)
+    read = volume.getattr(file).atime_ns
+    assert read > written
+    volume.read(file, 0, 1)
+    assert volume.getattr(file).atime_ns == read, "relatime: once after a change is enough"
+    volume.setattr(file, AttrChanges(mode=0o600))
+    changed = moment[0]
+    assert times(volume.getattr(file)) == (read, written, changed)
+    volume.setattr(file, AttrChanges(mtime_ns=5, atime_ns=-7))
+    assert times(volume.getattr(file)) == (-7, 5, moment[0])
+    volume.setxattr(file, b"user.a", b"1")
+    assert volume.getattr(file).ctime_ns == moment[0] > changed
+    volume.link(file, ROOT_NODE, b"g")
+    assert volume.getattr(file).ctime_ns == volume.getattr(ROOT_NODE).mtime_ns == moment[0]
+    volume.unlink(ROOT_NODE, b"g")
+    assert volume.getattr(file).ctime_ns == volume.getattr(ROOT_NODE).mtime_ns == moment[0]
+    volume.rename(ROOT_NODE, b"f", ROOT_NODE, b"h")
+    assert volume.getattr(file).ctime_ns == volume.getattr(ROOT_NODE).mtime_ns == moment[0]
+    volume.setattr(file, AttrChanges(size=0))
+    assert times(volume.getattr(file))[1:] == (moment[0],) * 2
+
+
+def test_the_first_read_of_a_day_sets_atime(volume: TreeVolume, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = make(volume, b"f")
+    volume.open(file, os.O_RDONLY)
+    day_ns = 86_400 * 10**9
+    start = tree.now_ns()
+    volume.setattr(file, AttrChanges(atime_ns=start + 10**9, mtime_ns=0))
+    monkeypatch.setattr(tree, "now_ns", lambda: start + day_ns)
+    volume.read(file, 0, 1)
+    assert volume.getattr(file).atime_ns == start + 10**9
+    monkeypatch.setattr(tree, "now_ns", lambda: start + day_ns + 2 * 10**9)
+    volume.read(file, 0, 1)
+    assert volume.getattr(file).atime_ns == start + day_ns + 2 * 10**9
+    volume.release(file, os.O_RDONLY)
+
+
+def test_a_setgid_directory_passes_its_group_on(volume: TreeVolume) -> None:
+    shared = volume.mkdir(ROOT_NODE, b"shared", 0o755, ME).node
+    volume.setattr(shared, AttrChanges(mode=0o2775, gid=7))
+    file, below = make(volume, b"f", shared), volume.mkdir(shared, b"d", 0o755, ME).node
+    assert (volume.getattr(file).uid, volume.getattr(file).gid, volume.getattr(file).mode & 0o7777) == (1000, 7, 0o644)
+    assert (volume.getattr(below).gid, volume.getattr(below).mode & 0o7777) == (7, 0o2755)
+
+
+def test_special_files_keep_their_device_number(volume: TreeVolume) -> None:
+    device = os.makedev(8, 255)
+    node = volume.mknod(ROOT_NODE, b"disk", stat.S_IFBLK | 0o600, device, ME).node
+    volume.sync()
+    assert (volume.getattr(node).rdev, stat.S_IFMT(volume.getattr(node).mode)) == (device, stat.S_IFBLK)
+
+
+def test_extended_attributes(volume: TreeVolume) -> None:
+    node = make(volume, b"f")
+    fails(errno.ENODATA, volume.getxattr, node, b"user.a")
+    fails(errno.ENODATA, volume.removexattr, node, b"user.a")
+    volume.setxattr(node, b"user.b", b"\0" * 65536)
+    volume.setxattr(node, b"user.a", b"")
+    volume.sync()
+    assert volume.listxattr(node) == [b"user.a", b"user.b"]
+    assert (volume.getxattr(node, b"user.a"), volume.getxattr(node, b"user.b")) == (b"", b"\0" * 65536)
+    volume.removexattr(node, b"user.b")
+    volume.sync()
+    assert volume.listxattr(node) == [b"user.a"]
+
+
+def test_operations_on_the_wrong_kind(volume: TreeVolume) -> None:
+    file, directory = make(volume, b"f"), volume.mkdir(ROOT_NODE, b"d", 0o755, ME).node
+    fails(errno.ENOTDIR, volume.lookup, file, b"x")
+    fails(errno.ENOTDIR, volume.readdir, file, b"", 10)
+    fails(errno.ENOTDIR, volume.mkdir, file, b"x", 0o755, ME)
+    fails(errno.ENOTDIR, volume.unlink, file, b"x")
+    fails(errno.ENOTDIR, volume.rename, ROOT_NODE, b"f", file, b"x")
+    fails(errno.ENOTDIR, volume.rmdir, ROOT_NODE, b"f")
+    fails(errno.EISDIR, volume.unlink, ROOT_NODE, b"d")
+    fails(errno.EPERM, volume.link, directory, ROOT_NODE, b"x")
+    fails(errno.EINVAL, volume.readlink, file)
+    fails(errno.EISDIR, volume.read, directory, 0, 1)
+    fails(errno.EISDIR, volume.setattr, directory, AttrChanges(size=1))
+    fails(errno.ESTALE, volume.getattr, 999)
+    fails(errno.ENOENT, volume.lookup, ROOT_NODE, b"x")
+
+
+# -- data ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_as_long_as_an_offset_can_say(volume: TreeVolume) -> None:
+    file = make(volume, b"f")
+    volume.open(file, os.O_RDWR)
+    volume.setattr(file, AttrChanges(size=1 << 50))
+    volume.write(file, (1 << 50) - 3, b"end")
+    assert volume.read(file, (1 << 50) - 5, 100) == b"\0\0end"
+    assert volume.getattr(file).blocks == CHUNK_BYTES // 512
+    volume.write(file, (1 << 63) - 2, b"x")
+    fails(errno.EFBIG, volume.write, file, (1 << 63) - 1, b"x")
+    fails(errno.EFBIG, volume.setattr, file, AttrChanges(size=1 << 63))
+    volume.sync()
+    volume.setattr(file, AttrChanges(size=0))
+    assert (volume.getattr(file).blocks, volume.read(file, 0, 10)) == (0, b"")
+    volume.release(file, os.O_RDWR)
+
+
+def test_what_was_cut_off_reads_as_zeros_when_the_file_grows_again(volume: TreeVolume) -> None:
+    file = make(volume, b"f")
+    volume.open(file, os.O_RDWR)
+    volume.write(file, 0, b"x" * (3 * CHUNK_BYTES))
+    volume.sync()
+    for cut in (2 * CHUNK_BYTES + 1, CHUNK_BYTES, CHUNK_BYTES - 1, 1, 0):
+        volume.setattr(file, AttrChanges(size=cut))
+        volume.setattr(file, AttrChanges(size=3 * CHUNK_BYTES))
+        assert volume.read(file, 0, 3 * CHUNK_BYTES) == b"x" * cut + b"\0" * (3 * CHUNK_BYTES - cut)
+    volume.release(file, os.O_RDWR)
+
+
+def test_every_subscriber_hears_of_every_change_even_after_one_failed(
+    volume: TreeVolume, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard: list[Change] = []
+
+    def fail(change: Change) -> None:
+        raise RuntimeError("a listener's own defect")
+
+    end = volume.subscribe(fail)
+    volume.subscribe(heard.append)
+    volume.publish(Change(node=2), Change(node=3))
+    end()
+    end()
+    volume.publish(Change())
+    assert heard == [Change(node=2), Change(node=3), Change()]
+    assert caplog.text.count("a subscriber failed") == 2
