@@ -28,14 +28,21 @@ borders = st.sampled_from([0, 1, 4096, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES
 spots = borders | st.integers(0, 4 * CHUNK_BYTES)
 steps = st.one_of(
     st.tuples(st.just("write"), spots, borders | st.integers(1, 100_000)),
+    st.tuples(st.just("append"), st.just(0), st.sampled_from([1, 100, 5000])),
     st.tuples(st.just("resize"), spots, st.just(0)),
     st.tuples(st.sampled_from(["flush", "evict", "reopen"]), st.just(0), st.just(0)),
 )
 NOISE = random.Random(3).randbytes(1 << 20)
 
 
+GROWN_TWICE = [("write", 0, 200_000), ("flush", 0, 0), ("resize", 1, 0), ("resize", 200_000, 0), ("resize", 150_000, 0)]
+APPENDED = [("write", 0, 50_000), ("flush", 0, 0), ("append", 0, 100), ("flush", 0, 0), ("append", 0, 100)]
+
+
 def apply(volume: TreeVolume, node: int, model: bytearray, step: tuple[str, int, int], round_number: int) -> None:
     word, offset, size = step
+    if word == "append":
+        word, offset = "write", len(model)
     if word == "write":
         data = NOISE[round_number * 1001 :][:size]
         volume.write(node, offset, data)
@@ -56,7 +63,7 @@ def blocks(volume: TreeVolume, node: int, size: int) -> int:
 
 
 @SETTINGS
-@hypothesis.given(st.lists(steps, max_size=12))
+@hypothesis.given(st.lists(steps, max_size=16))
 def test_one_file_in_memory_is_an_array_of_bytes(script: list[tuple[str, int, int]]) -> None:
     volume, model = InMemoryVolume(), bytearray()
     node = volume.create(ROOT_NODE, b"f", 0o644, os.O_RDWR, ME).node
@@ -85,7 +92,9 @@ class Stored:
 
 
 @SETTINGS
-@hypothesis.given(script=st.lists(steps, max_size=12), look=st.booleans())
+@hypothesis.given(script=st.lists(steps, max_size=16), look=st.booleans())
+@hypothesis.example(GROWN_TWICE, False)
+@hypothesis.example(APPENDED, False)
 def test_one_file_in_sqlite_is_an_array_of_bytes(script: list[tuple[str, int, int]], look: bool) -> None:
     """Between flushes the truth is spread over the file, the overlay, its cuts and two caches; `look` fills those."""
     model = bytearray()
