@@ -207,8 +207,9 @@ def _problems(connection: sqlite3.Connection) -> Iterator[str]:
     try:
         connection.execute("BEGIN")  # all rules see the same moment of a volume that is being written to
         for (answer,) in connection.execute(f"PRAGMA integrity_check({MAX_PROBLEMS})"):
-            if answer != "ok":
-                yield f"SQLite: {answer}"
+            for line in answer.splitlines():
+                if line != "ok" and not line.startswith("***"):  # the name of the database, always `main`
+                    yield f"SQLite: {line}"
         if connection.execute("SELECT count(*) FROM inode WHERE node = ?", (ROOT_NODE,)).fetchone()[0] != 1:
             yield "there is no root directory"
         for rule in RULES:

@@ -1,0 +1,225 @@
+"""`sqlite_check`: a sound volume has no problems, and each thing that can be wrong is told in a line of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fusebackend.backends import sqlite_check
+from fusebackend.backends.schema import VolumeFileError
+from fusebackend.backends.sqlite import SqliteVolume
+from fusebackend.backends.sqlite_check import RULES, check
+from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
+
+ME = Caller(0, 0)
+DIRECTORY, BELOW, FILE, LINK, FIFO, EMPTY = 2, 3, 4, 5, 6, 7
+"""The nodes of `volume_file`."""
+
+
+@pytest.fixture
+def volume_file(tmp_path: Path) -> Path:
+    """A closed volume: /d/below, /d/file (100,000 bytes, also /hard), /link, /fifo, /empty."""
+    path = tmp_path / "volume.db"
+    volume = SqliteVolume(path)
+    directory = volume.mkdir(ROOT_NODE, b"d", 0o755, ME).node
+    below = volume.mkdir(directory, b"below", 0o755, ME).node
+    file = volume.create(directory, b"file", 0o644, os.O_RDWR, ME).node
+    volume.write(file, 0, b"x" * 100_000)
+    volume.setattr(file, AttrChanges(mtime_ns=1))
+    volume.setxattr(file, b"user.a", b"1")
+    volume.link(file, ROOT_NODE, b"hard")
+    link = volume.symlink(ROOT_NODE, b"link", b"d/file", ME).node
+    fifo = volume.mknod(ROOT_NODE, b"fifo", stat.S_IFIFO | 0o600, 0, ME).node
+    empty = volume.mkdir(ROOT_NODE, b"empty", 0o755, ME).node
+    assert (directory, below, file, link, fifo, empty) == (DIRECTORY, BELOW, FILE, LINK, FIFO, EMPTY)
+    volume.close()
+    return path
+
+
+def damage(path: Path, script: str) -> None:
+    connection = sqlite3.connect(path)
+    connection.executescript(script)
+    connection.close()
+
+
+def test_a_sound_volume_has_no_problems(volume_file: Path) -> None:
+    assert check(volume_file) == []
+    assert os.listdir(volume_file.parent) == ["volume.db"], "checking leaves nothing beside the file"
+
+
+DAMAGE = [
+    ("UPDATE inode SET parent = 2 WHERE node = 1", "the root (inode 1) is not a directory that is its own parent"),
+    ("UPDATE inode SET mode = 33188 WHERE node = 1", "the root (inode 1) is not a directory that is its own parent"),
+    ("DELETE FROM inode WHERE node = 1", "there is no root directory"),
+    ("UPDATE inode SET mode = 420 WHERE node = 6", "inode 6 has mode 644, which is no type of file"),
+    ("UPDATE inode SET size = -1 WHERE node = 4", "inode 4 has a size of -1 and a link count of 2"),
+    ("DELETE FROM inode WHERE node = 6", "name b'fifo' in inode 1 leads to inode 6, which does not exist"),
+    ("INSERT INTO dentry VALUES (4, x'78', 6)", "name b'x' is in inode 4, which is no directory"),
+    ("INSERT INTO dentry VALUES (99, x'78', 6)", "name b'x' is in inode 99, which is no directory"),
+    ("UPDATE dentry SET name = x'2e2e' WHERE node = 6", "name b'..' in inode 1 is no name that Linux allows"),
+    ("UPDATE dentry SET name = x'612f62' WHERE node = 6", "name b'a/b' in inode 1 is no name that Linux allows"),
+    ("UPDATE dentry SET name = x'6100' WHERE node = 6", "name b'a\\x00' in inode 1 is no name that Linux allows"),
+    ("UPDATE dentry SET name = x'' WHERE node = 6", "name b'' in inode 1 is no name that Linux allows"),
+    ("UPDATE dentry SET name = zeroblob(256) WHERE node = 6", " in inode 1 is no name that Linux allows"),
+    ("UPDATE dentry SET name = 'text' WHERE node = 6", "name 'text' in inode 1 is no name that Linux allows"),
+    ("INSERT INTO dentry VALUES (2, x'78', 1)", "the root has the name b'x' in inode 2"),
+    ("DELETE FROM dentry WHERE node = 6", "inode 6 can't be reached from the root and has a link count of 1"),
+    ("DELETE FROM dentry WHERE node = 2", "inode 3 can't be reached from the root and has a link count of 2"),
+    ("UPDATE inode SET nlink = 3 WHERE node = 4", "inode 4 has a link count of 3 and 2 names"),
+    ("DELETE FROM dentry WHERE name = x'68617264'", "inode 4 has a link count of 2 and 1 names"),
+    ("UPDATE inode SET nlink = 0 WHERE node = 6", "inode 6 has a link count of 0 and 1 names"),
+    ("UPDATE inode SET nlink = 2 WHERE node = 2", "directory inode 2 has a link count of 2 and 1 subdirectories"),
+    ("UPDATE inode SET nlink = 3 WHERE node = 7", "directory inode 7 has a link count of 3 and 0 subdirectories"),
+    ("INSERT INTO dentry VALUES (1, x'78', 3)", "directory inode 3 has 2 names"),
+    ("UPDATE inode SET nlink = 0 WHERE node = 7", "directory inode 7 has 1 names"),
+    ("UPDATE inode SET parent = 1 WHERE node = 3", "directory inode 3 is in inode 2 and says its parent is inode 1"),
+    ("UPDATE inode SET parent = 2 WHERE node = 4", "inode 4 is no directory and says its parent is inode 2"),
+    (
+        "UPDATE dentry SET parent = 3 WHERE node = 2; UPDATE inode SET parent = 3 WHERE node = 2",
+        "directory inode 2 is below itself",
+    ),
+    (
+        "UPDATE dentry SET parent = 7 WHERE node = 7; UPDATE inode SET parent = 7 WHERE node = 7",
+        "directory inode 7 is below itself",
+    ),
+    ("INSERT INTO chunk VALUES (99, 99, 0, x'00')", "chunk 0 of inode 99 belongs to no file and no link"),
+    ("INSERT INTO chunk VALUES (99, 2, 0, x'00')", "chunk 0 of inode 2 belongs to no file and no link"),
+    (
+        "UPDATE inode SET size = 900000 WHERE node = 4; UPDATE chunk SET data = zeroblob(65537) WHERE idx = 1",
+        "chunk 1 of inode 4 holds 65537 bytes",
+    ),
+    ("INSERT INTO chunk VALUES (99, 4, -1, x'00')", "chunk -1 of inode 4 holds 1 bytes"),
+    ("UPDATE chunk SET data = 'text' WHERE node = 5", "chunk 0 of inode 5 holds 4 bytes"),
+    (
+        "UPDATE inode SET size = 90000 WHERE node = 4",
+        "chunk 1 of inode 4 holds 34464 bytes, beyond the end of the file at 90000",
+    ),
+    ("UPDATE inode SET blocks = 8 WHERE node = 4", "inode 4 says it has 8 blocks and its chunks have 200"),
+    ("DELETE FROM chunk WHERE node = 4", "inode 4 says it has 200 blocks and its chunks have 0"),
+    ("UPDATE inode SET size = 0 WHERE node = 7", "directory inode 7 has a size of 0 and 8 blocks"),
+    ("UPDATE inode SET size = 9 WHERE node = 5", "link inode 5 has a target of 9 bytes, and 6 of them are there"),
+    ("DELETE FROM chunk WHERE node = 5", "link inode 5 has a target of 6 bytes, and 0 of them are there"),
+    ("UPDATE xattr SET node = 99", "extended attribute b'user.a' of inode 99, which does not exist"),
+    ("UPDATE xattr SET value = 'text'", "extended attribute b'user.a' of inode 4 is not kept as bytes"),
+    ("UPDATE meta SET value = 7", "the next inode would be 7, and there is an inode 7"),
+    ("DELETE FROM meta", "the next inode would be nothing, and there is an inode 7"),
+]
+
+
+@pytest.mark.parametrize(("script", "line"), DAMAGE)
+def test_damage_is_told(volume_file: Path, script: str, line: str) -> None:
+    damage(volume_file, script)
+    problems = check(volume_file)
+    assert any(problem.endswith(line) for problem in problems), problems
+
+
+def test_every_rule_is_broken_by_one_of_the_damages() -> None:
+    for rule in RULES:
+        sentence = re.sub(r"\\\{[^}]*\\\}", ".*", re.escape(rule.sentence))
+        assert any(re.search(sentence, line) or line.endswith(rule.sentence[-30:]) for _, line in DAMAGE), rule.sentence
+
+
+def test_a_nameless_inode_is_what_a_crash_leaves_of_an_open_file(tmp_path: Path) -> None:
+    path = tmp_path / "volume.db"
+    volume = SqliteVolume(path)
+    node = volume.create(ROOT_NODE, b"f", 0o644, os.O_RDWR, ME).node
+    volume.write(node, 0, b"x" * 10)
+    volume.unlink(ROOT_NODE, b"f")
+    volume.sync()
+    assert check(path) == []
+    volume.close()
+    assert check(path) == []
+    connection = sqlite3.connect(path)
+    assert connection.execute("SELECT node, nlink FROM inode WHERE node != 1").fetchall() == [(node, 0)]
+    connection.close()
+    SqliteVolume(path).close()
+    connection = sqlite3.connect(path)
+    for table in ("inode", "chunk"):
+        assert connection.execute(f"SELECT count(*) FROM {table} WHERE node = ?", (node,)).fetchone() == (0,)
+    connection.close()
+
+
+def test_an_open_volume_is_checked_as_of_its_last_flush(tmp_path: Path) -> None:
+    path = tmp_path / "volume.db"
+    volume = SqliteVolume(path)
+    for name in (b"a", b"b", b"c"):
+        node = volume.mkdir(ROOT_NODE, name, 0o755, ME).node
+        volume.write_back()
+        volume.mkdir(node, b"unwritten", 0o755, ME)
+        assert check(path) == []
+    volume.close()
+
+
+def test_a_page_of_noise_is_told_of(volume_file: Path) -> None:
+    page_bytes = 16384
+    size = volume_file.stat().st_size
+    found = 0
+    for start in range(page_bytes, size, page_bytes):
+        whole = volume_file.read_bytes()
+        volume_file.write_bytes(whole[:start] + os.urandom(page_bytes) + whole[start + page_bytes :])
+        problems = check(volume_file)
+        found += bool(problems)
+        assert all("\n" not in problem for problem in problems)
+        volume_file.write_bytes(whole)
+    assert found == size // page_bytes - 1, "every page but the first holds something"
+
+
+def test_a_broken_file_is_described_in_so_many_lines(volume_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite_check, "MAX_PROBLEMS", 10)
+    damage(volume_file, "".join(f"INSERT INTO xattr VALUES ({node}, x'61', x'');" for node in range(100, 200)))
+    problems = check(volume_file)
+    assert len(problems) == 11 and problems[-1] == "more than 10 problems; the rest is not shown"
+
+
+def test_what_is_no_volume_is_an_error(tmp_path: Path, volume_file: Path) -> None:
+    text = tmp_path / "text"
+    text.write_text("not a database, and longer than the hundred bytes of the header of one" * 10)
+    other = tmp_path / "other.db"
+    damage(other, "CREATE TABLE t (a)")
+    damage(volume_file, "PRAGMA user_version = 99")
+    for path, why in (
+        (tmp_path, "is not a regular file"),
+        (tmp_path / "missing", "No such file or directory"),
+        (text, "file is not a database"),
+        (other, "is not a fusebackend volume"),
+        (volume_file, "has schema version 99"),
+    ):
+        with pytest.raises(VolumeFileError, match=why) as caught:
+            check(path)
+        assert "\n" not in str(caught.value)
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fusebackend.backends.sqlite_check", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_the_command(volume_file: Path) -> None:
+    good = run(str(volume_file))
+    assert (good.returncode, good.stdout, good.stderr) == (0, "the volume is sound\n", "")
+    damage(volume_file, "UPDATE inode SET nlink = 7 WHERE node = 4")
+    bad = run(str(volume_file))
+    assert (bad.returncode, bad.stdout) == (1, "inode 4 has a link count of 7 and 2 names\n")
+    none = run(str(volume_file.parent))
+    assert none.returncode == 1 and none.stdout == "" and none.stderr.startswith("error: ")
+    assert run().returncode == 1
+
+
+def test_links_to_a_volume_and_odd_paths(tmp_path: Path) -> None:
+    place = tmp_path / "sp ace?#%é"
+    place.mkdir()
+    volume = SqliteVolume(place / "volume.db")
+    volume.mkdir(ROOT_NODE, b"d", 0o755, ME)
+    (tmp_path / "link").symlink_to(place / "volume.db")
+    volume.write_back()
+    assert check(tmp_path / "link") == []
+    volume.close()
+    damage(place / "volume.db", "UPDATE inode SET nlink = 9 WHERE node = 2")
+    assert len(check(tmp_path / "link")) == 1
