@@ -138,6 +138,12 @@ class SqliteVolume(TreeVolume):
             self._overlay.inodes[inode.node] = self._inodes[inode.node] = inode
             self._note(1, 0)
 
+    def _let_go(self, node: int) -> None:
+        inode = self._inodes.get(node)
+        overlay = self._overlay
+        if inode is not None and inode.opens == 0 and node not in overlay.inodes and node not in overlay.xattrs:
+            del self._inodes[node]
+
     def _drop(self, inode: Inode) -> None:
         node, overlay = inode.node, self._overlay
         overlay.inodes.pop(node, None)

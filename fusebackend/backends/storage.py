@@ -39,6 +39,9 @@ class TreeStorage(NativeVolume):
     def _changed(self, inode: Inode) -> None:
         """The inode's fields have changed."""
 
+    def _let_go(self, node: int) -> None:
+        """The kernel knows this node no longer; it need not be kept in memory."""
+
     @abc.abstractmethod
     def _drop(self, inode: Inode) -> None:
         """The inode is gone for good, with its chunks and extended attributes."""

@@ -277,6 +277,8 @@ class TreeVolume(TreeStorage):
                 self._held.discard(node)
                 if node in self._nameless:
                     self._reap(self._inode(node))
+                else:
+                    self._let_go(node)
 
     # -- rules -------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ What must be remembered, for each inode the kernel knows, is one small record; i
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -55,11 +56,16 @@ class KnownInode:
         self.version: object = None  # of the data in the kernel's page cache; see `cache.py`
 
 
+SMALL_TABLE = 1000
+"""A table that never held more than this is not worth shrinking."""
+
+
 class InodeTable:
     """Every inode the kernel holds references to. The root is always known."""
 
     def __init__(self) -> None:
         self._known: dict[int, KnownInode] = {}
+        self._peak = SMALL_TABLE  # the most that was known since the table last shrank
         root = self._known[ROOT_INODE] = KnownInode()
         root.lookups = 1
         root.parent = ROOT_INODE
@@ -101,4 +107,15 @@ class InodeTable:
             if known.lookups == 0:
                 del self._known[inode]
                 gone.append(inode)
+        self._peak = max(self._peak, len(self._known) + len(gone))
+        if len(self._known) < self._peak // 4:
+            self._shrink()
         return gone
+
+    def _shrink(self) -> None:
+        """Most of what the kernel knew is forgotten: give its memory back, which neither dicts nor malloc do alone."""
+        self._known = dict(self._known)
+        self._peak = max(len(self._known), SMALL_TABLE)
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, musl does not
+        if trim is not None:
+            trim(0)
