@@ -38,6 +38,7 @@ _CHUNK_BLOCKS = f"(length(data) + {ALLOCATION_BYTES - 1}) / {ALLOCATION_BYTES} *
 _REACHED = f"""WITH RECURSIVE reached (node) AS (
     SELECT {ROOT_NODE} UNION SELECT dentry.node FROM reached JOIN dentry ON dentry.parent = reached.node
 )"""
+_NAMES = "SELECT node AS named, count(*) AS names FROM dentry GROUP BY node"
 _LAST_CHUNK = MAX_FILE_BYTES >> CHUNK_SHIFT
 
 
@@ -83,8 +84,8 @@ RULES = (
     ),
     Rule(
         "inode {} has a link count of {} and {} names",
-        f"""SELECT inode.node, nlink, count(name) AS names FROM inode LEFT JOIN dentry ON dentry.node = inode.node
-            WHERE NOT {_DIRECTORY} GROUP BY inode.node HAVING nlink != names""",
+        f"""SELECT inode.node, nlink, coalesce(names, 0) FROM inode LEFT JOIN ({_NAMES}) ON named = inode.node
+            WHERE NOT {_DIRECTORY} AND nlink != coalesce(names, 0)""",
     ),
     Rule(
         "directory inode {} has a link count of {} and {} subdirectories",
@@ -96,8 +97,8 @@ RULES = (
     ),
     Rule(
         "directory inode {} has {} names",
-        f"""SELECT inode.node, count(name) AS names FROM inode LEFT JOIN dentry ON dentry.node = inode.node
-            WHERE {_DIRECTORY} AND inode.node != {ROOT_NODE} GROUP BY inode.node HAVING names != (nlink > 0)""",
+        f"""SELECT inode.node, coalesce(names, 0) FROM inode LEFT JOIN ({_NAMES}) ON named = inode.node
+            WHERE {_DIRECTORY} AND inode.node != {ROOT_NODE} AND coalesce(names, 0) != (nlink > 0)""",
     ),
     Rule(
         "directory inode {} is in inode {} and says its parent is inode {}",
