@@ -37,6 +37,9 @@ ERRNO_OF_CODE: dict[str, int] = {
 }
 
 
+_ERRNO_OF_WORDS: dict[str, int] = {os.strerror(number): number for number in errno.errorcode}
+
+
 def code_of(error: OSError) -> str:
     """The error code for an `OSError`; outside the table, the system's own words (`No space left on device`)."""
     number = error.errno
@@ -46,8 +49,8 @@ def code_of(error: OSError) -> str:
 
 
 def errno_of(code: str) -> int:
-    """The errno for an error code; EIO for a string that a backend made up."""
-    return ERRNO_OF_CODE.get(code, errno.EIO)
+    """The errno for an error code, or for the system's own words as `code_of` gives them; EIO for any other string."""
+    return ERRNO_OF_CODE.get(code) or _ERRNO_OF_WORDS.get(code, errno.EIO)
 
 
 def oserror(number: int, what: object = None) -> OSError:

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from fusebackend.errors import oserror
-from fusebackend.paths import ROOT, AgentPath, normalise_prefix
+from fusebackend.paths import ROOT, AgentPath
 from fusebackend.protocol import NAME_MAX_BYTES, RENAME_EXCHANGE, Attr, AttrChanges, Caller, StatFs, Volume
 from fusebackend.vfs.cache import DEFAULT_TTL_S, CachePolicy
 from fusebackend.vfs.filling import fill
@@ -87,10 +87,8 @@ class FileSystem:
         from fusebackend.backends.foreign import volume_of
         from fusebackend.composite import CompositeBackend
 
-        if not isinstance(backend, CompositeBackend):
-            return cls({ROOT: volume_of(backend)}, **options)
-        volumes = {normalise_prefix(prefix): volume_of(route) for prefix, route in backend.routes.items()}
-        return cls({ROOT: volume_of(backend.default), **volumes}, **options)
+        parts = backend.mounts() if isinstance(backend, CompositeBackend) else {ROOT: backend}
+        return cls({prefix: volume_of(part) for prefix, part in parts.items()}, **options)
 
     @property
     def wants_flush(self) -> bool:
@@ -439,6 +437,8 @@ class FileSystem:
     def _entry(self, route: Route, parent: int, attr: Attr) -> Entry:
         inode = inode_number(route.index, attr.node)
         self.inodes.reference(inode, parent, attr.size)
+        if route.offload.blocking:
+            route.volume.hold(attr.node)  # again: a forget may have overtaken the answer of the thread
         return Entry(inode, attr, route.policy.timeout_s)
 
     def _told(self, route: Route, inode: int, attr: Attr) -> Entry:

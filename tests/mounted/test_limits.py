@@ -169,15 +169,15 @@ def test_memory_for_each_file_that_the_kernel_knows(serve: Serve, tmp_path: Path
 
 @pytest.mark.slow
 def test_memory_shrinks_when_the_kernel_forgets(serve: Serve, tmp_path: Path) -> None:
-    server, before = _start_and_warm_up(serve, tmp_path, "sqlite:{tmp}/volume.db")
+    server, _ = _start_and_warm_up(serve, tmp_path, "sqlite:{tmp}/volume.db")
     files = 60_000
     _make_files(server.path / "many", files)
     _stat_all(server.path / "many", files)
     known = server.memory_kib()
     mounts.drop_caches(2)
     assert server.known_inodes() < 100
-    # Not all: Python keeps an arena of a mebibyte while anything in it is in use.
-    assert server.memory_kib() - before < 0.85 * (known - before)
+    # Not all of it: SQLite's page cache stays, and Python keeps an arena of a mebibyte while anything in it is in use.
+    assert server.memory_kib() < known - 30 * files / 1024
 
 
 def _start_and_warm_up(serve: Serve, tmp_path: Path, url: str) -> tuple[mounts.Mounted, int]:
