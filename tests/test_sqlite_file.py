@@ -1,0 +1,322 @@
+"""Opening a volume file: what is none, who has it already, and what other programs may do to it meanwhile."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fusebackend.backends import schema
+from fusebackend.backends.overlay import Overlay
+from fusebackend.backends.schema import VolumeFileError
+from fusebackend.backends.sqlite import SqliteVolume
+from fusebackend.backends.sqlite_check import check
+from fusebackend.protocol import ROOT_NODE, Caller
+
+ME = Caller(0, 0)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A closed volume with the directory /kept, and enough files to fill several pages."""
+    path = tmp_path / "volume.db"
+    volume = SqliteVolume(path)
+    volume.mkdir(ROOT_NODE, b"kept", 0o755, ME)
+    for number in range(2000):
+        volume.mknod(ROOT_NODE, b"%04d" % number, 0o100644, 0, ME)
+    volume.close()
+    return path
+
+
+@pytest.fixture
+def volume(path: Path) -> Iterator[SqliteVolume]:
+    volume = SqliteVolume(path)
+    yield volume
+    volume.close()
+
+
+def elsewhere(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run Python in a process of its own; `sys.argv[1:]` are the arguments."""
+    command = [sys.executable, "-c", f"import sqlite3, sys\n{code}", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+OPEN = """
+from fusebackend.backends.sqlite import SqliteVolume
+try:
+    SqliteVolume(sys.argv[1]).close()
+except OSError as error:
+    print(f"{type(error).__name__}: {error.strerror}")
+else:
+    print("opened")
+"""
+
+
+def refused(path: Path) -> str:
+    """The one line with which a file is refused. It is refused again, so the first time left no claim behind."""
+    said = set()
+    for _ in range(2):
+        with pytest.raises(VolumeFileError) as caught:
+            SqliteVolume(path)
+        assert caught.value.errno
+        said.add(caught.value.strerror)
+    assert len(said) == 1
+    (line,) = said
+    assert str(path) in line and "\n" not in line
+    return line
+
+
+# -- what is no volume ---------------------------------------------------------------------------------------------
+
+
+def write(content: bytes) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(content)
+
+
+def script(text: str) -> Callable[[Path], None]:
+    def run(path: Path) -> None:
+        connection = sqlite3.connect(path)
+        connection.executescript(text)
+        connection.close()
+
+    return run
+
+
+NO_VOLUME: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a text": (write(b"Dear diary,\n" * 1000), "is not an SQLite file"),
+    "a few bytes": (write(b"x"), "is not an SQLite file"),
+    "only the magic": (write(b"SQLite format 3\0"), "can't be opened as a volume"),
+    "another database": (script("CREATE TABLE t (a); INSERT INTO t VALUES (1)"), "an SQLite file of something else"),
+    "somebody else's application": (script("PRAGMA application_id = 5; CREATE TABLE t (a)"), "something else"),
+    "a newer volume": (
+        script(f"CREATE TABLE t (a); PRAGMA application_id = {schema.APPLICATION_ID}; PRAGMA user_version = 99"),
+        "has schema version 99, this fusebackend knows up to 1; upgrade it",
+    ),
+    "a volume without tables": (
+        script(f"CREATE TABLE t (a); PRAGMA application_id = {schema.APPLICATION_ID}; PRAGMA user_version = 1"),
+        "no such table",
+    ),
+    "a directory": (Path.mkdir, "is not a regular file"),
+    "a pipe": (os.mkfifo, "is not a regular file"),
+    "a link that leads nowhere": (lambda path: path.symlink_to(path.parent / "no" / "where"), "No such file"),
+}
+
+
+@pytest.mark.parametrize("kind", NO_VOLUME)
+def test_what_is_no_volume_is_refused_in_one_line(tmp_path: Path, kind: str) -> None:
+    make, why = NO_VOLUME[kind]
+    path = tmp_path / "file"
+    make(path)
+    if kind == "a link that leads nowhere":
+        with pytest.raises(VolumeFileError, match=why):
+            SqliteVolume(path)
+    else:
+        assert why in refused(path)
+
+
+def test_what_is_refused_is_left_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    for content in (b"x", b"Dear diary,\n" * 1000):
+        path.write_bytes(content)
+        refused(path)
+        assert path.read_bytes() == content
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_missing_directory_is_not_made(tmp_path: Path) -> None:
+    assert refused(tmp_path / "missing" / "volume.db").endswith("No such file or directory")
+    assert os.listdir(tmp_path) == []
+
+
+def test_an_empty_file_becomes_a_volume(tmp_path: Path) -> None:
+    path = tmp_path / "volume.db"
+    path.touch()
+    SqliteVolume(path).close()
+    assert check(path) == []
+
+
+# -- a damaged one -------------------------------------------------------------------------------------------------
+
+
+def test_a_volume_cut_short_or_overwritten_is_refused_or_fails_with_an_errno(path: Path) -> None:
+    """Whatever page is lost: a `VolumeFileError` at opening, or an `OSError` later, if it is needed at all."""
+    page_bytes, whole = schema.PAGE_BYTES, path.read_bytes()
+    outcomes = set()
+    for start in range(0, len(whole), page_bytes):
+        for content in (whole[:start], whole[:start] + b"\xa5" * page_bytes + whole[start + page_bytes :]):
+            if content:
+                path.write_bytes(content)
+                outcomes.add(outcome(path))
+    assert outcomes >= {"refused", "an error later"}
+
+
+def outcome(path: Path) -> str:
+    try:
+        volume = SqliteVolume(path)
+    except VolumeFileError as error:
+        assert "\n" not in error.strerror
+        return "refused"
+    try:
+        after = b""
+        while page := volume.readdir(ROOT_NODE, after, 100):
+            after = page[-1][0]
+        for number in range(2000):
+            volume.lookup(ROOT_NODE, b"%04d" % number)
+        volume.mkdir(ROOT_NODE, b"new", 0o755, ME)
+        volume.sync()
+    except OSError as error:
+        assert error.errno in (errno.EIO, errno.ENOENT, errno.ESTALE), error
+        return "an error later"
+    finally:
+        try:
+            volume.close()
+        except OSError as error:
+            assert error.errno == errno.EIO, error
+    assert check(path), "a page that is lost was missed by nobody"
+    return "not needed"
+
+
+def test_a_volume_that_lost_its_counter_overwrites_nothing(path: Path) -> None:
+    script("DELETE FROM meta")(path)
+    volume = SqliteVolume(path)
+    node = volume.mkdir(ROOT_NODE, b"new", 0o755, ME).node
+    assert node == 2003
+    volume.close()
+    script("INSERT OR IGNORE INTO meta VALUES ('next_node', 2)")(path)
+    volume = SqliteVolume(path)
+    assert volume.mkdir(ROOT_NODE, b"newer", 0o755, ME).node == 2004
+    volume.close()
+    assert check(path) == []
+
+
+def test_a_failure_while_opening_lets_go_of_the_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script("INSERT INTO inode SELECT 9999, mode, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 FROM inode WHERE node = 3")(path)
+
+    def full(self: Overlay, *arguments: object) -> None:
+        error = sqlite3.OperationalError("database or disk is full")
+        error.sqlite_errorcode = sqlite3.SQLITE_FULL
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Overlay, "write", full)
+        assert refused(path).endswith("can't be opened as a volume: database or disk is full")
+    SqliteVolume(path).close()
+
+
+# -- who has it already --------------------------------------------------------------------------------------------
+
+
+def test_a_second_one_in_this_process_is_told_so_and_the_first_goes_on(volume: SqliteVolume, path: Path) -> None:
+    """The refused one must not drop the locks that SQLite holds on the file: the last lines would lose the WAL."""
+    volume.mkdir(ROOT_NODE, b"before", 0o755, ME)
+    assert "is in use by another fusebackend" in refused(path)
+    os.link(path, path.with_name("hard link"))
+    assert "is in use" in refused(path.with_name("hard link"))
+    path.with_name("link").symlink_to(path)
+    with pytest.raises(VolumeFileError, match="is in use"):
+        SqliteVolume(path.with_name("link"))
+    volume.sync()
+    outsider = elsewhere("print(*sqlite3.connect(sys.argv[1]).execute('SELECT count(*) FROM dentry').fetchone())", path)
+    assert outsider.stdout == "2002\n", outsider.stderr
+    assert path.with_name("volume.db-wal").exists(), "a program that only looked took itself for the last one"
+    volume.mkdir(ROOT_NODE, b"after", 0o755, ME)
+    volume.sync()
+    assert check(path) == []
+    volume.close()
+    reopened = SqliteVolume(path)
+    assert reopened.lookup(ROOT_NODE, b"before") and reopened.lookup(ROOT_NODE, b"after")
+    reopened.close()
+
+
+def test_another_process_is_told_so(volume: SqliteVolume, path: Path) -> None:
+    other = elsewhere(OPEN, path)
+    wanted = f"VolumeFileError: '{path}' is in use by another fusebackend; unmount or close that one first\n"
+    assert other.stdout == wanted, other.stderr
+    volume.mkdir(ROOT_NODE, b"after", 0o755, ME)
+    volume.close()
+    assert elsewhere(OPEN, path).stdout == "opened\n"
+    assert check(path) == []
+
+
+def test_a_killed_process_has_no_claim_any_more(path: Path) -> None:
+    code = """
+from fusebackend.backends.sqlite import SqliteVolume
+from fusebackend.protocol import ROOT_NODE, Caller
+volume = SqliteVolume(sys.argv[1])
+volume.mkdir(ROOT_NODE, b"synced", 0o755, Caller(0, 0))
+volume.sync()
+volume.mkdir(ROOT_NODE, b"not synced", 0o755, Caller(0, 0))
+print("open", flush=True)
+sys.stdin.read()
+"""
+    command = [sys.executable, "-c", f"import sys\n{code}", str(path)]
+    holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert holder.stdin is not None and holder.stdout is not None
+    with holder.stdin, holder.stdout:
+        assert holder.stdout.readline() == b"open\n"
+        assert "is in use" in refused(path)
+        holder.kill()
+        holder.wait(60)
+    volume = SqliteVolume(path)
+    assert volume.lookup(ROOT_NODE, b"synced")
+    volume.close()
+    assert check(path) == []
+
+
+def test_closing_twice_is_once(path: Path) -> None:
+    volume = SqliteVolume(path)
+    volume.close()
+    volume.close()
+    SqliteVolume(path).close()
+
+
+# -- other programs ------------------------------------------------------------------------------------------------
+
+
+def test_sqlite3_lists_a_volume_that_is_in_use(volume: SqliteVolume, path: Path) -> None:
+    volume.symlink(ROOT_NODE, b"link", b"kept", ME)
+    volume.sync()
+    code = "print(*sqlite3.connect(sys.argv[1]).execute(\"SELECT path, type FROM tree WHERE path NOT GLOB '/[0-9]*'\"))"
+    rows = elsewhere(code, path)
+    assert rows.stdout == "('/', 'directory') ('/kept', 'directory') ('/link', 'link')\n", rows.stderr
+
+
+def test_a_reader_in_the_way_stops_no_writer(volume: SqliteVolume, path: Path) -> None:
+    reader = sqlite3.connect(path, isolation_level=None)
+    reader.execute("BEGIN")
+    before = reader.execute("SELECT count(*) FROM dentry").fetchone()
+    for number in range(20):
+        volume.mkdir(ROOT_NODE, b"d%d" % number, 0o755, ME)
+        volume.sync()
+    assert reader.execute("SELECT count(*) FROM dentry").fetchone() == before
+    reader.execute("COMMIT")
+    assert reader.execute("SELECT count(*) FROM dentry").fetchone() == (before[0] + 20,)
+    reader.close()
+
+
+def test_a_writer_from_outside_is_waited_for_and_then_an_error(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(schema, "BUSY_TIMEOUT_MS", 20)
+    volume = SqliteVolume(path)
+    writer = sqlite3.connect(path, isolation_level=None)
+    writer.execute("BEGIN IMMEDIATE")
+    volume.mkdir(ROOT_NODE, b"waits", 0o755, ME)
+    with pytest.raises(OSError) as caught:
+        volume.sync()
+    assert caught.value.errno == errno.EIO and "database is locked" in caplog.text
+    assert volume.lookup(ROOT_NODE, b"waits")
+    writer.execute("ROLLBACK")
+    writer.close()
+    volume.sync()
+    volume.close()
+    assert check(path) == []
+    reopened = SqliteVolume(path)
+    assert reopened.lookup(ROOT_NODE, b"waits")
+    reopened.close()
