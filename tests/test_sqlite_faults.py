@@ -1,0 +1,290 @@
+"""A full disk and a killed server: nothing that was synced is lost, and the file is always some moment of the past."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import shutil
+import sqlite3
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fusebackend.backends import flusher, sqlite
+from fusebackend.backends.overlay import Overlay
+from fusebackend.backends.sqlite import SqliteVolume
+from fusebackend.backends.sqlite_check import check
+from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
+
+ME = Caller(0, 0)
+
+Tree = dict[bytes, object]
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(flusher, "FLUSH_AFTER_S", 3600)  # flushes come only where a test asks for them
+    return tmp_path / "volume.db"
+
+
+@pytest.fixture
+def volume(path: Path) -> Iterator[SqliteVolume]:
+    volume = SqliteVolume(path)
+    yield volume
+    volume.close()
+
+
+def put(volume: SqliteVolume, name: bytes, content: bytes, parent: int = ROOT_NODE) -> int:
+    node = volume.create(parent, name, 0o644, os.O_RDWR, ME).node
+    try:
+        volume.write(node, 0, content)
+    finally:
+        volume.release(node, os.O_RDWR)
+    return node
+
+
+def get(volume: SqliteVolume, name: bytes) -> bytes:
+    return volume.read(volume.lookup(ROOT_NODE, name).node, 0, 1 << 24)
+
+
+def everything(volume: SqliteVolume) -> Tree:
+    """Path → what is there: file contents, link targets, None for a directory."""
+    found: Tree = {}
+    waiting = [(b"", ROOT_NODE)]
+    while waiting:
+        above, node = waiting.pop()
+        for name, attr in volume.readdir(node, b"", 10_000):
+            path = above + b"/" + name
+            if attr.is_dir:
+                waiting.append((path, attr.node))
+                found[path] = None
+            elif stat.S_ISLNK(attr.mode):
+                found[path] = volume.readlink(attr.node)
+            else:
+                found[path] = (attr.mode, attr.nlink, volume.read(attr.node, 0, 1 << 20))
+    return found
+
+
+# -- a full disk ---------------------------------------------------------------------------------------------------
+
+
+class FullDisk:
+    """Writing the overlay fails while `full` is set, after part of it has been written."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.full = False
+        self.attempts = 0
+        write = Overlay.write
+
+        def written(overlay: Overlay, db: sqlite3.Connection, *arguments: object) -> None:
+            self.attempts += 1
+            write(overlay, db, *arguments)
+            if self.full:
+                error = sqlite3.OperationalError("database or disk is full")
+                error.sqlite_errorcode = sqlite3.SQLITE_FULL
+                raise error
+
+        patch.setattr(Overlay, "write", written)
+
+
+def test_a_full_disk_is_enospc_and_nothing_is_lost(
+    volume: SqliteVolume, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "FULL_RETRY_S", 3600)
+    disk = FullDisk(monkeypatch)
+    put(volume, b"before", b"b" * 100_000)
+    volume.sync()
+    kept = everything(volume)
+    disk.full = True
+    put(volume, b"waits", b"w" * 100_000)
+    volume.unlink(ROOT_NODE, b"before")
+    for _ in range(3):
+        with pytest.raises(OSError) as caught:
+            volume.sync()
+        assert caught.value.errno == errno.ENOSPC
+    assert get(volume, b"waits") == b"w" * 100_000, "what waits can be read"
+
+    attempts = disk.attempts
+    with pytest.raises(OSError) as caught:
+        put(volume, b"refused", b"r")
+    assert caught.value.errno == errno.ENOSPC
+    assert disk.attempts == attempts, "a disk that was full a moment ago is not asked for every write"
+    with pytest.raises(OSError):
+        volume.lookup(ROOT_NODE, b"refused")
+    volume.rename(ROOT_NODE, b"waits", ROOT_NODE, b"renamed")
+
+    crashed = as_of_now(volume, path.with_name("crashed.db"))
+    disk.full = False
+    assert check(crashed) == [] and contents(crashed) == kept, "the file holds what was synced"
+    volume.sync()
+    put(volume, b"refused", b"r")
+    volume.sync()
+    assert check(path) == []
+    assert set(everything(volume)) == {b"/renamed", b"/refused"}
+
+
+def test_a_write_tries_again_after_a_while(volume: SqliteVolume, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite, "FULL_RETRY_S", 0)
+    disk = FullDisk(monkeypatch)
+    disk.full = True
+    put(volume, b"a", b"1")
+    with pytest.raises(OSError):
+        volume.sync()
+    with pytest.raises(OSError) as caught:
+        put(volume, b"b", b"2")
+    assert caught.value.errno == errno.ENOSPC and disk.attempts == 2
+    disk.full = False
+    put(volume, b"b", b"2")
+    assert disk.attempts == 3
+    assert (get(volume, b"a"), get(volume, b"b")) == (b"1", b"2")
+
+
+def test_what_failed_half_way_is_written_whole_the_next_time(volume: SqliteVolume, path: Path) -> None:
+    """SQLite's own limit, so that rows fail in the middle of a statement; then more comes before there is room."""
+    chance = random.Random(5)
+    contents_of: dict[bytes, bytes] = {}
+    volume.sync()
+    for _ in range(6):
+        pages = volume._scalar("PRAGMA page_count")
+        volume._db.execute(f"PRAGMA max_page_count = {pages + chance.randrange(1, 8)}")
+        failed = False
+        while not failed:
+            name = b"%d" % len(contents_of)
+            contents_of[name] = chance.randbytes(chance.choice([100, 65536, 200_000]))
+            put(volume, name, contents_of[name])
+            try:
+                volume.write_back()
+            except OSError as error:
+                assert error.errno == errno.ENOSPC
+                failed = True
+        volume._failed = None  # as after a while
+        volume._db.execute("PRAGMA max_page_count = 1000000")
+        name = b"after %d" % len(contents_of)
+        contents_of[name] = b"n" * 70_000
+        put(volume, name, contents_of[name])
+        volume.sync()
+        assert check(path) == []
+    volume._inodes.clear()
+    volume._chunks.clear()
+    for name, content in contents_of.items():
+        assert get(volume, name) == content, name
+
+
+def test_the_thread_in_the_background_says_it_once_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(flusher, "FLUSH_AFTER_S", 0.001)
+    disk = FullDisk(monkeypatch)
+    volume = SqliteVolume(tmp_path / "volume.db")
+    disk.full = True
+    volume.mkdir(ROOT_NODE, b"waits", 0o755, ME)
+    while disk.attempts < 10:
+        os.sched_yield()
+    assert caplog.text.count("changes wait in memory") == 1
+    disk.full = False
+    while volume._overlay:
+        os.sched_yield()
+    assert check(tmp_path / "volume.db") == []
+    volume.close()
+
+
+def test_closing_a_full_volume_is_an_error_and_keeps_what_was_synced(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    volume = SqliteVolume(path)
+    put(volume, b"synced", b"s")
+    volume.sync()
+    put(volume, b"lost", b"l")
+    with monkeypatch.context() as patch:
+        FullDisk(patch).full = True
+        with pytest.raises(OSError) as caught:
+            volume.close()
+        assert caught.value.errno == errno.ENOSPC
+    assert check(path) == []
+    assert set(contents(path)) == {b"/synced"}
+
+
+# -- a crash -------------------------------------------------------------------------------------------------------
+
+
+def as_of_now(volume: SqliteVolume, copy: Path) -> Path:
+    """What a server that is killed at this moment leaves behind."""
+    with volume.lock:
+        shutil.copy(volume.path, copy)
+        shutil.copy(f"{volume.path}-wal", f"{copy}-wal")
+    return copy
+
+
+def contents(path: Path) -> Tree:
+    volume = SqliteVolume(path)
+    try:
+        return everything(volume)
+    finally:
+        volume.close()
+
+
+def change_something(volume: SqliteVolume, chance: random.Random) -> None:
+    """One operation of a kind that comes in any order; refusals are as good as any."""
+    directories = [ROOT_NODE, *(attr.node for _, attr in volume.readdir(ROOT_NODE, b"", 100) if attr.is_dir)]
+    parent, other = chance.choice(directories), chance.choice(directories)
+    name, new_name = b"%d" % chance.randrange(6), b"%d" % chance.randrange(6)
+    what = chance.randrange(7)
+    try:
+        if what == 0:
+            volume.release(volume.create(parent, name, 0o644, os.O_RDWR, ME).node, os.O_RDWR)
+        elif what == 1:
+            volume.mkdir(ROOT_NODE, name, 0o755, ME)
+        elif what == 2:
+            volume.unlink(parent, name)
+        elif what == 3:
+            volume.rename(parent, name, other, new_name, chance.choice([0, 0, 1, 2]))
+        elif what == 4:
+            volume.link(volume.lookup(parent, name).node, other, new_name)
+        elif what == 5:
+            volume.setattr(volume.lookup(parent, name).node, AttrChanges(size=chance.choice([0, 5, 65536, 70_001])))
+        else:
+            node = volume.lookup(parent, name).node
+            if stat.S_ISREG(volume.getattr(node).mode):
+                volume.open(node, os.O_WRONLY)
+                volume.write(node, chance.choice([0, 7, 65530]), chance.randbytes(chance.choice([1, 100, 70_000])))
+                volume.release(node, os.O_WRONLY)
+    except OSError as error:
+        assert error.errno in (
+            errno.EEXIST, errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.EINVAL, errno.EPERM
+        ), error  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whenever_the_server_is_killed_the_file_is_a_moment_of_the_past(
+    volume: SqliteVolume, path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not one before the last sync. The WAL may end anywhere after that, as after a loss of power."""
+    monkeypatch.setattr(sqlite, "MAX_DIRTY_ITEMS", 6)
+    chance = random.Random(seed)
+    volume.sync()
+    moments, synced, synced_bytes = [everything(volume)], 0, volume._wal_bytes()
+    crashed = path.with_name("crashed.db")
+    for _ in range(60):
+        for _ in range(chance.randrange(1, 5)):
+            change_something(volume, chance)
+            moments.append(everything(volume))
+        event = chance.randrange(6)
+        if event < 2:
+            volume.sync()
+            if event == 1:
+                volume._checkpoint("PASSIVE")
+            synced, synced_bytes = len(moments) - 1, volume._wal_bytes()
+        elif event == 2:
+            volume.write_back()
+        for cut in (False, True):
+            as_of_now(volume, crashed)
+            whole = crashed.with_name("crashed.db-wal").stat().st_size
+            if cut and whole > synced_bytes:
+                os.truncate(f"{crashed}-wal", chance.randrange(synced_bytes, whole))
+            assert check(crashed) == []
+            assert contents(crashed) in moments[synced:], f"not a moment since the last sync (cut: {cut})"
+            assert check(crashed) == []
+            crashed.unlink()
