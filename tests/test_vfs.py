@@ -1,0 +1,394 @@
+"""The mounted tree without a kernel: lookup counts, junctions, listings, and what is told of changes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
+import pytest
+import trio
+
+from fusebackend.backends.memory import InMemoryBackend, InMemoryVolume
+from fusebackend.composite import CompositeBackend
+from fusebackend.paths import ROOT, AgentPath
+from fusebackend.protocol import Attr, AttrChanges, Caller, Change, Features, Volume
+from fusebackend.vfs.cache import COHERENT_TIMEOUT_S, CachePolicy
+from fusebackend.vfs.filesystem import FileSystem
+from fusebackend.vfs.inodes import ROOT_INODE, Entry, InodeTable, inode_number, node_of, route_index
+from fusebackend.vfs.offload import Offload
+
+ME = Caller(os.geteuid(), os.getegid())
+T = TypeVar("T")
+
+
+def run(call: Awaitable[T]) -> T:
+    async def main() -> T:
+        return await call
+
+    return trio.run(main)
+
+
+def number_of(failure: pytest.ExceptionInfo[OSError]) -> int | None:
+    return failure.value.errno
+
+
+def assert_released(event: threading.Event) -> None:
+    assert event.wait(60)
+
+
+class FakeKernel:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[object, ...]] = []
+
+    def invalidate_inode(self, inode: int, *, attributes_only: bool = False) -> None:
+        self.told.append(("attributes" if attributes_only else "inode", inode))
+
+    def invalidate_entry(self, parent: int, name: bytes) -> None:
+        self.told.append(("entry", parent, name))
+
+    def store(self, inode: int, content: bytes) -> None:
+        self.told.append(("store", inode))
+
+
+@pytest.fixture
+def tree() -> FileSystem:
+    """Routes at /a/b and /a/b/c/d over a default."""
+    paths = ("/", "/a/b", "/a/b/c/d")
+    return FileSystem({AgentPath(path): InMemoryVolume() for path in paths})
+
+
+def walk(filesystem: FileSystem, path: str) -> Entry:
+    entry = run(filesystem.getattr(ROOT_INODE))
+    for name in path.strip("/").split("/"):
+        entry = run(filesystem.lookup(entry.inode, name.encode()))
+    return entry
+
+
+def listing(filesystem: FileSystem, inode: int, room: int = 10**9) -> list[bytes]:
+    """All names, read as the kernel does: some at a time, each request from the position after the last."""
+    number = run(filesystem.opendir(inode))
+    names: list[bytes] = []
+    position = 0
+    while True:
+        got: list[tuple[bytes, int]] = []
+
+        def emit(name: bytes, entry: Entry, after: int, got: list[tuple[bytes, int]] = got) -> bool:
+            if len(got) == room:
+                return False
+            got.append((name, after))
+            return True
+
+        run(filesystem.readdir(number, position, emit))
+        if not got:
+            run(filesystem.releasedir(number))
+            return names
+        names += [name for name, _ in got]
+        position = got[-1][1]
+
+
+class TestInodes:
+    def test_a_number_is_its_route_and_node(self) -> None:
+        number = inode_number(3, 17)
+        assert (route_index(number), node_of(number)) == (3, 17)
+        assert inode_number(0, 1) == ROOT_INODE
+
+    def test_counts_go_up_and_down_and_the_record_goes_with_them(self) -> None:
+        table = InodeTable()
+        table.reference(5, ROOT_INODE, 0)
+        table.reference(5, ROOT_INODE, 0)
+        assert table.forget([(5, 1)]) == []
+        assert table.forget([(5, 1)]) == [5]
+        assert table.get(5) is None
+
+    def test_a_count_below_zero_is_a_defect(self) -> None:
+        table = InodeTable()
+        table.reference(5, ROOT_INODE, 0)
+        with pytest.raises(AssertionError, match="below zero"):
+            table.forget([(5, 2)])
+
+    def test_the_root_is_never_forgotten(self) -> None:
+        table = InodeTable()
+        assert table.forget([(ROOT_INODE, 1)]) == []
+        assert table.get(ROOT_INODE) is not None
+
+    def test_everything_that_gives_an_entry_counts_as_a_lookup(self, tree: FileSystem) -> None:
+        entries = [
+            run(tree.mkdir(ROOT_INODE, b"d", 0o755, ME)),
+            run(tree.mknod(ROOT_INODE, b"n", 0o10644, 0, ME)),
+            run(tree.symlink(ROOT_INODE, b"s", b"x", ME)),
+            run(tree.create(ROOT_INODE, b"f", 0o644, os.O_RDWR, ME))[0],
+        ]
+        entries.append(run(tree.link(entries[3].inode, ROOT_INODE, b"l")))
+        entries.append(run(tree.lookup(ROOT_INODE, b"d")))
+        for entry in entries:
+            run(tree.forget([(entry.inode, 1)]))
+        assert [inode for inode, _ in tree.inodes.items()] == [ROOT_INODE]
+
+    def test_a_listing_counts_what_was_taken_but_not_the_dots(self, tree: FileSystem) -> None:
+        run(tree.forget([(run(tree.mkdir(ROOT_INODE, b"d", 0o755, ME)).inode, 1)]))
+        assert listing(tree, ROOT_INODE) == [b".", b"..", b"a", b"d"]
+        counted = {inode: count for inode, count in tree.inodes.items() if inode != ROOT_INODE}
+        assert sorted(counted.values()) == [1, 1]
+
+    def test_absence_is_no_lookup(self, tree: FileSystem) -> None:
+        entry = run(tree.lookup(ROOT_INODE, b"nothing"))
+        assert entry.inode == 0 and entry.timeout_s == COHERENT_TIMEOUT_S
+        assert len(tree.inodes) == 1
+
+    def test_a_nameless_node_lives_until_it_is_forgotten(self, tree: FileSystem) -> None:
+        entry = run(tree.mknod(ROOT_INODE, b"f", 0o100644, 0, ME))
+        run(tree.unlink(ROOT_INODE, b"f"))
+        assert run(tree.getattr(entry.inode)).attr.nlink == 0  # type: ignore[union-attr]
+        run(tree.forget([(entry.inode, 1)]))
+        with pytest.raises(OSError) as failure:
+            run(tree.getattr(entry.inode))
+        assert number_of(failure) == errno.ESTALE
+
+
+class TestJunctions:
+    def test_ways_to_routes_are_there(self, tree: FileSystem) -> None:
+        for path, names in (("/a", [b"b"]), ("/a/b", [b"c"]), ("/a/b/c", [b"d"]), ("/a/b/c/d", [])):
+            entry = walk(tree, path)
+            assert entry.attr is not None and entry.attr.is_dir
+            assert listing(tree, entry.inode)[2:] == names
+
+    def test_what_a_route_covers_is_out_of_sight(self) -> None:
+        default = InMemoryVolume()
+        covered = default.mkdir(1, b"m", 0o755, ME)
+        default.mknod(covered.node, b"hidden", 0o100644, 0, ME)
+        filesystem = FileSystem({ROOT: default, AgentPath("/m"): InMemoryVolume()})
+        assert listing(filesystem, ROOT_INODE) == [b".", b"..", b"m"]
+        assert run(filesystem.lookup(walk(filesystem, "/m").inode, b"hidden")).inode == 0
+
+    @pytest.mark.parametrize(("above", "name"), [("/a", b"b"), ("", b"a"), ("/a/b", b"c")])
+    def test_names_that_lead_to_routes_are_busy(self, tree: FileSystem, above: str, name: bytes) -> None:
+        parent = walk(tree, above).inode if above else ROOT_INODE
+        run(tree.mkdir(ROOT_INODE, b"other", 0o755, ME))
+        for change in (
+            lambda: tree.unlink(parent, name),
+            lambda: tree.rmdir(parent, name),
+            lambda: tree.mkdir(parent, name, 0o755, ME),
+            lambda: tree.create(parent, name, 0o644, os.O_RDWR, ME),
+            lambda: tree.rename(parent, name, ROOT_INODE, b"z", 0),
+            lambda: tree.rename(ROOT_INODE, b"other", parent, name, 0),
+        ):
+            with pytest.raises(OSError) as failure:
+                run(change())
+            assert number_of(failure) == errno.EBUSY
+
+    def test_from_route_to_route_is_another_device(self, tree: FileSystem) -> None:
+        file = run(tree.mknod(ROOT_INODE, b"f", 0o100644, 0, ME))
+        inside = walk(tree, "/a/b").inode
+        for change in (
+            lambda: tree.rename(ROOT_INODE, b"f", inside, b"f", 0),
+            lambda: tree.link(file.inode, inside, b"f"),
+        ):
+            with pytest.raises(OSError) as failure:
+                run(change())
+            assert number_of(failure) == errno.EXDEV
+
+    def test_a_synthesised_directory_becomes_real_when_it_is_needed(self, tree: FileSystem) -> None:
+        default = tree.tree.routes[0].volume
+        way = walk(tree, "/a").inode
+        with pytest.raises(FileNotFoundError):
+            default.lookup(1, b"a")
+        run(tree.create(way, b"file", 0o644, os.O_RDWR, ME))
+        assert default.lookup(default.lookup(1, b"a").node, b"file").nlink == 1
+        assert walk(tree, "/a").inode == way
+        assert listing(tree, way)[2:] == [b"b", b"file"]
+
+    def test_reading_one_makes_nothing_real(self, tree: FileSystem) -> None:
+        way = walk(tree, "/a").inode
+        assert run(tree.listxattr(way)) == []
+        with pytest.raises(OSError) as failure:
+            run(tree.getxattr(way, b"user.x"))
+        assert number_of(failure) == errno.ENODATA
+        with pytest.raises(FileNotFoundError):
+            tree.tree.routes[0].volume.lookup(1, b"a")
+
+    def test_composites_in_composites_are_one_tree(self) -> None:
+        inner = CompositeBackend(InMemoryBackend(), {"/y": InMemoryBackend()})
+        filesystem = FileSystem.of(CompositeBackend(InMemoryBackend(), {"/x": inner}))
+        assert sorted(route.prefix for route in filesystem.tree.routes) == ["/", "/x", "/x/y"]
+
+
+class TestListings:
+    @pytest.mark.parametrize("room", [1, 2, 3, 7, 1000])
+    def test_every_name_once_however_little_room_there_is(self, tree: FileSystem, room: int) -> None:
+        names = [b"f%03d" % number for number in range(300)]
+        for name in names:
+            tree.tree.routes[0].volume.mknod(1, name, 0o100644, 0, ME)
+        assert listing(tree, ROOT_INODE, room) == [b".", b"..", b"a", *names]
+
+    def test_a_name_that_went_is_not_listed_and_one_that_came_may_be(self, tree: FileSystem) -> None:
+        for name in (b"b", b"c", b"d"):
+            run(tree.mknod(ROOT_INODE, name, 0o100644, 0, ME))
+        number = run(tree.opendir(ROOT_INODE))
+        seen: list[bytes] = []
+
+        def one(name: bytes, entry: Entry, after: int) -> bool:
+            if len(seen) == want:
+                return False
+            seen.append(name)
+            return True
+
+        want = 4
+        run(tree.readdir(number, 0, one))
+        assert seen == [b".", b"..", b"a", b"b"]
+        run(tree.unlink(ROOT_INODE, b"c"))
+        want = 99
+        run(tree.readdir(number, 4, one))
+        assert seen[4:] == [b"d"]
+
+    def test_a_seek_back_shows_the_same_again(self, tree: FileSystem) -> None:
+        for name in (b"b", b"c", b"d"):
+            run(tree.mknod(ROOT_INODE, name, 0o100644, 0, ME))
+        number = run(tree.opendir(ROOT_INODE))
+        everything = [b".", b"..", b"a", b"b", b"c", b"d"]
+        for position in (0, 4, 2):
+            seen: list[bytes] = []
+            run(tree.readdir(number, position, lambda name, entry, after, seen=seen: seen.append(name) is None))
+            assert seen == everything[position:]
+
+
+class TestChanges:
+    def test_the_kernel_is_told_of_what_it_knows(self, tree: FileSystem) -> None:
+        kernel = FakeKernel()
+        tree.attach(kernel)
+        volume: Any = tree.tree.routes[0].volume
+        known = run(tree.mknod(ROOT_INODE, b"f", 0o100644, 0, ME)).inode
+        volume.publish(Change(node=known, parent=1, name=b"f"), Change(node=999), Change(parent=999, name=b"f"))
+        assert kernel.told == [("inode", known), ("entry", ROOT_INODE, b"f"), ("attributes", ROOT_INODE)]
+
+    def test_a_change_in_a_directory_shown_as_a_junction(self, tree: FileSystem) -> None:
+        volume: Any = tree.tree.routes[0].volume
+        under = volume.mkdir(1, b"a", 0o755, ME)
+        way = walk(tree, "/a").inode
+        kernel = FakeKernel()
+        tree.attach(kernel)
+        volume.publish(Change(parent=under.node, name=b"new"))
+        assert ("entry", way, b"new") in kernel.told
+
+    def test_anything_may_have_changed(self, tree: FileSystem) -> None:
+        kernel = FakeKernel()
+        tree.attach(kernel)
+        volume: Any = tree.tree.routes[1].volume
+        mine = run(tree.mknod(walk(tree, "/a/b").inode, b"f", 0o100644, 0, ME)).inode
+        other = run(tree.mknod(ROOT_INODE, b"g", 0o100644, 0, ME)).inode
+        volume.publish(Change())
+        assert ("inode", mine) in kernel.told and ("inode", other) not in kernel.told
+
+    def test_nobody_is_told_after_the_end(self, tree: FileSystem) -> None:
+        kernel = FakeKernel()
+        tree.attach(kernel)
+        tree.detach()
+        volume: Any = tree.tree.routes[0].volume
+        volume.publish(Change(node=1))
+        assert kernel.told == []
+
+
+class TestPolicies:
+    def test_without_a_feed_the_ttl_counts(self) -> None:
+        assert CachePolicy.of(Features(change_feed=False), 0.5) == CachePolicy(0.5, False)
+        assert CachePolicy.of(Features(), 0.5) == CachePolicy(COHERENT_TIMEOUT_S, True)
+
+    def test_pages_are_kept_while_size_and_times_stay(self) -> None:
+        policy = CachePolicy.of(Features(change_feed=False), 1)
+        before, after = Attr(1, 0o100644, size=3, mtime_ns=5), Attr(1, 0o100644, size=3, mtime_ns=6)
+        assert policy.version(before) == policy.version(before) != policy.version(after)
+
+    def test_one_volume_under_two_prefixes_is_believed_for_the_ttl(self) -> None:
+        volume = InMemoryVolume()
+        filesystem = FileSystem({ROOT: volume, AgentPath("/twin"): volume}, ttl_s=0.25)
+        entry = run(filesystem.mknod(ROOT_INODE, b"f", 0o100644, 0, ME))
+        twin = run(filesystem.lookup(walk(filesystem, "/twin").inode, b"f"))
+        assert entry.timeout_s == twin.timeout_s == 0.25 and entry.inode != twin.inode
+        run(filesystem.unlink(ROOT_INODE, b"f"))
+        run(filesystem.forget([(entry.inode, 1)]))
+        assert run(filesystem.getattr(twin.inode)).attr.nlink == 0  # type: ignore[union-attr]
+
+    def test_a_read_only_volume_is_erofs(self) -> None:
+        volume = InMemoryVolume()
+        volume.features = Features(read_only=True)
+        filesystem = FileSystem({ROOT: volume})
+        for change in (
+            lambda: filesystem.mkdir(ROOT_INODE, b"d", 0o755, ME),
+            lambda: filesystem.setattr(ROOT_INODE, AttrChanges(mode=0o700)),
+            lambda: filesystem.setxattr(ROOT_INODE, b"user.x", b""),
+        ):
+            with pytest.raises(OSError) as failure:
+                run(change())
+            assert number_of(failure) == errno.EROFS
+
+
+class TestOffload:
+    def test_a_call_that_hangs_ends_at_its_deadline_and_others_go_on(self) -> None:
+        released = threading.Event()
+        slow, quick = Offload(True, deadline_s=0.2), Offload(True, deadline_s=60)
+
+        async def main() -> list[str]:
+            done: list[str] = []
+
+            async def hang() -> None:
+                with pytest.raises(OSError) as failure:
+                    await slow.call(released.wait)
+                assert number_of(failure) == errno.ETIMEDOUT
+                done.append("hung")
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(hang)
+                for _ in range(20):
+                    assert await quick.call(lambda: 7) == 7
+                done.append("quick")
+            return done
+
+        try:
+            assert sorted(trio.run(main)) == ["hung", "quick"]
+        finally:
+            released.set()
+        assert (slow.timeouts, quick.timeouts) == (1, 0)
+
+    def test_what_does_not_block_is_called_where_we_are(self) -> None:
+        assert run(Offload(False).call(threading.get_ident)) == threading.get_ident()
+
+    def test_the_last_words_to_a_hung_volume_end_too(self) -> None:
+        released = threading.Event()
+        offload = Offload(True, deadline_s=0.05)
+        with pytest.raises(OSError) as failure:
+            offload.finish(lambda: assert_released(released))
+        released.set()
+        assert number_of(failure) == errno.ETIMEDOUT
+
+    def test_a_failure_at_the_end_is_passed_on(self) -> None:
+        def fail() -> None:
+            raise OSError(errno.EIO, "broken")
+
+        with pytest.raises(OSError, match="broken"):
+            Offload(True, deadline_s=5).finish(fail)
+
+
+class TestAppends:
+    @pytest.fixture
+    def file(self, tree: FileSystem) -> tuple[Volume, int, int]:
+        entry, opened = run(tree.create(ROOT_INODE, b"f", 0o644, os.O_RDWR | os.O_APPEND, ME))
+        run(tree.write(opened.number, 0, b"x" * 4096))
+        return tree.tree.routes[0].volume, entry.inode, opened.number
+
+    def test_the_end_is_where_it_is_now(self, tree: FileSystem, file: tuple[Volume, int, int]) -> None:
+        """The kernel puts an append where it believes the end to be; the other face has moved it."""
+        volume, inode, number = file
+        volume.write(inode, 4096, b"y" * 4096)
+        run(tree.write(number, 4096, b"z" * 4096))
+        assert volume.read(inode, 4096, 9000) == b"y" * 4096 + b"z" * 4096
+
+    def test_a_page_of_a_mapping_goes_where_it_is_mapped(
+        self, tree: FileSystem, file: tuple[Volume, int, int]
+    ) -> None:
+        volume, inode, number = file
+        run(tree.write(number, 0, b"m" * 4096))
+        assert volume.read(inode, 0, 9000) == b"m" * 4096
