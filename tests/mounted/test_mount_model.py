@@ -1,4 +1,4 @@
-"""Random system calls on a mount of every native volume, against a dict (the machine is proved on a plain directory)."""
+"""Random system calls on a mount of every native volume, against a dict. A plain directory has proved the machine."""
 
 from __future__ import annotations
 
