@@ -61,8 +61,9 @@ def passes_page_cache(flags: int, mode: int) -> bool:
 class DirectoryHandle:
     """One open directory, and how far each position of its listing is.
 
-    A position is an index into `names`: entry k was `names[k]`. Listings continue by name, so that entries which stay
-    are seen exactly once whatever else comes and goes, and a seek back shows the same names again.
+    A position says how many names were given out before it, and the last of these is where the listing goes on. It goes
+    on by name, so that entries which stay are seen exactly once whatever else comes and goes. After a seek back
+    other names than before get positions of their own: all positions stay good until the listing starts anew.
     """
 
     __slots__ = ("ahead", "ahead_at", "inode", "junction", "names", "node", "route")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
+from fusebackend.protocol import Attr
 from fusebackend.vfs.handles import DirectoryHandle
 from fusebackend.vfs.inodes import Entry, inode_number
 
@@ -13,6 +15,9 @@ if TYPE_CHECKING:
 
 PAGE_ENTRIES = 128
 """Entries asked of a volume at once: about what one FUSE request takes."""
+
+_SOME_DIRECTORY = Attr(0, stat.S_IFDIR | 0o755, nlink=2)
+"""For entries of which the kernel wants no more than that they are directories, or shall ask when it needs to know."""
 
 Emit: TypeAlias = Callable[[bytes, Entry, int], bool]
 """Given a name, its entry and the position after it; False when there is no room for it."""
@@ -24,27 +29,39 @@ async def list_directory(filesystem: FileSystem, handle: DirectoryHandle, offset
     Every entry emitted but the dots counts as a lookup (FUSE's readdirplus).
     """
     position = offset
+    if position == 0:
+        handle.names.clear()  # from the start: positions given out before mean nothing any more (POSIX, rewinddir)
     children = sorted(handle.junction.children) if handle.junction is not None else []
     if position == 0:
-        if not emit(b".", await filesystem.getattr(handle.inode), 1):
+        if not emit(b".", Entry(handle.inode, _SOME_DIRECTORY, 0), 1):
             return
         position = 1
     if position == 1:
         known = filesystem.inodes.get(handle.inode)
         parent = known.parent if known is not None else handle.inode
         above = parent if filesystem.inodes.get(parent) is not None else handle.inode
-        if not emit(b"..", await filesystem.getattr(above), 2):
+        if not emit(b"..", Entry(above, _SOME_DIRECTORY, 0), 2):
             return
         position = 2
     while position - 2 < len(children):
         name = children[position - 2]
-        entry = await filesystem.lookup(handle.inode, name)
+        entry = await _route_entry(filesystem, handle, name)
         if not emit(name, entry, position + 1):
             await filesystem.forget([(entry.inode, 1)])
             return
         position += 1
     if handle.route is not None:
         await _list_volume(filesystem, handle, position, 2 + len(children), frozenset(children), emit)
+
+
+async def _route_entry(filesystem: FileSystem, handle: DirectoryHandle, name: bytes) -> Entry:
+    """A name that leads to a route. One that may hang is not asked: it must not keep the whole listing waiting."""
+    assert handle.junction is not None, "only junctions have names that lead to routes"
+    child = handle.junction.children[name]
+    if child.route is None or not child.route.offload.blocking:
+        return await filesystem.lookup(handle.inode, name)
+    filesystem.inodes.reference(child.inode, handle.inode, 0)
+    return Entry(child.inode, _SOME_DIRECTORY, 0)
 
 
 async def _list_volume(
@@ -55,8 +72,8 @@ async def _list_volume(
     assert route is not None
     if position - first > len(names):
         return  # a position that this handle never gave out
-    del names[position - first :]
-    after = names[-1] if names else b""
+    after = names[position - first - 1] if position > first else b""
+    emitted = False
     at = filesystem.changes
     page = handle.ahead if handle.ahead_at == (at, position) and route.policy.coherent else []
     handle.ahead = []
@@ -64,7 +81,12 @@ async def _list_volume(
     while True:
         if not page:
             at = filesystem.changes  # before looking: what changes after is not in the page
-            page = list(await route.call(route.volume.readdir, handle.node, after, PAGE_ENTRIES))
+            try:
+                page = list(await route.call(route.volume.readdir, handle.node, after, PAGE_ENTRIES))
+            except OSError:
+                if emitted:
+                    return  # the kernel has taken references to what it was given; the next request meets the error
+                raise
             if not page:
                 return
         for index, (name, attr) in enumerate(page):
@@ -72,11 +94,15 @@ async def _list_volume(
             if name in covered:
                 continue
             inode = inode_number(route.index, attr.node)
-            if not emit(name, Entry(inode, attr, timeout_s), position + 1):
+            # The kernel often asks again for what did not fit into its caller's buffer: the same position will do.
+            again = position - first < len(names) and names[position - first] == name
+            following = position + 1 if again else first + len(names) + 1
+            if not emit(name, Entry(inode, attr, timeout_s), following):
                 handle.ahead, handle.ahead_at = page[index:], (at, position)
                 return
             filesystem.inodes.reference(inode, handle.inode, attr.size)
             route.volume.hold(attr.node)
-            names.append(name)
-            position += 1
+            if not again:
+                names.append(name)
+            position, emitted = following, True
         page = []

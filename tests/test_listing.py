@@ -1,0 +1,260 @@
+"""Listings as the kernel asks for them: positions, references, changes on the way, and routes that hang."""
+
+from __future__ import annotations
+
+import errno
+import random
+import stat
+import threading
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import pytest
+import trio
+
+from fusebackend.backends.memory import InMemoryVolume
+from fusebackend.backends.sqlite import SqliteVolume
+from fusebackend.backends.tree import TreeVolume
+from fusebackend.paths import ROOT, AgentPath
+from fusebackend.protocol import Attr, Caller, Features
+from fusebackend.vfs import listing
+from fusebackend.vfs.filesystem import FileSystem
+from fusebackend.vfs.inodes import ROOT_INODE, Entry
+
+ME = Caller(0, 0)
+T = TypeVar("T")
+
+
+class Seen(NamedTuple):
+    name: bytes
+    entry: Entry
+    after: int
+
+
+def run(call: Awaitable[T]) -> T:
+    async def main() -> T:
+        return await call
+
+    return trio.run(main)
+
+
+def ask(filesystem: FileSystem, number: int, position: int, room: int = 1 << 30) -> list[Seen]:
+    """One readdir request."""
+    seen: list[Seen] = []
+
+    def emit(name: bytes, entry: Entry, after: int) -> bool:
+        if len(seen) == room:
+            return False
+        seen.append(Seen(name, entry, after))
+        return True
+
+    run(filesystem.readdir(number, position, emit))
+    return seen
+
+
+def names(seen: list[Seen]) -> list[bytes]:
+    return [one.name for one in seen]
+
+
+def filled(volume: TreeVolume, count: int) -> list[bytes]:
+    every = [b"%04d" % number for number in range(count)]
+    for name in every:
+        volume.mknod(ROOT_INODE, name, stat.S_IFREG | 0o644, 0, ME)
+    return every
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def volume(request: pytest.FixtureRequest, tmp_path: Path) -> TreeVolume:
+    made = InMemoryVolume() if request.param == "memory" else SqliteVolume(tmp_path / "volume.db")
+    request.addfinalizer(made.close)
+    return made
+
+
+# -- positions -----------------------------------------------------------------------------------------------------
+
+
+def test_a_position_stays_good_after_a_seek_back(volume: TreeVolume) -> None:
+    every = filled(volume, 60)
+    filesystem = FileSystem({ROOT: volume})
+    number = run(filesystem.opendir(ROOT_INODE))
+    first = ask(filesystem, number, 0, 40)
+    early, late = first[9].after, first[39].after
+    assert names(ask(filesystem, number, early, 5)) == every[8:13]
+    assert names(ask(filesystem, number, late)) == every[38:]
+    again = ask(filesystem, number, early, 3)
+    assert names(ask(filesystem, number, again[-1].after, 3)) == every[11:14]
+    assert names(ask(filesystem, number, late, 2)) == every[38:40]
+    assert len(filesystem.directories[number].names) == 60, "nothing changed, so nothing has two positions"
+
+
+def test_a_position_is_behind_a_name_even_after_the_name_has_gone(volume: TreeVolume) -> None:
+    every = filled(volume, 30)
+    filesystem = FileSystem({ROOT: volume})
+    number = run(filesystem.opendir(ROOT_INODE))
+    position = ask(filesystem, number, 0, 12)[-1].after
+    for name in every[5:15]:
+        run(filesystem.unlink(ROOT_INODE, name))
+    run(filesystem.mknod(ROOT_INODE, b"0000a", stat.S_IFREG | 0o644, 0, ME))
+    assert names(ask(filesystem, number, position)) == every[15:]
+
+
+def test_a_listing_that_starts_anew_shows_what_is_there_now(volume: TreeVolume) -> None:
+    filled(volume, 3)
+    filesystem = FileSystem({ROOT: volume})
+    number = run(filesystem.opendir(ROOT_INODE))
+    ask(filesystem, number, 0)
+    run(filesystem.unlink(ROOT_INODE, b"0001"))
+    run(filesystem.mknod(ROOT_INODE, b"new", stat.S_IFREG | 0o644, 0, ME))
+    for _ in range(3):
+        assert names(ask(filesystem, number, 0)) == [b".", b"..", b"0000", b"0002", b"new"]
+    assert len(filesystem.directories[number].names) == 3, "memory does not grow with every start"
+
+
+def test_a_position_that_was_never_given_out_is_the_end(volume: TreeVolume) -> None:
+    filled(volume, 3)
+    filesystem = FileSystem({ROOT: volume})
+    number = run(filesystem.opendir(ROOT_INODE))
+    assert ask(filesystem, number, 1000) == []
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_stays_is_seen_once_whatever_comes_and_goes(volume: TreeVolume, seed: int) -> None:
+    chance = random.Random(seed)
+    every = filled(volume, 500)
+    filesystem = FileSystem({ROOT: volume})
+    number = run(filesystem.opendir(ROOT_INODE))
+    stays, present = set(every), set(every)
+    seen: list[Seen] = []
+    position, end = 0, False
+    while not end:
+        got = ask(filesystem, number, position, chance.randrange(1, 60))
+        assert {one.name for one in got} - {b".", b".."} <= present, "what is gone is not listed"
+        seen += got
+        end = not got
+        position = got[-1].after if got else position
+        for _ in range(chance.randrange(30)):
+            name = chance.choice(every)
+            if name in present:
+                run(filesystem.unlink(ROOT_INODE, name))
+                present.discard(name)
+                stays.discard(name)
+            else:
+                run(filesystem.mknod(ROOT_INODE, name, stat.S_IFREG | 0o644, 0, ME))
+                present.add(name)
+    listed = names(seen)
+    assert len(listed) == len(set(listed))
+    assert stays <= set(listed)
+
+
+# -- references ----------------------------------------------------------------------------------------------------
+
+
+def test_every_entry_but_the_dots_is_a_reference(volume: TreeVolume) -> None:
+    filled(volume, 300)
+    filesystem = FileSystem({ROOT: volume, AgentPath("/route"): InMemoryVolume()})
+    number = run(filesystem.opendir(ROOT_INODE))
+    position, given = 0, list[int]()
+    while got := ask(filesystem, number, position, 7):
+        given += [one.entry.inode for one in got if one.name not in (b".", b"..")]
+        position = got[-1].after
+    assert sorted(given) == sorted(inode for inode, count in filesystem.inodes.items() if inode != ROOT_INODE)
+    assert {count for _, count in filesystem.inodes.items()} == {1}
+    run(filesystem.forget([(inode, 1) for inode in given]))
+    assert filesystem.inodes.items() == [(ROOT_INODE, 1)]
+    assert volume._held == set()
+
+
+def test_an_error_on_the_way_keeps_what_was_given_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer that is an error gives the kernel nothing, so it would never give the references back."""
+    monkeypatch.setattr(listing, "PAGE_ENTRIES", 4)
+    volume = InMemoryVolume()
+    filled(volume, 10)
+    broken = False
+    readdir = volume.readdir
+
+    def fail(node: int, after: bytes, limit: int) -> object:
+        if broken and after >= b"0003":
+            raise OSError(errno.EIO, "broken")
+        return readdir(node, after, limit)
+
+    monkeypatch.setattr(volume, "readdir", fail)
+    filesystem = FileSystem({ROOT: volume})
+    number = run(filesystem.opendir(ROOT_INODE))
+    broken = True
+    got = ask(filesystem, number, 0)
+    assert names(got) == [b".", b"..", b"0000", b"0001", b"0002", b"0003"]
+    with pytest.raises(OSError, match="broken"):
+        ask(filesystem, number, got[-1].after)
+    assert len(filesystem.inodes) == 5
+    broken = False
+    assert len(ask(filesystem, number, got[-1].after)) == 6
+
+
+def test_entries_say_their_type_and_number(volume: TreeVolume) -> None:
+    volume.mkdir(ROOT_INODE, b"d", 0o700, ME)
+    volume.symlink(ROOT_INODE, b"l", b"d", ME)
+    filesystem = FileSystem({ROOT: volume})
+    inode = run(filesystem.lookup(ROOT_INODE, b"d")).inode
+    number = run(filesystem.opendir(inode))
+    dots = ask(filesystem, number, 0)
+    assert [(one.name, one.entry.inode) for one in dots] == [(b".", inode), (b"..", ROOT_INODE)]
+    seen = ask(filesystem, run(filesystem.opendir(ROOT_INODE)), 2)
+    types = {one.name: stat.S_IFMT(one.entry.attr.mode) for one in seen if one.entry.attr is not None}
+    assert types == {b"d": stat.S_IFDIR, b"l": stat.S_IFLNK}
+
+
+# -- routes that hang ----------------------------------------------------------------------------------------------
+
+
+class Hanging(InMemoryVolume):
+    """Answers nothing until it is let go."""
+
+    features = Features(blocking=True, change_feed=False)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+
+    def getattr(self, node: int) -> Attr:
+        self.go.wait(60)
+        return super().getattr(node)
+
+    def lookup(self, parent: int, name: bytes) -> Attr:
+        self.go.wait(60)
+        return super().lookup(parent, name)
+
+
+def test_a_route_that_hangs_does_not_keep_the_directory_above_it_waiting() -> None:
+    hanging, default = Hanging(), InMemoryVolume()
+    filled(default, 2)
+    filesystem = FileSystem({ROOT: default, AgentPath("/hung"): hanging}, deadline_s=0.05)
+    try:
+        seen = ask(filesystem, run(filesystem.opendir(ROOT_INODE)), 0)
+        assert names(seen) == [b".", b"..", b"hung", b"0000", b"0001"]
+        hung = seen[2].entry
+        assert hung.attr is not None and hung.attr.is_dir and hung.timeout_s == 0, "the kernel is to ask when it must"
+        assert filesystem.tree.routes[1].offload.timeouts == 0
+        with pytest.raises(TimeoutError):
+            run(filesystem.getattr(hung.inode))
+        with pytest.raises(TimeoutError):
+            run(filesystem.lookup(hung.inode, b"x"))
+        assert names(ask(filesystem, run(filesystem.opendir(ROOT_INODE)), 3)) == [b"0000", b"0001"]
+        assert (filesystem.tree.routes[1].offload.timeouts, filesystem.tree.routes[0].offload.timeouts) == (2, 0)
+    finally:
+        hanging.go.set()
+    assert run(filesystem.lookup(hung.inode, b"x")).inode == 0, "it is asked again, and answers"
+
+
+def test_a_route_is_listed_though_the_one_above_it_hangs() -> None:
+    hanging, notes = Hanging(), InMemoryVolume()
+    every = filled(notes, 3)
+    filesystem = FileSystem({ROOT: hanging, AgentPath("/notes"): notes}, deadline_s=0.05)
+    try:
+        inode = run(filesystem.lookup(ROOT_INODE, b"notes")).inode
+        seen = ask(filesystem, run(filesystem.opendir(inode)), 0)
+        assert [(one.name, one.entry.inode) for one in seen[:2]] == [(b".", inode), (b"..", ROOT_INODE)]
+        assert names(seen[2:]) == every
+        assert filesystem.tree.routes[0].offload.timeouts == 0
+    finally:
+        hanging.go.set()
