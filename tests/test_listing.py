@@ -181,7 +181,9 @@ def test_an_error_on_the_way_keeps_what_was_given_before_it(monkeypatch: pytest.
     monkeypatch.setattr(volume, "readdir", fail)
     filesystem = FileSystem({ROOT: volume})
     number = run(filesystem.opendir(ROOT_INODE))
+    started = ask(filesystem, number, 0, 3)
     broken = True
+    assert names(ask(filesystem, number, started[-1].after)) == [b"0001", b"0002", b"0003"]
     got = ask(filesystem, number, 0)
     assert names(got) == [b".", b"..", b"0000", b"0001", b"0002", b"0003"]
     with pytest.raises(OSError, match="broken"):
@@ -202,6 +204,22 @@ def test_entries_say_their_type_and_number(volume: TreeVolume) -> None:
     seen = ask(filesystem, run(filesystem.opendir(ROOT_INODE)), 2)
     types = {one.name: stat.S_IFMT(one.entry.attr.mode) for one in seen if one.entry.attr is not None}
     assert types == {b"d": stat.S_IFDIR, b"l": stat.S_IFLNK}
+
+
+def test_a_broken_route_says_so_when_it_is_entered(monkeypatch: pytest.MonkeyPatch) -> None:
+    default, broken = InMemoryVolume(), InMemoryVolume()
+    filled(default, 2)
+
+    def fail(node: int) -> Attr:
+        raise OSError(errno.EIO, "broken")
+
+    monkeypatch.setattr(broken, "getattr", fail)
+    filesystem = FileSystem({ROOT: default, AgentPath("/broken"): broken})
+    seen = ask(filesystem, run(filesystem.opendir(ROOT_INODE)), 0)
+    assert names(seen) == [b".", b"..", b"broken", b"0000", b"0001"]
+    for call in (lambda: filesystem.getattr(seen[2].entry.inode), lambda: filesystem.lookup(ROOT_INODE, b"broken")):
+        with pytest.raises(OSError, match="broken"):
+            run(call())
 
 
 # -- routes that hang ----------------------------------------------------------------------------------------------

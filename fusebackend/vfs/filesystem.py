@@ -8,6 +8,7 @@ which runs in whichever thread changed something.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -162,9 +163,10 @@ class FileSystem:
 
     def _moved(self, route: Route, parent: int, node: int, name: bytes) -> None:
         """A directory that has moved has another `..`."""
-        known = self.inodes.get(inode_number(route.index, route.volume.lookup(node, name).node))
-        if known is not None:
-            known.parent = parent
+        with contextlib.suppress(OSError):  # the other face may have moved or deleted it again already
+            known = self.inodes.get(inode_number(route.index, route.volume.lookup(node, name).node))
+            if known is not None:
+                known.parent = parent
 
     async def forget(self, references: Iterable[tuple[int, int]]) -> None:
         """The kernel gives back (inode, count) references."""
@@ -234,7 +236,10 @@ class FileSystem:
         return list(await route.call(route.volume.listxattr, node)) if route.volume.features.xattrs else []
 
     async def removexattr(self, inode: int, name: bytes) -> None:
-        route, node = await self._place(inode)
+        try:
+            route, node = await self._place(inode)
+        except FileNotFoundError:
+            raise oserror(errno.ENODATA) from None  # a synthesised directory has none
         route.check_writable()
         _check_xattr(route, name)
         await route.call(route.volume.removexattr, node, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import stat
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
@@ -26,8 +27,26 @@ Emit: TypeAlias = Callable[[bytes, Entry, int], bool]
 async def list_directory(filesystem: FileSystem, handle: DirectoryHandle, offset: int, emit: Emit) -> None:
     """Emit from position `offset`: 0 is `.`, 1 is `..`, then names that lead to routes, then the volume's names.
 
-    Every entry emitted but the dots counts as a lookup (FUSE's readdirplus).
+    Every entry emitted but the dots counts as a lookup (FUSE's readdirplus). An answer that is an error gives the
+    kernel nothing, so it would never give those references back: an error is raised only if nothing was emitted before
+    it. The kernel asks again from there.
     """
+    given = 0
+
+    def give(name: bytes, entry: Entry, after: int) -> bool:
+        nonlocal given
+        taken = emit(name, entry, after)
+        given += taken
+        return taken
+
+    try:
+        await _list(filesystem, handle, offset, give)
+    except OSError:
+        if not given:
+            raise
+
+
+async def _list(filesystem: FileSystem, handle: DirectoryHandle, offset: int, emit: Emit) -> None:
     position = offset
     if position == 0:
         handle.names.clear()  # from the start: positions given out before mean nothing any more (POSIX, rewinddir)
@@ -55,11 +74,15 @@ async def list_directory(filesystem: FileSystem, handle: DirectoryHandle, offset
 
 
 async def _route_entry(filesystem: FileSystem, handle: DirectoryHandle, name: bytes) -> Entry:
-    """A name that leads to a route. One that may hang is not asked: it must not keep the whole listing waiting."""
+    """A name that leads to a route. One that may hang is not asked: it must not keep the whole listing waiting.
+
+    One that is broken says so when it is entered, and not to who looks at the directory above it.
+    """
     assert handle.junction is not None, "only junctions have names that lead to routes"
     child = handle.junction.children[name]
     if child.route is None or not child.route.offload.blocking:
-        return await filesystem.lookup(handle.inode, name)
+        with contextlib.suppress(OSError):
+            return await filesystem.lookup(handle.inode, name)
     filesystem.inodes.reference(child.inode, handle.inode, 0)
     return Entry(child.inode, _SOME_DIRECTORY, 0)
 
@@ -73,7 +96,6 @@ async def _list_volume(
     if position - first > len(names):
         return  # a position that this handle never gave out
     after = names[position - first - 1] if position > first else b""
-    emitted = False
     at = filesystem.changes
     page = handle.ahead if handle.ahead_at == (at, position) and route.policy.coherent else []
     handle.ahead = []
@@ -81,12 +103,7 @@ async def _list_volume(
     while True:
         if not page:
             at = filesystem.changes  # before looking: what changes after is not in the page
-            try:
-                page = list(await route.call(route.volume.readdir, handle.node, after, PAGE_ENTRIES))
-            except OSError:
-                if emitted:
-                    return  # the kernel has taken references to what it was given; the next request meets the error
-                raise
+            page = list(await route.call(route.volume.readdir, handle.node, after, PAGE_ENTRIES))
             if not page:
                 return
         for index, (name, attr) in enumerate(page):
@@ -104,5 +121,5 @@ async def _list_volume(
             route.volume.hold(attr.node)
             if not again:
                 names.append(name)
-            position, emitted = following, True
+            position = following
         page = []
