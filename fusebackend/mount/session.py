@@ -243,13 +243,14 @@ class Session:
     async def _announce(self, on_ready: Callable[[], None] | None) -> None:
         # A thread asks: the loop must not wait for its own mount.
         try:
-            status = await trio.to_thread.run_sync(os.stat, self.mountpoint)
+            # Left alone when the mount ends first: it then waits for an answer that only the unmounting gives.
+            status = await trio.to_thread.run_sync(os.stat, self.mountpoint, abandon_on_cancel=True)
         except OSError as error:
             log.error("the mount on %s does not answer: %s", self.mountpoint, error.strerror)
             return
         _raise_read_ahead(status.st_dev)
         if on_ready is not None:
-            await trio.to_thread.run_sync(on_ready)
+            await trio.to_thread.run_sync(on_ready, abandon_on_cancel=True)
 
     async def _watch_signals(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         if threading.current_thread() is not threading.main_thread():
