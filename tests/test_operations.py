@@ -94,6 +94,48 @@ def test_an_oserror_without_errno_is_eio(name: str) -> None:
     assert failure.value.errno == errno.EIO
 
 
+@pytest.mark.parametrize("number", ["text", -5, 99_999, 2**40])
+@pytest.mark.parametrize("name", ANSWERED)
+def test_an_errno_that_is_none_is_eio(name: str, number: Any) -> None:
+    operations = Operations(Failing(OSError(number, "more")))  # type: ignore[arg-type]
+    with pytest.raises(FUSEError) as failure:
+        call(operations, name)
+    assert failure.value.errno == errno.EIO
+
+
+class Answering(Failing):
+    """A file system each of whose methods gives the same answer."""
+
+    def __init__(self, answer: object) -> None:
+        self.answer = answer
+
+    def __getattr__(self, name: str) -> Any:
+        async def answer(*arguments: object) -> object:
+            return self.answer
+
+        return answer
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("read", None), ("read", "text"), ("write", None), ("write", -1), ("write", 4), ("readlink", "text"),
+        ("readlink", None), ("getxattr", "text"), ("getxattr", bytearray(b"x")), ("listxattr", ["user.a"]),
+        ("listxattr", None), ("lookup", None), ("getattr", (1, 2)), ("create", None), ("open", 7), ("statfs", None),
+    ],
+)  # fmt: skip
+def test_an_answer_of_the_wrong_kind_is_a_defect(name: str, answer: object, caplog: pytest.LogCaptureFixture) -> None:
+    """Else pyfuse3 itself would fail on it, where nothing can catch it."""
+    operations = Operations(Answering(answer))  # type: ignore[arg-type]
+    arguments: tuple[object, ...] = (1, 0, b"abc") if name == "write" else (1, 0, 100)
+    count = len(inspect.signature(getattr(operations, name).__wrapped__).parameters) - 1
+    coroutine = getattr(operations, name)(*arguments[:count], *[Request() for _ in range(count - 3)])
+    with caplog.at_level(logging.ERROR), pytest.raises(FUSEError) as failure:
+        coroutine.send(None)
+    assert failure.value.errno == errno.EIO
+    assert len(caplog.records) == 1
+
+
 def test_forget_has_no_answer_so_its_error_goes_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
     operations = Operations(Failing(RuntimeError("injected")))  # type: ignore[arg-type]
     coroutine = operations.forget([(2, 1)])

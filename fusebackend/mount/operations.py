@@ -11,7 +11,7 @@ import errno
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import pyfuse3
 from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext, SetattrFields, StatvfsData
@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 PREFERRED_IO_BYTES = 128 * 1024
 """`st_blksize`: what `cp` and friends read and write at once. The kernel's read-ahead has this size too."""
 
+T = TypeVar("T")
 Handler = Callable[..., Awaitable[Any]]
 
 
@@ -38,8 +39,10 @@ def answers(handler: Handler) -> Handler:
         try:
             return await handler(self, *request)
         except OSError as error:
-            self.counters["errors"] += error.errno not in _EXPECTED
-            raise FUSEError(error.errno or errno.EIO) from None
+            # Whoever writes `OSError("text", "more")` has put words where the number goes.
+            number = error.errno if isinstance(error.errno, int) and 0 < error.errno <= _MAX_ERRNO else errno.EIO
+            self.counters["errors"] += number not in _EXPECTED
+            raise FUSEError(number) from None
         except FUSEError:
             raise
         except Exception:
@@ -49,6 +52,16 @@ def answers(handler: Handler) -> Handler:
 
     return answering
 
+
+def _checked(answer: object, kind: type[T]) -> T:
+    """An answer that pyfuse3 will take as it is: what it can't take would end the server outside of `answers`."""
+    if not isinstance(answer, kind):
+        raise TypeError(f"the volume answered {type(answer).__name__}, which is no {kind.__name__}")
+    return answer
+
+
+_MAX_ERRNO = 4095
+"""The kernel takes a larger one for a pointer (include/linux/err.h)."""
 
 _EXPECTED = frozenset({errno.ENOENT, errno.ENODATA, errno.EEXIST, errno.ENOTEMPTY, errno.ENOTSUP, errno.ENOSYS})
 """Errnos that are everyday answers; `status` counts the others as errors."""
@@ -175,11 +188,11 @@ class Operations:
 
     @answers
     async def readlink(self, inode: int, context: RequestContext) -> bytes:
-        return await self.filesystem.readlink(inode)
+        return _checked(await self.filesystem.readlink(inode), bytes)
 
     @answers
     async def getxattr(self, inode: int, name: bytes, context: RequestContext) -> bytes:
-        return await self.filesystem.getxattr(inode, name)
+        return _checked(await self.filesystem.getxattr(inode, name), bytes)
 
     @answers
     async def setxattr(self, inode: int, name: bytes, value: bytes, context: RequestContext) -> None:
@@ -187,7 +200,7 @@ class Operations:
 
     @answers
     async def listxattr(self, inode: int, context: RequestContext) -> list[bytes]:
-        return await self.filesystem.listxattr(inode)
+        return [_checked(name, bytes) for name in await self.filesystem.listxattr(inode)]
 
     @answers
     async def removexattr(self, inode: int, name: bytes, context: RequestContext) -> None:
@@ -221,11 +234,14 @@ class Operations:
 
     @answers
     async def read(self, handle: int, offset: int, size: int) -> bytes:
-        return await self.filesystem.read(handle, offset, size)
+        return _checked(await self.filesystem.read(handle, offset, size), bytes)
 
     @answers
     async def write(self, handle: int, offset: int, data: bytes) -> int:
-        return await self.filesystem.write(handle, offset, data)
+        written = _checked(await self.filesystem.write(handle, offset, data), int)
+        if not 0 <= written <= len(data):
+            raise ValueError(f"the volume says it has written {written} of {len(data)} bytes")
+        return written
 
     @answers
     async def flush(self, handle: int) -> None:
