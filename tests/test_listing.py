@@ -6,6 +6,7 @@ import errno
 import random
 import stat
 import threading
+import time
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -17,8 +18,8 @@ from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.backends.sqlite import SqliteVolume
 from fusebackend.backends.tree import TreeVolume
 from fusebackend.paths import ROOT, AgentPath
-from fusebackend.protocol import Attr, Caller, Features
-from fusebackend.vfs import listing
+from fusebackend.protocol import Attr, AttrChanges, Caller, Features
+from fusebackend.vfs import listing, mounttree
 from fusebackend.vfs.filesystem import FileSystem
 from fusebackend.vfs.inodes import ROOT_INODE, Entry
 
@@ -262,6 +263,37 @@ def test_a_route_that_hangs_does_not_keep_the_directory_above_it_waiting() -> No
     finally:
         hanging.go.set()
     assert run(filesystem.lookup(hung.inode, b"x")).inode == 0, "it is asked again, and answers"
+
+
+def test_the_way_to_a_route_is_open_though_it_leads_through_one_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every path leads through the root, and the kernel asks for the root's mode before it goes on."""
+    monkeypatch.setattr(mounttree, "WAY_PATIENCE_S", 0.05)
+    hanging, notes = Hanging(), InMemoryVolume()
+    filled(notes, 1)
+    filesystem = FileSystem({ROOT: hanging, AgentPath("/notes"): notes, AgentPath("/a/b"): notes}, deadline_s=60)
+
+    async def walk() -> None:
+        for path in ([b"notes"], [b"a", b"b"]):
+            for _ in range(3):
+                at = await filesystem.getattr(ROOT_INODE)
+                for name in path:
+                    assert at.attr is not None and at.attr.is_dir
+                    at = await filesystem.lookup(at.inode, name)
+                assert (await filesystem.lookup(at.inode, b"0000")).inode != 0
+
+    hanging.go.set()
+    hanging.setattr(ROOT_INODE, AttrChanges(mode=0o711))
+    known = run(filesystem.getattr(ROOT_INODE)).attr
+    assert known is not None and known.mode & 0o777 == 0o711
+    hanging.go.clear()
+    start = time.monotonic()
+    try:
+        run(walk())
+        assert time.monotonic() - start < 10, "it was waited for twice, the root and the way to b, and not each time"
+        shown = run(filesystem.getattr(ROOT_INODE)).attr
+        assert shown is not None and shown.mode & 0o777 == 0o711
+    finally:
+        hanging.go.set()
 
 
 def test_a_route_is_listed_though_the_one_above_it_hangs() -> None:

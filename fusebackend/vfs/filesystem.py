@@ -78,7 +78,9 @@ class FileSystem:
         self.files: HandleTable[FileHandle] = HandleTable()
         self.directories: HandleTable[DirectoryHandle] = HandleTable()
         self._own_changes = 0
-        self._since_ns = time.time_ns()  # the times of directories that are synthesised
+        since = time.time_ns()
+        times = {"atime_ns": since, "mtime_ns": since, "ctime_ns": since}
+        self._synthesised = Attr(0, stat.S_IFDIR | 0o755, nlink=2, uid=os.geteuid(), gid=os.getegid(), **times)
         self.status: Callable[[], bytes] = lambda: b"{}"
         self.invalidation = Invalidation(self.tree, self.inodes)
 
@@ -109,7 +111,7 @@ class FileSystem:
         if junction is not None:
             child = junction.children.get(name)
             if child is not None:
-                attr = await self._junction_attr(child)
+                attr = await child.shown(self._synthesised)
                 self.inodes.reference(child.inode, parent, attr.size)
                 return Entry(child.inode, attr, self._junction_timeout(child))
             if junction.route is None and await junction.place() is None:
@@ -195,7 +197,7 @@ class FileSystem:
     async def getattr(self, inode: int) -> Entry:
         junction = self.tree.junction(inode)
         if junction is not None:
-            return Entry(inode, await self._junction_attr(junction), self._junction_timeout(junction))
+            return Entry(inode, await junction.shown(self._synthesised), self._junction_timeout(junction))
         route, node = await self._place(inode)
         return self._told(route, inode, await route.call(route.volume.getattr, node))
 
@@ -421,15 +423,6 @@ class FileSystem:
         place[0].check_writable()
         self._own_changes += 1
         return place
-
-    async def _junction_attr(self, junction: Junction) -> Attr:
-        place = await junction.place()
-        if place is not None:
-            route, node = place
-            return await route.call(route.volume.getattr, node)
-        since = self._since_ns
-        times = {"atime_ns": since, "mtime_ns": since, "ctime_ns": since}
-        return Attr(0, stat.S_IFDIR | 0o755, nlink=2, uid=os.geteuid(), gid=os.getegid(), **times)
 
     def _junction_timeout(self, junction: Junction) -> float:
         """A synthesised directory may become real unseen; a route's root is what it is."""

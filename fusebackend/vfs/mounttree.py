@@ -8,16 +8,26 @@ when something is first created in it.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import time
 from collections.abc import Iterable, Iterator
+
+import trio
 
 from fusebackend.errors import oserror
 from fusebackend.paths import AgentPath, split
-from fusebackend.protocol import ROOT_NODE, Caller, Volume
+from fusebackend.protocol import ROOT_NODE, Attr, Caller, Volume
 from fusebackend.vfs.cache import CachePolicy
 from fusebackend.vfs.inodes import SYNTHETIC_INDEX, inode_number
 from fusebackend.vfs.offload import Offload
+
+WAY_PATIENCE_S = 1.0
+"""How long the way to a route waits for another one that it leads through, before it shows what was last known."""
+
+WAY_RETRY_S = 5.0
+"""For how long that is shown before the other one is asked again."""
 
 
 class Route:
@@ -46,7 +56,39 @@ class Junction:
         self.parent = parent
         self.route = route
         self.children: dict[bytes, Junction] = {}
+        self.attr: Attr | None = None  # what was last known, of one whose volume may hang …
+        self.ask_after = 0.0  # … and when it is to be asked again, by the monotonic clock
         self.underlying: tuple[Route, int] | None = None if route is None else (route, ROOT_NODE)
+
+    @property
+    def holder(self) -> Route:
+        """The route whose directory this is, or would be."""
+        if self.route is not None:
+            return self.route
+        assert self.parent is not None, "a junction without a route has a parent"
+        return self.parent.holder
+
+    async def shown(self, synthesised: Attr) -> Attr:
+        """The attributes of the junction: its directory's, or `synthesised` where it has none.
+
+        Where the way to other routes leads through one that hangs, what was last known of that, so that it does not
+        keep them waiting.
+        """
+        if not self.children or not self.holder.offload.blocking:
+            return await self._ask(synthesised)
+        if time.monotonic() >= self.ask_after:
+            with contextlib.suppress(TimeoutError), trio.move_on_after(WAY_PATIENCE_S):
+                self.attr = await self._ask(synthesised)
+                return self.attr
+            self.ask_after = time.monotonic() + WAY_RETRY_S
+        return self.attr or synthesised
+
+    async def _ask(self, synthesised: Attr) -> Attr:
+        place = await self.place()
+        if place is None:
+            return synthesised
+        route, node = place
+        return await route.call(route.volume.getattr, node)
 
     async def place(self, make: bool = False) -> tuple[Route, int] | None:
         """The directory under the junction: itself for a route's root, else what the backend has there, if anything.
