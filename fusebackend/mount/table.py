@@ -128,6 +128,7 @@ except OSError as error:
 """
 _STATES: dict[int, Literal["dead", "denied"]] = {
     errno.ENOTCONN: "dead",
+    errno.ECONNABORTED: "dead",  # it died while it was asked
     errno.EACCES: "denied",
     errno.EPERM: "denied",
 }

@@ -429,7 +429,7 @@ class TestMountedAlready:
         pid = shell.status(point)["pid"]
         os.kill(pid, signal.SIGKILL)
         assert wait_until_ended(pid)
-        with pytest.raises(OSError, match="Transport endpoint is not connected|Software caused connection abort"):
+        with pytest.raises(OSError, match=r"endpoint is not connected|caused connection abort"):
             os.listdir(point)
         status = shell("status", "--json", point)
         assert status.returncode == 1
