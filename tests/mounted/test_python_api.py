@@ -203,7 +203,8 @@ class TestLife:
     def test_ctrl_c_unmounts(self, script: Script) -> None:
         process = subprocess.Popen(
             script.words("""
-                import time
+                import signal, time
+                signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background ignores it
                 with fusebackend.mount(InMemoryBackend(), point):
                     print("ready", flush=True)
                     time.sleep(50)
