@@ -8,6 +8,7 @@ from pathlib import Path
 import mounts
 import pytest
 from mounts import Serve
+from services import postgres as postgres_service
 
 # The asserts of the published suites should say what they compared. This comes before anything imports them.
 pytest.register_assert_rewrite("fusebackend.testing")
@@ -39,3 +40,17 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
         else:
             server.kill()
     assert not failures, "\n".join(failures)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[postgres_service.Postgres]:
+    """A real PostgreSQL for the session; `with postgres.database() as dsn:` gives an empty database in it."""
+    with postgres_service.running() as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_dsn(postgres: postgres_service.Postgres) -> Iterator[str]:
+    """The DSN of an empty database, which is dropped after the test."""
+    with postgres.database() as dsn:
+        yield dsn

@@ -1,0 +1,187 @@
+"""A throwaway PostgreSQL: its own cluster in a temporary directory, reached through a Unix socket there and no network.
+
+    def test_something(postgres):                 # the fixture in conftest.py, one server for the session
+        with postgres.database() as dsn: ...      # an empty database, dropped at the end of the block
+
+The server is this process's child and is ended by its process id; the kernel ends it when the tests are killed. It
+refuses to run as root, so root starts it as the user `postgres`. Without `durable` it does not wait for the disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+START_LIMIT_S = 30.0
+STOP_LIMIT_S = 30.0
+PORT = 54329
+"""Only the name of the socket: the server listens on no network."""
+
+SETTINGS = ("listen_addresses=", "shared_buffers=16MB", "max_connections=60", "timezone=UTC", "logging_collector=off")
+CARELESS = ("fsync=off", "synchronous_commit=off", "full_page_writes=off")
+
+
+def _programs() -> Path | None:
+    """Where `initdb` and `postgres` are: the newest version that Debian has installed, or what PATH finds."""
+    versions = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: float(path.parent.name))
+    found = shutil.which("initdb")
+    candidates = [*reversed(versions), *([Path(os.path.realpath(found)).parent] if found else [])]
+    return next((path for path in candidates if (path / "postgres").exists() and (path / "initdb").exists()), None)
+
+
+def missing() -> str | None:
+    """Why no server can be started on this machine, or None."""
+    if _programs() is None:
+        return "PostgreSQL is not installed (Debian: postgresql)"
+    if find_spec("psycopg") is None:
+        return "psycopg is not installed (pip install 'fusebackend[postgres]')"
+    return None
+
+
+def require() -> None:
+    """Skip the test where there is no PostgreSQL; in CI that is a failure, for nobody would see the skip."""
+    reason = missing()
+    if reason is not None:
+        if os.environ.get("CI"):
+            pytest.fail(f"CI must have a PostgreSQL: {reason}", pytrace=False)
+        pytest.skip(reason)
+
+
+class Postgres:
+    """One cluster. `start` and `stop` (or `crash`) may follow each other; `remove` ends it for good."""
+
+    def __init__(self, *, durable: bool = False) -> None:
+        programs = _programs()
+        assert programs is not None, "call `require` first"
+        self._programs = programs
+        self._as_user = ["--reuid=postgres", "--regid=postgres", "--init-groups"] if os.geteuid() == 0 else []
+        self._settings = SETTINGS if durable else SETTINGS + CARELESS
+        self._process: subprocess.Popen[bytes] | None = None
+        # Not pytest's directory: the path of a socket may have 107 bytes, and the user `postgres` must get there.
+        self.directory = Path(tempfile.mkdtemp(prefix="fusebackend-pg-"))
+        if self._as_user:
+            shutil.chown(self.directory, "postgres", "postgres")
+
+    @property
+    def _data(self) -> Path:
+        return self.directory / "data"
+
+    @property
+    def log_text(self) -> str:
+        return (self.directory / "log").read_text(errors="replace")
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "the server does not run"
+        return self._process.pid
+
+    def dsn(self, database: str = "postgres", user: str = "postgres") -> str:
+        """libpq's words for a connection."""
+        return f"host={self.directory} port={PORT} user={user} dbname={database}"
+
+    def uri(self, database: str = "postgres", user: str = "postgres") -> str:
+        """The same as a URI."""
+        host = str(self.directory).replace("/", "%2F")
+        return f"postgresql://{user}@{host}:{PORT}/{database}"
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        if not self._data.exists():
+            options = ["-U", "postgres", "-A", "trust", "-N", "-E", "UTF8", "--locale=C.UTF-8"]
+            command = self._command("initdb", *options)
+            done = subprocess.run(command, cwd=self.directory, capture_output=True, text=True, timeout=START_LIMIT_S)
+            assert done.returncode == 0, f"initdb failed:\n{done.stdout}{done.stderr}"
+        command = self._command("postgres", "-k", str(self.directory), "-p", str(PORT))
+        for setting in self._settings:
+            command += ["-c", setting]
+        with (self.directory / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.directory, start_new_session=True
+            )
+        deadline = time.monotonic() + START_LIMIT_S
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.crash()
+                pytest.fail(f"PostgreSQL did not start:\n{self.log_text[-2000:]}", pytrace=False)
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        """A fast shutdown: open transactions are rolled back, connections closed."""
+        self._end(signal.SIGINT)
+
+    def crash(self) -> None:
+        """An immediate one, as if the power had failed: the next start recovers from the log."""
+        self._end(signal.SIGQUIT)
+
+    def remove(self) -> None:
+        self.crash()
+        shutil.rmtree(self.directory)
+
+    def _end(self, number: signal.Signals) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.send_signal(number)
+        try:
+            process.wait(STOP_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise AssertionError(f"PostgreSQL did not end within {STOP_LIMIT_S:.0f} s of {number.name}") from None
+
+    def _answers(self) -> bool:
+        import psycopg
+
+        try:
+            psycopg.connect(self.dsn()).close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    def _command(self, program: str, *arguments: str) -> list[str]:
+        path = str(self._programs / program)
+        return ["setpriv", *self._as_user, "--pdeathsig=INT", "--", path, "-D", str(self._data), *arguments]
+
+    # -- databases ---------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def database(self) -> Iterator[str]:
+        """The DSN of an empty database, dropped at the end with whatever is still connected to it. Takes some 40 ms."""
+        name = f"test_{uuid.uuid4().hex[:12]}"
+        self.execute(f"CREATE DATABASE {name}")
+        try:
+            yield self.dsn(name)
+        finally:
+            if self._process is not None:
+                self.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+    def execute(self, statement: str) -> None:
+        """Run one statement as the superuser, outside of a transaction."""
+        import psycopg
+
+        with psycopg.connect(self.dsn(), autocommit=True) as connection:
+            connection.execute(statement)  # type: ignore[call-overload]
+
+
+@contextlib.contextmanager
+def running(*, durable: bool = False) -> Iterator[Postgres]:
+    """A server for the length of a block. Skips or fails the test where there is none, see `require`."""
+    require()
+    server = Postgres(durable=durable)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.remove()

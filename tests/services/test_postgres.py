@@ -1,0 +1,58 @@
+"""The PostgreSQL that tests run against: it starts, keeps databases apart, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from services import postgres as service
+
+pytestmark = pytest.mark.services
+
+
+def test_a_database_is_empty_and_gone_afterwards(postgres):
+    import psycopg
+
+    with postgres.database() as dsn, psycopg.connect(dsn, autocommit=True) as connection:
+        assert connection.execute("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'").fetchone() == (0,)
+        connection.execute("CREATE TABLE left_behind ()")
+    with pytest.raises(psycopg.OperationalError, match="does not exist"):
+        psycopg.connect(dsn)
+
+
+def test_both_forms_of_an_address_lead_to_it(postgres):
+    import psycopg
+
+    for address in (postgres.dsn(), postgres.uri()):
+        with psycopg.connect(address) as connection:
+            assert connection.execute("SHOW listen_addresses").fetchone() == ("",)
+
+
+def test_what_was_committed_outlives_a_crash_and_the_server_leaves_nothing_behind():
+    import psycopg
+
+    with service.running(durable=True) as server:
+        first = server.pid
+        with psycopg.connect(server.dsn(), autocommit=True) as connection:
+            connection.execute("CREATE TABLE kept AS SELECT 1 AS one")
+            server.crash()
+        server.start()
+        with psycopg.connect(server.dsn()) as connection:
+            assert connection.execute("SELECT one FROM kept").fetchone() == (1,)
+        last = server.pid
+    assert first != last
+    assert not server.directory.exists()
+    for pid in (first, last):
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_where_there_is_none_the_tests_are_skipped_and_ci_fails(monkeypatch):
+    monkeypatch.setattr(service, "_programs", lambda: None)
+    monkeypatch.delenv("CI", raising=False)
+    with pytest.raises(pytest.skip.Exception, match="not installed"):
+        service.require()
+    monkeypatch.setenv("CI", "1")
+    with pytest.raises(pytest.fail.Exception, match="CI must have a PostgreSQL"):
+        service.require()
