@@ -9,7 +9,9 @@ them through this class:
   for (the children of another directory, matches outside of the searched path);
 - nothing is raised: whatever a backend raises is an error in the record, which says who failed at what. It is logged
   with its traceback, unless it is `NotImplementedError`;
-- a batch has one answer per item, whatever the backend returns.
+- a batch has one answer per item, whatever the backend returns;
+- where `read` answers with less than the file (numbered text, a reminder that it is empty, a piece of base64), its
+  bytes are downloaded, and what was asked for is cut out of them here.
 """
 
 from __future__ import annotations
@@ -20,18 +22,16 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from fusebackend import paths
-from fusebackend.paths import AgentPath, PathError
+from fusebackend import paths, text
+from fusebackend.answers import as_download, as_infos, as_matches, error_of, field_of, file_path, parse_numbered, unpack
+from fusebackend.paths import AgentPath
 from fusebackend.protocol import (
     READ_LIMIT_LINES,
     DeleteResult,
     EditResult,
-    FileData,
     FileDownloadResponse,
-    FileInfo,
     FileUploadResponse,
     GlobResult,
-    GrepMatch,
     GrepResult,
     LsResult,
     MoveResult,
@@ -39,7 +39,6 @@ from fusebackend.protocol import (
     Volume,
     WriteResult,
 )
-from fusebackend.text import EMPTY_REMINDER, MARKER_WIDTH
 
 log = logging.getLogger(__name__)
 
@@ -102,11 +101,11 @@ class AgentFace:
             answer = self._ask(("ls", "ls_info"), path)
             if self._exact:
                 return answer  # type: ignore[no-any-return]
-            error, raw = _unpack(answer, "entries")
-            entries = _infos(self._items(raw, "ls"), path)
+            error, raw = unpack(answer, "entries")
+            entries = as_infos(self._items(raw, "ls"), path)
         except Refusal as refusal:
             return LsResult(error=str(refusal))
-        children = [info for info in entries if paths.parent_and_name(_file_path(info))[0] == path]
+        children = [info for info in entries if paths.parent_and_name(file_path(info))[0] == path]
         return LsResult(error=error, entries=children if children or error is None else None)
 
     def read(self, path: AgentPath, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
@@ -117,17 +116,37 @@ class AgentFace:
         if isinstance(answer, ReadResult):
             return answer
         if isinstance(answer, str):
-            return parse_numbered(answer, offset)
-        fields = {name: _field(answer, name) for name in ReadResult.__dataclass_fields__}
+            result = parse_numbered(answer, offset)
+            return result if result.error is not None else self._cut(path, offset, limit) or result
+        fields = {name: field_of(answer, name) for name in ReadResult.__dataclass_fields__}
         if fields["error"] is None and not isinstance(fields["file_data"], Mapping):
             return ReadResult(error=f"{self.name}: read answered {type(answer).__name__} without file data")
-        return ReadResult(**{**fields, "no_lines_requested": bool(fields["no_lines_requested"])})
+        result = ReadResult(**{**fields, "no_lines_requested": bool(fields["no_lines_requested"])})
+        return self._cut(path, offset, limit) or result if is_inexact(result) else result
+
+    def _cut(self, path: AgentPath, offset: int, limit: int) -> ReadResult | None:
+        """What `read` should answer, from the file's bytes; None when the backend does not give them."""
+        content = self._bytes(path)
+        return None if content is None else text.read_bytes(path, content, offset, limit)
+
+    def _bytes(self, path: AgentPath) -> bytes | None:
+        if self.lacks("download_files"):
+            return None
+        return self.download_files([path])[0].content
 
     def write(self, path: AgentPath, content: str) -> WriteResult:
-        return self._change(WriteResult, "write", path, content)
+        result = self._change(WriteResult, "write", path, content)
+        if _stumbled(result.error) and self._bytes(path) is not None:
+            return WriteResult(path=path)
+        return result
 
     def edit(self, path: AgentPath, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
-        return self._change(EditResult, "edit", path, old_string, new_string, replace_all=replace_all)
+        counted = self._bytes(path) if replace_all and self._method("ls_info") is not None else None
+        result = self._change(EditResult, "edit", path, old_string, new_string, replace_all=replace_all)
+        if _stumbled(result.error):
+            old = old_string.encode("utf-8", "surrogateescape")
+            return EditResult(path=path, occurrences=counted.count(old) if counted is not None else 1)
+        return result
 
     def delete(self, path: AgentPath) -> DeleteResult:
         return self._change(DeleteResult, "delete", path)
@@ -140,14 +159,14 @@ class AgentFace:
             answer = self._ask(("grep", "grep_raw"), pattern, path, glob, max_count=max_count)
             if self._exact:
                 return answer  # type: ignore[no-any-return]
-            error, raw = _unpack(answer, "matches")
-            matches = _matches(self._items(raw, "grep"), path)
+            error, raw = unpack(answer, "matches")
+            matches = as_matches(self._items(raw, "grep"), path)
         except Refusal as refusal:
             return GrepResult(error=str(refusal))
         if error is not None and not matches:
             return GrepResult(error=error)
         cut = max_count is not None and len(matches) > max_count
-        truncated = cut or error is not None or bool(_field(answer, "truncated"))
+        truncated = cut or error is not None or bool(field_of(answer, "truncated"))
         return GrepResult(matches=matches[:max_count], truncated=truncated)
 
     def glob(self, pattern: str, path: AgentPath) -> GlobResult:
@@ -155,15 +174,15 @@ class AgentFace:
             answer = self._ask(("glob", "glob_info"), pattern, path)
             if self._exact:
                 return answer  # type: ignore[no-any-return]
-            error, raw = _unpack(answer, "matches")
-            found = _infos(self._items(raw, "glob"), path)
+            error, raw = unpack(answer, "matches")
+            found = as_infos(self._items(raw, "glob"), path)
         except Refusal as refusal:
             return GlobResult(error=str(refusal))
         files = [info for info in found if not info.get("is_dir") and paths.is_below(info["path"], path)]
         if error is not None and not files:
             return GlobResult(error=error)
-        reason = _field(answer, "truncation_reason") or ("unreadable" if error is not None else None)
-        return GlobResult(matches=files, truncated=bool(_field(answer, "truncated")) or error is not None,
+        reason = field_of(answer, "truncation_reason") or ("unreadable" if error is not None else None)
+        return GlobResult(matches=files, truncated=bool(field_of(answer, "truncated")) or error is not None,
                           truncation_reason=reason)  # fmt: skip
 
     def upload_files(self, files: list[tuple[AgentPath, bytes]]) -> list[FileUploadResponse]:
@@ -174,8 +193,8 @@ class AgentFace:
         return [
             FileUploadResponse(
                 path=path,
-                error="no answer from the backend" if answer is None else _error(answer),
-                files_update=_field(answer, "files_update"),
+                error="no answer from the backend" if answer is None else error_of(answer),
+                files_update=field_of(answer, "files_update"),
             )
             for (path, _), answer in zip(files, answers, strict=True)
         ]
@@ -185,7 +204,7 @@ class AgentFace:
             answers = self._batch("download_files", wanted)
         except Refusal as refusal:
             return [FileDownloadResponse(path=path, error=str(refusal)) for path in wanted]
-        return [_download(path, answer) for path, answer in zip(wanted, answers, strict=True)]
+        return [as_download(path, answer) for path, answer in zip(wanted, answers, strict=True)]
 
     # -- asking ------------------------------------------------------------------------------------------------
 
@@ -197,8 +216,8 @@ class AgentFace:
         known = "error" in answer or "path" in answer if isinstance(answer, Mapping) else hasattr(answer, "error")
         if not known:
             return kind(error=f"{self.name}: {verb} answered {type(answer).__name__}, not a result")
-        fields = {name: _field(answer, name) for name in kind.__dataclass_fields__}
-        return kind(**{**fields, "error": _error(answer)})
+        fields = {name: field_of(answer, name) for name in kind.__dataclass_fields__}
+        return kind(**{**fields, "error": error_of(answer)})
 
     def _ask(self, verbs: tuple[str, ...], *args: Any, **options: Any) -> Any:
         """The answer of the first of these verbs that the backend has; options it does not know are left out.
@@ -217,7 +236,8 @@ class AgentFace:
                 except NotImplementedError:
                     continue
                 except Exception as error:  # somebody else's code: whatever it raises becomes an answer
-                    log.warning("%s: %s failed", self.name, verb, exc_info=True)
+                    if not _stumbled(str(error)):
+                        log.warning("%s: %s failed", self.name, verb, exc_info=True)
                     raise Refusal(f"{self.name}: {verb} failed: {type(error).__name__}: {error}") from error
         raise Unsupported(f"{self.name} ({type(self.backend).__name__}) does not support {verbs[0]}")
 
@@ -252,6 +272,12 @@ class AgentFace:
         return raw
 
 
+def _stumbled(error: str | None) -> bool:
+    """Did a change only fail at telling of it? Backends from before deepagents 0.7 give its records a `files_update`,
+    which those no longer take; by then the change is made."""
+    return error is not None and "unexpected keyword argument 'files_update'" in error
+
+
 def _run(method: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """Run a coroutine function to its end: on the asyncio loop that waits for this thread, if there is one, for the
     backend's connections may belong to it, and else on a loop of its own."""
@@ -275,117 +301,3 @@ def accepted(method: Callable[..., Any], options: dict[str, Any]) -> dict[str, A
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in known.values()):
         return given
     return {name: value for name, value in given.items() if name in known}
-
-
-# -- answers ---------------------------------------------------------------------------------------------------
-
-
-def _field(answer: Any, name: str) -> Any:
-    return answer.get(name) if isinstance(answer, Mapping) else getattr(answer, name, None)
-
-
-def _error(answer: Any) -> str | None:
-    error = _field(answer, "error")
-    return str(error) if error else None
-
-
-def _unpack(answer: Any, name: str) -> tuple[str | None, Any]:
-    """Error and items of an answer: a record, or bare items, or an error as a string (seeds)."""
-    if isinstance(answer, str):
-        return answer or "empty error", None
-    if isinstance(answer, Mapping) or hasattr(answer, name):
-        return _error(answer), _field(answer, name)
-    return None, answer
-
-
-def _path(raw: Any, base: AgentPath) -> AgentPath | None:
-    """The path of an entry; a bare name is meant in `base`."""
-    path = _field(raw, "path")
-    if not isinstance(path, str):
-        return None
-    try:
-        return paths.normalise(path if path.startswith("/") else paths.join(base, path))
-    except PathError:
-        return None
-
-
-def _file_path(info: FileInfo) -> AgentPath:
-    return AgentPath(info["path"].removesuffix("/") or "/")
-
-
-def _infos(items: Iterable[Any], base: AgentPath) -> list[FileInfo]:
-    """Records of files and directories, sorted by path, each path once."""
-    infos: dict[str, FileInfo] = {}
-    for raw in items:
-        path = _path(raw, base)
-        if path is None or path == paths.ROOT:
-            continue
-        is_dir = bool(_field(raw, "is_dir")) or str(_field(raw, "path")).endswith("/")
-        info = FileInfo(path=path + "/" if is_dir else path, is_dir=is_dir)
-        size, modified_at = _field(raw, "size"), _field(raw, "modified_at")
-        if isinstance(size, int) and size >= 0:
-            info["size"] = size
-        if modified_at:
-            info["modified_at"] = str(modified_at)
-        infos.setdefault(info["path"], info)
-    return sorted(infos.values(), key=lambda info: info["path"])
-
-
-def _matches(items: Iterable[Any], base: AgentPath) -> list[GrepMatch]:
-    matches: dict[tuple[str, int, str], GrepMatch] = {}
-    for raw in items:
-        path, line = _path(raw, base), _field(raw, "line")
-        if path is not None and paths.is_below(path, base) and isinstance(line, int):
-            match = GrepMatch(path=path, line=line, text=str(_field(raw, "text") or ""))
-            matches.setdefault((path, line, match["text"]), match)
-    return [matches[key] for key in sorted(matches)]
-
-
-def _download(path: AgentPath, answer: Any) -> FileDownloadResponse:
-    if answer is None:
-        return FileDownloadResponse(path=path, error="no answer from the backend")
-    error, content = _error(answer), _field(answer, "content")
-    if error is None and isinstance(content, str):
-        content = content.encode("utf-8", "surrogateescape")
-    if error is None and not isinstance(content, (bytes, bytearray, memoryview)):
-        error = f"the backend answered {type(content).__name__}, not bytes"
-    return FileDownloadResponse(path=path, content=bytes(content) if error is None else None, error=error)
-
-
-def parse_numbered(text: str, offset: int) -> ReadResult:
-    """What a seed's `read` answered, as a record: numbered lines, a reminder or `Error…`.
-
-    Numbered lines carry their number, so a text that starts with `Error` and has none is an error. Whether the file's
-    last line ends with a newline, and how many lines there are in all, such a text does not tell.
-    """
-    first = max(0, offset) + 1
-    lines = _unnumber(text, first)
-    if lines is None:
-        if text.startswith("Error"):
-            return ReadResult(error=text)
-        if text == EMPTY_REMINDER or not text.strip():
-            return ReadResult(file_data=FileData(content="", encoding="utf-8"))
-        lines = text.splitlines()  # a dialect that does not number
-    return ReadResult(
-        file_data=FileData(content="\n".join(lines), encoding="utf-8"),
-        start_line=first,
-        end_line=first + len(lines) - 1,
-    )
-
-
-def _unnumber(text: str, first: int) -> list[str] | None:
-    """The lines under markers that count from `first`, continued ones joined; None where the text is not such."""
-    lines: list[str] = []
-    for row in text.split("\n"):
-        marker, tab, rest = row.partition("\t")
-        if not tab or len(marker) < MARKER_WIDTH:
-            return None
-        number, dot, _ = marker.strip().partition(".")
-        expected = first + len(lines) - (1 if dot else 0)
-        if number != str(expected) or (dot and not lines):
-            return None
-        if dot:
-            lines[-1] += rest
-        else:
-            lines.append(rest)
-    return lines

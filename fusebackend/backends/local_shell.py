@@ -7,30 +7,18 @@ work on, mount the backend and use the mount's `execute`.
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import os
-import selectors
 import signal
 import subprocess
 import time
 import uuid
 from collections.abc import Mapping
-from typing import IO
 
+from fusebackend.backends.command import Command, End, nothing_to_run, require_positive
 from fusebackend.backends.directoryface import OnExists
 from fusebackend.backends.filesystem import FilesystemBackend
 from fusebackend.protocol import Change, ExecuteResponse, SandboxBackendProtocol
-
-PIECE_BYTES = 64 << 10
-
-LEFT_BYTES = 1 << 20
-"""Read of each stream after the command has ended: as much as a pipe can hold. Who else holds it may write on."""
-
-TIMED_OUT = 124
-"""The exit code after a time-out, as of timeout(1)."""
-
-NO_OUTPUT = "<no output>"
 
 
 class LocalShellBackend(FilesystemBackend, SandboxBackendProtocol):
@@ -58,7 +46,7 @@ class LocalShellBackend(FilesystemBackend, SandboxBackendProtocol):
         max_file_size_mb: int = 10,
         on_exists: OnExists = "error",
     ) -> None:
-        _require_positive(timeout)
+        require_positive(timeout)
         if max_output_bytes < 0:
             raise ValueError(f"max_output_bytes must not be negative, but is {max_output_bytes}")
         super().__init__(root_dir, virtual_mode, max_file_size_mb, on_exists=on_exists)
@@ -81,9 +69,10 @@ class LocalShellBackend(FilesystemBackend, SandboxBackendProtocol):
             ValueError: `timeout` is not above 0.
         """
         seconds = self.timeout if timeout is None else timeout
-        _require_positive(seconds)
-        if not isinstance(command, str) or not command.strip():
-            return ExecuteResponse(output="Error: Command must be a non-empty string.", exit_code=1)
+        require_positive(seconds)
+        refusal = nothing_to_run(command)
+        if refusal is not None:
+            return refusal
         try:
             process = subprocess.Popen(
                 ["/bin/sh", "-c", command],
@@ -97,111 +86,20 @@ class LocalShellBackend(FilesystemBackend, SandboxBackendProtocol):
         except (OSError, ValueError, UnicodeError) as error:  # the directory is gone; a NUL; longer than 128 KiB
             return ExecuteResponse(output=f"Error executing command: {error}", exit_code=1)
         with process:
-            run = _Run(process, self.max_output_bytes)
-            timed_out = not run.wait(seconds)
-        self.volume.publish(Change())  # it may have changed any file
-        output, truncated = _format(run.stdout, run.stderr, self.max_output_bytes)
-        if timed_out:
-            message = f"Error: Command timed out after {seconds} seconds."
-            shown = message if output == NO_OUTPUT else f"{message}\n\n{output}"
-            return ExecuteResponse(output=shown, exit_code=TIMED_OUT, truncated=truncated)
-        # As a shell tells of a signal: 128 and its number.
-        code = process.returncode if process.returncode >= 0 else 128 - process.returncode
-        if code != 0:
-            output = f"{output.rstrip()}\n\nExit code: {code}"
-        return ExecuteResponse(output=output, exit_code=code, truncated=truncated)
-
-
-class _Stream:
-    """One stream of output: the first bytes of it, and how much there was."""
-
-    def __init__(self, pipe: IO[bytes], keep_bytes: int) -> None:
-        self.pipe = pipe
-        self.kept = bytearray()
-        self.seen = 0
-        self._keep = keep_bytes
-        os.set_blocking(pipe.fileno(), False)
-
-    def take(self) -> bool:
-        """Read what is there; False at the end of the stream. Raises BlockingIOError when nothing is there now."""
-        piece = os.read(self.pipe.fileno(), PIECE_BYTES)
-        self.seen += len(piece)
-        self.kept += piece[: self._keep - len(self.kept)]
-        return bool(piece)
-
-    def drain(self) -> None:
-        """Read what is left, as far as it is there."""
-        end = self.seen + LEFT_BYTES
-        with contextlib.suppress(BlockingIOError):
-            while self.seen < end and self.take():
-                pass
-
-
-class _Run:
-    """A running command: its streams are read until it ends, not until they do, for others may hold them open."""
-
-    def __init__(self, process: subprocess.Popen[bytes], keep_bytes: int) -> None:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        self._process = process
-        self.stdout = _Stream(process.stdout, keep_bytes)
-        self.stderr = _Stream(process.stderr, keep_bytes)
-
-    def wait(self, timeout_s: float) -> bool:
-        """Wait for the end of the command. False when it did not come in time, and all of it was killed."""
-        try:
-            ended = self._read_until_end(time.monotonic() + timeout_s)
-        except BaseException:
-            self._kill()
-            raise
-        if not ended:
-            self._kill()
-        self.stdout.drain()
-        self.stderr.drain()
-        return ended
-
-    def _read_until_end(self, deadline: float) -> bool:
-        end = os.pidfd_open(self._process.pid)
-        with selectors.DefaultSelector() as selector:
+            run = Command(process, self.max_output_bytes)
+            end = None
             try:
-                selector.register(end, selectors.EVENT_READ)
-                for stream in (self.stdout, self.stderr):
-                    selector.register(stream.pipe, selectors.EVENT_READ, stream)
-                while (left_s := deadline - time.monotonic()) > 0:
-                    ready = [key for key, _ in selector.select(left_s)]
-                    if any(key.fd == end for key in ready):
-                        return True
-                    for key in ready:
-                        if not key.data.take():
-                            selector.unregister(key.fileobj)
-                return False
+                end = run.wait(time.monotonic() + seconds)
             finally:
-                os.close(end)
-
-    def _kill(self) -> None:
-        # The group's number is the child's, which is not waited for yet: it can't be anybody else's.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+                if end is not End.EXIT:
+                    _kill_group(process)
+            run.drain()
+        self.volume.publish(Change())  # it may have changed any file
+        return run.response(end, process.returncode, seconds, self.max_output_bytes)
 
 
-def _format(stdout: _Stream, stderr: _Stream, max_bytes: int) -> tuple[str, bool]:
-    """The output as one text, and whether it was cut."""
-    parts = [bytes(stdout.kept)]
-    errors = bytes(stderr.kept).strip(b"\n")
-    if errors:
-        if stdout.kept and not stdout.kept.endswith(b"\n"):
-            parts.append(b"\n")
-        parts.append(b"\n".join(b"[stderr] " + line for line in errors.split(b"\n")))
-    output = b"".join(parts)
-    truncated = len(output) > max_bytes or stdout.seen > len(stdout.kept) or stderr.seen > len(stderr.kept)
-    # Told that there is more to come, the decoder leaves out a character that the limit has cut in two.
-    shown = codecs.getincrementaldecoder("utf-8")("replace").decode(output[:max_bytes], final=not truncated)
-    if truncated:
-        return f"{shown}\n\n... Output truncated at {max_bytes} bytes.", True
-    return shown or NO_OUTPUT, False
-
-
-def _require_positive(timeout: float) -> None:
-    if timeout <= 0:
-        raise ValueError(f"timeout must be above 0 seconds, but is {timeout}")
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    # The group's number is the child's, which is not waited for yet: it can't be anybody else's.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

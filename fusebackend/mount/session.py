@@ -141,7 +141,23 @@ class Session:
 
     _serving = threading.Lock()
 
-    def __init__(self, filesystem: FileSystem, mountpoint: str, options: MountOptions | None = None) -> None:
+    def __init__(
+        self,
+        filesystem: FileSystem,
+        mountpoint: str,
+        options: MountOptions | None = None,
+        *,
+        describe: Callable[[], Mapping[str, Any]] = dict,
+        before_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        """
+        Args:
+            filesystem: what to mount.
+            mountpoint: an empty directory.
+            options: how.
+            describe: more for `status` to tell.
+            before_end: called in a thread when the mount is told to end and still answers, to end what uses it.
+        """
         self.filesystem = filesystem
         self.mountpoint = os.path.abspath(mountpoint)
         self.options = options or MountOptions()
@@ -151,6 +167,8 @@ class Session:
         self._mounted = False
         self._stop_asked = False  # of any thread, also before there is a loop
         self._started_at = time.time()
+        self._describe = describe
+        self._before_end = before_end
 
     def run(self, on_ready: Callable[[], None] | None = None) -> None:
         """Mount, serve until unmounted or stopped, and make all volumes durable. The volumes are not closed.
@@ -206,6 +224,7 @@ class Session:
             "routes": routes,
             "known_inodes": len(self.filesystem.inodes),
             "open_files": len(self.filesystem.files),
+            **self._describe(),
             "counters": dict(sorted(self.operations.counters.items())),
         }
 
@@ -268,6 +287,7 @@ class Session:
         Such a notice waits for a client's request to be answered; were it left unanswered, both would wait for ever.
         """
         await self._stop.wait()
+        await trio.to_thread.run_sync(self._before_end, abandon_on_cancel=True)
         notifier.close()
         await _settle(notifier)
         pyfuse3.terminate()

@@ -40,6 +40,8 @@ class MountEntry:
     fstype: str
     source: str
     options: tuple[str, ...]
+    root: str = "/"
+    """The directory of the mounted file system that shows here: not `/` for a bind mount of a part of it."""
 
     @property
     def is_ours(self) -> bool:
@@ -53,7 +55,8 @@ def parse(text: str) -> list[MountEntry]:
         fields, separator, kind = line.partition(" - ")
         words, kinds = fields.split(" "), kind.split(" ")
         if separator and len(words) >= 6 and len(kinds) >= 2:
-            found.append(MountEntry(_unescape(words[4]), kinds[0], _unescape(kinds[1]), tuple(words[5].split(","))))
+            options = tuple(words[5].split(","))
+            found.append(MountEntry(_unescape(words[4]), kinds[0], _unescape(kinds[1]), options, _unescape(words[3])))
     return found
 
 

@@ -30,6 +30,7 @@ from fusebackend.protocol.agent import (
     SandboxBackendProtocol,
     WriteResult,
 )
+from fusebackend.protocol.mounted import StatResult
 from fusebackend.protocol.volume import (
     BLOCK_BYTES,
     MAX_NODE,
@@ -81,6 +82,7 @@ __all__ = [
     "ReadResult",
     "SandboxBackendProtocol",
     "StatFs",
+    "StatResult",
     "Volume",
     "WriteResult",
     "unsupported",

@@ -44,6 +44,9 @@ log = logging.getLogger(__name__)
 STATUS_XATTR = b"user.fusebackend.status"
 """Read from the mount's root, it is the JSON of `fusebackend status`. Never listed, so that `cp -a` leaves it alone."""
 
+SOCKET_XATTR = b"user.fusebackend.socket"
+"""Read from anything in the mount, it is the path of the control socket. Never listed either."""
+
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_TRUNC
 _NOT_FOR_VOLUMES = os.O_CREAT | os.O_EXCL | os.O_TRUNC | os.O_NOCTTY
 
@@ -82,6 +85,7 @@ class FileSystem:
         times = {"atime_ns": since, "mtime_ns": since, "ctime_ns": since}
         self._synthesised = Attr(0, stat.S_IFDIR | 0o755, nlink=2, uid=os.geteuid(), gid=os.getegid(), **times)
         self.status: Callable[[], bytes] = lambda: b"{}"
+        self.socket = b""  # the control socket's path, once it listens
         self.invalidation = Invalidation(self.tree, self.inodes)
 
     @classmethod
@@ -217,6 +221,8 @@ class FileSystem:
     async def getxattr(self, inode: int, name: bytes) -> bytes:
         if name == STATUS_XATTR and inode == ROOT_INODE:
             return self.status()
+        if name == SOCKET_XATTR and self.socket:
+            return self.socket
         try:
             route, node = await self._place(inode)
         except FileNotFoundError:

@@ -46,6 +46,10 @@ class Invalidation:
         self._unsubscribe = []
         self.kernel = None
 
+    def expire(self, route: Route) -> None:
+        """Anything in this route may have changed: let the kernel believe nothing it knows of it."""
+        self._changed(route, Change())
+
     def _changed(self, route: Route, change: Change) -> None:
         self.changes += 1
         kernel = self.kernel

@@ -1,0 +1,200 @@
+"""A command while it runs: its output read as it comes, its input fed, its end awaited, all by the thread that asks.
+
+`Command` belongs to whoever started the process, and to one thread. Output is kept up to a limit and read beyond it,
+so that a command is never held up by what it prints. `LocalShellBackend` and the shell of a mount both answer with
+`response`, whose format is that of the seeds: stdout, the lines of stderr after `[stderr] `, and 124 for a time-out.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import enum
+import os
+import selectors
+import subprocess
+import time
+from collections.abc import Callable
+from typing import IO, Literal, TypeAlias
+
+from fusebackend.protocol import ExecuteResponse
+
+PIECE_BYTES = 64 << 10
+
+LEFT_BYTES = 1 << 20
+"""Read of each stream after the command has ended: as much as a pipe can hold. Who else holds it may write on."""
+
+STOP_POLL_S = 0.05
+"""How often a command that may be stopped from outside is looked at."""
+
+TIMED_OUT = 124
+"""The exit code after a time-out, as of timeout(1)."""
+
+STOPPED = 130
+"""The exit code of a command that was stopped from outside: what a shell tells of Ctrl-C."""
+
+NO_OUTPUT = "<no output>"
+
+OnOutput: TypeAlias = Callable[[Literal["stdout", "stderr"], bytes], None]
+
+
+class End(enum.Enum):
+    """How the wait for a command ended."""
+
+    EXIT = enum.auto()
+    TIME_OUT = enum.auto()
+    STOP = enum.auto()
+
+
+class _Stream:
+    """One stream of output: the first bytes of it, and how much there was."""
+
+    def __init__(self, pipe: IO[bytes], keep_bytes: int, told: Callable[[bytes], None] | None) -> None:
+        self.pipe = pipe
+        self.kept = bytearray()
+        self.seen = 0
+        self._keep = keep_bytes
+        self._told = told
+        os.set_blocking(pipe.fileno(), False)
+
+    def take(self) -> bool:
+        """Read what is there; False at the end of the stream. Raises BlockingIOError when nothing is there now."""
+        piece = os.read(self.pipe.fileno(), PIECE_BYTES)
+        self.seen += len(piece)
+        kept = piece[: self._keep - len(self.kept)]
+        self.kept += kept
+        if kept and self._told is not None:
+            self._told(kept)
+        return bool(piece)
+
+    def drain(self) -> None:
+        """Read what is left, as far as it is there."""
+        end = self.seen + LEFT_BYTES
+        with contextlib.suppress(BlockingIOError):
+            while self.seen < end and self.take():
+                pass
+
+
+class _Input:
+    """What a command is given to read."""
+
+    def __init__(self, pipe: IO[bytes], content: bytes) -> None:
+        self.pipe = pipe
+        self._left = memoryview(content)
+        os.set_blocking(pipe.fileno(), False)
+
+    def take(self) -> bool:
+        """Write what the pipe can hold; False when there is no more to write, or nobody who reads."""
+        try:
+            self._left = self._left[os.write(self.pipe.fileno(), self._left[:PIECE_BYTES]) :]
+        except BrokenPipeError:
+            return False
+        return bool(self._left)
+
+
+class Command:
+    """A started process. Its streams are read until it ends, not until they do, for others may hold them open.
+
+    Args:
+        process: started with pipes for stdout and stderr, and for stdin where there is input.
+        keep_bytes: how much of each stream is kept.
+        stdin: what to write to its standard input, which is then closed.
+        on_output: told of what is kept, as it comes. What it raises ends the wait.
+    """
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        keep_bytes: int,
+        *,
+        stdin: bytes | None = None,
+        on_output: OnOutput | None = None,
+    ) -> None:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self._process = process
+        self._input: _Input | None = None
+        if stdin is not None:
+            assert process.stdin is not None
+            self._input = _Input(process.stdin, stdin)
+        self.stdout = _Stream(process.stdout, keep_bytes, on_output and (lambda piece: on_output("stdout", piece)))
+        self.stderr = _Stream(process.stderr, keep_bytes, on_output and (lambda piece: on_output("stderr", piece)))
+
+    def wait(self, deadline: float, stopped: Callable[[], bool] | None = None) -> End:
+        """Read and write until the process has ended, `deadline` (monotonic) has come, or `stopped` says so.
+
+        The process is neither killed nor reaped: that is for whoever knows what else belongs to it.
+        """
+        ended = os.pidfd_open(self._process.pid)
+        with selectors.DefaultSelector() as selector:
+            try:
+                selector.register(ended, selectors.EVENT_READ)
+                for stream in (self.stdout, self.stderr):
+                    selector.register(stream.pipe, selectors.EVENT_READ, stream)
+                if self._input is not None:
+                    selector.register(self._input.pipe, selectors.EVENT_WRITE, self._input)
+                while (left_s := deadline - time.monotonic()) > 0:
+                    if stopped is not None:
+                        if stopped():
+                            return End.STOP
+                        left_s = min(left_s, STOP_POLL_S)
+                    ready = [key for key, _ in selector.select(left_s)]
+                    if any(key.fd == ended for key in ready):
+                        return End.EXIT
+                    for key in ready:
+                        if not key.data.take():
+                            selector.unregister(key.fileobj)
+                            if key.data is self._input:
+                                self._input.pipe.close()
+                return End.TIME_OUT
+            finally:
+                os.close(ended)
+
+    def drain(self) -> None:
+        """Read what is left after the end."""
+        self.stdout.drain()
+        self.stderr.drain()
+
+    def output(self, max_bytes: int) -> tuple[str, bool]:
+        """The output as one text, and whether it was cut."""
+        parts = [bytes(self.stdout.kept)]
+        errors = bytes(self.stderr.kept).strip(b"\n")
+        if errors:
+            if self.stdout.kept and not self.stdout.kept.endswith(b"\n"):
+                parts.append(b"\n")
+            parts.append(b"\n".join(b"[stderr] " + line for line in errors.split(b"\n")))
+        output = b"".join(parts)
+        dropped = any(stream.seen > len(stream.kept) for stream in (self.stdout, self.stderr))
+        truncated = len(output) > max_bytes or dropped
+        # Told that there is more to come, the decoder leaves out a character that the limit has cut in two.
+        shown = codecs.getincrementaldecoder("utf-8")("replace").decode(output[:max_bytes], final=not truncated)
+        if truncated:
+            return f"{shown}\n\n... Output truncated at {max_bytes} bytes.", True
+        return shown or NO_OUTPUT, False
+
+    def response(self, end: End, code: int, timeout_s: float, max_bytes: int) -> ExecuteResponse:
+        """The answer to `execute`. `code` is the process's, a negative signal number as `Popen` has it."""
+        output, truncated = self.output(max_bytes)
+        if end is not End.EXIT:
+            timed_out = end is End.TIME_OUT
+            message = f"timed out after {timeout_s:.10g} seconds" if timed_out else "was stopped"
+            message = f"Error: Command {message}."
+            shown = message if output == NO_OUTPUT else f"{message}\n\n{output}"
+            return ExecuteResponse(output=shown, exit_code=TIMED_OUT if timed_out else STOPPED, truncated=truncated)
+        if code < 0:
+            code = 128 - code  # as a shell tells of a signal
+        if code != 0:
+            output = f"{output.rstrip()}\n\nExit code: {code}"
+        return ExecuteResponse(output=output, exit_code=code, truncated=truncated)
+
+
+def nothing_to_run(command: object) -> ExecuteResponse | None:
+    """The answer to a command that is none."""
+    if isinstance(command, str) and command.strip():
+        return None
+    return ExecuteResponse(output="Error: Command must be a non-empty string.", exit_code=1)
+
+
+def require_positive(timeout: float) -> None:
+    if timeout <= 0:
+        raise ValueError(f"timeout must be above 0 seconds, but is {timeout}")

@@ -1,0 +1,118 @@
+"""What a connection has under way: calls, and subscriptions to changes."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from fusebackend import budget
+from fusebackend.control import wire
+from fusebackend.control.verbs import Params, Verb
+from fusebackend.control.wire import CallId, Closed, Failure, Notification, Response, WireError
+
+if TYPE_CHECKING:
+    from fusebackend.control.server import Connection
+
+log = logging.getLogger(__name__)
+
+
+class RunningCall:
+    """One call: run in the connection's thread, or with `start` in one of its own. Verbs see it as their `Call`."""
+
+    def __init__(self, connection: Connection, id: CallId | msgspec.UnsetType, verb: Verb, params: Params) -> None:
+        self.backend = connection.backend
+        self.staging = connection.staging
+        self.cancelled = threading.Event()
+        self.answered = id is not msgspec.UNSET
+        self.key: Any = id if self.answered else object()
+        self._connection = connection
+        self._verb = verb
+        self._params = params
+
+    def start(self) -> None:
+        threading.Thread(target=self._run_apart, name="fusebackend-call", daemon=True).start()
+
+    def _run_apart(self) -> None:
+        try:
+            self.run()
+        except Closed:
+            log.debug("nobody waits for the answer any more")
+        finally:
+            self._connection.call_ended(self)
+
+    def run(self) -> None:
+        """Carry out the call and send the answer. Raises `Closed` when there is nobody to send it to."""
+        answer = self._outcome()
+        if self.answered:
+            self._connection.send(answer)
+
+    def _outcome(self) -> Response | Failure:
+        if self._verb.changes and self._connection.server.read_only:
+            return _failed(self.key, OSError(30, "Read-only file system: this mount is read-only"))
+        try:
+            with budget.limited(None, cancelled=self.cancelled):
+                result = self._verb.run(self, self._params)
+        except Closed:
+            raise
+        except Exception as error:
+            return _failed(self.key, error)
+        if self.cancelled.is_set():
+            return Failure(self.key, wire.ErrorObject(wire.CANCELLED, "cancelled"))
+        return Response(self.key, result)
+
+    # -- for verbs ---------------------------------------------------------------------------------------------
+
+    def notify(self, method: str, **params: Any) -> None:
+        if self.answered:
+            self._connection.send(Notification(method, {"call": self.key, **params}))
+
+    def cancel(self, call: CallId) -> bool:
+        return self._connection.cancel(call)
+
+    def subscribe(self, path: str) -> str:
+        return self._connection.subscribe(path)
+
+    def unsubscribe(self, subscription: str) -> bool:
+        return self._connection.unsubscribe(subscription)
+
+
+def _failed(call: CallId, error: Exception) -> Failure:
+    """An exception as JSON-RPC says it. What nobody expected is logged."""
+    if isinstance(error, WireError):
+        return Failure(call, error.error)
+    if isinstance(error, NotImplementedError):
+        return Failure(call, wire.ErrorObject(wire.NOT_SUPPORTED, str(error)))
+    if isinstance(error, (ValueError, TypeError)):
+        return Failure(call, wire.ErrorObject(wire.INVALID_PARAMS, str(error)))
+    if isinstance(error, OSError):
+        message = error.strerror or str(error)
+        return Failure(call, wire.ErrorObject(wire.SYSTEM_ERROR, message, {"errno": error.errno}))
+    log.error("a verb failed", exc_info=error)
+    return Failure(call, wire.ErrorObject(wire.INTERNAL_ERROR, f"{type(error).__name__}: {error}"))
+
+
+class Subscription:
+    """The changes below a path, sent as they happen. A reader that falls behind is told so (`overflow`)."""
+
+    def __init__(self, connection: Connection, path: str, name: str) -> None:
+        """Raises `PathError` for a path that is none."""
+        self.name = name
+        self._connection = connection
+        self._watch = connection.backend.watch(path)
+        self._thread = threading.Thread(target=self._run, name="fusebackend-subscription", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._watch.close()
+
+    def _run(self) -> None:
+        try:
+            for event in self._watch:
+                self._connection.send(Notification("change", {"subscription": self.name, "event": event}))
+        except Closed:
+            self._watch.close()

@@ -1,0 +1,369 @@
+"""`Client`: the files of a mount that another process serves, with the verbs, records and errors of every backend.
+
+    files = fusebackend.connect("/mnt/agent")
+    files.edit("/memories/plan.md", "monday", "tuesday")
+
+It is a `SandboxBackendProtocol`, so it can be a route of a composite or be handed to an agent. It may be used from any
+number of threads: each call has a connection of its own while it lasts, and connections are kept for the next one.
+
+A server that can't be reached is an error in the record (`execute`: in the output), and `ServerLost` from the methods
+that have no record. The next call looks for the server of the mount again, so a client outlives a remount. A call that
+changes something is sent once only: when the connection breaks while the answer is awaited, nobody knows whether it
+was carried out, and the error says so.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from fusebackend.control import rendezvous, wire
+from fusebackend.control.connection import Connection, NotSent, Refused, ServerLost
+from fusebackend.control.remotewatch import RemoteWatch
+from fusebackend.control.verbs import PIECE_BYTES, VERBS
+from fusebackend.mount.error import MountError
+from fusebackend.protocol import (
+    READ_LIMIT_LINES,
+    DeleteResult,
+    EditResult,
+    ExecuteResponse,
+    FileDownloadResponse,
+    FileInfo,
+    FileUploadResponse,
+    GlobResult,
+    GrepMatch,
+    GrepResult,
+    LsResult,
+    MoveResult,
+    ReadResult,
+    SandboxBackendProtocol,
+    StatResult,
+    WriteResult,
+)
+
+MAX_IDLE = 8
+"""Connections kept for the next call."""
+
+BATCH_BYTES = 4 << 20
+"""How much content one `upload_files` message carries; a larger file is staged in pieces."""
+
+OnOutput = Callable[[Literal["stdout", "stderr"], bytes], None]
+T = TypeVar("T")
+Failures = (Refused, ServerLost)
+
+
+def connect(path: str | os.PathLike[str]) -> Client:
+    """A client of the mount that `path` lies in.
+
+    Raises:
+        MountError: it lies in no mount of fusebackend, or the mount's server is gone, hung or another user's.
+    """
+    client = Client(path)
+    client.hello()
+    return client
+
+
+class Client(SandboxBackendProtocol):
+    """See the module's docstring.
+
+    Args:
+        path: the mount point, or any path below it.
+
+    Attributes:
+        mountpoint: where the mount is.
+
+    Raises:
+        MountError: the path lies in no mount of fusebackend.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.mountpoint, _ = rendezvous.split(path)
+        self._idle: list[Connection] = []
+        self._guard = threading.Lock()
+        self._owner = os.getpid()
+
+    def close(self) -> None:
+        """Close the connections that are kept. The client can still be used: it makes new ones."""
+        with self._guard:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @property
+    def id(self) -> str:
+        return f"fusebackend:{self.mountpoint}"
+
+    # -- reading -----------------------------------------------------------------------------------------------
+
+    def ls(self, path: str) -> LsResult:
+        return self._record(LsResult, "ls", {"path": path})
+
+    def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
+        return self._record(ReadResult, "read", {"file_path": file_path, "offset": offset, "limit": limit})
+
+    def grep(
+        self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
+    ) -> GrepResult:
+        params = {"pattern": pattern, "path": path, "glob": glob, "max_count": max_count, "stream": True}
+        matches: list[GrepMatch] = []
+        result = self._record(GrepResult, "grep", params, _collecting(list[GrepMatch], matches))
+        return result if result.error is not None else replace(result, matches=matches)
+
+    def glob(self, pattern: str, path: str | None = None) -> GlobResult:
+        matches: list[FileInfo] = []
+        params = {"pattern": pattern, "path": path, "stream": True}
+        result = self._record(GlobResult, "glob", params, _collecting(list[FileInfo], matches))
+        return result if result.error is not None else replace(result, matches=matches)
+
+    def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
+        contents: dict[int, bytearray] = {}
+
+        def take(params: Mapping[str, Any]) -> None:
+            contents.setdefault(params["index"], bytearray()).extend(msgspec.convert(params["data"], bytes))
+
+        asked = list(paths)
+        try:
+            answers: list[FileDownloadResponse] = self._call(
+                list[FileDownloadResponse], "download_files", {"paths": asked, "stream": True}, take
+            )
+        except Failures as error:
+            return [FileDownloadResponse(path, error=str(error)) for path in asked]
+        for index, answer in enumerate(answers):
+            if answer.error is None:
+                answer.content = bytes(contents.get(index, b""))
+        return answers
+
+    def stat(self, path: str, *, follow: bool = False) -> StatResult:
+        """What a path is; a symbolic link itself, unless `follow` says otherwise."""
+        return self._record(StatResult, "stat", {"path": path, "follow": follow})
+
+    # -- changing ----------------------------------------------------------------------------------------------
+
+    def write(self, file_path: str, content: str) -> WriteResult:
+        return self._record(WriteResult, "write", {"file_path": file_path, "content": content})
+
+    def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
+        params = {
+            "file_path": file_path, "old_string": old_string, "new_string": new_string, "replace_all": replace_all,
+        }  # fmt: skip
+        return self._record(EditResult, "edit", params)
+
+    def delete(self, file_path: str) -> DeleteResult:
+        return self._record(DeleteResult, "delete", {"file_path": file_path})
+
+    def move(self, source: str, destination: str) -> MoveResult:
+        return self._record(MoveResult, "move", {"source": source, "destination": destination})
+
+    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
+        answers: list[FileUploadResponse] = []
+        batch: list[dict[str, Any]] = []
+        size = 0
+        for path, content in files:
+            if not isinstance(content, (bytes, bytearray, memoryview)):
+                answers += self._upload(batch)
+                batch, size = [], 0
+                error = f"content must be bytes, not {type(content).__name__}"
+                answers.append(FileUploadResponse(path, error))
+                continue
+            if len(content) > BATCH_BYTES:
+                answers += self._upload(batch)
+                batch, size = [], 0
+                answers += self._upload_large(path, bytes(content))
+                continue
+            if size + len(content) > BATCH_BYTES:
+                answers += self._upload(batch)
+                batch, size = [], 0
+            batch.append({"path": path, "content": bytes(content)})
+            size += len(content)
+        return answers + self._upload(batch)
+
+    def _upload(self, batch: list[dict[str, Any]], connection: Connection | None = None) -> list[FileUploadResponse]:
+        if not batch:
+            return []
+        try:
+            return self._call(list[FileUploadResponse], "upload_files", {"files": batch}, connection=connection)
+        except Failures as error:
+            return [FileUploadResponse(item["path"], str(error)) for item in batch]
+
+    def _upload_large(self, path: str, content: bytes) -> list[FileUploadResponse]:
+        """In pieces, over one connection: what is staged belongs to it."""
+        try:
+            with self._lent() as connection:
+                token = None
+                for start in range(0, len(content), PIECE_BYTES):
+                    params = {"data": content[start : start + PIECE_BYTES], "token": token}
+                    token = self._call(str, "stage", params, connection=connection)
+                return self._upload([{"path": path, "staged": token}], connection)
+        except Failures as error:
+            return [FileUploadResponse(path, str(error))]
+
+    # -- execution ---------------------------------------------------------------------------------------------
+
+    def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
+        """Run a command in a shell that sees every route at the path the other verbs use.
+
+        Raises:
+            ValueError: `timeout` is not above 0.
+        """
+        return self.run(command, timeout=timeout)
+
+    def run(
+        self,
+        command: str,
+        *,
+        timeout: float | None = None,
+        stdin: bytes | None = None,
+        cwd: str = "/",
+        on_output: OnOutput | None = None,
+    ) -> ExecuteResponse:
+        """`execute` with all that a shell can be given, see `MountedBackend.run`."""
+        params = {"command": command, "timeout": timeout, "stdin": stdin, "cwd": cwd, "stream": on_output is not None}
+
+        def take(params: Mapping[str, Any]) -> None:
+            if on_output is not None:
+                on_output(params["stream"], msgspec.convert(params["data"], bytes))
+
+        try:
+            return self._call(ExecuteResponse, "execute", params, take)
+        except Refused as error:
+            if error.code == wire.INVALID_PARAMS:
+                raise ValueError(str(error)) from None
+            return ExecuteResponse(output=f"Error: {error}", exit_code=1)
+        except ServerLost as error:
+            return ExecuteResponse(output=f"Error: {error}", exit_code=None)
+
+    # -- the mount ---------------------------------------------------------------------------------------------
+
+    def hello(self) -> dict[str, Any]:
+        """What the server says of itself: protocol, version, mount point, process id, verbs."""
+        return self._call(dict[str, Any], "hello", {})
+
+    def status(self) -> dict[str, Any]:
+        """The mount as `fusebackend status --json` shows it."""
+        return self._call(dict[str, Any], "status", {})
+
+    def invalidate(self, path: str = "/") -> None:
+        """Something behind `path` has been changed by others: believe nothing that is known of it.
+
+        Raises:
+            ValueError: the path is malformed.
+        """
+        try:
+            self._call(type(None), "invalidate", {"path": path})
+        except Refused as error:
+            raise error.as_exception() from None
+
+    def watch(self, path: str = "/") -> RemoteWatch:
+        """The changes at and below a path, from now on, whichever face makes them. Close it when done.
+
+        Raises:
+            ValueError: the path is malformed.
+            ServerLost: the server can't be reached.
+        """
+        connection = self._connect()
+        try:
+            return RemoteWatch(connection, path)
+        except Refused as error:
+            connection.close()
+            raise error.as_exception() from None
+        except BaseException:
+            connection.close()
+            raise
+
+    # -- calls -------------------------------------------------------------------------------------------------
+
+    def _record(
+        self, kind: type[T], verb: str, params: dict[str, Any], take: Callable[[Mapping[str, Any]], None] | None = None
+    ) -> T:
+        """An agent verb: whatever goes wrong is an error in its record."""
+        try:
+            return self._call(kind, verb, params, take)
+        except Failures as error:
+            return kind(error=str(error))  # type: ignore[call-arg] - every record has one
+
+    def _call(
+        self,
+        kind: Any,
+        verb: str,
+        params: dict[str, Any],
+        take: Callable[[Mapping[str, Any]], None] | None = None,
+        *,
+        connection: Connection | None = None,
+    ) -> Any:
+        """Ask, and give the answer as `kind`.
+
+        Raises:
+            Refused: the server answers with an error.
+            ServerLost: it can't be reached, or is gone before it answered.
+            NotImplementedError: what is mounted can't do this.
+        """
+        if connection is not None:
+            return connection.call(kind, verb, params, take)
+        while True:
+            with self._lent() as lent:
+                try:
+                    return lent.call(kind, verb, params, take)
+                except NotSent:
+                    if not lent.used:
+                        raise
+                except ServerLost:
+                    if not lent.used or VERBS[verb].changes or verb == "execute" or lent.answering:
+                        raise
+            self.close()  # kept connections of a server that has ended, or has made room: try a new one
+
+    def _lent(self) -> _Lent:
+        return _Lent(self)
+
+    def borrow(self) -> Connection:
+        with self._guard:
+            if self._owner != os.getpid():  # a fork: the connections are the parent's
+                self._owner, self._idle = os.getpid(), []
+            if self._idle:
+                return self._idle.pop()
+        return self._connect()
+
+    def give_back(self, connection: Connection) -> None:
+        with self._guard:
+            if len(self._idle) < MAX_IDLE and self._owner == os.getpid():
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def _connect(self) -> Connection:
+        try:
+            return Connection(rendezvous.socket_of(self.mountpoint), self.mountpoint)
+        except MountError as error:
+            raise ServerLost(str(error.strerror)) from None
+
+
+class _Lent:
+    """A connection for the length of a block; not kept if the block ends with an exception."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def __enter__(self) -> Connection:
+        self._connection = self._client.borrow()
+        return self._connection
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is None or issubclass(kind, (Refused, NotImplementedError)):
+            self._connection.used = True
+            self._client.give_back(self._connection)
+        else:
+            self._connection.close()
+
+
+def _collecting(kind: Any, found: list[Any]) -> Callable[[Mapping[str, Any]], None]:
+    return lambda params: found.extend(msgspec.convert(params["matches"], kind))

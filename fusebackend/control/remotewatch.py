@@ -1,0 +1,66 @@
+"""`RemoteWatch`: the changes that a server tells a client of, one after the other."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import msgspec
+
+from fusebackend.control import wire
+from fusebackend.control.connection import Connection, ServerLost
+from fusebackend.protocol import FileEvent
+
+
+class RemoteWatch:
+    """An iterator of `FileEvent`s over a connection of its own, like `vfs.feed.Watch`.
+
+    Raises:
+        Refused, ServerLost: the server does not take the subscription.
+    """
+
+    def __init__(self, connection: Connection, path: str) -> None:
+        self._connection = connection
+        self._closed = threading.Event()
+        connection.call(str, "subscribe", {"path": path})
+
+    def close(self) -> None:
+        """End it, from any thread; an iteration under way ends."""
+        if not self._closed.is_set():
+            self._closed.set()
+            self._connection.close()
+
+    def __enter__(self) -> RemoteWatch:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __iter__(self) -> RemoteWatch:
+        return self
+
+    def __next__(self) -> FileEvent:
+        event = self.get()
+        if event is None:
+            raise StopIteration
+        return event
+
+    def get(self, timeout_s: float | None = None) -> FileEvent | None:
+        """The next change; None when none came in time, or the watch is closed.
+
+        Raises:
+            ServerLost: the server has ended.
+        """
+        while not self._closed.is_set():
+            try:
+                if not self._connection.waiting(timeout_s):
+                    return None
+                message = self._connection.next()
+            except (ServerLost, OSError, ValueError):  # closing from another thread shows as any of these
+                if self._closed.is_set():
+                    return None
+                raise
+            if message.method == "change" and message.params is not None:
+                params: dict[str, Any] = wire.decode_any(message.params)
+                return msgspec.convert(params["event"], FileEvent)
+        return None

@@ -1,0 +1,268 @@
+"""The wire: JSON-RPC 2.0, one message a line, over a Unix stream socket.
+
+What both ends share: the shape of messages, the error codes, the limits, and `Lines`, which cuts a stream into
+messages without ever holding more than the limit. Bytes are base64. A file name that is not UTF-8 travels as Python
+shows it, with a lone surrogate for each odd byte (`"\\udcff"`), which JSON can escape and msgspec can't: then the
+standard library's parser takes over.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import socket
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from fusebackend.control.verbs import Params
+
+MAX_MESSAGE_BYTES = 64 << 20
+"""The longest line either end takes. Longer contents travel in pieces (`stage`, `stream`)."""
+
+RECEIVE_BYTES = 256 << 10
+
+PARSE_ERROR = -32700
+INVALID_REQUEST = -32600
+METHOD_NOT_FOUND = -32601
+INVALID_PARAMS = -32602
+INTERNAL_ERROR = -32603
+NOT_SUPPORTED = -32001
+"""`NotImplementedError`: the backend can't do this at all."""
+CANCELLED = -32002
+BUSY = -32003
+"""Too many connections, calls or subscriptions at once."""
+SYSTEM_ERROR = -32004
+"""`OSError`; `data.errno` is its number."""
+
+CallId = int | str | None
+T = TypeVar("T")
+
+
+class Request(msgspec.Struct):
+    """A call; without an id a notification, which is carried out and not answered."""
+
+    jsonrpc: Literal["2.0"]
+    method: str
+    params: msgspec.Raw = msgspec.Raw(b"{}")
+    id: CallId | msgspec.UnsetType = msgspec.UNSET
+
+
+class ErrorObject(msgspec.Struct, omit_defaults=True):
+    code: int
+    message: str
+    data: dict[str, Any] | None = None
+
+
+class Response(msgspec.Struct):
+    """The answer to a call."""
+
+    id: CallId
+    result: Any
+    jsonrpc: str = "2.0"
+
+
+class Failure(msgspec.Struct):
+    """The answer to a call that came to nothing."""
+
+    id: CallId
+    error: ErrorObject
+    jsonrpc: str = "2.0"
+
+
+class Notification(msgspec.Struct):
+    """What a streaming call has so far: `params.call` is the call's id."""
+
+    method: str
+    params: dict[str, Any]
+    jsonrpc: str = "2.0"
+
+
+class Incoming(msgspec.Struct):
+    """Anything a server sends, as a client reads it."""
+
+    jsonrpc: str
+    id: CallId = None
+    result: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    error: ErrorObject | None = None
+    method: str | None = None
+    params: msgspec.Raw | None = None
+
+
+class WireError(Exception):
+    """A message that can't be taken, as a JSON-RPC error."""
+
+    def __init__(self, code: int, message: str, *, call: CallId = None, data: dict[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.call = call
+        self.error = ErrorObject(code, message, data)
+
+
+class Closed(ConnectionError):
+    """The other end is gone."""
+
+
+_encoder = msgspec.json.Encoder()
+
+
+def encode(message: Any) -> bytes:
+    """One line."""
+    try:
+        return _encoder.encode(message) + b"\n"
+    except UnicodeEncodeError:
+        return json.dumps(msgspec.to_builtins(message), separators=(",", ":")).encode("ascii") + b"\n"
+
+
+class Decoder:
+    """Reads one type of message."""
+
+    def __init__(self, kind: Any) -> None:
+        self._kind = kind
+        self._decoder = msgspec.json.Decoder(kind)
+
+    def __call__(self, line: bytes | msgspec.Raw) -> Any:
+        """Raises `msgspec.DecodeError` for what is no JSON, and `msgspec.ValidationError` for another shape."""
+        try:
+            return self._decoder.decode(line)
+        except (msgspec.DecodeError, UnicodeError) as error:
+            if isinstance(error, msgspec.ValidationError) or b"\\ud" not in bytes(line).lower():
+                raise
+        return msgspec.convert(_with_surrogates(bytes(line)), self._kind)
+
+
+def _with_surrogates(line: bytes) -> Any:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise msgspec.DecodeError(str(error)) from None
+    return _raw_again(found)
+
+
+def _raw_again(found: Any) -> Any:
+    """The parts of a message that are decoded later, as JSON again."""
+    if isinstance(found, dict):
+        for key in ("params", "result"):
+            if key in found:
+                found[key] = msgspec.Raw(json.dumps(found[key]).encode("ascii"))
+    return found
+
+
+def decode_as(kind: Any, found: msgspec.Raw) -> Any:
+    """A part of a message that has been kept as it came."""
+    return _decoder(kind)(found)
+
+
+@functools.cache
+def _decoder(kind: Any) -> Decoder:
+    return Decoder(kind)
+
+
+def decode_any(found: msgspec.Raw) -> Any:
+    return _anything(found)
+
+
+_anything = Decoder(Any)
+_request = Decoder(Request)
+
+
+def parse_request(line: bytes) -> Request:
+    """Raises `WireError` for a line that is no call."""
+    try:
+        request: Request = _request(line)
+    except msgspec.ValidationError as error:
+        if line.lstrip().startswith(b"["):
+            raise WireError(INVALID_REQUEST, "batches are not taken: send one message a line") from None
+        raise WireError(INVALID_REQUEST, f"no JSON-RPC 2.0 request: {error}", call=_id_of(line)) from None
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        raise WireError(PARSE_ERROR, f"no JSON: {error}") from None
+    return request
+
+
+class _IdOnly(msgspec.Struct):
+    id: CallId = None
+
+
+def _id_of(line: bytes) -> CallId:
+    try:
+        return msgspec.json.decode(line, type=_IdOnly).id
+    except msgspec.DecodeError:
+        return None
+
+
+def parse_params(request: Request, kind: type[Params]) -> Params:
+    """Raises `WireError` for parameters that are not the verb's."""
+    call = None if request.id is msgspec.UNSET else request.id
+    try:
+        found: Params = _decoder(kind)(request.params)
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        message = f"{request.method}: {error}".replace("`", "'")
+        if bytes(request.params).lstrip().startswith(b"["):
+            message = f"{request.method}: parameters are given by name, as an object"
+        raise WireError(INVALID_PARAMS, message, call=call) from None
+    return found
+
+
+class Lines:
+    """A stream of bytes, cut into messages.
+
+    A line over the limit is read to its end and thrown away, and reported as a `WireError`; what follows it is
+    understood again. `reserve(bytes)` is told how much more (or less) this stream holds.
+    """
+
+    def __init__(self, stream: socket.socket, limit_bytes: int = MAX_MESSAGE_BYTES, reserve: Any = None) -> None:
+        self._stream = stream
+        self._limit = limit_bytes
+        self._reserve = reserve or (lambda size: None)
+        self._held = bytearray()
+        self._searched = 0
+
+    @property
+    def begun(self) -> bool:
+        """Has something been received that no line was made of yet?"""
+        return bool(self._held)
+
+    def next(self) -> bytes:
+        """The next line. Raises `Closed` at the end of the stream, `WireError` for a line that is too long."""
+        while True:
+            cut = self._held.find(b"\n", self._searched)
+            if cut >= 0:
+                line = bytes(memoryview(self._held)[:cut])
+                del self._held[: cut + 1]
+                self._searched = 0
+                self._reserve(-(cut + 1))
+                return line
+            self._searched = len(self._held)
+            if self._searched > self._limit:
+                self._skip_line()
+                raise WireError(PARSE_ERROR, f"a message of more than {self._limit} bytes is not taken")
+            self._hold(self._receive())
+
+    def forget(self) -> None:
+        """Let go of what is held."""
+        self._hold(b"", clear=True)
+
+    def _receive(self) -> bytes:
+        try:
+            piece = self._stream.recv(RECEIVE_BYTES)
+        except OSError as error:
+            raise Closed(f"the connection failed: {error}") from None
+        if not piece:
+            raise Closed("the connection is closed")
+        return piece
+
+    def _skip_line(self) -> None:
+        self._hold(b"", clear=True)
+        while True:
+            piece = self._receive()
+            cut = piece.find(b"\n")
+            if cut >= 0:
+                self._hold(piece[cut + 1 :])
+                return
+
+    def _hold(self, piece: bytes, *, clear: bool = False) -> None:
+        if clear:
+            self._reserve(-len(self._held))
+            self._held = bytearray()
+            self._searched = 0
+        self._reserve(len(piece))
+        self._held += piece

@@ -1,0 +1,83 @@
+"""`LiveMount`: everything that belongs to one mount, put together: tree, session, shell and control socket.
+
+`mount.api.Mount` and the server of `fusebackend mount` both are one of these and their way of waiting for it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from fusebackend.control.server import ControlServer
+from fusebackend.mount.mounted import MountedBackend
+from fusebackend.mount.session import MountOptions, Session
+from fusebackend.shell import Shell, ShellOptions
+from fusebackend.vfs.filesystem import FileSystem
+
+if TYPE_CHECKING:
+    from fusebackend.composite import CompositeBackend
+
+log = logging.getLogger(__name__)
+
+
+class LiveMount:
+    """A backend, mounted. `run` serves it; `stop` ends it, from any thread.
+
+    Args:
+        backend: what to mount.
+        mountpoint: an empty directory, as `point.prepare` gives it.
+        options: how to mount.
+        ttl_s, deadline_s: as for `FileSystem`.
+        shell: how `execute` runs commands in the mount.
+    """
+
+    def __init__(
+        self,
+        backend: CompositeBackend,
+        mountpoint: str,
+        options: MountOptions,
+        *,
+        ttl_s: float,
+        deadline_s: float,
+        shell: ShellOptions | None = None,
+    ) -> None:
+        self.filesystem = FileSystem.of(backend, ttl_s=ttl_s, deadline_s=deadline_s)
+        self._session = Session(self.filesystem, mountpoint, options, describe=self._describe, before_end=self._end)
+        self.status = self._session.status
+        self.shell = Shell(self.filesystem, mountpoint, shell or ShellOptions())
+        mounted = MountedBackend(backend, self.filesystem, mountpoint, self.shell, self.status)
+        self._control = ControlServer(mounted, read_only=options.read_only)
+
+    def run(self, on_ready: Callable[[], None] | None = None) -> None:
+        """As `Session.run`; the control socket listens before `on_ready` is called."""
+
+        def ready() -> None:
+            self._listen()
+            if on_ready is not None:
+                on_ready()
+
+        try:
+            self._session.run(ready)
+        finally:
+            self._end()
+
+    def stop(self) -> None:
+        """End `run`: unmount, lazily if files are still open. Thread-safe, and harmless when it has ended."""
+        self._session.stop()
+
+    def _listen(self) -> None:
+        try:
+            address = self._control.start()
+        except OSError as error:
+            log.warning("no control socket: %s; the files are there, the verbs are not", error.strerror or error)
+            return
+        self.filesystem.socket = address.encode("utf-8", "surrogateescape")
+
+    def _end(self) -> None:
+        """Commands first: they have files of the mount open, and no verb may start another one."""
+        self._control.close()
+        self.shell.close()
+
+    def _describe(self) -> dict[str, Any]:
+        return {"execute": self.shell.describe(), "control": {"socket": self._control.address, **self._control.counts()}}

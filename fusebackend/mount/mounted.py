@@ -1,0 +1,218 @@
+"""`MountedBackend`: the files of a live mount through the agent face, and what only a live mount can do.
+
+The verbs go to the backend that is mounted. `execute` runs in a shell whose root is the mount; `stat`, `invalidate`,
+`watch` and `status` speak of the mount. `mount.api.Mount` and the control server both end here.
+"""
+
+from __future__ import annotations
+
+import os
+import stat as stat_module
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
+
+from fusebackend import paths
+from fusebackend.backends.foreign import ForeignVolume
+from fusebackend.backends.walk import resolve
+from fusebackend.paths import ROOT, PathError
+from fusebackend.protocol import (
+    READ_LIMIT_LINES,
+    Attr,
+    DeleteResult,
+    EditResult,
+    ExecuteResponse,
+    FileDownloadResponse,
+    FileUploadResponse,
+    GlobResult,
+    GrepResult,
+    LsResult,
+    MoveResult,
+    ReadResult,
+    SandboxBackendProtocol,
+    StatResult,
+    WriteResult,
+)
+
+if TYPE_CHECKING:
+    from fusebackend.composite import CompositeBackend
+    from fusebackend.shell import Shell
+    from fusebackend.vfs.feed import Watch
+    from fusebackend.vfs.filesystem import FileSystem
+    from fusebackend.vfs.mounttree import Route
+
+OnOutput = Callable[[Literal["stdout", "stderr"], bytes], None]
+
+_TYPES = {
+    stat_module.S_IFREG: "file",
+    stat_module.S_IFDIR: "directory",
+    stat_module.S_IFLNK: "symlink",
+    stat_module.S_IFIFO: "fifo",
+    stat_module.S_IFSOCK: "socket",
+    stat_module.S_IFCHR: "character device",
+    stat_module.S_IFBLK: "block device",
+}
+
+
+class MountedBackend(SandboxBackendProtocol):
+    """See the module's docstring.
+
+    Args:
+        backend: what is mounted.
+        filesystem: its mounted tree.
+        mountpoint: where, as an absolute path.
+        shell: what runs commands in the mount.
+        status: gives what `fusebackend status --json` shows of the mount.
+    """
+
+    def __init__(
+        self,
+        backend: CompositeBackend,
+        filesystem: FileSystem,
+        mountpoint: str,
+        shell: Shell,
+        status: Callable[[], dict[str, Any]],
+    ) -> None:
+        self.backend = backend
+        self.filesystem = filesystem
+        self.mountpoint = mountpoint
+        self.shell = shell
+        self.status = status
+
+    # -- the agent face ----------------------------------------------------------------------------------------
+
+    def ls(self, path: str) -> LsResult:
+        return self.backend.ls(path)
+
+    def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
+        return self.backend.read(file_path, offset, limit)
+
+    def write(self, file_path: str, content: str) -> WriteResult:
+        return self.backend.write(file_path, content)
+
+    def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
+        return self.backend.edit(file_path, old_string, new_string, replace_all)
+
+    def grep(
+        self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
+    ) -> GrepResult:
+        return self.backend.grep(pattern, path, glob, max_count=max_count)
+
+    def glob(self, pattern: str, path: str | None = None) -> GlobResult:
+        return self.backend.glob(pattern, path)
+
+    def delete(self, file_path: str) -> DeleteResult:
+        return self.backend.delete(file_path)
+
+    def move(self, source: str, destination: str) -> MoveResult:
+        return self.backend.move(source, destination)
+
+    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
+        return self.backend.upload_files(files)
+
+    def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
+        return self.backend.download_files(paths)
+
+    @property
+    def id(self) -> str:
+        return f"fusebackend:{self.mountpoint}"
+
+    def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
+        """Run a command in a shell that sees every route at the path the other verbs use (`shell/`)."""
+        return self.run(command, timeout=timeout)
+
+    # -- the mount ---------------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        command: str,
+        *,
+        timeout: float | None = None,
+        stdin: bytes | None = None,
+        cwd: str = "/",
+        on_output: OnOutput | None = None,
+        cancelled: threading.Event | None = None,
+    ) -> ExecuteResponse:
+        """`execute` with all that a shell can be given.
+
+        Args:
+            command: for `sh -c`.
+            timeout: seconds; the shell's own when None.
+            stdin: what the command reads; nothing when None.
+            cwd: where it starts, as the agent names it.
+            on_output: told of output as it comes, in the thread that called; it may raise to end the command.
+            cancelled: setting it ends the command.
+        """
+        return self.shell.execute(
+            command, timeout=timeout, stdin=stdin, cwd=cwd, on_output=on_output, cancelled=cancelled
+        )
+
+    def stat(self, path: str, *, follow: bool = False) -> StatResult:
+        """What a path is; a symbolic link itself, unless `follow` says otherwise."""
+        try:
+            outer = paths.normalise(path)
+            route, attr = self._find(outer, follow)
+        except PathError as error:
+            return StatResult(error=str(error))
+        except FileNotFoundError:
+            return StatResult(error=f"File '{path}' not found")
+        except OSError as error:
+            return StatResult(error=f"File '{path}': {error.strerror}")
+        prefix = route.prefix if route.prefix == ROOT else route.prefix + "/"
+        if attr is None:
+            return StatResult(path=outer, type="directory", size=0, mode=0o755, route=prefix)
+        target = None
+        if stat_module.S_ISLNK(attr.mode):
+            target = os.fsdecode(route.volume.readlink(attr.node))
+        return StatResult(
+            path=outer,
+            type=_TYPES.get(stat_module.S_IFMT(attr.mode), "file"),
+            size=attr.size,
+            mode=stat_module.S_IMODE(attr.mode),
+            nlink=attr.nlink,
+            uid=attr.uid,
+            gid=attr.gid,
+            atime_ns=attr.atime_ns,
+            mtime_ns=attr.mtime_ns,
+            ctime_ns=attr.ctime_ns,
+            target=target,
+            route=prefix,
+        )
+
+    def _find(self, outer: str, follow: bool) -> tuple[Route, Attr | None]:
+        """The route of a path and what its volume has there; None for a directory that only the routes need."""
+        route = self._route_of(outer)
+        inner = outer if route.prefix == ROOT else outer[len(route.prefix) :] or ROOT
+        try:
+            return route, resolve(route.volume, inner, follow=follow).found
+        except (FileNotFoundError, NotADirectoryError):
+            if any(paths.is_below(other.prefix, paths.AgentPath(outer)) for other in self.filesystem.tree.routes):
+                return route, None
+            raise
+
+    def _route_of(self, outer: str) -> Route:
+        routes = self.filesystem.tree.routes
+        path = paths.AgentPath(outer)
+        holding = [route for route in routes if route.prefix == ROOT or paths.is_below(path, route.prefix)]
+        return max(holding, key=lambda route: len(route.prefix))
+
+    def invalidate(self, path: str = "/") -> None:
+        """Something behind `path` has been changed by others: believe nothing that is known of it.
+
+        Raises:
+            PathError: the path is malformed.
+        """
+        outer = paths.normalise(path)
+        for route in self.filesystem.tree.routes:
+            if route is self._route_of(outer) or paths.is_below(route.prefix, outer):
+                if isinstance(route.volume, ForeignVolume):
+                    route.volume.expire()
+                self.filesystem.invalidation.expire(route)
+
+    def watch(self, path: str = "/") -> Watch:
+        """The changes at and below a path, from now on, whichever face makes them. Close it when done.
+
+        Raises:
+            PathError: the path is malformed.
+        """
+        return self.filesystem.feed.watch(path)
