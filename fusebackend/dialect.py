@@ -23,7 +23,17 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from fusebackend import paths, text
-from fusebackend.answers import as_download, as_infos, as_matches, error_of, field_of, file_path, parse_numbered, unpack
+from fusebackend.answers import (
+    as_download,
+    as_infos,
+    as_matches,
+    error_of,
+    field_of,
+    file_path,
+    is_inexact,
+    parse_numbered,
+    unpack,
+)
 from fusebackend.paths import AgentPath
 from fusebackend.protocol import (
     READ_LIMIT_LINES,
