@@ -1,0 +1,115 @@
+"""Keys that others chose, as file names: thread ids, namespaces, and the paths of files in states and stores.
+
+A database takes any string; a directory entry is 1 to 255 bytes without `/` and NUL, and not `.` or `..`. So one
+string becomes one name (`name_of`), and back (`text_of`):
+
+- UTF-8, and what Linux can hold stays as it is;
+- `/` is `%2F`, NUL is `%00`, and the names `.` and `..` are `%2E` and `%2E%2E`; the empty string is `%`;
+- a `%` that could be taken for one of the escapes on this page is `%25`; any other stays a `%`;
+- what is longer than 255 bytes is cut, and ends in `%~` and 20 hex digits of its BLAKE2 digest: whoever has the keys
+  finds the one that is meant.
+
+A key that is a path becomes a path (`names_of`), split at its slashes after the leading one: `//x` is `%/x`, `/a/` is
+`a/%`, `/a/../b` is `a/%2E%2E/b`. A key without a leading slash is shown as if it had one. Where keys are in each
+other's way (`arrange`): a key without a leading slash gives way and moves below the directory `%.`; a file whose name
+is a directory as well, because of a longer key, is that name with `%=` at its end.
+
+Pure functions. Nothing is hidden and nothing is shown twice: different keys have different paths.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+from collections.abc import Iterable
+
+from fusebackend.protocol import NAME_MAX_BYTES
+
+EMPTY = b"%"
+RELATIVE = b"%."
+"""The directory of keys without a leading slash that would otherwise be in the way of one with it."""
+
+FILE_MARK = b"%="
+CUT_MARK = b"%~"
+_DIGEST_BYTES = 10
+
+_ESCAPE_OF = {b"/": b"%2F", b"\0": b"%00"}
+_ESCAPED = re.compile(rb"%(?:25|2F|00|2E)")
+_NEEDS_ESCAPE = re.compile(rb"[/\0]|%(?=25|2F|00|2E|~|=\Z)")
+
+
+def name_of(text: str) -> bytes:
+    """One string as one name."""
+    try:
+        raw = text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # a surrogate that stands for no byte
+        return _cut(text.encode("utf-8", "replace"), text, NAME_MAX_BYTES)
+    name = _escape(raw)
+    return name if len(name) <= NAME_MAX_BYTES else _cut(name, text, NAME_MAX_BYTES)
+
+
+def text_of(name: bytes) -> str:
+    """The string that `name_of` makes this name of.
+
+    Raises:
+        ValueError: there is none, or the name was cut, or it is marked as in `arrange`.
+    """
+    raw = b"" if name == EMPTY else _ESCAPED.sub(lambda found: bytes.fromhex(found[0][1:].decode()), name)
+    text = raw.decode("utf-8", "surrogateescape")
+    if name_of(text) != name:
+        raise ValueError(f"{name!r} is the name of no key")
+    return text
+
+
+def _escape(raw: bytes) -> bytes:
+    if raw in (b".", b".."):
+        return raw.replace(b".", b"%2E")
+    if raw in (EMPTY, RELATIVE):
+        return b"%25" + raw[1:]
+    return _NEEDS_ESCAPE.sub(lambda found: _ESCAPE_OF.get(found[0], b"%25"), raw) or EMPTY
+
+
+def _cut(name: bytes, text: str, limit: int) -> bytes:
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES).hexdigest().encode()
+    kept = name[: limit - len(CUT_MARK) - len(digest)]
+    while kept and kept[-1] & 0xC0 == 0x80:  # not through a character …
+        kept = kept[:-1]
+    if kept and kept[-1] >= 0xC0:
+        kept = kept[:-1]
+    return kept + CUT_MARK + digest
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def names_of(key: str) -> tuple[bytes, ...]:
+    """The names along a key that is a path. One without a leading slash counts as if it had it."""
+    return tuple(name_of(segment) for segment in key.removeprefix("/").split("/"))
+
+
+def key_of(names: Iterable[bytes]) -> str:
+    """The key, with a leading slash, that these names are the path of. ValueError as `text_of`."""
+    return "/" + "/".join(text_of(name) for name in names)
+
+
+def arrange(keys: Iterable[str]) -> dict[tuple[bytes, ...], str]:
+    """Where each of these keys is, as the module's docstring says."""
+    places: dict[tuple[bytes, ...], str] = {}
+    relative = []
+    for key in keys:
+        if key.startswith("/"):
+            places[names_of(key)] = key
+        else:
+            relative.append(key)
+    for key in relative:
+        names = names_of(key)
+        places[names if names not in places else (RELATIVE, *names)] = key
+    directories = {names[:depth] for names in places for depth in range(1, len(names))}
+    for names in [names for names in places if names in directories]:
+        key = places.pop(names)
+        places[(*names[:-1], _marked(names[-1], key))] = key
+    return places
+
+
+def _marked(name: bytes, key: str) -> bytes:
+    marked = name + FILE_MARK
+    return marked if len(marked) <= NAME_MAX_BYTES else _cut(name, key, NAME_MAX_BYTES - len(FILE_MARK)) + FILE_MARK

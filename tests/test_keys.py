@@ -1,0 +1,120 @@
+"""Keys as file names: every string has one, no two share one, and there is a way back."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fusebackend.backends.keys import arrange, key_of, name_of, names_of, text_of
+
+TEXTS = st.text(st.sampled_from(list("ab./%\0~=25F é\n")) | st.characters(exclude_categories=["Cs"]), max_size=12)
+LONG = st.integers(240, 600).flatmap(lambda size: st.text(st.sampled_from("aé/%漢"), min_size=size, max_size=size))
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("plain.txt", b"plain.txt"),
+        ("", b"%"),
+        (".", b"%2E"),
+        ("..", b"%2E%2E"),
+        ("...", b"..."),
+        ("a/b", b"a%2Fb"),
+        ("nul\0", b"nul%00"),
+        ("%", b"%25"),
+        ("100%", b"100%"),
+        ("100%.txt", b"100%.txt"),
+        ("%20", b"%20"),
+        ("%2F", b"%252F"),
+        ("%2f", b"%2f"),
+        ("a%=", b"a%25="),
+        ("%.", b"%25."),
+        ("new\nline", b"new\nline"),
+        ("\udcff", b"\xff"),
+    ],
+)
+def test_a_string_is_a_name_and_back(text: str, name: bytes) -> None:
+    assert name_of(text) == name
+    assert text_of(name) == text
+
+
+@given(TEXTS | LONG)
+def test_any_string_has_a_name_that_linux_takes(text: str) -> None:
+    name = name_of(text)
+    assert 1 <= len(name) <= 255
+    assert b"/" not in name
+    assert b"\0" not in name
+    assert name not in (b".", b"..")
+    name.decode("utf-8")
+    if len(text.encode()) < 80:
+        assert text_of(name) == text
+
+
+@given(st.lists(TEXTS | LONG, unique=True))
+def test_no_two_strings_share_a_name(texts: list[str]) -> None:
+    assert len({name_of(text) for text in texts}) == len(texts)
+
+
+@given(st.binary(min_size=1, max_size=12))
+def test_a_name_that_is_no_key_is_told_from_one_that_is(name: bytes) -> None:
+    try:
+        text = text_of(name)
+    except ValueError:
+        return
+    assert name_of(text) == name
+
+
+def test_long_strings_are_cut_and_differ() -> None:
+    one, other = name_of("é" * 200 + "1"), name_of("é" * 200 + "2")
+    assert one != other
+    assert len(one) <= 255
+    with pytest.raises(ValueError, match="no key"):
+        text_of(one)
+
+
+def test_a_surrogate_that_is_no_byte_has_a_name_too() -> None:
+    assert name_of("a\ud800") != name_of("a\ud801")
+
+
+@pytest.mark.parametrize(
+    ("key", "names"),
+    [
+        ("/a/b.txt", (b"a", b"b.txt")),
+        ("a/b.txt", (b"a", b"b.txt")),
+        ("//x", (b"%", b"x")),
+        ("/a/", (b"a", b"%")),
+        ("/", (b"%",)),
+        ("/a/../b/.", (b"a", b"%2E%2E", b"b", b"%2E")),
+    ],
+)
+def test_a_path_is_a_path(key: str, names: tuple[bytes, ...]) -> None:
+    assert names_of(key) == names
+    if key.startswith("/"):
+        assert key_of(names) == key
+
+
+def test_keys_in_each_others_way() -> None:
+    keys = ["/a", "/a/b", "a", "x", "/d/e/f", "/d/e", "", "/"]
+    assert arrange(keys) == {
+        (b"a%=",): "/a",
+        (b"a", b"b"): "/a/b",
+        (b"%.", b"a"): "a",
+        (b"x",): "x",
+        (b"d", b"e", b"f"): "/d/e/f",
+        (b"d", b"e%="): "/d/e",
+        (b"%",): "/",
+        (b"%.", b"%"): "",
+    }
+
+
+SEGMENTS = st.sampled_from(["", "a", "b", ".", "..", "%", "%.", "a%=", "%="])
+KEYS = st.lists(SEGMENTS, min_size=1, max_size=4).map("/".join)
+
+
+@given(st.lists(KEYS, unique=True))
+def test_every_key_has_a_place_and_no_place_is_in_anothers_way(keys: list[str]) -> None:
+    places = arrange(keys)
+    assert sorted(places.values()) == sorted(keys)
+    directories = {names[:depth] for names in places for depth in range(len(names))}
+    assert not directories & places.keys()
