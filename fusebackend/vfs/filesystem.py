@@ -38,6 +38,7 @@ from fusebackend.vfs.invalidation import Invalidation, KernelCache
 from fusebackend.vfs.listing import Emit, list_directory
 from fusebackend.vfs.mounttree import Junction, MountTree, Route
 from fusebackend.vfs.offload import DEFAULT_DEADLINE_S, Offload
+from fusebackend.vfs.standins import StandIns
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +88,7 @@ class FileSystem:
         self.status: Callable[[], bytes] = lambda: b"{}"
         self.socket = b""  # the control socket's path, once it listens
         self.invalidation = Invalidation(self.tree, self.inodes)
+        self.stand_ins = StandIns(self.tree, self.invalidation)
 
     @classmethod
     def of(cls, backend: Any, **options: Any) -> FileSystem:
@@ -113,7 +115,7 @@ class FileSystem:
         _check_name(name)
         junction = self.tree.junction(parent)
         if junction is not None:
-            child = junction.children.get(name)
+            child = self.tree.child(junction, name)
             if child is not None:
                 attr = await child.shown(self._synthesised)
                 self.inodes.reference(child.inode, parent, attr.size)
@@ -423,7 +425,7 @@ class FileSystem:
         """Where a change of a name happens. EBUSY for a name that leads to a route."""
         _check_name(name)
         junction = self.tree.junction(parent)
-        if junction is not None and name in junction.children:
+        if junction is not None and self.tree.child(junction, name) is not None:
             raise oserror(errno.EBUSY, name)
         place = await self._place(parent, make=True)
         place[0].check_writable()
@@ -431,8 +433,7 @@ class FileSystem:
         return place
 
     def _junction_timeout(self, junction: Junction) -> float:
-        """A synthesised directory may become real unseen; a route's root is what it is."""
-        return 0 if junction.route is None else junction.route.policy.timeout_s
+        return junction.route.policy.timeout_s if junction.route is not None else junction.timeout_s
 
     async def _take(self, route: Route, function: Callable[..., Attr], *args: Any) -> Attr:
         """Call into a volume for a node that the kernel will hold, and hold it before anyone can free it."""

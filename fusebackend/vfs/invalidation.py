@@ -67,7 +67,8 @@ class Invalidation:
                 kernel.invalidate_inode(inode)
         if change.parent is not None and change.name is not None:
             for inode in self._numbers(route, change.parent):
-                kernel.invalidate_entry(inode, change.name)
+                if not self._tree.stands_in(inode, change.name):
+                    kernel.invalidate_entry(inode, change.name)
                 kernel.invalidate_inode(inode, attributes_only=True)
 
     def _unfill(self, inode: int) -> None:

@@ -114,11 +114,16 @@ async def _list_volume(
             # The kernel often asks again for what did not fit into its caller's buffer: the same position will do.
             again = position - first < len(names) and names[position - first] == name
             following = position + 1 if again else first + len(names) + 1
-            if not emit(name, Entry(inode, attr, timeout_s), following):
+            stands_in = filesystem.tree.stands_in(handle.inode, name)
+            entry = await filesystem.lookup(handle.inode, name) if stands_in else Entry(inode, attr, timeout_s)
+            if not emit(name, entry, following):
                 handle.ahead, handle.ahead_at = page[index:], (at, position)
+                if stands_in:
+                    await filesystem.forget([(entry.inode, 1)])
                 return
-            filesystem.inodes.reference(inode, handle.inode, attr.size)
-            route.volume.hold(attr.node)
+            if not stands_in:
+                filesystem.inodes.reference(inode, handle.inode, attr.size)
+                route.volume.hold(attr.node)
             if not again:
                 names.append(name)
             position = following

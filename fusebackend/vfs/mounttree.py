@@ -12,7 +12,7 @@ import contextlib
 import errno
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import trio
 
@@ -49,6 +49,9 @@ class Route:
 
 class Junction:
     """A directory that routes run through. `route` is set where it is a route's root."""
+
+    timeout_s = 0.0
+    """For how long the kernel may believe one that is no route's root: it may become real unseen."""
 
     def __init__(self, inode: int, name: bytes, parent: Junction | None, route: Route | None) -> None:
         self.inode = inode
@@ -124,7 +127,7 @@ class MountTree:
         default = self.routes[0]
         root = Junction(inode_number(default.index, ROOT_NODE), b"", None, default)
         nodes: dict[int, Junction] = {root.inode: root}
-        synthetic = 0
+        self._synthetic = 0
         for route in sorted(self.routes[1:], key=lambda route: route.prefix.count("/")):
             junction = root
             names = split(route.prefix)
@@ -132,14 +135,32 @@ class MountTree:
                 child = junction.children.get(name)
                 last = depth == len(names) - 1
                 if child is None:
-                    if not last:
-                        synthetic += 1
-                    inode = inode_number(route.index, ROOT_NODE) if last else inode_number(SYNTHETIC_INDEX, synthetic)
+                    inode = inode_number(route.index, ROOT_NODE) if last else self.synthetic_inode()
                     child = Junction(inode, name, junction, route if last else None)
                     junction.children[name] = child
                     nodes[inode] = child
                 junction = child
+        self.root = root
+        self.stand_ins: Mapping[bytes, Junction] = {}
+        """More names in the root, which are never listed; replaced as a whole, see `standins.py`."""
         self._junctions = nodes
+
+    def synthetic_inode(self) -> int:
+        """A number for a directory that is no volume's."""
+        self._synthetic += 1
+        return inode_number(SYNTHETIC_INDEX, self._synthetic)
+
+    def add(self, junction: Junction) -> None:
+        """One more junction, for good. Other threads may be going through those that are there."""
+        self._junctions = {**self._junctions, junction.inode: junction}
+
+    def child(self, junction: Junction, name: bytes) -> Junction | None:
+        """What a name in a junction leads to, if not to something of the volume's."""
+        return junction.children.get(name) or (self.stand_ins.get(name) if junction is self.root else None)
+
+    def stands_in(self, inode: int, name: bytes) -> bool:
+        """Is this name in this directory answered by a stand-in?"""
+        return inode == self.root.inode and name in self.stand_ins
 
     def junction(self, inode: int) -> Junction | None:
         """The junction an inode is, None for every ordinary directory (and leaf route roots have no children)."""
