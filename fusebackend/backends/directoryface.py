@@ -15,11 +15,13 @@ from fusebackend import paths
 from fusebackend.backends.contents import LOCKED_BYTES, PIECE_BYTES
 from fusebackend.backends.directory import DirectoryVolume
 from fusebackend.backends.localtree import SWAPPED, LocalFile, LocalTree
+from fusebackend.backends.native import Changes
 from fusebackend.backends.ripgrep import Candidates, find_candidates
 from fusebackend.backends.volume import REMOVED_AT_ONCE, Refusal, VolumeBackend
 from fusebackend.backends.walk import UNREADABLE, VANISHED, resolve
 from fusebackend.errors import oserror
 from fusebackend.globs import Matcher, compile_glob
+from fusebackend.paths import AgentPath
 from fusebackend.protocol import Change, FileInfo, GlobResult, GrepMatch, GrepResult
 from fusebackend.text import grep_pieces, iso_time
 
@@ -131,22 +133,23 @@ class DirectoryFace(VolumeBackend):
 
     # -- delete ------------------------------------------------------------------------------------------------
 
-    def _delete_tree(self, parent: int, name: bytes, node: int) -> None:
+    def _delete_tree(self, parent: int, name: bytes, node: int, path: AgentPath) -> None:
         """As in `VolumeBackend`, with the names of each directory read once: every listing reads all of them, so one
         for each portion is quadratic (100,000 files: 40 s)."""
-        left = [(parent, name, node, self._names(node))]
+        left = [(parent, name, node, path, self._names(node))]
         while left:
-            parent, name, node, names = left[-1]
-            with self._changing() as changes:
+            parent, name, node, path, names = left[-1]
+            with self.volume.changing() as changes:
                 changes.append(Change(node=node))
                 for child in names[: -REMOVED_AT_ONCE - 1 : -1]:
                     names.pop()
-                    below = self._delete_child(node, child, changes)
+                    inner = paths.join(path, paths.to_text(child))
+                    below = self._delete_child(node, child, inner, changes)
                     if below is not None:
-                        left.append((node, child, below, self._names(below)))
+                        left.append((node, child, below, inner, self._names(below)))
                         break
                 else:
-                    if not names and self._delete_emptied(parent, name, node, names, changes):
+                    if not names and self._delete_emptied(parent, name, node, path, names, changes):
                         left.pop()
 
     def _names(self, node: int) -> list[bytes]:
@@ -157,7 +160,7 @@ class DirectoryFace(VolumeBackend):
                 raise
             return []
 
-    def _delete_child(self, node: int, name: bytes, changes: list[Change]) -> int | None:
+    def _delete_child(self, node: int, name: bytes, path: AgentPath, changes: Changes) -> int | None:
         """Delete what is not a directory; the node of what is one."""
         try:
             child = self.volume.lookup(node, name)
@@ -169,10 +172,11 @@ class DirectoryFace(VolumeBackend):
                 raise
         else:
             changes.append(Change(node=child.node, parent=node, name=name))
+            changes.report("deleted", path)
         return None
 
     def _delete_emptied(
-        self, parent: int, name: bytes, node: int, names: list[bytes], changes: list[Change]
+        self, parent: int, name: bytes, node: int, path: AgentPath, names: list[bytes], changes: Changes
     ) -> bool:
         """Remove a directory whose names are gone. False, and `names` filled, when others have put new ones there."""
         try:
@@ -188,6 +192,7 @@ class DirectoryFace(VolumeBackend):
                 raise
         else:
             changes.append(Change(node=node, parent=parent, name=name))
+            changes.report("deleted", path + "/")
         return True
 
 

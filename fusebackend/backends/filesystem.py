@@ -12,6 +12,7 @@ ones start from `root_dir`, links are followed anywhere, and results show absolu
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -35,6 +36,7 @@ from fusebackend.protocol import (
     LsResult,
     MoveResult,
     ReadResult,
+    Report,
     WriteResult,
 )
 
@@ -99,10 +101,30 @@ class FilesystemBackend(BackendProtocol):
         def relay(change: Change) -> None:
             node, parent = self.volume.twin(host, change.node), self.volume.twin(host, change.parent)
             if node is not None or parent is not None:  # else the mount does not know what was changed
-                self.volume.publish(Change(node, parent, change.name if parent is not None else None))
+                self.volume.tell([Change(node, parent, change.name if parent is not None else None)])
+
+        def relay_reports(reports: Sequence[Report]) -> Callable[[], None]:
+            return self.volume.report([seen for report in reports if (seen := self._seen(host, report)) is not None])
 
         host.subscribe(relay)
+        host.observe(relay_reports)
         return host
+
+    def _seen(self, host: HostVolume, report: Report) -> Report | None:
+        """A report of the machine's paths as one of `root_dir`, None for what is outside of it."""
+        path = self._inner(report.path)
+        if report.moved_from is None:
+            return None if path is None else report._replace(path=path)
+        before = self._inner(report.moved_from)
+        if path is not None and before is not None:
+            return report._replace(path=path, moved_from=before, node=self.volume.twin(host, report.node))
+        if path is not None:
+            return Report("created", path)
+        return None if before is None else Report("deleted", before)
+
+    def _inner(self, path: str) -> str | None:
+        root = str(self.cwd)
+        return path[len(root) if root != "/" else 0 :] if paths.is_below(path, root) else None
 
     def close(self) -> None:
         """Make everything durable and let go of the directory. Twice is once."""

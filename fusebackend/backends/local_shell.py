@@ -94,7 +94,9 @@ class LocalShellBackend(FilesystemBackend, SandboxBackendProtocol):
                 if end is not End.EXIT:
                     _kill_group(process)
             run.drain()
-        self.volume.publish(Change())  # it may have changed any file
+        with self.volume.changing() as changes:  # it may have changed any file
+            changes.append(Change())
+            changes.report("unknown", "/")
         return run.response(end, process.returncode, seconds, self.max_output_bytes)
 
 

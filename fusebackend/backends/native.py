@@ -1,26 +1,60 @@
-"""`NativeVolume`: what every volume of this package has in common, a lock and a change feed."""
+"""`NativeVolume`: what every volume of this package has in common, a lock and a change feed.
+
+The feed has two kinds of listeners. Subscribers keep caches: they are told nodes and names, after the change and with
+no lock held, for they may have to wait for the kernel, and the kernel for a request that needs the lock. Observers
+keep account: they are told paths, in the order of the changes, and so with the lock held.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
-from fusebackend.protocol import Change, Volume
+from fusebackend.protocol import Change, EventKind, Report, Volume
 
 log = logging.getLogger(__name__)
 
+Observer: TypeAlias = Callable[[Sequence[Report]], Callable[[], None]]
+"""See `Volume.observe`."""
+
+_silent = contextvars.ContextVar("silent", default=False)
+
+
+@contextlib.contextmanager
+def silently() -> Iterator[None]:
+    """What this thread changes meanwhile is not for observers: it is the inner work of a change told as a whole."""
+    token = _silent.set(True)
+    try:
+        yield
+    finally:
+        _silent.reset(token)
+
+
+class Changes(list[Change]):
+    """What is being changed: as a list, for subscribers, and in `reports` for observers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reports: list[Report] = []
+
+    def report(self, kind: EventKind, path: str, moved_from: str | None = None, node: int | None = None) -> None:
+        self.reports.append(Report(kind, path, moved_from, node))
+
 
 class NativeVolume(Volume):
-    """A volume with a re-entrant `lock` and a list of subscribers to changes from the other face.
+    """A volume with a re-entrant `lock`, and lists of subscribers and observers."""
 
-    `publish` is called by whoever changed something outside the kernel face, with no lock held: a subscriber may
-    have to wait for the kernel, and the kernel for a request that needs the lock.
-    """
+    watched = False
+    """Somebody wants to know of every change: what a backend does not tell of itself is worth a question."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self._subscribers: list[Callable[[Change], None]] = []
+        self._observers: list[Observer] = []
 
     def subscribe(self, callback: Callable[[Change], None]) -> Callable[[], None]:
         self._subscribers.append(callback)
@@ -31,7 +65,56 @@ class NativeVolume(Volume):
 
         return unsubscribe
 
-    def publish(self, *changes: Change) -> None:
+    def observe(self, callback: Observer) -> Callable[[], None]:
+        self._observers.append(callback)
+
+        def unobserve() -> None:
+            if callback in self._observers:
+                self._observers.remove(callback)
+
+        return unobserve
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[Changes]:
+        """Hold the lock for a change by the agent face. What is put into `Changes` is told, after an error too."""
+        changes = Changes()
+        shown = _nothing
+        try:
+            with self.lock:
+                try:
+                    yield changes
+                finally:
+                    shown = self.report(changes.reports)
+        finally:
+            self.tell(changes)
+            shown()
+
+    def publish(self, *changes: Change, reports: Sequence[Report] = ()) -> None:
+        """Tell of changes that somebody else has made to what is behind this volume. Call it with no lock held.
+
+        Without a report of what it was, observers know only that it may have been anything.
+        """
+        shown = self.report(reports or [Report("unknown", "/", source="elsewhere")])
+        self.tell(changes)
+        shown()
+
+    def report(self, reports: Sequence[Report]) -> Callable[[], None]:
+        """Tell every observer; what this returns is to be called when the subscribers have been told as well."""
+        answers: list[Callable[[], None]] = []
+        if reports and not _silent.get():
+            for observer in tuple(self._observers):
+                try:
+                    answers.append(observer(reports))
+                except Exception:  # as in `tell`
+                    log.exception("an observer failed on %r", reports[:3])
+
+        def shown() -> None:
+            for answer in answers:
+                answer()
+
+        return shown if answers else _nothing
+
+    def tell(self, changes: Sequence[Change]) -> None:
         """Tell every subscriber of each change, in order. A subscriber that fails is logged and the rest still hear."""
         for callback in tuple(self._subscribers):
             for change in changes:
@@ -39,3 +122,7 @@ class NativeVolume(Volume):
                     callback(change)
                 except Exception:  # the change is made already; whoever made it can do nothing about a listener
                     log.exception("a subscriber failed on %r", change)
+
+
+def _nothing() -> None:
+    """Nobody waits to be told."""

@@ -20,7 +20,7 @@ from typing import Literal, Self
 
 from fusebackend import errors, paths, text
 from fusebackend.backends.contents import overwrite, read_all, read_with, require_regular, rewrite, write_pieces
-from fusebackend.backends.native import NativeVolume
+from fusebackend.backends.native import Changes, NativeVolume
 from fusebackend.backends.search import file_info, glob_files, grep_files
 from fusebackend.backends.walk import Place, entries, resolve, resolve_from, vanishing
 from fusebackend.globs import GlobError
@@ -201,7 +201,7 @@ class VolumeBackend(BackendProtocol):
 
     def _put(self, path: str, data: bytes, *, replace: bool) -> None:
         """Create a file, or replace the contents of one in place. EEXIST when it is there and `replace` is not set."""
-        with self._changing() as changes:
+        with self.volume.changing() as changes:
             # As open(2): O_EXCL finds a symbolic link itself in the way, without it a link is followed.
             place = resolve(self.volume, path, follow=replace)
             if place.attr is None:
@@ -212,9 +212,10 @@ class VolumeBackend(BackendProtocol):
                 require_regular(place.attr)
                 # Told even if it fails half-way: what is there now is not what was.
                 changes.append(Change(node=place.attr.node))
+                changes.report("modified", place.path)
                 overwrite(self.volume, place.attr.node, data)
 
-    def _create(self, place: Place, data: bytes, changes: list[Change]) -> None:
+    def _create(self, place: Place, data: bytes, changes: Changes) -> None:
         with self._parents(place, changes) as parent:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
             node = self.volume.create(parent, place.name, FILE_MODE, flags, _caller()).node
@@ -226,7 +227,8 @@ class VolumeBackend(BackendProtocol):
             except OSError:
                 self.volume.unlink(parent, place.name)  # no half-written file where there was none
                 raise
-            changes.append(Change(node=node, parent=parent, name=place.name))
+        changes.append(Change(node=node, parent=parent, name=place.name))
+        changes.report("created", place.path)
 
     def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
         try:
@@ -244,8 +246,9 @@ class VolumeBackend(BackendProtocol):
         return EditResult(path=paths.normalise(file_path), occurrences=outcome)
 
     def _edit(self, path: str, old: str, new: str, replace_all: bool) -> int | str:
-        with self._changing() as changes:
-            attr = resolve(self.volume, path).found
+        with self.volume.changing() as changes:
+            place = resolve(self.volume, path)
+            attr = place.found
             before = read_all(self.volume, attr, self.max_file_bytes)
             outcome = text.replace_string(before.decode("utf-8"), old, new, replace_all)
             if isinstance(outcome, str):
@@ -253,6 +256,7 @@ class VolumeBackend(BackendProtocol):
             content, occurrences = outcome
             after = content.encode("utf-8")
             changes.append(Change(node=attr.node))
+            changes.report("modified", place.path)
             rewrite(self.volume, attr.node, before, after)
             return occurrences
 
@@ -270,7 +274,7 @@ class VolumeBackend(BackendProtocol):
         return MoveResult(path=paths.normalise(destination))
 
     def _move(self, source: str, destination: str) -> None:
-        with self._changing() as changes:
+        with self.volume.changing() as changes:
             old = resolve(self.volume, source, follow=False)
             moved = old.found
             new = resolve(self.volume, destination, follow=False)
@@ -284,6 +288,7 @@ class VolumeBackend(BackendProtocol):
                 self.volume.rename(old.parent, old.name, parent, new.name, RENAME_NOREPLACE)
             changes += [Change(node=old.parent), Change(node=moved.node, parent=old.parent, name=old.name)]
             changes.append(Change(node=moved.node, parent=parent, name=new.name))
+            changes.report("moved", _shown(new.path, moved), _shown(old.path, moved), moved.node)
 
     def delete(self, file_path: str) -> DeleteResult:
         try:
@@ -295,7 +300,7 @@ class VolumeBackend(BackendProtocol):
         return DeleteResult(path=paths.normalise(file_path))
 
     def _delete(self, path: str) -> None:
-        with self._changing() as changes:
+        with self.volume.changing() as changes:
             place = resolve(self.volume, path, follow=False)
             node = place.found.node
             if node == ROOT_NODE:
@@ -304,18 +309,19 @@ class VolumeBackend(BackendProtocol):
             if not place.found.is_dir:
                 self.volume.unlink(place.parent, place.name)
                 changes.append(Change(node=node, parent=place.parent, name=place.name))
+                changes.report("deleted", place.path)
                 return
-        self._delete_tree(place.parent, place.name, node)
+        self._delete_tree(place.parent, place.name, node, place.path)
 
-    def _delete_tree(self, parent: int, name: bytes, node: int) -> None:
+    def _delete_tree(self, parent: int, name: bytes, node: int, path: AgentPath) -> None:
         """Delete a directory and all below it, in portions, so that a mount is not held up.
 
         Not recursive: a tree may be deeper than Python's stack.
         """
-        left = [(parent, name, node)]
+        left = [(parent, name, node, path)]
         while left:
-            parent, name, node = left[-1]
-            with self._changing() as changes:
+            parent, name, node, path = left[-1]
+            with self.volume.changing() as changes:
                 children: list[tuple[bytes, int, bool]] = []
                 with vanishing():
                     # Somebody else may have moved this directory away and put another in its place.
@@ -325,31 +331,23 @@ class VolumeBackend(BackendProtocol):
                         if not children:
                             self.volume.rmdir(parent, name)
                             changes += [Change(node=parent), Change(node=node, parent=parent, name=name)]
+                            changes.report("deleted", path + "/")
                 if not children:
                     left.pop()
                     continue
                 changes.append(Change(node=node))
                 for child, child_node, is_dir in children:
+                    below = paths.join(path, paths.to_text(child))
                     if is_dir:
-                        left.append((node, child, child_node))
+                        left.append((node, child, child_node, below))
                         continue
                     with vanishing():
                         self.volume.unlink(node, child)
+                        changes.report("deleted", below)
                     changes.append(Change(node=child_node, parent=node, name=child))
 
     @contextlib.contextmanager
-    def _changing(self) -> Iterator[list[Change]]:
-        """Hold the lock; what was put into the list is published when it is free again, after an error too."""
-        changes: list[Change] = []
-        try:
-            with self.volume.lock:
-                yield changes
-        finally:
-            if changes:
-                self.volume.publish(*changes)
-
-    @contextlib.contextmanager
-    def _parents(self, place: Place, changes: list[Change]) -> Iterator[int]:
+    def _parents(self, place: Place, changes: Changes) -> Iterator[int]:
         """Make the directories that a place lacks, and give the one that is to hold its name. An error undoes them."""
         changes.append(Change(node=place.parent))
         made: list[tuple[int, bytes, int]] = []
@@ -365,6 +363,12 @@ class VolumeBackend(BackendProtocol):
                 self.volume.rmdir(directory, name)
             raise
         changes += [Change(node=node, parent=directory, name=name) for directory, name, node in made]
+        for path in place.missing_paths:
+            changes.report("created", path + "/")
+
+
+def _shown(path: AgentPath, attr: Attr) -> str:
+    return path + "/" if attr.is_dir else path
 
 
 def _caller() -> Caller:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from fusebackend import paths
 from fusebackend.errors import oserror
-from fusebackend.paths import PathError
+from fusebackend.paths import AgentPath, PathError
 from fusebackend.protocol import NAME_MAX_BYTES, ROOT_NODE, Attr, Volume
 
 PATH_MAX_BYTES = 4096
@@ -47,10 +47,24 @@ class Place(NamedTuple):
     """What is there, or None."""
     missing: tuple[bytes, ...] = ()
     """Directories that would have to be made below the trail before `name`."""
+    way: tuple[bytes, ...] = ()
+    """The names from where the walk began, `name` included, with every link on it resolved."""
 
     @property
     def parent(self) -> int:
         return self.trail[-1]
+
+    @property
+    def path(self) -> AgentPath:
+        """Where this is, for a walk from the root."""
+        return AgentPath("/" + "/".join(map(paths.to_text, self.way)))
+
+    @property
+    def missing_paths(self) -> list[AgentPath]:
+        """Where the missing directories would be."""
+        first = len(self.way) - 1 - len(self.missing)
+        ends = range(first + 1, len(self.way))
+        return [AgentPath("/" + "/".join(map(paths.to_text, self.way[:end]))) for end in ends]
 
     @property
     def found(self) -> Attr:
@@ -89,6 +103,7 @@ def resolve(volume: Volume, path: str, *, follow: bool = True) -> Place:
 def resolve_from(volume: Volume, trail: Sequence[int], names: Sequence[bytes], *, follow: bool = True) -> Place:
     """`resolve`, from the directory at the end of `trail`, which starts with the root."""
     directories = list(trail)
+    way: list[bytes] = []
     pending = deque(names)
     links = 0
     while pending:
@@ -99,13 +114,14 @@ def resolve_from(volume: Volume, trail: Sequence[int], names: Sequence[bytes], *
             directories.pop()
             if not directories:
                 raise _leaves_volume()
+            del way[-1:]
             continue
         try:
             attr = volume.lookup(directories[-1], name)
         except OSError as error:
             if error.errno != errno.ENOENT:
                 raise
-            return _missing(directories, [name, *pending])
+            return _missing(directories, way, [name, *pending])
         if stat.S_ISLNK(attr.mode) and (pending or follow):
             links += 1
             if links > LINKS_MAX:
@@ -116,20 +132,21 @@ def resolve_from(volume: Volume, trail: Sequence[int], names: Sequence[bytes], *
             pending.extendleft(reversed(target.split(b"/")))
         elif attr.is_dir:
             directories.append(attr.node)
+            way.append(name)
             if not pending:
-                return Place(tuple(directories[:-1]), name, attr)
+                return Place(tuple(directories[:-1]), name, attr, way=tuple(way))
         elif any(rest not in (b"", b".") for rest in pending):
             raise oserror(errno.ENOTDIR)
         else:
-            return Place(tuple(directories), name, attr)
-    return Place(tuple(directories[:-1]), b"", volume.getattr(directories[-1]))
+            return Place(tuple(directories), name, attr, way=(*way, name))
+    return Place(tuple(directories[:-1]), b"", volume.getattr(directories[-1]), way=tuple(way))
 
 
-def _missing(directories: Sequence[int], names: Sequence[bytes]) -> Place:
+def _missing(directories: Sequence[int], way: Sequence[bytes], names: Sequence[bytes]) -> Place:
     rest = [name for name in names if name not in (b"", b".")]
     if b".." in rest or any(len(name) > NAME_MAX_BYTES for name in rest):
         raise oserror(errno.ENOENT)  # from the target of a link: there is nothing to climb out of, nothing to make
-    return Place(tuple(directories), rest[-1], None, tuple(rest[:-1]))
+    return Place(tuple(directories), rest[-1], None, tuple(rest[:-1]), (*way, *rest))
 
 
 def _leaves_volume() -> OSError:

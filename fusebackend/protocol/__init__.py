@@ -30,6 +30,7 @@ from fusebackend.protocol.agent import (
     SandboxBackendProtocol,
     WriteResult,
 )
+from fusebackend.protocol.events import EventKind, EventSource, FileEvent, Report
 from fusebackend.protocol.mounted import StatResult
 from fusebackend.protocol.volume import (
     BLOCK_BYTES,
@@ -68,10 +69,13 @@ __all__ = [
     "DeleteResult",
     "EditResult",
     "ErrorCode",
+    "EventKind",
+    "EventSource",
     "ExecuteResponse",
     "Features",
     "FileData",
     "FileDownloadResponse",
+    "FileEvent",
     "FileInfo",
     "FileUploadResponse",
     "GlobResult",
@@ -80,6 +84,7 @@ __all__ = [
     "LsResult",
     "MoveResult",
     "ReadResult",
+    "Report",
     "SandboxBackendProtocol",
     "StatFs",
     "StatResult",

@@ -11,6 +11,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from fusebackend.protocol.events import Report
+
 # --------------------------------------------------------------------------------------------------------------
 # Records of the kernel face
 # --------------------------------------------------------------------------------------------------------------
@@ -283,6 +285,14 @@ class Volume(abc.ABC):
         """Tell `callback` of changes not made through the kernel face; returns what ends that.
 
         Called after each change, in the thread that made it, with no lock held.
+        """
+        return lambda: None
+
+    def observe(self, callback: Callable[[Sequence[Report]], Callable[[], None]]) -> Callable[[], None]:
+        """Tell `callback` what has happened to which paths, other than through the kernel face; returns what ends that.
+
+        Called with the lock held, so in the order of the changes; it must not wait. What it returns is called when
+        the subscribers have been told, with no lock held: from then on both faces show the change.
         """
         return lambda: None
 
