@@ -27,6 +27,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from fusebackend import errors, paths
+from fusebackend.attaching import familiar, made, seated, supports_execution
 from fusebackend.backends.foreign import foreign_volume
 from fusebackend.backends.state import StateBackend
 from fusebackend.backends.statefiles import apply_files_update
@@ -72,8 +73,9 @@ class CompositeBackend(BackendProtocol):
         routes: prefix → backend or factory. `memories`, `/memories` and `/memories/` mean the same.
 
     Attributes:
-        default: as given.
+        default: as given (`attaching.familiar` says what is taken for another).
         routes: prefix with a `/` at both ends → backend, the longest prefix first.
+        given: normalised prefix → backend, as given.
 
     Raises:
         PathError: a prefix is refused, or two mean the same.
@@ -82,15 +84,16 @@ class CompositeBackend(BackendProtocol):
 
     def __init__(self, default: Any, routes: Mapping[str, Any] | None = None) -> None:
         table = RouteTable(routes or {})
-        self._given = {paths.normalise_prefix(prefix): backend for prefix, backend in (routes or {}).items()}
-        for prefix, backend in {ROOT: default, **self._given}.items():
+        default = familiar(default)
+        self.given = {paths.normalise_prefix(prefix): familiar(backend) for prefix, backend in (routes or {}).items()}
+        for prefix, backend in {ROOT: default, **self.given}.items():
             if backend is None:
                 raise TypeError(f"The backend at '{prefix}' is None")
         self.default = default
         self.routes: dict[str, Any] = {}
         faces: dict[AgentPath | None, AgentFace] = {None: AgentFace(default, "The default backend")}
         for prefix in table.prefixes:
-            backend = _seated(self._given[prefix], prefix, default)
+            backend = seated(self.given[prefix], prefix, default)
             self.routes[prefix + "/"] = backend
             faces[prefix] = AgentFace(backend, f"Route '{prefix}/'")
         self._table = table
@@ -120,11 +123,11 @@ class CompositeBackend(BackendProtocol):
         Raises:
             TypeError: a factory gave no backend.
         """
-        default = _made(self.default, runtime)
-        made: dict[str, Any] = {prefix: _made(backend, runtime) for prefix, backend in self._given.items()}
-        if default is self.default and all(made[prefix] is given for prefix, given in self._given.items()):
+        default = made(self.default, runtime)
+        routes: dict[str, Any] = {prefix: made(backend, runtime) for prefix, backend in self.given.items()}
+        if default is self.default and all(routes[prefix] is given for prefix, given in self.given.items()):
             return self
-        return CompositeBackend(default, made)
+        return CompositeBackend(default, routes)
 
     def __call__(self, runtime: Any) -> CompositeBackend:
         """`resolve`: a composite is a factory of itself, so it can be given wherever a factory can."""
@@ -357,37 +360,3 @@ class CompositeBackend(BackendProtocol):
         volume = foreign_volume(changed[0].face.backend)
         if volume is not None:
             volume.told(*(routed.inner for routed in changed))
-
-
-def supports_execution(backend: Any) -> bool:
-    """Can this backend run commands? Also one that has `execute` without being our `SandboxBackendProtocol`."""
-    if isinstance(backend, CompositeBackend):
-        return supports_execution(backend.default)
-    if isinstance(backend, SandboxBackendProtocol):
-        return True
-    return not is_factory(backend) and callable(getattr(backend, "execute", None))
-
-
-def _seated(backend: Any, prefix: AgentPath, default: Any) -> Any:
-    """A route's backend; one that shares its state with the default keeps its files there under the prefix."""
-    if isinstance(backend, StateBackend) and backend.shares_state_with(default):
-        return backend.below(prefix)
-    if isinstance(backend, CompositeBackend):
-        base = _seated(backend.default, prefix, default)
-        routes: dict[str, Any] = {
-            path: _seated(part, AgentPath(prefix + path), default) for path, part in backend._given.items()
-        }
-        if base is not backend.default or any(routes[path] is not part for path, part in backend._given.items()):
-            return CompositeBackend(base, routes)
-    return backend
-
-
-def _made(backend: Any, runtime: Any) -> Any:
-    if isinstance(backend, CompositeBackend):
-        return backend.resolve(runtime)
-    if not is_factory(backend):
-        return backend
-    made = backend(runtime)
-    if made is None or is_factory(made):
-        raise TypeError(f"The factory {backend!r} gave {made!r} and no backend")
-    return made.resolve(runtime) if isinstance(made, CompositeBackend) else made

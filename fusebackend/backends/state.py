@@ -5,8 +5,9 @@ path → None) and the graph merges that into the state, after the tool call. Wh
 `files_update`, and also puts it into `runtime.state["files"]` at once, so that the next read sees it, whoever makes it.
 Merging the update again, as the graph, `CompositeBackend` or a caller will, changes nothing.
 
-Without a runtime the backend has a state of its own, in this process. Nothing here is durable: keeping the state is
-the checkpointer's work.
+Without a runtime the state is found at the first use, and kept (`graphstate.py`): inside a running LangGraph graph with
+`files` in its state it is that graph's, in whichever thread of it, and outside of one then is an error; anywhere else
+it is one of the backend's own, in this process. Nothing here is durable: keeping the state is the checkpointer's work.
 
 Both formats are read: the seeds' list of lines (v1), and text or base64 (v2). What is written is `file_format`, but for
 bytes that are no UTF-8, which only v2 can hold. There are no directories in a state, only paths: an empty directory
@@ -20,10 +21,10 @@ from __future__ import annotations
 import copy
 import errno
 from collections.abc import Iterator, Mapping
-from types import SimpleNamespace
 from typing import Any, Literal
 
 from fusebackend import errors, paths, text
+from fusebackend.backends.graphstate import GRAPH_STATE, LateRuntime
 from fusebackend.backends.statefiles import StateFiles, StateView, apply_files_update
 from fusebackend.backends.walk import names_of
 from fusebackend.globs import GlobError, Matcher, compile_glob
@@ -53,7 +54,7 @@ class StateBackend(BackendProtocol):
     """Files in `runtime.state["files"]`.
 
     Args:
-        runtime: anything with a `state`, a mapping; None for a state of its own.
+        runtime: anything with a `state`, a mapping; None for the running graph's, or one of its own.
         file_format: how files are written, `"v2"` (text or base64) or `"v1"` (the seeds' list of lines).
         on_exists: what `write` does to an existing file, `"error"` (the seeds) or `"replace"` (deepagents 0.7).
     """
@@ -73,7 +74,7 @@ class StateBackend(BackendProtocol):
             raise ValueError(f"file_format must be 'v1' or 'v2', not {file_format!r}")
         if on_exists not in ("error", "replace"):
             raise ValueError(f"on_exists must be 'error' or 'replace', not {on_exists!r}")
-        self.runtime = runtime if runtime is not None else SimpleNamespace(state={"files": {}})
+        self.runtime = runtime if runtime is not None else LateRuntime()
         self.file_format = file_format
         self.on_exists = on_exists
         self._view = StateView(self.runtime)
@@ -84,10 +85,33 @@ class StateBackend(BackendProtocol):
         view._view = StateView(self.runtime, self._view.prefix + prefix)
         return view
 
-    def shares_state_with(self, other: Any) -> bool:
-        """Do both keep their files in the same state?"""
-        runtime = getattr(other, "runtime", None)
-        return runtime is not None and getattr(runtime, "state", None) is self.runtime.state
+    def beside(self, other: Any, prefix: AgentPath) -> StateBackend:
+        """This backend as it is attached at `prefix` to another. If both keep their files in one state, its own are
+        there under the paths an agent sees; of two that have yet to find their state, that is known when they have."""
+        theirs = getattr(other, "runtime", None)
+        if theirs is None:
+            return self
+
+        def shared() -> bool:
+            return theirs is self.runtime or getattr(theirs, "state", None) is self.runtime.state
+
+        if _is_settled(theirs) and _is_settled(self.runtime) and not shared():
+            return self
+        own = self._view
+
+        def place() -> str:
+            if not shared():
+                return own.prefix
+            return (other._view.prefix if isinstance(other, StateBackend) else "") + prefix
+
+        view = copy.copy(self)
+        view._view = StateView(self.runtime, place)
+        return view
+
+    @property
+    def in_graph(self) -> bool:
+        """May the files be in the state of a running LangGraph graph?"""
+        return not _is_settled(self.runtime) or self.runtime.state is GRAPH_STATE
 
     def apply(self, update: Mapping[str, Any]) -> None:
         """Merge a `files_update` with paths of this backend into the state."""
@@ -97,10 +121,9 @@ class StateBackend(BackendProtocol):
 
     def ls(self, path: str) -> LsResult:
         try:
-            base = _checked(path)
+            base, files = _checked(path), self._view.now()
         except (PathError, OSError) as error:
             return LsResult(error=_words(error))
-        files = self._view.now()
         entries: dict[str, FileInfo] = {}
         for found, key in files.tree(base):
             name, slash, _ = found[len(base) :].lstrip("/").partition("/")
@@ -115,9 +138,8 @@ class StateBackend(BackendProtocol):
         return LsResult(entries=sorted(entries.values(), key=lambda info: info["path"]))
 
     def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
-        files = self._view.now()
         try:
-            path = _checked(file_path)
+            path, files = _checked(file_path), self._view.now()
             result = text.read_bytes(path, files.data(path), offset, limit)
         except PathError as error:
             return ReadResult(error=str(error))
@@ -169,7 +191,10 @@ class StateBackend(BackendProtocol):
             return GlobResult(error=_words(error))
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
-        files = self._view.now()
+        try:
+            files = self._view.now()
+        except OSError as error:
+            return [FileDownloadResponse(path=path, error=_words(error)) for path in paths]
         return [_download(files, path) for path in paths]
 
     # -- writing -----------------------------------------------------------------------------------------------
@@ -207,8 +232,11 @@ class StateBackend(BackendProtocol):
         files.put(path, key, record)
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
-        with self._view.changing() as draft:
-            return [self._upload(draft, path, content) for path, content in files]
+        try:
+            with self._view.changing() as draft:
+                return [self._upload(draft, path, content) for path, content in files]
+        except OSError as error:
+            return [FileUploadResponse(path=path, error=_words(error)) for path, _ in files]
 
     def _upload(self, files: StateFiles, path: str, content: bytes) -> FileUploadResponse:
         if not isinstance(content, (bytes, bytearray, memoryview)):
@@ -250,13 +278,15 @@ class StateBackend(BackendProtocol):
     def delete(self, file_path: str) -> DeleteResult:
         try:
             path = _checked(file_path)
-        except (PathError, OSError) as error:
-            return DeleteResult(error=_words(error))
-        if path == ROOT:
-            return DeleteResult(error=f"Error deleting '{file_path}': The root can't be deleted")
-        with self._view.changing() as files:
-            for _, key in files.tree(path):
-                files.remove(key)
+            if path == ROOT:
+                raise OSError(errno.EBUSY, "The root can't be deleted")
+            with self._view.changing() as files:
+                for _, key in files.tree(path):
+                    files.remove(key)
+        except PathError as error:
+            return DeleteResult(error=str(error))
+        except OSError as error:
+            return DeleteResult(error=f"Error deleting '{file_path}': {error.strerror}")
         if not files.update:
             return DeleteResult(error=f"Error: File '{file_path}' not found")
         return DeleteResult(path=path, files_update=files.update)
@@ -275,6 +305,10 @@ class StateBackend(BackendProtocol):
         except OSError as error:
             return MoveResult(error=f"Error moving '{source}' to '{destination}': {error.strerror}")
         return MoveResult(path=new, files_update=files.update)
+
+
+def _is_settled(runtime: Any) -> bool:
+    return not isinstance(runtime, LateRuntime) or runtime.settled
 
 
 def _move(files: StateFiles, old: AgentPath, new: AgentPath) -> None:

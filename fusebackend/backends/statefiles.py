@@ -13,7 +13,7 @@ import bisect
 import contextlib
 import errno
 import threading
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 from fusebackend import errors, paths, text
@@ -92,12 +92,19 @@ class KeyIndex:
 
 
 class StateView:
-    """Where files are: a runtime's state, below a prefix; with the index of its keys as they were last seen."""
+    """Where files are: a runtime's state, below a prefix; with the index of its keys as they were last seen.
 
-    def __init__(self, runtime: Any, prefix: str = "") -> None:
+    The prefix may be a function, where it depends on a state that is yet to be found.
+    """
+
+    def __init__(self, runtime: Any, prefix: str | Callable[[], str] = "") -> None:
         self.runtime = runtime
-        self.prefix = prefix
+        self._prefix = prefix
         self._index = KeyIndex((), [], [])
+
+    @property
+    def prefix(self) -> str:
+        return self._prefix if isinstance(self._prefix, str) else self._prefix()
 
     def now(self) -> StateFiles:
         """The files as they are at this moment."""
@@ -112,7 +119,8 @@ class StateView:
         """Files to change. The change is made when the block ends, unless by an error; until then nobody sees it."""
         with _CHANGING:
             draft = dict(files_of(self.runtime))
-            index = self._index.copy() if self._index.fits(draft) else KeyIndex.of(draft)
+            index = self._index  # another thread may put another in its place, of another state even
+            index = index.copy() if index.fits(draft) else KeyIndex.of(draft)
             files = StateFiles(draft, self.prefix, index)
             yield files
             if files.update:

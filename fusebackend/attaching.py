@@ -1,0 +1,73 @@
+"""What becomes of a backend that is given to a `CompositeBackend`, at a prefix or as the default."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from fusebackend.backends.state import StateBackend
+from fusebackend.dialect import is_factory
+from fusebackend.paths import AgentPath
+from fusebackend.protocol import SandboxBackendProtocol
+
+
+def familiar(backend: Any) -> Any:
+    """One of ours that was exported is itself again, and a composite of deepagents' becomes one of ours: with its
+    routes apart, each has a kernel face of its own, and DESIGN 2 holds. Any other is what it is.
+
+    Raises:
+        PathError: a route of that composite has a prefix that ours refuse.
+    """
+    exporting = sys.modules.get("fusebackend.integrations.exported")
+    if exporting is not None and isinstance(backend, exporting.Exported):
+        return backend.backend
+    kind = type(backend)
+    if (kind.__module__, kind.__qualname__) == ("deepagents.backends.composite", "CompositeBackend"):
+        from fusebackend.composite import CompositeBackend
+
+        return CompositeBackend(backend.default, backend.routes)
+    return backend
+
+
+def seated(backend: Any, prefix: AgentPath, default: Any) -> Any:
+    """A route's backend; one that shares its state with the default keeps its files there under the prefix."""
+    from fusebackend.composite import CompositeBackend
+
+    if isinstance(backend, StateBackend):
+        return backend.beside(default, prefix)
+    if isinstance(backend, CompositeBackend):
+        given = backend.given
+        base = seated(backend.default, prefix, default)
+        routes: dict[str, Any] = {path: seated(part, AgentPath(prefix + path), default) for path, part in given.items()}
+        if base is not backend.default or any(routes[path] is not part for path, part in given.items()):
+            return CompositeBackend(base, routes)
+    return backend
+
+
+def made(backend: Any, runtime: Any) -> Any:
+    """What a factory gives for a runtime; anything else is itself.
+
+    Raises:
+        TypeError: a factory gave no backend.
+    """
+    from fusebackend.composite import CompositeBackend
+
+    if isinstance(backend, CompositeBackend):
+        return backend.resolve(runtime)
+    if not is_factory(backend):
+        return backend
+    found = familiar(backend(runtime))
+    if found is None or is_factory(found):
+        raise TypeError(f"The factory {backend!r} gave {found!r} and no backend")
+    return found.resolve(runtime) if isinstance(found, CompositeBackend) else found
+
+
+def supports_execution(backend: Any) -> bool:
+    """Can this backend run commands? Also one that has `execute` without being our `SandboxBackendProtocol`."""
+    from fusebackend.composite import CompositeBackend
+
+    if isinstance(backend, CompositeBackend):
+        return supports_execution(backend.default)
+    if isinstance(backend, SandboxBackendProtocol):
+        return True
+    return not is_factory(backend) and callable(getattr(backend, "execute", None))
