@@ -31,6 +31,7 @@ class RunningCall:
         self._connection = connection
         self._verb = verb
         self._params = params
+        self._subscribed: Subscription | None = None
 
     def start(self) -> None:
         threading.Thread(target=self._run_apart, name="fusebackend-call", daemon=True).start()
@@ -48,6 +49,8 @@ class RunningCall:
         answer = self._outcome()
         if self.answered:
             self._connection.send(answer)
+        if self._subscribed is not None:
+            self._subscribed.start()  # its events come after the answer that names it
 
     def _outcome(self) -> Response | Failure:
         if self._verb.changes and self._connection.server.read_only:
@@ -73,7 +76,8 @@ class RunningCall:
         return self._connection.cancel(call)
 
     def subscribe(self, path: str) -> str:
-        return self._connection.subscribe(path)
+        self._subscribed = self._connection.subscribe(path)
+        return self._subscribed.name
 
     def unsubscribe(self, subscription: str) -> bool:
         return self._connection.unsubscribe(subscription)

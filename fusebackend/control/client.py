@@ -82,7 +82,10 @@ class Client(SandboxBackendProtocol):
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.mountpoint, _ = rendezvous.split(path)
+        self._begin(rendezvous.split(path)[0])
+
+    def _begin(self, mountpoint: str) -> None:
+        self.mountpoint = mountpoint
         self._idle: list[Connection] = []
         self._guard = threading.Lock()
         self._owner = os.getpid()

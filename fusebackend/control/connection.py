@@ -6,6 +6,7 @@ import errno
 import itertools
 import select
 import socket
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -59,20 +60,23 @@ class Connection:
     _incoming = wire.Decoder(Incoming)
 
     def __init__(self, address: str, mountpoint: str) -> None:
+        stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            _connect(stream, address)
+        except OSError as error:
+            stream.close()
+            why = "nobody listens" if isinstance(error, (ConnectionRefusedError, FileNotFoundError)) else error.strerror
+            raise ServerLost(f"the server of '{mountpoint}' can't be reached at '{address}': {why}") from None
+        self.begin(stream, mountpoint)
+
+    def begin(self, stream: socket.socket, mountpoint: str) -> None:
+        """Use a stream that is connected already."""
         self.used = False
         self.answering = False
         self._mountpoint = mountpoint
         self._ids = itertools.count(1)
-        self._stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._stream.settimeout(CONNECT_TIMEOUT_S)
-        try:
-            self._stream.connect(address)
-        except OSError as error:
-            self._stream.close()
-            why = "nobody listens" if isinstance(error, (ConnectionRefusedError, FileNotFoundError)) else error.strerror
-            raise ServerLost(f"the server of '{mountpoint}' can't be reached at '{address}': {why}") from None
-        self._stream.settimeout(None)
-        self._lines = Lines(self._stream, MAX_ANSWER_BYTES)
+        self._stream = stream
+        self._lines = Lines(stream, MAX_ANSWER_BYTES)
 
     def waiting(self, timeout_s: float | None) -> bool:
         """Is there a message, or the beginning of one, within so many seconds? None waits for ever."""
@@ -110,7 +114,7 @@ class Connection:
         while True:
             message = self.next()
             if message.method is not None:
-                if take is not None and message.params is not None:
+                if take is not None and message.params is not msgspec.UNSET:
                     take(wire.decode_any(message.params))
                 continue
             if message.id == number or (message.id is None and message.error is not None):
@@ -139,3 +143,19 @@ class Connection:
         if message.result is msgspec.UNSET:
             raise ServerLost(f"the server of '{self._mountpoint}' does not speak this protocol: no result")
         return wire.decode_as(kind, message.result)
+
+
+def _connect(stream: socket.socket, address: str) -> None:
+    """Connect, and wait for a server that has a queue of others to accept. Raises OSError."""
+    stream.setblocking(False)
+    deadline = time.monotonic() + CONNECT_TIMEOUT_S
+    while True:
+        try:
+            stream.connect(address)
+        except BlockingIOError:  # of a Unix socket: its queue is full (connect(2), EAGAIN)
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.005)
+        else:
+            stream.setblocking(True)
+            return

@@ -60,7 +60,7 @@ class RemoteWatch:
                 if self._closed.is_set():
                     return None
                 raise
-            if message.method == "change" and message.params is not None:
+            if message.method == "change" and message.params is not msgspec.UNSET:
                 params: dict[str, Any] = wire.decode_any(message.params)
                 return msgspec.convert(params["event"], FileEvent)
         return None

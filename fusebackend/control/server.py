@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import logging
 import os
 import socket
@@ -183,6 +184,7 @@ class Connection:
         self._busy = False
         self._calls: dict[CallId, RunningCall] = {}
         self._subscriptions: dict[str, Subscription] = {}
+        self._names = itertools.count(1)
         self._guard = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="fusebackend-connection", daemon=True)
 
@@ -276,22 +278,14 @@ class Connection:
             found.cancelled.set()
         return found is not None
 
-    def subscribe(self, path: str) -> str:
+    def subscribe(self, path: str) -> Subscription:
+        """A subscription that is not started yet. Raises `WireError` for too many, `PathError` for the path."""
         with self._guard:
             if len(self._subscriptions) >= MAX_CALLS:
                 raise WireError(wire.BUSY, f"this connection has {MAX_CALLS} subscriptions already")
-            subscription = Subscription(self, path, str(len(self._subscriptions) + 1))
-            while subscription.name in self._subscriptions:
-                subscription.name += "'"
+            subscription = Subscription(self, path, str(next(self._names)))
             self._subscriptions[subscription.name] = subscription
-        return subscription.name
-
-    def started(self, name: str) -> None:
-        """The answer to `subscribe` is out: its events may follow."""
-        with self._guard:
-            subscription = self._subscriptions.get(name)
-        if subscription is not None:
-            subscription.start()
+        return subscription
 
     def unsubscribe(self, name: str) -> bool:
         with self._guard:

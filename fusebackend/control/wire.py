@@ -86,7 +86,7 @@ class Incoming(msgspec.Struct):
     result: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     error: ErrorObject | None = None
     method: str | None = None
-    params: msgspec.Raw | None = None
+    params: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
 class WireError(Exception):

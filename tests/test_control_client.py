@@ -1,0 +1,248 @@
+"""`Client`: the published suite over the socket, and what happens to a client when its server does not answer."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+from controlled import LIMIT_S, ClientOf, Raw, serving
+
+from fusebackend.backends import CompositeBackend, InMemoryBackend
+from fusebackend.backends.sqlite import SqliteBackend
+from fusebackend.control import client as client_module
+from fusebackend.control.connection import ServerLost
+from fusebackend.protocol import SandboxBackendProtocol
+from fusebackend.testing.conformance import BackendConformance
+
+
+class TestConformance(BackendConformance):
+    @pytest.fixture
+    def backend(self):
+        with InMemoryBackend() as files, serving(files) as server, ClientOf(server) as client:
+            yield client
+
+
+class TestConformanceAsRoute(BackendConformance):
+    """A client is a backend, so it can be a route: here of a composite that is asked below its prefix' place."""
+
+    @pytest.fixture
+    def backend(self):
+        with InMemoryBackend() as files, serving(files) as server, ClientOf(server) as client:
+            yield CompositeBackend(client)
+
+
+@pytest.fixture
+def files(tmp_path):
+    with SqliteBackend(tmp_path / "files.db") as files:
+        yield files
+
+
+@pytest.fixture
+def server(files):
+    with serving(CompositeBackend(files, {"/notes/": InMemoryBackend()})) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server):
+    with ClientOf(server) as client:
+        yield client
+
+
+class TestVerbs:
+    def test_it_is_a_sandbox_backend(self, client):
+        assert isinstance(client, SandboxBackendProtocol)
+        assert client.id == "fusebackend:/mnt/unmounted"
+        assert client.hello()["protocol"] == 1
+
+    @pytest.mark.parametrize("name", ["/a\udcff", "/a b", "/\N{SNOWMAN}", "/\\", '/"', "/\x01\n", "/😀"])
+    def test_names_of_any_bytes(self, client, files, name):
+        assert client.write(name, "text").error is None
+        assert files.ls("/").entries[0] in client.ls("/").entries
+        assert client.download_files([name])[0].content == b"text"
+        assert [found["path"] for found in client.glob("*").matches] == [name]
+        assert [found["path"] for found in client.grep("text").matches] == [name]
+
+    def test_a_path_that_is_no_text_is_an_error_in_the_record(self, client):
+        assert client.read("/a\ud800").error
+        assert client.upload_files([("/a\ud800", b"")])[0].error
+
+    def test_wrong_types_are_errors_in_the_record(self, client):
+        assert "int" in client.read("/x", offset="one").error
+        assert client.ls(7).error
+        assert client.upload_files([("/x", "text")])[0].error == "content must be bytes, not str"
+
+    def test_large_files_travel_in_pieces(self, client, files):
+        content = os.urandom(1 << 20) * 70
+        answers = client.upload_files([("/small", b"1"), ("/large", content), ("/last", b"2")])
+        assert [(answer.path, answer.error) for answer in answers] == [
+            ("/small", None), ("/large", None), ("/last", None),
+        ]  # fmt: skip
+        assert files.download_files(["/large"])[0].content == content
+        found = client.download_files(["/small", "/none", "/large"])
+        assert [answer.content for answer in found] == [b"1", None, content]
+        assert found[1].error == "file_not_found"
+
+    def test_thousands_of_matches(self, client, files):
+        files.write("/many", "needle\n" * 12_345)
+        assert client.grep("needle") == files.grep("needle")
+        cut = client.grep("needle", max_count=700)
+        assert (len(cut.matches), cut.truncated) == (700, True)
+
+    def test_execute_streams(self, client):
+        pieces = []
+        result = client.run("hello", stdin=b"\x00", cwd="/notes", on_output=lambda *piece: pieces.append(piece))
+        assert result.output == "hello in /notes with b'\\x00'"
+        assert pieces == [("stdout", b"hello"), ("stderr", b"\xff")]
+
+    def test_a_time_out_that_is_none_is_a_value_error(self, client):
+        with pytest.raises(ValueError, match="above 0"):
+            client.execute("x", timeout=0)
+
+    def test_stat(self, client, files):
+        files.write("/notes.txt", "four")
+        found = client.stat("/notes.txt")
+        assert (found.type, found.size, found.mode, found.route) == ("file", 4, 0o644, "/")
+        assert client.stat("/notes").type == "directory"
+        assert client.stat("/notes").route == "/notes/"
+        assert client.stat("/none").error == "File '/none' not found"
+        assert client.stat("/../x").error
+
+    def test_invalidate(self, client):
+        client.invalidate("/notes")
+        with pytest.raises(ValueError, match=r"\.\."):
+            client.invalidate("/../..")
+
+    def test_changes_are_refused_where_nothing_may_change(self, files):
+        files.write("/old", "text")
+        with serving(files, read_only=True) as server, ClientOf(server) as client:
+            assert "read-only" in client.write("/new", "text").error
+            assert "read-only" in client.edit("/old", "text", "new").error
+            assert "read-only" in client.delete("/old").error
+            assert "read-only" in client.move("/old", "/new").error
+            assert "read-only" in client.upload_files([("/new", b"")])[0].error
+            assert client.read("/old").file_data["content"] == "text"
+
+    async def _async_reads(self, client):
+        assert (await client.awrite("/async", "text")).error is None
+        assert (await client.aread("/async")).file_data["content"] == "text"
+        assert (await client.aexecute("hello")).exit_code == 0
+
+    def test_async_twins(self, client):
+        import anyio
+
+        anyio.run(self._async_reads, client, backend="trio")
+        client.delete("/async")
+        anyio.run(self._async_reads, client, backend="asyncio")
+
+    def test_many_threads(self, client):
+        failures = []
+
+        def work(number):
+            for turn in range(50):
+                client.upload_files([(f"/file-{number}", b"%d" % turn)])
+                if client.download_files([f"/file-{number}"])[0].content != b"%d" % turn:
+                    failures.append((number, turn))
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failures
+
+
+class TestLostServer:
+    def test_one_clear_error_and_the_next_call_connects_again(self, files):
+        with serving(files) as server:
+            client = ClientOf(server)
+            assert client.write("/x", "1").error is None
+        assert "can't be reached" in client.read("/x").error
+        assert "can't be reached" in client.write("/y", "1").error
+        assert "can't be reached" in client.upload_files([("/y", b"")])[0].error
+        assert "can't be reached" in client.download_files(["/y"])[0].error
+        assert "can't be reached" in client.execute("x").output
+        with pytest.raises(ServerLost):
+            client.status()
+        with serving(files) as client.server:
+            assert client.read("/x").file_data["content"] == "1"
+            client.close()
+
+    def test_a_kept_connection_that_the_server_closed_is_replaced(self, client, server):
+        assert client.ls("/").error is None
+        for connection in list(server._connections):
+            connection.close()
+            connection.join(LIMIT_S)
+        assert client.write("/x", "1").error is None, "the call was never sent, so it is sent again"
+
+    def test_a_change_whose_answer_is_lost_is_not_repeated(self, client, monkeypatch):
+        # A server that reads the call and dies.
+        import socket
+
+        def connect():
+            ours, theirs = socket.socketpair()
+
+            def die():
+                theirs.recv(1 << 16)
+                theirs.close()
+
+            threading.Thread(target=die).start()
+            connection = client_module.Connection.__new__(client_module.Connection)
+            connection.begin(ours, client.mountpoint)
+            return connection
+
+        monkeypatch.setattr(client, "_connect", connect)
+        assert "nobody knows" in client.write("/x", "1").error
+
+    def test_interrupting_a_call_leaves_the_client_usable(self, client, server):
+        ended = threading.Event()
+
+        def wait():
+            client.run("wait")
+            ended.set()
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        while not any(connection._calls for connection in list(server._connections)):
+            pass
+        for connection in list(server._connections):
+            connection.close()
+        assert ended.wait(LIMIT_S)
+        thread.join()
+        assert client.ls("/").error is None
+
+
+class TestWatch:
+    def test_changes_arrive(self, client, files):
+        with client.watch("/") as watch:
+            client.write("/x", "1")
+            event = watch.get(LIMIT_S)
+            assert (event.kind, event.path, event.source) == ("created", "/x", "api")
+            assert watch.get(0) is None
+
+    def test_closing_ends_an_iteration(self, client):
+        watch = client.watch("/")
+        threading.Timer(0.05, watch.close).start()
+        assert list(watch) == []
+
+    def test_a_lost_server_is_an_error(self, files):
+        with serving(files) as server:
+            watch = ClientOf(server).watch("/")
+        with pytest.raises(ServerLost):
+            watch.get(LIMIT_S)
+
+    def test_a_path_that_is_none(self, client):
+        with pytest.raises(ValueError, match=r"\.\."):
+            client.watch("/../..")
+        assert client.ls("/").error is None
+
+
+class TestRawCancel:
+    def test_cancelling_ends_a_call(self, server):
+        with Raw(server.address) as raw:
+            raw.send(b'{"jsonrpc":"2.0","id":"w","method":"execute","params":{"command":"wait"}}\n')
+            assert raw.ask("cancel", 2, call="w")["result"] is True
+            answer = raw.line()
+            assert (answer["id"], answer["error"]["code"]) == ("w", -32002)
+            assert raw.ask("cancel", 3, call="w")["result"] is False
