@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fusebackend.backends import InMemoryBackend
-from fusebackend.control import rendezvous, server as server_module, wire
+from fusebackend.control import rendezvous, wire
+from fusebackend.control import server as server_module
 
 
 @pytest.fixture
@@ -99,7 +100,8 @@ class TestMessages:
                 wire.INVALID_PARAMS,
                 4,
             ),
-            (b'{"jsonrpc":"2.0","id":4,"method":"execute","params":{"command":"x","timeout":0}}', wire.INVALID_PARAMS, 4),
+            (
+
             (b'{"jsonrpc":"2.0","id":4,"method":"stage","params":{"data":"","token":"none"}}', wire.SYSTEM_ERROR, 4),
         ],
     )

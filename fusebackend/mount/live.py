@@ -80,4 +80,5 @@ class LiveMount:
         self.shell.close()
 
     def _describe(self) -> dict[str, Any]:
-        return {"execute": self.shell.describe(), "control": {"socket": self._control.address, **self._control.counts()}}
+        control = {"socket": self._control.address, **self._control.counts()}
+        return {"execute": self.shell.describe(), "control": control}

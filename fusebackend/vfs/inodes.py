@@ -45,16 +45,20 @@ class Entry(NamedTuple):
 class KnownInode:
     """What the mount remembers of an inode the kernel knows."""
 
-    __slots__ = ("filled", "lookups", "opens", "parent", "size", "version")
+    __slots__ = ("filled", "lookups", "name", "opens", "parent", "size", "version")
 
     def __init__(self) -> None:
         self.lookups = 0
         self.opens = 0  # open handles
         self.filled = False  # the kernel was given the file's pages, see `filling.py`
         self.size = 0  # bytes, as the kernel believes: what it was told, or has written itself
-        self.parent = 0  # of a directory: the inode it was last found in, for `..`
+        self.parent = 0  # the directory in which it was last found …
+        self.name = b""  # … and by which name; see `names.py`
         self.version: object = None  # of the data in the kernel's page cache; see `cache.py`
 
+
+OTHER_NAMES = 8
+"""Names of a file with several that are kept besides the last one, in case that one goes."""
 
 SMALL_TABLE = 1000
 """A table that never held more than this is not worth shrinking."""
@@ -65,6 +69,7 @@ class InodeTable:
 
     def __init__(self) -> None:
         self._known: dict[int, KnownInode] = {}
+        self.others: dict[int, list[tuple[int, bytes]]] = {}  # earlier (directory, name)s of files with several links
         self._peak = SMALL_TABLE  # the most that was known since the table last shrank
         root = self._known[ROOT_INODE] = KnownInode()
         root.lookups = 1
@@ -80,14 +85,26 @@ class InodeTable:
         """Every known inode with its lookup count."""
         return [(inode, known.lookups) for inode, known in list(self._known.items())]
 
-    def reference(self, inode: int, parent: int, size: int) -> None:
+    def reference(self, inode: int, parent: int, name: bytes, attr: Attr) -> None:
         """The kernel is given one more reference, under a name in `parent`, and told the size."""
         known = self._known.get(inode)
         if known is None:
             known = self._known[inode] = KnownInode()
+            known.parent, known.name = parent, name
+        elif known.name != name or known.parent != parent:
+            self.renamed(inode, parent, name, attr)
         known.lookups += 1
-        known.parent = parent
-        known.size = size
+        known.size = attr.size
+
+    def renamed(self, inode: int, parent: int, name: bytes, attr: Attr) -> None:
+        """An inode has another name, if the kernel knows it."""
+        known = self._known.get(inode)
+        if known is None:
+            return
+        if attr.nlink > 1 and not attr.is_dir:
+            others = [other for other in self.others.get(inode, ()) if other != (known.parent, known.name)]
+            self.others[inode] = [*others, (known.parent, known.name)][-OTHER_NAMES:]
+        known.parent, known.name = parent, name
 
     def told(self, inode: int, size: int) -> None:
         """The kernel is told the size of an inode it knows."""
@@ -106,6 +123,7 @@ class InodeTable:
             assert known.lookups >= 0, f"lookup count of inode {inode} fell below zero"
             if known.lookups == 0:
                 del self._known[inode]
+                self.others.pop(inode, None)
                 gone.append(inode)
         self._peak = max(self._peak, len(self._known) + len(gone))
         if len(self._known) < self._peak // 4:

@@ -13,15 +13,19 @@ import errno
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import trio
 
 from fusebackend.errors import oserror
-from fusebackend.paths import AgentPath, split
+from fusebackend.paths import ROOT, AgentPath, join, split, to_text
 from fusebackend.protocol import ROOT_NODE, Attr, Caller, Volume
 from fusebackend.vfs.cache import CachePolicy
 from fusebackend.vfs.inodes import SYNTHETIC_INDEX, inode_number
 from fusebackend.vfs.offload import Offload
+
+if TYPE_CHECKING:
+    from fusebackend.vfs.reporting import ReportingVolume
 
 WAY_PATIENCE_S = 1.0
 """How long the way to a route waits for another one that it leads through, before it shows what was last known."""
@@ -37,9 +41,14 @@ class Route:
         self.index = index
         self.prefix = prefix
         self.volume = volume
+        self.changing: Volume | ReportingVolume = volume  # for what changes something; while somebody watches, it tells
         self.policy = policy
         self.offload = offload
         self.call = offload.call
+
+    def inner(self, outer: AgentPath) -> AgentPath:
+        """The path inside the volume, of one of the mounted tree that belongs to this route."""
+        return outer if self.prefix == ROOT else AgentPath(outer[len(self.prefix) :] or ROOT)
 
     def check_writable(self) -> None:
         """EROFS where nothing can be changed."""
@@ -56,6 +65,7 @@ class Junction:
     def __init__(self, inode: int, name: bytes, parent: Junction | None, route: Route | None) -> None:
         self.inode = inode
         self.name = name
+        self.path = ROOT if parent is None else join(parent.path, to_text(name))
         self.parent = parent
         self.route = route
         self.children: dict[bytes, Junction] = {}
@@ -113,7 +123,7 @@ class Junction:
             if make:
                 route.check_writable()
                 owner = Caller(os.geteuid(), os.getegid())
-                attr = await route.call(route.volume.mkdir, node, self.name, 0o755, owner)
+                attr = await route.call(route.changing.mkdir, node, self.name, 0o755, owner)
                 self.underlying = (route, attr.node)
         return self.underlying
 
