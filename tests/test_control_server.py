@@ -101,7 +101,10 @@ class TestMessages:
                 4,
             ),
             (
-
+                b'{"jsonrpc":"2.0","id":4,"method":"execute","params":{"command":"x","timeout":0}}',
+                wire.INVALID_PARAMS,
+                4,
+            ),
             (b'{"jsonrpc":"2.0","id":4,"method":"stage","params":{"data":"","token":"none"}}', wire.SYSTEM_ERROR, 4),
         ],
     )
