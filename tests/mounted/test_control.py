@@ -1,0 +1,211 @@
+"""The control socket of a real mount: how it is found, who may use it, and that it holds up under load."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from controlled import Raw
+
+import fusebackend
+from fusebackend.control import rendezvous
+from fusebackend.control.connection import ServerLost
+from fusebackend.mount.error import MountError
+from fusebackend.protocol import SandboxBackendProtocol
+
+LIMIT_S = 30.0
+LOAD_S = float(os.environ.get("FUSEBACKEND_LOAD_S", "10"))
+"""How long the load test lasts."""
+
+
+@pytest.fixture
+def mounted(serve, tmp_path: Path):
+    return serve(f"sqlite:{tmp_path}/files.db", routes={"/memories": "memory:"})
+
+
+@pytest.fixture
+def client(mounted):
+    with fusebackend.connect(mounted.path) as client:
+        yield client
+
+
+class TestFinding:
+    def test_from_any_path_below(self, mounted, client):
+        client.write("/memories/deep/file", "text")
+        os.symlink("memories", mounted.path / "link")
+        for path in ("", "memories", "memories/deep/file", "not/there/yet", "link/deep", "memories/deep/file/"):
+            found = fusebackend.connect(mounted.path / path)
+            assert found.mountpoint == str(mounted.path)
+            found.close()
+        assert rendezvous.split(mounted.path / "memories/deep") == (str(mounted.path), "/memories/deep")
+        assert rendezvous.split(mounted.path / "link") == (str(mounted.path), "/link")
+        assert rendezvous.split(mounted.path / "link/deep") == (str(mounted.path), "/memories/deep")
+        assert rendezvous.split(mounted.path) == (str(mounted.path), "/")
+
+    def test_a_relative_path(self, mounted, client, monkeypatch):
+        client.write("/memories/file", "text")
+        monkeypatch.chdir(mounted.path / "memories")
+        assert rendezvous.split("file") == (str(mounted.path), "/memories/file")
+
+    def test_the_attribute_is_answered_and_not_listed(self, mounted, client):
+        client.write("/file", "")
+        address = os.getxattr(mounted.path / "file", rendezvous.SOCKET_XATTR).decode()
+        assert os.path.exists(address)
+        assert not address.startswith(str(mounted.path))
+        assert os.listxattr(mounted.path / "file") == []
+        copy = mounted.path / "copy"
+        subprocess.run(["cp", "-a", mounted.path / "file", copy], check=True)
+        assert os.listxattr(copy) == []
+
+    def test_outside_of_every_mount(self, tmp_path):
+        with pytest.raises(MountError, match="lies in no mount"):
+            fusebackend.connect(tmp_path)
+
+    def test_a_dead_mount(self, mounted):
+        mounted.process.send_signal(signal.SIGKILL)
+        mounted.process.wait()
+        with pytest.raises((MountError, ServerLost), match=r"gone|can't be reached"):
+            fusebackend.connect(mounted.path)
+        mounted.kill()
+
+    def test_the_socket_goes_with_the_mount(self, mounted):
+        address = os.getxattr(mounted.path, rendezvous.SOCKET_XATTR).decode()
+        mounted.stop()
+        assert not os.path.exists(address)
+
+
+class TestClient:
+    def test_it_is_a_backend_with_every_verb(self, mounted, client):
+        assert isinstance(client, SandboxBackendProtocol)
+        assert client.write("/memories/plan.md", "monday\n").error is None
+        assert (mounted.path / "memories/plan.md").read_text() == "monday\n"
+        assert client.edit("/memories/plan.md", "monday", "tuesday").occurrences == 1
+        assert (mounted.path / "memories/plan.md").read_text() == "tuesday\n"
+        (mounted.path / "memories/plan.md").write_text("friday\n")
+        assert client.read("/memories/plan.md").file_data["content"] == "friday\n"
+        assert [match["path"] for match in client.grep("friday").matches] == ["/memories/plan.md"]
+        assert client.move("/memories/plan.md", "/plan.md").error is None
+        assert (mounted.path / "plan.md").read_text() == "friday\n"
+        assert client.delete("/plan.md").error is None
+        assert not (mounted.path / "plan.md").exists()
+        assert client.execute("echo $((6 * 7)) > /memories/answer; cat /memories/answer").output == "42\n"
+        assert client.status()["mountpoint"] == str(mounted.path)
+
+    def test_it_can_be_a_route_of_another_composite(self, client):
+        from fusebackend.backends import CompositeBackend, InMemoryBackend
+
+        outer = CompositeBackend(InMemoryBackend(), {"/remote/": client})
+        assert outer.write("/remote/memories/x", "far").error is None
+        assert outer.write("/near", "near").error is None
+        assert outer.move("/near", "/remote/near").error is None
+        assert client.read("/near").file_data["content"] == "near"
+        assert [found["path"] for found in outer.glob("**/*").matches] == ["/remote/memories/x", "/remote/near"]
+
+    def test_it_outlives_a_remount(self, serve, tmp_path):
+        first = serve(f"sqlite:{tmp_path}/files.db", at="mnt")
+        client = fusebackend.connect(first.path)
+        assert client.write("/x", "kept").error is None
+        first.stop()
+        assert "lies in no mount" in client.read("/x").error
+        serve(f"sqlite:{tmp_path}/files.db", at="mnt")
+        assert client.read("/x").file_data["content"] == "kept"
+        client.close()
+
+    def test_a_read_only_mount_is_read_only_here_too(self, serve, tmp_path):
+        writable = serve(f"sqlite:{tmp_path}/files.db", at="mnt")
+        (writable.path / "x").write_text("old")
+        writable.stop()
+        mounted = serve(f"sqlite:{tmp_path}/files.db", at="mnt", options=["ro"])
+        with fusebackend.connect(mounted.path) as client:
+            assert "read-only" in client.write("/y", "new").error
+            assert client.read("/x").file_data["content"] == "old"
+            assert client.execute("echo new > /y").exit_code != 0
+        assert not (mounted.path / "y").exists()
+
+
+class TestHolding:
+    def test_a_hostile_client_does_not_hold_up_the_mount(self, mounted, client):
+        address = os.getxattr(mounted.path, rendezvous.SOCKET_XATTR).decode()
+        before = mounted.memory_kib()
+        with Raw(address) as raw:
+            for _ in range(256):
+                raw.send(b"x" * (1 << 20))
+            (mounted.path / "meanwhile").write_text("1")
+            raw.send(b"\n")
+            assert raw.line()["error"]["code"] == -32700
+            assert raw.ask("ping", payload=1)["result"] == 1
+        assert mounted.memory_kib() < before + 200 * 1024
+
+    def test_load(self, mounted, tmp_path):
+        """Thirty-two clients, while git and rg work in the mount."""
+        repository = tmp_path / "repository"
+        _make_repository(repository)
+        deadline = time.monotonic() + LOAD_S
+        failures: list[str] = []
+        calls = [0] * 32
+
+        def work(number: int) -> None:
+            try:
+                with fusebackend.connect(mounted.path) as client:
+                    while time.monotonic() < deadline and not failures:
+                        calls[number] += _round(client, number, calls[number])
+            except Exception as error:
+                failures.append(f"client {number}: {type(error).__name__}: {error}")
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(32)]
+        for thread in threads:
+            thread.start()
+        memory = []
+        turn = 0
+        while time.monotonic() < deadline and not failures:
+            clone = mounted.path / f"clone-{turn}"
+            subprocess.run(["git", "clone", "-q", repository, clone], check=True, timeout=120)
+            subprocess.run(["git", "fsck", "--strict"], cwd=clone, check=True, timeout=120, capture_output=True)
+            found = subprocess.run(["rg", "-c", "needle", clone], check=True, timeout=120, capture_output=True)
+            assert found.stdout.count(b"\n") == 50
+            shutil.rmtree(clone)
+            memory.append(mounted.memory_kib())
+            turn += 1
+        for thread in threads:
+            thread.join(120)
+        assert not failures
+        assert not any(thread.is_alive() for thread in threads)
+        assert min(calls) > 0, f"somebody was never served: {calls}"
+        assert memory[-1] < memory[0] + 100 * 1024, f"memory grows: {memory}"
+
+
+def _round(client: fusebackend.Client, number: int, turn: int) -> int:
+    """A few calls that check what they get; how many they were."""
+    path = f"/memories/client-{number}.txt"
+    content = f"turn {turn}\n" * 20
+    _fine(client.upload_files([(path, content.encode())])[0].error)
+    result = client.read(path)
+    _fine(result.error)
+    if result.file_data is None or result.file_data["content"] != content:
+        raise AssertionError(f"a stale read of {path}")
+    _fine(client.edit(path, f"turn {turn}\n", f"turned {turn}\n", True).error)
+    matches = client.grep(f"turned {turn}", "/memories", f"client-{number}.txt").matches
+    if len(matches or ()) != 20:
+        raise AssertionError(f"grep found {matches}")
+    _fine(client.ls("/memories").error)
+    return 5
+
+
+def _fine(error: str | None) -> None:
+    if error is not None:
+        raise AssertionError(error)
+
+
+def _make_repository(path: Path) -> None:
+    git = ["git", "-c", "user.name=test", "-c", "user.email=test@example.org", "-c", "init.defaultBranch=main"]
+    path.mkdir()
+    for number in range(200):
+        (path / f"file-{number}.txt").write_text(("needle\n" if number % 4 == 0 else "straw\n") * 30)
+    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "all"]):
+        subprocess.run([*git, *words], cwd=path, check=True)
