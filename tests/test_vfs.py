@@ -99,15 +99,15 @@ class TestInodes:
 
     def test_counts_go_up_and_down_and_the_record_goes_with_them(self) -> None:
         table = InodeTable()
-        table.reference(5, ROOT_INODE, 0)
-        table.reference(5, ROOT_INODE, 0)
+        table.reference(5, ROOT_INODE, b"f", Attr(5, 0o100644))
+        table.reference(5, ROOT_INODE, b"f", Attr(5, 0o100644))
         assert table.forget([(5, 1)]) == []
         assert table.forget([(5, 1)]) == [5]
         assert table.get(5) is None
 
     def test_a_count_below_zero_is_a_defect(self) -> None:
         table = InodeTable()
-        table.reference(5, ROOT_INODE, 0)
+        table.reference(5, ROOT_INODE, b"f", Attr(5, 0o100644))
         with pytest.raises(AssertionError, match="below zero"):
             table.forget([(5, 2)])
 

@@ -1,43 +1,36 @@
 """`FileSystem`: the kernel's requests, answered by the volumes behind a mount tree.
 
-It owns inode numbers, lookup counts and handles, decides which route a request belongs to, and tells the kernel what
-to forget when the other face changes something. It knows neither pyfuse3 nor sockets: `mount/operations.py` unpacks a
-request, awaits one method here, and packs the answer. All methods run on the mount's own loop, except `_changed`,
-which runs in whichever thread changed something.
+`Places` says where a request happens and counts what the kernel knows; this owns the handles, has the volumes do what
+is asked, tells the kernel what to forget when the other face changes something, and watchers of every change. It knows
+neither pyfuse3 nor sockets: `mount/operations.py` unpacks a request, awaits one method here, and packs the answer. All
+methods run on the mount's own loop.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
 import os
-import stat
-import time
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from fusebackend.errors import oserror
 from fusebackend.paths import ROOT, AgentPath
-from fusebackend.protocol import NAME_MAX_BYTES, RENAME_EXCHANGE, Attr, AttrChanges, Caller, StatFs, Volume
-from fusebackend.vfs.cache import DEFAULT_TTL_S, CachePolicy
+from fusebackend.protocol import Attr, AttrChanges, Caller, StatFs, Volume
+from fusebackend.vfs.cache import DEFAULT_TTL_S
+from fusebackend.vfs.feed import ChangeFeed
 from fusebackend.vfs.filling import fill
 from fusebackend.vfs.handles import DirectoryHandle, FileHandle, HandleTable, OpenedFile, passes_page_cache
 from fusebackend.vfs.inodes import (
     ROOT_INODE,
-    SYNTHETIC_INDEX,
     Entry,
-    InodeTable,
-    inode_number,
-    node_of,
-    route_index,
 )
 from fusebackend.vfs.invalidation import Invalidation, KernelCache
 from fusebackend.vfs.listing import Emit, list_directory
-from fusebackend.vfs.mounttree import Junction, MountTree, Route
-from fusebackend.vfs.offload import DEFAULT_DEADLINE_S, Offload
+from fusebackend.vfs.mounttree import MountTree, Route
+from fusebackend.vfs.offload import DEFAULT_DEADLINE_S
+from fusebackend.vfs.places import Places, check_name, routes_of
 from fusebackend.vfs.standins import StandIns
 
 log = logging.getLogger(__name__)
@@ -52,7 +45,7 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_TRUNC
 _NOT_FOR_VOLUMES = os.O_CREAT | os.O_EXCL | os.O_TRUNC | os.O_NOCTTY
 
 
-class FileSystem:
+class FileSystem(Places):
     """The mounted tree. See the module's docstring."""
 
     def __init__(
@@ -68,27 +61,14 @@ class FileSystem:
             ttl_s: for how many seconds the kernel may believe a route that has no change feed.
             deadline_s: seconds after which a call into a blocking volume ends with ETIMEDOUT.
         """
-        ordered = [ROOT, *sorted(prefix for prefix in volumes if prefix != ROOT)]
-        routes = []
-        for index, prefix in enumerate(ordered):
-            volume = volumes[prefix]
-            features = volume.features
-            if list(volumes.values()).count(volume) > 1:
-                features = replace(features, change_feed=False)  # a change under one prefix shows late under the other
-            policy = CachePolicy.of(features, ttl_s)
-            routes.append(Route(index, prefix, volume, policy, Offload(features.blocking, deadline_s)))
-        self.tree = MountTree(routes)
-        self.inodes = InodeTable()
+        super().__init__(MountTree(routes_of(volumes, ttl_s, deadline_s)))
         self.files: HandleTable[FileHandle] = HandleTable()
         self.directories: HandleTable[DirectoryHandle] = HandleTable()
-        self._own_changes = 0
-        since = time.time_ns()
-        times = {"atime_ns": since, "mtime_ns": since, "ctime_ns": since}
-        self._synthesised = Attr(0, stat.S_IFDIR | 0o755, nlink=2, uid=os.geteuid(), gid=os.getegid(), **times)
         self.status: Callable[[], bytes] = lambda: b"{}"
         self.socket = b""  # the control socket's path, once it listens
         self.invalidation = Invalidation(self.tree, self.inodes)
         self.stand_ins = StandIns(self.tree, self.invalidation)
+        self.feed = ChangeFeed(self.tree, self.names)
 
     @classmethod
     def of(cls, backend: Any, **options: Any) -> FileSystem:
@@ -112,13 +92,13 @@ class FileSystem:
     # -- names -------------------------------------------------------------------------------------------------
 
     async def lookup(self, parent: int, name: bytes) -> Entry:
-        _check_name(name)
+        check_name(name)
         junction = self.tree.junction(parent)
         if junction is not None:
             child = self.tree.child(junction, name)
             if child is not None:
                 attr = await child.shown(self._synthesised)
-                self.inodes.reference(child.inode, parent, attr.size)
+                self.inodes.reference(child.inode, parent, name, attr)
                 return Entry(child.inode, attr, self._junction_timeout(child))
             if junction.route is None and await junction.place() is None:
                 return Entry(0, None, 0)
@@ -129,74 +109,46 @@ class FileSystem:
             if error.errno != errno.ENOENT:
                 raise
             return Entry(0, None, route.policy.timeout_s)
-        return self._entry(route, parent, attr)
+        return self._entry(route, parent, name, attr)
 
     async def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Entry:
         route, node = await self._place_for_name(parent, name)
-        return self._entry(route, parent, await self._take(route, route.volume.mknod, node, name, mode, rdev, caller))
+        attr = await self._take(route, route.changing.mknod, node, name, mode, rdev, caller)
+        return self._entry(route, parent, name, attr)
 
     async def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Entry:
         route, node = await self._place_for_name(parent, name)
-        return self._entry(route, parent, await self._take(route, route.volume.mkdir, node, name, mode, caller))
+        attr = await self._take(route, route.changing.mkdir, node, name, mode, caller)
+        return self._entry(route, parent, name, attr)
 
     async def symlink(self, parent: int, name: bytes, target: bytes, caller: Caller) -> Entry:
         route, node = await self._place_for_name(parent, name)
-        return self._entry(route, parent, await self._take(route, route.volume.symlink, node, name, target, caller))
+        attr = await self._take(route, route.changing.symlink, node, name, target, caller)
+        return self._entry(route, parent, name, attr)
 
     async def link(self, inode: int, new_parent: int, new_name: bytes) -> Entry:
         route, node = await self._place_for_name(new_parent, new_name)
         source, source_node = await self._place(inode)
         if source is not route:
             raise oserror(errno.EXDEV)
-        return self._entry(route, new_parent, await self._take(route, route.volume.link, source_node, node, new_name))
+        attr = await self._take(route, route.changing.link, source_node, node, new_name)
+        return self._entry(route, new_parent, new_name, attr)
 
     async def unlink(self, parent: int, name: bytes) -> None:
         route, node = await self._place_for_name(parent, name)
-        await route.call(route.volume.unlink, node, name)
+        await route.call(route.changing.unlink, node, name)
 
     async def rmdir(self, parent: int, name: bytes) -> None:
         route, node = await self._place_for_name(parent, name)
-        await route.call(route.volume.rmdir, node, name)
+        await route.call(route.changing.rmdir, node, name)
 
     async def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int) -> None:
         route, node = await self._place_for_name(parent, name)
         new_route, new_node = await self._place_for_name(new_parent, new_name)
         if route is not new_route:
             raise oserror(errno.EXDEV)
-        await route.call(route.volume.rename, node, name, new_node, new_name, flags)
-        if parent != new_parent and not route.offload.blocking:
-            self._moved(route, new_parent, new_node, new_name)
-            if flags & RENAME_EXCHANGE:
-                self._moved(route, parent, node, name)
-
-    def _moved(self, route: Route, parent: int, node: int, name: bytes) -> None:
-        """A directory that has moved has another `..`."""
-        with contextlib.suppress(OSError):  # the other face may have moved or deleted it again already
-            known = self.inodes.get(inode_number(route.index, route.volume.lookup(node, name).node))
-            if known is not None:
-                known.parent = parent
-
-    async def forget(self, references: Iterable[tuple[int, int]]) -> None:
-        """The kernel gives back (inode, count) references."""
-        for route, nodes in self._let_go(references):
-            await route.call(route.volume.forget, nodes)
-
-    def _let_go(self, references: Iterable[tuple[int, int]]) -> list[tuple[Route, list[int]]]:
-        """Take references back; gives the nodes that the kernel knows under no number any more, by route."""
-        gone: dict[int, list[int]] = {}
-        for inode in self.inodes.forget(references):
-            gone.setdefault(route_index(inode), []).append(node_of(inode))
-        gone.pop(SYNTHETIC_INDEX, None)
-        routes = self.tree.routes
-        for index, nodes in gone.items():
-            volume = routes[index].volume
-            twins = [route.index for route in routes if route.volume is volume and route.index != index]
-            if twins:
-                known = self.inodes.get
-                gone[index] = [
-                    node for node in nodes if not any(known(inode_number(twin, node)) for twin in twins)
-                ]
-        return [(routes[index], nodes) for index, nodes in gone.items()]
+        old, new = (parent, node), (new_parent, new_node)
+        await route.call(self.names.rename, route, old, name, new, new_name, flags)
 
     # -- attributes --------------------------------------------------------------------------------------------
 
@@ -214,7 +166,7 @@ class FileSystem:
         known = self.inodes.get(inode)
         if known is not None:
             known.filled = False  # the kernel drops the pages of a file whose time has moved
-        return self._told(route, inode, await route.call(route.volume.setattr, node, changes))
+        return self._told(route, inode, await route.call(route.changing.setattr, node, changes))
 
     async def readlink(self, inode: int) -> bytes:
         route, node = await self._place(inode)
@@ -236,7 +188,7 @@ class FileSystem:
         route, node = await self._place(inode, make=True)
         route.check_writable()
         _check_xattr(route, name)
-        await route.call(route.volume.setxattr, node, name, value)
+        await route.call(route.changing.setxattr, node, name, value)
 
     async def listxattr(self, inode: int) -> list[bytes]:
         try:
@@ -252,7 +204,7 @@ class FileSystem:
             raise oserror(errno.ENODATA) from None  # a synthesised directory has none
         route.check_writable()
         _check_xattr(route, name)
-        await route.call(route.volume.removexattr, node, name)
+        await route.call(route.changing.removexattr, node, name)
 
     async def statfs(self) -> StatFs:
         """Of the default volume: FUSE's statfs does not say which inode it is asked for."""
@@ -268,7 +220,7 @@ class FileSystem:
         route, node = await self._place_for_name(parent, name)
         for_volume = flags & ~_NOT_FOR_VOLUMES
         try:
-            attr = await self._take(route, route.volume.create, node, name, mode, for_volume, caller)
+            attr = await self._take(route, route.changing.create, node, name, mode, for_volume, caller)
         except FileExistsError:
             if flags & os.O_EXCL:
                 raise
@@ -279,7 +231,7 @@ class FileSystem:
             except BaseException:
                 await self.forget([(existing.inode, 1)])
                 raise
-        entry = self._entry(route, parent, attr)
+        entry = self._entry(route, parent, name, attr)
         handle = FileHandle(entry.inode, route, attr.node, for_volume)
         self._opened(handle, attr)
         return entry, OpenedFile(self.files.add(handle), True, passes_page_cache(flags, attr.mode))
@@ -293,7 +245,7 @@ class FileSystem:
         try:
             if flags & os.O_TRUNC:
                 self._own_changes += 1
-                await route.call(route.volume.setattr, node, AttrChanges(size=0))
+                await route.call(route.changing.setattr, node, AttrChanges(size=0))
                 self.inodes.told(inode, 0)
             attr = await route.call(route.volume.getattr, node)
         except BaseException:
@@ -333,7 +285,7 @@ class FileSystem:
         if handle.flags & os.O_APPEND:
             written = await handle.route.call(handle.append, offset, data, believed)
         else:
-            written = await handle.route.call(handle.route.volume.write, handle.node, offset, data)
+            written = await handle.route.call(handle.route.changing.write, handle.node, offset, data)
         if known is not None and offset + written > known.size:
             known.size = offset + written
         return written
@@ -341,11 +293,11 @@ class FileSystem:
     async def flush(self, number: int) -> None:
         handle = self.files[number]
         if not handle.route.volume.features.random_writes:
-            await handle.route.call(handle.route.volume.flush, handle.node)
+            await handle.route.call(handle.route.changing.flush, handle.node)
 
     async def fsync(self, number: int, datasync: bool) -> None:
         handle = self.files[number]
-        await handle.route.offload.sync(partial(handle.route.volume.fsync, handle.node, datasync))
+        await handle.route.offload.sync(partial(handle.route.changing.fsync, handle.node, datasync))
 
     async def release(self, number: int) -> None:
         handle = self.files.remove(number)
@@ -375,7 +327,7 @@ class FileSystem:
     async def fsyncdir(self, number: int, datasync: bool) -> None:
         handle = self.directories[number]
         if handle.route is not None:
-            await handle.route.offload.sync(partial(handle.route.volume.fsync, handle.node, datasync))
+            await handle.route.offload.sync(partial(handle.route.changing.fsync, handle.node, datasync))
 
     async def releasedir(self, number: int) -> None:
         self.directories.remove(number)
@@ -385,8 +337,10 @@ class FileSystem:
     def attach(self, kernel: KernelCache) -> None:
         """From now on, tell the kernel what others change."""
         self.invalidation.start(kernel)
+        self.feed.start()
 
     def detach(self) -> None:
+        self.feed.stop()
         self.invalidation.stop()
 
     def close(self) -> None:
@@ -407,67 +361,12 @@ class FileSystem:
         if first is not None:
             raise first
 
-    # -- places ------------------------------------------------------------------------------------------------
-
-    async def _place(self, inode: int, make: bool = False) -> tuple[Route, int]:
-        """The route and node of an inode. ENOENT for a synthesised directory, unless `make` may make it real."""
-        index = route_index(inode)
-        if index != SYNTHETIC_INDEX:
-            return self.tree.routes[index], node_of(inode)
-        junction = self.tree.junction(inode)
-        assert junction is not None, f"inode {inode} is no junction"
-        place = await junction.place(make)
-        if place is None:
-            raise oserror(errno.ENOENT)
-        return place
-
-    async def _place_for_name(self, parent: int, name: bytes) -> tuple[Route, int]:
-        """Where a change of a name happens. EBUSY for a name that leads to a route."""
-        _check_name(name)
-        junction = self.tree.junction(parent)
-        if junction is not None and self.tree.child(junction, name) is not None:
-            raise oserror(errno.EBUSY, name)
-        place = await self._place(parent, make=True)
-        place[0].check_writable()
-        self._own_changes += 1
-        return place
-
-    def _junction_timeout(self, junction: Junction) -> float:
-        return junction.route.policy.timeout_s if junction.route is not None else junction.timeout_s
-
-    async def _take(self, route: Route, function: Callable[..., Attr], *args: Any) -> Attr:
-        """Call into a volume for a node that the kernel will hold, and hold it before anyone can free it."""
-        return await route.call(_held, route.volume, function, args)
-
-    def _entry(self, route: Route, parent: int, attr: Attr) -> Entry:
-        inode = inode_number(route.index, attr.node)
-        self.inodes.reference(inode, parent, attr.size)
-        if route.offload.blocking:
-            route.volume.hold(attr.node)  # again: a forget may have overtaken the answer of the thread
-        return Entry(inode, attr, route.policy.timeout_s)
-
-    def _told(self, route: Route, inode: int, attr: Attr) -> Entry:
-        self.inodes.told(inode, attr.size)
-        return Entry(inode, attr, route.policy.timeout_s)
-
-
-def _held(volume: Volume, function: Callable[..., Attr], args: tuple[Any, ...]) -> Attr:
-    with volume.lock:
-        attr = function(*args)
-        volume.hold(attr.node)
-        return attr
-
 
 def _close(volume: Volume, handles: list[FileHandle], nodes: list[int]) -> None:
     for handle in handles:
         volume.release(handle.node, handle.flags)
     volume.forget(nodes)
     volume.sync()
-
-
-def _check_name(name: bytes) -> None:
-    if len(name) > NAME_MAX_BYTES:
-        raise oserror(errno.ENAMETOOLONG)
 
 
 def _check_xattr(route: Route, name: bytes) -> None:

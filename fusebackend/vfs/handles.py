@@ -43,9 +43,9 @@ class FileHandle:
         """
         volume, node = self.route.volume, self.node
         if offset < believed_size:
-            return volume.write(node, offset, data)
+            return self.route.changing.write(node, offset, data)
         with volume.lock:
-            return volume.write(node, volume.getattr(node).size, data)
+            return self.route.changing.write(node, volume.getattr(node).size, data)
 
 
 def passes_page_cache(flags: int, mode: int) -> bool:

@@ -83,7 +83,7 @@ async def _route_entry(filesystem: FileSystem, handle: DirectoryHandle, name: by
     if child.route is None or not child.route.offload.blocking:
         with contextlib.suppress(OSError):
             return await filesystem.lookup(handle.inode, name)
-    filesystem.inodes.reference(child.inode, handle.inode, 0)
+    filesystem.inodes.reference(child.inode, handle.inode, name, _SOME_DIRECTORY)
     return Entry(child.inode, _SOME_DIRECTORY, 0)
 
 
@@ -122,7 +122,7 @@ async def _list_volume(
                     await filesystem.forget([(entry.inode, 1)])
                 return
             if not stands_in:
-                filesystem.inodes.reference(inode, handle.inode, attr.size)
+                filesystem.inodes.reference(inode, handle.inode, name, attr)
                 route.volume.hold(attr.node)
             if not again:
                 names.append(name)

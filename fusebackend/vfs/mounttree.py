@@ -65,7 +65,7 @@ class Junction:
     def __init__(self, inode: int, name: bytes, parent: Junction | None, route: Route | None) -> None:
         self.inode = inode
         self.name = name
-        self.path = ROOT if parent is None else join(parent.path, to_text(name))
+        self.path: AgentPath = ROOT if parent is None else join(parent.path, to_text(name))
         self.parent = parent
         self.route = route
         self.children: dict[bytes, Junction] = {}

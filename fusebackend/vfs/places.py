@@ -1,0 +1,125 @@
+"""`Places`: where in the volumes a request happens, and what the kernel is told of what is there.
+
+It owns the mount tree and the inode numbers with their lookup counts. Whatever gives the kernel an entry goes through
+`_entry`, which counts it and keeps the name for `names.py`; whatever the kernel gives back through `forget`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from fusebackend.errors import oserror
+from fusebackend.paths import ROOT, AgentPath
+from fusebackend.protocol import NAME_MAX_BYTES, Attr, Volume
+from fusebackend.vfs.cache import CachePolicy
+from fusebackend.vfs.inodes import SYNTHETIC_INDEX, Entry, InodeTable, inode_number, node_of, route_index
+from fusebackend.vfs.mounttree import Junction, MountTree, Route
+from fusebackend.vfs.names import Names
+from fusebackend.vfs.offload import Offload
+
+
+class Places:
+    """See the module's docstring."""
+
+    def __init__(self, tree: MountTree) -> None:
+        self.tree = tree
+        self.inodes = InodeTable()
+        self.names = Names(self.tree, self.inodes)
+        self._own_changes = 0
+        since = time.time_ns()
+        times = {"atime_ns": since, "mtime_ns": since, "ctime_ns": since}
+        self._synthesised = Attr(0, stat.S_IFDIR | 0o755, nlink=2, uid=os.geteuid(), gid=os.getegid(), **times)
+
+    async def forget(self, references: Iterable[tuple[int, int]]) -> None:
+        """The kernel gives back (inode, count) references."""
+        for route, nodes in self._let_go(references):
+            await route.call(route.volume.forget, nodes)
+
+    def _let_go(self, references: Iterable[tuple[int, int]]) -> list[tuple[Route, list[int]]]:
+        """Take references back; gives the nodes that the kernel knows under no number any more, by route."""
+        gone: dict[int, list[int]] = {}
+        for inode in self.inodes.forget(references):
+            gone.setdefault(route_index(inode), []).append(node_of(inode))
+        gone.pop(SYNTHETIC_INDEX, None)
+        routes = self.tree.routes
+        for index, nodes in gone.items():
+            volume = routes[index].volume
+            twins = [route.index for route in routes if route.volume is volume and route.index != index]
+            if twins:
+                known = self.inodes.get
+                gone[index] = [
+                    node for node in nodes if not any(known(inode_number(twin, node)) for twin in twins)
+                ]
+        return [(routes[index], nodes) for index, nodes in gone.items()]
+
+    async def _place(self, inode: int, make: bool = False) -> tuple[Route, int]:
+        """The route and node of an inode. ENOENT for a synthesised directory, unless `make` may make it real."""
+        index = route_index(inode)
+        if index != SYNTHETIC_INDEX:
+            return self.tree.routes[index], node_of(inode)
+        junction = self.tree.junction(inode)
+        assert junction is not None, f"inode {inode} is no junction"
+        place = await junction.place(make)
+        if place is None:
+            raise oserror(errno.ENOENT)
+        return place
+
+    async def _place_for_name(self, parent: int, name: bytes) -> tuple[Route, int]:
+        """Where a change of a name happens. EBUSY for a name that leads to a route."""
+        check_name(name)
+        junction = self.tree.junction(parent)
+        if junction is not None and self.tree.child(junction, name) is not None:
+            raise oserror(errno.EBUSY, name)
+        place = await self._place(parent, make=True)
+        place[0].check_writable()
+        self._own_changes += 1
+        return place
+
+    def _junction_timeout(self, junction: Junction) -> float:
+        return junction.route.policy.timeout_s if junction.route is not None else junction.timeout_s
+
+    async def _take(self, route: Route, function: Callable[..., Attr], *args: Any) -> Attr:
+        """Call into a volume for a node that the kernel will hold, and hold it before anyone can free it."""
+        return await route.call(_held, route.volume, function, args)
+
+    def _entry(self, route: Route, parent: int, name: bytes, attr: Attr) -> Entry:
+        inode = inode_number(route.index, attr.node)
+        self.inodes.reference(inode, parent, name, attr)
+        if route.offload.blocking:
+            route.volume.hold(attr.node)  # again: a forget may have overtaken the answer of the thread
+        return Entry(inode, attr, route.policy.timeout_s)
+
+    def _told(self, route: Route, inode: int, attr: Attr) -> Entry:
+        self.inodes.told(inode, attr.size)
+        return Entry(inode, attr, route.policy.timeout_s)
+
+
+def _held(volume: Volume, function: Callable[..., Attr], args: tuple[Any, ...]) -> Attr:
+    with volume.lock:
+        attr = function(*args)
+        volume.hold(attr.node)
+        return attr
+
+
+def check_name(name: bytes) -> None:
+    if len(name) > NAME_MAX_BYTES:
+        raise oserror(errno.ENAMETOOLONG)
+
+
+def routes_of(volumes: dict[AgentPath, Volume], ttl_s: float, deadline_s: float) -> list[Route]:
+    """A route for each volume, the default first. Arguments as for `FileSystem`."""
+    routes = []
+    for index, prefix in enumerate([ROOT, *sorted(prefix for prefix in volumes if prefix != ROOT)]):
+        volume = volumes[prefix]
+        features = volume.features
+        if list(volumes.values()).count(volume) > 1:
+            features = replace(features, change_feed=False)  # a change under one prefix shows late under the other
+        policy = CachePolicy.of(features, ttl_s)
+        routes.append(Route(index, prefix, volume, policy, Offload(features.blocking, deadline_s)))
+    return routes
