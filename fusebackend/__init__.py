@@ -6,6 +6,8 @@
     with fusebackend.mount(SqliteBackend("notes.db"), "/mnt/agent") as files:
         files.write("/hello.txt", "hello\\n")      # `cat /mnt/agent/hello.txt` says hello
 
+    files = fusebackend.connect("/mnt/agent")     # the same, from another process
+
 Names are imported when they are first used: `import fusebackend` alone loads nothing else.
 """
 
@@ -15,20 +17,25 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = ["BackendProtocol", "CompositeBackend", "Mount", "MountError", "SandboxBackendProtocol", "mount"]
+__all__ = [
+    "BackendProtocol", "Client", "CompositeBackend", "Mount", "MountError", "SandboxBackendProtocol", "connect", "mount",
+]  # fmt: skip
 
 if TYPE_CHECKING:
     from fusebackend.composite import CompositeBackend
+    from fusebackend.control.client import Client, connect
     from fusebackend.mount.api import Mount, mount
     from fusebackend.mount.error import MountError
     from fusebackend.protocol import BackendProtocol, SandboxBackendProtocol
 
 _MODULE_OF = {
     "BackendProtocol": "fusebackend.protocol",
+    "Client": "fusebackend.control.client",
     "CompositeBackend": "fusebackend.composite",
     "Mount": "fusebackend.mount.api",
     "MountError": "fusebackend.mount.error",
     "SandboxBackendProtocol": "fusebackend.protocol",
+    "connect": "fusebackend.control.client",
 }
 
 
@@ -37,6 +44,8 @@ def __getattr__(name: str) -> Any:
 
     if name == "mount":  # the subpackage, which can be called: see its docstring
         return importlib.import_module("fusebackend.mount")
+    if name == "memory":
+        return importlib.import_module("fusebackend.memory")
     if name in _MODULE_OF:
         return getattr(importlib.import_module(_MODULE_OF[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -73,6 +73,12 @@ def is_factory(backend: Any) -> bool:
     return callable(backend) and not any(hasattr(backend, verb) for verb in ("ls", "ls_info", "read"))
 
 
+def has_agent_face(found: object) -> bool:
+    """Is this a backend, as far as anybody can tell: can it list or fetch files, under some name?"""
+    verbs = ("ls", "als", "ls_info", "als_info", "download_files")
+    return not isinstance(found, type) and any(hasattr(found, verb) for verb in verbs)
+
+
 class AgentFace:
     """See the module's docstring.
 

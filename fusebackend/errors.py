@@ -53,6 +53,11 @@ def errno_of(code: str) -> int:
     return ERRNO_OF_CODE.get(code) or _ERRNO_OF_WORDS.get(code, errno.EIO)
 
 
+def words_of(code: str) -> str:
+    """An error code in the system's words, for a sentence; any other string is itself."""
+    return os.strerror(ERRNO_OF_CODE[code]) if code in ERRNO_OF_CODE else code
+
+
 def oserror(number: int, what: object = None) -> OSError:
     """An `OSError` with the system's message, as the C library would have it."""
     return OSError(number, os.strerror(number), what) if what is not None else OSError(number, os.strerror(number))

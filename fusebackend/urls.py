@@ -275,6 +275,8 @@ def _open_python(url: Url) -> Any:
     """Import `package.module`, also from the current directory, and call its `callable` with the parameters."""
     import importlib
 
+    from fusebackend.dialect import has_agent_face
+
     module_name, colon, attribute = url.rest.partition(":")
     if not colon or not module_name or not attribute:
         raise UrlError(f"'{url.masked}' is incomplete; write {SCHEMES['python'].form}")
@@ -285,17 +287,12 @@ def _open_python(url: Url) -> Any:
         found: Any = importlib.import_module(module_name)
         for name in attribute.split("."):
             found = getattr(found, name)
-        made = found if not callable(found) or _has_agent_face(found) else found(**url.parameters)
+        made = found if not callable(found) or has_agent_face(found) else found(**url.parameters)
     except Exception as error:
         raise UrlError(f"'{url.masked}' failed: {type(error).__name__}: {error}") from error
-    if not _has_agent_face(made):
+    if not has_agent_face(made):
         raise UrlError(f"'{url.masked}' gave a {type(made).__name__}, which is no backend")
     return made
-
-
-def _has_agent_face(found: object) -> bool:
-    verbs = ("ls", "als", "ls_info", "als_info", "download_files")
-    return not isinstance(found, type) and any(hasattr(found, verb) for verb in verbs)
 
 
 # --------------------------------------------------------------------------------------------------------------

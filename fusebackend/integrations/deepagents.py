@@ -1,0 +1,76 @@
+"""deepagents both ways: `export` makes one of their backends out of any of ours, `adopt` one of ours out of theirs.
+
+    agent = create_deep_agent(model, backend=export(SqliteBackend("notes.db")))
+    fusebackend.mount(adopt(theirs), "/mnt/agent")
+
+`adopt` is what `CompositeBackend`, `fusebackend.mount` and `python:` URLs do by themselves, so theirs can be given to
+them as they are. The other way round nothing is by itself: `create_deep_agent` wants an instance of its own classes (it
+checks for `execute`, for skills, and that a backend can't be called), so a backend of ours that is passed unwrapped is
+refused, or has no commands and no skills.
+
+Importing this module does not import deepagents; `export` does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fusebackend.attaching import familiar
+from fusebackend.composite import CompositeBackend
+from fusebackend.dialect import has_agent_face, is_factory
+
+if TYPE_CHECKING:
+    from deepagents.backends.protocol import BackendProtocol
+
+EXTRA = "deepagents"
+
+
+def export(backend: Any) -> BackendProtocol:
+    """A backend of ours, or anything with an agent face, as an instance of deepagents' `BackendProtocol`.
+
+    It has their result classes, `write` replaces, as theirs has since 0.7, and a failure is an error in a result, never
+    an exception. `delete` is there if any part of the backend can delete, and it is a `SandboxBackendProtocol` if the
+    backend can execute. The `a…` verbs run in threads, under asyncio and under trio.
+
+    A factory (`lambda runtime: StoreBackend(runtime)`, a class, a composite with such in it), as the seeds give to
+    `create_deep_agent`, is called anew for each verb, with the runtime of the graph that is running. It can't execute.
+
+    Args:
+        backend: also a `Mount`, a `Client`, a `CompositeBackend`. One of theirs is returned as it is.
+
+    Raises:
+        ImportError: deepagents is not installed.
+        TypeError: this is no backend.
+    """
+    try:
+        from fusebackend.integrations import exported
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"export needs deepagents 0.7 or later: pip install 'fusebackend[{EXTRA}]' ({error})", name=error.name
+        ) from error
+    from deepagents.backends.protocol import BackendProtocol
+
+    if isinstance(backend, BackendProtocol):
+        return backend
+    return exported.exported(backend, None if is_factory(backend) else adopt(backend))
+
+
+def adopt(backend: Any) -> CompositeBackend:
+    """A backend of theirs, or of anybody's, with both faces of ours; the verbs are a composite's.
+
+    It may speak today's words or the seeds', synchronous or only asynchronous; bytes go through `upload_files` and
+    `download_files`. A composite of theirs becomes one of ours, one that was exported is itself again.
+    `fusebackend.mount` and `backends.volume_of` give the kernel face.
+
+    Raises:
+        TypeError: this is no backend, but perhaps a factory of one.
+    """
+    backend = familiar(backend)
+    if isinstance(backend, CompositeBackend):
+        return backend
+    if is_factory(backend):
+        name = getattr(backend, "__name__", type(backend).__name__)
+        raise TypeError(f"'{name}' makes backends and is none: adopt what it makes")
+    if not has_agent_face(backend):
+        raise TypeError(f"a {type(backend).__name__} is no backend: it can't list or fetch files")
+    return CompositeBackend(backend)

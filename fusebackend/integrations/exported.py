@@ -1,0 +1,314 @@
+"""`Exported`: a backend of ours as deepagents 0.7 knows them. The one module that imports deepagents.
+
+deepagents asks the class what a backend can do, so `exported` chooses among classes: with `delete` or without, with
+`execute` or without, and one that is their `StateBackend` by name where files are in the graph's state, for that is
+how `create_deep_agent` knows to give the state a key for files.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from deepagents.backends import StateBackend as DeepagentsStateBackend
+from deepagents.backends import protocol as theirs
+
+from fusebackend import errors, paths
+from fusebackend.attaching import supports_execution
+from fusebackend.backends.graphstate import GraphRuntime
+from fusebackend.backends.state import StateBackend
+from fusebackend.composite import CompositeBackend
+from fusebackend.dialect import AgentFace, is_factory
+from fusebackend.paths import PathError
+from fusebackend.protocol import READ_LIMIT_LINES, ReadResult
+
+log = logging.getLogger(__name__)
+
+Verb = TypeVar("Verb", bound=Callable[..., Any])
+
+
+class BadArgument(ValueError):
+    """An argument of a kind that makes no sense; its text is one line for the user."""
+
+
+def _answering(refuse: Callable[[str], Any]) -> Callable[[Verb], Verb]:
+    """Have a verb answer with `refuse(text)` where it would raise."""
+
+    def decorate(verb: Verb) -> Verb:
+        @functools.wraps(verb)
+        def answering(*args: Any, **options: Any) -> Any:
+            try:
+                return verb(*args, **options)
+            except (BadArgument, PathError, NotImplementedError) as error:
+                return refuse(str(error))
+            except Exception as error:  # an agent's run must not end by it
+                log.exception("%s failed", verb.__name__)
+                return refuse(f"{verb.__name__} failed: {type(error).__name__}: {error}")
+
+        return answering  # type: ignore[return-value]
+
+    return decorate
+
+
+def _aside(name: str, verb: Callable[..., Any], limit_s: float | None = None) -> Any:
+    """The `a…` twin of a verb: in a thread, under asyncio and trio. A caller that gives up does not wait for it."""
+
+    async def twin(self: Exported, *args: Any, **options: Any) -> Any:
+        import anyio
+        import anyio.to_thread
+
+        call = functools.partial(getattr(self, name), *args, **options)
+        if limit_s is None:
+            return await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
+        with anyio.move_on_after(limit_s):
+            return await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
+        return theirs.GrepResult(error=f"Error: {name} timed out after {limit_s} s. Search less, or for less.")
+
+    functools.update_wrapper(twin, verb)
+    twin.__name__ = f"a{name}"
+    return twin
+
+
+class Exported(theirs.BackendProtocol):
+    """See the module's docstring.
+
+    Attributes:
+        backend: what was exported.
+    """
+
+    def __init__(self, backend: Any, files: Callable[[], CompositeBackend]) -> None:
+        self.backend = backend
+        self._files = files
+        self._id = f"fusebackend-{uuid.uuid4().hex[:8]}"
+
+    def __repr__(self) -> str:
+        return f"export({self.backend!r})"
+
+    # -- reading -----------------------------------------------------------------------------------------------
+
+    @_answering(lambda error: theirs.LsResult(error=error))
+    def ls(self, path: str) -> theirs.LsResult:
+        found = self._files().ls(_text("path", path))
+        entries: Any = found.entries
+        return theirs.LsResult(error=found.error, entries=entries)
+
+    @_answering(lambda error: theirs.ReadResult(error=error))
+    def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> theirs.ReadResult:
+        path = _text("file_path", file_path)
+        return _read_result(self._files().read(path, _whole("offset", offset), _whole("limit", limit)))
+
+    @_answering(lambda error: theirs.GrepResult(error=error))
+    def grep(
+        self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
+    ) -> theirs.GrepResult:
+        _text("pattern", pattern)
+        for name, value in (("path", path), ("glob", glob)):
+            if value is not None:
+                _text(name, value)
+        most = None if max_count is None else _whole("max_count", max_count)
+        found = self._files().grep(pattern, path, glob, max_count=most)
+        matches: Any = found.matches
+        return theirs.GrepResult(error=found.error, matches=matches, truncated=found.truncated)
+
+    @_answering(lambda error: theirs.GlobResult(error=error))
+    def glob(self, pattern: str, path: str | None = None) -> theirs.GlobResult:
+        found = self._files().glob(_text("pattern", pattern), None if path is None else _text("path", path))
+        matches: Any = found.matches
+        reason: Any = found.truncation_reason if found.truncation_reason in _REASONS else None
+        return theirs.GlobResult(
+            error=found.error, matches=matches, truncated=found.truncated, truncation_reason=reason
+        )
+
+    def download_files(self, paths: list[str]) -> list[theirs.FileDownloadResponse]:
+        """As ours, and a path with `~` is `file_not_found`: deepagents' memory takes such sources for optional."""
+        wanted = _items(paths)
+        answers = [theirs.FileDownloadResponse(path=path, error=errors.INVALID_PATH) for path in wanted]
+        asked = []
+        for index, path in enumerate(wanted):
+            if isinstance(path, str) and path.startswith("~"):
+                answers[index].error = errors.FILE_NOT_FOUND
+            elif isinstance(path, str):
+                asked.append(index)
+        for index, answer in zip(asked, self._download([wanted[index] for index in asked]), strict=True):
+            answers[index] = answer
+        return answers
+
+    def _download(self, wanted: list[str]) -> list[theirs.FileDownloadResponse]:
+        refuse = _answering(lambda error: [theirs.FileDownloadResponse(path=path, error=error) for path in wanted])
+
+        def download_files() -> list[theirs.FileDownloadResponse]:
+            found = self._files().download_files(wanted)
+            return [
+                theirs.FileDownloadResponse(path=answer.path, content=answer.content, error=answer.error)
+                for answer in found
+            ]
+
+        return refuse(download_files)() if wanted else []
+
+    # -- writing -----------------------------------------------------------------------------------------------
+
+    @_answering(lambda error: theirs.WriteResult(error=error))
+    def write(self, file_path: str, content: str) -> theirs.WriteResult:
+        """Create a file, or replace it."""
+        path, text = paths.normalise(_text("file_path", file_path)), _text("content", content)
+        try:
+            data = text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            return theirs.WriteResult(error=f"Error writing file '{file_path}': content is not valid text: {error}")
+        (answer,) = self._files().upload_files([(file_path, data)])
+        if answer.error is not None:
+            return theirs.WriteResult(error=f"Error writing file '{file_path}': {errors.words_of(answer.error)}")
+        return theirs.WriteResult(path=path)
+
+    @_answering(lambda error: theirs.EditResult(error=error))
+    def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> theirs.EditResult:
+        old, new = _text("old_string", old_string), _text("new_string", new_string)
+        done = self._files().edit(_text("file_path", file_path), old, new, bool(replace_all))
+        return theirs.EditResult(error=done.error, path=done.path, occurrences=done.occurrences)
+
+    def upload_files(self, files: list[tuple[str, bytes]]) -> list[theirs.FileUploadResponse]:
+        given = _items(files)
+        answers: list[theirs.FileUploadResponse] = []
+        asked: list[tuple[int, str, bytes]] = []
+        for index, item in enumerate(given):
+            path, content = item if isinstance(item, (tuple, list)) and len(item) == 2 else (item, None)
+            answers.append(theirs.FileUploadResponse(path=path, error=errors.INVALID_PATH))
+            if not isinstance(content, (bytes, bytearray, memoryview)):
+                answers[index].error = f"content must be bytes, not {type(content).__name__}"
+            elif isinstance(path, str):
+                asked.append((index, path, bytes(content)))
+        uploads = self._upload([(path, content) for _, path, content in asked])
+        for (index, _, _), answer in zip(asked, uploads, strict=True):
+            answers[index] = answer
+        return answers
+
+    def _upload(self, files: list[tuple[str, bytes]]) -> list[theirs.FileUploadResponse]:
+        refuse = _answering(lambda error: [theirs.FileUploadResponse(path=path, error=error) for path, _ in files])
+
+        def upload_files() -> list[theirs.FileUploadResponse]:
+            done = self._files().upload_files(files)
+            return [theirs.FileUploadResponse(path=answer.path, error=answer.error) for answer in done]
+
+        return refuse(upload_files)() if files else []
+
+    als = _aside("ls", ls)
+    aread = _aside("read", read)
+    agrep = _aside("grep", grep, theirs.ASYNC_GREP_TIMEOUT)
+    aglob = _aside("glob", glob)
+    awrite = _aside("write", write)
+    aedit = _aside("edit", edit)
+    aupload_files = _aside("upload_files", upload_files)
+    adownload_files = _aside("download_files", download_files)
+
+
+class Deleting(Exported):
+    @_answering(lambda error: theirs.DeleteResult(error=error))
+    def delete(self, file_path: str) -> theirs.DeleteResult:
+        done = self._files().delete(_text("file_path", file_path))
+        return theirs.DeleteResult(error=done.error, path=done.path)
+
+    adelete = _aside("delete", delete)
+
+
+class Executing(Exported, theirs.SandboxBackendProtocol):
+    @property
+    def id(self) -> str:
+        """The backend's own, where it has one."""
+        own = getattr(self.backend, "id", None)
+        return own if isinstance(own, str) and own else self._id
+
+    @_answering(lambda error: theirs.ExecuteResponse(output=f"Error: {error}", exit_code=1))
+    def execute(self, command: str, *, timeout: int | None = None) -> theirs.ExecuteResponse:
+        done = self._files().execute(_text("command", command), timeout=timeout)
+        return theirs.ExecuteResponse(output=done.output, exit_code=done.exit_code, truncated=done.truncated)
+
+    aexecute = _aside("execute", execute)
+
+
+_REASONS = ("budget", "unreadable", "transport")
+
+
+def exported(backend: Any, files: CompositeBackend | None) -> Exported:
+    """A backend of ours as one of theirs.
+
+    Args:
+        backend: as it was given.
+        files: the same as a composite; None for a factory.
+    """
+    parts = [backend] if files is None else list(files.mounts().values())
+    unmade = any(is_factory(part) for part in parts)
+    kind = _class(
+        deletes=unmade or any(not AgentFace(part, "").lacks("delete") for part in parts),
+        executes=not unmade and supports_execution(backend),
+        in_graph=unmade or any(_is_in_graph(part) for part in parts),
+    )
+    if files is not None and not unmade:
+        made = files
+        return kind(backend, lambda: made)
+    factory = CompositeBackend(backend) if files is None else files
+    return kind(backend, lambda: factory.resolve(GraphRuntime()))
+
+
+def _is_in_graph(part: Any) -> bool:
+    return isinstance(part, DeepagentsStateBackend) or (isinstance(part, StateBackend) and part.in_graph)
+
+
+@functools.cache
+def _class(*, deletes: bool, executes: bool, in_graph: bool) -> type[Exported]:
+    bases: list[type] = [*([Executing] if executes else []), *([Deleting] if deletes else [])]
+    bases = [*(bases or [Exported]), *([DeepagentsStateBackend] if in_graph else [])]
+    name = "Exported" + "".join(base.__name__.removeprefix("Exported") for base in bases)
+    return type(name, tuple(bases), {"__module__": __name__})
+
+
+# -- records ---------------------------------------------------------------------------------------------------
+
+
+def _read_result(result: ReadResult) -> theirs.ReadResult:
+    """Their record, which raises for a window that makes no sense; a backend's that does is left out of it."""
+    if result.error is not None or result.file_data is None:
+        return theirs.ReadResult(error=result.error or "no file data")
+    data: Any = {**result.file_data, "encoding": result.file_data.get("encoding") or "utf-8"}
+    if result.no_lines_requested:
+        return theirs.ReadResult(file_data=data, no_lines_requested=True)
+    window: dict[str, Any] = {
+        "total_lines": result.total_lines,
+        "start_line": result.start_line,
+        "end_line": result.end_line,
+        "next_offset": result.next_offset,
+    }
+    try:
+        return theirs.ReadResult(file_data=data, **window)
+    except ValueError as error:
+        log.warning("a window of lines that makes no sense is left out: %s", error)
+        return theirs.ReadResult(file_data=data)
+
+
+# -- arguments -------------------------------------------------------------------------------------------------
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise BadArgument(f"{name} must be text, not {type(value).__name__}")
+    return value
+
+
+def _whole(name: str, value: Any) -> int:
+    """A number as a model may give it, `"5"` or `5.0`."""
+    try:
+        return int(value)
+    except (TypeError, ValueError, OverflowError):
+        raise BadArgument(f"{name} must be a whole number, not {value!r}") from None
+
+
+def _items(given: Any) -> Sequence[Any]:
+    """The items of a batch; a lone string is no batch, and None is an empty one."""
+    if given is None or isinstance(given, (str, bytes)):
+        return [] if given is None else [given]
+    try:
+        return list(given)
+    except TypeError:
+        return [given]
