@@ -84,6 +84,21 @@ class TestVerbs:
         assert [answer.content for answer in found] == [b"1", None, content]
         assert found[1].error == "file_not_found"
 
+    def test_a_file_in_pieces_as_they_come(self, client, files):
+        content = os.urandom(5 << 20)
+        pieces = (content[start : start + 700_000] for start in range(0, len(content), 700_000))
+        assert client.send("/deep/file", pieces).error is None
+        assert files.download_files(["/deep/file"])[0].content == content
+        received = []
+        answer = client.fetch("/deep/file", received.append)
+        assert (answer.error, answer.content) == (None, None)
+        assert b"".join(received) == content
+        assert len(received) > 1
+        assert client.send("/deep/file", []).error is None
+        assert files.download_files(["/deep/file"])[0].content == b""
+        assert client.fetch("/none", received.append).error == "file_not_found"
+        assert client.send("/deep", [b"x"]).error == "is_directory"
+
     def test_thousands_of_matches(self, client, files):
         files.write("/many", "needle\n" * 12_345)
         assert client.grep("needle") == files.grep("needle")
@@ -106,8 +121,9 @@ class TestVerbs:
         assert (found.type, found.size, found.mode, found.route) == ("file", 4, 0o644, "/")
         assert client.stat("/notes").type == "directory"
         assert client.stat("/notes").route == "/notes/"
-        assert client.stat("/none").error == "File '/none' not found"
+        assert (client.stat("/none").error, client.stat("/none").code) == ("File '/none' not found", "file_not_found")
         assert client.stat("/../x").error
+        assert client.stat("/../x").code == "invalid_path"
 
     def test_invalidate(self, client):
         client.invalidate("/notes")

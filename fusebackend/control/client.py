@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
@@ -147,6 +147,20 @@ class Client(SandboxBackendProtocol):
                 answer.content = bytes(contents.get(index, b""))
         return answers
 
+    def fetch(self, path: str, take: Callable[[bytes], None]) -> FileDownloadResponse:
+        """`download_files` of one file of any size: `take` gets the bytes as they come, the answer has none."""
+        try:
+            params = {"paths": [path], "stream": True}
+            answers: list[FileDownloadResponse] = self._call(
+                list[FileDownloadResponse],
+                "download_files",
+                params,
+                lambda piece: take(msgspec.convert(piece["data"], bytes)),
+            )
+        except Failures as error:
+            return FileDownloadResponse(path, error=str(error))
+        return answers[0]
+
     def stat(self, path: str, *, follow: bool = False) -> StatResult:
         """What a path is; a symbolic link itself, unless `follow` says otherwise."""
         return self._record(StatResult, "stat", {"path": path, "follow": follow})
@@ -182,7 +196,7 @@ class Client(SandboxBackendProtocol):
             if len(content) > BATCH_BYTES:
                 answers += self._upload(batch)
                 batch, size = [], 0
-                answers += self._upload_large(path, bytes(content))
+                answers.append(self.send(path, _pieces(content)))
                 continue
             if size + len(content) > BATCH_BYTES:
                 answers += self._upload(batch)
@@ -199,17 +213,19 @@ class Client(SandboxBackendProtocol):
         except Failures as error:
             return [FileUploadResponse(item["path"], str(error)) for item in batch]
 
-    def _upload_large(self, path: str, content: bytes) -> list[FileUploadResponse]:
-        """In pieces, over one connection: what is staged belongs to it."""
+    def send(self, path: str, pieces: Iterable[bytes]) -> FileUploadResponse:
+        """`upload_files` of one file that comes in pieces, each taken when the one before it is sent.
+
+        They go over one connection: what is staged belongs to it. The file changes when all of them have arrived.
+        """
         try:
             with self._lent() as connection:
-                token = None
-                for start in range(0, len(content), PIECE_BYTES):
-                    params = {"data": content[start : start + PIECE_BYTES], "token": token}
-                    token = self._call(str, "stage", params, connection=connection)
-                return self._upload([{"path": path, "staged": token}], connection)
+                token = self._call(str, "stage", {"data": b""}, connection=connection)
+                for piece in pieces:
+                    self._call(str, "stage", {"data": piece, "token": token}, connection=connection)
+                return self._upload([{"path": path, "staged": token}], connection)[0]
         except Failures as error:
-            return [FileUploadResponse(path, str(error))]
+            return FileUploadResponse(path, str(error))
 
     # -- execution ---------------------------------------------------------------------------------------------
 
@@ -370,3 +386,8 @@ class _Lent:
 
 def _collecting(kind: Any, found: list[Any]) -> Callable[[Mapping[str, Any]], None]:
     return lambda params: found.extend(msgspec.convert(params["matches"], kind))
+
+
+def _pieces(content: bytes | bytearray | memoryview) -> Iterator[bytes]:
+    view = memoryview(content).cast("B")
+    return (bytes(view[start : start + PIECE_BYTES]) for start in range(0, len(view), PIECE_BYTES))

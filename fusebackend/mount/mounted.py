@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
-from fusebackend import paths
+from fusebackend import errors, paths
 from fusebackend.backends.foreign import ForeignVolume
 from fusebackend.backends.walk import resolve
 from fusebackend.paths import ROOT, PathError
@@ -153,11 +153,11 @@ class MountedBackend(SandboxBackendProtocol):
             outer = paths.normalise(path)
             route, attr = self._find(outer, follow)
         except PathError as error:
-            return StatResult(error=str(error))
+            return StatResult(error=str(error), code=errors.INVALID_PATH)
         except FileNotFoundError:
-            return StatResult(error=f"File '{path}' not found")
+            return StatResult(error=f"File '{path}' not found", code=errors.FILE_NOT_FOUND)
         except OSError as error:
-            return StatResult(error=f"File '{path}': {error.strerror}")
+            return StatResult(error=f"File '{path}': {error.strerror}", code=errors.code_of(error))
         prefix = route.prefix if route.prefix == ROOT else route.prefix + "/"
         if attr is None:
             return StatResult(path=outer, type="directory", size=0, mode=0o755, route=prefix)

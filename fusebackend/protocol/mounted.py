@@ -11,7 +11,7 @@ class StatResult:
 
     `type` is `file`, `directory`, `symlink`, `fifo`, `socket`, `character device` or `block device`; `mode` has the
     permission bits alone. `route` is the prefix of the backend that holds it. A directory that exists only because a
-    route's prefix runs through it has no times.
+    route's prefix runs through it has no times. Where there is an `error`, `code` says it as an `ErrorCode` does.
     """
 
     error: str | None = None
@@ -27,3 +27,4 @@ class StatResult:
     ctime_ns: int | None = None
     target: str | None = None
     route: str | None = None
+    code: str | None = None
