@@ -28,7 +28,6 @@ from typing import Any, TypeVar
 
 from fusebackend import errors, paths
 from fusebackend.attaching import familiar, made, seated, supports_execution
-from fusebackend.backends.foreign import foreign_volume
 from fusebackend.backends.state import StateBackend
 from fusebackend.backends.statefiles import apply_files_update
 from fusebackend.dialect import AgentFace, accepted, is_factory
@@ -52,6 +51,7 @@ from fusebackend.protocol import (
 )
 from fusebackend.routes import RouteTable
 from fusebackend.routing import Routed, Routing
+from fusebackend.telling import TellingFace
 from fusebackend.treesearch import TreeSearch
 
 log = logging.getLogger(__name__)
@@ -91,11 +91,11 @@ class CompositeBackend(BackendProtocol):
                 raise TypeError(f"The backend at '{prefix}' is None")
         self.default = default
         self.routes: dict[str, Any] = {}
-        faces: dict[AgentPath | None, AgentFace] = {None: AgentFace(default, "The default backend")}
+        faces: dict[AgentPath | None, AgentFace] = {None: TellingFace(default, "The default backend")}
         for prefix in table.prefixes:
             backend = seated(self.given[prefix], prefix, default)
             self.routes[prefix + "/"] = backend
-            faces[prefix] = AgentFace(backend, f"Route '{prefix}/'")
+            faces[prefix] = TellingFace(backend, f"Route '{prefix}/'")
         self._table = table
         self._routing = Routing(table, faces)
         self._tree = TreeSearch(self._routing)
@@ -217,8 +217,6 @@ class CompositeBackend(BackendProtocol):
     def _moved(
         self, old: Routed, new: Routed, removed: dict[str, Any], stored: dict[str, Any], error: str | None
     ) -> MoveResult:
-        self._tell(old)
-        self._tell(new)
         update = {**self._merged(old, removed), **self._merged(new, stored)}
         return MoveResult(error=error, path=new.outer if error is None else None, files_update=update or None)
 
@@ -252,7 +250,6 @@ class CompositeBackend(BackendProtocol):
         answers, groups = self._grouped([path for path, _ in files], FileUploadResponse)
         for group in groups:
             responses = group[0][1].face.upload_files([(routed.inner, files[index][1]) for index, routed in group])
-            self._tell(*(routed for _, routed in group))
             for (index, routed), response in zip(group, responses, strict=True):
                 answers[index] = FileUploadResponse(
                     path=files[index][0],
@@ -327,8 +324,7 @@ class CompositeBackend(BackendProtocol):
     # -- changes -----------------------------------------------------------------------------------------------
 
     def _changed(self, routed: Routed, result: Changed, old_string: str = "") -> Changed:
-        """A result in the agent's words, with its update merged and the mount told."""
-        self._tell(routed)
+        """A result in the agent's words, with its update merged."""
         result.error = routed.words(result.error, besides=old_string)
         if result.error is None:
             result.path = routed.outer
@@ -354,9 +350,3 @@ class CompositeBackend(BackendProtocol):
         except (AttributeError, TypeError) as error:
             log.warning("the default's state takes no update, so only the result carries it: %s", error)
         return shown
-
-    def _tell(self, *changed: Routed) -> None:
-        """A mount's caches over a backend without a change feed must not wait for their time to live."""
-        volume = foreign_volume(changed[0].face.backend)
-        if volume is not None:
-            volume.told(*(routed.inner for routed in changed))

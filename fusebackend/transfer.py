@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from fusebackend import errors, paths
 from fusebackend.backends.contents import PIECE_BYTES, opened, read_all
 from fusebackend.backends.foreign import ForeignVolume, volume_of
-from fusebackend.backends.native import NativeVolume
+from fusebackend.backends.native import Changes, NativeVolume, silently
 from fusebackend.backends.walk import Place, entries, resolve
 from fusebackend.dialect import AgentFace
 from fusebackend.paths import AgentPath
@@ -101,7 +101,8 @@ def transfer(
         else:
             away = _set_aside(volume, place, items)
             undoing.pop_all()
-            deleted = source.delete(paths.join(paths.parent_and_name(source_path)[0], paths.to_text(away)))
+            with silently():  # it has been told that it is gone
+                deleted = source.delete(paths.join(paths.parent_and_name(source_path)[0], paths.to_text(away)))
     if deleted.error is not None:
         raise OSError(errno.EIO, f"It was copied, but the source could not be removed: {deleted.error}")
     return deleted.files_update or {}, copy.files_update
@@ -286,11 +287,17 @@ class _NodeCopy(_Copy):
         for item in reversed(items):  # a directory after what is in it, for that moves its times
             if not stat.S_ISLNK(item.mode):
                 self._adorn(item, self._nodes[item.names])
-        self._volume.rename(self._parent, self._hidden, self._parent, self._place.name, RENAME_NOREPLACE)
-        self._name = self._place.name
+        with self._volume.changing() as changes:
+            self._volume.rename(self._parent, self._hidden, self._parent, self._place.name, RENAME_NOREPLACE)
+            self._name = self._place.name
+            for parent, name in [*self._made, (self._parent, self._name)]:
+                changes += [Change(node=parent), Change(parent=parent, name=name)]
+            for path in self._place.missing_paths:
+                changes.report("created", path + "/")
+            for item in items:
+                path = AgentPath("/".join([self._place.path, *map(paths.to_text, item.names)]))
+                changes.report("created", path + "/" if item.is_dir else path)
         self._volume.sync()
-        for parent, name in [*self._made, (self._parent, self._name)]:
-            self._volume.publish(Change(node=parent), Change(parent=parent, name=name))
 
     def _adorn(self, item: Item, node: int) -> None:
         with contextlib.suppress(PermissionError):  # only root may give files away
@@ -300,10 +307,15 @@ class _NodeCopy(_Copy):
 
     def undo(self) -> None:
         directory = paths.parent_and_name(self._path)[0]
-        self._target.delete(paths.join(directory, paths.to_text(self._name)))
-        for parent, name in reversed(self._made):
-            with contextlib.suppress(OSError):  # somebody else has put something in
+        was_seen = self._name != self._hidden
+        with contextlib.nullcontext() if was_seen else silently():
+            self._target.delete(paths.join(directory, paths.to_text(self._name)))
+        with self._volume.changing() as changes, contextlib.suppress(OSError):  # somebody else has put something in
+            for (parent, name), path in reversed(list(zip(self._made, self._place.missing_paths, strict=False))):
                 self._volume.rmdir(parent, name)
+                changes += [Change(node=parent), Change(parent=parent, name=name)]
+                if was_seen:
+                    changes.report("deleted", path + "/")
 
 
 def _hidden(name: bytes) -> bytes:
@@ -316,13 +328,21 @@ def _hidden(name: bytes) -> bytes:
 def _set_aside(volume: Volume, place: Place, items: list[Item]) -> bytes:
     """See that the source is what was copied and give it a hidden name, in one step; returns the name."""
     name = _hidden(place.name)
-    with volume.lock:
+    top = items[0]
+    with volume.changing() if isinstance(volume, NativeVolume) else _unheard(volume) as changes:
         if [item.state for item in _tree(volume, volume.lookup(place.parent, place.name))] != [i.state for i in items]:
             raise OSError(errno.EBUSY, "It was changed while it was being moved")
         volume.rename(place.parent, place.name, place.parent, name, RENAME_NOREPLACE)
-    if isinstance(volume, NativeVolume):
-        volume.publish(Change(node=place.parent), Change(node=items[0].node, parent=place.parent, name=place.name))
+        changes += [Change(node=place.parent), Change(node=top.node, parent=place.parent, name=place.name)]
+        changes.report("deleted", place.path + "/" if top.is_dir else place.path)
     return name
+
+
+@contextlib.contextmanager
+def _unheard(volume: Volume) -> Iterator[Changes]:
+    """Somebody else's volume tells nobody."""
+    with volume.lock:
+        yield Changes()
 
 
 def _require_unchanged(volume: ForeignVolume, place: Place, items: list[Item], digests: dict[Names, bytes]) -> None:

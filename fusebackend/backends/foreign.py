@@ -42,7 +42,7 @@ from fusebackend.backends.wholefiles import WholeFiles
 from fusebackend.dialect import AgentFace, is_factory
 from fusebackend.errors import oserror
 from fusebackend.paths import AgentPath
-from fusebackend.protocol import RENAME_NOREPLACE, Attr, AttrChanges, Caller, Change, Features, StatFs, Volume
+from fusebackend.protocol import RENAME_NOREPLACE, Attr, AttrChanges, Caller, Change, Features, Report, StatFs, Volume
 
 log = logging.getLogger(__name__)
 
@@ -355,14 +355,13 @@ class ForeignVolume(NativeVolume):
             self._tree.expire()
             self._files.expire()
 
-    def told(self, *changed: AgentPath) -> None:
-        """These paths were changed through the backend's agent face: forget what was known, and tell subscribers."""
-        changes: list[Change] = []
-        with self.lock:
+    def told(self, *changed: AgentPath, reports: Sequence[Report] = ()) -> None:
+        """These paths were changed through the backend's agent face: forget what was known, and tell of it."""
+        with self.changing() as changes:
             self.expire()
             for path in changed:
                 changes += self._changes(path)
-        self.publish(*changes)
+            changes.reports += reports
 
     def _changes(self, path: AgentPath) -> list[Change]:
         """Every directory on the way may be new or gone, as far as anybody knows it."""
