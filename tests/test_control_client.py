@@ -245,7 +245,7 @@ class TestWatch:
     def test_a_lost_server_is_an_error(self, files):
         with serving(files) as server:
             watch = ClientOf(server).watch("/")
-        with pytest.raises(ServerLost):
+        with watch, pytest.raises(ServerLost):
             watch.get(LIMIT_S)
 
     def test_a_path_that_is_none(self, client):

@@ -56,7 +56,7 @@ class RunningCall:
         if self._verb.changes and self._connection.server.read_only:
             return _failed(self.key, OSError(30, "Read-only file system: this mount is read-only"))
         try:
-            with budget.limited(None, cancelled=self.cancelled):
+            with budget.limited(budget.SEARCH_S, cancelled=self.cancelled):
                 result = self._verb.run(self, self._params)
         except Closed:
             raise

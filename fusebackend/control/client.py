@@ -309,17 +309,17 @@ class Client(SandboxBackendProtocol):
         try:
             return self._call(kind, verb, params, take)
         except Failures as error:
-            return kind(error=str(error))  # type: ignore[call-arg] - every record has one
+            return msgspec.convert({"error": str(error)}, kind)
 
     def _call(
         self,
-        kind: Any,
+        kind: type[T],
         verb: str,
         params: dict[str, Any],
         take: Callable[[Mapping[str, Any]], None] | None = None,
         *,
         connection: Connection | None = None,
-    ) -> Any:
+    ) -> T:
         """Ask, and give the answer as `kind`.
 
         Raises:

@@ -8,7 +8,7 @@ import select
 import socket
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -19,6 +19,8 @@ MAX_ANSWER_BYTES = 1 << 30
 """The longest message a client takes. What can be longer comes in pieces."""
 
 CONNECT_TIMEOUT_S = 10.0
+
+T = TypeVar("T")
 
 
 class ServerLost(ConnectionError):
@@ -93,11 +95,11 @@ class Connection:
 
     def call(
         self,
-        kind: Any,
+        kind: type[T],
         verb: str,
         params: Mapping[str, Any],
         take: Callable[[Mapping[str, Any]], None] | None = None,
-    ) -> Any:
+    ) -> T:
         """Ask, hand every notification of the call to `take`, and give the answer as `kind`.
 
         Raises:
@@ -135,14 +137,15 @@ class Connection:
             raise ServerLost(f"the server of '{self._mountpoint}' does not speak this protocol: {error}") from None
         return message
 
-    def _result(self, kind: Any, message: Incoming) -> Any:
+    def _result(self, kind: type[T], message: Incoming) -> T:
         if message.error is not None:
             if message.error.code == wire.NOT_SUPPORTED:
                 raise NotImplementedError(message.error.message)
             raise Refused(message.error)
         if message.result is msgspec.UNSET:
             raise ServerLost(f"the server of '{self._mountpoint}' does not speak this protocol: no result")
-        return wire.decode_as(kind, message.result)
+        result: T = wire.decode_as(kind, message.result)
+        return result
 
 
 def _connect(stream: socket.socket, address: str) -> None:

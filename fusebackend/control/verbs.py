@@ -53,7 +53,7 @@ class Call(Protocol):
     def unsubscribe(self, subscription: str) -> bool: ...
 
 
-class Params(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+class Params(msgspec.Struct, forbid_unknown_fields=True):
     """Parameters are given by name; an unknown name is an error."""
 
 

@@ -77,7 +77,7 @@ class MountedBackend(SandboxBackendProtocol):
         self.filesystem = filesystem
         self.mountpoint = mountpoint
         self.shell = shell
-        self.status = status
+        self._status = status
 
     # -- the agent face ----------------------------------------------------------------------------------------
 
@@ -146,6 +146,10 @@ class MountedBackend(SandboxBackendProtocol):
         return self.shell.execute(
             command, timeout=timeout, stdin=stdin, cwd=cwd, on_output=on_output, cancelled=cancelled
         )
+
+    def status(self) -> dict[str, Any]:
+        """What `fusebackend status --json` shows of the mount."""
+        return self._status()
 
     def stat(self, path: str, *, follow: bool = False) -> StatResult:
         """What a path is; a symbolic link itself, unless `follow` says otherwise."""

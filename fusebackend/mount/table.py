@@ -42,6 +42,8 @@ class MountEntry:
     options: tuple[str, ...]
     root: str = "/"
     """The directory of the mounted file system that shows here: not `/` for a bind mount of a part of it."""
+    super_options: tuple[str, ...] = ()
+    """Those of the file system, wherever it is mounted."""
 
     @property
     def is_ours(self) -> bool:
@@ -55,8 +57,9 @@ def parse(text: str) -> list[MountEntry]:
         fields, separator, kind = line.partition(" - ")
         words, kinds = fields.split(" "), kind.split(" ")
         if separator and len(words) >= 6 and len(kinds) >= 2:
-            options = tuple(words[5].split(","))
-            found.append(MountEntry(_unescape(words[4]), kinds[0], _unescape(kinds[1]), options, _unescape(words[3])))
+            options, super_options = tuple(words[5].split(",")), tuple(",".join(kinds[2:]).split(","))
+            place, source, root = (_unescape(word) for word in (words[4], kinds[1], words[3]))
+            found.append(MountEntry(place, kinds[0], source, options, root, super_options))
     return found
 
 
