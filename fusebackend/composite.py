@@ -26,7 +26,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from fusebackend import errors, paths
+from fusebackend import budget, errors, paths
 from fusebackend.attaching import familiar, made, seated, supports_execution
 from fusebackend.backends.state import StateBackend
 from fusebackend.backends.statefiles import apply_files_update
@@ -233,13 +233,15 @@ class CompositeBackend(BackendProtocol):
     ) -> GrepResult:
         limit = None if max_count is None else max(0, max_count)
         try:
-            return self._tree.grep(self._routing.scope(path), pattern, glob, limit)
+            with budget.granted():
+                return self._tree.grep(self._routing.scope(path), pattern, glob, limit)
         except (PathError, GlobError) as error:
             return GrepResult(error=str(error))
 
     def glob(self, pattern: str, path: str | None = None) -> GlobResult:
         try:
-            return self._tree.glob(self._routing.scope(path), pattern)
+            with budget.granted():
+                return self._tree.glob(self._routing.scope(path), pattern)
         except (PathError, GlobError) as error:
             return GlobResult(error=str(error))
 

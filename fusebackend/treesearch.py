@@ -9,7 +9,8 @@ asked for more, for files whose last segment fits, and the whole path then decid
 that can't hold a match is not asked.
 
 When one of several backends fails, the matches of the others are returned with `truncated` set and no error, and the
-failure is logged; only when nothing was found is it the error of the result.
+failure is logged; only when nothing was found is it the error of the result. When the budget is spent (`budget.py`),
+those that were not asked yet are left out, and the answer says `truncated`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from fusebackend import paths
+from fusebackend import budget, paths
 from fusebackend.globs import Matcher, compile_glob
 from fusebackend.paths import ROOT, AgentPath
 from fusebackend.protocol import FileInfo, GlobResult, GrepMatch, GrepResult, LsResult
@@ -102,13 +103,13 @@ class TreeSearch:
         def ask(part: Routed, at_most: int | None = more) -> GrepResult:
             result = part.face.grep(pattern, part.inner, broad, at_most)
             visible = self._visible(part, scope, tree_glob)
-            matches = [_outer_match(part, match) for match in result.matches or ()]
-            matches = [match for match in matches if visible(match["path"])]
-            if result.truncated and at_most is not None and len(matches) < at_most:
+            found = [_outer_match(part, match) for match in result.matches or ()]
+            matches = [match for match in found if visible(match["path"])]
+            if result.truncated and at_most is not None and len(matches) < at_most <= len(found):
                 return ask(part, None)  # what is hidden has used up the limit
             return GrepResult(error=result.error, matches=matches, truncated=result.truncated)
 
-        results = self._ask_all(scope, tree_glob, "grep", ask)
+        results = self._ask_all(scope, tree_glob, "grep", ask, GrepResult(truncated=True))
         if isinstance(results, str):
             return GrepResult(error=results)
         matches = [match for result in results for match in result.matches or ()]
@@ -136,7 +137,8 @@ class TreeSearch:
             result.matches = [info for info in part.shown(result.matches) or () if visible(info["path"])]
             return result
 
-        results = self._ask_all(scope, tree_glob, "glob", ask)
+        unasked = GlobResult(truncated=True, truncation_reason="budget")
+        results = self._ask_all(scope, tree_glob, "glob", ask, unasked)
         if isinstance(results, str):
             return GlobResult(error=results)
         found = {info["path"]: info for result in results for info in result.matches or ()}
@@ -149,12 +151,20 @@ class TreeSearch:
         )
 
     def _ask_all(
-        self, scope: Scope, pattern: TreePattern | None, verb: str, ask: Callable[[Routed], Found]
+        self, scope: Scope, pattern: TreePattern | None, verb: str, ask: Callable[[Routed], Found], unasked: Found
     ) -> list[Found] | str:
-        """The answers of all that have something below a path; or the failures, when nothing else was found."""
+        """The answers of all that have something below a path; or the failures, when nothing else was found.
+
+        Args:
+            unasked: stands for those that the budget did not reach.
+        """
+        left = budget.current()
         results: list[Found] = []
         failures: list[str] = []
         for part in self._parts(scope, pattern):
+            if left.spent:
+                results.append(unasked)
+                break
             result = ask(part)
             if result.error is not None:
                 if part is scope.own and not _has_directory(part):

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fusebackend import budget
 from fusebackend.backends import directoryface
 from fusebackend.backends.filesystem import FilesystemBackend
 from fusebackend.backends.ripgrep import Candidates, find_candidates
@@ -214,7 +215,8 @@ def test_a_time_out_keeps_what_was_found_and_says_so(tmp_path, monkeypatch):
     for name in ("found", "cut", "late"):
         (tmp_path / "root" / name).write_text("needle\n")
     program = fake(tmp_path, "printf './found\\0./cu'; exec sleep 60")
-    found = candidates(tmp_path / "root", "needle", program=program, timeout_s=0.5)
+    with budget.limited(0.5):
+        found = candidates(tmp_path / "root", "needle", program=program)
     assert found == Candidates(frozenset({"found"}), complete=False)
     monkeypatch.setattr(directoryface, "find_candidates", lambda *_: found)
     with FilesystemBackend(tmp_path / "root") as backend:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from typing import Literal, TypeAlias
 
-from fusebackend import paths
+from fusebackend import budget, paths
 from fusebackend.backends.contents import LOCKED_BYTES, PIECE_BYTES
 from fusebackend.backends.directory import DirectoryVolume
 from fusebackend.backends.localtree import SWAPPED, LocalFile, LocalTree
@@ -19,6 +19,7 @@ from fusebackend.backends.native import Changes
 from fusebackend.backends.ripgrep import Candidates, find_candidates
 from fusebackend.backends.volume import REMOVED_AT_ONCE, Refusal, VolumeBackend
 from fusebackend.backends.walk import UNREADABLE, VANISHED, resolve
+from fusebackend.budget import Budget, Spent
 from fusebackend.errors import oserror
 from fusebackend.globs import Matcher, compile_glob
 from fusebackend.paths import AgentPath
@@ -61,15 +62,23 @@ class DirectoryFace(VolumeBackend):
 
     def glob(self, pattern: str, path: str | None = None) -> GlobResult:
         path = "/" if path is None else path
-        found = self._tree(path, pattern) if pattern else None
-        if found is None:
-            return super().glob(pattern, path)
-        base, tree, matcher = found
-        assert matcher is not None
+        with budget.granted():
+            found = self._tree(path, pattern) if pattern else None
+            if found is None:
+                return super().glob(pattern, path)
+            try:
+                return self._glob(*found)
+            except OSError as error:
+                return GlobResult(error=_searching(path, error))
+
+    def _glob(self, base: str, tree: LocalTree, matcher: Matcher | None) -> GlobResult:
+        infos: list[FileInfo] = []
         try:
-            infos = [_info(base, file) for file in tree if matcher.matches(file.path)]
-        except OSError as error:
-            return GlobResult(error=_searching(path, error))
+            for file in tree:
+                if matcher is None or matcher.matches(file.path):
+                    infos.append(_info(base, file))
+        except Spent:
+            return GlobResult(matches=infos, truncated=True, truncation_reason="budget")
         reason = "unreadable" if tree.unreadable else None
         return GlobResult(matches=infos, truncated=tree.unreadable, truncation_reason=reason)
 
@@ -79,22 +88,35 @@ class DirectoryFace(VolumeBackend):
         self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
     ) -> GrepResult:
         path = "/" if path is None else path
-        found = self._tree(path, glob)
-        if found is None:
-            return super().grep(pattern, path, glob, max_count=max_count)
-        try:
-            return self._grep(pattern, *found, None if max_count is None else max(0, max_count))
-        except OSError as error:
-            return GrepResult(error=_searching(path, error))
+        with budget.granted() as left:
+            found = self._tree(path, glob)
+            if found is None:
+                return super().grep(pattern, path, glob, max_count=max_count)
+            matches: list[GrepMatch] = []
+            limit = None if max_count is None else max(0, max_count)
+            try:
+                complete = self._grep(pattern, *found, limit, left, matches)
+            except Spent:
+                complete = False
+            except OSError as error:
+                return GrepResult(error=_searching(path, error))
+        return GrepResult(matches=matches[:limit], truncated=not complete)
 
     def _grep(
-        self, pattern: str, base: str, tree: LocalTree, matcher: Matcher | None, limit: int | None
-    ) -> GrepResult:
+        self,
+        pattern: str,
+        base: str,
+        tree: LocalTree,
+        matcher: Matcher | None,
+        limit: int | None,
+        left: Budget,
+        matches: list[GrepMatch],
+    ) -> bool:
+        """Fill `matches` with up to one more than `limit`; are they all?"""
         start = tree.start()
         max_bytes = min(self.max_search_bytes, self.max_file_bytes)
         candidates = find_candidates(start.fd, pattern, max_bytes) if start is not None else None
         below = "".join(f"{name}/" for name in matcher.prefix) if matcher is not None else ""
-        matches: list[GrepMatch] = []
         incomplete = candidates is not None and not candidates.complete
         for file in tree:
             if matcher is not None and not matcher.matches(file.path):
@@ -104,7 +126,7 @@ class DirectoryFace(VolumeBackend):
                     continue
                 # One more than wanted, to know whether there is more.
                 wanted = None if limit is None else limit + 1 - len(matches)
-                lines = grep_pieces(self._pieces(file, max_bytes), pattern, wanted)
+                lines = grep_pieces(left.metered(self._pieces(file, max_bytes)), pattern, wanted)
             except OSError as error:
                 if error.errno not in SWAPPED | UNREADABLE | {errno.EFBIG}:
                     raise
@@ -113,8 +135,8 @@ class DirectoryFace(VolumeBackend):
             shown = paths.join(base, file.path)
             matches.extend(GrepMatch(path=shown, line=line, text=text) for line, text in lines)
             if limit is not None and len(matches) > limit:
-                return GrepResult(matches=matches[:limit], truncated=True)
-        return GrepResult(matches=matches, truncated=incomplete or tree.unreadable)
+                return False
+        return not (incomplete or tree.unreadable)
 
     def _pieces(self, file: LocalFile, max_bytes: int) -> Iterator[bytes]:
         """The bytes of a file. A small one is read in one go, with no write of a mount in between; a larger one may

@@ -13,7 +13,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from fusebackend import paths
+from fusebackend import budget, paths
 from fusebackend.backends.dirfd import FILE_FLAGS, LIST_FLAGS, Descriptor
 from fusebackend.backends.walk import UNREADABLE, VANISHED
 from fusebackend.errors import oserror
@@ -61,6 +61,8 @@ class _Level:
 class LocalTree:
     """The files below a directory, in the order of their paths as text.
 
+    The budget (`budget.current`) is asked for each directory and file; `Spent` ends the walk.
+
     Attributes:
         unreadable: something could not be looked into, so the walk is not complete.
     """
@@ -75,6 +77,7 @@ class LocalTree:
         self._root = root
         self._below = tuple(below)
         self._depth = depth
+        self._budget = budget.current()
         self.unreadable = False
 
     def start(self) -> Descriptor | None:
@@ -94,6 +97,7 @@ class LocalTree:
             below = None
             for shown, name in level.listing if directory is not None else ():
                 assert directory is not None
+                self._budget.require()
                 if not shown.endswith("/"):
                     found = self._file(level.prefix + shown, name, directory)
                     if found is not None:
@@ -134,7 +138,7 @@ class LocalTree:
         listing: list[tuple[str, str]] = []
         try:
             with os.scandir(directory.fd) as found:
-                for entry in found:
+                for entry in self._budget.metered(found):
                     text = paths.to_text(os.fsencode(entry.name))
                     if entry.is_file(follow_symlinks=False):
                         listing.append((text, entry.name))

@@ -15,12 +15,17 @@ import shutil
 import subprocess
 from typing import NamedTuple
 
-from fusebackend import paths
+from fusebackend import budget, paths
 from fusebackend.backends.localtree import SWAPPED
 from fusebackend.backends.walk import UNREADABLE
+from fusebackend.budget import Budget
 
-TIMEOUT_S = 30.0
-"""After this it is ended; what it had named by then counts, and the answer of `grep` says `truncated`."""
+SHARE = 0.7
+"""How much of the search's budget it may use before it is ended. What it had named by then counts, and is read in what
+is left; the answer of `grep` says `truncated`."""
+
+POLL_S = 0.05
+"""How often it is looked whether the search was called off."""
 
 PATTERN_BYTES = 64 << 10
 """Longer patterns are left to Python: the system takes arguments of up to 128 KiB."""
@@ -39,14 +44,12 @@ class Candidates(NamedTuple):
 
     files: frozenset[str]
     complete: bool = True
-    """False after a time-out."""
+    """False when the budget ended it."""
     denied: bool = False
     """Some file or directory may not be read."""
 
 
-def find_candidates(
-    directory: int, pattern: str, max_bytes: int, *, timeout_s: float = TIMEOUT_S, program: str = "rg"
-) -> Candidates | None:
+def find_candidates(directory: int, pattern: str, max_bytes: int, *, program: str = "rg") -> Candidates | None:
     """The files below a directory, up to `max_bytes` in size, that hold `pattern`. None when `rg` can't tell: it is
     not installed, it does not take the pattern, or it met an error of the disk.
 
@@ -72,20 +75,30 @@ def find_candidates(
     )
     with process:
         try:
-            output, messages = process.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            output, _ = process.communicate()
-            return Candidates(_names(output), complete=False)
+            output, messages, ended = _output(process, budget.current())
         except BaseException:
             process.kill()
             raise
+    if ended:
+        return Candidates(_names(output), complete=False)
     if process.returncode not in (0, _NO_MATCH, _FAILED):
         return None
     met = {int(number) for number in _ERROR_NUMBER.findall(messages)}
     if (process.returncode == _FAILED and not met) or met - SWAPPED - UNREADABLE:
         return None
     return Candidates(_names(output), denied=bool(met & UNREADABLE))
+
+
+def _output(process: subprocess.Popen[bytes], left: Budget) -> tuple[bytes, bytes, bool]:
+    """What it wrote to both ends, and whether that was cut short."""
+    share = left.within(left.left_s * SHARE)
+    while not share.spent:
+        try:
+            return *process.communicate(timeout=min(share.left_s, POLL_S)), False
+        except subprocess.TimeoutExpired:  # nothing is lost: the next call goes on
+            continue
+    process.kill()
+    return *process.communicate(), True
 
 
 def _names(output: bytes) -> frozenset[str]:

@@ -1,18 +1,20 @@
 """`grep` and `glob` over the kernel face alone: what every volume can do, and what faster ones must agree with.
 
 The lock is taken for a page of entries or for one file, never for a tree. What vanishes meanwhile is passed over;
-what may not be read is passed over and told (`truncated`); any other error of the volume ends the search with it.
+what may not be read is passed over and told (`truncated`); any other error of the volume ends the search with it. When
+the budget is spent (`budget.py`), what was found by then is the answer, and `truncated`.
 """
 
 from __future__ import annotations
 
 import errno
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from fusebackend import paths
+from fusebackend import budget, paths
 from fusebackend.backends.contents import read_with, require_regular
 from fusebackend.backends.walk import UNREADABLE, VANISHED, FileWalk, resolve
+from fusebackend.budget import Budget, Spent
 from fusebackend.globs import Matcher, compile_glob
 from fusebackend.protocol import Attr, FileInfo, GlobResult, GrepMatch, GrepResult, Volume
 from fusebackend.text import grep_pieces, iso_time
@@ -71,7 +73,12 @@ class FileSearch:
 def glob_files(volume: Volume, pattern: str, path: str) -> GlobResult:
     """`glob`; raises `GlobError`, `PathError` and `OSError`."""
     search = FileSearch(volume, path, compile_glob(pattern))
-    matches = [file_info(found, attr) for found, attr in search]
+    matches: list[FileInfo] = []
+    try:
+        for found, attr in search:
+            matches.append(file_info(found, attr))
+    except Spent:
+        return GlobResult(matches=matches, truncated=True, truncation_reason="budget")
     reason = "unreadable" if search.unreadable else None
     return GlobResult(matches=matches, truncated=search.unreadable, truncation_reason=reason)
 
@@ -81,21 +88,40 @@ def grep_files(
 ) -> GrepResult:
     """`grep`; raises as `glob_files`. Files larger than `max_bytes` are passed over and told."""
     search = FileSearch(volume, path, compile_glob(glob) if glob else None)
+    result = grep_found(volume, pattern, search, max_count, max_bytes)
+    result.truncated |= search.unreadable
+    return result
+
+
+def grep_found(
+    volume: Volume, pattern: str, files: Iterable[tuple[str, Attr]], max_count: int | None, max_bytes: int
+) -> GrepResult:
+    """The matches in these files, in their order; raises as `grep_files`."""
     limit = None if max_count is None else max(0, max_count)
+    left = budget.current()
     matches: list[GrepMatch] = []
     incomplete = False
-    for found, attr in search:
-        # One more than wanted, to know whether there is more.
-        wanted = None if limit is None else limit + 1 - len(matches)
-        take = functools.partial(grep_pieces, pattern=pattern, limit=wanted)
-        try:
-            lines = read_with(volume, attr, max_bytes, take)
-        except OSError as error:
-            if error.errno not in VANISHED | UNREADABLE | {errno.EFBIG}:
-                raise
-            incomplete |= error.errno not in VANISHED
-            continue
-        matches.extend(GrepMatch(path=found, line=line, text=text) for line, text in lines)
-        if limit is not None and len(matches) > limit:
-            return GrepResult(matches=matches[:limit], truncated=True)
-    return GrepResult(matches=matches, truncated=incomplete or search.unreadable)
+    try:
+        for found, attr in files:
+            left.require()
+            # One more than wanted, to know whether there is more.
+            wanted = None if limit is None else limit + 1 - len(matches)
+            take = functools.partial(_grep_metered, left, pattern, wanted)
+            try:
+                lines = read_with(volume, attr, max_bytes, take)
+            except OSError as error:
+                if error.errno not in VANISHED | UNREADABLE | {errno.EFBIG}:
+                    raise
+                incomplete |= error.errno not in VANISHED
+                continue
+            matches.extend(GrepMatch(path=found, line=line, text=text) for line, text in lines)
+            if limit is not None and len(matches) > limit:
+                return GrepResult(matches=matches[:limit], truncated=True)
+    except Spent:
+        # One more than `limit` was asked for, so there can't be more than that.
+        return GrepResult(matches=matches, truncated=True)
+    return GrepResult(matches=matches, truncated=incomplete)
+
+
+def _grep_metered(left: Budget, pattern: str, wanted: int | None, pieces: Iterable[bytes]) -> list[tuple[int, str]]:
+    return grep_pieces(left.metered(pieces), pattern, wanted)

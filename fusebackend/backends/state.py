@@ -23,10 +23,11 @@ import errno
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from fusebackend import errors, paths, text
+from fusebackend import budget, errors, paths, text
 from fusebackend.backends.graphstate import GRAPH_STATE, LateRuntime
 from fusebackend.backends.statefiles import StateFiles, StateView, apply_files_update
 from fusebackend.backends.walk import names_of
+from fusebackend.budget import Spent
 from fusebackend.globs import GlobError, Matcher, compile_glob
 from fusebackend.paths import ROOT, AgentPath, PathError
 from fusebackend.protocol import (
@@ -158,7 +159,7 @@ class StateBackend(BackendProtocol):
     def _search(self, path: str, matcher: Matcher | None) -> Iterator[tuple[AgentPath, Any]]:
         """Files at or below a path, with their records, sorted by path. Of a file, the pattern sees the name."""
         base, files = _checked(path), self._view.now()
-        for found, key in files.tree(base):
+        for found, key in budget.current().metered(files.tree(base)):
             relative = found[len(base) :].lstrip("/") or paths.parent_and_name(found)[1]
             if matcher is None or matcher.matches(relative):
                 yield found, files.record(key)
@@ -169,24 +170,32 @@ class StateBackend(BackendProtocol):
         matches: list[GrepMatch] = []
         limit = None if max_count is None else max(0, max_count)
         try:
-            for found, record in self._search(ROOT if path is None else path, compile_glob(glob) if glob else None):
-                try:
-                    data = text.decode_file_data(record)
-                except _MALFORMED:
-                    continue  # no text file; `read` says what is wrong with it
-                wanted = None if limit is None else limit + 1 - len(matches)
-                lines = text.grep_lines(data, pattern, wanted)
-                matches.extend(GrepMatch(path=found, line=number, text=line) for number, line in lines)
-                if limit is not None and len(matches) > limit:
-                    return GrepResult(matches=matches[:limit], truncated=True)
+            with budget.granted():
+                for found, record in self._search(ROOT if path is None else path, compile_glob(glob) if glob else None):
+                    try:
+                        data = text.decode_file_data(record)
+                    except _MALFORMED:
+                        continue  # no text file; `read` says what is wrong with it
+                    wanted = None if limit is None else limit + 1 - len(matches)
+                    lines = text.grep_lines(data, pattern, wanted)
+                    matches.extend(GrepMatch(path=found, line=number, text=line) for number, line in lines)
+                    if limit is not None and len(matches) > limit:
+                        return GrepResult(matches=matches[:limit], truncated=True)
+        except Spent:
+            return GrepResult(matches=matches, truncated=True)
         except (PathError, GlobError, OSError) as error:
             return GrepResult(error=_words(error))
         return GrepResult(matches=matches)
 
     def glob(self, pattern: str, path: str | None = None) -> GlobResult:
+        matches: list[FileInfo] = []
         try:
-            found = self._search(ROOT if path is None else path, compile_glob(pattern))
-            return GlobResult(matches=[_file_info(path, record) for path, record in found])
+            with budget.granted():
+                for found, record in self._search(ROOT if path is None else path, compile_glob(pattern)):
+                    matches.append(_file_info(found, record))
+            return GlobResult(matches=matches)
+        except Spent:
+            return GlobResult(matches=matches, truncated=True, truncation_reason="budget")
         except (PathError, GlobError, OSError) as error:
             return GlobResult(error=_words(error))
 

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from fusebackend import paths
+from fusebackend import budget, paths
 from fusebackend.errors import oserror
 from fusebackend.paths import AgentPath, PathError
 from fusebackend.protocol import NAME_MAX_BYTES, ROOT_NODE, Attr, Volume
@@ -174,6 +174,8 @@ def vanishing() -> Iterator[None]:
 class FileWalk:
     """The regular files below a directory, in the order of their paths as text.
 
+    The budget (`budget.current`) is asked for each directory and file; `Spent` ends the walk.
+
     Attributes:
         unreadable: something could not be looked into, so the walk is not complete.
     """
@@ -187,6 +189,7 @@ class FileWalk:
         self._directory = directory
         self._below = tuple(below)
         self._depth = depth
+        self._budget = budget.current()
         self.unreadable = False
 
     def __iter__(self) -> Iterator[tuple[str, Attr]]:
@@ -198,6 +201,7 @@ class FileWalk:
         while levels:
             (prefix, _), listing = levels[-1]
             for text, attr in listing:
+                self._budget.require()
                 if not text.endswith("/"):
                     yield prefix + text, attr
                 elif self._depth is None or len(levels) + len(self._below) < self._depth:
@@ -225,7 +229,7 @@ class FileWalk:
         """Regular files and directories; `/` ends the text of a directory, which makes the order that of paths."""
         listing: list[tuple[str, Attr]] = []
         try:
-            for name, attr in entries(self._volume, directory):
+            for name, attr in self._budget.metered(entries(self._volume, directory)):
                 if stat.S_ISREG(attr.mode):
                     listing.append((paths.to_text(name), attr))
                 elif attr.is_dir:

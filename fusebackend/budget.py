@@ -1,0 +1,104 @@
+"""`Budget`: how long a search may still go on, and whether it was called off.
+
+It travels in a context variable, so it reaches every backend of a composite, through foreign code and into the worker
+threads of `anyio.to_thread`, without being an argument of anything:
+
+    with budget.limited(2.0, cancelled=event):
+        backend.grep("needle")
+
+`grep` and `glob` ask it for every directory, file and megabyte. When it is spent they stop with what they have and say
+`truncated` (`GlobResult.truncation_reason` is `budget`). A search that nobody gave a time has `SEARCH_S`. Somebody
+else's backend can't be stopped from outside, so it is waited for; a composite then asks no other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import math
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+SEARCH_S = 15.0
+"""Seconds for one `grep` or `glob` that nobody limited (as deepagents 0.7)."""
+
+T = TypeVar("T")
+
+
+class Spent(Exception):
+    """The budget is spent. Raised inside of a search and caught by the verb that began it."""
+
+
+class Budget:
+    """A moment in time, and the events that call the search off earlier. Never changes; may be asked by any thread.
+
+    Attributes:
+        timed: somebody has said how long, be it for ever.
+    """
+
+    __slots__ = ("_cancelled", "_deadline_s", "timed")
+
+    def __init__(self, deadline_s: float | None = None, cancelled: tuple[threading.Event, ...] = ()) -> None:
+        self.timed = deadline_s is not None
+        self._deadline_s = math.inf if deadline_s is None else deadline_s  # of `time.monotonic`
+        self._cancelled = cancelled
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until it is spent, 0 when it is, infinite without a limit."""
+        if any(event.is_set() for event in self._cancelled):
+            return 0.0
+        return max(0.0, self._deadline_s - time.monotonic())
+
+    @property
+    def spent(self) -> bool:
+        return self.left_s == 0.0
+
+    def require(self) -> None:
+        """Raise `Spent` when it is."""
+        if self.spent:
+            raise Spent
+
+    def metered(self, pieces: Iterable[T]) -> Iterator[T]:
+        """The pieces, as long as there is budget for them."""
+        for piece in pieces:
+            self.require()
+            yield piece
+
+    def within(self, seconds: float | None, cancelled: threading.Event | None = None) -> Budget:
+        """The tighter of this and another one."""
+        events = self._cancelled if cancelled is None else (*self._cancelled, cancelled)
+        if seconds is None:
+            return Budget(self._deadline_s if self.timed else None, events)
+        return Budget(min(self._deadline_s, time.monotonic() + seconds), events)
+
+
+_current: contextvars.ContextVar[Budget] = contextvars.ContextVar("fusebackend_budget", default=Budget())  # noqa: B039
+
+
+def current() -> Budget:
+    """The budget of the search that is going on here."""
+    return _current.get()
+
+
+@contextlib.contextmanager
+def limited(seconds: float | None, cancelled: threading.Event | None = None) -> Iterator[Budget]:
+    """Give what is done inside at most so many seconds, and less if `cancelled` is set meanwhile.
+
+    Inside of another budget the tighter one holds. None says nothing about time, so that `SEARCH_S` is left in force;
+    `math.inf` says that there is no limit.
+    """
+    token = _current.set(_current.get().within(seconds, cancelled))
+    try:
+        yield _current.get()
+    finally:
+        _current.reset(token)
+
+
+@contextlib.contextmanager
+def granted(seconds: float = SEARCH_S) -> Iterator[Budget]:
+    """The budget of the caller; so many seconds where it says nothing about time."""
+    with limited(None if _current.get().timed else seconds) as budget:
+        yield budget
