@@ -1,0 +1,627 @@
+"""Changes of the mounted tree as events: from the kernel, from agents, in order, once, and never waiting."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from replay import Replay
+from seed_backends import DuckBackend
+from smallkernel import SmallKernel
+
+from fusebackend.backends.filesystem import FilesystemBackend
+from fusebackend.backends.local_shell import LocalShellBackend
+from fusebackend.backends.memory import InMemoryBackend
+from fusebackend.backends.state import StateBackend
+from fusebackend.composite import CompositeBackend
+from fusebackend.paths import PathError
+from fusebackend.protocol import RENAME_EXCHANGE, RENAME_NOREPLACE, Change, FileEvent, Report
+from fusebackend.vfs import feed as feed_module
+from fusebackend.vfs.feed import Watch
+from fusebackend.vfs.filesystem import FileSystem
+
+Told = list[tuple[str, ...]]
+
+
+class Mount:
+    """A composite, a file system over it and a kernel before that, with one watch of everything."""
+
+    def __init__(self, default: Any, routes: dict[str, Any] | None = None) -> None:
+        self.agent = CompositeBackend(default, routes or {})
+        self.filesystem = FileSystem.of(self.agent)
+        self.kernel = SmallKernel(self.filesystem)
+        self.watch = self.filesystem.feed.watch("/")
+
+    def told(self) -> Told:
+        """What was told since the last time: kind, source, path, and where from if it has moved."""
+        return [
+            (event.kind, event.source, event.path, *filter(None, [event.moved_from])) for event in taken(self.watch)
+        ]
+
+
+def taken(watch: Watch) -> list[FileEvent]:
+    events = []
+    while (event := watch.get(0)) is not None:
+        events.append(event)
+    return events
+
+
+@pytest.fixture
+def mount() -> Iterator[Mount]:
+    mount = Mount(InMemoryBackend(), {"/m/": InMemoryBackend(), "/a/b/": InMemoryBackend()})
+    yield mount
+    mount.filesystem.detach()
+
+
+class TestTheMount:
+    """One request, one event, under the path that the agent knows."""
+
+    def test_what_is_made(self, mount: Mount) -> None:
+        kernel = mount.kernel
+        kernel.mkdir("/d")
+        kernel.close(kernel.create("/d/f"))
+        kernel.symlink("/d/s", b"f")
+        kernel.mknod("/m/pipe", 0o10600)
+        kernel.link("/d/f", "/d/l")
+        assert mount.told() == [
+            ("created", "mount", "/d/"),
+            ("created", "mount", "/d/f"),
+            ("created", "mount", "/d/s"),
+            ("created", "mount", "/m/pipe"),
+            ("created", "mount", "/d/l"),
+        ]
+
+    def test_what_goes(self, mount: Mount) -> None:
+        kernel = mount.kernel
+        kernel.mkdir("/m/d")
+        kernel.put("/m/d/f", b"")
+        mount.told()
+        kernel.unlink("/m/d/f")
+        kernel.rmdir("/m/d")
+        assert mount.told() == [("deleted", "mount", "/m/d/f"), ("deleted", "mount", "/m/d/")]
+
+    def test_what_changes(self, mount: Mount) -> None:
+        kernel = mount.kernel
+        handle = kernel.create("/f")
+        mount.told()
+        kernel.write(handle, b"")
+        assert mount.told() == []
+        kernel.write(handle, b"bytes")
+        assert mount.told() == [("modified", "mount", "/f")]
+        kernel.setattr("/f", size=2)
+        assert mount.told() == [("modified", "mount", "/f")]
+        kernel.setattr("/f", mode=0o600)
+        kernel.setxattr("/f", b"user.x", b"y")
+        assert mount.told() == [("attributes", "mount", "/f")]
+        kernel.close(kernel.open("/f", os.O_WRONLY | os.O_TRUNC))
+        assert mount.told() == [("modified", "mount", "/f")]
+        kernel.setattr("/m", mode=0o700)
+        kernel.setattr("/", mode=0o700)
+        assert mount.told() == [("attributes", "mount", "/m/"), ("attributes", "mount", "/")]
+
+    def test_what_only_looks_or_fails_tells_nothing(self, mount: Mount) -> None:
+        kernel = mount.kernel
+        kernel.put("/f", b"x")
+        kernel.mkdir("/d")
+        mount.told()
+        kernel.close(kernel.open("/f", os.O_RDONLY))
+        for refused in (
+            lambda: kernel.mkdir("/d"),
+            lambda: kernel.rmdir("/m"),
+            lambda: kernel.rename("/f", "/m/f"),
+            lambda: kernel.rename("/f", "/d", RENAME_NOREPLACE),
+            lambda: kernel.unlink("/none"),
+        ):
+            with pytest.raises(OSError):
+                refused()
+        assert mount.told() == []
+
+    def test_what_moves(self, mount: Mount) -> None:
+        kernel = mount.kernel
+        for path in ("/d", "/d/e", "/x"):
+            kernel.mkdir(path)
+        kernel.put("/d/e/f", b"1")
+        kernel.put("/g", b"2")
+        mount.told()
+        kernel.rename("/d", "/x/d")
+        kernel.put("/x/d/e/f", b"3")
+        kernel.rename("/g", "/x/d/e/f")
+        assert mount.told() == [
+            ("moved", "mount", "/x/d/", "/d/"),
+            ("modified", "mount", "/x/d/e/f"),
+            ("moved", "mount", "/x/d/e/f", "/g"),
+        ]
+
+    def test_two_trade_places(self, mount: Mount) -> None:
+        kernel = mount.kernel
+        kernel.mkdir("/d")
+        kernel.put("/d/f", b"1")
+        kernel.put("/g", b"2")
+        handle, other = kernel.open("/d/f"), kernel.open("/g")
+        mount.told()
+        kernel.rename("/d", "/g", RENAME_EXCHANGE)
+        kernel.write(handle, b"x")
+        kernel.write(other, b"y")
+        assert mount.told() == [
+            ("exchanged", "mount", "/g/", "/d"),
+            ("modified", "mount", "/g/f"),
+            ("modified", "mount", "/d"),
+        ]
+
+    def test_two_names_of_one_file_are_left_by_a_rename(self, mount: Mount) -> None:
+        kernel = mount.kernel
+        kernel.put("/f", b"1")
+        kernel.link("/f", "/l")
+        mount.told()
+        kernel.rename("/f", "/l")
+        assert mount.told() == []
+
+    def test_a_file_has_the_name_it_was_last_reached_by(self, mount: Mount) -> None:
+        kernel = mount.kernel
+        handle = kernel.create("/f")
+        kernel.link("/f", "/l")
+        mount.told()
+        kernel.write(handle, b"1")
+        assert mount.told() == [("modified", "mount", "/l")]
+        kernel.unlink("/l")
+        kernel.write(handle, b"2")
+        assert mount.told() == [("deleted", "mount", "/l"), ("modified", "mount", "/f")]
+        kernel.rename("/f", "/g")
+        kernel.write(handle, b"3")
+        assert mount.told() == [("moved", "mount", "/g", "/f"), ("modified", "mount", "/g")]
+
+    def test_a_file_without_a_name_is_not_told_of(self, mount: Mount) -> None:
+        kernel = mount.kernel
+        handle = kernel.create("/f")
+        kernel.unlink("/f")
+        mount.told()
+        kernel.write(handle, b"1")
+        assert mount.told() == []
+        kernel.put("/f", b"another")
+        mount.told()
+        kernel.write(handle, b"2")
+        assert mount.told() == []
+
+    def test_a_name_that_cannot_be_known_is_told_as_unknown(self, mount: Mount) -> None:
+        """Two names, and the one by which the kernel reached it goes behind its back: nothing is kept silent."""
+        kernel = mount.kernel
+        handle = kernel.create("/f")
+        volume = mount.filesystem.tree.routes[0].volume
+        volume.link(volume.lookup(1, b"f").node, 1, b"unseen")
+        mount.agent.delete("/f")
+        mount.told()
+        kernel.write(handle, b"1")
+        assert mount.told() == [("unknown", "mount", "/")]
+
+    def test_a_way_that_becomes_real_is_nothing_new(self, mount: Mount) -> None:
+        mount.kernel.put("/a/f", b"")
+        assert mount.told()[0] == ("created", "mount", "/a/f")
+        mount.kernel.setattr("/a", mode=0o700)
+        assert mount.told()[-1] == ("attributes", "mount", "/a/")
+
+
+class TestAgents:
+    def test_verbs(self, mount: Mount) -> None:
+        agent = mount.agent
+        agent.write("/m/d/e/f.txt", "one\n")
+        assert mount.told() == [
+            ("created", "api", "/m/d/"),
+            ("created", "api", "/m/d/e/"),
+            ("created", "api", "/m/d/e/f.txt"),
+        ]
+        agent.edit("/m/d/e/f.txt", "one", "two")
+        agent.upload_files([("/m/d/e/f.txt", b"x"), ("/new", b"y")])
+        assert mount.told() == [("modified", "api", "/m/d/e/f.txt"), ("created", "api", "/new")]
+        agent.move("/m/d", "/m/z/y")
+        agent.move("/new", "/newer")
+        assert mount.told() == [
+            ("created", "api", "/m/z/"),
+            ("moved", "api", "/m/z/y/", "/m/d/"),
+            ("moved", "api", "/newer", "/new"),
+        ]
+        agent.delete("/m/z")
+        assert mount.told() == [
+            ("deleted", "api", "/m/z/y/e/f.txt"),
+            ("deleted", "api", "/m/z/y/e/"),
+            ("deleted", "api", "/m/z/y/"),
+            ("deleted", "api", "/m/z/"),
+        ]
+        assert agent.write("/m/no", "x").error is None and agent.write("/m/no", "x").error
+        assert agent.edit("/none", "a", "b").error and agent.delete("/none").error and agent.ls("/").entries
+        assert mount.told() == [("created", "api", "/m/no")]
+
+    def test_links_are_told_by_what_they_lead_to(self, mount: Mount) -> None:
+        mount.kernel.mkdir("/d")
+        mount.kernel.put("/d/f", b"one")
+        mount.kernel.symlink("/s", b"d/../d")
+        mount.told()
+        mount.agent.write("/s/new", "")
+        mount.agent.edit("/s/f", "one", "two")
+        assert mount.told() == [("created", "api", "/d/new"), ("modified", "api", "/d/f")]
+
+    def test_between_routes_a_move_is_a_coming_and_a_going(self, mount: Mount) -> None:
+        agent = mount.agent
+        agent.upload_files([("/d/e/f", b"1"), ("/d/g", b"2")])
+        mount.told()
+        agent.move("/d", "/m/x/d")
+        *came, went = mount.told()
+        assert sorted(came) == [
+            ("created", "api", "/m/x/"),
+            ("created", "api", "/m/x/d/"),
+            ("created", "api", "/m/x/d/e/"),
+            ("created", "api", "/m/x/d/e/f"),
+            ("created", "api", "/m/x/d/g"),
+        ]
+        assert went == ("deleted", "api", "/d/")
+
+    def test_what_a_route_covers_is_not_told(self) -> None:
+        default = InMemoryBackend()
+        mount = Mount(default, {"/m/n/": InMemoryBackend()})
+        default.write("/m/n/covered", "")
+        default.write("/m/seen", "")
+        assert mount.told() == [("created", "api", "/m/seen")]
+        default.move("/m/n/covered", "/shown")
+        default.move("/shown", "/m/n/covered")
+        default.move("/m", "/elsewhere")
+        default.delete("/elsewhere")
+        assert mount.told()[:3] == [
+            ("created", "api", "/shown"),
+            ("deleted", "api", "/shown"),
+            ("unknown", "api", "/m/"),
+        ]
+
+    def test_one_volume_under_two_prefixes(self) -> None:
+        both = InMemoryBackend()
+        mount = Mount(InMemoryBackend(), {"/one/": both, "/two/": both})
+        mount.agent.write("/one/f", "")
+        mount.kernel.put("/two/g", b"")
+        assert mount.told()[:4] == [
+            ("created", "api", "/one/f"),
+            ("created", "api", "/two/f"),
+            ("created", "mount", "/one/g"),
+            ("created", "mount", "/two/g"),
+        ]
+
+    def test_names_follow_what_agents_move(self, mount: Mount) -> None:
+        """The kernel does not hear where an open file has gone, and goes on writing."""
+        kernel, agent = mount.kernel, mount.agent
+        for path in ("/d", "/d/e", "/x"):
+            kernel.mkdir(path)
+        handle = kernel.create("/d/e/f")
+        agent.move("/d", "/p/q/d")
+        mount.told()
+        kernel.write(handle, b"1")
+        assert mount.told() == [("modified", "mount", "/p/q/d/e/f")]
+        kernel.rename("/p/q", "/x/q")
+        kernel.write(handle, b"2")
+        assert mount.told() == [("moved", "mount", "/x/q/", "/p/q/"), ("modified", "mount", "/x/q/d/e/f")]
+        agent.move("/x", "/y")
+        kernel.write(handle, b"3")
+        assert mount.told()[1:] == [("modified", "mount", "/y/q/d/e/f")]
+        kernel.forget()
+        agent.move("/y/q/d/e/f", "/top")
+        kernel.write(handle, b"4")
+        assert mount.told()[1:] == [("modified", "mount", "/top")]
+
+    def test_names_are_right_when_somebody_begins_to_watch(self) -> None:
+        agent = CompositeBackend(InMemoryBackend())
+        filesystem = FileSystem.of(agent)
+        kernel = SmallKernel(filesystem)
+        kernel.mkdir("/d")
+        handle = kernel.create("/d/f")
+        kernel.rename("/d", "/e")
+        agent.move("/e/f", "/g")
+        kernel.link("/g", "/h")
+        kernel.unlink("/h")
+        with filesystem.feed.watch() as watch:
+            kernel.write(handle, b"1")
+            assert [event.path for event in taken(watch)] == ["/g"]
+
+    def test_a_shell_may_have_done_anything(self, tmp_path: Path) -> None:
+        mount = Mount(InMemoryBackend(), {"/s/": LocalShellBackend(tmp_path)})
+        mount.agent.routes["/s/"].execute("true")
+        assert mount.told() == [("unknown", "api", "/s/")]
+
+    def test_what_a_volume_hears_from_elsewhere(self, mount: Mount) -> None:
+        volume: Any = mount.agent.routes["/m/"].volume
+        volume.publish(Change(node=1))
+        volume.publish(Change(node=7), reports=[Report("modified", "/f", source="elsewhere")])
+        assert mount.told() == [("unknown", "elsewhere", "/m/"), ("modified", "elsewhere", "/m/f")]
+
+    def test_an_unconfined_directory_is_told_of_as_far_as_it_is_shown(self, tmp_path: Path) -> None:
+        (tmp_path / "root").mkdir()
+        backend = FilesystemBackend(tmp_path / "root", virtual_mode=False)
+        mount = Mount(InMemoryBackend(), {"/r/": backend})
+        backend.write(f"{tmp_path}/root/f", "x")
+        backend.write(f"{tmp_path}/outside", "x")
+        backend.move(f"{tmp_path}/root/f", f"{tmp_path}/root/g")
+        backend.move(f"{tmp_path}/root/g", f"{tmp_path}/gone")
+        backend.move(f"{tmp_path}/outside", f"{tmp_path}/root/d/come")
+        backend.delete(f"{tmp_path}/root/d")
+        assert mount.told() == [
+            ("created", "api", "/r/f"),
+            ("moved", "api", "/r/g", "/r/f"),
+            ("deleted", "api", "/r/g"),
+            ("created", "api", "/r/d/"),
+            ("created", "api", "/r/d/come"),
+            ("deleted", "api", "/r/d/come"),
+            ("deleted", "api", "/r/d/"),
+        ]
+
+
+@pytest.mark.parametrize("make", [StateBackend, DuckBackend])
+class TestWholeFileBackends:
+    """What a composite did for a backend that tells nothing."""
+
+    def test_verbs(self, make: Any) -> None:
+        backend = make(SimpleNamespace(state={"files": {}})) if make is StateBackend else make()
+        mount = Mount(InMemoryBackend(), {"/s/": backend})
+        agent = mount.agent
+        agent.write("/s/d/f", "one\n")
+        agent.edit("/s/d/f", "one", "two")
+        assert mount.told() == [("created", "api", "/s/d/f"), ("modified", "api", "/s/d/f")]
+        agent.upload_files([("/s/d/f", b"x"), ("/s/d/g", b"y")])
+        assert mount.told() == [("modified", "api", "/s/d/f"), ("created", "api", "/s/d/g")]
+        assert agent.delete("/s/d").error is None
+        assert mount.told() == [("deleted", "api", "/s/d/")]
+        assert agent.delete("/s/none").error
+        assert mount.told() == []
+
+    def test_moves(self, make: Any) -> None:
+        backend = make(SimpleNamespace(state={"files": {}})) if make is StateBackend else make()
+        mount = Mount(InMemoryBackend(), {"/s/": backend})
+        mount.agent.upload_files([("/s/d/f", b"x")])
+        mount.told()
+        assert mount.agent.move("/s/d/f", "/g").error is None
+        assert mount.told() == [("created", "api", "/g"), ("deleted", "api", "/s/d/f")]
+        assert mount.agent.move("/g", "/s/h").error is None
+        assert mount.told() == [("created", "api", "/s/h"), ("deleted", "api", "/g")]
+
+
+class TestWatches:
+    def test_only_what_is_below(self, mount: Mount) -> None:
+        with mount.filesystem.feed.watch("/m/d/") as watch:
+            for path in ("/m/d", "/m/d/e", "/m/other"):
+                mount.kernel.mkdir(path)
+            mount.kernel.put("/m/d2", b"")
+            assert [event.path for event in taken(watch)] == ["/m/d/", "/m/d/e/"]
+            mount.kernel.rename("/m/d/e", "/m/e")
+            mount.kernel.rename("/m/other", "/m/d/other")
+            mount.kernel.rename("/m/e", "/m/z")
+            moved = [(event.path, event.moved_from) for event in taken(watch)]
+            assert moved == [("/m/e/", "/m/d/e/"), ("/m/d/other/", "/m/other/")]
+            mount.kernel.rename("/m/d", "/m/gone")
+            mount.agent.delete("/m/z")
+            assert [(event.kind, event.moved_from) for event in taken(watch)] == [("moved", "/m/d/")]
+
+    def test_what_is_above_concerns_what_is_below(self, mount: Mount) -> None:
+        with mount.filesystem.feed.watch("/m/d/e") as watch:
+            mount.kernel.mkdir("/m/d")
+            mount.kernel.setattr("/m/d", mode=0o700)
+            assert taken(watch) == []
+            mount.kernel.rename("/m/d", "/m/x")
+            mount.kernel.rename("/m/x", "/m/d")
+            mount.kernel.rmdir("/m/d")
+            assert [event.kind for event in taken(watch)] == ["moved", "moved", "deleted"]
+
+    def test_repeated_changes_are_told_once_until_taken(self, mount: Mount) -> None:
+        one, two = mount.kernel.create("/one"), mount.kernel.create("/two")
+        mount.told()
+        for _ in range(3):
+            mount.kernel.write(one, b"x")
+            mount.kernel.write(two, b"x")
+        assert mount.told() == [("modified", "mount", "/one"), ("modified", "mount", "/two")]
+        mount.kernel.write(one, b"x")
+        mount.kernel.rename("/one", "/three")
+        mount.kernel.rename("/three", "/one")
+        mount.kernel.write(one, b"x")
+        assert [kind for kind, *_ in mount.told()] == ["modified", "moved", "moved", "modified"]
+
+    def test_a_slow_watcher_is_told_that_it_has_missed_something(
+        self, mount: Mount, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(feed_module, "QUEUE_EVENTS", 3)
+        for number in range(10):
+            mount.kernel.mkdir(f"/d{number}")
+        assert [event[0] for event in mount.told()] == ["created"] * 3 + ["overflow"]
+        mount.kernel.mkdir("/after")
+        assert mount.told() == [("created", "mount", "/after/")]
+
+    def test_waiting_ends_with_an_event_the_time_or_the_watch(self, mount: Mount) -> None:
+        start = time.monotonic()
+        assert mount.watch.get(0.05) is None
+        assert time.monotonic() - start >= 0.05
+        seen: list[FileEvent] = []
+        thread = threading.Thread(target=lambda: seen.extend(mount.watch))
+        thread.start()
+        mount.kernel.mkdir("/d")
+        mount.agent.write("/f", "x")
+        while len(seen) < 2:
+            assert thread.is_alive()
+        mount.watch.close()
+        mount.watch.close()
+        thread.join(10)
+        assert not thread.is_alive() and mount.watch.closed
+        mount.kernel.mkdir("/e")
+        assert mount.watch.get(0) is None
+
+    def test_a_watch_ends_with_the_mount(self, mount: Mount) -> None:
+        mount.kernel.mkdir("/d")
+        mount.filesystem.detach()
+        assert [event.path for event in mount.watch] == ["/d/"]
+        assert mount.watch.closed
+        with pytest.raises(OSError, match="has ended"):
+            mount.filesystem.feed.watch()
+
+    @pytest.mark.parametrize("path", ["", "/..", "~"])
+    def test_a_bad_path_is_refused(self, mount: Mount, path: str) -> None:
+        with pytest.raises(PathError):
+            mount.filesystem.feed.watch(path)
+
+    def test_nobody_pays_while_nobody_watches(self, mount: Mount) -> None:
+        routes = mount.filesystem.tree.routes
+        assert all(route.changing is not route.volume for route in routes)
+        second = mount.filesystem.feed.watch("/m")
+        mount.watch.close()
+        assert all(route.changing is not route.volume for route in routes)
+        second.close()
+        assert all(route.changing is route.volume for route in routes)
+
+    def test_an_event_of_an_agent_comes_when_the_kernel_has_been_told(self, mount: Mount) -> None:
+        """It has its place from the moment of the change, and is not given out before both faces show it."""
+        told_meanwhile: list[FileEvent | None] = []
+        mount.kernel.mkdir("/d")
+        mount.told()
+
+        def invalidate_entry(parent: int, name: bytes) -> None:
+            mount.kernel.mkdir(f"/d/{len(told_meanwhile)}")
+            told_meanwhile.append(mount.watch.get(0))
+
+        mount.kernel.invalidate_entry = invalidate_entry  # type: ignore[method-assign]
+        mount.agent.write("/f", "x")
+        assert told_meanwhile == [None]
+        assert mount.told() == [("created", "api", "/f"), ("created", "mount", "/d/0/")]
+
+    def test_an_error_in_the_middle_leaves_no_gate_shut(self, mount: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(*_: object) -> int:
+            raise OSError(5, "broken")
+
+        mount.agent.write("/f", "old")
+        mount.told()
+        monkeypatch.setattr(type(mount.filesystem.tree.routes[0].volume), "write", fail)
+        assert mount.agent.edit("/f", "old", "new").error
+        assert mount.told() == [("modified", "api", "/f")]
+
+
+# -- at random -----------------------------------------------------------------------------------------------------
+
+NAMES = st.sampled_from(["/a", "/b", "/d", "/d/a", "/d/e", "/d/e/a", "/m/a", "/m/d", "/m/d/a"])
+FLAGS = st.sampled_from([0, 0, RENAME_NOREPLACE, RENAME_EXCHANGE])
+
+
+class Watched(RuleBasedStateMachine):
+    """Both faces change names and bytes at random; who follows the events knows the tree, and every byte that moved."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.mount = Mount(InMemoryBackend(), {"/m/": InMemoryBackend()})
+        self.kernel, self.agent = self.mount.kernel, self.mount.agent
+        self.replay = Replay(self.look()[0])
+        self.handles: list[int] = []
+        self.content: dict[str, bytes] = {}
+
+    def look(self) -> tuple[dict[str, bool], dict[str, bytes]]:
+        """The tree as it is: names, and the bytes of files."""
+        tree: dict[str, bool] = {}
+        content: dict[str, bytes] = {}
+        left = ["/"]
+        while left:
+            for info in self.agent.ls(left.pop()).entries or []:
+                path = info["path"].rstrip("/")
+                tree[path] = info["is_dir"]
+                if info["is_dir"]:
+                    left.append(path)
+                else:
+                    content[path] = self.agent.download_files([path])[0].content or b""
+        return tree, content
+
+    def teardown(self) -> None:
+        if hasattr(self, "mount"):
+            self.mount.filesystem.detach()
+
+    def attempt(self, call: Any, *arguments: Any) -> Any:
+        try:
+            return call(*arguments)
+        except OSError:
+            return None
+
+    @rule(path=NAMES)
+    def mkdir(self, path: str) -> None:
+        self.attempt(self.kernel.mkdir, path)
+
+    @rule(path=NAMES, data=st.binary(max_size=4))
+    def put(self, path: str, data: bytes) -> None:
+        self.attempt(self.kernel.put, path, data)
+
+    @rule(path=NAMES)
+    def open(self, path: str) -> None:
+        handle = self.attempt(self.kernel.open, path) if self.replay.tree.get(path) is False else None
+        if handle is not None:
+            self.handles.append(handle)
+
+    @precondition(lambda self: self.handles)
+    @rule(data=st.binary(min_size=1, max_size=4), pick=st.integers(0, 100))
+    def write(self, data: bytes, pick: int) -> None:
+        self.kernel.write(self.handles[pick % len(self.handles)], data)
+
+    @precondition(lambda self: self.handles)
+    @rule(pick=st.integers(0, 100))
+    def close(self, pick: int) -> None:
+        self.kernel.close(self.handles.pop(pick % len(self.handles)))
+
+    @rule(old=NAMES, new=NAMES, flags=FLAGS)
+    def rename(self, old: str, new: str, flags: int) -> None:
+        self.attempt(self.kernel.rename, old, new, flags)
+
+    @rule(old=NAMES, new=NAMES)
+    def link(self, old: str, new: str) -> None:
+        self.attempt(self.kernel.link, old, new)
+
+    @rule(path=NAMES)
+    def unlink(self, path: str) -> None:
+        self.attempt(self.kernel.unlink, path)
+
+    @rule(path=NAMES)
+    def rmdir(self, path: str) -> None:
+        self.attempt(self.kernel.rmdir, path)
+
+    @rule()
+    def forget(self) -> None:
+        self.kernel.forget()
+
+    @rule(path=NAMES, data=st.binary(max_size=4))
+    def upload(self, path: str, data: bytes) -> None:
+        self.agent.upload_files([(path, data)])
+
+    @rule(path=NAMES)
+    def delete(self, path: str) -> None:
+        self.agent.delete(path)
+
+    @rule(old=NAMES, new=NAMES)
+    def move(self, old: str, new: str) -> None:
+        self.agent.move(old, new)
+
+    @invariant()
+    def who_follows_the_events_knows_the_tree(self) -> None:
+        if not hasattr(self, "mount"):
+            return
+        self.replay.touched.clear()
+        events = taken(self.mount.watch)
+        for event in events:
+            self.replay.apply(event)
+        tree, content = self.look()
+        assert self.replay.tree == tree
+        named = {event.path for event in events}
+        touched = [path for kind, path in self.replay.touched if kind == "modified"]
+        assert len(touched) == len(set(touched)), "told twice"
+        moved = any(event.kind in ("moved", "exchanged") for event in events)
+        changed = [path for path in content if path in self.content and content[path] != self.content[path]]
+        # Of a file with several names, one is told.
+        same = {path for path in changed if any(content[path] == content[other] for other in named & content.keys())}
+        assert moved or set(changed) <= named | same, f"nobody was told of {set(changed) - named}"
+        self.content = content
+
+
+TestAtRandom = Watched.TestCase
+TestAtRandom.settings = hypothesis.settings(
+    max_examples=int(os.environ.get("FUSEBACKEND_EXAMPLES", "60")), stateful_step_count=40, deadline=None
+)
