@@ -110,6 +110,25 @@ class AgentFace:
         """Has the backend none of these verbs, as far as its class can tell?"""
         return all(self._method(verb) is None and self._async_method(verb) is None for verb in verbs)
 
+    def require_mountable(self) -> None:
+        """
+        Raises:
+            TypeError: this can have no kernel face, and why.
+        """
+        name = type(self.backend).__name__
+        if is_factory(self.backend):
+            raise TypeError(f"{self.backend!r} makes a backend when it is called with a runtime; give what it makes")
+        if self.lacks("ls", "ls_info"):
+            raise TypeError(f"{name} has neither ls nor ls_info, so it can't be mounted")
+        # Whoever overrides where its files come from, as deepagents' own tests do, can be mounted.
+        source = getattr(self.backend, "_read_files", None)
+        where = {getattr(function, "__module__", None) for function in (getattr(self.backend, "ls", None), source)}
+        if where == {"deepagents.backends.state"}:
+            raise TypeError(
+                "deepagents' StateBackend has files only inside of a running graph, so it can't be mounted: mount the "
+                "threads (threads+sqlite:PATH), or give the agent another backend, such as SqliteBackend"
+            )
+
     # -- verbs -------------------------------------------------------------------------------------------------
 
     def ls(self, path: AgentPath) -> LsResult:

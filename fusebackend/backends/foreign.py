@@ -39,7 +39,7 @@ from fusebackend.backends.foreigntree import ForeignTree, require_text
 from fusebackend.backends.native import NativeVolume
 from fusebackend.backends.relocation import Relocation
 from fusebackend.backends.wholefiles import WholeFiles
-from fusebackend.dialect import AgentFace, is_factory
+from fusebackend.dialect import AgentFace
 from fusebackend.errors import oserror
 from fusebackend.paths import AgentPath
 from fusebackend.protocol import RENAME_NOREPLACE, Attr, AttrChanges, Caller, Change, Features, Report, StatFs, Volume
@@ -98,11 +98,8 @@ class ForeignVolume(NativeVolume):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__()
-        if is_factory(backend):
-            raise TypeError(f"{backend!r} makes a backend when it is called with a runtime; give what it makes")
         self._face = AgentFace(backend, type(backend).__name__)
-        if self._face.lacks("ls", "ls_info"):
-            raise TypeError(f"{type(backend).__name__} has neither ls nor ls_info, so it can't be mounted")
+        self._face.require_mountable()
         self.features = Features(
             random_writes=False,
             rename=False,
