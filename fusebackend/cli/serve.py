@@ -36,9 +36,11 @@ def serve(plan: MountPlan, on_ready: Callable[[], None], *, log_file: str | None
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
     logging.captureWarnings(True)
     _allow_many_files()
-    from fusebackend.mount.session import MountOptions, Session
+    from fusebackend.composite import CompositeBackend
+    from fusebackend.mount.live import LiveMount
+    from fusebackend.mount.session import MountOptions
     from fusebackend.urls import mask
-    from fusebackend.vfs.filesystem import FileSystem
+    from fusebackend.vfs.offload import DEFAULT_DEADLINE_S
 
     with contextlib.ExitStack() as opened:
         backends = {}
@@ -46,7 +48,7 @@ def serve(plan: MountPlan, on_ready: Callable[[], None], *, log_file: str | None
             backends[prefix] = open_backend(url)
             opened.callback(_close, backends[prefix], mask(url))
         os.chdir("/")  # whatever directory we were started in can be unmounted or removed
-        filesystem = FileSystem.of(_as_one(backends), ttl_s=plan.ttl_s)
+        backend = CompositeBackend(backends.pop("/"), backends)
         shown = {prefix: mask(url) for prefix, url in plan.urls().items()}
         options = MountOptions(
             allow_other=plan.allow_other,
@@ -55,7 +57,7 @@ def serve(plan: MountPlan, on_ready: Callable[[], None], *, log_file: str | None
             description={"urls": shown, "log": log_file},
         )
         log.info("mounting %s: %s", plan.mountpoint, ", ".join(f"{prefix} = {url}" for prefix, url in shown.items()))
-        Session(filesystem, plan.mountpoint, options).run(on_ready)
+        LiveMount(backend, plan.mountpoint, options, ttl_s=plan.ttl_s, deadline_s=DEFAULT_DEADLINE_S).run(on_ready)
     log.info("unmounted %s, everything is stored", plan.mountpoint)
 
 
@@ -63,14 +65,6 @@ def _allow_many_files() -> None:
     """As many descriptors as this process may have: a `dir:` route needs one for each file open through the mount."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-def _as_one(backends: dict[str, Any]) -> Any:
-    if len(backends) == 1:
-        return backends["/"]
-    from fusebackend.composite import CompositeBackend
-
-    return CompositeBackend(backends["/"], {prefix: backend for prefix, backend in backends.items() if prefix != "/"})
 
 
 def _close(backend: Any, url: str) -> None:

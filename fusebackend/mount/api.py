@@ -19,26 +19,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 from fusebackend.mount import point
 from fusebackend.mount.error import MountError
-from fusebackend.protocol import (
-    READ_LIMIT_LINES,
-    BackendLike,
-    DeleteResult,
-    EditResult,
-    ExecuteResponse,
-    FileDownloadResponse,
-    FileUploadResponse,
-    GlobResult,
-    GrepResult,
-    LsResult,
-    MoveResult,
-    ReadResult,
-    SandboxBackendProtocol,
-    WriteResult,
-)
+from fusebackend.mount.mounted import MountedBackend
+from fusebackend.protocol import BackendLike
 
 if TYPE_CHECKING:
     from fusebackend.composite import CompositeBackend
-    from fusebackend.mount.session import Session
+    from fusebackend.shell import ShellOptions
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +45,7 @@ def mount(
     deadline_s: float = 30.0,
     options: Iterable[str] = (),
     runtime: Any = None,
+    shell: ShellOptions | None = None,
 ) -> Mount:
     """Mount a backend of this process on an empty directory.
 
@@ -74,6 +61,7 @@ def mount(
         deadline_s: seconds after which a call into a backend that may wait (a network) ends with ETIMEDOUT.
         options: `-o` words for libfuse, such as `noexec`.
         runtime: for a backend factory (`lambda runtime: StateBackend(runtime)`, or a class): what it is called with.
+        shell: how `execute` runs commands in the mount (`fusebackend.shell.ShellOptions`): sandbox, network, limits.
 
     Raises:
         MountError: the directory can't be mounted on, or this process has a mount already.
@@ -90,6 +78,7 @@ def mount(
         ttl_s=ttl_s if words.ttl_s is None else words.ttl_s,
         deadline_s=deadline_s,
         words=words.libfuse,
+        shell=shell,
     )
 
 
@@ -108,11 +97,11 @@ def _composite(backend: Any, runtime: Any) -> CompositeBackend:
     return composite if runtime is None else composite.resolve(runtime)
 
 
-class Mount(SandboxBackendProtocol):
+class Mount(MountedBackend):
     """A mount of this process, and its files through the agent face: every verb goes to the backend it serves.
 
-    Made by `fusebackend.mount`. Leaving the `with` block, or `close`, unmounts; at the end of the interpreter that is
-    done too. The verbs go on working afterwards, for the backend is still there.
+    `execute` runs in a shell that sees every route at the path the other verbs use. Made by `fusebackend.mount`. Leaving the `with` block, or `close`, unmounts; at the end of the interpreter that is
+    done too. The file verbs go on working afterwards, for the backend is still there.
     """
 
     _current: Mount | None = None
@@ -128,13 +117,20 @@ class Mount(SandboxBackendProtocol):
         ttl_s: float,
         deadline_s: float,
         words: tuple[str, ...],
+        shell: ShellOptions | None,
     ) -> None:
-        self.backend = backend
         self._claim()
         try:
+            from fusebackend.mount.live import LiveMount
+            from fusebackend.mount.session import MountOptions
+
             point.check_system(allow_other=allow_other)
             self.mountpoint = point.prepare(mountpoint).path
-            self._session = self._new_session(read_only, allow_other, ttl_s, deadline_s, words)
+            options = MountOptions(allow_other=allow_other, read_only=read_only, extra=words)
+            self._live = LiveMount(
+                backend, self.mountpoint, options, ttl_s=ttl_s, deadline_s=deadline_s, shell=shell
+            )
+            super().__init__(backend, self._live.filesystem, self.mountpoint, self._live.shell, self._live.status)
             self._wakeup = threading.Event()
             self._ready = False
             self._error: BaseException | None = None
@@ -155,7 +151,7 @@ class Mount(SandboxBackendProtocol):
             MountError: it took longer than a minute.
             OSError: something could not be stored; or whatever ended the mount before its time.
         """
-        self._session.stop()
+        self._live.stop()
         self._thread.join(END_TIMEOUT_S)
         if self._thread.is_alive():
             raise MountError(errno.ETIMEDOUT, f"'{self.mountpoint}' is still storing after {END_TIMEOUT_S:.0f} s")
@@ -196,19 +192,9 @@ class Mount(SandboxBackendProtocol):
             if Mount._current is self:
                 Mount._current = None
 
-    def _new_session(
-        self, read_only: bool, allow_other: bool, ttl_s: float, deadline_s: float, words: tuple[str, ...]
-    ) -> Session:
-        from fusebackend.mount.session import MountOptions, Session
-        from fusebackend.vfs.filesystem import FileSystem
-
-        filesystem = FileSystem.of(self.backend, ttl_s=ttl_s, deadline_s=deadline_s)
-        options = MountOptions(allow_other=allow_other, read_only=read_only, extra=words)
-        return Session(filesystem, self.mountpoint, options)
-
     def _run(self) -> None:
         try:
-            self._session.run(self._announce)
+            self._live.run(self._announce)
         except BaseException as error:  # it belongs to whoever waits for the start, or closes
             self._error = error
         finally:
@@ -231,55 +217,9 @@ class Mount(SandboxBackendProtocol):
             raise MountError(errno.ETIMEDOUT, f"'{self.mountpoint}' did not answer within {START_TIMEOUT_S:.0f} s")
 
     def _abandon(self) -> None:
-        self._session.stop()
+        self._live.stop()
         self._thread.join(5.0)
 
     def _close_at_exit(self) -> None:
         with contextlib.suppress(Exception):
             self.close()
-
-    # -- the agent face ----------------------------------------------------------------------------------------
-
-    def ls(self, path: str) -> LsResult:
-        return self.backend.ls(path)
-
-    def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
-        return self.backend.read(file_path, offset, limit)
-
-    def write(self, file_path: str, content: str) -> WriteResult:
-        return self.backend.write(file_path, content)
-
-    def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
-        return self.backend.edit(file_path, old_string, new_string, replace_all)
-
-    def grep(
-        self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
-    ) -> GrepResult:
-        return self.backend.grep(pattern, path, glob, max_count=max_count)
-
-    def glob(self, pattern: str, path: str | None = None) -> GlobResult:
-        return self.backend.glob(pattern, path)
-
-    def delete(self, file_path: str) -> DeleteResult:
-        return self.backend.delete(file_path)
-
-    def move(self, source: str, destination: str) -> MoveResult:
-        return self.backend.move(source, destination)
-
-    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
-        return self.backend.upload_files(files)
-
-    def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
-        return self.backend.download_files(paths)
-
-    @property
-    def id(self) -> str:
-        return f"fusebackend:{self.mountpoint}"
-
-    def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
-        """Run a command where the default backend runs commands.
-
-        Raises:
-            NotImplementedError: it can't.
-        """
-        return self.backend.execute(command, timeout=timeout)

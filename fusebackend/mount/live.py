@@ -50,15 +50,10 @@ class LiveMount:
         self._control = ControlServer(mounted, read_only=options.read_only)
 
     def run(self, on_ready: Callable[[], None] | None = None) -> None:
-        """As `Session.run`; the control socket listens before `on_ready` is called."""
-
-        def ready() -> None:
-            self._listen()
-            if on_ready is not None:
-                on_ready()
-
+        """As `Session.run`. The control socket listens before there is a mount that names it."""
+        self._listen()
         try:
-            self._session.run(ready)
+            self._session.run(on_ready)
         finally:
             self._end()
 

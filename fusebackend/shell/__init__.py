@@ -1,0 +1,18 @@
+"""Commands in a mount: `Shell` runs them in a sandbox whose root is the mount.
+
+Every route is there at the absolute path that the file verbs use, and what a command writes at `/` lands in the mount.
+`shell.py` says what a command can see and do; the modules below it each know one part of how:
+
+- `bubblewrap.py`: the arguments that make the sandbox; `system.py`: what of this machine is shown in it;
+- `seccomp.py`: the system calls that no namespace confines;
+- `limits.py` and `cgroups.py`: memory and processes;
+- `launch.py`, `sandboxed.py`, `unconfined.py`: a command from its start to the end of its last process;
+- `mountwatch.py`: the mount, which no command outlives.
+"""
+
+from __future__ import annotations
+
+from fusebackend.shell.options import ShellOptions
+from fusebackend.shell.shell import Shell
+
+__all__ = ["Shell", "ShellOptions"]

@@ -1,0 +1,245 @@
+"""Control groups: one limit for all processes of a command together (cgroups(7)).
+
+`ControlGroups` finds, once, where this process may make groups that limit memory and processes: in its own group of a
+version 1 hierarchy, or, in version 2, in the nearest group above that hands both controllers down. A `Group` belongs
+to one command, in one directory for each hierarchy; it is there before the command runs anything, and removed after
+its last process has ended. The name of a group says whose it is, so that those of a killed server can be told and
+removed by the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import logging
+import os
+import signal
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fusebackend.mount.table import MountEntry, mounts
+
+log = logging.getLogger(__name__)
+
+PREFIX = "fusebackend"
+REMOVAL_PATIENCE_S = 2.0
+"""How long the kernel may take to see that a group is empty."""
+
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A directory in which groups can be made, and the limits it can set."""
+
+    directory: str
+    version: int
+    controllers: frozenset[str]
+
+
+class ControlGroups:
+    """See the module's docstring. Empty `places` mean that nothing can be limited this way."""
+
+    def __init__(self, places: Iterable[Place]) -> None:
+        self.places = [place for place in places if _can_make_groups(place)]
+        for place in self.places:
+            _remove_stale(place)
+
+    @classmethod
+    def of_this_process(cls) -> ControlGroups:
+        with open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as file:
+            return cls(places(file.read(), mounts()))
+
+    def version_for(self, controller: str) -> int | None:
+        """The version of cgroups that limits `memory` or `pids`, None when neither does."""
+        return next((place.version for place in self.places if controller in place.controllers), None)
+
+    def make(self, memory_bytes: int, max_processes: int) -> Group:
+        """An empty group with these limits.
+
+        Raises:
+            OSError: the kernel does not take it.
+        """
+        name = f"{PREFIX}-{_owner(os.getpid())}-{next(_numbers)}"
+        group = Group([os.path.join(place.directory, name) for place in self.places])
+        try:
+            for place, directory in zip(self.places, group.directories, strict=True):
+                os.mkdir(directory)
+                _limit(place, directory, memory_bytes, max_processes)
+        except BaseException:
+            group.remove()
+            raise
+        return group
+
+
+class Group:
+    """The processes of one command."""
+
+    def __init__(self, directories: list[str]) -> None:
+        self.directories = directories
+
+    def add(self, pid: int) -> None:
+        """Take a process in; its children to come are in it as well.
+
+        Raises:
+            ProcessLookupError: it has ended.
+            OSError: the kernel does not let it in.
+        """
+        for directory in self.directories:
+            _write(os.path.join(directory, "cgroup.procs"), str(pid))
+
+    def kill(self) -> None:
+        """End every process in it, also those that are just being born."""
+        deadline = time.monotonic() + REMOVAL_PATIENCE_S
+        while (members := self._members()) and time.monotonic() < deadline:
+            for pid in members:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.001)
+
+    def _members(self) -> list[int]:
+        found: set[int] = set()
+        for directory in self.directories:
+            with contextlib.suppress(FileNotFoundError), open(os.path.join(directory, "cgroup.procs")) as file:
+                found |= {int(line) for line in file}
+        return sorted(found - {0})  # 0 is a process that this one can't see
+
+    def remove(self) -> None:
+        """Remove it, when its last process has ended."""
+        deadline = time.monotonic() + REMOVAL_PATIENCE_S
+        for directory in self.directories:
+            while not _removed(directory):
+                if time.monotonic() > deadline:
+                    log.warning("control group %s is still in use and stays", directory)
+                    break
+                time.sleep(0.001)
+
+
+def places(membership: str, table: list[MountEntry]) -> list[Place]:
+    """Where groups that limit memory or processes could be made.
+
+    Args:
+        membership: /proc/self/cgroup.
+        table: what is mounted.
+    """
+    found: list[Place] = []
+    wanted = {"memory", "pids"}
+    unified: str | None = None
+    for line in membership.splitlines():
+        number, controllers, path = line.split(":", 2)
+        mine = wanted & set(controllers.split(","))
+        if number == "0" and not controllers:
+            unified = path
+        elif mine and (directory := _directory(table, "cgroup", path, mine)) is not None:
+            found.append(Place(directory, 1, frozenset(mine)))
+    left = wanted.difference(*(place.controllers for place in found))
+    if left and unified is not None:
+        directory = _directory(table, "cgroup2", unified, set())
+        top = _directory(table, "cgroup2", "/", set())
+        place = directory and _handing_down(directory, top or directory, left)
+        if place:
+            found.append(Place(place, 2, frozenset(left)))
+    return found
+
+
+def _directory(table: list[MountEntry], fstype: str, path: str, controllers: set[str]) -> str | None:
+    """Where the group `path` of a hierarchy shows in the file system."""
+    for entry in table:
+        if entry.fstype == fstype and controllers <= set(entry.super_options):
+            inside = os.path.relpath(path, entry.root)
+            if not inside.startswith(".."):
+                return os.path.normpath(os.path.join(entry.mountpoint, inside))
+    return None
+
+
+def _handing_down(directory: str, top: str, controllers: set[str]) -> str | None:
+    """The nearest group at or above `directory` whose children can have the controllers (version 2).
+
+    Its own is none as a rule: a group with processes in it can't hand controllers down.
+    """
+    while True:
+        with contextlib.suppress(OSError), open(os.path.join(directory, "cgroup.subtree_control")) as file:
+            if controllers <= set(file.read().split()):
+                return directory
+        if directory == top or len(directory) <= len(top):
+            return None
+        directory = os.path.dirname(directory)
+
+
+def _can_make_groups(place: Place) -> bool:
+    """By trying, for who may is up to modes, delegation and whatever confines this process; and move a child there."""
+    name = os.path.join(place.directory, f"{PREFIX}-{_owner(os.getpid())}-0")
+    try:
+        os.mkdir(name)
+    except OSError:
+        return False
+    try:
+        _limit(place, name, 1 << 30, 1 << 10)
+    except OSError:
+        return False
+    else:
+        # Moving a process needs leave to write to the group above both (cgroups version 2, delegation).
+        return place.version == 1 or os.access(os.path.join(place.directory, "cgroup.procs"), os.W_OK)
+    finally:
+        os.rmdir(name)
+
+
+def _limit(place: Place, directory: str, memory_bytes: int, max_processes: int) -> None:
+    def put(file: str, value: int, *, needed: bool = True) -> None:
+        path = os.path.join(directory, file)
+        if needed or os.path.exists(path):
+            _write(path, str(value))
+
+    if "memory" in place.controllers and place.version == 1:
+        put("memory.limit_in_bytes", memory_bytes)
+        put("memory.memsw.limit_in_bytes", memory_bytes, needed=False)  # with swap; not every kernel counts it
+    elif "memory" in place.controllers:
+        put("memory.max", memory_bytes)
+        put("memory.swap.max", 0, needed=False)
+    if "pids" in place.controllers:
+        put("pids.max", max_processes)
+
+
+def _write(path: str, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)
+
+
+def _removed(directory: str) -> bool:
+    try:
+        os.rmdir(directory)
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        return False
+    return True
+
+
+def _owner(pid: int) -> str | None:
+    """Tells one process from every other of this boot: its namespace, its number, and when it began."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            began = file.read().rpartition(b")")[2].split()[19].decode()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return f"{os.stat('/proc/self/ns/pid').st_ino}-{pid}-{began}"
+
+
+def _remove_stale(place: Place) -> None:
+    """Remove groups of servers of this pid namespace that have been killed, with what they left running."""
+    for name in os.listdir(place.directory):
+        words = name.split("-")
+        if len(words) != 5 or words[0] != PREFIX or not all(word.isdecimal() for word in words[1:]):
+            continue
+        if words[1] != str(os.stat("/proc/self/ns/pid").st_ino) or _owner(int(words[2])) == "-".join(words[1:4]):
+            continue
+        group = Group([os.path.join(place.directory, name)])
+        group.kill()
+        group.remove()

@@ -1,0 +1,246 @@
+"""`Shell`: commands in a mount, for `MountedBackend.execute`.
+
+A command runs with `sh -c` in a bubblewrap sandbox whose root is the mount, as the server's own user, whom alone the
+mount admits. It sees
+
+- every route at the absolute path that the file verbs use, and writes what the mount lets it write;
+- the system's programs (`system.PROGRAMS`) and a few files of /etc, read-only, over whatever directories of these names
+  the default volume has. Names that it does not have are lent for the time (`vfs/standins.py`), and nothing is written;
+- its own /proc, /dev and empty /tmp; its own processes, System V objects, host name and, unless asked otherwise, a
+  network of nothing but itself. With the network it can also reach what listens on this machine.
+
+It has no capabilities and can gain none. Time, output, memory and processes are limited; whatever a command leaves
+running ends with it. Sockets and pipes that programs outside keep *in* the mount can be used: they are in the mount.
+
+Who removes a directory such as `/usr` from the default volume while a command runs takes what is mounted there from
+that command; names that are lent can't be removed, nor be made by mkdir, until the last command has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from fusebackend import paths
+from fusebackend.backends.command import Command, End, OnOutput, nothing_to_run, require_positive
+from fusebackend.paths import AgentPath, PathError
+from fusebackend.protocol import ExecuteResponse
+from fusebackend.shell import bubblewrap, seccomp, system
+from fusebackend.shell.bubblewrap import SandboxError, View
+from fusebackend.shell.cgroups import ControlGroups, Group
+from fusebackend.shell.launch import Launch
+from fusebackend.shell.limits import Limits
+from fusebackend.shell.mountwatch import MountWatch
+from fusebackend.shell.options import ShellOptions
+from fusebackend.shell.sandboxed import Sandboxed
+from fusebackend.shell.unconfined import Unconfined
+from fusebackend.vfs.inodes import SYNTHETIC_INDEX, route_index
+
+if TYPE_CHECKING:
+    from fusebackend.vfs.filesystem import FileSystem
+
+log = logging.getLogger(__name__)
+
+REFUSED = 126
+"""The exit code of a command that was not even started: as a shell says of one that is there and can't be run."""
+
+CLOSE_PATIENCE_S = 90.0
+"""How long `close` waits for commands that it has told to end."""
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What `execute` was asked for."""
+
+    command: str
+    cwd: AgentPath
+    stdin: bytes | None
+    on_output: OnOutput | None
+    deadline: float  # by the monotonic clock
+    timeout_s: float
+
+
+class Shell:
+    """See the module's docstring. Its methods may be called by any thread but the mount's loop.
+
+    Args:
+        filesystem: the mounted tree.
+        mountpoint: where it is mounted, as an absolute path without symbolic links.
+        options: how commands run.
+    """
+
+    def __init__(self, filesystem: FileSystem, mountpoint: str, options: ShellOptions) -> None:
+        self.options = options
+        self.mountpoint = mountpoint
+        self._filesystem = filesystem
+        self._view = View.of(mountpoint, [route.prefix for route in filesystem.tree.routes])
+        self._limits = Limits(options, ControlGroups.of_this_process())
+        self._closed = False
+        self._running = 0
+        self._changed = threading.Condition()
+
+    def execute(
+        self,
+        command: str,
+        *,
+        timeout: float | None = None,
+        stdin: bytes | None = None,
+        cwd: str = "/",
+        on_output: OnOutput | None = None,
+        cancelled: threading.Event | None = None,
+    ) -> ExecuteResponse:
+        """Run a command, and return when all that it has started has ended. Any number may run at once.
+
+        Output is stdout, then the lines of stderr prefixed `[stderr] `. The exit code is 124 after a time-out, 130
+        when the command was cancelled or the mount ended, 128 and the signal's number when one ended it, and 126 with
+        the reason in the output when it could not be started.
+
+        Args:
+            command: for `sh -c`.
+            timeout: seconds; that of the options when None.
+            stdin: what it reads; nothing when None.
+            cwd: where it starts, as the agent names it.
+            on_output: told of the output that is kept, as it comes, in this thread. It may raise to end the command.
+            cancelled: setting it ends the command.
+
+        Raises:
+            ValueError: `timeout` is not above 0.
+        """
+        seconds = self.options.timeout_s if timeout is None else timeout
+        require_positive(seconds)
+        deadline = time.monotonic() + seconds
+        refusal = nothing_to_run(command)
+        if refusal is not None:
+            return refusal
+        try:
+            job = _Job(command, paths.normalise(cwd), stdin, on_output, deadline, seconds)
+            with self._counted(), MountWatch(self.mountpoint) as watch:
+                return self._execute(job, watch, cancelled)
+        except (SandboxError, PathError) as error:
+            return ExecuteResponse(output=f"Error: {error}", exit_code=REFUSED)
+
+    def describe(self) -> dict[str, Any]:
+        """For `status`: how commands are confined and limited. Asks nobody, so that the loop may call it."""
+        options = self.options
+        described: dict[str, Any] = {"sandbox": options.sandbox}
+        if options.sandbox == "bubblewrap":
+            described |= {
+                "bubblewrap": bubblewrap.where(),
+                "network": options.network,
+                "seccomp": seccomp.program() is not None,
+                "covered_routes": [prefix + "/" for prefix in self._view.covered],
+            }
+        described |= {"timeout_s": options.timeout_s, "max_output_bytes": options.max_output_bytes}
+        return {**described, **self._limits.describe(), "running": self._running}
+
+    def close(self) -> None:
+        """End the commands that run, wait until they have ended, and start no more."""
+        with self._changed:
+            self._closed = True
+            if not self._changed.wait_for(lambda: self._running == 0, CLOSE_PATIENCE_S):
+                log.error("%d commands have not ended within %.0f s", self._running, CLOSE_PATIENCE_S)
+
+    # -- one command -------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        with self._changed:
+            if self._closed:
+                raise SandboxError("the mount is ending, and takes no more commands")
+            self._running += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._running -= 1
+                self._changed.notify_all()
+
+    def _execute(self, job: _Job, watch: MountWatch, cancelled: threading.Event | None) -> ExecuteResponse:
+        def stopped() -> bool:
+            return self._closed or watch.look() or (cancelled is not None and cancelled.is_set())
+
+        if watch.gone:
+            raise SandboxError(f"nothing is mounted on '{self.mountpoint}' any more")
+        with self._start(job) as launch:
+            output = Command(launch.process, self.options.max_output_bytes, stdin=job.stdin, on_output=job.on_output)
+            group = None
+            try:
+                first = launch.wait_for_first(job.deadline, stopped)
+                if first is not None:
+                    group = self._confine(first)
+                    launch.open_gate()
+                end = output.wait(job.deadline, stopped)
+            finally:
+                launch.end()
+                if group is not None:
+                    group.kill()
+                    group.remove()
+            if end is End.EXIT and launch.failed():
+                output.drain()
+                raise SandboxError(f"the sandbox can't be made: {bubblewrap.in_one_line(output.stderr.kept)}")
+            output.drain()
+            return output.response(end, launch.process.returncode, job.timeout_s, self.options.max_output_bytes)
+
+    def _confine(self, pid: int) -> Group:
+        try:
+            return self._limits.confine(pid)
+        except OSError as error:
+            raise SandboxError(f"the command's memory and processes can't be limited: {error}") from None
+
+    @contextlib.contextmanager
+    def _start(self, job: _Job) -> Iterator[Launch]:
+        """The command, waiting at its gate, in whatever this shell runs commands in."""
+        options = self.options
+        if options.sandbox == "none":
+            env = system.environment(job.cwd, dict(options.env))
+            with _made(lambda: Unconfined(job.command, self.mountpoint + job.cwd, env)) as launch:
+                yield launch
+            return
+        program = bubblewrap.find()
+        user = bubblewrap.user_namespace(program)
+        words = partial(bubblewrap.arguments, self._view, options, user, cwd=job.cwd)
+        contents = system.contents(options.network)
+        with (
+            self._filesystem.stand_ins.shown(self._missing()),
+            _made(lambda: Sandboxed(program, words, contents, job.command, job.stdin is not None)) as launch,
+        ):
+            yield launch
+
+    def _missing(self) -> list[bytes]:
+        """Names that the sandbox needs in its root, and the default volume does not have.
+
+        Raises:
+            SandboxError: one is no directory.
+        """
+        missing = []
+        for name in self._view.names:
+            try:
+                status = os.lstat(os.path.join(self.mountpoint, name))
+            except FileNotFoundError:
+                missing.append(name.encode())
+                continue
+            except OSError as error:
+                raise SandboxError(f"the mount does not answer: {error.strerror}") from None
+            if not stat.S_ISDIR(status.st_mode):
+                raise SandboxError(
+                    f"'/{name}' in the mount is no directory, and a command needs this machine's own to be there: "
+                    "rename it to run commands"
+                )
+            if route_index(status.st_ino) == SYNTHETIC_INDEX:
+                missing.append(name.encode())  # what another command has been lent
+        return missing
+
+
+def _made(make: Callable[[], Launch]) -> Launch:
+    try:
+        return make()
+    except (OSError, ValueError) as error:  # a NUL, or longer than 128 KiB; a limit of this machine
+        raise SandboxError(f"the command can't be started: {error}") from None
