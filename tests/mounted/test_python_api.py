@@ -101,12 +101,13 @@ class TestTwoFaces:
                 assert [entry["path"] for entry in files.ls_info("/x")] == ["/x/b.py"]
                 assert files.id == f"fusebackend:{point}"
                 assert isinstance(files, fusebackend.SandboxBackendProtocol)
-                try:
-                    files.execute("true")
-                except NotImplementedError as error:
-                    assert "doesn't support command execution" in str(error)
-                else:
-                    raise AssertionError("memory can't execute")
+                assert files.execute("cat /x/b.py | sort > /sorted; ls /").output == "sorted\\nx\\n"
+                assert files.read("/sorted").file_data["content"] == "one\\ntwo\\n"
+                assert files.stat("/sorted").size == 8
+                with files.watch("/x") as watch:
+                    os.unlink(os.path.join(point, "x/b.py"))
+                    event = watch.get(20)
+                    assert (event.kind, event.path, event.source) == ("deleted", "/x/b.py", "mount")
         """)
 
     def test_routes(self, script: Script) -> None:
