@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fusebackend import paths
 from fusebackend.paths import AgentPath, PathError
 from fusebackend.protocol import FileData, FileDownloadResponse, FileInfo, GrepMatch, ReadResult
-from fusebackend.text import EMPTY_REMINDER, MARKER_WIDTH
+from fusebackend.text import EMPTY_REMINDER, MARKER_WIDTH, has_binary_extension
 
 
 def field_of(answer: Any, name: str) -> Any:
@@ -60,7 +61,7 @@ def as_infos(items: Iterable[Any], base: AgentPath) -> list[FileInfo]:
         if isinstance(size, int) and size >= 0:
             info["size"] = size
         if modified_at:
-            info["modified_at"] = str(modified_at)
+            info["modified_at"] = as_utc(str(modified_at))
         infos.setdefault(info["path"], info)
     return sorted(infos.values(), key=lambda info: info["path"])
 
@@ -75,15 +76,34 @@ def as_matches(items: Iterable[Any], base: AgentPath) -> list[GrepMatch]:
     return [matches[key] for key in sorted(matches)]
 
 
-def is_inexact(result: ReadResult) -> bool:
+def is_inexact(path: AgentPath, result: ReadResult) -> bool:
     """Does a record say less than the file does? deepagents' FilesystemBackend gives the reminder for white space, and
-    its state and stores give lines of base64 where bytes have no extension that tells."""
+    its state and stores give lines of base64 where bytes have no extension that tells, and text where one does."""
     data = result.file_data
     if result.error is not None or data is None:
         return False
-    if result.start_line is None:
-        return data.get("content") == EMPTY_REMINDER
-    return data.get("encoding") == "base64"
+    encoded = data.get("encoding") == "base64"
+    if result.start_line is not None:
+        return encoded
+    return data.get("content") == EMPTY_REMINDER or (has_binary_extension(path) and not encoded)
+
+
+def is_text(content: str | bytes) -> bool:
+    """Can this be the text of a file: is it UTF-8, or can it be said in it?"""
+    try:
+        content.decode("utf-8") if isinstance(content, bytes) else content.encode("utf-8")
+    except UnicodeError:
+        return False
+    return True
+
+
+def as_utc(time: str) -> str:
+    """A time of a listing with its offset. One without is local: so deepagents' FilesystemBackend gives it."""
+    try:
+        when = datetime.datetime.fromisoformat(time)
+    except ValueError:
+        return time
+    return time if when.tzinfo is not None else when.astimezone(datetime.UTC).isoformat()
 
 
 def as_download(path: AgentPath, answer: Any) -> FileDownloadResponse:

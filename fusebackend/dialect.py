@@ -31,6 +31,7 @@ from fusebackend.answers import (
     field_of,
     file_path,
     is_inexact,
+    is_text,
     parse_numbered,
     unpack,
 )
@@ -75,7 +76,7 @@ def is_factory(backend: Any) -> bool:
 
 def has_agent_face(found: object) -> bool:
     """Is this a backend, as far as anybody can tell: can it list or fetch files, under some name?"""
-    verbs = ("ls", "als", "ls_info", "als_info", "download_files")
+    verbs = ("ls", "als", "ls_info", "als_info", "download_files", "adownload_files")
     return not isinstance(found, type) and any(hasattr(found, verb) for verb in verbs)
 
 
@@ -157,7 +158,14 @@ class AgentFace:
         if fields["error"] is None and not isinstance(fields["file_data"], Mapping):
             return ReadResult(error=f"{self.name}: read answered {type(answer).__name__} without file data")
         result = ReadResult(**{**fields, "no_lines_requested": bool(fields["no_lines_requested"])})
-        return self._cut(path, offset, limit) or result if is_inexact(result) else result
+        if result.error is not None:
+            return self._binary(path) or result
+        return self._cut(path, offset, limit) or result if is_inexact(path, result) else result
+
+    def _binary(self, path: AgentPath) -> ReadResult | None:
+        """A file that is there and that `read` fails at for it is no text (deepagents' FilesystemBackend), whole."""
+        content = self._bytes(path)
+        return None if content is None or is_text(content) else text.read_binary(content)
 
     def _cut(self, path: AgentPath, offset: int, limit: int) -> ReadResult | None:
         """What `read` should answer, from the file's bytes; None when the backend does not give them."""
@@ -170,6 +178,8 @@ class AgentFace:
         return self.download_files([path])[0].content
 
     def write(self, path: AgentPath, content: str) -> WriteResult:
+        if not self._exact and not is_text(content):
+            return WriteResult(error=f"Error writing file '{path}': content is not valid text")
         result = self._change(WriteResult, "write", path, content)
         if _stumbled(result.error) and self._bytes(path) is not None:
             return WriteResult(path=path)

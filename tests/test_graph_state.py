@@ -152,7 +152,7 @@ def test_only_what_changed_is_sent(node):
             config[SEND_KEY] = send
 
     node(watched)
-    assert [(channel, list(update.items())[0][0]) for channel, update in sent] == [("files", "/new"), ("files", "/1")]
+    assert [(channel, *update) for channel, update in sent] == [("files", "/new"), ("files", "/1")]
     assert sent[1][1] == {"/1": None}
 
 

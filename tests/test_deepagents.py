@@ -1,0 +1,519 @@
+"""`export` and `adopt`: deepagents' classes in both directions."""
+
+import asyncio
+import itertools
+import threading
+
+import anyio
+import pytest
+
+pytest.importorskip("deepagents")
+
+from agents import call, deep_agent, edit, say, use, user, write
+from deepagents.backends import CompositeBackend as TheirComposite
+from deepagents.backends import FilesystemBackend as TheirFilesystem
+from deepagents.backends import LocalShellBackend as TheirShell
+from deepagents.backends import StateBackend as TheirState
+from deepagents.backends import protocol as theirs
+from deepagents.middleware.filesystem import supports_execution
+from seed_backends import DuckBackend, SeedInMemoryBackend
+from their_backends import DictState, OldRemote, Sandbox
+
+from fusebackend.backends import (
+    CompositeBackend,
+    FilesystemBackend,
+    ForeignVolume,
+    InMemoryBackend,
+    LocalShellBackend,
+    SqliteBackend,
+    StateBackend,
+    volume_of,
+)
+from fusebackend.integrations import exported
+from fusebackend.integrations.deepagents import adopt, export
+from fusebackend.protocol import ROOT_NODE
+from fusebackend.testing.conformance import BackendConformance
+from fusebackend.urls import open_backend
+
+PATH = {"PATH": "/usr/bin:/bin"}
+
+
+# -- what an exported backend is -------------------------------------------------------------------------------
+
+
+def test_the_class_says_what_the_backend_can(tmp_path):
+    with LocalShellBackend(tmp_path) as shell:
+        composite = CompositeBackend(shell, {"/m/": InMemoryBackend()})
+        for backend, deletes, executes in [
+            (InMemoryBackend(), True, False),
+            (shell, True, True),
+            (composite, True, True),
+            (CompositeBackend(InMemoryBackend(), {"/shell/": shell}), True, False),
+            (DuckBackend(), True, False),
+            (DuckBackend(can_delete=False), False, False),
+            (SeedInMemoryBackend(), False, False),
+            (CompositeBackend(SeedInMemoryBackend(), {"/m/": InMemoryBackend()}), True, False),
+            (StateBackend, True, False),
+        ]:
+            made = export(backend)
+            assert isinstance(made, theirs.BackendProtocol)
+            assert theirs._supports_delete(made) is deletes, backend
+            assert supports_execution(made) is isinstance(made, theirs.SandboxBackendProtocol) is executes, backend
+            assert hasattr(made, "execute") is executes
+            assert theirs._method_accepts_max_count(type(made), "grep")
+            assert theirs._method_accepts_max_count(type(made), "agrep")
+        assert theirs.execute_accepts_timeout(type(export(shell)))
+
+
+def test_results_are_of_their_classes(tmp_path):
+    with LocalShellBackend(tmp_path, env=PATH) as shell:
+        made = export(shell)
+        assert type(made.write("/f", "text\n")) is theirs.WriteResult
+        assert type(made.read("/f")) is theirs.ReadResult
+        assert type(made.ls("/")) is theirs.LsResult
+        assert type(made.grep("text")) is theirs.GrepResult
+        assert type(made.glob("*")) is theirs.GlobResult
+        assert type(made.edit("/f", "text", "more")) is theirs.EditResult
+        assert type(made.upload_files([("/g", b"")])[0]) is theirs.FileUploadResponse
+        assert type(made.download_files(["/g"])[0]) is theirs.FileDownloadResponse
+        assert type(made.delete("/g")) is theirs.DeleteResult
+        assert made.execute("cat f; exit 3", timeout=5) == theirs.ExecuteResponse(
+            output="more\n\nExit code: 3", exit_code=3
+        )
+        assert made.id == shell.id
+
+
+def test_write_replaces_and_paths_in_results_are_absolute():
+    made = export(InMemoryBackend())
+    assert made.write("a/./b.txt", "one").path == "/a/b.txt"
+    assert made.write("/a/b.txt", "two").error is None
+    assert made.read("/a//b.txt").file_data["content"] == "two"
+    assert made.glob("*.txt").matches[0]["path"] == "/a/b.txt"
+
+
+def test_errors_are_sentences_and_the_codes_are_theirs():
+    made = export(InMemoryBackend())
+    made.write("/d/f", "text text")
+    assert made.write("/d", "x").error == "Error writing file '/d': Is a directory"
+    assert made.write("/../x", "x").error.startswith("Path traversal not allowed")
+    assert "not valid text" in made.write("/x", "\ud800").error
+    assert made.edit("/d/f", "text", "x").error.startswith("Error: String 'text' appears 2 times in file. Use replace")
+    assert made.edit("/none", "a", "b").error == "Error: File '/none' not found"
+    assert made.delete("/none").error == "Error: File '/none' not found"
+    assert made.ls("/none").error == "Path '/none': path_not_found"
+    uploads = made.upload_files([("/d", b""), ("/../x", b""), ("/d/f/g", b""), ("/ok", b"")])
+    assert [upload.error for upload in uploads] == ["is_directory", "invalid_path", "invalid_path", None]
+    downloads = made.download_files(["/d", "/none", "/../x", "~/AGENTS.md", "/ok"])
+    assert [download.error for download in downloads] == [
+        "is_directory", "file_not_found", "invalid_path", "file_not_found", None,
+    ]  # fmt: skip
+
+
+def test_binary_files_are_whole_and_base64_by_their_extension():
+    made = export(InMemoryBackend())
+    made.upload_files([("/p.png", b"text after all\n" * 3000), ("/raw", b"\xff\xfe")])
+    picture, raw = made.read("/p.png", 5, 1), made.read("/raw")
+    assert picture.file_data["encoding"] == raw.file_data["encoding"] == "base64"
+    assert picture.start_line is None and len(picture.file_data["content"]) == 60000
+
+
+def test_a_composite_with_a_class_or_a_lambda_waits_for_its_graph():
+    made = export(CompositeBackend(StateBackend, {"/m/": lambda runtime: InMemoryBackend()}))
+    assert "no graph is running here" in made.ls("/").error
+    assert made.download_files(["/f"])[0].error is not None
+
+
+def test_theirs_is_theirs_and_no_backend_is_refused():
+    their = DictState()
+    assert export(their) is their
+    made = export(InMemoryBackend())
+    assert export(made) is made
+    with pytest.raises(TypeError, match="a int is no backend"):
+        export(3)
+
+
+def test_a_window_that_makes_no_sense_is_left_out(caplog):
+    class Confused(DuckBackend):
+        def read(self, file_path, offset=0, limit=2000):
+            result = super().read(file_path, offset, limit)
+            result.total_lines, result.next_offset = 0, 7
+            return result
+
+    backend = Confused()
+    backend.put("/f", b"one\ntwo\n")
+    result = export(backend).read("/f")
+    assert (result.file_data["content"], result.start_line, result.error) == ("one\ntwo\n", None, None)
+    assert "makes no sense" in caplog.text
+
+
+# -- nothing raises --------------------------------------------------------------------------------------------
+
+
+class Raising:
+    """A backend all of whose verbs raise."""
+
+    def _raise(self, *args, **options):
+        raise OSError(5, "the cable is cut")
+
+    ls = read = write = edit = grep = glob = delete = upload_files = download_files = execute = _raise
+
+
+class Talking:
+    """A backend all of whose verbs answer nonsense."""
+
+    def _answer(self, *args, **options):
+        return 42
+
+    ls = read = write = edit = grep = glob = delete = upload_files = download_files = execute = _answer
+
+
+BAD = (None, 5, -1, 1e99, b"/x", "", "\0", "~/x", "/../x", "/" + "x" * 300, "/x" * 3000, "\udcff", ["/x"], {}, object())
+
+
+@pytest.fixture(params=["memory", "dir", "state", "composite", "raising", "nonsense", "closed", "factory", "shell"])
+def any_backend(request, tmp_path):
+    if request.param == "dir":
+        return FilesystemBackend(tmp_path)
+    if request.param == "shell":
+        return LocalShellBackend(tmp_path, env=PATH)
+    if request.param == "composite":
+        return CompositeBackend(InMemoryBackend(), {"/x/": SeedInMemoryBackend(), "/bad/": Raising()})
+    if request.param == "closed":
+        backend = SqliteBackend(tmp_path / "closed.db")
+        backend.close()
+        return backend
+    made = {"memory": InMemoryBackend, "state": StateBackend, "raising": Raising, "nonsense": Talking}
+    return made[request.param]() if request.param != "factory" else lambda runtime: 1 / 0
+
+
+RESULTS = {
+    "ls": (theirs.LsResult, ["/"]),
+    "read": (theirs.ReadResult, ["/f", 0, 10]),
+    "write": (theirs.WriteResult, ["/f", "text"]),
+    "edit": (theirs.EditResult, ["/f", "a", "b", False]),
+    "grep": (theirs.GrepResult, ["a", "/", "*"]),
+    "glob": (theirs.GlobResult, ["*", "/"]),
+    "delete": (theirs.DeleteResult, ["/f"]),
+    "execute": (theirs.ExecuteResponse, ["true"]),
+}
+
+
+@pytest.mark.parametrize("verb", RESULTS)
+def test_bad_input_never_raises(any_backend, verb, caplog):
+    made = export(any_backend)
+    if not hasattr(made, verb):
+        pytest.skip("can't")
+    kind, good = RESULTS[verb]
+    for position, bad in itertools.product(range(len(good)), BAD):
+        if verb == "execute" and isinstance(bad, str) and bad:
+            continue
+        arguments = [*good[:position], bad, *good[position + 1 :]]
+        result = getattr(made, verb)(*arguments)
+        assert type(result) is kind, arguments
+    if verb == "grep":
+        for bad in BAD:
+            assert type(made.grep("a", max_count=bad)) is kind
+    assert type(getattr(made, verb)()) is kind  # no argument at all
+
+
+def test_bad_batches_never_raise(any_backend, caplog):
+    made = export(any_backend)
+    for batch in (BAD, [(bad, b"x") for bad in BAD], [("/f", bad) for bad in BAD], [("/f",), ("/f", b"", 3)]):
+        answers = made.upload_files(batch)
+        assert [type(answer) for answer in answers] == [theirs.FileUploadResponse] * len(batch)
+    answers = made.download_files(BAD)
+    assert [type(answer) for answer in answers] == [theirs.FileDownloadResponse] * len(BAD)
+    for batch in (None, 5, "/f", b"", {}, object()):
+        assert isinstance(made.upload_files(batch), list) and isinstance(made.download_files(batch), list)
+
+
+# -- awaiting --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("library", ["asyncio", "trio"])
+def test_the_twins_answer_as_the_verbs_do(library, tmp_path):
+    with LocalShellBackend(tmp_path, env=PATH) as shell:
+        made = export(shell)
+
+        async def run():
+            assert (await made.awrite("/f", "needle\n")).path == "/f"
+            assert (await made.aread("/f", offset=0, limit=1)).file_data["content"] == "needle\n"
+            assert len((await made.als("/")).entries) == 1
+            assert (await made.agrep("needle", max_count=0)).truncated
+            assert len((await made.aglob("*", path="/")).matches) == 1
+            assert (await made.aedit("/f", "needle", "pin")).occurrences == 1
+            assert (await made.aupload_files([("/g", b"1")]))[0].error is None
+            assert (await made.adownload_files(["/g"]))[0].content == b"1"
+            assert (await made.aexecute("cat g", timeout=5)).output == "1"
+            assert (await made.adelete("/f")).error is None
+            assert (await made.aread(None)).error
+
+        anyio.run(run, backend=library)
+
+
+def test_an_asynchronous_backend_is_asked_on_the_loop_that_waits():
+    class Remote:
+        """Only the `a…` forms, on one loop, as a connection pool is."""
+
+        def __init__(self):
+            self.loop = asyncio.get_running_loop()
+
+        async def adownload_files(self, paths):
+            assert asyncio.get_running_loop() is self.loop
+            return [theirs.FileDownloadResponse(path=path, content=b"x") for path in paths]
+
+    async def run():
+        return (await export(Remote()).adownload_files(["/f"]))[0]
+
+    assert asyncio.run(run()).content == b"x"
+
+
+class Hanging(DuckBackend):
+    def __init__(self):
+        super().__init__()
+        self.release = threading.Event()
+
+    def _called(self, verb):
+        assert self.release.wait(60)
+
+
+def test_whoever_gives_up_does_not_wait_for_a_backend_that_hangs():
+    backend = Hanging()
+
+    async def run():
+        try:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(export(backend).als("/"), 0.05)
+            made = export(backend)
+            type(made).aquick = exported._aside("grep", exported.Exported.grep, 0.05)
+            return await made.aquick("x")
+        finally:
+            backend.release.set()
+
+    assert "timed out after 0.05 s" in asyncio.run(run()).error
+
+
+# -- in an agent -----------------------------------------------------------------------------------------------
+
+
+def tools_said(state):
+    return [message.content for message in state["messages"] if message.type == "tool"]
+
+
+def test_an_agent_works_on_an_exported_backend_with_every_tool(tmp_path):
+    with LocalShellBackend(tmp_path, env=PATH) as shell:
+        composite = CompositeBackend(shell, {"/notes/": SqliteBackend(tmp_path / "notes.db")})
+        script = [
+            use(write("/notes/a.md", "one\n"), write("/b.txt", "two\n")),
+            use(write("/notes/a.md", "uno\n")),
+            use(edit("/notes/a.md", "uno", "one again")),
+            use(call("ls", path="/"), call("read_file", file_path="/notes/a.md")),
+            use(call("grep", pattern="one", output_mode="content"), call("glob", pattern="*.txt")),
+            use(call("execute", command="cat b.txt", timeout=10)),
+            use(call("delete", file_path="/b.txt")),
+            say("done"),
+        ]
+        said = tools_said(deep_agent(None, script, backend=export(composite)).invoke(user("go")))
+        assert "Updated file /notes/a.md" in said[2]
+        assert "/notes/" in said[4] and "/b.txt" in said[4] and "one again" in said[5]
+        assert "one again" in said[6] and "/b.txt" in said[7]
+        assert said[8].startswith("two") and "exit code 0" in said[8]
+        assert composite.read("/b.txt").error == "File '/b.txt' not found"
+        composite.routes["/notes/"].close()
+
+
+def test_unwrapped_a_composite_is_refused_by_deepagents_and_others_lack_commands(tmp_path):
+    """What the module's docstring says of passing ours as they are."""
+    with pytest.raises(TypeError, match="must be an initialized backend instance"):
+        deep_agent(None, backend=CompositeBackend(InMemoryBackend()))
+    with LocalShellBackend(tmp_path, env=PATH) as shell:
+        said = tools_said(deep_agent(None, [use(call("execute", command="true"))], backend=shell).invoke(user("go")))
+    assert "not" in said[0]
+
+
+# -- adopt -----------------------------------------------------------------------------------------------------
+
+
+class TestAdoptedFilesystem(BackendConformance):
+    """deepagents' own FilesystemBackend, by the rules of ours but where it decides otherwise."""
+
+    replaces_existing = True
+    checks_paths = False  # grep and glob answer that nothing was found; other tests here say what is an error
+    any_name = False
+    finds_text_only = False
+    preserves_crlf = False
+
+    @pytest.fixture
+    def backend(self, tmp_path):
+        return adopt(TheirFilesystem(tmp_path))
+
+    def test_delete_of_nothing_names_it(self, b):
+        assert b.delete("/none.txt").error == "Error: '/none.txt' not found"
+
+
+class TestAdoptedState(BackendConformance):
+    """And its StateBackend, where a path is a key, and a key may be above another."""
+
+    replaces_existing = True
+    keeps_empty_directories = False
+    checks_paths = False
+    any_name = False
+    finds_text_only = False
+    preserves_crlf = False
+
+    @pytest.fixture
+    def backend(self):
+        return adopt(DictState())
+
+
+class TestExportedAndAdopted(BackendConformance):
+    """Out and in again, without the short cut: an exported backend that is not known to be one."""
+
+    replaces_existing = True
+
+    @pytest.fixture
+    def backend(self):
+        return adopt(_Opaque(export(InMemoryBackend())))
+
+
+class _Opaque:
+    """An object with somebody's verbs, of no class that is known."""
+
+    def __init__(self, backend):
+        for verb in ("ls", "read", "write", "edit", "grep", "glob", "delete", "upload_files", "download_files"):
+            setattr(self, verb, getattr(backend, verb))
+
+
+def test_out_and_in_again_is_the_same_object():
+    native = InMemoryBackend()
+    composite = CompositeBackend(native)
+    assert adopt(export(composite)) is composite
+    assert CompositeBackend(export(native), {"/m/": export(composite)}).default is native
+    assert volume_of(adopt(export(native)).default) is native.volume
+
+
+def test_their_composite_becomes_ours_with_each_route_a_mount():
+    default, route, deep = DictState(), DictState(), DictState()
+    their = TheirComposite(default, {"/a/": route, "/x/y/": deep})
+    default.write("/a/shadowed.txt", "no")
+    route.write("/seen.txt", "yes")
+    ours = adopt(their)
+    assert ours.routes["/a/"] is route and set(ours.mounts()) == {"/", "/a", "/x/y"}
+    assert [info["path"] for info in ours.ls("/").entries] == ["/a/", "/x/"]
+    assert [info["path"] for info in ours.ls("/x").entries] == ["/x/y/"]
+    assert [info["path"] for info in ours.glob("*.txt").matches] == ["/a/seen.txt"]
+    assert ours.delete("/x/y").error and ours.write("/a", "x").error
+    nested = CompositeBackend(InMemoryBackend(), {"/theirs/": their})
+    assert set(nested.mounts()) == {"/", "/theirs", "/theirs/a", "/theirs/x/y"}
+
+
+def test_their_filesystem_raises_and_ours_around_it_does_not(tmp_path):
+    their = TheirFilesystem(tmp_path)
+    with pytest.raises(ValueError, match="traversal"):
+        their.read("/../x")
+    ours = adopt(their)
+    assert ours.read("/../x").error.startswith("Path traversal not allowed")
+    assert "ValueError: Path traversal not allowed" in ours.read("/a..b").error  # theirs takes it for one
+    assert ours.delete("/").error and tmp_path.exists()  # theirs removes its root
+
+
+def test_their_reminder_of_an_empty_file_is_no_content(tmp_path):
+    (tmp_path / "empty").write_bytes(b"")
+    (tmp_path / "blank").write_bytes(b" \n")
+    (tmp_path / "said").write_bytes(b"System reminder: File exists but has empty contents")
+    ours = adopt(TheirFilesystem(tmp_path))
+    assert [ours.read(path).file_data["content"] for path in ("/empty", "/blank", "/said")] == [
+        "", " \n", "System reminder: File exists but has empty contents",
+    ]  # fmt: skip
+
+
+def test_bytes_without_an_extension_that_tells_are_whole():
+    """deepagents' StateBackend answers with lines of base64, cut like text."""
+    their = DictState()
+    data = bytes(range(256)) * 1000
+    their.upload_files([("/blob", data)])
+    result = adopt(their).read("/blob", 0, 1)
+    assert (result.file_data["encoding"], result.start_line) == ("base64", None)
+    assert adopt(their).download_files(["/blob"])[0].content == data
+
+
+def test_commands_of_an_adopted_backend(tmp_path):
+    shell = adopt(TheirShell(tmp_path, env=PATH))
+    assert shell.execute("echo $((6*7))", timeout=5).output.strip() == "42"
+    ours = export(adopt(Sandbox()))
+    assert ours.execute("true", timeout=5).output == "ran true" and ours.id == "sandbox-1"
+    assert not supports_execution(export(adopt(DictState())))
+
+
+# -- third parties that know the old names only -----------------------------------------------------------------
+
+
+def test_an_old_remote_works_though_its_records_fail():
+    remote = OldRemote()
+    ours = adopt(remote)
+    with pytest.raises(TypeError, match="files_update"):
+        remote.write("/probe", "x")
+    assert ours.write("/f", "a b a\n").path == "/f"
+    assert "already exists" in ours.write("/f", "x").error
+    assert ours.edit("/f", "b", "c").occurrences == 1
+    assert ours.edit("/f", "a", "d", replace_all=True).occurrences == 2
+    assert ours.edit("/f", "none", "d").error and ours.edit("/none", "a", "b").error
+    assert remote.rows["/f"] == ["d c d"]
+    assert [info["path"] for info in ours.ls("/").entries] == ["/f", "/probe"]
+    assert [match["line"] for match in ours.grep("c").matches] == [1]
+    assert "Invalid regex" in ours.grep("(").error
+    assert [info["path"] for info in ours.glob("f").matches] == ["/f"]
+
+
+def test_an_old_remote_reads_in_windows_that_go_on():
+    ours = adopt(OldRemote())
+    ours.upload_files([("/f", b"".join(b"line %d\n" % number for number in range(5000)))])
+    result = ours.read("/f", 10, 20)
+    assert (result.start_line, result.end_line, result.next_offset, result.total_lines) == (11, 30, 30, 5000)
+    assert ours.read("/f", 6000).error == "Error: Line offset 6000 exceeds file length (5000 lines)"
+
+
+def test_an_old_remote_has_a_kernel_face():
+    remote = OldRemote()
+    remote.rows["/d/f"] = ["one", "two"]
+    volume = ForeignVolume(remote)
+    directory = volume.lookup(ROOT_NODE, b"d").node
+    attr = volume.lookup(directory, b"f")
+    assert attr.size == 7  # its own answer is 2, of lines
+    volume.open(attr.node, 0)
+    assert volume.read(attr.node, 0, 100) == b"one\ntwo"
+    volume.release(attr.node, 0)
+
+
+def test_an_old_remote_goes_back_into_an_agent():
+    remote = OldRemote()
+    script = [use(write("/f.md", "one\n")), use(write("/f.md", "two\n")), use(edit("/f.md", "two", "three")), say("ok")]
+    state = deep_agent(None, script, backend=export(remote_face := adopt(remote))).invoke(user("go"))
+    assert not any("Error" in said for said in tools_said(state))
+    assert remote_face.download_files(["/f.md"])[0].content == b"three"
+
+
+# -- found by themselves ---------------------------------------------------------------------------------------
+
+
+def test_theirs_is_a_route_as_it_is(tmp_path):
+    composite = CompositeBackend(InMemoryBackend(), {"/work/": TheirFilesystem(tmp_path), "/old/": OldRemote()})
+    assert composite.write("/work/a.txt", "x").error is None and (tmp_path / "a.txt").read_text() == "x"
+    assert composite.write("/old/b.txt", "y").path == "/old/b.txt"
+    assert composite.move("/work/a.txt", "/a.txt").error is None and not (tmp_path / "a.txt").exists()
+    assert [info["path"] for info in composite.glob("*.txt").matches] == ["/a.txt", "/old/b.txt"]
+
+
+def test_theirs_by_a_python_url():
+    backend = open_backend("python:their_backends:make")
+    assert "one" in adopt(backend).read("/a.txt")
+
+
+def test_a_state_that_is_a_graphs_can_not_be_mounted():
+    with pytest.raises(TypeError, match="has files only inside of a running graph"):
+        volume_of(TheirState())
+    with pytest.raises(TypeError, match="'StateBackend' makes backends and is none"):
+        adopt(StateBackend)
+    with pytest.raises(TypeError, match="a dict is no backend"):
+        adopt({})
+    assert isinstance(volume_of(DictState()), ForeignVolume)
