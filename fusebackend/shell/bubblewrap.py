@@ -139,9 +139,13 @@ def arguments(view: View, options: ShellOptions, user: Iterable[str], files: Map
     words += ["--dev", "/dev", *_memory("/dev/shm", options.memory_bytes)]
     if "tmp" in view.own:
         words += _memory("/tmp", options.memory_bytes)
-    words += ["--tmpfs", "/etc", *_read_only(system.etc(options.network))]
+    words += ["--tmpfs", "/etc"]
+    etc = system.etc_directories()
+    for parent in sorted({os.path.dirname(path) for path in (*files, *(piece.path for piece in etc))} - {"/etc"}):
+        words += ["--perms", "0755", "--dir", parent]
+    words += _read_only(etc)
     for path, descriptor in files.items():
-        words += ["--ro-bind-data", str(descriptor), path]
+        words += ["--perms", "0644", "--file", str(descriptor), path]
     for prefix in view.routes:
         words += ["--bind", view.mountpoint + prefix, prefix]
     words += ["--remount-ro", "/dev", "--remount-ro", "/etc"]

@@ -36,7 +36,7 @@ class Sandboxed(Launch):
         self,
         program: str,
         words: Callable[[Mapping[str, int]], list[str]],
-        contents: Mapping[str, bytes],
+        files: Mapping[str, bytes],
         command: str,
         stdin: bool,
     ) -> None:
@@ -44,8 +44,8 @@ class Sandboxed(Launch):
 
         Args:
             program: bwrap.
-            words: gives its arguments, when told the descriptors of the files in `contents`, by path.
-            contents: path → content of files to be made inside.
+            words: gives its arguments, when told the descriptors of `files` by path.
+            files: path → content of files to be made inside.
             command: for `sh -c`.
             stdin: give the command a pipe to read from, and not nothing.
 
@@ -59,13 +59,15 @@ class Sandboxed(Launch):
         given = [status, gate]
         try:
             arguments = ["--json-status-fd", str(status), "--block-fd", str(gate)]
-            files = {path: _in_memory(content) for path, content in contents.items()}
-            given += files.values()
+            descriptors = {}
+            for path, content in files.items():
+                descriptors[path] = _in_memory(content)
+                given.append(descriptors[path])
             filter_program = seccomp.program()
             if filter_program is not None:
                 given.append(_in_memory(filter_program))
                 arguments += ["--seccomp", str(given[-1])]
-            given.append(_in_memory(b"".join(os.fsencode(word) + b"\0" for word in arguments + words(files))))
+            given.append(_in_memory(b"".join(os.fsencode(word) + b"\0" for word in arguments + words(descriptors))))
             self.process = subprocess.Popen(
                 [program, "--args", str(given[-1]), "--", system.SHELL, "-c", command],
                 stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,

@@ -207,10 +207,10 @@ class Shell:
         program = bubblewrap.find()
         user = bubblewrap.user_namespace(program)
         words = partial(bubblewrap.arguments, self._view, options, user, cwd=job.cwd)
-        contents = system.contents(options.network)
+        files = system.etc_files(options.network)
         with (
             self._filesystem.stand_ins.shown(self._missing()),
-            _made(lambda: Sandboxed(program, words, contents, job.command, job.stdin is not None)) as launch,
+            _made(lambda: Sandboxed(program, words, files, job.command, job.stdin is not None)) as launch,
         ):
             yield launch
 
