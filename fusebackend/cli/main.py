@@ -1,51 +1,97 @@
 """`fusebackend`: the group of commands, and the one place where errors become a line and an exit status.
 
 Exit status: 0 done, 1 it could not be done, 2 the command line is wrong. What a user can cause is one line on standard
-error, without a traceback.
+error, without a traceback. A command's module is imported when it is used, so the table here says what each does.
 """
 
 from __future__ import annotations
 
-import os
+import importlib
 from typing import Any
 
 import click
 
 from fusebackend import __version__
-from fusebackend.cli.backends import backends
-from fusebackend.cli.mount import mount
-from fusebackend.cli.status import status
-from fusebackend.cli.umount import umount
-from fusebackend.config import ConfigError
-from fusebackend.urls import UrlError
+from fusebackend.cli import show
+from fusebackend.cli.show import one_line
 
+__all__ = ["main", "one_line"]
 
-def one_line(error: BaseException) -> str:
-    """The text of an error for a user: an `OSError` without its number, and no line breaks."""
-    text = str(error)
-    if isinstance(error, OSError) and error.strerror:
-        text = error.strerror if error.filename is None else f"{error.strerror}: '{os.fsdecode(error.filename)}'"
-    return " ".join(text.split()) or type(error).__name__
+_SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
+    "Mounts": {
+        "mount": ("mount:mount", "Mount backends on a directory."),
+        "umount": ("umount:umount", "Unmount, and wait until everything is stored."),
+        "status": ("status:status", "Show mounts and their routes."),
+        "backends": ("backends:backends", "List the URLs that can be mounted."),
+    },
+    "Files of a mount, as an agent works on them": {
+        "ls": ("ls:ls", "List directories."),
+        "stat": ("stat:stat", "Tell all about files."),
+        "read": ("read:read", "Print a file, or some of its lines."),
+        "write": ("write:write", "Make a file of standard input or a text."),
+        "edit": ("edit:edit", "Replace a string in a file."),
+        "grep": ("search:grep", "Find lines that contain a string."),
+        "glob": ("search:glob", "Find files by a pattern for their names."),
+        "rm": ("rm:rm", "Delete files and directories."),
+        "mv": ("mv:mv", "Rename files and directories."),
+        "upload": ("upload:upload", "Copy local files and trees into a mount."),
+        "download": ("download:download", "Copy files and trees out of a mount."),
+        "watch": ("watch:watch", "Print changes as they happen."),
+        "exec": ("execute:execute", "Run a command that sees all files where agents do."),
+    },
+}
+"""By section: the name of each command, where it is, and what it does."""
+
+_COMMANDS = {name: entry for commands in _SECTIONS.values() for name, entry in commands.items()}
 
 
 class _Commands(click.Group):
-    def invoke(self, context: click.Context) -> Any:
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, _, attribute = _COMMANDS[cmd_name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(f"fusebackend.cli.{module}"), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, commands in _SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, summary) for name, (_, summary) in commands.items()])
+
+    def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(context)
+            try:
+                return super().invoke(ctx)
+            finally:
+                show.flush()
         except BrokenPipeError:
             raise  # click ends quietly, as whoever reads has
-        except (UrlError, ConfigError, OSError) as error:
+        except Exception as error:
+            if not _is_for_the_user(error):
+                raise
             raise click.ClickException(one_line(error)) from error
+
+
+def _is_for_the_user(error: Exception) -> bool:
+    """Is this what a user can cause, and no fault of this program?"""
+    from fusebackend.config import ConfigError
+    from fusebackend.urls import UrlError
+
+    return isinstance(error, (UrlError, ConfigError, OSError))
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="fusebackend", message="%(prog)s %(version)s")
 def main() -> None:
-    """Mount an agent's files, wherever they live, as a real filesystem."""
+    """Mount an agent's files, wherever they live, as a real filesystem, and work on them as an agent does.
 
+    Paths of files are those of the mount, such as /mnt/agent/notes.md, or relative ones from a current directory in a
+    mount. With --mount DIR they are those that agents use in that mount, such as /notes.md.
+    """
 
-for _command in (mount, umount, status, backends):
-    main.add_command(_command)
 
 if __name__ == "__main__":
     main(prog_name="fusebackend")

@@ -1,0 +1,221 @@
+"""`fusebackend download`: copy files and trees out of a mount.
+
+Each file is written under a name of its own in the directory where it belongs, and gets its right one when it is
+complete. Names come from whoever wrote the files, so each is checked: none may lead out of the local directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat as stat_module
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import IO
+
+import click
+
+from fusebackend.cli import target
+from fusebackend.cli.ls import base_name
+from fusebackend.cli.progress import Advance, progress
+from fusebackend.cli.show import Complaints, Failed, Output, json_option, note
+from fusebackend.cli.target import Target, complete_path, mount_option
+from fusebackend.protocol import StatResult
+
+FILE_MODE = 0o644
+"""For files of backends that keep no modes."""
+
+
+@dataclass
+class Item:
+    """A file of the mount, and where it is to go."""
+
+    source: Target
+    local: str
+    size: int
+    mode: int
+
+
+@dataclass
+class Plan:
+    """What is to be copied.
+
+    Attributes:
+        directories: to be made, each before what is in it.
+        skipped: what is not copied, with the reason.
+    """
+
+    items: list[Item] = field(default_factory=list)
+    directories: list[str] = field(default_factory=list)
+    skipped: list[tuple[str, str]] = field(default_factory=list)
+    locals: set[str] = field(default_factory=set)
+
+    def add(self, source: Target, local: str, found: StatResult) -> None:
+        """Raises `Failed` when something else is to go to the same place."""
+        if local in self.locals:
+            raise Failed(f"'{source.shown(source.path)}' would go to '{local}', as another one does")
+        self.locals.add(local)
+        mode = FILE_MODE if found.mode is None else found.mode
+        self.items.append(Item(source, local, found.size or 0, mode))
+
+
+@click.command()
+@click.argument("sources", nargs=-1, required=True, shell_complete=complete_path, metavar="SOURCE...")
+@click.argument("destination", type=click.Path(), metavar="LOCAL")
+@click.option("--force", is_flag=True, help="Replace files that are there.")
+@json_option("{files: [{path, local, size}], skipped: [{path, reason}]}.")
+@mount_option
+def download(sources: Sequence[str], destination: str, force: bool, as_json: bool, mount: str | None) -> None:
+    """Copy files and directories of a mount to LOCAL, or into it if it is a directory or ends with '/'.
+
+    Symbolic links and special files in a directory are left out and told; cp(1) copies them through the mount. A file
+    that is there already is refused without --force. No file is ever half there: a download that is broken off leaves
+    nothing of the file it was at. The exit status is 1 if a file could not be copied.
+    """
+    complaints = Complaints()
+    into = os.path.isdir(destination) or destination.endswith("/") or len(sources) > 1
+    if into and os.path.exists(destination) and not os.path.isdir(destination):
+        raise Failed(f"'{destination}' is not a directory")
+    plan = Plan()
+    for given in sources:
+        with complaints:
+            name = base_name(given)
+            source = target.locate(given, mount)
+            _add(plan, source, os.path.join(destination, name) if into and name else destination, complaints)
+    copied = []
+    if into:
+        os.makedirs(destination, exist_ok=True)
+    for directory in plan.directories:
+        with complaints:
+            os.makedirs(directory, exist_ok=True)
+    with progress("downloading", sum(item.size for item in plan.items), quiet=as_json) as advance:
+        for item in plan.items:
+            with complaints:
+                copied.append((item, _fetch(item, force, advance)))
+    if as_json:
+        Output().document({
+            "files": [{"path": _shown(item), "local": item.local, "size": size} for item, size in copied],
+            "skipped": [{"path": path, "reason": reason} for path, reason in plan.skipped],
+        })
+    else:
+        for path, reason in plan.skipped:
+            note(f"left out '{path}': {reason}")
+    complaints.finish()
+
+
+def _shown(item: Item) -> str:
+    return item.source.shown(item.source.path)
+
+
+# --------------------------------------------------------------------------------------------------------------
+# What there is
+# --------------------------------------------------------------------------------------------------------------
+
+
+def _add(plan: Plan, source: Target, local: str, complaints: Complaints) -> None:
+    """Plan for something that was named: a symbolic link is followed. Raises `Failed`."""
+    found = source.stat()
+    if found.type == "directory":
+        _add_tree(plan, source, local, complaints)
+    elif found.type == "file":
+        plan.add(source, local, found)
+    else:
+        raise Failed(f"'{source.given}' is a {found.type}, and neither a file nor a directory")
+
+
+def _add_tree(plan: Plan, directory: Target, destination: str, complaints: Complaints) -> None:
+    left = [(directory, destination)]
+    while left:
+        source, local = left.pop()
+        answer = source.files.ls(source.path)
+        if answer.error is not None:
+            complaints.add(source.words(answer.error))
+            continue
+        plan.directories.append(local)
+        below: list[tuple[Target, str]] = []
+        for info in answer.entries or ():
+            with complaints:
+                name = name_in(source.path, info["path"])
+                child = source.below(name)
+                found = child.stat(follow=False)
+                if found.type == "directory":
+                    below.append((child, os.path.join(local, name)))
+                elif found.type == "file":
+                    plan.add(child, os.path.join(local, name), found)
+                else:
+                    kind = "a symbolic link" if found.type == "symlink" else "a special file"
+                    plan.skipped.append((child.shown(child.path), kind))
+        left += reversed(below)
+
+
+def name_in(directory: str, path: str) -> str:
+    """The name of an entry of a directory. Raises `Failed` for what is no name, and might lead elsewhere."""
+    beginning = directory.rstrip("/") + "/"
+    name = path.removeprefix(beginning).removesuffix("/")
+    if not path.startswith(beginning) or name in ("", ".", "..") or "/" in name or "\0" in name:
+        raise Failed(f"'{path}' is no name in '{directory}', and is not copied")
+    return name
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Fetching
+# --------------------------------------------------------------------------------------------------------------
+
+
+def _fetch(item: Item, force: bool, advance: Advance) -> int:
+    """Copy one file; returns its size. Raises `Failed`, `OSError`."""
+    if os.path.isdir(item.local):
+        raise Failed(f"'{item.local}' is a directory")
+    if not force and os.path.lexists(item.local):
+        raise Failed(f"'{item.local}' exists; --force replaces it")
+    with _unfinished(item.local) as file:
+
+        def take(piece: bytes) -> None:
+            file.write(piece)
+            advance(len(piece))
+
+        answer = item.source.files.fetch(item.source.path, take)
+        if answer.error is not None:
+            raise Failed(item.source.words(answer.error))
+        file.flush()
+        os.fchmod(file.fileno(), stat_module.S_IMODE(item.mode) & 0o777 & ~_umask())
+        size = file.tell()
+        _put_in_place(file.name, item.local, force)
+        return size
+
+
+@contextlib.contextmanager
+def _unfinished(local: str) -> Iterator[IO[bytes]]:
+    """A new file beside `local`, which is gone at the end unless it was renamed."""
+    directory = os.path.dirname(local) or "."
+    with tempfile.NamedTemporaryFile(prefix=".fusebackend-", dir=directory, delete=False) as file:
+        try:
+            yield file
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(file.name)
+
+
+def _put_in_place(temporary: str, local: str, force: bool) -> None:
+    """Give a file its name; without `force` only if nothing has that name. Raises `Failed`, `OSError`."""
+    if not force:
+        try:
+            os.link(temporary, local)  # unlike rename(2), it replaces nothing
+            return
+        except FileExistsError:
+            raise Failed(f"'{local}' exists; --force replaces it") from None
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
+                raise
+            if os.path.lexists(local):  # a file system without hard links
+                raise Failed(f"'{local}' exists; --force replaces it") from None
+    os.replace(temporary, local)
+
+
+def _umask() -> int:
+    """This process's; there is no way to ask for it without setting it."""
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return umask

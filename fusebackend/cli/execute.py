@@ -1,0 +1,144 @@
+"""`fusebackend exec`: a command in a shell whose root is the mount, with its output as it comes."""
+
+from __future__ import annotations
+
+import codecs
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from fusebackend.cli import target
+from fusebackend.cli.show import INTERRUPTED, Failed, Output, escaped, note
+from fusebackend.cli.target import Target, complete_path, mount_option
+from fusebackend.paths import ROOT
+
+if TYPE_CHECKING:
+    from fusebackend.protocol import ExecuteResponse
+
+NOT_KNOWN = 1
+"""The exit status when the server was lost, so that nobody knows the command's."""
+
+Stream = Literal["stdout", "stderr"]
+
+
+@click.command("exec", context_settings={"allow_interspersed_args": False})
+@click.argument("command", nargs=-1, required=True, metavar="[--] COMMAND [ARG]...")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="S",
+    help="End it after S seconds; without this, after what the server allows.",
+)
+@click.option("--cwd", shell_complete=complete_path, metavar="DIR", help="Start in this directory of the mount.")
+@click.option("-i", "--stdin", "with_stdin", is_flag=True, help="Give it standard input, which is read first.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="For programs: a line {stream, text} for each piece of output, then {exit_code, truncated, message}.",
+)
+@mount_option
+def execute(
+    command: Sequence[str],
+    timeout_s: float | None,
+    cwd: str | None,
+    with_stdin: bool,
+    as_json: bool,
+    mount: str | None,
+) -> None:
+    """Run a command in a shell whose root is the mount, so that it finds all files where agents do.
+
+    One COMMAND is a line for the shell, as in: exec -- 'grep -r TODO /memories | sort > /report.txt'. With ARGs, it is
+    a command that gets just these arguments. It starts in the current directory if that lies in the mount, or else in
+    the root. Without --mount and --cwd, the mount is that of the current directory, or the only one there is.
+
+    The exit status is that of the command: 124 if it took too long, 130 after Ctrl-C, which ends it.
+    """
+    place = _start(cwd, mount)
+    stdin = _input() if with_stdin else None
+    line = command[0] if len(command) == 1 else shlex.join(command)
+    printed = Printed(_json_lines(Output()) if as_json else _passed_on)
+    try:
+        answer = place.files.run(line, timeout=timeout_s, stdin=stdin, cwd=place.path, on_output=printed.take)
+    except KeyboardInterrupt:  # the connection is closed by now, and the command ended with it
+        click.get_current_context().exit(INTERRUPTED)
+    except NotImplementedError as error:
+        raise Failed(str(error)) from None
+    except ValueError as error:
+        raise Failed(f"the command can't be run: {error}") from None
+    code = NOT_KNOWN if answer.exit_code is None else answer.exit_code
+    message = printed.message(answer)
+    if as_json:
+        Output().record({"exit_code": answer.exit_code, "truncated": answer.truncated, "message": message})
+    else:
+        if message is not None:
+            click.echo(f"Error: {escaped(message)}", err=True)
+        if answer.truncated:
+            note("there was more output than the server allows; the rest was dropped")
+    click.get_current_context().exit(code)
+
+
+def _start(cwd: str | None, mount: str | None) -> Target:
+    """The directory to start in. Raises `Failed`."""
+    if cwd is None:
+        place = target.here(mount)
+        return place if place.kind() == "directory" else target.Target(place.files, ROOT, ROOT, place.root)
+    place = target.locate(cwd, mount)
+    if place.stat().type != "directory":
+        raise Failed(f"'{cwd}' is not a directory")
+    return place
+
+
+def _input() -> bytes:
+    from fusebackend.control.verbs import MAX_CONTENT_BYTES
+
+    content = sys.stdin.buffer.read(MAX_CONTENT_BYTES + 1)
+    if len(content) > MAX_CONTENT_BYTES:
+        raise Failed(f"standard input has more than {MAX_CONTENT_BYTES >> 20} MiB; upload it, and have it read there")
+    return content
+
+
+class Printed:
+    """Output as it comes, and whether the answer at the end says more than it."""
+
+    def __init__(self, show: Callable[[Stream, bytes], None]) -> None:
+        self._show = show
+        self._beginning: dict[str, bytes] = {"stdout": b"", "stderr": b""}
+
+    def take(self, stream: Stream, data: bytes) -> None:
+        if len(self._beginning[stream]) < 4096:
+            self._beginning[stream] += data
+        self._show(stream, data)
+
+    def message(self, answer: ExecuteResponse) -> str | None:
+        """What the server itself says of the command, such as that it took too long: what it did not print."""
+        first = answer.output.partition("\n")[0]
+        own = self._beginning["stdout"].decode("utf-8", "replace").partition("\n")[0]
+        if not first.startswith("Error: ") or first == own:
+            return None
+        return first.removeprefix("Error: ")
+
+
+def _passed_on(stream: Stream, data: bytes) -> None:
+    file = (sys.stdout if stream == "stdout" else sys.stderr).buffer
+    file.write(data)
+    file.flush()
+
+
+def _json_lines(output: Output) -> Callable[[Stream, bytes], None]:
+    """Output as JSON lines: text, with a lone surrogate for each byte that is not UTF-8."""
+    # A character may be cut in two by the end of a piece.
+    decoders: dict[str, Any] = {
+        stream: codecs.getincrementaldecoder("utf-8")("surrogateescape") for stream in ("stdout", "stderr")
+    }
+
+    def show(stream: Stream, data: bytes) -> None:
+        text = decoders[stream].decode(data)
+        if text:
+            output.record({"stream": stream, "text": text})
+
+    return show

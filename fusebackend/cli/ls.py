@@ -1,0 +1,216 @@
+"""`fusebackend ls`: directories as `ls` and `ls -l` show them."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import shutil
+import stat as stat_module
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from fusebackend.cli import target
+from fusebackend.cli.show import Complaints, Output, group_name, json_option, user_name
+from fusebackend.cli.target import Target, complete_path, mount_option
+
+MODE_OF_TYPE = {
+    "file": stat_module.S_IFREG,
+    "directory": stat_module.S_IFDIR,
+    "symlink": stat_module.S_IFLNK,
+    "fifo": stat_module.S_IFIFO,
+    "socket": stat_module.S_IFSOCK,
+    "character device": stat_module.S_IFCHR,
+    "block device": stat_module.S_IFBLK,
+}
+"""The words of `StatResult.type` as bits of st_mode."""
+
+COLUMN_GAP = 2
+
+Entry = dict[str, Any]
+"""What `--json` prints of a file: `path`, `is_dir`, `size`, `modified_at`; with -l what `stat --json` prints."""
+
+
+@click.command()
+@click.argument("paths", nargs=-1, shell_complete=complete_path, metavar="[PATH]...")
+@click.option("-l", "long", is_flag=True, help="One line for each, with mode, links, owner, group, size and time.")
+@click.option("-a", "-A", "hidden", is_flag=True, help="Also names that start with a dot.")
+@click.option("-R", "recursive", is_flag=True, help="Also directories below.")
+@click.option("-1", "single", is_flag=True, help="One name a line, also on a terminal.")
+@json_option("an array of {path, is_dir, size, modified_at}; with -l of what 'stat --json' prints.")
+@mount_option
+def ls(
+    paths: Sequence[str], long: bool, hidden: bool, recursive: bool, single: bool, as_json: bool, mount: str | None
+) -> None:
+    """List directories, and files by themselves. Names of directories end with '/'.
+
+    Without a PATH, that is the current directory if it lies in a mount, or else the only mount there is. The exit
+    status is 1 if anything could not be listed.
+    """
+    output = Output()
+    complaints = Complaints()
+    found: list[tuple[Target, Entry | None]] = []
+    for each in paths or (None,):
+        with complaints:
+            place = target.here(mount) if each is None else target.locate(each, mount)
+            found.append((place, _file(place, long)))
+    files = [entry for _, entry in found if entry is not None]
+    directories = [place for place, entry in found if entry is None]
+    listings = _listings(directories, long, hidden, recursive, complaints)
+    if as_json:
+        output.document(files + [entry for _, entries in listings for entry in entries])
+    else:
+        _show(output, files, listings, long, output.terminal and not single, recursive or len(found) > 1)
+    complaints.finish()
+
+
+def _file(place: Target, long: bool) -> Entry | None:
+    """What was named, or None for a directory. Raises `Failed` when it is not there."""
+    from fusebackend.text import iso_time
+
+    found = place.stat()
+    if found.type == "directory":
+        return None
+    if long:
+        return _long(place)
+    shown = place.shown(place.path)
+    return {"path": shown, "is_dir": False, "size": found.size, "modified_at": iso_time(found.mtime_ns or 0)}
+
+
+def _long(place: Target) -> Entry:
+    """`stat` of a name, for -l and for --json. Raises `Failed`."""
+    found = asdict(place.stat(follow=False))
+    del found["error"], found["code"]
+    return {**found, "path": place.shown(place.path)}
+
+
+def _listings(
+    directories: Sequence[Target], long: bool, hidden: bool, recursive: bool, complaints: Complaints
+) -> Iterator[tuple[Target, list[Entry]]]:
+    """What is in directories, and with `recursive` in those below, each before what is in it."""
+    left = list(reversed(directories))
+    while left:
+        place = left.pop()
+        answer = place.files.ls(place.path)
+        if answer.error is not None:
+            complaints.add(place.words(answer.error))
+            continue
+        entries: list[Entry] = []
+        below: list[Target] = []
+        for info in answer.entries or ():
+            child = place.below(base_name(info["path"]))
+            if child.path.rpartition("/")[2].startswith(".") and not hidden:
+                continue
+            with complaints:
+                entries.append(_long(child) if long else {**info, "path": place.shown(info["path"])})
+                # A link to a directory is listed as one, and may lead back to where we are.
+                if recursive and info.get("is_dir") and child.kind(follow=False) == "directory":
+                    below.append(child)
+        yield place, entries
+        left += reversed(below)
+
+
+# --------------------------------------------------------------------------------------------------------------
+# For people
+# --------------------------------------------------------------------------------------------------------------
+
+
+def _show(
+    output: Output,
+    files: list[Entry],
+    listings: Iterator[tuple[Target, list[Entry]]],
+    long: bool,
+    columns: bool,
+    headed: bool,
+) -> None:
+    _show_entries(output, files, [entry["path"] for entry in files], long, columns)
+    begun = bool(files)
+    for place, entries in listings:
+        if headed:
+            output.line(("\n" if begun else "") + output.name(place.shown(place.path)) + ":")
+        begun = True
+        _show_entries(output, entries, [_name(entry) for entry in entries], long, columns)
+
+
+def _name(entry: Entry) -> str:
+    path: str = entry["path"]
+    name = path.rstrip("/").rpartition("/")[2]
+    return name + "/" if entry.get("is_dir") or entry.get("type") == "directory" else name
+
+
+def _show_entries(output: Output, entries: list[Entry], names: list[str], long: bool, columns: bool) -> None:
+    if long:
+        for line in long_lines(output, entries, names):
+            output.line(line)
+    elif columns:
+        for row in in_columns([output.name(name) for name in names], shutil.get_terminal_size().columns):
+            output.line("".join(_painted(output, cell) for cell in row))
+    else:
+        for name in names:
+            output.line(_painted(output, output.name(name)))
+
+
+def _painted(output: Output, cell: str) -> str:
+    return output.paint(cell, "blue", bold=True) if cell.rstrip().endswith("/") else cell
+
+
+def in_columns(names: Sequence[str], width: int) -> Iterator[list[str]]:
+    """Names in as many columns as fit into `width`, sorted downwards; the rows, with padded cells."""
+    from rich.cells import cell_len
+
+    widths = [cell_len(name) for name in names]
+    for count in range(min(len(names), max(width // (1 + COLUMN_GAP), 1)), 0, -1):
+        rows = -(-len(names) // count)
+        column_widths = [max(widths[start : start + rows]) + COLUMN_GAP for start in range(0, len(names), rows)]
+        if sum(column_widths) - COLUMN_GAP <= width or count == 1:
+            for row in range(rows):
+                cells = range(row, len(names), rows)
+                yield [
+                    names[cell] + " " * (column_widths[column] - widths[cell] if cell + rows < len(names) else 0)
+                    for column, cell in enumerate(cells)
+                ]
+            return
+
+
+def long_lines(output: Output, entries: Sequence[Entry], names: Sequence[str]) -> Iterator[str]:
+    """The lines of `ls -l`, aligned. What a backend does not know is `-`."""
+    rows = [
+        (
+            stat_module.filemode(MODE_OF_TYPE.get(entry["type"] or "", 0) | (entry["mode"] or 0)),
+            _or_dash(entry["nlink"]),
+            "-" if entry["uid"] is None else user_name(entry["uid"]),
+            "-" if entry["gid"] is None else group_name(entry["gid"]),
+            _or_dash(entry["size"]),
+            "-" if entry["mtime_ns"] is None else minute(entry["mtime_ns"]),
+        )
+        for entry in entries
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for (mode, links, user, group, size, time), name, entry in zip(rows, names, entries, strict=True):
+        _, links_width, user_width, group_width, size_width, time_width = widths
+        arrow = f" -> {output.name(entry['target'])}" if entry["target"] is not None else ""
+        yield (
+            f"{mode} {links:>{links_width}} {user:<{user_width}} {group:<{group_width}} {size:>{size_width}} "
+            f"{time:<{time_width}} {_painted(output, output.name(name))}{arrow}"
+        )
+
+
+def _or_dash(value: int | None) -> str:
+    return "-" if value is None else str(value)
+
+
+def minute(time_ns: int) -> str:
+    """A time to the minute, in the local zone; a number of seconds where the calendar has no such year."""
+    seconds = time_ns // 1_000_000_000
+    try:
+        return datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
+    except (OverflowError, ValueError, OSError):
+        return f"@{seconds}"
+
+
+def base_name(given: str) -> str:
+    """The last name of a path of the command line; empty when it has none of its own (`/`, `.`, `a/..`)."""
+    name = os.path.basename(given.rstrip("/"))
+    return "" if name in (".", "..") else name

@@ -1,0 +1,173 @@
+"""What commands print: names and text on standard output, errors on standard error, JSON for programs.
+
+Names are bytes. They go out as the bytes they are, so that other programs can use them; on a terminal their control
+characters are escaped as `ls -b` does, for whoever made the name must not steer the terminal.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+INTERRUPTED = 130
+"""The exit status after Ctrl-C, as of a shell."""
+
+_ESCAPES = {
+    **{code: f"\\{code:03o}" for code in (*range(0x20), *range(0x7F, 0xA0))},
+    **{0xDC00 + byte: f"\\{byte:03o}" for byte in range(0x80, 0x100)},  # surrogateescape
+    **{ord(character): escape for character, escape in (("\n", "\\n"), ("\t", "\\t"), ("\r", "\\r"))},
+}
+_ESCAPES_IN_LINES = {code: escape for code, escape in _ESCAPES.items() if code != ord("\t")}
+_ESCAPES_IN_TEXT = {code: escape for code, escape in _ESCAPES_IN_LINES.items() if code != ord("\n")}
+
+
+def escaped(name: str) -> str:
+    """A name without control characters."""
+    return name.translate(_ESCAPES)
+
+
+def json_option(shape: str) -> Callable[[F], F]:
+    """`--json`, with what it prints."""
+    return click.option("--json", "as_json", is_flag=True, help=f"For programs: {shape}")
+
+
+def one_line(error: BaseException) -> str:
+    """The text of an error for a user: an `OSError` without its number, no line breaks and no control characters."""
+    text = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        text = error.strerror if error.filename is None else f"{error.strerror}: '{os.fsdecode(error.filename)}'"
+    return escaped(" ".join(text.split())) or type(error).__name__
+
+
+class Failed(click.ClickException):
+    """What could not be done, in one line; it becomes `Error: …` and exit status 1."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(escaped(message))
+
+
+class Complaints:
+    """The errors of a command that goes on with its next operand, each in a line of its own.
+
+        complaints = Complaints()
+        for path in paths:
+            with complaints:          # takes what goes wrong with this one
+                ...
+        complaints.finish()           # ends the command with `exit_code` if anything did
+    """
+
+    def __init__(self, exit_code: int = 1) -> None:
+        self.exit_code = exit_code
+        self.count = 0
+
+    def add(self, message: str) -> None:
+        self.count += 1
+        click.echo(f"Error: {escaped(message)}", err=True)
+
+    def __enter__(self) -> Complaints:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if isinstance(error, BrokenPipeError) or not isinstance(error, (Failed, OSError)):
+            return False
+        self.add(error.message if isinstance(error, Failed) else one_line(error))
+        return True
+
+    def finish(self, otherwise: int = 0) -> None:
+        """End the command, if anything went wrong or the exit status is another one than 0."""
+        code = self.exit_code if self.count else otherwise
+        if code:
+            click.get_current_context().exit(code)
+
+
+def note(message: str) -> None:
+    """Something to know that is no error."""
+    click.echo(f"fusebackend: {escaped(message)}", err=True)
+
+
+class Output:
+    """Standard output.
+
+    Attributes:
+        terminal: somebody reads it, and no program.
+        colours: it may have colours: a terminal that can, and no `NO_COLOR`.
+    """
+
+    def __init__(self) -> None:
+        self.terminal = sys.stdout.isatty()
+        self.colours = self.terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        self._stream = sys.stdout.buffer
+
+    def name(self, name: str) -> str:
+        """A name or a path, as it may be printed here."""
+        return escaped(name) if self.terminal else name
+
+    def text(self, text: str, *, lines: bool = False) -> str:
+        """A line of text as it may be printed here, or several `lines`."""
+        return text.translate(_ESCAPES_IN_TEXT if lines else _ESCAPES_IN_LINES) if self.terminal else text
+
+    def paint(self, text: str, colour: str, *, bold: bool = False) -> str:
+        return click.style(text, fg=colour, bold=bold) if self.colours else text
+
+    def line(self, text: str = "", end: str = "\n") -> None:
+        self.bytes(encode(text + end))
+
+    def bytes(self, data: bytes, *, at_once: bool = False) -> None:
+        self._stream.write(data)
+        if at_once:
+            self._stream.flush()
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def document(self, value: Any) -> None:
+        """One JSON document. Odd bytes of names are `\\udc80` to `\\udcff` in it."""
+        self.line(json.dumps(value, indent=2))
+
+    def record(self, value: Any) -> None:
+        """One line of a stream of JSON lines, at once."""
+        self.bytes(json.dumps(value).encode("ascii") + b"\n", at_once=True)
+
+
+def encode(text: str) -> bytes:
+    """The bytes of text with odd bytes of names in it. What stands for no bytes at all is escaped."""
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "backslashreplace")
+
+
+def flush() -> None:
+    """Write what is left, so that a reader who is gone is noticed while it can still be handled."""
+    sys.stdout.flush()
+
+
+@functools.cache
+def user_name(uid: int) -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+@functools.cache
+def group_name(gid: int) -> str:
+    import grp
+
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)
