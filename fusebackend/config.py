@@ -8,6 +8,10 @@
     "/memories/" = "sqlite:memories.db"
     "/project/" = "dir:~/project"
 
+    [execute]
+    network = true
+    memory = "4 GiB"
+
 Relative paths in a file start from the file's own directory, so that it means the same wherever it is used. A key that
 is not known is an error: a misspelt `read_only` must not mount something writable.
 """
@@ -23,16 +27,33 @@ from typing import Any
 import msgspec
 
 from fusebackend.paths import PathError, normalise_prefix
+from fusebackend.shell.options import ShellOptions
 
 DEFAULT_TTL_S = 1.0
 """For how long the kernel may believe a route that others change without telling us."""
 
 _UNIT_S = {"": 1.0, "ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
+_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
+_UNIT_BYTES = {
+    "": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+    "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40,
+}  # fmt: skip
 
 
 class ConfigError(ValueError):
     """A configuration that can't be used. `str` of it is one line for the user."""
+
+
+class ExecuteTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """How commands run in the mount: `[execute]`. What is not said is as in `ShellOptions`."""
+
+    sandbox: str | None = None
+    network: bool | None = None
+    timeout: float | str | None = None
+    max_output_bytes: int | None = None
+    memory: int | str | None = None
+    processes: int | None = None
+    env: dict[str, str] | None = None
 
 
 class ConfigFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -45,6 +66,7 @@ class ConfigFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
     allow_other: bool = False
     ttl: float | str | None = None
     options: list[str] = []
+    execute: ExecuteTable = ExecuteTable()
 
 
 @dataclass(frozen=True)
@@ -59,6 +81,13 @@ class MountPlan:
     ttl_s: float = DEFAULT_TTL_S
     words: tuple[str, ...] = ()
     log: str | None = None
+    execute: ShellOptions = field(default_factory=ShellOptions)
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> MountPlan:
+        """The plan of which `fields` is `dataclasses.asdict`, once it has been through JSON."""
+        execute = ShellOptions(**fields["execute"])
+        return cls(**{**fields, "words": tuple(fields["words"]), "execute": execute})
 
     def urls(self) -> dict[str, str]:
         """The URL of every route by its prefix, the default's under `/`."""
@@ -78,14 +107,19 @@ def read_file(path: str) -> ConfigFile:
         raise ConfigError(f"cannot read '{path}': {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"'{path}' is no TOML: {error}") from None
-    known = ConfigFile.__struct_fields__
-    for key in data:
-        if key not in known:
-            raise ConfigError(f"'{path}': unknown key '{key}'; known: {', '.join(known)}")
+    _check_keys(path, data, ConfigFile.__struct_fields__)
+    if isinstance(data.get("execute"), dict):
+        _check_keys(path, data["execute"], ExecuteTable.__struct_fields__, "execute.")
     try:
         return msgspec.convert(data, ConfigFile)
     except msgspec.ValidationError as error:
         raise ConfigError(f"'{path}': {_in_words(str(error), data)}") from None
+
+
+def _check_keys(path: str, table: dict[str, Any], known: tuple[str, ...], prefix: str = "") -> None:
+    for key in table:
+        if key not in known:
+            raise ConfigError(f"'{path}': unknown key '{prefix}{key}'; known: {', '.join(known)}")
 
 
 def _in_words(message: str, data: dict[str, Any]) -> str:
@@ -93,9 +127,11 @@ def _in_words(message: str, data: dict[str, Any]) -> str:
     what, _, where = message.partition(" - at ")
     what = what.replace("`", "")
     key = where.strip("`").removeprefix("$.")
-    if key == "routes[...]":  # msgspec does not say which
-        wrong = [prefix for prefix, url in data["routes"].items() if not isinstance(url, str)]
-        key = f"routes.{wrong[0]}" if wrong else "routes"
+    if key.endswith("[...]"):  # msgspec does not say which
+        key = key.removesuffix("[...]")
+        for name in key.split("."):
+            data = data[name]
+        key = f"{key}.{next(entry for entry, value in data.items() if not isinstance(value, str))}"
     return f"'{key}': {what[:1].lower()}{what[1:]}"
 
 
@@ -105,10 +141,44 @@ def duration_s(value: float | str) -> float:
     Raises:
         ConfigError: it is none of these, negative, or not finite.
     """
-    match = _DURATION.fullmatch(str(value).strip().lower())
+    match = _QUANTITY.fullmatch(str(value).strip().lower())
     if match is None or match[2] not in _UNIT_S:
         raise ConfigError(f"'{value}' is no length of time; write seconds, or for example '500 ms', '1 s', '2 min'")
     return float(match[1]) * _UNIT_S[match[2]]
+
+
+def size_bytes(value: int | str) -> int:
+    """Bytes: a number, or text such as `64 MiB`, `1.5 GiB`, `1 GB`.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    match = _QUANTITY.fullmatch(str(value).strip().lower())
+    if match is None or match[2] not in _UNIT_BYTES:
+        raise ConfigError(f"'{value}' is no size; write bytes, or for example '512 MiB', '1 GiB'")
+    return round(float(match[1]) * _UNIT_BYTES[match[2]])
+
+
+def shell_options(table: ExecuteTable) -> ShellOptions:
+    """How commands run, from the file's `[execute]`.
+
+    Raises:
+        ConfigError: a value that no command could run with.
+    """
+    said = {
+        "sandbox": table.sandbox,
+        "network": table.network,
+        "timeout_s": None if table.timeout is None else duration_s(table.timeout),
+        "max_output_bytes": table.max_output_bytes,
+        "memory_bytes": None if table.memory is None else size_bytes(table.memory),
+        "max_processes": table.processes,
+        "env": table.env,
+    }
+    given: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
+    try:
+        return ShellOptions(**given)
+    except ValueError as error:
+        raise ConfigError(f"[execute]: {error}") from None
 
 
 def routes_by_prefix(pairs: list[tuple[str, str]]) -> dict[str, str]:

@@ -1,9 +1,25 @@
 """The TOML file, `-o` words, and the names of files that belong to a mount point."""
 
+import json
+from dataclasses import asdict
+
 import pytest
 
 from fusebackend import config
-from fusebackend.config import ConfigError, ConfigFile, Words, duration_s, parse_words, read_file, routes_by_prefix
+from fusebackend.config import (
+    ConfigError,
+    ConfigFile,
+    ExecuteTable,
+    MountPlan,
+    Words,
+    duration_s,
+    parse_words,
+    read_file,
+    routes_by_prefix,
+    shell_options,
+    size_bytes,
+)
+from fusebackend.shell import ShellOptions
 
 
 class TestFile:
@@ -25,6 +41,14 @@ class TestFile:
             [routes]
             "/memories/" = "memory:"
             notes = "dir:notes"
+            [execute]
+            sandbox = "none"
+            network = true
+            timeout = "2 min"
+            max_output_bytes = 5000
+            memory = "2 GiB"
+            processes = 64
+            env = { LANG = "de_DE.UTF-8" }
             """,
         )
         assert found == ConfigFile(
@@ -35,6 +59,18 @@ class TestFile:
             allow_other=True,
             ttl="500 ms",
             options=["noexec", "nosuid"],
+            execute=ExecuteTable(
+                sandbox="none",
+                network=True,
+                timeout="2 min",
+                max_output_bytes=5000,
+                memory="2 GiB",
+                processes=64,
+                env={"LANG": "de_DE.UTF-8"},
+            ),
+        )
+        assert shell_options(found.execute) == ShellOptions(
+            "none", True, 120, 5000, 2 << 30, 64, {"LANG": "de_DE.UTF-8"}
         )
 
     def test_an_empty_file_says_nothing(self, tmp_path) -> None:
@@ -54,6 +90,10 @@ class TestFile:
             ("options = 'ro'", "'options': expected array, got str"),
             ("[routes]\na = 'memory:'\nb = 7", "'routes.b': expected str, got int"),
             ("[routes]\na = 'memory:'\na = 'state:'", "is no TOML: "),
+            ("[execute]\nnetworks = true", "unknown key 'execute.networks'; known: sandbox, network, timeout, "),
+            ("execute = 1", "'execute': expected object, got int"),
+            ("[execute]\nprocesses = '7'", "'execute.processes': expected int | null, got str"),
+            ("[execute.env]\nA = 'a'\nB = 7", "'execute.env.B': expected str, got int"),
             ("mountpoint = ", "is no TOML: "),
             ("ttl = true", "'ttl': expected"),
         ],
@@ -144,3 +184,40 @@ class TestFilesOfAMountPoint:
         monkeypatch.setenv("HOME", "/home/someone")
         monkeypatch.setenv("XDG_DATA_HOME", value)
         assert config.data_file("/mnt/agent") == "/home/someone/.local/share/fusebackend/mnt-agent.db"
+
+
+class TestExecute:
+    def test_what_is_not_said_is_as_ever(self) -> None:
+        assert shell_options(ExecuteTable()) == ShellOptions()
+
+    @pytest.mark.parametrize(
+        ("table", "message"),
+        [
+            ({"sandbox": "docker"}, "[execute]: sandbox must be 'bubblewrap' or 'none', but is 'docker'"),
+            ({"timeout": 0}, "[execute]: timeout must be above 0 seconds, but is 0"),
+            ({"timeout": "soon"}, "'soon' is no length of time"),
+            ({"memory": "lots"}, "'lots' is no size; write bytes, or for example '512 MiB', '1 GiB'"),
+            ({"memory": "1 MiB"}, "[execute]: memory must be at least 16 MiB, but is 1048576 bytes"),
+            ({"processes": 0}, "[execute]: processes must be at least 1, but is 0"),
+            ({"max_output_bytes": -1}, "[execute]: max_output_bytes must not be negative, but is -1"),
+            ({"env": {"A=B": "c"}}, "[execute]: env: 'A=B' can't be an environment variable"),
+            ({"env": {"": "c"}}, "[execute]: env: '' can't be an environment variable"),
+            ({"env": {"A": "c\0"}}, "[execute]: env: 'A' can't be an environment variable"),
+        ],
+    )
+    def test_what_no_command_could_run_with(self, table: dict, message: str) -> None:
+        with pytest.raises(ConfigError) as failure:
+            shell_options(ExecuteTable(**table))
+        assert str(failure.value).startswith(message)
+
+    @pytest.mark.parametrize(
+        ("text", "size"),
+        [("1 GiB", 1 << 30), ("1.5KiB", 1536), (" 64 mib ", 64 << 20), ("2 GB", 2 * 10**9), ("77", 77), (77, 77)],
+    )
+    def test_sizes(self, text: str | int, size: int) -> None:
+        assert size_bytes(text) == size
+
+    def test_a_plan_goes_through_json(self) -> None:
+        execute = ShellOptions(network=True, timeout_s=7, env={"A": "b"})
+        plan = MountPlan("/mnt/agent", "memory:", {"/x": "memory:"}, words=("noexec",), execute=execute)
+        assert MountPlan.from_json(json.loads(json.dumps(asdict(plan)))) == plan

@@ -93,6 +93,7 @@ def _plan(
         ttl_s=ttl_s if words.ttl_s is None else words.ttl_s,
         words=words.libfuse,
         log=config.log_file(path),
+        execute=config.shell_options(file.execute),
     )
 
 

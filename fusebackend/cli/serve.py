@@ -18,6 +18,7 @@ from fusebackend.config import MountPlan
 from fusebackend.urls import UrlError, open_backend
 
 log = logging.getLogger("fusebackend.serve")
+sys.setswitchinterval(float(os.environ.get("SI","0.005")))
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -57,7 +58,10 @@ def serve(plan: MountPlan, on_ready: Callable[[], None], *, log_file: str | None
             description={"urls": shown, "log": log_file},
         )
         log.info("mounting %s: %s", plan.mountpoint, ", ".join(f"{prefix} = {url}" for prefix, url in shown.items()))
-        LiveMount(backend, plan.mountpoint, options, ttl_s=plan.ttl_s, deadline_s=DEFAULT_DEADLINE_S).run(on_ready)
+        live = LiveMount(
+            backend, plan.mountpoint, options, ttl_s=plan.ttl_s, deadline_s=DEFAULT_DEADLINE_S, shell=plan.execute
+        )
+        live.run(on_ready)
     log.info("unmounted %s, everything is stored", plan.mountpoint)
 
 
@@ -94,7 +98,7 @@ def main() -> None:
                 os.write(ready_fd, json.dumps(message).encode() + b"\n")
             os.close(ready_fd)
 
-    plan = MountPlan(**{**request["plan"], "words": tuple(request["plan"]["words"])})
+    plan = MountPlan.from_json(request["plan"])
     try:
         serve(plan, lambda: answer({"pid": os.getpid()}), log_file=plan.log)
     except (UrlError, OSError) as error:

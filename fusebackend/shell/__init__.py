@@ -8,11 +8,25 @@ Every route is there at the absolute path that the file verbs use, and what a co
 - `limits.py` and `cgroups.py`: memory and processes;
 - `launch.py`, `sandboxed.py`, `unconfined.py`: a command from its start to the end of its last process;
 - `mountwatch.py`: the mount, which no command outlives.
+
+`Shell` is imported when it is first used: a configuration needs `ShellOptions` alone.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from fusebackend.shell.options import ShellOptions
-from fusebackend.shell.shell import Shell
+
+if TYPE_CHECKING:
+    from fusebackend.shell.shell import Shell
 
 __all__ = ["Shell", "ShellOptions"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Shell":
+        from fusebackend.shell.shell import Shell
+
+        return Shell
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
