@@ -18,7 +18,6 @@ from fusebackend.config import MountPlan
 from fusebackend.urls import UrlError, open_backend
 
 log = logging.getLogger("fusebackend.serve")
-sys.setswitchinterval(float(os.environ.get("SI","0.005")))
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
