@@ -1,0 +1,188 @@
+"""`Lineage`: the checkpoints of one line, and the files and messages at each.
+
+Everything is rebuilt by `replay.py` from what `Database` reads, and remembered: a checkpoint that has a child does not
+change any more, so going through a history in order reads each checkpoint once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from fusebackend.backends.threads.activity import Standing, standing
+from fusebackend.backends.threads.decode import loads
+from fusebackend.backends.threads.names import checkpoint_names
+from fusebackend.backends.threads.records import Record, Records
+from fusebackend.backends.threads.replay import Channel, Files, Messages, replay, update
+from fusebackend.backends.threads.rows import NOTHING, NULL_TASK, Damaged, Database, Listed, Place, Saved, Write
+
+REMEMBERED: Final = 128
+"""Checkpoints whose files are kept, so that those of their children follow from them."""
+
+
+class Newest:
+    """The newest checkpoint of a line, all writes to it, and how its thread stands."""
+
+    def __init__(self, saved: Saved, writes: list[Write]) -> None:
+        self.saved = saved
+        self.writes = writes
+        self.standing: Standing = standing(saved, writes)
+
+
+class Lineage:
+    """See the module's docstring. `records` is where equal records become one."""
+
+    def __init__(self, database: Database, place: Place, records: Records) -> None:
+        self.place = place
+        self._database = database
+        self._files = Files(records.of)
+        self._names: dict[bytes, Listed] | None = None
+        self._listed: dict[str, Listed] = {}
+        self._marks: dict[str, object] = {}
+        self._before: OrderedDict[str, Mapping[str, Record]] = OrderedDict()
+        self._newest: Newest | None = None
+
+    # -- which there are ---------------------------------------------------------------------------------------
+
+    def names(self) -> Mapping[bytes, Listed]:
+        """The checkpoints by name."""
+        if self._names is None:
+            self._mark()
+            unknown = [checkpoint for checkpoint in self._marks if checkpoint not in self._listed]
+            for listed in self._database.listed(self.place, unknown):
+                self._listed[listed.id] = listed
+            self._names = checkpoint_names(self._listed[found] for found in sorted(self._listed))
+        return self._names
+
+    def _mark(self) -> None:
+        """Remember how things are before anything is read, so that what comes after shows."""
+        if not self._marks:
+            self._marks = self._database.marks(self.place)
+
+    def forget(self) -> None:
+        """Remember nothing: a refresh broke off."""
+        self._names, self._newest = None, None
+        self._marks.clear()
+        self._listed.clear()
+        self._before.clear()
+
+    def verify(self) -> frozenset[str] | None:
+        """Look whether something has changed: the ids of checkpoints that are not what they were before.
+
+        None where nothing was known that could be compared.
+        """
+        self._newest = None
+        if not self._marks:
+            self.forget()
+            return None
+        before, now = self._marks, self._database.marks(self.place)
+        changed = {found for found in before.keys() | now.keys() if before.get(found) != now.get(found)}
+        if changed:
+            self._names, self._marks = None, now
+            if any(found < max(before) for found in changed):
+                self._before.clear()  # the past is another one: something was deleted, or written by hand
+            for found in changed:
+                self._before.pop(found, None)
+                self._listed.pop(found, None)
+        return frozenset(changed)
+
+    def newest_id(self) -> str | None:
+        return self._database.newest(self.place)
+
+    def newest(self) -> Newest | None:
+        if self._newest is None:
+            self._mark()
+            checkpoint = self._database.newest(self.place)
+            if checkpoint is not None:
+                saved = self._database.saved(self.place, checkpoint)
+                writes = self._database.writes(self.place, [checkpoint]).get(checkpoint, [])
+                self._newest = Newest(saved, writes)
+        return self._newest
+
+    # -- values ------------------------------------------------------------------------------------------------
+
+    def files_at(self, checkpoint: str) -> Mapping[str, Record]:
+        """The files that LangGraph's `get_state` finds when it is asked for this checkpoint.
+
+        Raises:
+            Damaged: a value that is needed can't be read.
+            OSError: the database can't.
+        """
+        own = self._database.writes(self.place, [checkpoint], self._files.name).get(checkpoint, [])
+        base = self._base(self._files, checkpoint, self._before)
+        return _with_writes(self._files, base, own, frozenset())
+
+    def files_now(self) -> Mapping[str, Record]:
+        """The files that `get_state` finds when it is asked for no checkpoint: with what finished tasks have made."""
+        newest = self.newest()
+        if newest is None:
+            return {}
+        base = self._base(self._files, newest.saved.id, self._before)
+        return _with_writes(self._files, base, newest.writes, newest.standing.finished)
+
+    def messages_now(self) -> list[dict[str, Any]]:
+        """The conversation, as plain messages."""
+        newest = self.newest()
+        if newest is None:
+            return []
+        channel = Messages()
+        base = self._base(channel, newest.saved.id, OrderedDict())
+        return list(_with_writes(channel, base, newest.writes, newest.standing.finished).values())
+
+    @property
+    def keeps_files(self) -> bool:
+        """Does the agent keep files in its state? Its newest checkpoint has a version of them, or counts writes."""
+        newest = self.newest()
+        if newest is None:
+            return False
+        counters = newest.saved.metadata.get("counters_since_delta_snapshot")
+        return self._files.name in newest.saved.versions or (
+            isinstance(counters, Mapping) and self._files.name in counters
+        )
+
+    def _base(self, channel: Channel, checkpoint: str, known: OrderedDict[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+        """A channel's value at a checkpoint, without the writes to it. `known` are such values, and gets more."""
+        value: Mapping[str, Any] = {}
+        start: str | None = None  # whose value it is
+        chain: list[str] = []  # those that follow from it, newest first
+        with contextlib.closing(self._database.ancestry(self.place, checkpoint, channel.name)) as links:
+            for link in links:
+                if link.stored is not NOTHING:
+                    start, value = link.id, channel.whole(link.stored)
+                    known[start] = value
+                    break
+                if link.id == checkpoint and not link.versioned:
+                    return {}
+                chain.append(link.id)
+                if link.parent is not None and link.parent in known:
+                    start, value = link.parent, known[link.parent]
+                    break
+        chain.reverse()
+        steps = ([start] if start is not None else []) + chain[:-1]
+        writes = self._database.writes(self.place, steps, channel.name) if steps else {}
+        for found in chain:
+            if start is not None:
+                value = replay(channel, value, _values(channel, writes.get(start, ())))
+            known[found] = value
+            start = found
+        while len(known) > REMEMBERED:
+            known.popitem(last=False)
+        return value
+
+
+def _with_writes(
+    channel: Channel, value: Mapping[str, Any], writes: Iterable[Write], finished: frozenset[str]
+) -> Mapping[str, Any]:
+    """A value with the writes to its checkpoint that count as its own, then those of finished tasks."""
+    own = [write for write in writes if write.channel == channel.name]
+    value = update(channel, value, _values(channel, (write for write in own if write.task == NULL_TASK)))
+    return update(channel, value, _values(channel, (write for write in own if write.task in finished)))
+
+
+def _values(channel: Channel, writes: Iterable[Write]) -> list[Any]:
+    try:
+        return [loads(write.value) for write in writes]
+    except Damaged as error:
+        raise Damaged(f"a write to '{channel.name}': {error}") from None

@@ -1,0 +1,432 @@
+"""`SqliteDatabase`: a checkpoint database of LangGraph's SqliteSaver, read directly.
+
+The file is opened read-only; a second connection is made when something is written. Commits of others are noticed by
+`PRAGMA data_version`, which costs some microseconds, and told apart by row ids: what was added has higher ones. That
+something was deleted shows in the number of rows, or in another row under the highest id; counting is done as often as
+takes a twentieth of the time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote
+
+from fusebackend.backends.threads.decode import loads, require
+from fusebackend.backends.threads.names import time_ns_of
+from fusebackend.backends.threads.rows import (
+    NOTHING,
+    NULL_TASK,
+    Append,
+    Damaged,
+    Database,
+    Link,
+    Listed,
+    News,
+    Place,
+    Raw,
+    Saved,
+    Write,
+    portions,
+    sort_key,
+)
+from fusebackend.errors import oserror
+
+BUSY_TIMEOUT_S: Final = 5.0
+"""How long a statement waits for somebody else's lock."""
+
+COUNTING_SHARE: Final = 1 / 20
+"""Of the time, at most, that goes into counting rows."""
+
+IDS_AT_ONCE: Final = 500
+"""In one statement."""
+
+_NEEDED: Final = {
+    "checkpoints": {"thread_id", "checkpoint_ns", "checkpoint_id", "parent_checkpoint_id", "type", "checkpoint",
+                    "metadata"},
+    "writes": {"thread_id", "checkpoint_ns", "checkpoint_id", "task_id", "idx", "channel", "type", "value"},
+}  # fmt: skip
+
+# CAST lets a text that is no UTF-8 be asked for by its bytes; see `_bound`.
+_LINE = "thread_id = CAST(? AS TEXT) AND checkpoint_ns = CAST(? AS TEXT)"
+
+_THREADS = """
+WITH RECURSIVE found(id) AS (
+    SELECT min(thread_id) FROM checkpoints
+    UNION ALL
+    SELECT (SELECT min(thread_id) FROM checkpoints WHERE thread_id > found.id) FROM found WHERE found.id IS NOT NULL
+)
+SELECT id, (SELECT max(checkpoint_id) FROM checkpoints WHERE thread_id = found.id AND checkpoint_ns = '')
+FROM found WHERE id IS NOT NULL
+"""
+
+_NAMESPACES = """
+WITH RECURSIVE found(ns) AS (
+    SELECT min(checkpoint_ns) FROM checkpoints WHERE thread_id = CAST(?1 AS TEXT)
+    UNION ALL
+    SELECT (SELECT min(checkpoint_ns) FROM checkpoints WHERE thread_id = CAST(?1 AS TEXT) AND checkpoint_ns > found.ns)
+    FROM found WHERE found.ns IS NOT NULL
+)
+SELECT ns FROM found WHERE ns IS NOT NULL
+"""
+
+# CROSS JOIN keeps the chain outside, so that each step is one look-up by the primary key.
+_ANCESTRY = """
+WITH RECURSIVE chain(id, parent, type, checkpoint) AS (
+    SELECT checkpoint_id, parent_checkpoint_id, type, checkpoint FROM checkpoints
+    WHERE thread_id = CAST(?1 AS TEXT) AND checkpoint_ns = CAST(?2 AS TEXT) AND checkpoint_id = CAST(?3 AS TEXT)
+    UNION ALL
+    SELECT c.checkpoint_id, c.parent_checkpoint_id, c.type, c.checkpoint
+    FROM chain CROSS JOIN checkpoints c ON c.checkpoint_id = chain.parent
+    WHERE c.thread_id = CAST(?1 AS TEXT) AND c.checkpoint_ns = CAST(?2 AS TEXT)
+)
+SELECT id, parent, type, checkpoint FROM chain
+"""
+
+
+class _Seen(NamedTuple):
+    """How far a table was read."""
+
+    rows: int
+    last: int
+    """The highest row id."""
+    key: object
+    """What row that is."""
+
+
+class SqliteDatabase(Database):
+    """See the module's docstring.
+
+    Raises:
+        OSError: the file is not there, is no SQLite file, or has not the tables of a SqliteSaver.
+        ModuleNotFoundError: ormsgpack is missing.
+    """
+
+    blocking = False
+    tells = True
+
+    def __init__(self, path: str) -> None:
+        require()
+        self.path = path
+        self._connection = _connect(path)
+        self._writer: sqlite3.Connection | None = None
+        try:
+            self._has_task_path = "task_path" in self._check()
+            self._version = self._data_version()
+            self._counted_at, self._count_s = time.monotonic(), 0.0
+            self._recount = False
+            self._seen = {table: self._look(table) for table in _NEEDED}
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def close(self) -> None:
+        self._connection.close()
+        if self._writer is not None:
+            self._writer.close()
+
+    def _check(self) -> set[str]:
+        """The columns of `writes`. EINVAL when this is something else than a checkpoint database."""
+        columns: set[str] = set()
+        for table, needed in _NEEDED.items():
+            try:
+                columns = {row[1] for row in self._connection.execute(f"PRAGMA table_info({table})")}
+            except sqlite3.DatabaseError as error:
+                raise OSError(errno.EINVAL, f"'{self.path}' can't be read as an SQLite database: {error}") from None
+            if not columns:
+                raise OSError(
+                    errno.EINVAL, f"'{self.path}' is no checkpoint database of LangGraph: it has no table '{table}'"
+                )
+            if missing := sorted(needed - columns):
+                raise OSError(
+                    errno.EINVAL,
+                    f"'{self.path}' is no checkpoint database of LangGraph: its table '{table}' lacks '{missing[0]}'",
+                )
+        return columns
+
+    # -- news --------------------------------------------------------------------------------------------------
+
+    def news(self) -> News | None:
+        version = self._data_version()
+        if version == self._version and not (self._recount and self._may_count()):
+            return None
+        with self._snapshot():
+            everything, places = self._compare()
+        self._version = version
+        if everything:
+            return News(True)
+        return News(False, frozenset(places)) if places else None
+
+    def _compare(self) -> tuple[bool, set[Place]]:
+        """Has anything been deleted or replaced; and where was something added."""
+        count = self._may_count()
+        everything, places, now = False, set(), {}
+        for table, seen in self._seen.items():
+            added = self._ask(f"SELECT thread_id, checkpoint_ns FROM {table} WHERE rowid > ?", (seen.last,))
+            places |= {Place(thread, namespace) for thread, namespace in added}
+            expected = seen.rows + len(added)
+            now[table] = self._look(table, None if count else expected)
+            everything |= now[table].rows != expected or self._key(table, seen.last) != seen.key
+        self._seen, self._recount = now, not count
+        return everything, places
+
+    @contextlib.contextmanager
+    def _snapshot(self) -> Iterator[None]:
+        """The database as it is at one moment."""
+        self._ask("BEGIN")
+        try:
+            yield
+        finally:
+            self._ask("COMMIT")
+
+    def _data_version(self) -> int:
+        return int(self._ask("PRAGMA data_version")[0][0])
+
+    def _may_count(self) -> bool:
+        return time.monotonic() - self._counted_at >= self._count_s / COUNTING_SHARE
+
+    def _look(self, table: str, rows: int | None = None) -> _Seen:
+        if rows is None:
+            start = time.monotonic()
+            rows = int(self._ask(f"SELECT count(*) FROM {table}")[0][0])
+            self._counted_at = time.monotonic()
+            self._count_s = self._counted_at - start
+        last = self._ask(f"SELECT max(rowid) FROM {table}")[0][0] or 0
+        return _Seen(rows, last, self._key(table, last))
+
+    def _key(self, table: str, rowid: int) -> object:
+        extra = ", task_id, idx" if table == "writes" else ""
+        statement = f"SELECT thread_id, checkpoint_ns, checkpoint_id{extra} FROM {table} WHERE rowid = ?"
+        return self._ask(statement, (rowid,))
+
+    # -- lists -------------------------------------------------------------------------------------------------
+
+    def threads(self) -> list[tuple[str, str | None]]:
+        return self._ask(_THREADS)
+
+    def has_thread(self, thread: str) -> bool:
+        return bool(self._ask("SELECT 1 FROM checkpoints WHERE thread_id = CAST(? AS TEXT) LIMIT 1", (thread,)))
+
+    def namespaces(self, thread: str) -> list[str]:
+        return [row[0] for row in self._ask(_NAMESPACES, (thread,))]
+
+    def listed(self, place: Place, checkpoints: Sequence[str]) -> list[Listed]:
+        rows = []
+        for some in portions(checkpoints, IDS_AT_ONCE):
+            statement = (
+                f"SELECT checkpoint_id, metadata FROM checkpoints WHERE {_LINE} AND checkpoint_id IN {_many(some)}"
+            )
+            rows += self._ask(statement, (*place, *some))
+        return [self._listed(place, checkpoint, metadata) for checkpoint, metadata in rows]
+
+    def _listed(self, place: Place, checkpoint: str, metadata: bytes | str | None) -> Listed:
+        found = _metadata(metadata)
+        step, source = found.get("step"), found.get("source")
+        ts = None
+        if time_ns_of(checkpoint) is None:  # an id of somebody else's making: only the checkpoint knows when it was
+            with contextlib.suppress(Damaged):
+                ts = self.saved(place, checkpoint).ts
+        return Listed(
+            checkpoint, step if isinstance(step, int) else None, source if isinstance(source, str) else None, ts
+        )
+
+    def marks(self, place: Place) -> dict[str, object]:
+        # Both are answered from the tables' indexes alone.
+        marks: dict[str, object] = dict(self._ask(f"SELECT checkpoint_id, rowid FROM checkpoints WHERE {_LINE}", place))
+        statement = f"SELECT checkpoint_id, count(*), max(rowid) FROM writes WHERE {_LINE} GROUP BY checkpoint_id"
+        for checkpoint, count, last in self._ask(statement, place):
+            if checkpoint in marks:
+                marks[checkpoint] = (marks[checkpoint], count, last)
+        return marks
+
+    def newest(self, place: Place) -> str | None:
+        found = self._ask(f"SELECT max(checkpoint_id) FROM checkpoints WHERE {_LINE}", place)[0][0]
+        return None if found is None else str(found)
+
+    # -- contents ----------------------------------------------------------------------------------------------
+
+    def ancestry(self, place: Place, checkpoint: str, channel: str) -> Generator[Link, None, None]:
+        met: set[str] = set()
+        with contextlib.closing(self._start(_ANCESTRY, (*place, checkpoint))) as cursor:
+            while (row := self._next(cursor)) is not None:
+                found, parent, kind, blob = row
+                if found in met:
+                    return  # a checkpoint that was stored anew below its own descendant
+                met.add(found)
+                document = _document(found, Raw(kind, blob))
+                values = _mapping(document, "channel_values")
+                versioned = channel in _mapping(document, "channel_versions")
+                yield Link(found, parent or None, versioned, values.get(channel, NOTHING))
+
+    def writes(self, place: Place, checkpoints: Sequence[str], channel: str | None = None) -> dict[str, list[Write]]:
+        task_path = "task_path" if self._has_task_path else "''"
+        only = "" if channel is None else " AND channel = ?"
+        found: dict[str, list[tuple[tuple[str, str, int], Write]]] = {}
+        for some in portions(checkpoints, IDS_AT_ONCE):
+            statement = (
+                f"SELECT checkpoint_id, {task_path}, task_id, idx, channel, type, value, rowid FROM writes "
+                f"WHERE {_LINE} AND checkpoint_id IN {_many(some)}{only}"
+            )
+            for checkpoint, path, task, index, name, kind, value, rowid in self._ask(
+                statement, (*place, *some, *([] if channel is None else [channel]))
+            ):
+                write = Write(task, name, Raw(kind, value), rowid)
+                found.setdefault(checkpoint, []).append((sort_key(path, task, index), write))
+        return {
+            checkpoint: [write for _, write in sorted(pairs, key=lambda pair: pair[0])]
+            for checkpoint, pairs in found.items()
+        }
+
+    def saved(self, place: Place, checkpoint: str) -> Saved:
+        rows = self._ask(
+            "SELECT parent_checkpoint_id, type, checkpoint, metadata FROM checkpoints "
+            f"WHERE {_LINE} AND checkpoint_id = CAST(? AS TEXT)",
+            (*place, checkpoint),
+        )
+        if not rows:
+            raise oserror(errno.ENOENT)
+        parent, kind, blob, metadata = rows[0]
+        document = _document(checkpoint, Raw(kind, blob))
+        ts = document.get("ts")
+        return Saved(
+            checkpoint,
+            parent or None,
+            ts if isinstance(ts, str) else None,
+            _mapping(document, "channel_values"),
+            _mapping(document, "channel_versions"),
+            _mapping(document, "versions_seen"),
+            _metadata(metadata),
+        )
+
+    # -- writing -----------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def exclusive(self) -> Iterator[Append]:
+        try:
+            if self._writer is None:
+                self._writer = _open(self.path, "rw")
+            self._writer.execute("BEGIN IMMEDIATE")
+        except sqlite3.Error as error:
+            number = errno.EBUSY if _primary(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED) else errno.EROFS
+            raise OSError(number, f"'{self.path}' can't be written to: {error}") from None
+        try:
+            yield self._append
+            self._writer.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise OSError(errno.EIO, f"'{self.path}' can't be written to: {error}") from None
+        finally:
+            if self._writer.in_transaction:
+                self._writer.execute("ROLLBACK")
+
+    def _append(self, place: Place, checkpoint: str, channel: str, value: Raw) -> None:
+        """After those that are there: savers number the writes of a task from 0 and never replace one."""
+        assert self._writer is not None
+        self._writer.execute(
+            "INSERT INTO writes (thread_id, checkpoint_ns, checkpoint_id, task_id, idx, channel, type, value) "
+            f"SELECT CAST(?1 AS TEXT), CAST(?2 AS TEXT), ?3, '{NULL_TASK}', coalesce(max(idx) + 1, 0), ?4, ?5, ?6 "
+            "FROM writes WHERE thread_id = CAST(?1 AS TEXT) AND checkpoint_ns = CAST(?2 AS TEXT) "
+            f"AND checkpoint_id = ?3 AND task_id = '{NULL_TASK}' AND idx >= 0",
+            (*map(_bound, place), checkpoint, channel, value.kind, value.data),
+        )
+
+    # -- statements --------------------------------------------------------------------------------------------
+
+    def _ask(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
+        try:
+            return self._connection.execute(statement, tuple(map(_bound, values))).fetchall()
+        except sqlite3.Error as error:
+            raise OSError(errno.EIO, f"'{self.path}' can't be read: {error}") from None
+
+    def _start(self, statement: str, values: Sequence[Any]) -> sqlite3.Cursor:
+        try:
+            return self._connection.execute(statement, tuple(map(_bound, values)))
+        except sqlite3.Error as error:
+            raise OSError(errno.EIO, f"'{self.path}' can't be read: {error}") from None
+
+    def _next(self, cursor: sqlite3.Cursor) -> Any:
+        try:
+            return cursor.fetchone()
+        except sqlite3.Error as error:
+            raise OSError(errno.EIO, f"'{self.path}' can't be read: {error}") from None
+
+
+def _connect(path: str) -> sqlite3.Connection:
+    if not os.path.exists(path):
+        raise OSError(errno.ENOENT, f"there is no file '{path}'")
+    if not os.path.isfile(path):
+        raise OSError(errno.EINVAL, f"'{path}' is not a regular file")
+    if os.path.getsize(path) == 0:
+        raise OSError(errno.EINVAL, f"'{path}' is an empty file, no checkpoint database of LangGraph")
+    try:
+        connection = _open(path, "ro")
+        try:
+            connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+        except BaseException:
+            connection.close()
+            raise
+    except sqlite3.Error as error:
+        if _primary(error) == sqlite3.SQLITE_NOTADB:
+            raise OSError(errno.EINVAL, f"'{path}' is no SQLite database") from None
+        raise OSError(errno.EIO, f"'{path}' can't be opened: {error}") from None
+    return connection
+
+
+def _open(path: str, mode: str) -> sqlite3.Connection:
+    uri = f"file:{quote(os.fsencode(os.path.abspath(path)))}?mode={mode}"
+    connection = sqlite3.connect(
+        uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False, cached_statements=64
+    )
+    connection.text_factory = _text
+    return connection
+
+
+def _many(values: Sequence[str]) -> str:
+    return f"({', '.join(['CAST(? AS TEXT)'] * len(values))})"
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")
+
+
+def _bound(value: Any) -> Any:
+    """A value for a statement: text that is no UTF-8 as its bytes, which SQLite takes and Python's module does not."""
+    if isinstance(value, str):
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError:
+            return value.encode("utf-8", "surrogateescape")
+    return value
+
+
+def _primary(error: sqlite3.Error) -> int:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
+def _document(checkpoint: str, raw: Raw) -> Mapping[str, Any]:
+    try:
+        document = loads(raw)
+    except Damaged as error:
+        raise Damaged(f"checkpoint {checkpoint}: {error}") from None
+    if not isinstance(document, Mapping):
+        raise Damaged(f"checkpoint {checkpoint}: no mapping but {type(document).__name__}")
+    return document
+
+
+def _mapping(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = document.get(key)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _metadata(blob: bytes | str | None) -> Mapping[str, Any]:
+    """Nothing where it can't be read: it names a checkpoint and explains it, and holds no file."""
+    try:
+        found = json.loads(blob) if blob is not None else {}
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, Mapping) else {}

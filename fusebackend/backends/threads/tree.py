@@ -1,0 +1,292 @@
+"""The tree of threads: `Root`, and a directory for each thread and each namespace of sub-graphs.
+
+    /<thread>/head/…                                  the files now
+    /<thread>/history/<time>-<step>-<source>/…        the files at each checkpoint
+    /<thread>/messages.jsonl  /<thread>/state.json    the conversation, and the rest of the state
+    /<thread>/subgraphs/<namespace>/…                 the same for each namespace of sub-graphs, where there are any
+
+A directory whose files can't be known holds one file, `ERROR.txt`, that says why. Names are escaped as in `keys.py`.
+
+Directories are filled when somebody looks into them. What others write is noticed by `Tree.poll`; what that changes in
+the parts of the tree that somebody knows is worked out when they are shown again, or by `Tree.refresh`, and gathers in
+`Tree.found` until somebody tells it. The volume's lock is held in all of this.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Final
+
+from fusebackend.backends.keys import name_of, text_of
+from fusebackend.backends.threads.difference import Difference
+from fusebackend.backends.threads.folders import Entries
+from fusebackend.backends.threads.line import Line
+from fusebackend.backends.threads.lineage import Lineage
+from fusebackend.backends.threads.names import time_ns_of
+from fusebackend.backends.threads.nodes import DirectoryNode, Node, Nodes
+from fusebackend.backends.threads.records import Records
+from fusebackend.backends.threads.rows import Database, Place
+
+SUBGRAPHS: Final = b"subgraphs"
+
+RECENT_LINES: Final = 64
+"""Lines that are remembered though nobody holds anything of them. Of a database that only tells that something was
+written somewhere, these are looked at again in the background."""
+
+WATCHING_SHARE: Final = 1 / 20
+"""Of the time, at most, that goes into listing threads in the background."""
+
+
+class Tree:
+    """See the module's docstring."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.nodes = Nodes()
+        self.records = Records(self.nodes)
+        self.found = Difference()
+        self._lines: weakref.WeakValueDictionary[Place, Line] = weakref.WeakValueDictionary()
+        self._recent: OrderedDict[Place, Line] = OrderedDict()
+        self.root = Root(self)
+
+    def line(self, directory: LineDirectory) -> Line:
+        """What is shown in a directory, up to date."""
+        place = directory.place
+        line = self._lines.get(place)
+        if line is None:
+            line = Line(self.nodes, directory, Lineage(self.database, place, self.records), self.found)
+            self._lines[place] = line
+        self._recent[place] = line
+        self._recent.move_to_end(place)
+        if len(self._recent) > RECENT_LINES:
+            self._recent.popitem(last=False)
+        line.fresh()
+        return line
+
+    def poll(self) -> None:
+        """Ask the database for news, and note what of the tree is stale."""
+        news = self.database.news()
+        if news is None:
+            return
+        if news.everything:
+            self.root.all_written()
+            for line in list(self._lines.values()):
+                line.stale = True
+            return
+        for place in news.places:
+            alive = self._lines.get(place)
+            if alive is not None:
+                alive.stale = True
+            self.root.written(place)
+
+    def refresh(self) -> None:
+        """Bring what is known of the tree up to date."""
+        self.poll()
+        self.root.watch()
+        lines = list(self._lines.values()) if self.database.tells else list(self._recent.values())
+        for line in lines:
+            line.fresh()
+
+    def take(self) -> Difference:
+        """What was found since this was last asked."""
+        found = Difference()
+        found.changes, self.found.changes = self.found.changes, []
+        found.reports, self.found.reports = self.found.reports, []
+        return found
+
+
+class LineDirectory(DirectoryNode):
+    """A directory that shows a line of checkpoints: that of a thread, or of a namespace."""
+
+    __slots__ = ("_tree", "place")
+
+    def __init__(self, tree: Tree, parent: DirectoryNode, name: bytes, place: Place, mtime_ns: int = 0) -> None:
+        super().__init__(tree.nodes, parent, name, mtime_ns)
+        self._tree = tree
+        self.place = place
+
+    def entries(self) -> Mapping[bytes, Node]:
+        return self._tree.line(self).entries()
+
+    def xattrs(self) -> dict[bytes, bytes]:
+        return {b"user.fusebackend.namespace": self.place.namespace.encode("utf-8", "surrogateescape")}
+
+
+class ThreadDirectory(LineDirectory):
+    """A thread's own line, and its `subgraphs`."""
+
+    __slots__ = ("_subgraphs", "gone")
+
+    def __init__(self, tree: Tree, parent: DirectoryNode, name: bytes, thread: str, mtime_ns: int = 0) -> None:
+        super().__init__(tree, parent, name, Place(thread, ""), mtime_ns)
+        self._subgraphs: Subgraphs | None = None
+        self.gone = False
+
+    def entries(self) -> Mapping[bytes, Node]:
+        if self.gone:
+            return {}
+        entries = dict(super().entries())
+        subgraphs = self._known_subgraphs()
+        if subgraphs.entries():
+            entries[SUBGRAPHS] = subgraphs
+        return entries
+
+    def _known_subgraphs(self) -> Subgraphs:
+        if self._subgraphs is None:
+            self._subgraphs = Subgraphs(self._tree, self, self.place.thread)
+        return self._subgraphs
+
+    def written(self) -> None:
+        """Something was written to one of its namespaces."""
+        if self._subgraphs is not None:
+            self._subgraphs.stale = True
+
+    def watch(self) -> None:
+        """Find out now what has become of its namespaces, where somebody knows them."""
+        if self._subgraphs is not None:
+            self._subgraphs.fresh()
+
+    def xattrs(self) -> dict[bytes, bytes]:
+        return {b"user.fusebackend.thread": self.place.thread.encode("utf-8", "surrogateescape")}
+
+
+class Subgraphs(DirectoryNode):
+    """A directory for each namespace of a thread but its own."""
+
+    __slots__ = ("_entries", "_thread", "_tree", "stale")
+
+    def __init__(self, tree: Tree, parent: ThreadDirectory, thread: str) -> None:
+        super().__init__(tree.nodes, parent, SUBGRAPHS)
+        self._tree = tree
+        self._thread = thread
+        self._entries = Entries()
+        self.stale = False
+        self._list(Difference())
+
+    def entries(self) -> Entries:
+        self.fresh()
+        return self._entries
+
+    def fresh(self) -> None:
+        if self.stale:
+            self._list(self._tree.found)
+            self.stale = False
+
+    def _list(self, difference: Difference) -> None:
+        spaces = {name_of(space): space for space in self._tree.database.namespaces(self._thread) if space}
+        before = bool(self._entries)
+        for name in [name for name in self._entries if name not in spaces]:
+            difference.deleted(self, name, self._entries.pop(name))
+            self.renamed()
+        for name, space in spaces.items():
+            if name not in self._entries:
+                self._entries[name] = LineDirectory(self._tree, self, name, Place(self._thread, space))
+                difference.created(self, name, self._entries[name])
+                self.renamed()
+        assert self.parent is not None
+        if bool(self._entries) != before:
+            self.parent.renamed()
+            if before:
+                difference.deleted(self.parent, self.name, self)
+            else:
+                difference.created(self.parent, self.name, self)
+
+
+class Root(DirectoryNode):
+    """A directory for each thread. They are listed when somebody lists them; a single one is found without that."""
+
+    __slots__ = ("_entries", "_is_listed", "_list_s", "_listed_at", "_tree", "_written", "stale")
+
+    def __init__(self, tree: Tree) -> None:
+        super().__init__(tree.nodes, None, b"")
+        self._tree = tree
+        self._entries: dict[bytes, ThreadDirectory] = {}
+        self._written: set[ThreadDirectory] = set()
+        self._is_listed = False
+        self._listed_at, self._list_s = 0.0, 0.0
+        self.stale = False
+        """The database has news that may be of any thread."""
+
+    def entries(self) -> Mapping[bytes, Node]:
+        if not self._is_listed:
+            self._list(Difference())
+        elif self.stale:
+            self._list(self._tree.found)
+        return self._entries
+
+    def find(self, name: bytes) -> Node | None:
+        if self._is_listed:
+            return self.entries().get(name)
+        try:
+            thread = text_of(name)
+        except ValueError:
+            return self.entries().get(name)  # a name that was cut, or none at all
+        known = self._entries.get(name)
+        if known is not None and not self.stale:
+            return known
+        if self._tree.database.has_thread(thread):
+            return known or self._add(name, thread, self._tree.database.newest(Place(thread, "")), Difference())
+        if known is not None:
+            self._remove(name, self._tree.found)
+        return None
+
+    def written(self, place: Place) -> None:
+        """Something was added to a line."""
+        name = name_of(place.thread)
+        node = self._entries.get(name)
+        newest = None if place.namespace else self._tree.database.newest(place)
+        if node is None:
+            if self._is_listed:
+                self._add(name, place.thread, newest, self._tree.found)
+            return
+        node.written()
+        self._written.add(node)
+        if newest is not None:
+            node.date(time_ns_of(newest) or 0)
+            self._tree.found.attributes(node)
+
+    def all_written(self) -> None:
+        """Anything may have happened to any thread."""
+        self.stale = True
+        for node in self._entries.values():
+            node.written()
+        self._written.update(self._entries.values())
+
+    def watch(self) -> None:
+        """Find out now what has become of the threads, as often as takes little of the time."""
+        if not self._is_listed or self.stale:
+            now = time.monotonic()
+            if now - self._listed_at >= self._list_s / WATCHING_SHARE:
+                self._list(self._tree.found if self._is_listed else Difference())
+        while self._written:
+            self._written.pop().watch()
+
+    def _list(self, difference: Difference) -> None:
+        start = time.monotonic()
+        newest = {name_of(thread): (thread, checkpoint) for thread, checkpoint in self._tree.database.threads()}
+        for name in [name for name in self._entries if name not in newest]:
+            self._remove(name, difference)
+        for name, (thread, checkpoint) in newest.items():
+            if name not in self._entries:
+                self._add(name, thread, checkpoint, difference)
+        self._is_listed, self.stale = True, False
+        self._listed_at = time.monotonic()
+        self._list_s = self._listed_at - start
+
+    def _add(self, name: bytes, thread: str, checkpoint: str | None, difference: Difference) -> ThreadDirectory:
+        time_ns = (time_ns_of(checkpoint) if checkpoint is not None else None) or 0
+        node = self._entries[name] = ThreadDirectory(self._tree, self, name, thread, time_ns)
+        difference.created(self, name, node)
+        self.renamed()
+        return node
+
+    def _remove(self, name: bytes, difference: Difference) -> None:
+        node = self._entries.pop(name)
+        node.gone = True
+        node.nlink = 0
+        node.renamed()
+        difference.deleted(self, name, node)
+        self.renamed()
