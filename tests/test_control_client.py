@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 
 import pytest
 from controlled import LIMIT_S, ClientOf, Raw, serving
@@ -188,8 +189,7 @@ class TestLostServer:
     def test_a_kept_connection_that_the_server_closed_is_replaced(self, client, server):
         assert client.ls("/").error is None
         for connection in list(server._connections):
-            connection.close()
-            connection.join(LIMIT_S)
+            connection.finish(time.monotonic() + LIMIT_S)
         assert client.write("/x", "1").error is None, "the call was never sent, so it is sent again"
 
     def test_a_change_whose_answer_is_lost_is_not_repeated(self, client, monkeypatch):

@@ -91,11 +91,11 @@ class ControlServer:
         self._listener.close()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.address)
-        for connection in connections:
-            connection.close()
         deadline = time.monotonic() + END_TIMEOUT_S
         for connection in connections:
-            connection.join(max(deadline - time.monotonic(), 0.0))
+            connection.cancel_all()
+        for connection in connections:
+            connection.finish(deadline)
 
     def counts(self) -> dict[str, int]:
         """For `status`."""
@@ -197,10 +197,14 @@ class Connection:
         """End the connection, from any thread."""
         with contextlib.suppress(OSError):
             self._stream.shutdown(socket.SHUT_RDWR)
-        self._cancel_all()
+        self.cancel_all()
 
-    def join(self, timeout_s: float) -> None:
-        self._thread.join(timeout_s)
+    def finish(self, deadline: float) -> None:
+        """Let the calls that were cancelled answer until then, by the monotonic clock, and end."""
+        while self._calls and time.monotonic() < deadline:
+            time.sleep(0.005)
+        self.close()
+        self._thread.join(max(deadline - time.monotonic(), 0.0))
 
     def expendable(self) -> bool:
         """May this connection be closed to make room? An idle one, or one whose reader has gone to sleep."""
@@ -294,7 +298,8 @@ class Connection:
             subscription.close()
         return subscription is not None
 
-    def _cancel_all(self) -> None:
+    def cancel_all(self) -> None:
+        """Ask every call under way to end, and end the subscriptions."""
         with self._guard:
             calls, subscriptions = list(self._calls.values()), list(self._subscriptions.values())
             self._subscriptions.clear()
