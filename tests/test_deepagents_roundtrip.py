@@ -289,11 +289,15 @@ def differs_on_purpose(step, ours, theirs):
         return not ours.file_data["content"].strip()  # blank: the text itself, which deepagents' tool reminds of
     if step[0] == "read" and theirs.error is not None and "codec can't decode" in theirs.error:
         return ours.file_data["encoding"] == "base64"  # not text: whole, instead of an error
+    if step[0] == "ls" and ours.error and theirs.error:
+        return ours.error.endswith("not_a_directory")  # below a file; theirs says path_not_found
     if step[0] == "edit" and ours.error and theirs.error and step[2].endswith("\n"):
         return True  # both say that the file has no newline at its end, in other words
     if step[0] in ("grep", "glob") and step[2] is not None and theirs.error is None:
-        # Below a file, or where nothing is, they find nothing; we say so. Of a file itself, glob finds it here.
-        return ours.error is not None or (step[0] == "glob" and not theirs.matches)
+        # Below a file, or where nothing is, they find nothing; we say so. Of a file itself, glob finds it here, and
+        # grep's filter holds for it too.
+        itself = any(match["path"] == step[2] for match in [*(ours.matches or []), *theirs.matches])
+        return ours.error is not None or itself
     return False
 
 
