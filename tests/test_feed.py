@@ -483,13 +483,30 @@ class TestWatches:
         mount.told()
 
         def invalidate_entry(parent: int, name: bytes) -> None:
-            mount.kernel.mkdir(f"/d/{len(told_meanwhile)}")
-            told_meanwhile.append(mount.watch.get(0))
+            if name != feed_module.NO_NAME:
+                mount.kernel.mkdir(f"/d/{len(told_meanwhile)}")
+                told_meanwhile.append(mount.watch.get(0))
 
         mount.kernel.invalidate_entry = invalidate_entry  # type: ignore[method-assign]
         mount.agent.write("/f", "x")
         assert told_meanwhile == [None]
         assert mount.told() == [("created", "api", "/f"), ("created", "mount", "/d/0/")]
+
+    def test_an_event_of_the_kernel_is_taken_when_it_has_noted_its_answer(self, mount: Mount) -> None:
+        """A notice for the directory of the change waits in the kernel until the request there is over."""
+        told: list[tuple[object, ...]] = []
+        mount.kernel.invalidate_entry = lambda *place: told.append(place)  # type: ignore[method-assign]
+        mount.kernel.invalidate_inode = lambda inode, **_: told.append((inode,))  # type: ignore[method-assign]
+        mount.kernel.mkdir("/m/d")
+        mount.kernel.put("/m/d/f", b"x")
+        assert told == []
+        assert mount.told() == [
+            ("created", "mount", "/m/d/"),
+            ("created", "mount", "/m/d/f"),
+            ("modified", "mount", "/m/d/f"),
+        ]
+        inodes = [mount.kernel.inode(path) for path in ("/m", "/m/d", "/m/d/f")]
+        assert told == [(inodes[0], feed_module.NO_NAME), (inodes[1], feed_module.NO_NAME), (inodes[2],)]
 
     def test_an_error_in_the_middle_leaves_no_gate_shut(self, mount: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
         def fail(*_: object) -> int:

@@ -4,8 +4,10 @@ What the kernel does is told by `ReportingVolume`s, which stand before the volum
 do is told by the volumes themselves (`Volume.observe`). Both tell with the volume's lock held, so `ChangeFeed` and
 `Watch` never wait: they put an event into queues, each of which has a bound.
 
-An event of the agent face gets its place in the queues at once and is given out when the kernel has been told to forget
-what it knew: whoever reacts to it through the mount must not be shown what was there before.
+Whoever reacts to an event through the mount must not be shown what was there before. So an event of the agent face gets
+its place in the queues at once, and is given out when the kernel has been told to forget what it knew. The kernel's own
+are told while it waits for its answer; it still has to note that, which is done when it lets go of the directory or
+file: whoever takes the event waits for that (`Watch.get`).
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from fusebackend import paths
 from fusebackend.backends.native import NativeVolume
 from fusebackend.paths import ROOT, AgentPath
 from fusebackend.protocol import EventSource, FileEvent, Report, Volume
+from fusebackend.vfs.invalidation import KernelCache
 from fusebackend.vfs.mounttree import MountTree, Route
 from fusebackend.vfs.names import Names
 from fusebackend.vfs.reporting import ReportingVolume
@@ -30,6 +33,9 @@ from fusebackend.vfs.sight import Sight
 
 QUEUE_EVENTS = 10_000
 """What is kept for a watcher that does not keep up. Beyond that there is one `overflow`, and the rest is dropped."""
+
+NO_NAME = b"/"
+"""A name that no directory has."""
 
 _REPEATED = frozenset({"modified", "attributes", "unknown"})
 """Told once, however often they happen before a watcher takes them."""
@@ -56,6 +62,8 @@ class Gate:
 class _Queued(NamedTuple):
     event: FileEvent
     gate: Gate | None
+    settle: Callable[[], None] | None = None
+    """Called without any lock when the event is taken; returns when the kernel has noted what it has been answered."""
 
 
 class Watch:
@@ -83,11 +91,13 @@ class Watch:
             self._changed.wait_for(self._is_ready, timeout_s)
             if not self._queue or not self._may_go(self._queue[0]):
                 return None
-            event = self._queue.popleft().event
+            event, _, settle = self._queue.popleft()
             self._repeated.discard((event.kind, event.path))
             if len(self._queue) < QUEUE_EVENTS:
                 self._overflowed = False
-            return event
+        if settle is not None:
+            settle()
+        return event
 
     @property
     def closed(self) -> bool:
@@ -127,8 +137,9 @@ class Watch:
 
     # -- for the feed ------------------------------------------------------------------------------------------
 
-    def put(self, event: FileEvent, gate: Gate | None) -> None:
+    def put(self, queued: _Queued) -> None:
         """Queue an event if it is of something watched here. Never waits."""
+        event = queued.event
         if not self._concerns(event):
             return
         with self._changed:
@@ -137,7 +148,7 @@ class Watch:
                 return
             if len(self._queue) < QUEUE_EVENTS:
                 self._note(event)
-                self._queue.append(_Queued(event, gate))
+                self._queue.append(queued)
             elif not self._overflowed:
                 self._overflowed = True
                 path = self.path if self.path == ROOT else self.path + "/"
@@ -181,6 +192,7 @@ class ChangeFeed:
         self._tree = tree
         self._names = names
         self._sight = Sight(tree)
+        self._kernel: KernelCache | None = None
         self._watches: tuple[Watch, ...] = ()  # replaced as a whole: it is read with no lock
         self._guard = threading.Lock()
         self._unobserve: list[Callable[[], None]] = []
@@ -210,14 +222,15 @@ class ChangeFeed:
         if bool(before) == bool(watches):
             return
         for route in self._tree.routes:
-            tell = partial(self._told, self._routes(route.volume))
+            tell = partial(self._told, route, self._routes(route.volume))
             route.changing = ReportingVolume(route, self._names, tell) if watches else route.volume
             if isinstance(route.volume, NativeVolume):
                 route.volume.watched = bool(watches)
 
-    def start(self) -> None:
+    def start(self, kernel: KernelCache) -> None:
         """Follow what agents do, also while nobody watches: names must be right when somebody does."""
         with self._guard:
+            self._kernel = kernel
             self._observe()
 
     def _observe(self) -> None:
@@ -242,9 +255,20 @@ class ChangeFeed:
 
     # -- what is told ------------------------------------------------------------------------------------------
 
-    def _told(self, routes: list[Route], report: Report) -> None:
-        """The kernel has changed something of the volume that these routes have."""
-        self._emit(routes, report, "mount", self._watches, None)
+    def _told(self, through: Route, routes: list[Route], report: Report, inode: int) -> None:
+        """The kernel has changed something, through one of the routes that have this volume."""
+        # A route that may hang holds its directories' locks for as long.
+        settle = None if through.offload.blocking else partial(self._settle, report, inode)
+        self._emit(routes, report, "mount", self._watches, None, settle)
+
+    def _settle(self, report: Report, inode: int) -> None:
+        kernel = self._kernel
+        if kernel is None or self._stopped:
+            return
+        if report.kind in ("modified", "attributes"):
+            kernel.invalidate_inode(inode, attributes_only=True)  # it asks again: for the size, the mode, the times
+        else:
+            kernel.invalidate_entry(inode, NO_NAME)  # does nothing, as soon as it has the directory's lock
 
     def _observed(self, routes: list[Route], reports: Sequence[Report]) -> Callable[[], None]:
         """An agent, or somebody elsewhere, has changed something of the volume that these routes have."""
@@ -258,11 +282,17 @@ class ChangeFeed:
         return gate.open
 
     def _emit(
-        self, routes: list[Route], report: Report, source: EventSource, watches: tuple[Watch, ...], gate: Gate | None
+        self,
+        routes: list[Route],
+        report: Report,
+        source: EventSource,
+        watches: tuple[Watch, ...],
+        gate: Gate | None,
+        settle: Callable[[], None] | None = None,
     ) -> None:
         now = time.time_ns()
         for route in routes:
             for seen in self._sight.of(route, report):
                 event = FileEvent(seen.kind, seen.path, seen.path.endswith("/"), source, seen.moved_from, now)
                 for watch in watches:
-                    watch.put(event, gate)
+                    watch.put(_Queued(event, gate, settle))

@@ -337,7 +337,7 @@ class FileSystem(Places):
     def attach(self, kernel: KernelCache) -> None:
         """From now on, tell the kernel what others change."""
         self.invalidation.start(kernel)
-        self.feed.start()
+        self.feed.start(kernel)
 
     def detach(self) -> None:
         self.feed.stop()

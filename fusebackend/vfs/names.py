@@ -41,11 +41,11 @@ class Names:
 
     def directory(self, route: Route, node: int) -> str | None:
         """The path, inside its volume, of a directory that something has just been done in. None: nobody knows."""
-        return self._path(route, self._inode(route, node))
+        return self._path(route, self.inode(route, node))
 
     def of(self, route: Route, node: int) -> str | None:
         """The path of a node, by a name that leads to it now; None for one that has none, as far as is known."""
-        inode = self._inode(route, node)
+        inode = self.inode(route, node)
         known = self._inodes.get(inode)
         if self._tree.junction(inode) is not None or known is None:
             return self._path(route, inode)
@@ -56,7 +56,7 @@ class Names:
             known.parent, known.name = others.pop()
         return self._path(route, inode)
 
-    def _inode(self, route: Route, node: int) -> int:
+    def inode(self, route: Route, node: int) -> int:
         """The number under which the kernel knows a node: its own, or a junction's that stands for it."""
         for junction in self._tree.synthetic():
             if junction.underlying == (route, node):

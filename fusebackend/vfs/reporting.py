@@ -18,9 +18,13 @@ from fusebackend.vfs.names import Names
 
 
 class ReportingVolume:
-    """See the module's docstring. Each method is as in `Volume`; `tell` is called with the lock held."""
+    """See the module's docstring. Each method is as in `Volume`.
 
-    def __init__(self, route: Route, names: Names, tell: Callable[[Report], None]) -> None:
+    `tell` is called with the lock held. Besides the report it is given the inode whose lock the kernel holds until the
+    request is over: of the directory for a change of names, of the file for others.
+    """
+
+    def __init__(self, route: Route, names: Names, tell: Callable[[Report, int], None]) -> None:
         self._route = route
         self._volume = route.volume
         self._names = names
@@ -75,12 +79,12 @@ class ReportingVolume:
                 return  # two names of one file: POSIX leaves both
             new = self._path(new_parent, new_name, moved.is_dir)
             if old is None or new is None:
-                self._tell(Report("unknown", "/"))
+                report = Report("unknown", "/")
             elif flags & RENAME_EXCHANGE and replaced is not None:
-                was = old.rstrip("/") + ("/" if replaced.is_dir else "")
-                self._tell(Report("exchanged", new, was))
+                report = Report("exchanged", new, old.rstrip("/") + ("/" if replaced.is_dir else ""))
             else:
-                self._tell(Report("moved", new, old))
+                report = Report("moved", new, old)
+            self._tell(report, self._names.inode(self._route, new_parent))
 
     def _look(self, parent: int, name: bytes) -> Attr | None:
         try:
@@ -143,11 +147,13 @@ class ReportingVolume:
 
     def _named(self, kind: EventKind, parent: int, name: bytes, is_dir: bool) -> None:
         path = self._path(parent, name, is_dir)
-        self._tell(Report("unknown", "/") if path is None else Report(kind, path))
+        report = Report("unknown", "/") if path is None else Report(kind, path)
+        self._tell(report, self._names.inode(self._route, parent))
 
     def _changed(self, kind: EventKind, node: int, is_dir: bool) -> None:
         path = self._names.of(self._route, node)
+        inode = self._names.inode(self._route, node)
         if path is not None:
-            self._tell(Report(kind, path + "/" if is_dir and path != "/" else path))
+            self._tell(Report(kind, path + "/" if is_dir and path != "/" else path), inode)
         elif not is_dir and self._volume.getattr(node).nlink > 0:
-            self._tell(Report("unknown", "/"))  # it has a name, and nobody knows which
+            self._tell(Report("unknown", "/"), inode)  # it has a name, and nobody knows which

@@ -1,0 +1,327 @@
+"""What is done in a mount and what agents do, as a watcher on the control socket is told of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import mounts
+import pytest
+from kinds import KINDS
+from mounts import Serve
+from replay import Replay
+
+import fusebackend
+from fusebackend.control.client import Client
+from fusebackend.protocol import FileEvent
+
+pytestmark = pytest.mark.mounted
+
+NATIVE = [name for name, kind in KINDS.items() if kind.features.random_writes]
+WAIT_S = 20.0
+
+VIM = """
+echo > 4913 && rm 4913
+mv file file~
+echo new > file
+chmod 600 file
+rm file~
+"""
+"""What `:w` does with `backupcopy=no`: try to create, move the old one away, write a new one."""
+
+
+class Watched:
+    """A mount, an agent on its control socket, and a watch of everything there."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.agent: Client = fusebackend.connect(path)
+        self.watch = self.agent.watch("/")
+        self.marks = 0
+
+    def close(self) -> None:
+        self.watch.close()
+        self.agent.close()
+
+    def sh(self, script: str) -> None:
+        subprocess.run(["sh", "-e", "-c", script], cwd=self.path, check=True, timeout=WAIT_S)
+
+    def events(self) -> list[FileEvent]:
+        """All until now: a mark is set, and everything before it has to come before it."""
+        self.marks += 1
+        mark = f"/mark{self.marks}"
+        (answer,) = self.agent.upload_files([(mark, b"")])
+        assert answer.error is None
+        events: list[FileEvent] = []
+        while True:
+            event = self.watch.get(WAIT_S)
+            assert event is not None, f"no mark after {events}"
+            if event.path == mark:
+                return events
+            events.append(event)
+
+    def told(self) -> list[tuple[str, ...]]:
+        """The same, with what was repeated told once: that depends on how quickly it is taken."""
+        told = [(event.kind, event.path, *filter(None, [event.moved_from])) for event in self.events()]
+        return [event for event, before in zip(told, [None, *told], strict=False) if event != before]
+
+
+@pytest.fixture(params=NATIVE)
+def watched(request: pytest.FixtureRequest, tmp_path: Path, serve: Serve) -> Iterator[Watched]:
+    (tmp_path / "files").mkdir()
+    server = serve(KINDS[request.param].url.format(tmp=tmp_path), routes={"/other": "memory:"}, options=["allow_other"])
+    watched = Watched(server.path)
+    yield watched
+    watched.close()
+
+
+def wait_for(reached: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+# -- one thing after the other ---------------------------------------------------------------------------------------
+
+
+def test_shell_commands(watched: Watched) -> None:
+    for script, told in (
+        ("echo one > file", [("created", "/file"), ("modified", "/file")]),
+        ("echo two >> file; cat file; ls -l", [("modified", "/file")]),
+        (
+            "mkdir -p d/e && mv file d/e/",
+            [("created", "/d/"), ("created", "/d/e/"), ("moved", "/d/e/file", "/file")],
+        ),
+        ("mv d/e x; mv x/file .", [("moved", "/x/", "/d/e/"), ("moved", "/file", "/x/file")]),
+        ("chmod 600 file; touch file; truncate -s 1 file", [("attributes", "/file"), ("modified", "/file")]),
+        ("ln file hard; ln -s file soft; mkfifo pipe", [("created", f"/{name}") for name in ("hard", "soft", "pipe")]),
+        (
+            VIM,
+            [
+                ("created", "/4913"),
+                ("modified", "/4913"),
+                ("deleted", "/4913"),
+                ("moved", "/file~", "/file"),
+                ("created", "/file"),
+                ("modified", "/file"),
+                ("attributes", "/file"),
+                ("deleted", "/file~"),
+            ],
+        ),
+        ("rm hard soft pipe file; rm -r d x", [*[("deleted", f"/{n}") for n in ("hard", "soft", "pipe", "file")],
+                                               ("deleted", "/d/"), ("deleted", "/x/")]),
+    ):  # fmt: skip
+        watched.sh(script)
+        assert watched.told() == told, script
+
+
+def test_a_move_between_routes_is_what_mv_does(watched: Watched) -> None:
+    watched.sh("echo one > file")
+    watched.told()
+    watched.sh("mv file other/")
+    told = watched.told()
+    assert told[0] == ("created", "/other/file") and told[-1] == ("deleted", "/file")
+    assert set(told[1:-1]) <= {("modified", "/other/file"), ("attributes", "/other/file")}
+
+
+def test_verbs(watched: Watched) -> None:
+    agent = watched.agent
+    agent.write("/d/file", "one\n")
+    agent.edit("/d/file", "one", "two")
+    agent.move("/d", "/other/d")
+    agent.move("/other/d/file", "/other/file")
+    agent.delete("/other/d")
+    assert watched.told() == [
+        ("created", "/d/"),
+        ("created", "/d/file"),
+        ("modified", "/d/file"),
+        ("created", "/other/d/"),
+        ("created", "/other/d/file"),
+        ("deleted", "/d/"),
+        ("moved", "/other/file", "/other/d/file"),
+        ("deleted", "/other/d/"),
+    ]
+
+
+def test_what_one_face_moves_away_the_other_goes_on_writing_to(watched: Watched) -> None:
+    (watched.path / "d").mkdir()
+    with (watched.path / "d" / "file").open("wb", buffering=0) as file:
+        watched.agent.move("/d", "/p/q")
+        watched.told()
+        file.write(b"x")
+        assert watched.told() == [("modified", "/p/q/file")]
+        watched.agent.delete("/p/q/file")
+        watched.told()
+        file.write(b"y")
+        assert watched.told() == [], "it has no name any more"
+
+
+def test_an_event_can_be_seen_by_whoever_gets_it(watched: Watched) -> None:
+    """Through the mount, whose caches the kernel keeps, as soon as the event is there."""
+    seen: list[str] = []
+    wrong: list[str] = []
+    ready = threading.Event()
+
+    def look() -> None:
+        with watched.agent.watch("/here") as watch:
+            ready.set()
+            for event in watch:
+                path = watched.path / event.path[1:]
+                if event.path == "/here/end":
+                    return
+                number = event.path.rpartition("-")[2]
+                seen.append(event.kind)
+                if event.kind == "deleted":
+                    wrong.extend([f"{event}: still there"] if path.exists() else [])
+                elif not path.exists():
+                    wrong.append(f"{event}: not there")
+                elif (event.kind, event.source) != ("created", "mount") and path.read_text() != number:
+                    wrong.append(f"{event}: {path.stat()}")
+
+    (watched.path / "here").mkdir()
+    thread = threading.Thread(target=look)
+    thread.start()
+    assert ready.wait(WAIT_S)
+    for number in range(200):
+        mine, theirs = watched.path / "here" / f"mine-{number}", watched.path / "here" / f"theirs-{number}"
+        assert not mine.exists() and not theirs.exists(), "their absence is cached now"
+        mine.write_text(str(number))
+        watched.agent.write(f"/here/{theirs.name}", str(number))
+        assert theirs.read_text() == str(number)
+    wait_for(lambda: len(seen) >= 600 or not thread.is_alive())  # before they go
+    for number in range(200):
+        (watched.path / "here" / f"mine-{number}").unlink()
+        watched.agent.delete(f"/here/theirs-{number}")
+    watched.agent.write("/here/end", "")
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+    assert wrong == []
+    assert (seen.count("created"), seen.count("modified"), seen.count("deleted")) == (400, 200, 400)
+
+
+# -- a lot of work, followed by a model ------------------------------------------------------------------------------
+
+
+def tree_of(top: Path) -> dict[str, bool]:
+    tree: dict[str, bool] = {}
+    for directory, below, files in os.walk(os.fsencode(top)):
+        at = os.fsdecode(directory)[len(str(top)) :]
+        for name in below + files:
+            is_dir = name in below and not os.path.islink(os.path.join(directory, name))
+            tree[f"{at}/{os.fsdecode(name)}"] = is_dir
+    return tree
+
+
+def follow(watched: Watched) -> None:
+    """Every event fits on what was before, and together they give the tree that is there."""
+    replay = Replay({"/other": True})
+    for event in watched.events():
+        replay.apply(event)
+    there = tree_of(watched.path)
+    assert replay.tree == {path: kind for path, kind in there.items() if not path.startswith("/mark")}
+
+
+def test_git_and_tar_are_followed(watched: Watched) -> None:
+    watched.sh(
+        "git init -q r && cd r && git config user.email a@b && git config user.name c"
+        "&& mkdir -p src/deep && for n in 1 2 3 4 5; do echo $n > src/deep/$n; done && echo x > top"
+        "&& git add . && git commit -q -m one && git mv src lib && git commit -q -m two"
+        "&& git checkout -q -b other HEAD~1 && git gc -q && git checkout -q - && git clone -q . ../clone"
+        "&& cd .. && tar cf t.tar clone && rm -rf clone && tar xf t.tar && mv clone/lib clone/moved && rm t.tar"
+        "&& sed -i s/x/y/ r/top && cp -a clone/moved other/ && rm -r other/moved/deep/1"
+    )
+    follow(watched)
+
+
+def test_both_faces_at_once_are_followed(watched: Watched) -> None:
+    """Two processes and two agents at the same few names: whatever the order was, it is the one that is told."""
+    program = (
+        "import os, random, sys\n"
+        "os.chdir(sys.argv[1])\n"
+        "chance = random.Random(int(sys.argv[2]))\n"
+        "names = ['a', 'b', 'd', 'd/a', 'd/b', 'e']\n"
+        "for _ in range(400):\n"
+        "    name, other = chance.sample(names, 2)\n"
+        "    try:\n"
+        "        verb = chance.randrange(6)\n"
+        "        if verb == 0: os.mkdir(name)\n"
+        "        elif verb == 1: os.rmdir(name)\n"
+        "        elif verb == 2: os.unlink(name)\n"
+        "        elif verb == 3: os.rename(name, other)\n"
+        "        else: open(name, 'w').write(other)\n"
+        "    except OSError: pass\n"
+    )
+    failures: list[object] = []
+
+    def act(seed: int) -> None:
+        import random
+
+        chance = random.Random(seed)
+        with fusebackend.connect(watched.path) as agent:
+            for _ in range(400):
+                name, other = chance.sample(["/a", "/b", "/d", "/d/a", "/d/b", "/e"], 2)
+                verb = chance.randrange(3)
+                if verb == 0:
+                    agent.delete(name)
+                elif verb == 1:
+                    agent.move(name, other)
+                else:
+                    agent.upload_files([(name, other.encode())])
+
+    def attempt(seed: int) -> None:
+        try:
+            act(seed)
+        except BaseException as error:
+            failures.append(error)
+
+    processes = [subprocess.Popen(["python3", "-c", program, str(watched.path), str(seed)]) for seed in range(2)]
+    threads = [threading.Thread(target=attempt, args=(seed,)) for seed in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [process.wait(60) for process in processes] == [0, 0]
+    assert failures == []
+    follow(watched)
+
+
+def test_a_whole_file_backend(tmp_path: Path, serve: Serve) -> None:
+    server = serve("memory:", routes={"/s": "python:seed_backends:DuckBackend"})
+    watched = Watched(server.path)
+    try:
+        watched.sh("cd s; mkdir d; echo one > d/f; mv d/f g; rm g; rmdir d")
+        told = watched.told()
+        assert [event for event in told if event[0] != "modified"] == [
+            ("created", "/s/d/"),
+            ("created", "/s/d/f"),
+            ("moved", "/s/g", "/s/d/f"),
+            ("deleted", "/s/g"),
+            ("deleted", "/s/d/"),
+        ]
+        assert ("modified", "/s/d/f") in told
+        watched.agent.write("/s/h", "one")
+        watched.agent.upload_files([("/s/h", b"two")])
+        watched.agent.delete("/s/h")
+        assert watched.told() == [("created", "/s/h"), ("modified", "/s/h"), ("deleted", "/s/h")]
+    finally:
+        watched.close()
+
+
+def test_the_memory_of_a_name(tmp_path: Path, serve: Serve) -> None:
+    """What is kept so that a change can be told by name costs little for each inode that the kernel knows."""
+    server = serve("memory:")
+    (server.path / "d").mkdir()
+    for number in range(20_000):
+        (server.path / "d" / f"file number {number}").touch()
+    mounts.drop_caches(2)
+    before = server.memory_kib()
+    with os.scandir(server.path / "d") as entries:
+        assert sum(entry.stat().st_size == 0 for entry in entries) == 20_000
+    assert server.known_inodes() >= 20_000
+    grown = (server.memory_kib() - before) * 1024 / 20_000
+    assert grown < 500, f"{grown:.0f} bytes for each inode"
