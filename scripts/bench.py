@@ -94,7 +94,7 @@ def main() -> None:
         shutil.rmtree(work, ignore_errors=True)
     print(report)
     if arguments.write:
-        write_report(report)
+        write_between("table", report)
 
 
 def run(arguments: argparse.Namespace, work: Path) -> str:
@@ -165,13 +165,14 @@ def footnote(answer_s: float) -> str:
     return f"`import fusebackend`: {import_seconds():.3f} s. Mount answers after {answer_s:.2f} s."
 
 
-def write_report(report: str) -> None:
-    """Replace what stands between the markers in BENCHMARKS.md."""
+def write_between(table: str, report: str) -> None:
+    """Replace what stands between a table's markers in BENCHMARKS.md."""
     path = REPOSITORY / "BENCHMARKS.md"
-    before, start, rest = path.read_text().partition("<!-- table -->\n")
-    _, end, after = rest.partition("<!-- end of table -->")
+    opening, closing = f"<!-- {table} -->\n", f"<!-- end of {table} -->"
+    before, start, rest = path.read_text().partition(opening)
+    _, end, after = rest.partition(closing)
     if not start or not end:
-        raise SystemExit(f"{path} has no table markers")
+        raise SystemExit(f"{path} has no markers of '{table}'")
     path.write_text(f"{before}{start}{report}\n{end}{after}")
 
 

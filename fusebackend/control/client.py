@@ -268,6 +268,10 @@ class Client(SandboxBackendProtocol):
         """What the server says of itself: protocol, version, mount point, process id, verbs."""
         return self._call(dict[str, Any], "hello", {})
 
+    def ping(self, payload: Any = None) -> Any:
+        """What was sent, back again."""
+        return self._call(object, "ping", {"payload": payload})
+
     def status(self) -> dict[str, Any]:
         """The mount as `fusebackend status --json` shows it."""
         return self._call(dict[str, Any], "status", {})
