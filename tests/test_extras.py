@@ -1,0 +1,75 @@
+"""The core without its extras: nothing of deepagents and LangGraph is imported, and an error names the extra."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+BLOCKED = """
+import sys
+
+class Block:
+    blocked = {"deepagents", "langgraph", "langchain", "langchain_core", "ormsgpack", "psycopg", "psycopg_pool"}
+
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in self.blocked:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Block())
+"""
+
+
+def without_extras(code: str) -> str:
+    """What Python says that has none of the extras."""
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCKED + code], capture_output=True, text=True, timeout=60, cwd=ROOT, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_the_core_works_without_them():
+    said = without_extras("""
+import fusebackend, fusebackend.memory
+from fusebackend.backends import CompositeBackend, InMemoryBackend, StateBackend
+from fusebackend.integrations.deepagents import adopt, export
+backend = CompositeBackend(StateBackend(), {"/memories/": InMemoryBackend()})
+backend.write("/memories/AGENTS.md", "words")
+backend.write("/f", "text")
+assert adopt(backend) is backend
+assert "words" in fusebackend.memory.load(backend, ["/memories/AGENTS.md"]).text
+print(*(info["path"] for info in backend.glob("*").matches))
+""")
+    assert said == "/f /memories/AGENTS.md"
+
+
+def test_export_names_the_extra():
+    said = without_extras("""
+from fusebackend.backends import InMemoryBackend
+from fusebackend.integrations.deepagents import export
+try:
+    export(InMemoryBackend())
+except ImportError as error:
+    print(error)
+""")
+    assert said.startswith(
+        "export needs deepagents 0.7 or later: pip install 'fusebackend[deepagents]' (No module named"
+    )
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["fusebackend.backends", "fusebackend.composite", "fusebackend.memory", "fusebackend.integrations.deepagents",
+     "fusebackend.backends.graphstate", "fusebackend.mount.api", "fusebackend.cli.main"],
+)  # fmt: skip
+def test_importing_loads_none_of_them(module):
+    code = f"import sys, {module}; print(*{{name.partition('.')[0] for name in sys.modules}})"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT, check=True
+    )
+    extras = {"deepagents", "langgraph", "langchain", "langchain_core", "ormsgpack", "psycopg"}
+    assert not extras & set(done.stdout.split())
