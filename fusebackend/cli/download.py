@@ -190,6 +190,8 @@ def _fetch(item: Item, force: bool, advance: Advance) -> int:
 def _unfinished(local: str) -> Iterator[IO[bytes]]:
     """A new file beside `local`, which is gone at the end unless it was renamed."""
     directory = os.path.dirname(local) or "."
+    if not os.path.isdir(directory):
+        raise Failed(f"'{directory}' is not a directory, so '{os.path.basename(local)}' can't be put there")
     with tempfile.NamedTemporaryFile(prefix=".fusebackend-", dir=directory, delete=False) as file:
         try:
             yield file

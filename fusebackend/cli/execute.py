@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from fusebackend.cli import target
-from fusebackend.cli.show import INTERRUPTED, Failed, Output, escaped, note
+from fusebackend.cli.show import INTERRUPTED, Failed, Output, escaped, note, write_all
 from fusebackend.cli.target import Target, complete_path, mount_option
 from fusebackend.paths import ROOT
 
@@ -125,7 +125,7 @@ class Printed:
 
 def _passed_on(stream: Stream, data: bytes) -> None:
     file = (sys.stdout if stream == "stdout" else sys.stderr).buffer
-    file.write(data)
+    write_all(file, data)
     file.flush()
 
 

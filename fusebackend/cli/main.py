@@ -7,6 +7,9 @@ error, without a traceback. A command's module is imported when it is used, so t
 from __future__ import annotations
 
 import importlib
+import os
+import signal
+import sys
 from typing import Any
 
 import click
@@ -67,8 +70,9 @@ class _Commands(click.Group):
                 return super().invoke(ctx)
             finally:
                 show.flush()
-        except BrokenPipeError:
-            raise  # click ends quietly, as whoever reads has
+        except BrokenPipeError:  # whoever read this has ended, and so do we: quietly, as SIGPIPE ends others
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still to be flushed
+            ctx.exit(128 + signal.SIGPIPE)
         except Exception as error:
             if not _is_for_the_user(error):
                 raise

@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import click
 
@@ -118,13 +118,13 @@ class Output:
         return text.translate(_ESCAPES_IN_TEXT if lines else _ESCAPES_IN_LINES) if self.terminal else text
 
     def paint(self, text: str, colour: str, *, bold: bool = False) -> str:
-        return click.style(text, fg=colour, bold=bold) if self.colours else text
+        return click.style(text, fg=colour, bold=bold or None) if self.colours else text
 
     def line(self, text: str = "", end: str = "\n") -> None:
         self.bytes(encode(text + end))
 
     def bytes(self, data: bytes, *, at_once: bool = False) -> None:
-        self._stream.write(data)
+        write_all(self._stream, data)
         if at_once:
             self._stream.flush()
 
@@ -138,6 +138,13 @@ class Output:
     def record(self, value: Any) -> None:
         """One line of a stream of JSON lines, at once."""
         self.bytes(json.dumps(value).encode("ascii") + b"\n", at_once=True)
+
+
+def write_all(stream: IO[bytes], data: bytes) -> None:
+    """Write to a standard stream, which is not buffered under `PYTHONUNBUFFERED` and then may take only a part."""
+    left = memoryview(data)
+    while left:
+        left = left[stream.write(left) :]
 
 
 def encode(text: str) -> bytes:

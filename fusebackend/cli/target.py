@@ -44,7 +44,7 @@ _WORDS = {
 
 def in_words(error: str) -> str:
     """The error of a record for a user: words for a code, which may follow a colon."""
-    text = error.removeprefix("Error: ")
+    text = error.removeprefix("Error: ").removeprefix("Error ")
     head, colon, code = text.rpartition(": ")
     return f"{head}{colon}{_WORDS.get(code, code)}"
 

@@ -1,0 +1,85 @@
+"""The `fusebackend` command in this process, over files that are not mounted: a control server stands in for a mount.
+
+What depends on the kernel, on signals or on a terminal is tested on real mounts (`tests/mounted/test_cli_verbs.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import click.testing
+import pytest
+from controlled import ClientOf, serving
+
+from fusebackend.cli import target
+from fusebackend.cli.main import main
+from fusebackend.control import rendezvous
+from fusebackend.mount.error import MountError
+
+MOUNT = "/mnt/unmounted"
+"""Where the files seem to be mounted."""
+
+
+class Command:
+    """Runs commands. `files` is the backend they work on."""
+
+    def __init__(self, files: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.files = files
+        self._monkeypatch = monkeypatch
+
+    def __call__(self, *words: object, stdin: str | bytes | None = None) -> click.testing.Result:
+        runner = click.testing.CliRunner(catch_exceptions=False)
+        return runner.invoke(main, [str(word) for word in words], input=stdin, prog_name="fusebackend")
+
+    def ok(self, *words: object, stdin: str | bytes | None = None) -> str:
+        done = self(*words, stdin=stdin)
+        assert (done.exit_code, done.stderr) == (0, "")
+        return done.stdout
+
+    def json(self, *words: object) -> Any:
+        return json.loads(self.ok(*words, "--json"))
+
+    def refused(self, *words: object, status: int = 1, stdin: str | bytes | None = None) -> str:
+        """The one line of an error, of a command that printed nothing else."""
+        done = self(*words, stdin=stdin)
+        assert (done.exit_code, done.stdout) == (status, ""), done.output
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("Error: ")
+        return line.removeprefix("Error: ")
+
+    def wrong(self, *words: object, stdin: str | bytes | None = None) -> str:
+        """The last line of what is said of a command line that is wrong."""
+        done = self(*words, stdin=stdin)
+        assert (done.exit_code, done.stdout) == (2, ""), done.output
+        assert done.stderr.startswith("Usage: fusebackend ")
+        return done.stderr.splitlines()[-1].removeprefix("Error: ")
+
+    def on_a_terminal(self) -> None:
+        """From now on, standard output seems to be a terminal."""
+        self._monkeypatch.setattr(click.testing._NamedTextIOWrapper, "isatty", lambda stream: True)
+        self._monkeypatch.setenv("COLUMNS", "40")
+        self._monkeypatch.setenv("TERM", "xterm")
+        self._monkeypatch.setenv("NO_COLOR", "1")
+
+
+@contextlib.contextmanager
+def commands(files: Any, monkeypatch: pytest.MonkeyPatch, *, read_only: bool = False) -> Iterator[Command]:
+    """Commands on a backend that seems to be mounted on `MOUNT`."""
+    with serving(files, read_only=read_only) as server:
+        monkeypatch.setattr(rendezvous, "split", split)
+        monkeypatch.setattr(target, "open_client", lambda mountpoint: ClientOf(server))
+        monkeypatch.setattr(target, "mountpoints", lambda: [MOUNT])
+        yield Command(files, monkeypatch)
+
+
+def split(path: str | os.PathLike[str]) -> tuple[str, str]:
+    """`rendezvous.split`, by name alone."""
+    text = os.path.abspath(path)
+    if text != MOUNT and not text.startswith(MOUNT + "/"):
+        raise MountError(errno.EINVAL, f"'{path}' lies in no mount of fusebackend")
+    return MOUNT, text[len(MOUNT) :] or "/"
