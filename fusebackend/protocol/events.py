@@ -32,7 +32,8 @@ class FileEvent:
     - each change that goes through the mount or a verb is told once (under each prefix, for a volume that is mounted
       under several), after it was made, when both faces show it;
     - the events of a native volume come in the order in which the changes were made, whoever made them;
-    - while a `modified` or `attributes` has not been taken by a watcher, further ones of the same path add nothing;
+    - while a `modified` or `attributes` has not been taken by a watcher, further ones of the same path and source add
+      nothing;
     - the path is the one at that time: a file with several hard links has the name by which it was last reached, and
       one without a name is not told of any more.
     """

@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import threading
 import time
+import typing
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -39,6 +40,8 @@ NO_NAME = b"/"
 
 _REPEATED = frozenset({"modified", "attributes", "unknown"})
 """Told once, however often they happen before a watcher takes them."""
+
+_SOURCES = typing.get_args(EventSource)
 
 _WHOLE_TREES = frozenset({"deleted", "moved", "exchanged", "unknown"})
 """Told of a directory, these are of everything below it too."""
@@ -78,7 +81,7 @@ class Watch:
         self.path = path
         self._on_close = on_close
         self._queue: deque[_Queued] = deque()
-        self._repeated: set[tuple[str, str]] = set()  # (kind, path) that are queued, with nothing of their path after
+        self._repeated: set[tuple[str, ...]] = set()  # queued, with nothing after that changes what their path means
         self._overflowed = False
         self._ended = False
         self._changed = threading.Condition()
@@ -92,7 +95,7 @@ class Watch:
             if not self._queue or not self._may_go(self._queue[0]):
                 return None
             event, _, settle = self._queue.popleft()
-            self._repeated.discard((event.kind, event.path))
+            self._repeated.discard((event.kind, event.path, event.source))
             if len(self._queue) < QUEUE_EVENTS:
                 self._overflowed = False
         if settle is not None:
@@ -143,8 +146,7 @@ class Watch:
         if not self._concerns(event):
             return
         with self._changed:
-            key = (event.kind, event.path)
-            if self._ended or key in self._repeated:
+            if self._ended or (event.kind, event.path, event.source) in self._repeated:
                 return
             if len(self._queue) < QUEUE_EVENTS:
                 self._note(event)
@@ -168,11 +170,11 @@ class Watch:
     def _note(self, event: FileEvent) -> None:
         """Further changes of a path are worth an event again once its name has changed."""
         if event.kind in _REPEATED:
-            self._repeated.add((event.kind, event.path))
+            self._repeated.add((event.kind, event.path, event.source))
         elif event.moved_from is not None or event.is_dir:
             self._repeated.clear()
         else:
-            self._repeated -= {(kind, event.path) for kind in _REPEATED}
+            self._repeated.difference_update((kind, event.path, source) for kind in _REPEATED for source in _SOURCES)
 
     def wake(self) -> None:
         with self._changed:

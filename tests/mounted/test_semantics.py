@@ -357,6 +357,27 @@ def test_a_lost_update_is_an_error(tmp_path: Path) -> None:
         assert faces.download(f"/{kept}") == b"oursrs one"
 
 
+def test_every_change_can_be_watched(tmp_path: Path, serve: Serve) -> None:
+    path = serve(f"sqlite:{tmp_path}/volume.db", routes={"/m": "memory:"}).path
+    with fusebackend.connect(path) as agent, agent.watch("/m") as watch:
+        (path / "m" / "d").mkdir()
+        (path / "m" / "d" / "f").write_text("one")
+        agent.edit("/m/d/f", "one", "two")
+        (path / "outside").touch()
+        agent.move("/m/d", "/m/e")
+        agent.delete("/m/e")
+        events = [watch.get(20) for _ in range(7)]
+    assert [(event.kind, event.source, event.path) for event in events if event is not None] == [
+        ("created", "mount", "/m/d/"),
+        ("created", "mount", "/m/d/f"),
+        ("modified", "mount", "/m/d/f"),
+        ("modified", "api", "/m/d/f"),
+        ("moved", "api", "/m/e/"),
+        ("deleted", "api", "/m/e/f"),
+        ("deleted", "api", "/m/e/"),
+    ]
+
+
 def test_a_failure_ends_one_request(serve: Serve) -> None:
     server = serve("python:faulty:backend")
     server.expected_log = "^Traceback|injected|defect"
