@@ -13,6 +13,8 @@ FILE_NOT_FOUND = "file_not_found"
 PERMISSION_DENIED = "permission_denied"
 IS_DIRECTORY = "is_directory"
 INVALID_PATH = "invalid_path"
+CONFLICT = "conflict"
+"""What `upload_if` answers: somebody else has changed the file."""
 
 CODE_OF_ERRNO: dict[int, str] = {
     errno.ENOENT: FILE_NOT_FOUND,
@@ -34,6 +36,7 @@ ERRNO_OF_CODE: dict[str, int] = {
     PERMISSION_DENIED: errno.EACCES,
     IS_DIRECTORY: errno.EISDIR,
     INVALID_PATH: errno.EINVAL,
+    CONFLICT: errno.ESTALE,
 }
 
 

@@ -301,16 +301,20 @@ def encode_file_data(
     created_at: str | None = None,
     modified_at: str | None = None,
     file_format: Literal["v1", "v2"] = "v2",
+    as_text: bool = True,
 ) -> dict[str, Any]:
     """The record of a file that holds `data`: text where it is UTF-8, base64 elsewhere. Times default to now.
 
     `v1`, the seeds', is a list of the lines between the newlines and has no word for bytes: those are `v2` always.
+    With `as_text=False` it is base64 in any case.
     """
     now = now_iso()
     times = {"created_at": created_at or modified_at or now, "modified_at": modified_at or now}
     try:
-        text = data.decode("utf-8")
+        text = data.decode("utf-8") if as_text else None
     except UnicodeDecodeError:
+        text = None
+    if text is None:
         return {"content": base64.b64encode(data).decode("ascii"), "encoding": "base64", **times}
     if file_format == "v1":
         return {"content": text.split("\n"), **times}

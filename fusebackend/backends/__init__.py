@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fusebackend.backends.memory import InMemoryBackend
     from fusebackend.backends.sqlite import SqliteBackend
     from fusebackend.backends.state import StateBackend
+    from fusebackend.backends.store import StoreBackend
     from fusebackend.backends.volume import VolumeBackend
     from fusebackend.composite import CompositeBackend
     from fusebackend.protocol import (
@@ -47,6 +48,7 @@ _MODULE_OF = {
     "LocalShellBackend": "fusebackend.backends.local_shell",
     "SqliteBackend": "fusebackend.backends.sqlite",
     "StateBackend": "fusebackend.backends.state",
+    "StoreBackend": "fusebackend.backends.store",
     "VolumeBackend": "fusebackend.backends.volume",
     "volume_of": "fusebackend.backends.foreign",
 }
@@ -77,6 +79,7 @@ __all__ = [
     "SandboxBackendProtocol",
     "SqliteBackend",
     "StateBackend",
+    "StoreBackend",
     "VolumeBackend",
     "WriteResult",
     "volume_of",

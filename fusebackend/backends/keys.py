@@ -44,9 +44,9 @@ def name_of(text: str) -> bytes:
     try:
         raw = text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:  # a surrogate that stands for no byte
-        return _cut(text.encode("utf-8", "replace"), text, NAME_MAX_BYTES)
+        return cut_name(text.encode("utf-8", "replace"), text, NAME_MAX_BYTES)
     name = _escape(raw)
-    return name if len(name) <= NAME_MAX_BYTES else _cut(name, text, NAME_MAX_BYTES)
+    return name if len(name) <= NAME_MAX_BYTES else cut_name(name, text, NAME_MAX_BYTES)
 
 
 def text_of(name: bytes) -> str:
@@ -70,7 +70,7 @@ def _escape(raw: bytes) -> bytes:
     return _NEEDS_ESCAPE.sub(lambda found: _ESCAPE_OF.get(found[0], b"%25"), raw) or EMPTY
 
 
-def _cut(name: bytes, text: str, limit: int) -> bytes:
+def cut_name(name: bytes, text: str, limit: int) -> bytes:
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES).hexdigest().encode()
     kept = name[: limit - len(CUT_MARK) - len(digest)]
     while kept and kept[-1] & 0xC0 == 0x80:  # not through a character …
@@ -112,4 +112,4 @@ def arrange(keys: Iterable[str]) -> dict[tuple[bytes, ...], str]:
 
 def _marked(name: bytes, key: str) -> bytes:
     marked = name + FILE_MARK
-    return marked if len(marked) <= NAME_MAX_BYTES else _cut(name, key, NAME_MAX_BYTES - len(FILE_MARK)) + FILE_MARK
+    return marked if len(marked) <= NAME_MAX_BYTES else cut_name(name, key, NAME_MAX_BYTES - len(FILE_MARK)) + FILE_MARK

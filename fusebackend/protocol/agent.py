@@ -30,6 +30,7 @@ class FileInfo(TypedDict):
     is_dir: NotRequired[bool]
     size: NotRequired[int]  # bytes
     modified_at: NotRequired[str]  # ISO 8601, UTC, with offset
+    read_only: NotRequired[bool]  # it can never be written
 
 
 class GrepMatch(TypedDict):

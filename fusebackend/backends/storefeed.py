@@ -1,0 +1,213 @@
+"""`StoreFeed`: who changes what in LangGraph's table `store`, as PostgreSQL tells it.
+
+A trigger on the table sends a notification for each row that is made, changed or deleted, by any program; it keeps
+nothing and takes some microseconds. It is installed once for a database and stays; to take it away:
+
+    DROP TRIGGER fusebackend_store_changed ON store;  DROP TRIGGER fusebackend_store_truncated ON store;
+    DROP FUNCTION fusebackend_store_notify();
+
+A thread listens, on a connection of its own. While that is lost (`live` is False) nothing is told, and when it is there
+again anything may have changed. Changes made by this process's own backends carry their origin and are passed over:
+those have told of them already.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import select
+import socket
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from psycopg import Connection, Cursor
+
+log = logging.getLogger(__name__)
+
+CHANNEL = "fusebackend_store"
+TRIGGERS = ("fusebackend_store_changed", "fusebackend_store_truncated")
+LOCK_S = 3
+"""How long making the trigger may wait for others that use the table."""
+
+PING_S = 15.0
+"""How often a silent connection is asked whether it is alive."""
+
+RETRY_S = 1.0
+"""How soon a lost one is made again."""
+
+_FUNCTION = """
+CREATE OR REPLACE FUNCTION fusebackend_store_notify() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    origin text := current_setting('fusebackend.origin', true);
+    place jsonb := jsonb_build_object('t', TG_RELID::bigint, 'o', origin);
+    note jsonb;
+BEGIN
+    IF TG_OP = 'TRUNCATE' THEN
+        PERFORM pg_notify('fusebackend_store', place::text);
+        RETURN NULL;
+    END IF;
+    IF TG_OP <> 'INSERT' THEN
+        note := place || jsonb_build_object('p', OLD.prefix, 'k', OLD.key);
+        IF octet_length(note::text) > 7900 THEN note := place; END IF;
+        PERFORM pg_notify('fusebackend_store', note::text);
+    END IF;
+    IF TG_OP = 'INSERT' OR (TG_OP = 'UPDATE' AND (OLD.prefix, OLD.key) IS DISTINCT FROM (NEW.prefix, NEW.key)) THEN
+        note := place || jsonb_build_object('p', NEW.prefix, 'k', NEW.key);
+        IF octet_length(note::text) > 7900 THEN note := place; END IF;
+        PERFORM pg_notify('fusebackend_store', note::text);
+    END IF;
+    RETURN NULL;
+END $$
+"""
+
+_CHANGED = """
+CREATE TRIGGER fusebackend_store_changed AFTER INSERT OR DELETE OR UPDATE OF prefix, key, value ON store
+FOR EACH ROW EXECUTE FUNCTION fusebackend_store_notify()
+"""
+
+_TRUNCATED = """
+CREATE TRIGGER fusebackend_store_truncated AFTER TRUNCATE ON store
+FOR EACH STATEMENT EXECUTE FUNCTION fusebackend_store_notify()
+"""
+
+
+def install(cursor: Cursor[Any]) -> None:
+    """Make the triggers where they are not there; psycopg's error when that is not allowed."""
+    if _is_installed(cursor):
+        return
+    with cursor.connection.transaction():
+        cursor.execute("SELECT pg_advisory_xact_lock(hashtext('fusebackend_store'))")  # one at a time
+        if _is_installed(cursor):
+            return
+        cursor.execute(f"SET LOCAL lock_timeout = '{LOCK_S}s'")
+        cursor.execute(_FUNCTION)
+        for trigger in TRIGGERS:
+            cursor.execute(f"DROP TRIGGER IF EXISTS {trigger} ON store")
+        cursor.execute(_CHANGED)
+        cursor.execute(_TRUNCATED)
+
+
+def _is_installed(cursor: Cursor[Any]) -> bool:
+    row = cursor.execute(
+        "SELECT count(*) FROM pg_trigger"
+        " WHERE tgrelid = to_regclass('store') AND tgenabled <> 'D' AND tgname = ANY(%s)",
+        [list(TRIGGERS)],
+    ).fetchone()
+    return row is not None and row[0] == len(TRIGGERS)
+
+
+class StoreFeed:
+    """See the module's docstring.
+
+    Attributes:
+        live: every change since it became so has been, or will at once be told.
+        changes: grows with each.
+    """
+
+    def __init__(self, conninfo: str, origin: str) -> None:
+        """Connects and listens before it returns. psycopg's error when that fails."""
+        self._conninfo = conninfo
+        self._origin = origin
+        self._subscribers: list[tuple[str, Callable[[str | None], None]]] = []
+        self.changes = 0
+        self._ended = False
+        self._table = 0
+        connection = self._connect()
+        self.live = True
+        self._wake, self._waking = socket.socketpair()
+        self._thread = threading.Thread(target=self._run, args=[connection], name="fusebackend-store-feed", daemon=True)
+        self._thread.start()
+
+    def subscribe(self, namespace: str, changed: Callable[[str | None], None]) -> Callable[[], None]:
+        """Tell `changed` the key of each change in a namespace, None for any; returns what ends that."""
+        subscriber = (namespace, changed)
+        self._subscribers.append(subscriber)
+
+        def end() -> None:
+            if subscriber in self._subscribers:
+                self._subscribers.remove(subscriber)
+
+        return end
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._ended = True
+        self._waking.send(b"x")
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+        self._wake.close()
+        self._waking.close()
+
+    def _connect(self) -> Connection[Any]:
+        import psycopg
+
+        connection = psycopg.connect(self._conninfo, autocommit=True, connect_timeout=10)
+        try:
+            connection.execute(f"LISTEN {CHANNEL}")
+            row = connection.execute("SELECT to_regclass('store')::oid::bigint").fetchone()
+            self._table = row[0] if row is not None else 0
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _run(self, connection: Connection[Any] | None) -> None:
+        import psycopg
+
+        while not self._ended:
+            try:
+                if connection is None:
+                    connection = self._connect()
+                    self.live = True
+                    self._tell(None, None)
+                self._listen(connection)
+            except (psycopg.Error, OSError) as error:
+                if self.live:
+                    log.warning("changes of the store are not told until its connection is back: %s", error)
+                self.live = False
+                self._tell(None, None)
+                _close(connection)
+                connection = None
+                self._wait(None, RETRY_S)
+        _close(connection)
+
+    def _listen(self, connection: Connection[Any]) -> None:
+        """Until the end, or the connection's."""
+        while not self._ended:
+            if not self._wait(connection, PING_S):
+                connection.execute("SELECT 1")
+            for notification in connection.notifies(timeout=0):
+                self._told(notification.payload)
+
+    def _wait(self, connection: Connection[Any] | None, seconds: float) -> bool:
+        """Until there is something to read, or that much time has passed."""
+        readable: list[Any] = [self._wake, *([connection] if connection is not None else [])]
+        return bool(select.select(readable, [], [], seconds)[0])
+
+    def _told(self, payload: str) -> None:
+        try:
+            note = json.loads(payload)
+        except ValueError:
+            note = {}  # not from our trigger: whatever it means
+        if not isinstance(note, dict) or note.get("t", self._table) != self._table:
+            return
+        if note.get("o") != self._origin:
+            self._tell(note.get("p"), note.get("k"))
+
+    def _tell(self, namespace: str | None, key: str | None) -> None:
+        self.changes += 1
+        for wanted, changed in tuple(self._subscribers):
+            if namespace in (None, wanted):
+                try:
+                    changed(key)
+                except Exception:  # the change is made; the next ones must be heard
+                    log.exception("a subscriber failed on %r", key)
+
+
+def _close(connection: Connection[Any] | None) -> None:
+    if connection is not None:
+        with contextlib.suppress(Exception):  # it is lost anyway
+            connection.close()

@@ -1,0 +1,235 @@
+"""`StoreSource`: from what a `StoreBackend` was given to the items it is about: which store, which namespace, which way
+to ask it.
+
+Namespaces are LangGraph's: one or more labels, each a string that is not empty and holds no `.`; the first is not
+`langgraph`, which LangGraph keeps for itself. LangGraph is imported by whoever made the store, never here; only to find
+the running graph's store it is asked for, and only if it is loaded already.
+"""
+
+from __future__ import annotations
+
+import errno
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from fusebackend.backends.storeitems import Items, SearchedItems
+
+Namespace: TypeAlias = str | Sequence[str] | Callable[[Any], "str | Sequence[str]"]
+
+NO_STORE = (
+    "There is no store: no LangGraph graph with one is running here. Give StoreBackend a store or a runtime that has "
+    "one, or mount its database as store+sqlite:PATH?ns=NAME or store+postgres:DSN?ns=NAME"
+)
+
+MAX_STORES = 8
+MAX_NAMESPACES = 1000
+"""How many one backend remembers of those it has met, for its namespace's function may name one for each user."""
+
+INSTALL = "install it with: pip install 'fusebackend[langgraph]'"
+"""Said where one of LangGraph's stores is asked for by URL and is not there."""
+
+
+def checked_namespace(given: Any) -> tuple[str, ...]:
+    """A namespace as LangGraph takes it, from a tuple or from a string with dots.
+
+    Raises:
+        TypeError, ValueError: it can't be one; one line says why.
+    """
+    if isinstance(given, str):
+        given = given.split(".")
+    if not isinstance(given, (tuple, list)):
+        raise TypeError(f"A namespace is a tuple of labels or a string such as 'a.b', not {type(given).__name__}")
+    if not given:
+        raise ValueError("The namespace is empty; give at least one label, such as ('memories',)")
+    for label in given:
+        if not isinstance(label, str):
+            raise TypeError(f"The namespace {tuple(given)!r} holds {type(label).__name__}; labels must be strings")
+        if not label:
+            raise ValueError(f"The namespace {tuple(given)!r} has an empty label")
+        if "." in label:
+            raise ValueError(f"The label {label!r} holds a '.', which LangGraph forbids; replace it, by '_' perhaps")
+        if "\0" in label:
+            raise ValueError(f"The label {label!r} holds a NUL character")
+    if given[0] == "langgraph":
+        raise ValueError("The first label of a namespace can't be 'langgraph': LangGraph keeps it for itself")
+    return tuple(given)
+
+
+def require_store(store: Any) -> Any:
+    """Hand a store back if it can be used from here.
+
+    Raises:
+        TypeError: it is none, or one that answers in its event loop only.
+    """
+    name = type(store).__name__
+    if any(cls.__name__ == "AsyncBatchedBaseStore" for cls in type(store).__mro__):
+        raise TypeError(
+            f"{name} only answers inside of its own event loop, and these files are asked for from anywhere; give "
+            f"{name.removeprefix('Async')} over the same database, or its URL (store+sqlite:PATH, store+postgres:DSN)"
+        )
+    missing = [verb for verb in ("get", "put", "delete", "search") if not callable(getattr(store, verb, None))]
+    if missing:
+        raise TypeError(f"{name} is no LangGraph store: it has no {' and no '.join(missing)}")
+    return store
+
+
+class StoreSource:
+    """See the module's docstring. Arguments as for `StoreBackend`."""
+
+    def __init__(self, store_or_runtime: Any, store: Any, namespace: Namespace, *, feed: bool) -> None:
+        is_store = store_or_runtime is not None and _looks_like_a_store(store_or_runtime)
+        if store is not None and is_store:
+            raise TypeError("Two stores are given; give one")
+        self._runtime = None if is_store else store_or_runtime
+        self._store = store if store is not None else store_or_runtime if is_store else None
+        if self._store is not None:
+            require_store(self._store)
+        elif self._runtime is not None and not hasattr(self._runtime, "store"):
+            raise TypeError(f"{type(self._runtime).__name__} is neither a LangGraph store nor has it a 'store'")
+        self._namespace = namespace if callable(namespace) else checked_namespace(namespace)
+        self._feed = feed
+        self._lock = threading.Lock()
+        self._databases: list[tuple[Any, Any]] = []  # of each store that was met, in the order of their use
+        self._items: OrderedDict[tuple[int, tuple[str, ...]], Items] = OrderedDict()
+
+    def items(self) -> Items:
+        """The items that are meant here and now.
+
+        Raises:
+            OSError: there is no store, or the namespace's function failed or gave what is none.
+        """
+        store, namespace = self._found_store(), self._found_namespace()
+        with self._lock:
+            database = self._database(store)
+            key = (id(store), namespace)
+            items = self._items.get(key)
+            if items is None:
+                items = self._items[key] = items_of(store, database, namespace, feed=self._feed)
+            self._items.move_to_end(key)
+            if len(self._items) > MAX_NAMESPACES:
+                self._items.popitem(last=False)
+            return items
+
+    def _database(self, store: Any) -> Any:
+        for known, database in self._databases:
+            if known is store:
+                return database
+        database = database_of(store)
+        self._databases.append((store, database))
+        if len(self._databases) > MAX_STORES:
+            self._forget(0)
+        return database
+
+    def _forget(self, index: int) -> None:
+        store, database = self._databases.pop(index)
+        for key in [key for key in self._items if key[0] == id(store)]:
+            del self._items[key]
+        if database is not None:
+            database.close()
+
+    def close(self) -> None:
+        with self._lock:
+            while self._databases:
+                self._forget(0)
+
+    def _found_store(self) -> Any:
+        if self._store is not None:
+            return self._store
+        store = getattr(self._runtime, "store", None) if self._runtime is not None else _store_of_graph()
+        if store is None:
+            raise OSError(errno.ENOTCONN, NO_STORE)
+        try:
+            return require_store(store)
+        except TypeError as error:
+            raise OSError(errno.ENOTSUP, str(error)) from None
+
+    def _found_namespace(self) -> tuple[str, ...]:
+        if not callable(self._namespace):
+            return self._namespace
+        runtime = self._runtime if self._runtime is not None else _runtime_of_graph()
+        try:
+            return checked_namespace(self._namespace(runtime))
+        except (TypeError, ValueError) as error:
+            raise OSError(errno.EINVAL, str(error)) from error
+        except Exception as error:  # somebody else's function
+            outside = " No LangGraph graph is running here, so it was given None." if runtime is None else ""
+            raise OSError(
+                errno.EINVAL, f"The namespace's function failed: {type(error).__name__}: {error}.{outside}"
+            ) from error
+
+
+def _looks_like_a_store(given: Any) -> bool:
+    return all(callable(getattr(given, verb, None)) for verb in ("get", "put", "search")) or any(
+        cls.__name__ == "BaseStore" for cls in type(given).__mro__
+    )
+
+
+def _store_of_graph() -> Any:
+    if "langgraph" not in sys.modules:
+        return None
+    from langgraph.config import get_store
+
+    try:
+        return get_store()
+    except (RuntimeError, KeyError):  # LangGraph's words for: no graph
+        return None
+
+
+def _runtime_of_graph() -> Any:
+    if "langgraph" not in sys.modules:
+        return None
+    from langgraph.runtime import get_runtime
+
+    try:
+        return get_runtime()
+    except (RuntimeError, KeyError):
+        return None
+
+
+def database_of(store: Any) -> Any:
+    """The tables of a store that is one of LangGraph's own and nothing more, to be asked directly; None for any other.
+
+    Raises:
+        OSError: the database can't be opened.
+    """
+    if _is_exactly(store, "langgraph.store.sqlite", "SqliteStore"):
+        from fusebackend.backends.storesqlite import SqliteDatabase
+
+        return SqliteDatabase.of_store(store)
+    if _is_exactly(store, "langgraph.store.postgres", "PostgresStore"):
+        from fusebackend.backends.storepgdatabase import PostgresDatabase
+
+        return PostgresDatabase.of_store(store)
+    return None
+
+
+def items_of(store: Any, database: Any, namespace: tuple[str, ...], *, feed: bool = True) -> Items:
+    """The items of a namespace. `database` is what `database_of` gave for the store."""
+    if database is None:
+        in_memory = _is_exactly(store, "langgraph.store.memory", "InMemoryStore")
+        return SearchedItems(store, namespace, blocking=not in_memory, durable=not in_memory)
+    embedding = store if getattr(store, "index_config", None) else None
+    config = getattr(store, "ttl_config", None) or {}
+    items: Items = database.items(
+        namespace,
+        embedding=embedding,
+        ttl_minutes=config.get("default_ttl"),
+        refreshes=bool(config) and config.get("refresh_on_read", True),
+        omit_expired=bool(config.get("omit_expired")),
+        feed=feed,
+    )
+    return items
+
+
+def _is_exactly(store: Any, module: str, name: str) -> bool:
+    """A subclass that does something else with its items has to be asked itself."""
+    found = getattr(sys.modules.get(module), name, None)
+    if found is None or not isinstance(store, found):
+        return False
+    same = ("batch", "get", "put", "delete", "search")
+    return all(getattr(type(store), verb) is getattr(found, verb) for verb in same) and not getattr(
+        store, "_deserializer", None
+    )
