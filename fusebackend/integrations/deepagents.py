@@ -22,8 +22,6 @@ from fusebackend.dialect import has_agent_face, is_factory
 if TYPE_CHECKING:
     from deepagents.backends.protocol import BackendProtocol
 
-EXTRA = "deepagents"
-
 
 def export(backend: Any) -> BackendProtocol:
     """A backend of ours, or anything with an agent face, as an instance of deepagents' `BackendProtocol`.
@@ -44,9 +42,9 @@ def export(backend: Any) -> BackendProtocol:
     """
     try:
         from fusebackend.integrations import exported
-    except ModuleNotFoundError as error:
+    except (ImportError, AttributeError) as error:  # an older one lacks names that `exported` takes from it
         raise ImportError(
-            f"export needs deepagents 0.7 or later: pip install 'fusebackend[{EXTRA}]' ({error})", name=error.name
+            f"export needs deepagents 0.7 or later: pip install 'fusebackend[deepagents]' ({error})"
         ) from error
     from deepagents.backends.protocol import BackendProtocol
 

@@ -1,0 +1,180 @@
+"""The programs of `examples/`, as their docstrings say to use them, with a model that reads from a script."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mounts
+import pytest
+from mounts import Serve
+
+pytest.importorskip("deepagents")
+pytest.importorskip("langgraph.store.sqlite")
+
+pytestmark = pytest.mark.mounted
+
+ROOT = Path(__file__).parents[1]
+LIMIT_S = 120
+
+
+class Program:
+    """A running example: a question in, what it prints out."""
+
+    def __init__(self, name: str, script: list[Any], directory: Path, *arguments: object) -> None:
+        path = directory / "script.json"
+        path.write_text(json.dumps(script))
+        self.errors = directory / "errors.log"
+        command = ["setpriv", "--pdeathsig", "TERM", "--", sys.executable, str(ROOT / "tests" / "scripted_example.py")]
+        with self.errors.open("w") as errors:
+            self.process = subprocess.Popen(
+                [*command, name, str(path), *map(str, arguments)],
+                env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+        self._limit = threading.Timer(LIMIT_S, self.process.kill)
+        self._limit.start()
+
+    def line(self) -> str:
+        """The next line it prints."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, self.errors.read_text()
+        return line.rstrip("\n")
+
+    def ask(self, question: str) -> tuple[str, str]:
+        """The thread of a conversation, and the answer."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(question + "\n")
+        self.process.stdin.flush()
+        match = re.fullmatch(r"\[([\d-]+)\] (.*)", self.line())
+        assert match
+        return match[1], match[2]
+
+    def end(self) -> str:
+        """What else it printed. It ends when there are no more questions, and well."""
+        try:
+            rest, _ = self.process.communicate(timeout=LIMIT_S)
+        finally:
+            self._limit.cancel()
+        assert self.process.returncode == 0, self.errors.read_text()
+        assert self.errors.read_text() == ""
+        return rest.rstrip("\n")
+
+    def kill(self) -> None:
+        self._limit.cancel()
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout):
+            if stream is not None:
+                stream.close()
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Iterator[Any]:
+    mounts.require()
+    running: list[tuple[Program, Path]] = []
+
+    def start(name: str, script: list[Any], *arguments: object, mountpoint: Path) -> Program:
+        running.append((Program(name, script, tmp_path, *arguments), mountpoint))
+        return running[-1][0]
+
+    yield start
+    for made, mountpoint in running:
+        made.kill()
+        if mounts.is_listed(mountpoint):
+            subprocess.run(["fusermount3", "-u", "-z", "--", str(mountpoint)], check=True, timeout=60)
+
+
+def run(*command: object) -> str:
+    """What a program of the system prints, about files on the mount."""
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+MEMORY = "/memories/AGENTS.md"
+
+CONVERSATIONS = [
+    # to remember something
+    [{"tool": "edit_file", "file_path": MEMORY, "old_string": "remember\n", "new_string": "remember\nIn French\n"}],
+    "remembered",
+    # what is remembered, after it was changed with sed
+    "{memory}",
+    # a report, and a draft of it in the conversation
+    [{"tool": "write_file", "file_path": "/draft/outline.md", "content": "one\n"}],
+    [
+        {"tool": "write_file", "file_path": "/report.md", "content": "# Report\n\nAll is well.\n"},
+        {"tool": "edit_file", "file_path": "/draft/outline.md", "old_string": "one", "new_string": "two"},
+    ],
+    "written",
+    # a pipe from one route to another
+    [{"tool": "execute", "command": f"tr a-z A-Z < {MEMORY} | tee /shouted.md | wc -l"}],
+    "done",
+]
+
+
+def test_an_agent_whose_files_are_a_directory(program: Any, serve: Serve, tmp_path: Path) -> None:
+    mountpoint, directory = tmp_path / "agent", tmp_path / "data"
+    mountpoint.mkdir(), directory.mkdir()
+    agent = program("mounted_agent", CONVERSATIONS, mountpoint, directory, "MODEL", mountpoint=mountpoint)
+    assert agent.line() == f"mounted on {mountpoint}"
+    assert run("ls", mountpoint) == "memories\n"
+
+    assert agent.ask("reports are in French, remember that")[1] == "remembered"
+    assert run("cat", f"{mountpoint}{MEMORY}") == "# What to remember\nIn French\n"
+    run("sed", "-i", "s/French/German/", f"{mountpoint}{MEMORY}")
+    assert agent.ask("what do you remember?")[1] == f"{MEMORY} # What to remember In German"
+
+    thread_id, answer = agent.ask("write a report")
+    assert answer == "written"
+    assert run("cat", mountpoint / "report.md") == "# Report\n\nAll is well.\n"
+    assert run("sh", "-c", f"cd {mountpoint} && grep -rl German . | sort") == "./memories/AGENTS.md\n"
+
+    agent.ask("shout")
+    assert run("cat", mountpoint / "shouted.md") == "# WHAT TO REMEMBER\nIN GERMAN\n"
+    assert agent.end() == ""
+    assert run("ls", mountpoint) == ""
+
+    # Later, another process: the same files, and the drafts at each checkpoint.
+    again = serve(f"sqlite:{directory}/files.db", routes={
+        "/memories": f"store+sqlite:{directory}/store.db?ns=memories",
+        "/threads": f"threads+sqlite:{directory}/threads.db",
+    })  # fmt: skip
+    assert run("cat", again.path / "shouted.md") == "# WHAT TO REMEMBER\nIN GERMAN\n"
+    assert run("cat", f"{again.path}{MEMORY}") == "# What to remember\nIn German\n"
+    thread = again.path / "threads" / thread_id
+    assert run("cat", thread / "head" / "outline.md") == "two\n"
+    outlines = [
+        (entry / "outline.md").read_text() for entry in sorted((thread / "history").iterdir())
+        if (entry / "outline.md").exists()
+    ]  # fmt: skip
+    assert outlines[0] == "one\n" and outlines[-1] == "two\n" and outlines == sorted(outlines)
+
+
+def test_an_agent_on_a_mount_of_another_process(program: Any, serve: Serve, tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "README.md").write_text("# Wheel\n\nIt turns.\n")
+    server = serve(f"sqlite:{tmp_path}/files.db", routes={"/work": f"dir:{tmp_path}/project"})
+    script = [
+        [{"tool": "read_file", "file_path": "/work/README.md"}],
+        [{"tool": "write_file", "file_path": "/summary.md", "content": "A wheel.\n"}],
+        [{"tool": "execute", "command": "cat /summary.md /work/README.md | grep -ci wheel > /work/count"}],
+        "summarised",
+    ]
+    agent = program("agent_on_any_mount", script, server.path, "MODEL", "summarise", mountpoint=tmp_path / "none")
+    assert agent.end() == "summarised"
+    assert run("cat", server.path / "summary.md") == "A wheel.\n"
+    assert (tmp_path / "project" / "count").read_text() == "2\n"
