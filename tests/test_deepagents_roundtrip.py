@@ -1,6 +1,7 @@
 """Trees that deepagents writes and we read, that we write and deepagents reads, and the same calls on both."""
 
 import base64
+import sqlite3
 import tempfile
 from types import SimpleNamespace
 
@@ -9,8 +10,11 @@ import pytest
 pytest.importorskip("deepagents")
 
 from deepagents.backends import FilesystemBackend as TheirFilesystem
+from deepagents.backends import StoreBackend as TheirStore
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from langgraph.store.memory import InMemoryStore
+from langgraph.store.sqlite import SqliteStore
 from their_backends import DictState
 
 from fusebackend.backends import (
@@ -19,6 +23,7 @@ from fusebackend.backends import (
     InMemoryBackend,
     SqliteBackend,
     StateBackend,
+    StoreBackend,
     volume_of,
 )
 from fusebackend.integrations.deepagents import adopt, export
@@ -56,7 +61,7 @@ class Pair:
 
     def __init__(self, kind, directory):
         self.kind = kind
-        self.close = lambda: None
+        self.release = []
         if kind == "directory":
             self.ours, self.theirs = FilesystemBackend(directory), TheirFilesystem(directory)
         elif kind == "state":
@@ -71,14 +76,31 @@ class Pair:
         elif kind == "adopted state":
             self.theirs = DictState()
             self.ours = adopt(self.theirs)
+        elif kind in ("store", "sqlite store"):
+            store = self._store(kind, directory)
+            self.theirs = TheirStore(namespace=lambda runtime: ("files",), store=store)
+            self.ours = StoreBackend(store, namespace=("files",))
         else:
             made = {"memory": InMemoryBackend, "sqlite": lambda: SqliteBackend(directory + "/files.db")}
             native = made[kind]()
-            self.close = native.close
+            self.release.append(native.close)
             self.ours = CompositeBackend(native, {"/route/": InMemoryBackend()})
             self.theirs = export(self.ours)
         if hasattr(self.ours, "close"):
-            self.close = self.ours.close
+            self.release.insert(0, self.ours.close)
+
+    def _store(self, kind, directory):
+        if kind == "store":
+            return InMemoryStore()
+        connection = sqlite3.connect(directory + "/store.db", check_same_thread=False, isolation_level=None)
+        store = SqliteStore(connection)
+        store.setup()
+        self.release.append(connection.close)
+        return store
+
+    def close(self):
+        for release in self.release:
+            release()
 
 
 class _SameDict:
@@ -102,7 +124,10 @@ class _Replacing(dict):
         self._files.update(value)
 
 
-KINDS = ("directory", "state", "state of lists", "adopted directory", "adopted state", "memory", "sqlite")
+KINDS = (
+    "directory", "state", "state of lists", "store", "sqlite store", "adopted directory", "adopted state", "memory",
+    "sqlite",
+)  # fmt: skip
 generous = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
