@@ -13,11 +13,13 @@ longer than the quiet time looks like a run that was killed, and so does a stop 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 from uuid import UUID, uuid5
 
 from fusebackend.backends.threads.decode import Ext
+from fusebackend.backends.threads.names import time_ns_of
 from fusebackend.backends.threads.rows import NULL_TASK, Saved, Write
 
 INTERRUPT: Final = "__interrupt__"
@@ -29,6 +31,10 @@ _CONTROL: Final = frozenset({INTERRUPT, RESUME, ERROR, "__error_source_node__", 
 _TASKS: Final = "__pregel_tasks"
 _START: Final = "__start__"
 _INPUT: Final = "__input__"
+
+
+QUIET_S: Final = 600.0
+"""After so many seconds without a sign of life a run counts as ended."""
 
 
 class Standing(NamedTuple):
@@ -120,3 +126,40 @@ def _input_task(checkpoint: str) -> str | None:
         return str(uuid5(UUID(checkpoint), _INPUT))
     except ValueError:
         return None
+
+
+class RunWatch:
+    """Tells whether a run of one thread is active.
+
+    Args:
+        quiet_s: after how many seconds without a sign of life it counts as ended.
+        clock: seconds that only grow.
+        wall_ns: the time, in nanoseconds since 1970.
+    """
+
+    def __init__(
+        self,
+        quiet_s: float = QUIET_S,
+        clock: Callable[[], float] = time.monotonic,
+        wall_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._quiet_s = quiet_s
+        self._clock = clock
+        self._wall_ns = wall_ns
+        self._met: object = None
+        self._met_at = float("-inf")
+
+    def is_active(self, saved: Saved, writes: Iterable[Write], now: Standing) -> bool:
+        """May a run be going on, whose newest checkpoint this is?"""
+        met = (saved.id, *sorted(write.order for write in writes))
+        if met != self._met:
+            # Who looks for the first time knows no more than when the checkpoint was made; an answer to an interrupt
+            # may come days later.
+            if self._met is not None or now.resumed:
+                self._met_at = self._clock()
+            self._met = met
+        if not now.running:
+            return False
+        made_ns = time_ns_of(saved.id, saved.ts)
+        age_s = (self._wall_ns() - made_ns) / 1e9 if made_ns is not None else 0.0
+        return min(age_s, self._clock() - self._met_at) < self._quiet_s

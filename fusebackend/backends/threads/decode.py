@@ -47,9 +47,14 @@ class Ext:
         self.data = data
 
     @property
+    def is_object(self) -> bool:
+        """Does it stand for an object of some class?"""
+        return self.code in _NAMED
+
+    @property
     def class_name(self) -> str | None:
         """`module.Class` of an object, None for anything else."""
-        if self.code not in _NAMED:
+        if not self.is_object:
             return None
         parts = self.parts()
         return f"{parts[0]}.{parts[1]}"
@@ -57,7 +62,7 @@ class Ext:
     def parts(self) -> Any:
         """Module, class, arguments, and the method's name for some; or a snapshot's value."""
         inner = unpack(self.data)
-        if self.code in _NAMED and not (isinstance(inner, (list, tuple)) and len(inner) >= 3):
+        if self.is_object and not (isinstance(inner, (list, tuple)) and len(inner) >= 3):
             raise Damaged(f"extension type {self.code} does not hold what it should")
         return inner
 
@@ -151,7 +156,7 @@ def _readable_ext(ext: Ext) -> Any:
     if ext.code == NUMPY:
         dtype, shape, _order, data = ext.parts()
         return {"__class__": "numpy.ndarray", "dtype": dtype, "shape": _readable(shape), "data": _readable(data)}
-    if ext.code not in _NAMED:
+    if not ext.is_object:
         return {"__extension__": ext.code, **_readable(ext.data)}
     parts = ext.parts()
     name, argument = f"{parts[0]}.{parts[1]}", _readable(parts[2])

@@ -33,6 +33,8 @@ class Line:
         self.lineage = lineage
         self.found = found
         self.stale = False
+        self.version = 0
+        """Grows with each refresh that has found something."""
         self._recent: OrderedDict[int, FilesDirectory] = OrderedDict()
         self.head = Head(nodes, self, directory, HEAD, 0)
         self.history = History(nodes, self, directory, HISTORY)
@@ -58,6 +60,7 @@ class Line:
         self.stale = False
 
     def _refresh(self, changed: frozenset[str] | None) -> None:
+        self.version += 1
         self._date()
         self.head.refresh(self.found)
         self.history.refresh(self.found, changed)

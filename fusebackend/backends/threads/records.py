@@ -14,7 +14,6 @@ from typing import Any
 
 from fusebackend import text
 from fusebackend.backends.foreigntree import time_ns
-from fusebackend.backends.threads.decode import readable
 from fusebackend.backends.threads.nodes import FILE_MODE, FileNode, Nodes
 
 
@@ -22,15 +21,16 @@ class Record(FileNode):
     """A file's content and times.
 
     Attributes:
+        source: the record itself.
         file_format: `v2` (text and encoding), `v1` (a list of lines), or `v0`, the bare text of the first deepagents.
         error: why there is no content, or None.
     """
 
-    __slots__ = ("_data", "_source", "error", "file_format")
+    __slots__ = ("_data", "error", "file_format", "source")
 
     def __init__(self, nodes: Nodes, source: Any) -> None:
         super().__init__(nodes, FILE_MODE)
-        self._source = source
+        self.source = source
         self._data: bytes | None = None
         self.error: str | None = None
         content = source.get("content") if isinstance(source, Mapping) else None
@@ -57,19 +57,14 @@ class Record(FileNode):
         return {} if self.error is None else {b"user.fusebackend.error": self.error.encode("utf-8", "replace")}
 
     def _decode(self) -> bytes:
-        if isinstance(self._source, str):
-            return self._source.encode("utf-8")
-        return text.decode_file_data(self._source)
+        if isinstance(self.source, str):
+            return self.source.encode("utf-8")
+        return text.decode_file_data(self.source)
 
     @property
     def created_at(self) -> str | None:
-        found = self._source.get("created_at") if isinstance(self._source, Mapping) else None
+        found = self.source.get("created_at") if isinstance(self.source, Mapping) else None
         return found if isinstance(found, str) else None
-
-    @property
-    def readable(self) -> Any:
-        """The record itself, as data for people."""
-        return readable(self._source)
 
 
 class Records:

@@ -132,11 +132,10 @@ _TYPE_OF_ROLE = {"user": "human", "assistant": "ai", "developer": "system"}
 def plain_message(value: Any) -> dict[str, Any]:
     """A message as a dict with a `type` (human, ai, tool, system …), from each form in which one is stored."""
     if isinstance(value, Ext):
-        arguments = value.parts()[2] if value.class_name is not None else None
-        if not isinstance(arguments, Mapping):
+        parts = value.parts() if value.is_object else ()
+        if not parts or not isinstance(parts[2], Mapping):
             raise Damaged(f"a message is no object but extension type {value.code}")
-        name = str(value.class_name).rpartition(".")[2]
-        return _typed(arguments, name)
+        return _typed(parts[2], str(parts[1]))
     if isinstance(value, str):
         return {"type": "human", "content": value}
     if isinstance(value, (list, tuple)) and len(value) == 2:

@@ -1,0 +1,224 @@
+"""`HeadFiles`: the files of one thread as of now, as an agent face that can write.
+
+A write becomes a *pending write*: one more row of `NULL_TASK` with the newest checkpoint, which LangGraph counts as
+part of the state from then on. Unlike `update_state` it makes no checkpoint, so what is to run next, and what a human
+is asked, stays as it is. The run that follows finds the files and keeps them.
+
+Refused:
+- while a run is active (`activity.py` says what that means): EBUSY. A run in progress would not see the file;
+- in a thread whose agent keeps no files in its state: ENOTSUP. It would ignore them;
+- over a version that was not seen here: ESTALE, as everywhere.
+
+It is checked with the database locked against other writers, so nothing comes between. A run that has read the thread
+and not yet written to the database can't be seen; it goes on without the file, and the file is in its result unless
+the run has written one of the same name.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fusebackend import errors, paths, text
+from fusebackend.backends.buffer import digest_of
+from fusebackend.backends.keys import arrange, key_of
+from fusebackend.backends.threads.activity import RunWatch
+from fusebackend.backends.threads.decode import pack
+from fusebackend.backends.threads.line import Line
+from fusebackend.backends.threads.records import Record
+from fusebackend.backends.threads.rows import Damaged, Database
+from fusebackend.paths import ROOT, AgentPath
+from fusebackend.protocol import (
+    BackendProtocol,
+    DeleteResult,
+    FileDownloadResponse,
+    FileInfo,
+    FileUploadResponse,
+    LsResult,
+    MoveResult,
+)
+
+BUSY = "A run of this thread is active. Try again when it has ended, or waits for an answer"
+NO_FILES = "The agent of this thread keeps no files in its state, and would not see this one"
+
+
+class HeadFiles(BackendProtocol):
+    """See the module's docstring. Called by `ForeignVolume`, with the lock of the threads' volume held.
+
+    Args:
+        database: where the line is.
+        line: the thread's own.
+        runs: tells whether a run is active.
+    """
+
+    exact_sizes = True
+    blocking = False
+    durable = True
+
+    def __init__(self, database: Database, line: Callable[[], Line], runs: RunWatch) -> None:
+        self._database = database
+        self._line = line
+        self._runs = runs
+        self._version = -1
+        self._seen: Mapping[str, Record] = {}
+        self._places: dict[AgentPath, str] = {}
+
+    # -- reading -----------------------------------------------------------------------------------------------
+
+    def ls(self, path: str) -> LsResult:
+        try:
+            places = self._look()
+        except (OSError, Damaged) as error:
+            return LsResult(error=_code(error))
+        prefix = "/" if path == ROOT else path + "/"
+        found: dict[str, FileInfo] = {}
+        for place, key in places.items():
+            if not place.startswith(prefix):
+                continue
+            name, slash, _ = place[len(prefix) :].partition("/")
+            child = prefix + name + slash
+            found.setdefault(child, FileInfo(path=child, is_dir=True) if slash else _info(child, self._seen[key]))
+        if not found and path != ROOT:
+            return LsResult(error=errors.FILE_NOT_FOUND)
+        return LsResult(entries=sorted(found.values(), key=lambda info: info["path"]))
+
+    def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
+        return [self._download(path) for path in paths]
+
+    def _download(self, path: str) -> FileDownloadResponse:
+        try:
+            places = self._look()
+            key = places.get(AgentPath(path))
+            if key is None:
+                is_directory = any(place.startswith(path + "/") for place in places)
+                error = errors.IS_DIRECTORY if is_directory else errors.FILE_NOT_FOUND
+                return FileDownloadResponse(path=path, error=error)
+            return FileDownloadResponse(path=path, content=self._seen[key].data())
+        except (OSError, Damaged) as error:
+            return FileDownloadResponse(path=path, error=_code(error))
+
+    # -- writing -----------------------------------------------------------------------------------------------
+
+    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
+        return [FileUploadResponse(path=path, error=self._try(self._upload, path, data)) for path, data in files]
+
+    def upload_if(self, path: str, content: bytes, digest: bytes | None) -> FileUploadResponse:
+        """Upload over the version with this digest; None where there is to be no file. `conflict` over another."""
+        (now,) = self.download_files([path])
+        found = None if now.content is None else digest_of(now.content)
+        if found != digest:
+            return FileUploadResponse(path=path, error=errors.CONFLICT)
+        return self.upload_files([(path, content)])[0]
+
+    def delete(self, file_path: str) -> DeleteResult:
+        return DeleteResult(path=file_path, error=self._try(self._delete, file_path))
+
+    def move(self, source: str, destination: str) -> MoveResult:
+        return MoveResult(path=destination, error=self._try(self._move, source, destination))
+
+    def require_idle(self) -> None:
+        """EBUSY while a run is active, ENOTSUP where the agent keeps no files."""
+        lineage = self._line().lineage
+        newest = lineage.newest()
+        if newest is None:
+            raise errors.oserror(errno.ENOENT)
+        if self._runs.is_active(newest.saved, newest.writes, newest.standing):
+            raise OSError(errno.EBUSY, BUSY)
+        if not lineage.keeps_files:
+            raise OSError(errno.ENOTSUP, NO_FILES)
+
+    def _try(self, change: Callable[..., None], *arguments: Any) -> str | None:
+        try:
+            change(*arguments)
+        except (OSError, Damaged) as error:
+            return _code(error)
+        return None
+
+    def _upload(self, path: str, data: bytes) -> None:
+        key = self._places.get(AgentPath(path)) or _new_key(path)
+        before = self._seen.get(key)
+        self._put({key: self._encoded(data, before)})
+
+    def _delete(self, path: str) -> None:
+        keys = [key for _, key in self._below(path)]
+        if not keys:
+            raise errors.oserror(errno.ENOENT)
+        self._put(dict.fromkeys(keys))
+
+    def _move(self, source: str, destination: str) -> None:
+        moved = self._below(source)
+        if not moved:
+            raise errors.oserror(errno.ENOENT)
+        update: dict[str, Any] = {}
+        for place, key in moved:
+            update[key] = None
+            update[_new_key(destination + place[len(source) :])] = self._seen[key].source
+        self._put(update)
+
+    def _below(self, path: str) -> list[tuple[AgentPath, str]]:
+        """The file at a path, and all below it."""
+        return [(place, key) for place, key in self._places.items() if paths.is_below(place, path)]
+
+    def _put(self, update: dict[str, Any]) -> None:
+        """Make these changes, unless something else has changed since it was last looked at."""
+        before = {key: self._seen.get(key) for key in update}
+        line = self._line()
+        try:
+            with self._database.exclusive() as append:
+                line.stale = True
+                line.fresh()
+                self.require_idle()
+                newest = line.lineage.newest()
+                assert newest is not None, "the thread was found not to be idle"
+                now = line.lineage.files_now()
+                if any(now.get(key) is not record for key, record in before.items()):
+                    raise errors.oserror(errno.ESTALE)
+                append(line.lineage.place, newest.saved.id, "files", pack(update))
+        finally:
+            line.stale = True
+        self._look()
+
+    def _look(self) -> Mapping[AgentPath, str]:
+        """Where which key is now."""
+        line = self._line()
+        if line.version != self._version:
+            self._seen = line.lineage.files_now()
+            self._version = line.version
+            self._places = {
+                AgentPath("/" + b"/".join(names).decode("utf-8", "surrogateescape")): key
+                for names, key in arrange(self._seen).items()
+            }
+        return self._places
+
+    def _encoded(self, data: bytes, before: Record | None) -> Any:
+        """A record in the format of the one it replaces, or else of the others in the thread."""
+        file_format = before.file_format if before is not None else self._usual_format()
+        if file_format == "v0":
+            try:
+                return data.decode("utf-8")
+            except UnicodeDecodeError:
+                file_format = "v2"
+        created_at = before.created_at if before is not None else None
+        return text.encode_file_data(data, created_at=created_at, file_format="v1" if file_format == "v1" else "v2")
+
+    def _usual_format(self) -> str:
+        formats = {record.file_format for record in self._seen.values()}
+        return formats.pop() if len(formats) == 1 else "v2"
+
+
+def _new_key(path: str) -> str:
+    """The key of a new file. EINVAL where its path would be shown as another one."""
+    try:
+        return key_of(paths.split(AgentPath(path)))
+    except ValueError:
+        raise errors.oserror(errno.EINVAL, path) from None
+
+
+def _info(path: str, record: Record) -> FileInfo:
+    return FileInfo(path=path, is_dir=False, size=record.size, modified_at=text.iso_time(record.mtime_ns))
+
+
+def _code(error: OSError | Damaged) -> str:
+    return os.strerror(error.errno or errno.EIO) if isinstance(error, OSError) else os.strerror(errno.EIO)
