@@ -1,4 +1,4 @@
-"""`StoreTree`: the items of a store as a tree of paths. `storenames.py` says where each key is.
+"""`StoreTree`: the items of a store as a tree of paths. `names.py` says where each key is.
 
 A path that is a key is found with one look at that key; only names that are not spelled as their key is (they hold a
 `%`) need the listing of their directory.
@@ -10,8 +10,8 @@ import errno
 from dataclasses import dataclass
 
 from fusebackend import paths
-from fusebackend.backends.storeitems import Items, Row
-from fusebackend.backends.storenames import (
+from fusebackend.backends.store.items import Items, Row
+from fusebackend.backends.store.names import (
     FILE_MARK,
     FOREIGN_SUFFIX,
     ROOT_PLACE,
@@ -23,7 +23,7 @@ from fusebackend.backends.storenames import (
     may_be_arranged,
     split_level,
 )
-from fusebackend.backends.storevalues import About
+from fusebackend.backends.store.values import About
 from fusebackend.errors import oserror
 from fusebackend.globs import Matcher
 from fusebackend.paths import ROOT, AgentPath

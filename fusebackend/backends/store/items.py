@@ -26,8 +26,8 @@ import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from fusebackend.backends.storenames import KeyList
-from fusebackend.backends.storevalues import About, about
+from fusebackend.backends.store.names import KeyList
+from fusebackend.backends.store.values import About, about
 from fusebackend.errors import oserror
 
 BATCH_BYTES = 8 << 20
@@ -102,7 +102,7 @@ class Items(abc.ABC):
 
     @abc.abstractmethod
     def below(self, prefix: str) -> list[Row]:
-        """All keys that start with a prefix (`storenames.bounds`)."""
+        """All keys that start with a prefix (`names.bounds`)."""
 
     @abc.abstractmethod
     def look(self, keys: Sequence[str], prefixes: Sequence[str]) -> tuple[list[Row], list[str]]:

@@ -17,12 +17,12 @@ import hashlib
 import os
 import sqlite3
 import threading
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
-from fusebackend.backends import storenames
-from fusebackend.backends.storeitems import Anything, Change, Conflict, Items, Record, Row, SearchedItems
-from fusebackend.backends.storevalues import Unreadable
+from fusebackend.backends.store.items import Anything, Change, Conflict, Items, Record, Row, SearchedItems
+from fusebackend.backends.store.names import after, bounds
+from fusebackend.backends.store.values import Unreadable
 from fusebackend.errors import oserror
 
 BUSY_S = 5.0
@@ -30,6 +30,9 @@ BUSY_S = 5.0
 
 KEYS_AT_A_TIME = 500
 """SQLite takes so many parameters in one statement, and more in newer versions only."""
+
+COLUMNS = {"prefix", "key", "value", "created_at", "updated_at", "expires_at", "ttl_minutes"}
+"""Of LangGraph's table `store`."""
 
 _ROW = "key, rowid, updated_at, length(value)"
 
@@ -67,9 +70,26 @@ class SqliteDatabase:
         return cls(store.conn, store.lock, owned=False)
 
     @classmethod
-    def of_file(cls, path: str) -> SqliteDatabase:
+    def of_file(cls, path: str, setup: Callable[[sqlite3.Connection], None] | None = None) -> SqliteDatabase:
+        """Open a file; `setup` makes the tables if they are missing.
+
+        Raises:
+            OSError: it is no database, or one with another table of that name, or can't be opened.
+        """
         with told():
             connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=BUSY_S)
+            try:
+                if _missing_columns(connection) == COLUMNS and setup is not None:
+                    (application,) = connection.execute("PRAGMA application_id").fetchone()
+                    if application:
+                        raise OSError(errno.EINVAL, f"The database belongs to another program (id {application:#x})")
+                    setup(connection)
+                missing = _missing_columns(connection)
+                if missing:
+                    raise OSError(errno.EINVAL, f"The table 'store' is not LangGraph's: it has no '{min(missing)}'")
+            except BaseException:
+                connection.close()
+                raise
         return cls(connection, threading.RLock(), owned=True)
 
     @contextlib.contextmanager
@@ -135,7 +155,7 @@ class SqliteItems(Items):
     def level(self, prefix: str) -> list[Row]:
         found: list[Row] = []
         with self._database.reading() as connection:
-            for start, end in storenames.bounds(prefix):
+            for start, end in bounds(prefix):
                 from_key: str | None = start
                 while from_key is not None:
                     from_key = self._until_subdirectory(connection, prefix, from_key, end, found)
@@ -148,16 +168,12 @@ class SqliteItems(Items):
         for row in _range(connection, self._namespace, start, end):
             found.append(row)
             if "/" in row.key[len(prefix) :]:
-                return storenames.after(row.key, prefix)
+                return after(row.key, prefix)
         return None
 
     def below(self, prefix: str) -> list[Row]:
         with self._database.reading() as connection:
-            return [
-                row
-                for start, end in storenames.bounds(prefix)
-                for row in _range(connection, self._namespace, start, end)
-            ]
+            return [row for start, end in bounds(prefix) for row in _range(connection, self._namespace, start, end)]
 
     def look(self, keys: Sequence[str], prefixes: Sequence[str]) -> tuple[list[Row], list[str]]:
         with self._database.reading() as connection:
@@ -168,7 +184,7 @@ class SqliteItems(Items):
             return rows, [prefix for prefix in prefixes if self._any_below(connection, prefix)]
 
     def _any_below(self, connection: sqlite3.Connection, prefix: str) -> bool:
-        ranges = storenames.bounds(prefix)
+        ranges = bounds(prefix)
         return any(next(_range(connection, self._namespace, start, end), None) is not None for start, end in ranges)
 
     def twins(self) -> list[str]:
@@ -237,6 +253,10 @@ class SqliteItems(Items):
 
     def close(self) -> None:
         self._database.close()
+
+
+def _missing_columns(connection: sqlite3.Connection) -> set[str]:
+    return COLUMNS - {row[1] for row in connection.execute("PRAGMA table_info(store)")}
 
 
 def namespaces(database: SqliteDatabase) -> list[str]:

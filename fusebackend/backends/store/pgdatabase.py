@@ -18,13 +18,13 @@ import uuid
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fusebackend.backends import storenames
-from fusebackend.backends.storefeed import StoreFeed, install
+from fusebackend.backends.store.feed import StoreFeed, install
+from fusebackend.backends.store.names import bounds
 
 if TYPE_CHECKING:
     from psycopg import Cursor
 
-    from fusebackend.backends.storepostgres import PostgresItems
+    from fusebackend.backends.store.postgres import PostgresItems
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class PostgresDatabase:
 
     def __init__(self, pool: Any, conninfo: str, *, lock: Any = None) -> None:
         """`pool` may be the one connection of a store, to be used under its `lock`."""
-        self._pool = pool
+        self.pool = pool
         self._lock = lock
         self.conninfo = conninfo
         self._settling = threading.Lock()
@@ -99,7 +99,7 @@ class PostgresDatabase:
 
     def items(self, namespace: tuple[str, ...], **options: Any) -> PostgresItems:
         """The items of a namespace; options as for `PostgresItems`."""
-        from fusebackend.backends.storepostgres import PostgresItems
+        from fusebackend.backends.store.postgres import PostgresItems
 
         return PostgresItems(self, namespace, **options)
 
@@ -107,7 +107,7 @@ class PostgresDatabase:
         if self._feed is not None:
             self._feed.close()
         if self._lock is None:
-            self._pool.close()
+            self.pool.close()
 
     # -- connections -------------------------------------------------------------------------------------------
 
@@ -117,11 +117,11 @@ class PostgresDatabase:
         from psycopg.rows import tuple_row
 
         with told(), contextlib.ExitStack() as stack:
-            if hasattr(self._pool, "getconn"):
-                connection = stack.enter_context(self._pool.connection())
+            if hasattr(self.pool, "getconn"):
+                connection = stack.enter_context(self.pool.connection())
             else:
                 stack.enter_context(self._lock)
-                connection = self._pool
+                connection = self.pool
             yield stack.enter_context(connection.cursor(row_factory=tuple_row))
 
     @contextlib.contextmanager
@@ -188,12 +188,12 @@ class Order(NamedTuple):
     indexed: bool = True
 
     def within(self, prefix: str) -> tuple[str, list[str]]:
-        """The condition for keys that start with a prefix, as `storenames.bounds` has it, and its parameters."""
+        """The condition for keys that start with a prefix, as `names.bounds` has it, and its parameters."""
         if not self.indexed:
             return ("starts_with(s.key, %s)", [prefix]) if prefix else ("NOT starts_with(s.key, '/')", [])
         parts: list[str] = []
         parameters: list[str] = []
-        for start, end in storenames.bounds(prefix):
+        for start, end in bounds(prefix):
             parts.append(f"{self.key} >= %s" + (f" AND {self.key} < %s" if end is not None else ""))
             parameters += [start] if end is None else [start, end]
         return "(" + " OR ".join(f"({part})" for part in parts) + ")", parameters

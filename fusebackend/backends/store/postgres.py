@@ -1,10 +1,10 @@
 """`PostgresItems`: a namespace of LangGraph's `PostgresStore`, asked from its table directly.
 
-As in `storesqlite.py`, a directory is a range of keys, by the primary key `(prefix, key)` where the database compares
-text by its bytes (C, POSIX, C.UTF-8), and else by an index of our own (`storepgdatabase.py`). Where that can't be made
+As in `sqlite.py`, a directory is a range of keys, by the primary key `(prefix, key)` where the database compares
+text by its bytes (C, POSIX, C.UTF-8), and else by an index of our own (`pgdatabase.py`). Where that can't be made
 (`feed=False`, or no right to), the server reads all keys of the namespace for a listing and sends what is listed.
 
-A change compares the value as JSONB prints it. A trigger on the table tells of what others change (`storefeed.py`).
+A change compares the value as JSONB prints it. A trigger on the table tells of what others change (`feed.py`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import json
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fusebackend.backends import storenames
-from fusebackend.backends.storeitems import Change, Conflict, Items, Record, Row, SearchedItems
-from fusebackend.backends.storepgdatabase import Order, PostgresDatabase
+from fusebackend.backends.store.items import Change, Conflict, Items, Record, Row, SearchedItems
+from fusebackend.backends.store.names import after, bounds
+from fusebackend.backends.store.pgdatabase import Order, PostgresDatabase
 
 if TYPE_CHECKING:
     from psycopg import Cursor
@@ -74,7 +74,7 @@ class PostgresItems(Items):
             if not order.indexed:
                 return self._grouped(cursor, prefix)
             found: list[Row] = []
-            for start, end in storenames.bounds(prefix):
+            for start, end in bounds(prefix):
                 found += self._walked(cursor, prefix, start, end)
             return found
 
@@ -255,8 +255,8 @@ class PostgresItems(Items):
 
 
 def _after(key: str, prefix: str) -> str:
-    """`storenames.after`; a text of PostgreSQL holds no NUL, so U+0001 comes first."""
-    behind = storenames.after(key, prefix)
+    """`names.after`; a text of PostgreSQL holds no NUL, so U+0001 comes first."""
+    behind = after(key, prefix)
     return behind.replace("\0", "\1")
 
 

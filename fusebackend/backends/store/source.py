@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from fusebackend.backends.storeitems import Items, SearchedItems
+from fusebackend.backends.store.items import Items, SearchedItems
 
 Namespace: TypeAlias = str | Sequence[str] | Callable[[Any], "str | Sequence[str]"]
 
@@ -196,11 +196,11 @@ def database_of(store: Any) -> Any:
         OSError: the database can't be opened.
     """
     if _is_exactly(store, "langgraph.store.sqlite", "SqliteStore"):
-        from fusebackend.backends.storesqlite import SqliteDatabase
+        from fusebackend.backends.store.sqlite import SqliteDatabase
 
         return SqliteDatabase.of_store(store)
     if _is_exactly(store, "langgraph.store.postgres", "PostgresStore"):
-        from fusebackend.backends.storepgdatabase import PostgresDatabase
+        from fusebackend.backends.store.pgdatabase import PostgresDatabase
 
         return PostgresDatabase.of_store(store)
     return None

@@ -1,0 +1,12 @@
+"""`StoreBackend`: the files in a namespace of a LangGraph store. `backend.py` says what it promises.
+
+backend.py       the agent's verbs
+tree.py names.py values.py     pure: paths to keys and back, which names keys have, values as files
+items.py         one namespace of any store; sqlite.py, postgres.py, those two asked by SQL
+pgdatabase.py feed.py          connections to PostgreSQL, and what it tells of changes
+source.py opening.py           from an object, a runtime or a URL to a store and a namespace
+"""
+
+from fusebackend.backends.store.backend import StoreBackend
+
+__all__ = ["StoreBackend"]

@@ -1,0 +1,74 @@
+"""What a backend URL is, and what a kind of URL is: `Url`, `Scheme`, `UrlError`; and `mask`, to show one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from urllib.parse import unquote
+
+from fusebackend.protocol import Features
+
+
+class UrlError(ValueError):
+    """A URL that can't be used. `str` of it is one line for the user, with passwords masked."""
+
+
+@dataclass(frozen=True)
+class Url:
+    """A URL that `parse` has passed: the scheme is known, the path absolute, the parameters checked."""
+
+    scheme: str
+    rest: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    text: str = ""
+    """The same as one string that `parse` takes anywhere. It may hold a password: show `masked`."""
+
+    @property
+    def masked(self) -> str:
+        return mask(self.text)
+
+    @property
+    def path(self) -> str | None:
+        """Where on this machine it keeps its files, when that is a path."""
+        return self.rest if self.rest.startswith("/") and not self.rest.startswith("//") else None
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """One kind of URL.
+
+    `takes` says what follows the colon: a `path` (made absolute), `nothing`, or `text` that `open` understands.
+    `parameters` maps the names that may follow `?` to what reads their values, raising ValueError with a text such as
+    `must be a number`; None passes every parameter on as text. `features` are those of its volume where they don't
+    depend on the URL.
+    """
+
+    form: str
+    summary: str
+    open: Callable[[Url], Any]
+    takes: Literal["path", "nothing", "text"] = "text"
+    parameters: Mapping[str, Callable[[str], Any]] | None = field(default_factory=dict)
+    features: Features | None = None
+    execute: bool = False
+
+
+_AUTHORITY = re.compile(r"(//[^/:@\s?]*):[^\s]*@")
+_ASSIGNMENT = re.compile(r"([^&?\s=]+)(\s*=\s*)('(?:[^'\\]|\\.)*'?|[^&\s]*)")
+_SECRET = re.compile(r"pass|pwd|secret|token|key|cred|auth|signature|^sas$|^sig$", re.IGNORECASE)
+
+
+def mask(text: str) -> str:
+    """`text` with `***` for every password: `//user:***@host`, and the values of secret parameters and libpq words.
+
+    When in doubt it hides too much: from the first `:` after `//` to the last `@`, for a password may hold an
+    unescaped `@`, `/` or `?`.
+    """
+    hidden = _AUTHORITY.sub(r"\1:***@", text)
+    return _ASSIGNMENT.sub(lambda found: found[1] + found[2] + hide(unquote(found[1]), found[3]), hidden)
+
+
+def hide(key: str, value: str) -> str:
+    """The value of a parameter as it may be shown."""
+    return "***" if value and _SECRET.search(key) else value

@@ -1,0 +1,232 @@
+"""The kinds of backend URLs of this package, in one table, and what opens each. Backends are imported when opened."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from dataclasses import replace
+from typing import Any
+
+from fusebackend.protocol import Features
+from fusebackend.scheme import Scheme, Url, UrlError
+
+NOT_YET = ("postgres", "s3", "docker", "threads+sqlite", "threads+postgres", "overlay")
+"""Schemes that are planned; asking for one says so."""
+
+
+def _open_sqlite(url: Url) -> Any:
+    from fusebackend.backends.sqlite import SqliteBackend
+
+    parent = os.path.dirname(url.rest)
+    if not os.path.isdir(parent):
+        raise UrlError(f"'{url.masked}': there is no directory '{parent}'")
+    return SqliteBackend(url.rest, **url.parameters)
+
+
+def _open_memory(url: Url) -> Any:
+    from fusebackend.backends.memory import InMemoryBackend
+
+    return InMemoryBackend(**url.parameters)
+
+
+def _open_directory(url: Url) -> Any:
+    directory = _directory(url)
+    from fusebackend.backends.filesystem import FilesystemBackend
+
+    return FilesystemBackend(directory, virtual_mode=True, **url.parameters)
+
+
+def _open_shell(url: Url) -> Any:
+    directory = _directory(url)
+    from fusebackend.backends.local_shell import LocalShellBackend
+
+    return LocalShellBackend(directory, virtual_mode=True, **url.parameters)
+
+
+def _directory(url: Url) -> str:
+    if not os.path.exists(url.rest):
+        raise UrlError(f"'{url.masked}': there is no directory '{url.rest}'")
+    if not os.path.isdir(url.rest):
+        raise UrlError(f"'{url.masked}': '{url.rest}' is not a directory")
+    return url.rest
+
+
+def _open_state(url: Url) -> Any:
+    from fusebackend.backends.state import StateBackend
+
+    return StateBackend(**url.parameters)
+
+
+def _open_store_sqlite(url: Url) -> Any:
+    from fusebackend.backends.store.opening import open_sqlite
+
+    return open_sqlite(url)
+
+
+def _open_store_postgres(url: Url) -> Any:
+    from fusebackend.backends.store.opening import open_postgres
+
+    return open_postgres(url)
+
+
+def _open_python(url: Url) -> Any:
+    """Import `package.module`, also from the current directory, and call its `callable` with the parameters."""
+    import importlib
+
+    from fusebackend.dialect import has_agent_face
+
+    module_name, colon, attribute = url.rest.partition(":")
+    if not colon or not module_name or not attribute:
+        raise UrlError(f"'{url.masked}' is incomplete; write {SCHEMES['python'].form}")
+    directory = os.getcwd()
+    if directory not in sys.path:
+        sys.path.append(directory)  # last, so that a file there can't stand in for a module of Python's
+    try:
+        found: Any = importlib.import_module(module_name)
+        for name in attribute.split("."):
+            found = getattr(found, name)
+        made = found if not callable(found) or has_agent_face(found) else found(**url.parameters)
+    except Exception as error:
+        raise UrlError(f"'{url.masked}' failed: {type(error).__name__}: {error}") from error
+    if not has_agent_face(made):
+        raise UrlError(f"'{url.masked}' gave a {type(made).__name__}, which is no backend")
+    return made
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Parameters
+# --------------------------------------------------------------------------------------------------------------
+
+
+def _on_exists(value: str) -> str:
+    if value not in ("error", "replace"):
+        raise ValueError("must be 'error' or 'replace'")
+    return value
+
+
+def _positive(value: str) -> int:
+    if not re.fullmatch("[0-9]{1,12}", value) or int(value) == 0:
+        raise ValueError("must be a whole number above 0")
+    return int(value)
+
+
+def _namespace(value: str) -> tuple[str, ...]:
+    from fusebackend.backends.store.source import checked_namespace
+
+    try:
+        return checked_namespace(value)
+    except ValueError as error:
+        raise ValueError(f"must be a namespace such as 'a.b' ({error})") from None
+
+
+def _seconds(value: str) -> float:
+    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", value):
+        raise ValueError("must be a number of seconds")
+    return float(value)
+
+
+def _auto_or_off(value: str) -> bool:
+    if value not in ("auto", "off"):
+        raise ValueError("must be 'auto' or 'off'")
+    return value == "auto"
+
+
+LIBPQ_WORDS = (
+    "application_name", "channel_binding", "connect_timeout", "gssencmode", "keepalives", "keepalives_count",
+    "keepalives_idle", "keepalives_interval", "krbsrvname", "load_balance_hosts", "options", "passfile", "password",
+    "port", "require_auth", "service", "sslcert", "sslcrl", "sslkey", "sslmode", "sslpassword", "sslrootcert", "sslsni",
+    "target_session_attrs", "tcp_user_timeout", "user",
+)  # fmt: skip
+"""What a `postgresql://` URI may carry after its `?`; it is passed on to libpq."""
+
+_WHOLE_FILES = Features(
+    random_writes=False,
+    rename=False,
+    links=False,
+    symlinks=False,
+    special_files=False,
+    xattrs=False,
+    persistent_modes=False,
+    change_feed=False,
+)
+
+# --------------------------------------------------------------------------------------------------------------
+# The table
+# --------------------------------------------------------------------------------------------------------------
+
+SCHEMES: dict[str, Scheme] = {
+    "sqlite": Scheme(
+        "sqlite:PATH",
+        "all files in one SQLite file; the default",
+        _open_sqlite,
+        takes="path",
+        parameters={"on_exists": _on_exists},
+        features=Features(),
+    ),
+    "memory": Scheme(
+        "memory:",
+        "files in the server's memory, gone when it ends",
+        _open_memory,
+        takes="nothing",
+        parameters={"on_exists": _on_exists},
+        features=Features(durable=False),
+    ),
+    "dir": Scheme(
+        "dir:PATH",
+        "a directory of this machine; nothing outside it can be reached",
+        _open_directory,
+        takes="path",
+        parameters={"max_file_size_mb": _positive, "on_exists": _on_exists},
+        features=Features(change_feed=False),
+    ),
+    "shell": Scheme(
+        "shell:PATH",
+        "the same, and agents may run commands there",
+        _open_shell,
+        takes="path",
+        parameters={
+            "max_file_size_mb": _positive,
+            "max_output_bytes": _positive,
+            "on_exists": _on_exists,
+            "timeout": _positive,
+        },
+        features=Features(change_feed=False),
+        execute=True,
+    ),
+    "state": Scheme(
+        "state:",
+        "files as an agent's state holds them, gone when the server ends",
+        _open_state,
+        takes="nothing",
+        parameters={"on_exists": _on_exists},
+        features=replace(_WHOLE_FILES, durable=False),
+    ),
+    "store+sqlite": Scheme(
+        "store+sqlite:PATH?ns=NAMESPACE",
+        "an agent's long-term memory: a namespace of a LangGraph store in SQLite",
+        _open_store_sqlite,
+        takes="path",
+        parameters={"ns": _namespace, "on_exists": _on_exists, "ttl": _seconds},
+        features=replace(_WHOLE_FILES, blocking=True),
+    ),
+    "store+postgres": Scheme(
+        "store+postgres:DSN?ns=NAMESPACE",
+        "the same in PostgreSQL, with what other programs change shown at once",
+        _open_store_postgres,
+        parameters={
+            "feed": _auto_or_off,
+            "ns": _namespace,
+            "on_exists": _on_exists,
+            "ttl": _seconds,
+            **dict.fromkeys(LIBPQ_WORDS, str),
+        },
+    ),
+    "python": Scheme(
+        "python:package.module:callable",
+        "what your own function returns, called with the parameters",
+        _open_python,
+        parameters=None,
+    ),
+}
+"""The schemes of this package, in the order in which they are shown."""
