@@ -40,7 +40,8 @@ class TestLocate:
         with pytest.raises(Failed) as caught:
             locate("/a", None)
         assert caught.value.message == (
-            f"'/a' lies in no mount of fusebackend (mounted: {MOUNT}; with --mount DIR, paths are those that agents use)"
+            f"'/a' lies in no mount of fusebackend (mounted: {MOUNT}; "
+            "with --mount DIR, paths are those that agents use)"
         )
 
     @pytest.mark.parametrize("given", ["/../a", "~/a"])
@@ -54,7 +55,7 @@ class TestLocate:
             locate("", mount)
 
     def test_nothing_is_mounted(self, monkeypatch):
-        monkeypatch.setattr("fusebackend.cli.target.mountpoints", lambda: [])
+        monkeypatch.setattr("fusebackend.cli.target.mountpoints", list)
         with pytest.raises(Failed, match="'/a' lies in no mount of fusebackend; nothing is mounted"):
             locate("/a", None)
         with pytest.raises(Failed, match="nothing is mounted; 'fusebackend mount' does that"):

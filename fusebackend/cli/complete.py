@@ -21,19 +21,20 @@ def path(mount: str | None, incomplete: str) -> list[CompletionItem]:
     """Completions of a path: an agent's where there is a `--mount`."""
     if mount is None:
         return [CompletionItem(incomplete, type="file")]
-    with contextlib.suppress(Failed, OSError, ValueError):
-        found = _names(target.locate("/", mount).files, incomplete)
+    with contextlib.suppress(Failed, OSError, ValueError), target.locate("/", mount).files as files:
+        found = _names(files, incomplete)
         if len(found) == 1 and found[0].endswith("/"):  # or the shell would put a space after the directory
-            found += _names(target.locate("/", mount).files, found[0])
+            found += _names(files, found[0])
         return [CompletionItem(name) for name in found]
     return []
 
 
 def _names(files: Client, incomplete: str) -> list[str]:
-    directory = incomplete.rpartition("/")[0] + "/"
-    beginning = incomplete if incomplete.startswith("/") else "/" + incomplete
-    entries = files.ls(directory).entries or []
-    return [entry["path"] for entry in entries if entry["path"].startswith(beginning)]
+    """What is in the directory that `incomplete` ends in, as far as it begins so; without a `/` if that has none."""
+    absolute = incomplete if incomplete.startswith("/") else "/" + incomplete
+    entries = files.ls(absolute.rpartition("/")[0] + "/").entries or []
+    added = len(absolute) - len(incomplete)
+    return [entry["path"][added:] for entry in entries if entry["path"].startswith(absolute)]
 
 
 def mountpoint(incomplete: str) -> list[CompletionItem]:

@@ -76,7 +76,7 @@ def download(sources: Sequence[str], destination: str, force: bool, as_json: boo
     """
     complaints = Complaints()
     into = os.path.isdir(destination) or destination.endswith("/") or len(sources) > 1
-    if into and os.path.exists(destination) and not os.path.isdir(destination):
+    if into and os.path.exists(destination.rstrip("/") or "/") and not os.path.isdir(destination):
         raise Failed(f"'{destination}' is not a directory")
     plan = Plan()
     for given in sources:
@@ -95,10 +95,12 @@ def download(sources: Sequence[str], destination: str, force: bool, as_json: boo
             with complaints:
                 copied.append((item, _fetch(item, force, advance)))
     if as_json:
-        Output().document({
-            "files": [{"path": _shown(item), "local": item.local, "size": size} for item, size in copied],
-            "skipped": [{"path": path, "reason": reason} for path, reason in plan.skipped],
-        })
+        Output().document(
+            {
+                "files": [{"path": _shown(item), "local": item.local, "size": size} for item, size in copied],
+                "skipped": [{"path": path, "reason": reason} for path, reason in plan.skipped],
+            }
+        )
     else:
         for path, reason in plan.skipped:
             note(f"left out '{path}': {reason}")

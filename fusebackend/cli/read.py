@@ -27,9 +27,7 @@ SNIFFED_BYTES = 8192
     f"{READ_LIMIT_LINES} lines unless --limit is given; encoding is 'utf-8', or 'base64' for a whole binary file."
 )
 @mount_option
-def read(
-    path: str, offset: int | None, limit: int | None, numbered: bool, as_json: bool, mount: str | None
-) -> None:
+def read(path: str, offset: int | None, limit: int | None, numbered: bool, as_json: bool, mount: str | None) -> None:
     """Print a file as it is, or lines of it as an agent reads them.
 
     Lines, that is with --offset, --limit, -n or --json, are those of text: CRLF is shown as LF, and a binary file has
@@ -74,10 +72,12 @@ def _print_record(output: Output, place: Target, offset: int, limit: int) -> Non
     if found["error"] is not None:
         raise Failed(place.words(found["error"]))
     data = found["file_data"] or {"content": "", "encoding": "utf-8"}
-    output.document({
-        "path": place.shown(place.path),
-        "content": data["content"],
-        "encoding": data.get("encoding", "utf-8"),
-        **{key: found[key] for key in ("start_line", "end_line", "total_lines", "next_offset")},
-        "modified_at": data.get("modified_at"),
-    })
+    output.document(
+        {
+            "path": place.shown(place.path),
+            "content": data["content"],
+            "encoding": data.get("encoding", "utf-8"),
+            **{key: found[key] for key in ("start_line", "end_line", "total_lines", "next_offset")},
+            "modified_at": data.get("modified_at"),
+        }
+    )

@@ -58,11 +58,11 @@ class Failed(click.ClickException):
 class Complaints:
     """The errors of a command that goes on with its next operand, each in a line of its own.
 
-        complaints = Complaints()
-        for path in paths:
-            with complaints:          # takes what goes wrong with this one
-                ...
-        complaints.finish()           # ends the command with `exit_code` if anything did
+    complaints = Complaints()
+    for path in paths:
+        with complaints:          # takes what goes wrong with this one
+            ...
+    complaints.finish()           # ends the command with `exit_code` if anything did
     """
 
     def __init__(self, exit_code: int = 1) -> None:

@@ -118,7 +118,7 @@ def locate(given: str, mount: str | None, *, follow: bool = True) -> Target:
     Raises:
         Failed: it lies in no mount, or can't be an agent's path.
     """
-    if not given:
+    if not given or mount == "":
         raise Failed("a path is empty")
     if mount is not None:
         mountpoint, _ = _split(mount, follow=True)

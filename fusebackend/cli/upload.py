@@ -90,10 +90,12 @@ def upload(sources: Sequence[str], destination: str, force: bool, as_json: bool,
             else:
                 complaints.add(item.goal.words(error))
     if as_json:
-        Output().document({
-            "files": [{"local": item.local, "path": _shown(item), "size": item.size} for item in copied],
-            "skipped": [{"local": local, "reason": reason} for local, reason in plan.skipped],
-        })
+        Output().document(
+            {
+                "files": [{"local": item.local, "path": _shown(item), "size": item.size} for item in copied],
+                "skipped": [{"local": local, "reason": reason} for local, reason in plan.skipped],
+            }
+        )
     else:
         for local, reason in plan.skipped:
             note(f"left out '{local}': {reason}")

@@ -18,9 +18,7 @@ from fusebackend.cli.target import complete_path, mount_option
 @click.option("--replace", is_flag=True, help="Replace a file that is there.")
 @json_option("{path, size}, in bytes.")
 @mount_option
-def write(
-    path: str, source: str | None, text: str | None, replace: bool, as_json: bool, mount: str | None
-) -> None:
+def write(path: str, source: str | None, text: str | None, replace: bool, as_json: bool, mount: str | None) -> None:
     """Make a file of what standard input has, or of --text, with the directories it lacks.
 
     A file that is there already is refused without --replace. Without --replace, what is written must be UTF-8 text;

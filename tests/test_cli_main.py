@@ -1,0 +1,110 @@
+"""The group of commands: its help, its errors, and the completion of words."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import click
+import pytest
+from commands import MOUNT, commands
+
+from fusebackend.backends import InMemoryBackend
+from fusebackend.cli import complete, main
+
+COMMANDS = [
+    "mount", "umount", "status", "backends", "ls", "stat", "read", "write", "edit", "grep", "glob", "rm", "mv",
+    "upload", "download", "watch", "exec",
+]  # fmt: skip
+
+
+@pytest.fixture
+def command(monkeypatch):
+    with InMemoryBackend() as files, commands(files, monkeypatch) as command:
+        files.upload_files([("/dir/a", b""), ("/dir/b c", b""), ("/file", b"")])
+        yield command
+
+
+def test_the_help_names_every_command_once(command):
+    lines = command.ok("--help").splitlines()
+    assert [line.split()[0] for line in lines if line.startswith("  ") and line.split()[0] in COMMANDS] == COMMANDS
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself(command, name):
+    assert command.ok(name, "--help").startswith(f"Usage: fusebackend {name} ")
+
+
+def test_a_command_that_is_none(command):
+    assert command.wrong("list") == "No such command 'list'."
+
+
+def test_the_help_loads_nothing_heavy():
+    script = (
+        "import sys\n"
+        "from fusebackend.cli.main import main\n"
+        "try:\n    main(['--help'], prog_name='fusebackend')\n"
+        "except SystemExit as end:\n    assert end.code == 0, end.code\n"
+        "heavy = {'msgspec', 'rich', 'pyfuse3', 'trio', 'wcmatch', 'subprocess', 'sqlite3'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, timeout=60)
+
+
+@pytest.mark.parametrize("name", COMMANDS[4:])
+def test_a_command_loads_nothing_that_only_mounts_need(name):
+    script = (
+        "import sys\n"
+        "from fusebackend.cli.main import main\n"
+        f"try:\n    main(['{name}', '--help'], prog_name='fusebackend')\n"
+        "except SystemExit as end:\n    assert end.code == 0, end.code\n"
+        "heavy = {'rich', 'pyfuse3', 'trio', 'wcmatch', 'sqlite3'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, timeout=60)
+
+
+def test_a_bug_is_no_error_of_the_user(command, monkeypatch):
+    def broken(*words):
+        raise KeyError("bug")
+
+    monkeypatch.setattr("fusebackend.cli.target.locate", broken)
+    with pytest.raises(KeyError, match="bug"):
+        command("ls", MOUNT)
+
+
+class TestCompletion:
+    def words(self, *line: str) -> list[tuple[str, str]]:
+        """What the last word of a command line may go on with: type and value."""
+        shell = click.shell_completion.ShellComplete(main.main, {}, "fusebackend", "_FUSEBACKEND_COMPLETE")
+        return [(item.type, item.value) for item in shell.get_completions(list(line[:-1]), line[-1])]
+
+    def test_commands_and_options(self, command):
+        assert ("plain", "grep") in self.words("g")
+        assert ("plain", "--mount") in self.words("ls", "--mo")
+
+    def test_paths_of_the_file_system_are_the_shells(self, command):
+        assert self.words("ls", "/mnt/x") == [("file", "/mnt/x")]
+        assert self.words("grep", "TODO", "./d") == [("file", "./d")]
+        assert self.words("upload", "./d") == [("file", "./d")]
+
+    def test_paths_of_agents_are_asked_for(self, command):
+        assert self.words("ls", "--mount", MOUNT, "/") == [("plain", "/dir/"), ("plain", "/file")]
+        assert self.words("ls", "--mount", MOUNT, "/f") == [("plain", "/file")]
+        assert self.words("ls", "--mount", MOUNT, "fi") == [("plain", "file")]
+        assert self.words("ls", "--mount", MOUNT, "/none/x") == []
+
+    def test_a_directory_goes_on_with_what_is_in_it(self, command):
+        found = [("plain", "/dir/"), ("plain", "/dir/a"), ("plain", "/dir/b c")]
+        assert self.words("ls", "--mount", MOUNT, "/d") == found
+        assert self.words("ls", "--mount", MOUNT, "/dir/") == found[1:]
+
+    def test_mounts(self, command):
+        assert self.words("ls", "--mount", "/m") == [("plain", MOUNT)]
+        assert self.words("ls", "--mount", "/x") == [("dir", "/x")]
+
+    def test_what_goes_wrong_is_silent(self, command, capfd):
+        assert self.words("ls", "--mount", "/nowhere", "/") == []
+        assert self.words("ls", "--mount", MOUNT, "/../x") == []
+        assert complete.path("", "/") == []
+        assert capfd.readouterr() == ("", "")
