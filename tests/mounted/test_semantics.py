@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import mounts
@@ -376,6 +377,33 @@ def test_every_change_can_be_watched(tmp_path: Path, serve: Serve) -> None:
         ("deleted", "api", "/m/e/f"),
         ("deleted", "api", "/m/e/"),
     ]
+
+
+def test_a_verb_over_the_control_socket_is_the_verb(tmp_path: Path) -> None:
+    url = f"sqlite:{tmp_path}/volume.db"
+    with two_faces(tmp_path / "mnt", url) as faces, fusebackend.connect(faces.path) as client:
+        assert client.write("/file", "one\n").error is None
+        for path in ("/file", "/none", "/../x"):
+            assert asdict(client.read(path)) == faces.ask("read", path)
+            assert asdict(client.ls(path)) == faces.ask("ls", path)
+            assert asdict(client.edit(path, "none", "x")) == faces.ask("edit", path, "none", "x")
+        assert asdict(client.write("/file", "two")) == faces.ask("write", "/file", "two")
+        (faces.path / "file").write_text("three\n")
+        assert client.edit("/file", "three", "four").occurrences == 1
+        assert (faces.path / "file").read_text() == "four\n"
+
+
+def test_a_command_sees_every_route_at_its_path(tmp_path: Path, serve: Serve) -> None:
+    mounted = serve(f"sqlite:{tmp_path}/volume.db", routes={"/memories": "memory:"})
+    (mounted.path / "memories/x").write_text("one\n")
+    with fusebackend.connect(mounted.path) as client:
+        assert client.execute("cat /memories/x; echo two >> /memories/x; cp /memories/x /y").output == "one\n"
+        assert client.read("/y").file_data["content"] == "one\ntwo\n"
+        assert (mounted.path / "memories/x").read_text() == "one\ntwo\n"
+        assert client.execute("ls /; ls /home /root /mnt 2>/dev/null").output.startswith("memories\ny\n")
+        assert client.execute("touch /usr/x || touch /etc/x || echo no").output.startswith("no\n")
+    assert sorted(os.listdir(mounted.path)) == ["memories", "y"]
+    (mounted.path / "usr").mkdir()
 
 
 def test_a_failure_ends_one_request(serve: Serve) -> None:
