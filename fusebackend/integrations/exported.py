@@ -23,7 +23,7 @@ from fusebackend.backends.state import StateBackend
 from fusebackend.composite import CompositeBackend
 from fusebackend.dialect import AgentFace, is_factory
 from fusebackend.paths import PathError
-from fusebackend.protocol import READ_LIMIT_LINES, ReadResult
+from fusebackend.protocol import READ_LIMIT_LINES, FileDownloadResponse, ReadResult
 
 log = logging.getLogger(__name__)
 
@@ -124,29 +124,22 @@ class Exported(theirs.BackendProtocol):
 
     def download_files(self, paths: list[str]) -> list[theirs.FileDownloadResponse]:
         """As ours, and a path with `~` is `file_not_found`: deepagents' memory takes such sources for optional."""
-        wanted = _items(paths)
-        answers = [theirs.FileDownloadResponse(path=path, error=errors.INVALID_PATH) for path in wanted]
-        asked = []
-        for index, path in enumerate(wanted):
-            if isinstance(path, str) and path.startswith("~"):
-                answers[index].error = errors.FILE_NOT_FOUND
-            elif isinstance(path, str):
-                asked.append(index)
-        for index, answer in zip(asked, self._download([wanted[index] for index in asked]), strict=True):
-            answers[index] = answer
+        answers = [theirs.FileDownloadResponse(path=path, error=_refused(path)) for path in _items(paths)]
+        asked = [answer for answer in answers if answer.error is None]
+        found = self._batch("download_files", [answer.path for answer in asked])
+        for answer, one in zip(asked, found, strict=True):
+            answer.content, answer.error = one.content, one.error
+            if answer.path.startswith("~"):
+                answer.error = errors.FILE_NOT_FOUND
         return answers
 
-    def _download(self, wanted: list[str]) -> list[theirs.FileDownloadResponse]:
-        refuse = _answering(lambda error: [theirs.FileDownloadResponse(path=path, error=error) for path in wanted])
-
-        def download_files() -> list[theirs.FileDownloadResponse]:
-            found = self._files().download_files(wanted)
-            return [
-                theirs.FileDownloadResponse(path=answer.path, content=answer.content, error=answer.error)
-                for answer in found
-            ]
-
-        return refuse(download_files)() if wanted else []
+    def _batch(self, verb: str, items: list[Any]) -> list[Any]:
+        """One answer per item, of any class that has an `error`."""
+        try:
+            return list(getattr(self._files(), verb)(items)) if items else []
+        except Exception as error:  # as in `_answering`
+            log.exception("%s failed", verb)
+            return [FileDownloadResponse(path="", error=f"{verb} failed: {type(error).__name__}: {error}")] * len(items)
 
     # -- writing -----------------------------------------------------------------------------------------------
 
@@ -170,29 +163,20 @@ class Exported(theirs.BackendProtocol):
         return theirs.EditResult(error=done.error, path=done.path, occurrences=done.occurrences)
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[theirs.FileUploadResponse]:
-        given = _items(files)
         answers: list[theirs.FileUploadResponse] = []
-        asked: list[tuple[int, str, bytes]] = []
-        for index, item in enumerate(given):
+        asked: list[tuple[str, bytes]] = []
+        for item in _items(files):
             path, content = item if isinstance(item, (tuple, list)) and len(item) == 2 else (item, None)
-            answers.append(theirs.FileUploadResponse(path=path, error=errors.INVALID_PATH))
+            error = _refused(path)
             if not isinstance(content, (bytes, bytearray, memoryview)):
-                answers[index].error = f"content must be bytes, not {type(content).__name__}"
-            elif isinstance(path, str):
-                asked.append((index, path, bytes(content)))
-        uploads = self._upload([(path, content) for _, path, content in asked])
-        for (index, _, _), answer in zip(asked, uploads, strict=True):
-            answers[index] = answer
+                error = error or f"content must be bytes, not {type(content).__name__}"
+            elif error is None:
+                asked.append((path, bytes(content)))
+            answers.append(theirs.FileUploadResponse(path=path, error=error))
+        waiting = [answer for answer in answers if answer.error is None]
+        for answer, one in zip(waiting, self._batch("upload_files", asked), strict=True):
+            answer.error = one.error
         return answers
-
-    def _upload(self, files: list[tuple[str, bytes]]) -> list[theirs.FileUploadResponse]:
-        refuse = _answering(lambda error: [theirs.FileUploadResponse(path=path, error=error) for path, _ in files])
-
-        def upload_files() -> list[theirs.FileUploadResponse]:
-            done = self._files().upload_files(files)
-            return [theirs.FileUploadResponse(path=answer.path, error=answer.error) for answer in done]
-
-        return refuse(upload_files)() if files else []
 
     als = _aside("ls", ls)
     aread = _aside("read", read)
@@ -302,6 +286,11 @@ def _whole(name: str, value: Any) -> int:
         return int(value)
     except (TypeError, ValueError, OverflowError):
         raise BadArgument(f"{name} must be a whole number, not {value!r}") from None
+
+
+def _refused(path: Any) -> str | None:
+    """Why no backend can be asked for this, if it can't."""
+    return None if isinstance(path, str) else errors.INVALID_PATH
 
 
 def _items(given: Any) -> Sequence[Any]:
