@@ -96,7 +96,7 @@ NO_VOLUME: dict[str, tuple[Callable[[Path], object], str]] = {
     "somebody else's application": (script("PRAGMA application_id = 5; CREATE TABLE t (a)"), "something else"),
     "a newer volume": (
         script(f"CREATE TABLE t (a); PRAGMA application_id = {schema.APPLICATION_ID}; PRAGMA user_version = 99"),
-        "has schema version 99, this fusebackend knows up to 1; upgrade it",
+        f"has schema version 99, this fusebackend knows up to {schema.VERSION}; upgrade it",
     ),
     "a volume without tables": (
         script(f"CREATE TABLE t (a); PRAGMA application_id = {schema.APPLICATION_ID}; PRAGMA user_version = 1"),

@@ -1,7 +1,9 @@
-"""`Flusher`: the thread beside an SQLite volume that writes changes to the file and moves the WAL on.
+"""`Flusher`: the thread beside an SQLite volume that writes changes to the file, moves the WAL on, and indexes.
 
 It flushes half a second after a change, so that this is the most a killed server loses of what nobody synced, and
-checkpoints on a connection of its own, without the volume's lock for all but the last of it.
+checkpoints on a connection of its own, without the volume's lock for all but the last of it. On that connection it also
+has the index brought up to date, in portions with pauses between: three times as long as a portion while there are
+changes to be flushed, as long as a portion when there are none.
 """
 
 from __future__ import annotations
@@ -9,11 +11,13 @@ from __future__ import annotations
 import logging
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 from fusebackend.backends import schema
+from fusebackend.backends.indexer import Indexer
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +32,10 @@ CHECKPOINT_REST_PAGES = 512
 """It is moved in a few passes beside the writers, until this little is left to be moved while they wait."""
 
 
+INDEX_RETRY_S = 10.0
+"""How long the index is left as it is after it failed."""
+
+
 class Flusher:
     """Owns its thread and connection; everything else is the volume's."""
 
@@ -37,11 +45,14 @@ class Flusher:
         lock: AbstractContextManager[Any],
         flush: Callable[[], None],
         wal_bytes: Callable[[], int],
+        indexer: Indexer,
     ) -> None:
         self._path = path
         self._lock = lock
         self._flush = flush
         self._wal_bytes = wal_bytes
+        self._indexer = indexer
+        self._failing = False
         self._changes_waiting = threading.Event()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="fusebackend-flush", daemon=True)
@@ -66,23 +77,56 @@ class Flusher:
 
     def _run(self) -> None:
         connection = sqlite3.connect(self._path, isolation_level=None, timeout=0)
-        failing = False
+        connection.execute("PRAGMA secure_delete = OFF")
+        flush_at: float | None = None
+        index_at: float | None = time.monotonic() + FLUSH_AFTER_S
         try:
             while not self._stopping.is_set():
-                self._changes_waiting.wait()
-                self._stopping.wait(FLUSH_AFTER_S)
-                try:
-                    self._flush()
-                    if self._wal_bytes() > CHECKPOINT_BYTES:
-                        self._checkpoint(connection)
-                except Exception as error:  # the thread goes on: without it nothing would ever be written again
-                    if not failing:
-                        log.error("changes wait in memory, the volume file can't take them: %s", error)
-                    failing = True
+                if flush_at is None:
+                    if self._changes_waiting.wait(_until(index_at)):
+                        flush_at = time.monotonic() + FLUSH_AFTER_S
                 else:
-                    failing = False
+                    self._stopping.wait(_until(min(flush_at, index_at or flush_at)))
+                if flush_at is not None and time.monotonic() >= flush_at:
+                    self._write_on(connection)
+                    flush_at = None
+                    index_at = index_at or time.monotonic()
+                if index_at is not None and time.monotonic() >= index_at:
+                    index_at = self._index(connection, hurry=flush_at is None)
         finally:
             connection.close()
+
+    def _write_on(self, connection: sqlite3.Connection) -> None:
+        """Flush, and keep the WAL short."""
+        try:
+            self._flush()
+            self._keep_short(connection)
+        except Exception as error:  # the thread goes on: without it nothing would ever be written again
+            if not self._failing:
+                log.error("changes wait in memory, the volume file can't take them: %s", error)
+            self._failing = True
+        else:
+            self._failing = False
+
+    def _index(self, connection: sqlite3.Connection, hurry: bool) -> float | None:
+        """Index a portion; gives when the next one is due."""
+        start = time.monotonic()
+        try:
+            pause_s = self._indexer.work(connection)
+            self._keep_short(connection)
+        except sqlite3.Error as error:
+            if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
+                return time.monotonic() + FLUSH_AFTER_S / 10
+            log.error("the index of %s can't be brought up to date: %s", self._path, error)
+            return time.monotonic() + INDEX_RETRY_S
+        if pause_s is None:
+            return None
+        spent_s = time.monotonic() - start
+        return time.monotonic() + max(pause_s, spent_s if hurry else 3 * spent_s)
+
+    def _keep_short(self, connection: sqlite3.Connection) -> None:
+        if self._wal_bytes() > CHECKPOINT_BYTES:
+            self._checkpoint(connection)
 
     def _checkpoint(self, connection: sqlite3.Connection) -> None:
         """Move the WAL into the file while others write on, then the rest under the lock, so that it starts anew.
@@ -95,3 +139,7 @@ class Flusher:
                 break
         with self._lock:
             connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
+
+
+def _until(moment_s: float | None) -> float | None:
+    return None if moment_s is None else max(0.0, moment_s - time.monotonic())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Callable
 
 from fusebackend.backends.chunks import Chunk
@@ -17,6 +18,7 @@ class Overlay:
         self.names: dict[int, dict[bytes, int | None]] = {}  # parent → name → node, None where the name is gone
         self.chunks: dict[tuple[int, int], Chunk] = {}
         self.cuts: dict[int, int] = {}  # node → first chunk index that the file still has and that is gone
+        self.contents: set[int] = set()  # nodes whose bytes have changed, for the index
         self.xattrs: dict[int, Inode] = {}
         self.dead: set[int] = set()  # nodes that the file still has and that are gone
         self.bytes = 0
@@ -27,7 +29,7 @@ class Overlay:
 
     def write(self, db: sqlite3.Connection, new_row: Callable[[], int]) -> None:
         """Write everything, inside the caller's transaction. What goes is written before what takes its place."""
-        for table in ("inode", "chunk", "xattr") if self.dead else ():
+        for table in ("inode", "chunk", "xattr", "unindexed") if self.dead else ():
             db.executemany(f"DELETE FROM {table} WHERE node = ?", [(node,) for node in self.dead])
         if self.cuts:
             db.executemany("DELETE FROM chunk WHERE node = ? AND idx >= ?", list(self.cuts.items()))
@@ -40,6 +42,9 @@ class Overlay:
             )
         if self.chunks:
             self._write_chunks(db, new_row)
+        if self.contents:
+            now = time.time_ns()
+            db.executemany("INSERT OR REPLACE INTO unindexed VALUES (?, ?)", [(node, now) for node in self.contents])
         for node, inode in self.xattrs.items():
             db.execute("DELETE FROM xattr WHERE node = ?", (node,))
             rows = [(node, name, value) for name, value in (inode.xattrs or {}).items()]

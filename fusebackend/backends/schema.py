@@ -3,21 +3,28 @@
     sqlite3 FILE "SELECT * FROM tree"        lists every path with type, size and times
     sqlite3 FILE "SELECT * FROM inode"       is the volume as `stat` sees it
 
-Schema, version 1 (`PRAGMA user_version`; `application_id` is 0x66626b64, "fbkd"):
+Schema, version 2 (`PRAGMA user_version`; `application_id` is 0x66626b64, "fbkd"):
 
-| table    | one row for                | columns                                                                 |
-|----------|----------------------------|-------------------------------------------------------------------------|
-| `inode`  | a file, directory, link …  | node, mode (as st_mode), nlink, uid, gid, rdev, size (bytes),            |
-|          |                            | blocks (of 512 bytes), atime_ns, mtime_ns, ctime_ns, parent (of a        |
-|          |                            | directory; 0 elsewhere)                                                 |
-| `dentry` | a name                     | parent (node), name (bytes), node                                       |
-| `chunk`  | up to 64 KiB of a file     | id, node, idx (offset / 65536), data; what is missing reads as zeros    |
-| `xattr`  | an extended attribute      | node, name (bytes), value (bytes)                                       |
-| `meta`   | a fact about the volume    | key, value: `next_node`                                                 |
+| table         | one row for                | columns                                                              |
+|---------------|----------------------------|----------------------------------------------------------------------|
+| `inode`       | a file, directory, link …  | node, mode (as st_mode), nlink, uid, gid, rdev, size (bytes),         |
+|               |                            | blocks (of 512 bytes), atime_ns, mtime_ns, ctime_ns, parent (of a     |
+|               |                            | directory; 0 elsewhere)                                              |
+| `dentry`      | a name                     | parent (node), name (bytes), node                                    |
+| `chunk`       | up to 64 KiB of a file     | id, node, idx (offset / 65536), data; what is missing reads as zeros |
+| `xattr`       | an extended attribute      | node, name (bytes), value (bytes)                                    |
+| `meta`        | a fact about the volume    | key, value: `next_node`; `indexed`, the entries made in `trigram`     |
+| `unindexed`   | a node whose contents have | node, changed_ns (when that was flushed, since the epoch; 0: before  |
+|               | changed since its entry    | there was an index)                                                  |
+| `trigram`     | the trigrams of a file's   | FTS5 without contents: rowid is the node, words are mapped by         |
+|               | words (`trigram.py`)       | `trigram.shown`. Old entries of a node stay and do no harm           |
+| `common_word` | a word too common for that | word (bytes)                                                         |
 
 The target of a symbolic link is its chunk 0. A node with `nlink = 0` was open when the server ended; it is freed at
-the next opening. The file is in WAL mode and may be read with other tools while it is mounted; only one
-`SqliteBackend` may have it open, which an exclusive `flock` on the file sees to.
+the next opening. Version 1 had no index (the last three tables); its files get one when they are opened.
+
+The file is in WAL mode and may be read with other tools while it is mounted; only one `SqliteBackend` may have it open,
+which an exclusive `flock` on the file sees to.
 """
 
 from __future__ import annotations
@@ -34,7 +41,7 @@ from typing import ClassVar
 from fusebackend.protocol import ROOT_NODE
 
 APPLICATION_ID = 0x66626B64
-VERSION = 1
+VERSION = 2
 PAGE_BYTES = 16384
 """Measured: writing 256 MiB takes half as long as with 4 KiB, and a small commit no longer."""
 
@@ -43,6 +50,12 @@ BUSY_TIMEOUT_MS = 10_000
 
 WAL_KEPT_BYTES = 32 << 20
 """A WAL that starts anew is cut to this, so the file's size tells how much of it is in use beyond."""
+
+INDEXED_BYTES = 1 << 20
+"""Larger files have no entry in the trigram index: every search reads them."""
+
+HASH_BYTES = 4 << 20
+"""What FTS5 gathers before it writes, also inside of a transaction. Random words take half as long as with 1 MiB."""
 
 _MAGIC = b"SQLite format 3\0"
 
@@ -74,6 +87,18 @@ CREATE VIEW tree AS
                              ELSE 'special' END AS type,
            size, datetime(mtime_ns / 1000000000, 'unixepoch') AS modified_utc
     FROM walk JOIN inode ON inode.node = walk.node;
+"""
+
+TRIGRAMS = "USING fts5(words, content='', detail=none, columnsize=0, tokenize='trigram case_sensitive 1')"
+
+INDEX_TABLES = f"""
+CREATE INDEX dentry_node ON dentry (node);
+CREATE INDEX inode_large ON inode (node) WHERE size > {INDEXED_BYTES};
+CREATE TABLE unindexed (node INTEGER PRIMARY KEY, changed_ns INTEGER NOT NULL);
+CREATE TABLE common_word (word BLOB PRIMARY KEY) WITHOUT ROWID;
+CREATE VIRTUAL TABLE trigram {TRIGRAMS};
+INSERT INTO trigram (trigram, rank) VALUES ('hashsize', {HASH_BYTES});
+INSERT INTO meta VALUES ('indexed', 0)
 """
 
 
@@ -175,12 +200,14 @@ def _prepare(connection: sqlite3.Connection, path: str) -> None:
             os.close(descriptor)
     elif connection.execute("SELECT count(*) FROM inode WHERE node = ?", (ROOT_NODE,)).fetchone()[0] != 1:
         raise VolumeFileError(errno.EIO, f"'{path}' is damaged: it has no root directory")
+    elif version < VERSION:
+        _add_index(connection)
 
 
 def _create(connection: sqlite3.Connection) -> None:
     now = time.time_ns()
     connection.execute("BEGIN IMMEDIATE")
-    for statement in TABLES.split(";\n"):
+    for statement in (TABLES + INDEX_TABLES).split(";\n"):
         connection.execute(statement)
     connection.execute(
         "INSERT INTO inode VALUES (?, ?, 2, ?, ?, 0, 4096, 8, ?, ?, ?, ?)",
@@ -190,3 +217,18 @@ def _create(connection: sqlite3.Connection) -> None:
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version = {VERSION}")
     connection.execute("COMMIT")
+
+
+def _add_index(connection: sqlite3.Connection) -> None:
+    """Version 1 becomes 2: all files are yet to be indexed."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        for statement in INDEX_TABLES.split(";\n"):
+            connection.execute(statement)
+        connection.execute("INSERT INTO unindexed SELECT node, 0 FROM inode WHERE size > 0")
+        connection.execute(f"PRAGMA user_version = {VERSION}")
+        connection.execute("COMMIT")
+    except sqlite3.Error:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import errno
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeAlias
 
 from fusebackend import budget, paths
 from fusebackend.backends.contents import read_with, require_regular
@@ -18,6 +19,9 @@ from fusebackend.budget import Budget, Spent
 from fusebackend.globs import Matcher, compile_glob
 from fusebackend.protocol import Attr, FileInfo, GlobResult, GrepMatch, GrepResult, Volume
 from fusebackend.text import grep_pieces, iso_time
+
+Walk: TypeAlias = Callable[..., Any]
+"""Makes a `FileWalk`, or what a faster volume has in its place: what it leaves out can't match."""
 
 
 def file_info(path: str, attr: Attr, *, is_dir: bool = False) -> FileInfo:
@@ -37,7 +41,7 @@ class FileSearch:
         unreadable: something could not be looked into, so this is not all.
     """
 
-    def __init__(self, volume: Volume, path: str, matcher: Matcher | None) -> None:
+    def __init__(self, volume: Volume, path: str, matcher: Matcher | None, walk: Walk = FileWalk) -> None:
         """The path may be a file: then that is the tree, and its name is what the pattern sees. Nothing there is an
         empty tree, as in the seeds.
 
@@ -47,11 +51,11 @@ class FileSearch:
         self._base = paths.normalise(path)
         self._matcher = matcher
         self._single: Attr | None = None
-        self._walk: FileWalk | None = None
+        self._walk: Any = None
         attr = resolve(volume, path).attr
         if attr is not None and attr.is_dir:
             below, depth = (matcher.prefix, matcher.depth) if matcher is not None else ((), None)
-            self._walk = FileWalk(volume, attr.node, below=below, depth=depth)
+            self._walk = walk(volume, attr.node, below=below, depth=depth)
         elif attr is not None:
             require_regular(attr)
             self._single = attr
@@ -84,10 +88,16 @@ def glob_files(volume: Volume, pattern: str, path: str) -> GlobResult:
 
 
 def grep_files(
-    volume: Volume, pattern: str, path: str, glob: str | None, max_count: int | None, max_bytes: int
+    volume: Volume,
+    pattern: str,
+    path: str,
+    glob: str | None,
+    max_count: int | None,
+    max_bytes: int,
+    walk: Walk = FileWalk,
 ) -> GrepResult:
     """`grep`; raises as `glob_files`. Files larger than `max_bytes` are passed over and told."""
-    search = FileSearch(volume, path, compile_glob(glob) if glob else None)
+    search = FileSearch(volume, path, compile_glob(glob) if glob else None, walk)
     result = grep_found(volume, pattern, search, max_count, max_bytes)
     result.truncated |= search.unreadable
     return result

@@ -7,13 +7,15 @@ and at fsync, which then syncs the WAL: only an fsync waits for the disk. A flus
 and loses nothing: the overlay stays, and whoever writes next, or syncs, gets the error.
 
 `schema.py` documents the tables. One connection, used under `lock` from any thread; a second one, in the thread that
-also flushes, moves the WAL into the file (checkpoint) without the lock.
+also flushes, moves the WAL into the file (checkpoint) and indexes what has changed (`indexer.py`) without the lock; and
+one for each `grep`, which asks the index (`indexwalk.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import itertools
 import logging
 import os
@@ -26,12 +28,15 @@ from typing import Literal
 from fusebackend.backends import schema
 from fusebackend.backends.chunks import CHUNK_BYTES, CHUNK_SHIFT, Chunk, allocated_blocks
 from fusebackend.backends.flusher import Flusher
+from fusebackend.backends.indexer import Indexer
+from fusebackend.backends.indexwalk import IndexWalk
 from fusebackend.backends.overlay import Overlay
+from fusebackend.backends.search import grep_files
 from fusebackend.backends.storage import Inode
 from fusebackend.backends.tree import TreeVolume
 from fusebackend.backends.volume import VolumeBackend
 from fusebackend.errors import oserror
-from fusebackend.protocol import Features, StatFs
+from fusebackend.protocol import Features, GrepResult, StatFs
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +99,7 @@ class SqliteVolume(TreeVolume):
         self._checkpoint_after = 0.0
         self._wal_fd = -1
         self._closed = False
-        self._flusher = Flusher(self.path, self.lock, self.write_back, self._wal_bytes)
+        self._flusher = Flusher(self.path, self.lock, self.write_back, self._wal_bytes, Indexer(self.path))
         try:
             # A number that is in use already would overwrite what has it, so the table has a say as well.
             self._stored_next_node = self._scalar("SELECT value FROM meta WHERE key = 'next_node'")
@@ -149,6 +154,7 @@ class SqliteVolume(TreeVolume):
         overlay.inodes.pop(node, None)
         overlay.xattrs.pop(node, None)
         overlay.cuts.pop(node, None)
+        overlay.contents.discard(node)
         self._pop_chunks(node, 0, inode.size)
         self._inodes.pop(node, None)
         if node in self._unstored:
@@ -227,12 +233,17 @@ class SqliteVolume(TreeVolume):
         key = (node, index)
         if key not in self._overlay.chunks:
             self._overlay.chunks[key] = chunk
+            self._overlay.contents.add(node)
             self._chunks.pop(key, None)
             chunk.counted_bytes = 0
             self._note(1, 0)
         if len(chunk.data) > chunk.counted_bytes:  # a chunk that is appended to grows while it is here
             self._overlay.bytes += len(chunk.data) - chunk.counted_bytes
             chunk.counted_bytes = len(chunk.data)
+
+    def _resize(self, inode: Inode, size: int) -> None:
+        super()._resize(inode, size)
+        self._overlay.contents.add(inode.node)  # also where no chunk has changed: zeros make it no text, or text again
 
     def _drop_chunks(self, node: int, first: int) -> int:
         """See `TreeVolume`. Chunks that only the file knows are counted there."""
@@ -477,3 +488,9 @@ class SqliteBackend(VolumeBackend):
 
     def __init__(self, path: str | os.PathLike[str], *, on_exists: Literal["error", "replace"] = "error") -> None:
         super().__init__(SqliteVolume(path), on_exists=on_exists)
+
+    def _grep_files(
+        self, pattern: str, path: str, glob: str | None, max_count: int | None, max_bytes: int
+    ) -> GrepResult:
+        walk = functools.partial(IndexWalk, pattern)
+        return grep_files(self.volume, pattern, path, glob, max_count, max_bytes, walk)
