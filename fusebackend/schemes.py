@@ -74,7 +74,8 @@ def _open_python(url: Url) -> Any:
     """Import `package.module`, also from the current directory, and call its `callable` with the parameters."""
     import importlib
 
-    from fusebackend.dialect import has_agent_face
+    from fusebackend.composite import CompositeBackend
+    from fusebackend.dialect import AgentFace, has_agent_face
 
     module_name, colon, attribute = url.rest.partition(":")
     if not colon or not module_name or not attribute:
@@ -91,6 +92,11 @@ def _open_python(url: Url) -> Any:
         raise UrlError(f"'{url.masked}' failed: {type(error).__name__}: {error}") from error
     if not has_agent_face(made):
         raise UrlError(f"'{url.masked}' gave a {type(made).__name__}, which is no backend")
+    try:
+        for part in CompositeBackend(made).mounts().values():
+            AgentFace(part, type(part).__name__).require_mountable()
+    except TypeError as error:
+        raise UrlError(f"'{url.masked}': {error}") from None
     return made
 
 

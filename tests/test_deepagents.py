@@ -2,14 +2,19 @@
 
 import asyncio
 import itertools
+import os
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import anyio
+import mounts
 import pytest
 
 pytest.importorskip("deepagents")
 
-from agents import call, deep_agent, edit, say, use, user, write
+from agents import call, deep_agent, delegate, edit, say, use, user, write
 from deepagents.backends import CompositeBackend as TheirComposite
 from deepagents.backends import FilesystemBackend as TheirFilesystem
 from deepagents.backends import LocalShellBackend as TheirShell
@@ -35,6 +40,7 @@ from fusebackend.protocol import ROOT_NODE
 from fusebackend.testing.conformance import BackendConformance
 from fusebackend.urls import open_backend
 
+TREE = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 PATH = {"PATH": "/usr/bin:/bin"}
 
 
@@ -331,6 +337,30 @@ def test_unwrapped_a_composite_is_refused_by_deepagents_and_others_lack_commands
     assert "not" in said[0]
 
 
+def test_a_sub_agent_works_on_the_same_files():
+    composite = CompositeBackend(StateBackend(), {"/shared/": InMemoryBackend()})
+    script = [
+        use(delegate("write the files")),
+        use(write("/in-state.md", "by the sub-agent\n"), write("/shared/f.md", "shared\n")),
+        say("written"),
+        use(call("read_file", file_path="/in-state.md"), call("read_file", file_path="/shared/f.md")),
+        say("done"),
+    ]
+    state = deep_agent(None, script, backend=export(composite)).invoke(user("go"))
+    said = tools_said(state)
+    assert "by the sub-agent" in said[1] and "shared" in said[2]
+    assert state["files"]["/in-state.md"]["content"] == "by the sub-agent\n"
+
+
+def test_ours_are_routes_of_their_composite_and_come_back_as_themselves():
+    native = InMemoryBackend()
+    their = TheirComposite(TheirState(), {"/notes/": export(native)})
+    script = [use(write("/notes/a.md", "kept\n"), write("/b.md", "in state\n")), say("done")]
+    state = deep_agent(None, script, backend=their).invoke(user("go"))
+    assert "kept" in native.read("/a.md") and list(state["files"]) == ["/b.md"]
+    assert adopt(their).routes["/notes/"] is native
+
+
 # -- adopt -----------------------------------------------------------------------------------------------------
 
 
@@ -507,6 +537,30 @@ def test_theirs_is_a_route_as_it_is(tmp_path):
 def test_theirs_by_a_python_url():
     backend = open_backend("python:their_backends:make")
     assert "one" in adopt(backend).read("/a.txt")
+
+
+@pytest.mark.mounted
+def test_theirs_on_a_mount(serve):
+    server = serve("python:their_backends:make", routes={"/ours": "memory:"})
+    assert (server.path / "a.txt").read_text() == "one\n"
+    assert sorted(entry.name for entry in server.path.iterdir()) == ["a.txt", "deep", "ours"]
+    (server.path / "deep" / "er" / "b.bin").write_bytes(b"\xff\x00")
+    assert (server.path / "deep" / "er" / "b.bin").read_bytes() == b"\xff\x00"
+    subprocess.run(["mv", server.path / "a.txt", server.path / "ours"], check=True, timeout=60)
+    assert (server.path / "ours" / "a.txt").read_text() == "one\n" and not (server.path / "a.txt").exists()
+
+
+@pytest.mark.mounted
+def test_a_graphs_state_on_a_mount_is_one_clear_line(tmp_path):
+    mounts.require()
+    (tmp_path / "mnt").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "fusebackend.cli.main", "mount", str(tmp_path / "mnt"), "--foreground",
+         "--default", "python:their_backends:make_state"],
+        capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": os.pathsep.join(TREE)},
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "has files only inside of a running graph" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_a_state_that_is_a_graphs_can_not_be_mounted():

@@ -141,3 +141,8 @@ def make() -> Any:
     return CompositeBackend(
         DictState({"/a.txt": {"content": "one\n", "encoding": "utf-8"}}), {"/deep/er/": DictState()}
     )
+
+
+def make_state() -> Any:
+    """For `python:their_backends:make_state`: what can't be mounted."""
+    return StateBackend()
