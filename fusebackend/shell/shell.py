@@ -170,7 +170,8 @@ class Shell:
         if watch.gone:
             raise SandboxError(f"nothing is mounted on '{self.mountpoint}' any more")
         with self._start(job) as launch:
-            output = Command(launch.process, self.options.max_output_bytes, stdin=job.stdin, on_output=job.on_output)
+            stdin = (job.stdin or b"") if launch.process.stdin is not None else None
+            output = Command(launch.process, self.options.max_output_bytes, stdin=stdin, on_output=job.on_output)
             group = None
             try:
                 first = launch.wait_for_first(job.deadline, stopped)

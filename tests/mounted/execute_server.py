@@ -88,8 +88,8 @@ def main(mountpoint: str, options: str, default: str, *routes: str) -> None:
         by_prefix[prefix] = open_backend(url)
         opened.append(by_prefix[prefix])
     backend = CompositeBackend(opened[0], by_prefix) if by_prefix else opened[0]
-    read_only = parsed.pop("read_only", False)
-    with fusebackend.mount(backend, mountpoint, read_only=read_only, shell=ShellOptions(**parsed)) as mounted:
+    how = {name: parsed.pop(name) for name in ("read_only", "deadline_s") if name in parsed}
+    with fusebackend.mount(backend, mountpoint, shell=ShellOptions(**parsed), **how) as mounted:
         server = Server(mounted)
         server.say({"id": 0, "result": "ready"})
         threads = []

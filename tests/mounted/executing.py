@@ -1,0 +1,165 @@
+"""The test's end of `execute_server.py`: commands in a mount of another process, any number at once."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mounts
+
+SERVER = Path(__file__).with_name("execute_server.py")
+ANSWER_LIMIT_S = 120.0
+
+
+class Pending:
+    """A request that was sent, and what has come back of it so far."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.pieces: list[tuple[str, bytes]] = []
+        self.piece_came = threading.Event()
+        self._result: Any = None
+        self._answered = threading.Event()
+
+    def told(self, message: dict[str, Any]) -> None:
+        if "piece" in message:
+            self.pieces.append((message["stream"], message["piece"].encode("latin-1")))
+            self.piece_came.set()
+        else:
+            self._result = message["result"]
+            self._answered.set()
+
+    def result(self) -> Any:
+        assert self._answered.wait(ANSWER_LIMIT_S), "no answer"
+        return self._result
+
+    @property
+    def is_answered(self) -> bool:
+        return self._answered.is_set()
+
+
+class Commands:
+    """A mount, its shell, and its agent face."""
+
+    def __init__(self, mounted: mounts.Mounted) -> None:
+        self.mounted = mounted
+        self.path = mounted.path
+        self.status = 0  # the exit status the server must end with
+        self._pending: dict[int, Pending] = {0: Pending(0)}
+        self._numbers = itertools.count(1)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def wait_until_ready(self) -> None:
+        assert self._pending[0].result() == "ready", self.mounted.log_text()
+
+    def start(self, command: str, **options: Any) -> Pending:
+        """Send a command. `stdin` is bytes; `stream` has its output told as it comes."""
+        if options.get("stdin") is not None:
+            options["stdin"] = options["stdin"].decode("latin-1")
+        return self._send("execute", command=command, options=options)
+
+    def run(self, command: str, **options: Any) -> dict[str, Any]:
+        result = self.start(command, **options).result()
+        assert "raised" not in result, result
+        return dict(result)
+
+    def output(self, command: str, **options: Any) -> str:
+        """Of a command that must succeed."""
+        result = self.run(command, **options)
+        assert result["exit_code"] == 0, result
+        return str(result["output"])
+
+    def cancel(self, pending: Pending) -> None:
+        self._send("cancel", of=pending.number).result()
+
+    def describe(self) -> dict[str, Any]:
+        return dict(self._send("describe").result())
+
+    def close_shell(self) -> None:
+        assert self._send("close").result() is None
+
+    def call(self, verb: str, *arguments: object) -> dict[str, Any]:
+        """A verb of the agent face, which must succeed."""
+        result = self._send("call", arguments=[verb, *arguments]).result()
+        assert "raised" not in result, result
+        (record,) = result
+        assert record["error"] is None, record
+        return dict(record)
+
+    def upload(self, path: str, content: bytes) -> None:
+        self.call("upload_files", [[path, content.decode("latin-1")]])
+
+    def download(self, path: str) -> bytes:
+        content: str = self.call("download_files", [path])["content"]
+        return content.encode("latin-1")
+
+    def _send(self, what: str, **more: Any) -> Pending:
+        pending = Pending(next(self._numbers))
+        self._pending[pending.number] = pending
+        stdin = self.mounted.process.stdin
+        assert stdin is not None
+        stdin.write(json.dumps({"id": pending.number, "do": what, **more}).encode() + b"\n")
+        stdin.flush()
+        return pending
+
+    def _read(self) -> None:
+        stdout = self.mounted.process.stdout
+        assert stdout is not None
+        for line in stdout:
+            message = json.loads(line)
+            self._pending[message["id"]].told(message)
+
+
+@contextlib.contextmanager
+def commands(mountpoint: Path, default: str, *routes: str, **options: Any) -> Iterator[Commands]:
+    """Mount `default` and `routes` (`PREFIX=URL`), with the options of `ShellOptions`, `read_only` and `deadline_s`."""
+    mounts.require()
+    mountpoint.mkdir(parents=True)
+    log = mountpoint.with_name(mountpoint.name + ".log")
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, str(SERVER), str(mountpoint), json.dumps(options), default, *routes],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(mounts._module_path()), "SERVER_SECRET": "in the clear"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=output,
+        )
+    server = mounts.Mounted(mountpoint, process, log, mounts.LIFE_LIMIT_S)
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        faces = Commands(server)
+        faces.wait_until_ready()
+        yield faces
+        process.stdin.close()
+        assert process.wait(mounts.STOP_LIMIT_S) == faces.status, server.log_text()
+    finally:
+        server.kill()
+        faces._reader.join(10)
+        process.stdin.close()
+        process.stdout.close()
+    server.check_log()
+
+
+def groups() -> set[str]:
+    """The control groups of commands that there are on this machine."""
+    return {str(path) for path in Path("/sys/fs/cgroup").rglob("fusebackend-*") if path.is_dir()}
+
+
+def processes_with(marker: str) -> list[int]:
+    """Processes that have a word on their command line."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):
+                if marker in (entry / "cmdline").read_bytes().decode("utf-8", "replace").split("\0"):
+                    found.append(int(entry.name))
+    return found

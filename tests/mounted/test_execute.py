@@ -1,0 +1,602 @@
+"""Commands in a mount: what they see, what they print, how they end, and what they leave behind: nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import executing
+import mounts
+import pytest
+from executing import Commands, commands, processes_with
+
+pytestmark = pytest.mark.mounted
+
+DEFAULTS = ["memory:", "sqlite:{tmp}/default.db"]
+LONG = "987654321"
+"""Seconds that `sleep` is to sleep; and a word by which its process is found."""
+
+
+@pytest.fixture(scope="module", params=DEFAULTS, ids=["memory", "sqlite"])
+def shell(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
+    """A mount with a default and two routes."""
+    tmp = tmp_path_factory.mktemp("execute")
+    routes = ["/memories/=memory:", f"/work/deep/=sqlite:{tmp}/deep.db"]
+    before = executing.groups()
+    with commands(tmp / "mnt", request.param.format(tmp=tmp), *routes, max_output_bytes=1000) as shell:
+        yield shell
+    assert executing.groups() <= before
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> Iterator[Commands]:
+    """A mount of one's own, to break."""
+    with commands(tmp_path / "mnt", "memory:", "/memories/=memory:") as shell:
+        yield shell
+
+
+def wait_for(pending: executing.Pending) -> None:
+    """Until a command that streams has printed something."""
+    assert pending.piece_came.wait(60), "it printed nothing"
+
+
+def wait_for_sleepers(number: int) -> None:
+    deadline = time.monotonic() + 60
+    while len(processes_with(LONG)) < number:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+# -- what a command sees -----------------------------------------------------------------------------------------------
+
+
+def test_the_example_of_the_issue(shell: Commands) -> None:
+    shell.call("write", "/memories/b.md", "x\nTODO second\n")
+    shell.call("write", "/memories/a.md", "TODO first\n")
+    assert shell.output("grep -r TODO /memories | sort > /report.txt") == "<no output>"
+    report = b"/memories/a.md:TODO first\n/memories/b.md:TODO second\n"
+    assert shell.download("/report.txt") == report
+    assert (shell.path / "report.txt").read_bytes() == report
+
+
+def test_every_route_is_where_the_verbs_have_it(shell: Commands) -> None:
+    for path in ("/top", "/memories/one", "/work/deep/two"):
+        shell.upload(path, b"by the api")
+        assert shell.output(f"cat {path}; printf 'by the shell' > {path}") == "by the api"
+        assert shell.download(path) == b"by the shell"
+        assert shell.path.joinpath(path[1:]).read_bytes() == b"by the shell"
+
+
+def test_pipes_and_moves_between_routes(shell: Commands) -> None:
+    assert shell.output(
+        "seq 1000 > /memories/numbers && sort -n /memories/numbers | tail -1 | tee /work/deep/most"
+        " && mv /memories/numbers /work/deep/ && wc -l < /work/deep/numbers"
+    ).split() == ["1000", "1000"]
+    assert not (shell.path / "memories/numbers").exists()
+
+
+def test_what_is_changed_while_it_runs_is_seen_at_once(shell: Commands) -> None:
+    pending = shell.start(
+        "cat /memories/late; echo asked; until grep -s . /memories/late; do sleep 0.01; done", stream=True
+    )
+    wait_for(pending)
+    shell.call("write", "/memories/late", "here\n")
+    assert "here\n" in pending.result()["output"]
+
+
+def test_the_system_is_there_and_read_only(shell: Commands) -> None:
+    assert shell.output("test -x /usr/bin/env && test -x /bin/sh && ls /usr/bin/env") == "/usr/bin/env\n"
+    for path in ("/usr/bin/x", "/bin/x", "/lib/x", "/etc/x", "/etc/passwd", "/proc/x", "/dev/x"):
+        result = shell.run(f"echo x > {path}")
+        assert result["exit_code"] != 0, path
+
+
+def test_its_own_tmp_is_empty_and_goes(shell: Commands) -> None:
+    assert shell.output("ls -A /tmp; echo x > /tmp/file; cat $TMPDIR/file $HOME/file") == "x\nx\n"
+    assert shell.output("ls -A /tmp /dev/shm") == "/dev/shm:\n\n/tmp:\n"
+
+
+def test_it_has_devices_a_clock_and_its_processes(shell: Commands) -> None:
+    assert shell.output("head -c 3 /dev/zero | wc -c; head -c 5 /dev/urandom | wc -c; echo x > /dev/null") == "3\n5\n"
+    own = shell.output("ls /proc | grep -c '^[0-9]'")
+    assert int(own) < 10
+    assert shell.output("hostname") == "sandbox\n"
+
+
+def test_git_and_python(shell: Commands) -> None:
+    output = shell.output(
+        "mkdir -p /work/deep/repo && cd /work/deep/repo && git init -q . && echo x > file && git add file"
+        " && git -c user.name=a -c user.email=a@b commit -q -m first && git log --format=%s"
+        ' && python3 -c \'import sqlite3; c = sqlite3.connect("/db"); c.execute("create table t (x)");'
+        ' c.execute("insert into t values (7)"); c.commit(); print(c.execute("select x from t").fetchone()[0])\''
+    )
+    assert output == "first\n7\n"
+
+
+def test_the_environment_is_a_list_of_its_own(shell: Commands, tmp_path: Path) -> None:
+    names = {line.partition("=")[0] for line in shell.output("env").splitlines()}
+    assert names == {"PATH", "HOME", "TMPDIR", "LANG", "TERM", "SHELL", "USER", "LOGNAME", "PWD"}
+    assert "in the clear" not in shell.run("cat /proc/*/environ")["output"]
+    with commands(tmp_path / "mnt", "memory:", env={"TOKEN": "a b", "HOME": "/"}) as other:
+        assert other.output("echo $TOKEN $HOME") == "a b /\n"
+
+
+def test_no_descriptor_is_left_to_it(shell: Commands) -> None:
+    assert shell.output("ls /proc/self/fd; ls -l /proc/[0-9]*/fd | grep -c fuse; true") == "0\n1\n2\n3\n0\n"
+
+
+def test_where_it_starts(shell: Commands) -> None:
+    shell.output("mkdir -p /memories/dir")
+    assert shell.output("pwd; echo $PWD") == "/\n/\n"
+    assert shell.output("pwd; echo $PWD", cwd="/memories/dir") == "/memories/dir\n/memories/dir\n"
+    assert shell.output("pwd", cwd="memories/./dir/../") == "/memories\n"
+    refused = shell.run("pwd", cwd="/nowhere")
+    assert (refused["exit_code"], "No such file or directory" in refused["output"]) == (126, True)
+    assert shell.run("pwd", cwd="/../x") == {
+        "output": "Error: Path traversal not allowed: '/../x' climbs above the root",
+        "exit_code": 126,
+        "truncated": False,
+    }
+
+
+# -- what it prints ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "output", "code"),
+    [
+        ("echo hello", "hello\n", 0),
+        ("true", "<no output>", 0),
+        ("false", "<no output>\n\nExit code: 1", 1),
+        ("echo out; echo err >&2; echo more >&2", "out\n[stderr] err\n[stderr] more", 0),
+        ("echo out; exit 255", "out\n\nExit code: 255", 255),
+        ("kill -TERM $$", "<no output>\n\nExit code: 143", 143),
+        ("exit 126", "<no output>\n\nExit code: 126", 126),
+        ("cat; echo end of input", "end of input\n", 0),
+        ("exec >&-; exec 2>&-; exit 4", "<no output>\n\nExit code: 4", 4),
+        ("printf '\\303\\274 \\377'", "ü �", 0),
+        ("nonesuch 2>/dev/null", "<no output>\n\nExit code: 127", 127),
+    ],
+)
+def test_output_and_exit_code(shell: Commands, command: str, output: str, code: int) -> None:
+    assert shell.run(command) == {"output": output, "exit_code": code, "truncated": False}
+
+
+@pytest.mark.parametrize("command", ["", " \n"])
+def test_no_command(shell: Commands, command: str) -> None:
+    assert shell.run(command)["output"] == "Error: Command must be a non-empty string."
+
+
+@pytest.mark.parametrize("command", ["a\0b", "x" * 200_000, "\ud800"])
+def test_a_command_that_can_not_be_started(shell: Commands, command: str) -> None:
+    result = shell.run(command)
+    assert result["output"].startswith("Error: the command can't be started: ")
+    assert result["exit_code"] == 126
+
+
+def test_output_is_cut_at_its_limit(shell: Commands) -> None:
+    result = shell.run("yes | head -c 5000; exit 3")
+    assert result["truncated"]
+    assert result["output"] == "y\n" * 500 + "\n\n... Output truncated at 1000 bytes.\n\nExit code: 3"
+
+
+def test_input(shell: Commands) -> None:
+    assert shell.output("cat", stdin=b"given\n") == "given\n"
+    assert shell.output("wc -c", stdin=b"x" * 5_000_000) == "5000000\n"
+    assert shell.output("head -c 3", stdin=b"x" * 5_000_000) == "xxx"
+    assert shell.output("true", stdin=b"x" * 5_000_000) == "<no output>"
+    assert shell.output("exec <&-; sleep 0.1; echo on", stdin=b"x" * 5_000_000) == "on\n"
+    assert shell.output("wc -c", stdin=b"") == "0\n"
+
+
+def test_output_is_told_as_it_comes(shell: Commands) -> None:
+    pending = shell.start(f"echo first; echo second >&2; sleep {LONG}", stream=True)
+    wait_for(pending)
+    assert not pending.is_answered
+    shell.cancel(pending)
+    result = pending.result()
+    assert sorted(pending.pieces) == [("stderr", b"second\n"), ("stdout", b"first\n")]
+    assert result["output"] == "Error: Command was stopped.\n\nfirst\n[stderr] second"
+    flood = shell.start("yes | head -c 100000", stream=True)
+    flood.result()
+    assert b"".join(piece for _, piece in flood.pieces) == b"y\n" * 500, "what is kept, and no more"
+
+
+def test_whoever_is_told_may_end_it(shell: Commands) -> None:
+    pending = shell.start(f"echo first; sleep {LONG}", stream=True, fail=True)
+    assert pending.result() == {"raised": "RuntimeError('enough')"}
+    assert processes_with(LONG) == []
+
+
+# -- how it ends -------------------------------------------------------------------------------------------------------
+
+TREE = f"echo begun; sleep {LONG} & setsid sleep {LONG} & (trap '' TERM INT HUP; sleep {LONG}) & nohup sleep {LONG}"
+
+
+def test_a_time_out_ends_the_whole_tree(shell: Commands) -> None:
+    begin = time.monotonic()
+    result = shell.run(TREE, timeout=0.5)
+    assert time.monotonic() - begin < 20
+    assert result["exit_code"] == 124
+    assert result["output"].startswith("Error: Command timed out after 0.5 seconds.\n\nbegun")
+    assert processes_with(LONG) == []
+
+
+def test_a_time_out_that_passes_before_it_begins(shell: Commands) -> None:
+    for timeout in (1e-6, 1e-3, 5e-3, 1e-2):
+        assert shell.run(f"sleep {LONG}", timeout=timeout)["exit_code"] == 124
+        assert processes_with(LONG) == []
+
+
+def test_a_time_out_must_be_above_0(shell: Commands) -> None:
+    assert shell.start("true", timeout=0).result() == {
+        "raised": "ValueError('timeout must be above 0 seconds, but is 0')"
+    }
+
+
+def test_cancelling_ends_the_whole_tree(shell: Commands) -> None:
+    pending = shell.start(TREE, stream=True)
+    wait_for_sleepers(4)
+    shell.cancel(pending)
+    result = pending.result()
+    assert (result["exit_code"], result["output"].splitlines()[0]) == (130, "Error: Command was stopped.")
+    assert processes_with(LONG) == []
+
+
+def test_a_background_process_ends_with_its_command(shell: Commands) -> None:
+    for command in (
+        f"sleep {LONG} &",
+        f"setsid sleep {LONG} >/dev/null 2>&1 </dev/null &",
+        f"nohup sleep {LONG} >/dev/null 2>&1 &",
+        f"(setsid sh -c '(setsid sleep {LONG} &)' &)",
+        f'python3 -c \'import os; os.fork() or (os.setsid(), os.fork() or os.execlp("sleep", "sleep", "{LONG}"))\'',
+    ):
+        begin = time.monotonic()
+        assert shell.run(command)["exit_code"] == 0
+        assert time.monotonic() - begin < 20
+        assert processes_with(LONG) == [], command
+
+
+def test_eight_at_once(shell: Commands) -> None:
+    pending = [shell.start(f"sleep 0.1; echo {number} > /memories/{number}; cat /memories/{number}; ls /usr/bin/env")
+               for number in range(8)]  # fmt: skip
+    assert [one.result()["output"] for one in pending] == [f"{number}\n/usr/bin/env\n" for number in range(8)]
+
+
+def test_many_after_and_beside_each_other(shell: Commands) -> None:
+    """Stand-ins come and go while others use them."""
+    for _ in range(5):
+        pending = [shell.start(f"sleep 0.0{delay}; ls /usr/bin/env /proc/self/stat") for delay in range(6)]
+        assert {one.result()["output"] for one in pending} == {"/proc/self/stat\n/usr/bin/env\n"}
+
+
+def test_no_control_group_is_left(shell: Commands) -> None:
+    before = executing.groups()
+    shell.run("true")
+    shell.run("sleep 100", timeout=0.2)
+    shell.run(f"sleep {LONG} &")
+    assert executing.groups() == before
+
+
+def test_no_descriptor_thread_or_child_is_left_in_the_server(shell: Commands) -> None:
+    def census() -> tuple[int, str]:
+        proc = Path(f"/proc/{shell.mounted.pid}")
+        return len(os.listdir(proc / "fd")), (proc / f"task/{shell.mounted.pid}/children").read_text()
+
+    def run_some() -> None:
+        shell.run("true")
+        shell.run("cat", stdin=b"x" * 100_000)
+        shell.run("sleep 100", timeout=0.05)
+        shell.run("true", cwd="/nowhere")
+        shell.run("a\0b")
+
+    run_some()
+    before = census()
+    run_some()
+    deadline = time.monotonic() + 10
+    while census() != before and time.monotonic() < deadline:
+        time.sleep(0.01)  # the thread that answered may not have ended yet
+    assert census() == before
+
+
+# -- nothing is left in the mount --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def running(one: Commands) -> Iterator[tuple[Commands, executing.Pending]]:
+    """A command that has begun, and goes on when it reads a line, with another look at what it was lent."""
+    go_on = one.path / "memories/go-on"
+    pending = one.start(
+        "echo begun; until test -e /memories/go-on; do sleep 0.01; done; ls /usr/bin/env /etc/passwd /proc/self/stat",
+        stream=True,
+    )
+    wait_for(pending)
+    yield one, pending
+    go_on.touch()
+    assert pending.result()["output"] == "begun\n/etc/passwd\n/proc/self/stat\n/usr/bin/env\n"
+
+
+def names(shell: Commands) -> set[str]:
+    listed = set(os.listdir(shell.path))
+    assert listed == {entry["path"].strip("/") for entry in shell.call("ls", "/")["entries"]}
+    return listed
+
+
+def test_the_root_is_not_littered(one: Commands) -> None:
+    assert names(one) == {"memories"}
+    one.run("true")
+    one.run("sleep 100", timeout=0.1)
+    assert names(one) == {"memories"}
+    for name in ("usr", "bin", "etc", "proc", "dev", "tmp", "lib", "lib64", "sbin", "newroot", "oldroot"):
+        assert not os.path.lexists(one.path / name), name
+        assert one.path.joinpath(name).mkdir() is None
+        one.path.joinpath(name).rmdir()
+
+
+def test_what_is_lent_is_found_and_never_listed(running: tuple[Commands, executing.Pending]) -> None:
+    shell, _ = running
+    assert names(shell) == {"memories"}
+    assert (shell.path / "usr").is_dir()
+    assert list((shell.path / "usr").iterdir()) == []
+    with pytest.raises(FileExistsError):
+        (shell.path / "usr").mkdir()
+    for change in (lambda path: path.rmdir(), lambda path: path.rename(shell.path / "other")):
+        with pytest.raises(OSError, match="busy"):
+            change(shell.path / "usr")
+    assert shell.output("ls /; find / -maxdepth 1 -name usr") == "memories\n"
+
+
+def test_a_name_that_becomes_real_meanwhile_is_there_afterwards(running: tuple[Commands, executing.Pending]) -> None:
+    shell, pending = running
+    shell.call("write", "/usr/by-the-api", "x")
+    shell.call("write", "/etc", "a file")
+    assert names(shell) == {"memories", "usr", "etc"}
+    assert (shell.path / "usr/by-the-api").read_text() == "x"
+    (shell.path / "usr/by-the-mount").write_text("y")
+    (shell.path / "memories/go-on").touch()
+    pending.result()
+    assert sorted(os.listdir(shell.path / "usr")) == ["by-the-api", "by-the-mount"]
+    assert (shell.path / "etc").read_text() == "a file"
+    assert shell.run("true")["output"].startswith("Error: '/etc' in the mount is no directory")
+
+
+def test_the_kernel_forgets_nothing_of_it_meanwhile(running: tuple[Commands, executing.Pending]) -> None:
+    shell, _ = running
+    for number in range(20):
+        shell.call("write", f"/usr/{number}", "x")
+        assert "usr" in os.listdir(shell.path)
+        shell.call("delete", "/usr")
+    if os.geteuid() == 0:
+        mounts.drop_caches(2)
+
+
+def test_a_directory_of_that_name_is_covered_for_the_command_alone(one: Commands) -> None:
+    for name in ("usr", "tmp"):
+        one.call("write", f"/{name}/mine", "mine")
+    assert one.output(
+        "ls /usr/mine /tmp/mine 2>/dev/null; ls /usr/bin/env; ls -A /tmp; rmdir /usr 2>/dev/null; true"
+    ) == ("/usr/bin/env\n")
+    assert (one.path / "usr/mine").read_text() == "mine"
+    assert (one.path / "tmp/mine").read_text() == "mine"
+
+
+def test_a_directory_of_that_name_is_itself_meanwhile(one: Commands) -> None:
+    one.call("write", "/usr/mine", "mine")
+    inode = (one.path / "usr").stat().st_ino
+    pending = one.start(f"echo begun; sleep {LONG}", stream=True)
+    wait_for(pending)
+    assert (one.path / "usr").stat().st_ino == inode
+    assert one.path.joinpath("usr/mine").read_text() == "mine"
+    one.cancel(pending)
+
+
+@pytest.mark.parametrize("make", [lambda path: path.write_text("x"), lambda path: path.symlink_to("memories")])
+def test_something_else_of_that_name_is_refused(one: Commands, make) -> None:
+    make(one.path / "bin")
+    refused = one.run("true")
+    assert refused["exit_code"] == 126
+    assert refused["output"] == (
+        "Error: '/bin' in the mount is no directory, and a command needs this machine's own to be there: "
+        "rename it to run commands"
+    )
+    (one.path / "bin").rename(one.path / "other")
+    assert one.output("echo on") == "on\n"
+
+
+# -- mounts of all kinds -----------------------------------------------------------------------------------------------
+
+
+def test_a_read_only_mount(tmp_path: Path) -> None:
+    with commands(tmp_path / "mnt", "memory:", "/memories/=memory:", read_only=True) as shell:
+        shell.call("write", "/memories/file", "x")
+        assert shell.output("cat /memories/file; echo x > /tmp/y; cat /tmp/y") == "xx\n"
+        for path in ("/new", "/memories/new", "/memories/file"):
+            assert "Read-only file system" in shell.run(f"echo x > {path}")["output"]
+        assert names(shell) == {"memories"}
+
+
+def test_a_read_only_default(tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    with commands(tmp_path / "mnt", f"dir:{tmp_path}/files", "/memories/=memory:") as shell:
+        assert shell.output("echo x > /memories/file; cat /memories/file; echo y > /new") == "x\n"
+        assert (tmp_path / "files/new").read_text() == "y\n"
+    assert os.listdir(tmp_path / "files") == ["new"]
+
+
+def test_a_whole_file_backend(tmp_path: Path) -> None:
+    with commands(tmp_path / "mnt", "state:", "/memories/=state:") as shell:
+        assert shell.output("echo x > /memories/file; cat /memories/file; echo y > /new; ls /") == "x\nmemories\nnew\n"
+        assert shell.download("/new") == b"y\n"
+        assert names(shell) == {"memories", "new"}
+
+
+@pytest.mark.parametrize("name", ["with space", "new\nline", "quote'\"", "back\\slash", "ünï", "-dash", "a,b:c=d"])
+def test_any_mount_point(tmp_path: Path, name: str) -> None:
+    with commands(tmp_path / name, "memory:", "/memories/=memory:", "/tmp/shared/=memory:") as shell:
+        assert shell.output("echo x > /memories/file; cat /memories/file; echo y > /tmp/shared/f") == "x\n"
+        assert shell.download("/tmp/shared/f") == b"y\n"
+
+
+def test_a_mount_point_below_a_directory_that_is_hidden_inside(tmp_path: Path) -> None:
+    assert str(tmp_path).startswith("/tmp/"), "the sandbox has another /tmp"
+    with commands(tmp_path / "mnt", "memory:") as shell:
+        assert shell.output("echo x > /file; cat /file") == "x\n"
+
+
+def test_routes_below_directories_of_the_sandbox(tmp_path: Path) -> None:
+    routes = ["/tmp/shared/=memory:", "/tmp/shared/deep/=memory:", "/etc/mine/=memory:", "/dev/mine/=memory:",
+              "/usr/lib/=memory:", "/usr/nonesuch/=memory:", "/proc/mine/=memory:"]  # fmt: skip
+    with commands(tmp_path / "mnt", "memory:", *routes) as shell:
+        for path in ("/tmp/shared", "/tmp/shared/deep", "/etc/mine", "/dev/mine", "/usr/lib"):
+            assert shell.output(f"echo x > {path}/file; cat {path}/file") == "x\n"
+            assert shell.download(f"{path}/file") == b"x\n"
+        assert shell.output("echo x > /tmp/own; ls /tmp") == "own\nshared\n"
+        assert shell.describe()["covered_routes"] == ["/proc/mine/", "/usr/nonesuch/"]
+        assert names(shell) == {"tmp", "etc", "dev", "usr", "proc"}
+        assert [entry["path"] for entry in shell.call("ls", "/tmp")["entries"]] == ["/tmp/shared/"]
+
+
+def test_a_route_that_is_tmp(tmp_path: Path) -> None:
+    with commands(tmp_path / "mnt", "memory:", "/tmp/=memory:") as shell:
+        shell.call("write", "/tmp/file", "x")
+        assert shell.output("cat /tmp/file; echo y > /tmp/other") == "x"
+        assert shell.download("/tmp/other") == b"y\n"
+
+
+def test_a_change_seen_only_by_its_ttl(tmp_path: Path) -> None:
+    """Names of such a default expire while a command runs; those that are lent do not."""
+    (tmp_path / "files").mkdir()
+    with commands(tmp_path / "mnt", f"dir:{tmp_path}/files") as shell:
+        pending = shell.start("echo begun; sleep 1.5; ls /usr/bin/env; cat /behind", stream=True)
+        wait_for(pending)
+        (tmp_path / "files/behind").write_text("x")
+        (tmp_path / "files/usr").mkdir()
+        os.listdir(shell.path)
+        assert pending.result()["output"] == "begun\n/usr/bin/env\nx"
+        assert sorted(os.listdir(shell.path)) == ["behind", "usr"]
+
+
+# -- the end of the mount ----------------------------------------------------------------------------------------------
+
+
+def test_unmounting_ends_the_commands(tmp_path: Path) -> None:
+    with commands(tmp_path / "mnt", "memory:") as shell:
+        pending = shell.start(f"echo begun; sleep {LONG}", stream=True)
+        wait_for(pending)
+        subprocess.run(["fusermount3", "-u", shell.path], check=True)
+        assert pending.result()["exit_code"] == 130
+        assert processes_with(LONG) == []
+        assert shell.run("true")["exit_code"] == 126
+
+
+def test_stopping_the_server_ends_the_commands(tmp_path: Path) -> None:
+    with commands(tmp_path / "mnt", "memory:") as shell:
+        pending = shell.start(TREE)
+        wait_for_sleepers(4)
+        shell.close_shell()
+        assert pending.result()["exit_code"] == 130
+        assert processes_with(LONG) == []
+        refused = shell.run("true")
+        assert refused["output"] == "Error: the mount is ending, and takes no more commands"
+
+
+def test_a_killed_server_takes_its_commands_along(tmp_path: Path) -> None:
+    server = mounts.ROOT / "tests/mounted/execute_server.py"
+    (tmp_path / "mnt").mkdir()
+    before = executing.groups()
+    process = subprocess.Popen(
+        [mounts.sys.executable, server, tmp_path / "mnt", "{}", "memory:"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(mounts._module_path())},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        process.stdout.readline()
+        request = {"id": 1, "do": "execute", "command": TREE, "options": {"stream": True}}
+        process.stdin.write(json.dumps(request).encode() + b"\n")
+        process.stdin.flush()
+        wait_for_sleepers(4)
+        process.kill()
+        process.wait()
+        deadline = time.monotonic() + 10
+        while processes_with(LONG) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert processes_with(LONG) == []
+    finally:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
+        subprocess.run(["fusermount3", "-u", "-z", tmp_path / "mnt"], check=True)
+    with commands(tmp_path / "other", "memory:"):
+        assert executing.groups() == before, "the next one tidies up"
+
+
+def test_a_hung_route_does_not_keep_its_command_for_ever(tmp_path: Path) -> None:
+    with commands(tmp_path / "mnt", "memory:", "/hung/=python:hanging:backend", deadline_s=3) as shell:
+        begin = time.monotonic()
+        result = shell.run("echo begun; ls /hung", timeout=1)
+        assert (result["exit_code"], time.monotonic() - begin < 20) == (124, True)
+        assert shell.output("echo on") == "on\n"
+        shell.status = 1  # the route hangs when it is to be made durable, too
+        shell.mounted.expected_log = "could not close route /hung|Timeout|Traceback"
+
+
+# -- without a sandbox -------------------------------------------------------------------------------------------------
+
+
+def test_unconfined(tmp_path: Path) -> None:
+    with commands(tmp_path / "mnt", "memory:", "/memories/=memory:", sandbox="none", env={"MINE": "1"}) as shell:
+        assert shell.output("pwd; echo x > memories/file; cat memories/file; echo $MINE") == f"{shell.path}\nx\n1\n"
+        assert shell.download("/memories/file") == b"x\n"
+        assert shell.output("pwd; cat", cwd="/memories", stdin=b"given\nmore") == f"{shell.path}/memories\ngiven\nmore"
+        assert shell.output("cat", stdin=b"") == "<no output>"
+        assert shell.run("cat; exit 3") == {
+            "output": "<no output>\n\nExit code: 3", "exit_code": 3, "truncated": False
+        }  # fmt: skip
+        assert "can't cd to" in shell.run("true", cwd="/nowhere")["output"]
+        assert "SERVER_SECRET" not in shell.output("env")
+        assert shell.run(TREE, timeout=0.5)["exit_code"] == 124
+        assert processes_with(LONG) == []
+        shell.run(f"sleep {LONG} & setsid sleep {LONG} &")
+        if shell.describe()["processes_limited_by"].startswith("cgroup"):
+            assert processes_with(LONG) == []
+        assert names(shell) == {"memories"}
+
+
+def test_what_it_says_of_itself(shell: Commands) -> None:
+    described = shell.describe()
+    limited = {name: described.pop(name) for name in ("memory_limited_by", "processes_limited_by")}
+    assert all(isinstance(words, str) and words for words in limited.values())
+    assert described == {
+        "sandbox": "bubblewrap",
+        "bubblewrap": "/usr/bin/bwrap",
+        "network": False,
+        "seccomp": True,
+        "covered_routes": [],
+        "timeout_s": 120,
+        "max_output_bytes": 1000,
+        "memory_bytes": 1 << 30,
+        "max_processes": 256,
+        "running": 0,
+    }
+
+
+def test_it_costs_little_more_than_the_sandbox_itself(one: Commands) -> None:
+    """The best of several: on a busy machine any single one may take long. `make bench` has the numbers."""
+    bare = ["bwrap", "--unshare-all", "--ro-bind", "/usr", "/usr", "--ro-bind", "/bin", "/bin", "--ro-bind", "/lib",
+            "/lib", "--ro-bind-try", "/lib64", "/lib64", "--proc", "/proc", "--dev", "/dev", "true"]  # fmt: skip
+
+    def seconds(call) -> float:
+        begin = time.perf_counter()
+        call()
+        return time.perf_counter() - begin
+
+    one.run("true")
+    inside = min(seconds(lambda: one.run("true")) for _ in range(15))
+    outside = min(seconds(lambda: subprocess.run(bare, check=True)) for _ in range(15))
+    assert inside < outside + 0.030
