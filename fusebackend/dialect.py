@@ -121,13 +121,13 @@ class AgentFace:
             raise TypeError(f"{self.backend!r} makes a backend when it is called with a runtime; give what it makes")
         if self.lacks("ls", "ls_info"):
             raise TypeError(f"{name} has neither ls nor ls_info, so it can't be mounted")
-        # Whoever overrides where its files come from, as deepagents' own tests do, can be mounted.
-        source = getattr(self.backend, "_read_files", None)
-        where = {getattr(function, "__module__", None) for function in (getattr(self.backend, "ls", None), source)}
-        if where == {"deepagents.backends.state"}:
+        # deepagents' StateBackend, unless its files come from elsewhere, as its own tests have it.
+        functions = (getattr(self.backend, "ls", None), getattr(self.backend, "_read_files", None))
+        theirs = {getattr(function, "__module__", None) for function in functions} == {"deepagents.backends.state"}
+        if theirs or getattr(self.backend, "only_in_graph", False):
             raise TypeError(
-                "deepagents' StateBackend has files only inside of a running graph, so it can't be mounted: mount the "
-                "threads (threads+sqlite:PATH), or give the agent another backend, such as SqliteBackend"
+                f"{name} has files only inside of a running graph, so it can't be mounted: mount the threads "
+                "(threads+sqlite:PATH), or give the agent another backend, such as SqliteBackend"
             )
 
     # -- verbs -------------------------------------------------------------------------------------------------

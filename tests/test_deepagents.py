@@ -551,6 +551,24 @@ def test_theirs_on_a_mount(serve):
 
 
 @pytest.mark.mounted
+def test_theirs_by_the_python_api(tmp_path):
+    mounts.require()
+    code = """
+import sys, fusebackend, their_backends
+with fusebackend.mount(their_backends.make(), sys.argv[1]) as files:
+    with open(sys.argv[1] + "/deep/er/c.txt", "w") as file:
+        file.write("from the kernel")
+    print(files.read("/deep/er/c.txt").file_data["content"], open(sys.argv[1] + "/a.txt").read())
+"""
+    (tmp_path / "mnt").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code, str(tmp_path / "mnt")],
+        capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": os.pathsep.join(TREE)},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "from the kernel one\n\n"), done.stderr
+
+
+@pytest.mark.mounted
 def test_a_graphs_state_on_a_mount_is_one_clear_line(tmp_path):
     mounts.require()
     (tmp_path / "mnt").mkdir()

@@ -16,9 +16,10 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.errors import InvalidUpdateError
 from langgraph.graph import END, START, StateGraph
 
-from fusebackend.backends import CompositeBackend, InMemoryBackend, StateBackend
+from fusebackend.backends import CompositeBackend, InMemoryBackend, StateBackend, volume_of
 from fusebackend.backends.graphstate import GRAPH_STATE, READ_KEY, SEND_KEY, GraphRuntime, GraphStateError
 from fusebackend.integrations.deepagents import adopt, export
+from fusebackend.protocol import ROOT_NODE
 from fusebackend.testing.conformance.batches import BatchCases
 from fusebackend.testing.conformance.editing import EditingCases
 from fusebackend.testing.conformance.listing import ListingCases
@@ -198,6 +199,16 @@ def test_a_backend_that_was_used_outside_keeps_its_own_state_inside(node):
     node(backend.write, "/g", "in the run")
     assert "in the run" in backend.read("/g")
     assert not node.end().get("files")
+
+
+def test_a_mounted_backend_has_a_state_of_its_own_and_one_in_a_graph_can_not_be_mounted(node):
+    mounted, used = StateBackend(), StateBackend()
+    volume = volume_of(mounted)
+    node(mounted.write, "/f", "from the run")
+    assert volume.lookup(ROOT_NODE, b"f").size == len("from the run")
+    node(used.write, "/f", "x")
+    with pytest.raises(TypeError, match="StateBackend has files only inside of a running graph"):
+        volume_of(used)
 
 
 class NoFiles(TypedDict):

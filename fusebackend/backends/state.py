@@ -114,6 +114,11 @@ class StateBackend(BackendProtocol):
         """May the files be in the state of a running LangGraph graph?"""
         return not _is_settled(self.runtime) or self.runtime.state is GRAPH_STATE
 
+    @property
+    def only_in_graph(self) -> bool:
+        """Are they, for good? Asking settles it: so a mount, which asks, and an agent that runs later share a state."""
+        return self.runtime.state is GRAPH_STATE
+
     def apply(self, update: Mapping[str, Any]) -> None:
         """Merge a `files_update` with paths of this backend into the state."""
         apply_files_update(self.runtime, {self._view.prefix + path: record for path, record in update.items()})
