@@ -11,7 +11,7 @@ from typing import Any
 from fusebackend.protocol import Features
 from fusebackend.scheme import Scheme, Url, UrlError
 
-NOT_YET = ("postgres", "s3", "docker", "threads+sqlite", "threads+postgres", "overlay")
+NOT_YET = ("postgres", "s3", "docker", "overlay")
 """Schemes that are planned; asking for one says so."""
 
 
@@ -66,6 +66,18 @@ def _open_store_sqlite(url: Url) -> Any:
 
 def _open_store_postgres(url: Url) -> Any:
     from fusebackend.backends.store.opening import open_postgres
+
+    return open_postgres(url)
+
+
+def _open_threads_sqlite(url: Url) -> Any:
+    from fusebackend.backends.threads.opening import open_sqlite
+
+    return open_sqlite(url)
+
+
+def _open_threads_postgres(url: Url) -> Any:
+    from fusebackend.backends.threads.opening import open_postgres
 
     return open_postgres(url)
 
@@ -130,6 +142,12 @@ def _seconds(value: str) -> float:
     if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", value):
         raise ValueError("must be a number of seconds")
     return float(value)
+
+
+def _head(value: str) -> str:
+    if value != "head":
+        raise ValueError("must be 'head'")
+    return value
 
 
 def _auto_or_off(value: str) -> bool:
@@ -225,6 +243,24 @@ SCHEMES: dict[str, Scheme] = {
             "ns": _namespace,
             "on_exists": _on_exists,
             "ttl": _seconds,
+            **dict.fromkeys(LIBPQ_WORDS, str),
+        },
+    ),
+    "threads+sqlite": Scheme(
+        "threads+sqlite:PATH",
+        "a LangGraph checkpoint database: every thread, its files now and at each checkpoint",
+        _open_threads_sqlite,
+        takes="path",
+        parameters={"on_exists": _on_exists, "quiet_s": _seconds, "write": _head},
+    ),
+    "threads+postgres": Scheme(
+        "threads+postgres:DSN",
+        "the same in PostgreSQL",
+        _open_threads_postgres,
+        parameters={
+            "on_exists": _on_exists,
+            "quiet_s": _seconds,
+            "write": _head,
             **dict.fromkeys(LIBPQ_WORDS, str),
         },
     ),

@@ -1,6 +1,8 @@
 """Backend URLs: what is accepted, what is refused and in which words, what is hidden."""
 
+import contextlib
 import os
+import sqlite3
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -131,7 +133,7 @@ class TestMask:
         assert str(refusal.value) == "parameter 'key' of 'lock:' must be a number, not '***'"
 
 
-ELSEWHERE = ("python", "store+postgres")
+ELSEWHERE = ("python", "store+postgres", "threads+postgres")
 """Schemes of which there is nothing to open on every machine."""
 
 
@@ -141,6 +143,14 @@ def url_for(name: str, directory: Path) -> str:
         return f"sqlite:{directory}/x.db"
     if name == "store+sqlite":
         return f"store+sqlite:{directory}/x.db?ns=files"
+    if name == "threads+sqlite":
+        with contextlib.closing(sqlite3.connect(directory / "threads.db")) as connection:
+            connection.executescript(
+                "CREATE TABLE checkpoints (thread_id, checkpoint_ns, checkpoint_id, parent_checkpoint_id, type, checkpoint,"
+                " metadata);"
+                "CREATE TABLE writes (thread_id, checkpoint_ns, checkpoint_id, task_id, idx, channel, type, value);"
+            )
+        return f"threads+sqlite:{directory}/threads.db"
     return f"{name}:{directory if SCHEMES[name].takes == 'path' else ''}"
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fusebackend.backends.sqlite import SqliteBackend
     from fusebackend.backends.state import StateBackend
     from fusebackend.backends.store import StoreBackend
+    from fusebackend.backends.threads import ThreadsBackend
     from fusebackend.backends.volume import VolumeBackend
     from fusebackend.composite import CompositeBackend
     from fusebackend.protocol import (
@@ -49,6 +50,7 @@ _MODULE_OF = {
     "SqliteBackend": "fusebackend.backends.sqlite",
     "StateBackend": "fusebackend.backends.state",
     "StoreBackend": "fusebackend.backends.store",
+    "ThreadsBackend": "fusebackend.backends.threads",
     "VolumeBackend": "fusebackend.backends.volume",
     "volume_of": "fusebackend.backends.foreign",
 }
@@ -80,6 +82,7 @@ __all__ = [
     "SqliteBackend",
     "StateBackend",
     "StoreBackend",
+    "ThreadsBackend",
     "VolumeBackend",
     "WriteResult",
     "volume_of",

@@ -103,22 +103,27 @@ def overwrite(volume: Volume, node: int, data: bytes, start: int = 0) -> None:
     """Make `data` the contents of a file whose first `start` bytes are right already. In place: links and open handles
     see it."""
     with opened(volume, node, os.O_WRONLY):
-        if volume.getattr(node).size > len(data):
-            volume.setattr(node, AttrChanges(size=len(data)))
-        write_pieces(volume, node, data, start)
+        _overwrite(volume, node, data, start)
+
+
+def _overwrite(volume: Volume, node: int, data: bytes, start: int) -> None:
+    if volume.getattr(node).size > len(data):
+        volume.setattr(node, AttrChanges(size=len(data)))
+    write_pieces(volume, node, data, start)
 
 
 def rewrite(volume: Volume, node: int, old: bytes, new: bytes) -> None:
     """`overwrite` of known contents: writes from the first difference, and puts the old ones back when that fails."""
     start = _common_length(old, new)
-    try:
-        overwrite(volume, node, new, start)
-    except OSError:
+    with opened(volume, node, os.O_WRONLY):  # a file that can't be opened needs nothing put back
         try:
-            overwrite(volume, node, old, start)
+            _overwrite(volume, node, new, start)
         except OSError:
-            log.exception("node %d is left half written: its old contents could not be put back", node)
-        raise
+            try:
+                _overwrite(volume, node, old, start)
+            except OSError:
+                log.exception("node %d is left half written: its old contents could not be put back", node)
+            raise
 
 
 def _common_length(old: bytes, new: bytes) -> int:

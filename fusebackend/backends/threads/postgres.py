@@ -163,8 +163,8 @@ class PostgresDatabase(Database):
 
     # -- news --------------------------------------------------------------------------------------------------
 
-    def news(self) -> News | None:
-        if self._clock() - self._asked_at < NEWS_INTERVAL_S:
+    def news(self, *, now: bool = False) -> News | None:
+        if not now and self._clock() - self._asked_at < NEWS_INTERVAL_S:
             return None
         self._asked_at = self._clock()
         snapshot = self._current_snapshot()

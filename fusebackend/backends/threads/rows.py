@@ -112,8 +112,8 @@ class Database(abc.ABC):
     """`news` is cheap and exact: it may be asked before every other call."""
 
     @abc.abstractmethod
-    def news(self) -> News | None:
-        """What is new; None for nothing, as far as can be told without asking too often."""
+    def news(self, *, now: bool = False) -> News | None:
+        """What is new; None for nothing, as far as can be told without asking too often. `now` asks in any case."""
 
     @abc.abstractmethod
     def threads(self) -> list[tuple[str, str | None]]:

@@ -152,7 +152,7 @@ class SqliteDatabase(Database):
 
     # -- news --------------------------------------------------------------------------------------------------
 
-    def news(self) -> News | None:
+    def news(self, *, now: bool = False) -> News | None:
         version = self._data_version()
         if version == self._version and not (self._recount and self._may_count()):
             return None

@@ -66,9 +66,9 @@ class Tree:
         line.fresh()
         return line
 
-    def poll(self) -> None:
-        """Ask the database for news, and note what of the tree is stale."""
-        news = self.database.news()
+    def poll(self, *, now: bool = False) -> None:
+        """Ask the database for news, in any case if `now` says so, and note what of the tree is stale."""
+        news = self.database.news(now=now)
         if news is None:
             return
         if news.everything:
@@ -84,7 +84,7 @@ class Tree:
 
     def refresh(self) -> None:
         """Bring what is known of the tree up to date."""
-        self.poll()
+        self.poll(now=True)
         self.root.watch()
         lines = list(self._lines.values()) if self.database.tells else list(self._recent.values())
         for line in lines:

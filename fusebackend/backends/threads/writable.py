@@ -159,6 +159,7 @@ class WritableThreadsVolume(ThreadsVolume):
         inner = self._inner(number)
         if inner is None:
             self._refuse(name)
+        self._tree.poll(now=True)
         inner.head.fresh().files.require_idle()
         return inner
 

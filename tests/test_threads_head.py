@@ -1,0 +1,330 @@
+"""Writing to the head of a thread: what LangGraph makes of it, and when it is refused."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import agents
+import pytest
+import threadcases
+from agents import delete, edit, say, thread, use, user, write
+from langgraph.types import Command
+from test_threads_state import KINDS, shown
+from threadcases import APPROVE, record
+
+from fusebackend import text
+from fusebackend.backends.threads import ThreadsBackend
+from fusebackend.protocol import Caller
+
+ME = Caller(0, 0)
+
+
+class Desk:
+    """A checkpointer, and a backend that may write to its heads."""
+
+    def __init__(self, kind: str, where: str, saver: Any) -> None:
+        self.saver = saver
+        open_it = ThreadsBackend.from_sqlite if kind == "sqlite" else ThreadsBackend.from_postgres
+        self.backend = open_it(where, write="head")
+
+    def get(self, path: str) -> bytes | None:
+        return self.backend.download_files([path])[0].content
+
+    def settled(self) -> None:
+        """PostgreSQL is not asked for news before every verb."""
+        self.backend.volume.follow()
+
+    def put(self, path: str, content: str) -> None:
+        (response,) = self.backend.upload_files([(path, content.encode())])
+        assert response.error is None, response.error
+
+
+@pytest.fixture(params=KINDS)
+def desk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Desk]:
+    if request.param == "sqlite":
+        where = str(tmp_path / "threads.db")
+        manager: Any = agents.sqlite_saver(where)
+    else:
+        where = request.getfixturevalue("postgres_dsn")
+        manager = agents.postgres_saver(where)
+    with manager as saver:
+        made = Desk(request.param, where, saver)
+        with made.backend:
+            yield made
+
+
+def state(agent: Any, name: str) -> dict[str, bytes]:
+    return shown(agents.state_at(agent, thread(name)).get("files"))
+
+
+# -- a thread at rest ----------------------------------------------------------------------------------------------
+
+
+def test_a_write_is_part_of_the_state_at_once_and_of_the_next_run(desk: Desk) -> None:
+    agent = threadcases.plain(desk.saver)
+    assert desk.backend.write("/plain/head/notes/new.txt", "from outside\n").error is None
+    assert desk.get("/plain/head/notes/new.txt") == b"from outside\n"
+    assert state(agent, "plain")["/notes/new.txt"] == b"from outside\n"
+    agent.model.script = [use(edit("/notes/new.txt", "outside", "inside")), say("ok")]
+    agent.invoke(user("go"), thread("plain"))
+    assert state(agent, "plain")["/notes/new.txt"] == b"from inside\n"
+    desk.settled()
+    assert desk.get("/plain/head/notes/new.txt") == b"from inside\n"
+
+
+def test_many_writes_to_one_checkpoint_all_count(desk: Desk) -> None:
+    agent = threadcases.plain(desk.saver)
+    for number in range(5):
+        desk.put(f"/plain/head/n{number}.txt", str(number))
+        desk.put("/plain/head/same.txt", f"version {number}")
+    assert desk.backend.edit("/plain/head/same.txt", "version 4", "version 5").error is None
+    assert desk.backend.delete("/plain/head/n0.txt").error is None
+    assert desk.backend.delete("/plain/head/a.txt").error is None
+    found = state(agent, "plain")
+    assert found["/same.txt"] == b"version 5"
+    assert sorted(found) == ["/c.txt", "/n1.txt", "/n2.txt", "/n3.txt", "/n4.txt", "/same.txt", "/second.txt"]
+    agent.invoke(user("go"), thread("plain"))
+    assert state(agent, "plain") == found
+    assert len(agents.state_at(agent, thread("plain"))["messages"]) > 8
+
+
+def test_langgraphs_own_pending_writes_and_ours_get_along(desk: Desk) -> None:
+    agent = threadcases.plain(desk.saver)
+    desk.put("/plain/head/one.txt", "1")
+    agent.invoke(Command(update={"files": {"/two.txt": record("2")}}, goto="model"), thread("plain"))
+    desk.put("/plain/head/three.txt", "3")
+    found = state(agent, "plain")
+    assert (found["/one.txt"], found["/two.txt"], found["/three.txt"]) == (b"1", b"2", b"3")
+
+
+def test_a_move_is_one_change(desk: Desk) -> None:
+    agent = threadcases.plain(desk.saver)
+    before = len(desk.saver.get_tuple(thread("plain")).pending_writes)
+    assert desk.backend.move("/plain/head/a.txt", "/plain/head/moved/b.txt").error is None
+    assert state(agent, "plain")["/moved/b.txt"] == b"three\n"
+    assert "/a.txt" not in state(agent, "plain")
+    assert len(desk.saver.get_tuple(thread("plain")).pending_writes) == before + 1
+
+
+def test_bytes_and_times_are_kept_as_deepagents_keeps_them(desk: Desk) -> None:
+    agent = threadcases.plain(desk.saver)
+    before = agents.state_at(agent, thread("plain"))["files"]["/a.txt"]
+    desk.backend.upload_files([("/plain/head/bin.dat", b"\xff\x00"), ("/plain/head/a.txt", "grüß\r\n".encode())])
+    files = agents.state_at(agent, thread("plain"))["files"]
+    assert files["/bin.dat"]["encoding"] == "base64"
+    assert text.decode_file_data(files["/bin.dat"]) == b"\xff\x00"
+    assert (files["/a.txt"]["content"], files["/a.txt"]["encoding"]) == ("grüß\r\n", "utf-8")
+    assert files["/a.txt"]["created_at"] == before["created_at"]
+    assert files["/a.txt"]["modified_at"] > before["modified_at"]
+
+
+def test_an_old_agent_gets_what_it_can_read(desk: Desk) -> None:
+    agent = agents.old_agent(desk.saver)
+    agent.invoke(user("go", updates=[{"/a.txt": agents.old_record("one\n")}]), thread("lines"))
+    desk.put("/lines/head/a.txt", "two\nthree\n")
+    desk.put("/lines/head/b.txt", "new")
+    files = agents.state_at(agent, thread("lines"))["files"]
+    assert files["/a.txt"]["content"] == ["two", "three", ""]
+    assert files["/b.txt"]["content"] == ["new"]
+    agent.invoke(user("go", updates=[{"bare.md": "text"}, {"/a.txt": None, "/b.txt": None}]), thread("lines"))
+    desk.settled()
+    desk.put("/lines/head/bare.md", "other text")
+    assert agents.state_at(agent, thread("lines"))["files"] == {"bare.md": "other text"}
+
+
+def test_before_the_first_file_there_is_a_counter_that_says_there_may_be_one(desk: Desk) -> None:
+    agent = agents.deep_agent(desk.saver, [say("hello"), use(write("/own.txt", "o")), say("ok")])
+    agent.invoke(user("hi"), thread("talk"))
+    desk.put("/talk/head/first.txt", "1")
+    assert state(agent, "talk") == {"/first.txt": b"1"}
+    agent.invoke(user("go"), thread("talk"))
+    assert state(agent, "talk") == {"/first.txt": b"1", "/own.txt": b"o"}
+
+
+def test_an_agent_without_files_would_not_see_one(desk: Desk) -> None:
+    from langgraph.graph import START, MessagesState, StateGraph
+
+    graph = StateGraph(MessagesState)
+    graph.add_node("answer", lambda state: {"messages": [say("hello")]})
+    graph.add_edge(START, "answer")
+    graph.compile(checkpointer=desk.saver).invoke(user("hi"), thread("talk"))
+    result = desk.backend.write("/talk/head/x.txt", "x")
+    assert result.error is not None
+    assert "keeps no files in its state" in result.error
+
+
+# -- a thread that waits for a human ---------------------------------------------------------------------------------
+
+
+def test_an_approval_stays_what_it_is(desk: Desk) -> None:
+    agent = threadcases.waiting_for_approval(desk.saver)
+    before = agent.get_state(thread("waiting_for_approval"))
+    desk.put("/waiting_for_approval/head/note.txt", "look at this")
+    assert desk.backend.edit("/waiting_for_approval/head/plan.txt", "p", "plan").error is None
+    after = agent.get_state(thread("waiting_for_approval"))
+    assert after.next == before.next != ()
+    assert after.interrupts == before.interrupts != ()
+    assert shown(after.values["files"]) == {"/plan.txt": b"plan", "/note.txt": b"look at this"}
+    agent.invoke(APPROVE, thread("waiting_for_approval"))
+    done = agent.get_state(thread("waiting_for_approval"))
+    assert done.next == ()
+    assert shown(done.values["files"]) == {"/note.txt": b"look at this"}
+
+
+def test_before_the_very_first_file_is_approved(desk: Desk) -> None:
+    agent = agents.deep_agent(desk.saver, [use(write("/x.txt", "x")), say("ok")], interrupt_on={"write_file": True})
+    agent.invoke(user("go"), thread("first"))
+    desk.put("/first/head/note.txt", "n")
+    before = agent.get_state(thread("first"))
+    assert before.interrupts
+    agent.invoke(APPROVE, thread("first"))
+    assert state(agent, "first") == {"/x.txt": b"x", "/note.txt": b"n"}
+
+
+def test_what_a_finished_task_has_made_stays(desk: Desk) -> None:
+    agent = threadcases.one_tool_done_and_one_waiting(desk.saver)
+    name = "one_tool_done_and_one_waiting"
+    assert desk.get(f"/{name}/head/done.txt") == b"d"
+    desk.put(f"/{name}/head/note.txt", "n")
+    assert len(agent.get_state(thread(name)).interrupts) == 1
+    agent.invoke(Command(resume="yes"), thread(name))
+    assert state(agent, name) == {"/before.txt": b"b", "/done.txt": b"d", "/note.txt": b"n"}
+
+
+def test_new_input_instead_of_an_answer_keeps_the_file(desk: Desk) -> None:
+    agent = threadcases.waiting_for_approval(desk.saver)
+    desk.put("/waiting_for_approval/head/note.txt", "n")
+    agent.model.script = [say("something else")]
+    agent.invoke(user("forget it"), thread("waiting_for_approval"))
+    assert state(agent, "waiting_for_approval") == {"/plan.txt": b"p", "/note.txt": b"n"}
+
+
+# -- a thread that runs ----------------------------------------------------------------------------------------------
+
+
+def test_while_a_run_is_active_the_head_is_busy(desk: Desk) -> None:
+    from langchain_core.tools import tool
+
+    inside, go_on = threading.Event(), threading.Event()
+
+    @tool
+    def wait() -> str:
+        """Wait."""
+        inside.set()
+        assert go_on.wait(30)
+        return "waited"
+
+    script = [use(write("/a.txt", "a")), use(agents.call("wait"), write("/b.txt", "b")), say("ok")]
+    agent = agents.deep_agent(desk.saver, script, tools=[wait])
+    run = threading.Thread(target=agent.invoke, args=(user("go"), thread("run")), kwargs={"durability": "sync"})
+    run.start()
+    try:
+        assert inside.wait(30)
+        for result in (
+            desk.backend.write("/run/head/x.txt", "x"),
+            desk.backend.edit("/run/head/a.txt", "a", "b"),
+            desk.backend.delete("/run/head/a.txt"),
+            desk.backend.move("/run/head/a.txt", "/run/head/z.txt"),
+        ):
+            assert result.error is not None
+            assert "A run of this thread is active" in result.error
+        assert desk.backend.upload_files([("/run/head/x.txt", b"")])[0].error == os.strerror(errno.EBUSY)
+        assert desk.get("/run/head/a.txt") == b"a"
+    finally:
+        go_on.set()
+        run.join()
+    desk.put("/run/head/x.txt", "x")
+    assert state(agent, "run") == {"/a.txt": b"a", "/b.txt": b"b", "/x.txt": b"x"}
+
+
+def test_a_run_that_was_killed_counts_as_ended_after_the_quiet_time(tmp_path: Path) -> None:
+    path = str(tmp_path / "threads.db")
+    with agents.sqlite_saver(path) as saver:
+        agent = agents.deep_agent(saver, [use(write("/a.txt", "a")), say("ok")])
+        agent.invoke(user("go"), thread("t"))
+        with sqlite3.connect(path) as connection:  # as if it had been killed before its last steps
+            ids = agents.checkpoint_ids(agent, thread("t"))
+            for table in ("checkpoints", "writes"):
+                connection.execute(f"DELETE FROM {table} WHERE checkpoint_id > ?", (ids[4],))
+            connection.execute("DELETE FROM writes WHERE checkpoint_id = ?", (ids[4],))
+        assert agent.get_state(thread("t")).next
+        with ThreadsBackend.from_sqlite(path, write="head") as patient:
+            assert "active" in (patient.write("/t/head/x.txt", "x").error or "")
+        with ThreadsBackend.from_sqlite(path, write="head", quiet_s=0.0) as hasty:
+            assert hasty.write("/t/head/x.txt", "x").error is None
+        assert state(agent, "t") == {"/a.txt": b"a", "/x.txt": b"x"}
+
+
+def test_a_failed_run_has_ended(desk: Desk) -> None:
+    agent = threadcases.failed(desk.saver)
+    assert agent.get_state(thread("failed")).next
+    desk.put("/failed/head/x.txt", "x")
+    assert state(agent, "failed")["/x.txt"] == b"x"
+
+
+# -- conflicts -------------------------------------------------------------------------------------------------------
+
+
+def test_a_version_that_was_not_seen_is_not_overwritten(desk: Desk) -> None:
+    agent = threadcases.plain(desk.saver)
+    volume = desk.backend.volume
+    head = volume.lookup(volume.lookup(1, b"plain").node, b"head").node
+    node = volume.lookup(head, b"a.txt").node
+    volume.open(node, os.O_RDWR)
+    volume.write(node, 0, b"mine!")
+    agent.model.script = [use(edit("/a.txt", "three", "theirs")), say("ok")]
+    agent.invoke(user("go"), thread("plain"))
+    with pytest.raises(OSError, match="Stale"):
+        volume.flush(node)
+    volume.release(node, os.O_RDWR)
+    found = state(agent, "plain")
+    assert found["/a.txt"] == b"theirs\n"
+    assert [data for path, data in found.items() if path.startswith("/a.txt.conflict-")] == [b"mine!\n"]
+
+
+# -- the rest of the tree --------------------------------------------------------------------------------------------
+
+
+def test_nothing_but_the_head_can_be_written_to(desk: Desk) -> None:
+    threadcases.a_subagent(desk.saver)
+    backend = desk.backend
+    (space,) = [entry["path"] for entry in backend.ls("/a_subagent/subgraphs").entries or []]
+    checkpoint = (backend.ls("/a_subagent/history").entries or [])[-1]["path"]
+    for directory in ("/", "/a_subagent/", "/a_subagent/history/", checkpoint, space, f"{space}head/"):
+        assert "Read-only" in (backend.write(f"{directory}x.txt", "x").error or ""), directory
+    for path in ("/a_subagent", "/a_subagent/history", "/a_subagent/messages.jsonl", "/a_subagent/state.json"):
+        assert "Read-only" in (backend.delete(path).error or ""), path
+    assert "Read-only" in (backend.edit(f"{checkpoint}main.txt", "by", "x").error or "")
+    assert "Read-only" in (backend.move(f"{checkpoint}main.txt", "/a_subagent/head/y.txt").error or "")
+    volume = backend.volume
+    node = volume.lookup(volume.lookup(1, b"a_subagent").node, b"state.json").node
+    with pytest.raises(OSError, match="Read-only"):
+        volume.open(node, os.O_WRONLY)
+
+
+def test_a_name_that_no_key_has_is_refused(desk: Desk) -> None:
+    threadcases.plain(desk.saver)
+    volume = desk.backend.volume
+    head = volume.lookup(volume.lookup(1, b"plain").node, b"head").node
+    node = volume.create(head, b"a%2Eb", 0o644, os.O_WRONLY, ME).node
+    with pytest.raises(OSError, match="Invalid"):
+        volume.flush(node)
+    volume.unlink(head, b"a%2Eb")
+    volume.release(node, os.O_WRONLY)
+    desk.put("/plain/head/100%.txt", "fine")
+
+
+def test_deleting_a_directory_deletes_what_is_in_it(desk: Desk) -> None:
+    agent = agents.deep_agent(desk.saver, [use(write("/d/a.txt", "1"), write("/d/e/b.txt", "2"), write("/f.txt", "3"))])
+    agent.invoke(user("go"), thread("t"))
+    assert desk.backend.delete("/t/head/d").error is None
+    assert state(agent, "t") == {"/f.txt": b"3"}
+    agent.model.script = [use(delete("/f.txt")), say("ok")]
+    agent.invoke(user("go"), thread("t"))
+    assert state(agent, "t") == {}
