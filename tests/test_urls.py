@@ -146,8 +146,8 @@ def url_for(name: str, directory: Path) -> str:
     if name == "threads+sqlite":
         with contextlib.closing(sqlite3.connect(directory / "threads.db")) as connection:
             connection.executescript(
-                "CREATE TABLE checkpoints (thread_id, checkpoint_ns, checkpoint_id, parent_checkpoint_id, type, checkpoint,"
-                " metadata);"
+                "CREATE TABLE checkpoints (thread_id, checkpoint_ns, checkpoint_id, parent_checkpoint_id, type,"
+                " checkpoint, metadata);"
                 "CREATE TABLE writes (thread_id, checkpoint_ns, checkpoint_id, task_id, idx, channel, type, value);"
             )
         return f"threads+sqlite:{directory}/threads.db"
