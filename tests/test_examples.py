@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -157,11 +159,14 @@ def test_an_agent_whose_files_are_a_directory(program: Any, serve: Serve, tmp_pa
     assert run("cat", f"{again.path}{MEMORY}") == "# What to remember\nIn German\n"
     thread = again.path / "threads" / thread_id
     assert run("cat", thread / "head" / "outline.md") == "two\n"
-    outlines = [
-        (entry / "outline.md").read_text() for entry in sorted((thread / "history").iterdir())
-        if (entry / "outline.md").exists()
-    ]  # fmt: skip
-    assert outlines[0] == "one\n" and outlines[-1] == "two\n" and outlines == sorted(outlines)
+    with contextlib.closing(sqlite3.connect(directory / "threads.db")) as database:
+        checkpoints = database.execute(
+            "SELECT count(*) FROM checkpoints WHERE thread_id = ? AND checkpoint_ns = ''", (thread_id,)
+        ).fetchone()[0]
+    history = sorted((thread / "history").iterdir(), key=lambda entry: entry.name)
+    assert len(history) == checkpoints
+    outlines = [path.read_text() if (path := entry / "outline.md").exists() else "" for entry in history]
+    assert outlines == sorted(outlines) and set(outlines) == {"", "one\n", "two\n"}
 
 
 def test_an_agent_on_a_mount_of_another_process(program: Any, serve: Serve, tmp_path: Path) -> None:
