@@ -62,6 +62,8 @@ def as_infos(items: Iterable[Any], base: AgentPath) -> list[FileInfo]:
             info["size"] = size
         if modified_at:
             info["modified_at"] = as_utc(str(modified_at))
+        if field_of(raw, "read_only"):
+            info["read_only"] = True
         infos.setdefault(info["path"], info)
     return sorted(infos.values(), key=lambda info: info["path"])
 

@@ -18,6 +18,12 @@ A backend tells nobody what others change, so what it lists is believed for `ttl
 or count characters; unless the backend says `exact_sizes = True`, a file is downloaded to know its size when somebody
 asks for it, for a wrong size cuts reads short. `told` is how a composite says what it changed through the other face.
 
+A backend may know more, and say so by having (see `StoreBackend`):
+- `kernel_side(ttl_s)`: what a mount is to speak to in its place;
+- `token()`: whether anything has changed since; `watch(changed)`: what has, and `change_feed = True` if that is all;
+- `upload_if(path, content, digest)`: an upload over known bytes only, in one step;
+- `ttl_s`: for how long a mount may believe it.
+
 Calls may wait for the backend and hold the volume's lock meanwhile; `hold` and `forget` never wait.
 """
 
@@ -34,6 +40,7 @@ from typing import Any
 
 from fusebackend import paths
 from fusebackend.backends.buffer import Buffer
+from fusebackend.backends.foreignchanges import AbsentNames, changes_at, changes_everywhere
 from fusebackend.backends.foreignentry import Entry
 from fusebackend.backends.foreigntree import ForeignTree, require_text
 from fusebackend.backends.native import NativeVolume
@@ -83,7 +90,8 @@ class ForeignVolume(NativeVolume):
     """See the module's docstring.
 
     Args:
-        backend: the object. It may say `exact_sizes`, `blocking` and `durable` about itself (attributes).
+        backend: the object. It may say `exact_sizes`, `blocking` and `durable` about itself (attributes), and have
+            what the module's docstring lists.
         exact_sizes: are the sizes in its listings bytes? None: as the backend says, which is False by default.
         ttl_s: for how many seconds a listing is believed.
         clock: seconds that only grow.
@@ -98,6 +106,11 @@ class ForeignVolume(NativeVolume):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__()
+        self._backend = backend  # whose number in memory must not become another's, see `foreign_volume`
+        self.ttl_s = getattr(backend, "ttl_s", None)
+        ttl_s = ttl_s if self.ttl_s is None else self.ttl_s
+        if callable(getattr(backend, "kernel_side", None)):
+            backend = backend.kernel_side(ttl_s)
         self._face = AgentFace(backend, type(backend).__name__)
         self._face.require_mountable()
         self.features = Features(
@@ -108,7 +121,7 @@ class ForeignVolume(NativeVolume):
             special_files=False,
             xattrs=False,
             persistent_modes=False,
-            change_feed=False,
+            change_feed=bool(getattr(backend, "change_feed", False)),
             durable=bool(getattr(backend, "durable", False)),
             read_only=self._face.lacks("upload_files"),
             blocking=bool(getattr(backend, "blocking", True)),
@@ -116,16 +129,27 @@ class ForeignVolume(NativeVolume):
         self._mutex = threading.RLock()
         self.lock = self._mutex
         exact = bool(getattr(backend, "exact_sizes", False)) if exact_sizes is None else exact_sizes
-        self._tree = ForeignTree(self._face, exact, ttl_s, clock)
+        self._tree = ForeignTree(self._face, exact, ttl_s, clock, getattr(backend, "token", lambda: None))
         self._files = WholeFiles(self._face, self._tree, clock)
+        self._absent = AbsentNames()
+        self._unwatch: Callable[[], None] | None = None
 
     # -- names -------------------------------------------------------------------------------------------------
 
     def lookup(self, parent: int, name: bytes) -> Attr:
-        with self.lock:
-            entry = self._named(self._tree.entry(parent), name)
-            self._files.measure([entry])
-            return entry
+        forgotten = None
+        try:
+            with self.lock:
+                try:
+                    entry = self._named(self._tree.entry(parent), name)
+                except FileNotFoundError:
+                    forgotten = self._absent.add(parent, name) if self.features.change_feed else None
+                    raise
+                self._files.measure([entry])
+                return entry
+        finally:
+            if forgotten is not None:
+                self.tell([forgotten])
 
     def readdir(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
         with self.lock:
@@ -357,24 +381,37 @@ class ForeignVolume(NativeVolume):
         with self.changing() as changes:
             self.expire()
             for path in changed:
-                changes += self._changes(path)
+                changes += changes_at(self._tree, path)
             changes.reports += reports
 
-    def _changes(self, path: AgentPath) -> list[Change]:
-        """Every directory on the way may be new or gone, as far as anybody knows it."""
-        changes: list[Change] = []
-        entry = self._tree.root
-        for name in paths.split(path):
-            child = entry.children.get(name)
-            changes.append(Change(node=entry.node))
-            changes.append(Change(node=child.node if child is not None else None, parent=entry.node, name=name))
-            if child is None:
-                return changes
-            entry = child
-        if not entry.dirty and entry.buffer is not None:
-            entry.buffer.close()
-            entry.buffer = None  # handles read what is there now
-        return changes
+    def subscribe(self, callback: Callable[[Change], None]) -> Callable[[], None]:
+        """While somebody listens, so does this volume to its backend, if that tells of changes."""
+        end = super().subscribe(callback)
+        watch = getattr(self._face.backend, "watch", None)
+        if self._unwatch is None and watch is not None:
+            self._unwatch = watch(self._heard)
+
+        def unsubscribe() -> None:
+            end()
+            if not self._subscribers and self._unwatch is not None:
+                unwatch, self._unwatch = self._unwatch, None
+                unwatch()
+
+        return unsubscribe
+
+    def _heard(self, *changed: AgentPath, elsewhere: bool) -> None:
+        """The backend tells of changes, without paths when they may be anywhere; of those made by this process's own
+        agents whoever made them tells the observers."""
+        with self.lock:
+            self.expire()
+            changes = [change for path in changed for change in changes_at(self._tree, path)]
+            if not changed:
+                changes = [*changes_everywhere(self._tree), *self._absent.take()]
+        if elsewhere:
+            reports = [Report("unknown", path, source="elsewhere") for path in changed]
+            self.publish(*changes, reports=reports)
+        else:
+            self.tell(changes)
 
     def sync(self) -> None:
         """Store all that is not stored. Each is tried; the first error is raised in the end."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import bisect
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import NamedTuple
 
 from fusebackend.backends.buffer import Buffer
@@ -18,23 +18,28 @@ from fusebackend.protocol import BLOCK_BYTES, Attr
 class Info:
     """What a listing says about one name."""
 
-    __slots__ = ("is_dir", "mtime_ns", "size", "version")
+    __slots__ = ("is_dir", "mtime_ns", "read_only", "size", "version")
 
-    def __init__(self, is_dir: bool, size: int | None, mtime_ns: int | None, version: object) -> None:
+    def __init__(
+        self, is_dir: bool, size: int | None, mtime_ns: int | None, version: object, read_only: bool = False
+    ) -> None:
         self.is_dir = is_dir
         self.size = size  # as the backend has it: bytes, characters, or not known
         self.mtime_ns = mtime_ns
         self.version = version  # differs when the file has changed; may differ when it has not
+        self.read_only = read_only  # the backend says that it can never be written
 
 
 class Listing:
     """The names in a directory, in the order of their bytes."""
 
-    __slots__ = ("_sorted", "infos", "read_at")
+    __slots__ = ("_sorted", "infos", "read_at", "token", "took_s")
 
-    def __init__(self, infos: dict[bytes, Info], read_at: float) -> None:
+    def __init__(self, infos: dict[bytes, Info], read_at: float, token: Hashable = None, took_s: float = 0.0) -> None:
         self.infos = infos
         self.read_at = read_at
+        self.token = token  # the backend's, from before it was read
+        self.took_s = took_s
         self._sorted: list[bytes] | None = None
 
     def put(self, name: bytes, info: Info) -> None:
@@ -45,6 +50,11 @@ class Listing:
     def remove(self, name: bytes) -> None:
         if self.infos.pop(name, None) is not None:
             self._sorted = None
+
+    def expire(self) -> None:
+        """Believe it no longer."""
+        self.read_at = float("-inf")
+        self.token = None
 
     def after(self, name: bytes, limit: int) -> list[bytes]:
         if self._sorted is None:
@@ -97,9 +107,7 @@ class Entry(Attr):
 
     def attributes(self) -> Kept:
         """What is to be remembered of an entry that goes."""
-        return Kept(
-            self.version, self.size, self.mode, self.uid, self.gid, self.atime_ns, self.mtime_ns, self.ctime_ns
-        )
+        return Kept(self.version, self.size, self.mode, self.uid, self.gid, self.atime_ns, self.mtime_ns, self.ctime_ns)
 
     def restore(self, kept: Kept) -> None:
         self.version, size, self.mode, self.uid, self.gid, self.atime_ns, self.mtime_ns, self.ctime_ns = kept
@@ -131,6 +139,11 @@ class Entry(Attr):
     def resize(self, size: int) -> None:
         self.size = size
         self.blocks = -(-size // BLOCK_BYTES)
+
+    def drop_buffer(self) -> None:
+        if self.buffer is not None:
+            self.buffer.close()
+            self.buffer = None
 
     def touch(self, mtime_ns: int | None = None) -> None:
         """The contents have changed."""

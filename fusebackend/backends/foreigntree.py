@@ -1,7 +1,8 @@
 """The names of a `ForeignVolume`: entries with their node numbers, over a backend's listings, which grow old.
 
-A listing is good for `ttl_s` seconds. It is brought up to date with what is done through this volume, and holds what
-only this volume has: directories without a file, files not stored yet.
+A listing is good for `ttl_s` seconds, or, where the backend has a `token`, as long as that is the same. It is brought
+up to date with what is done through this volume, and holds what only this volume has: directories without a file,
+files not stored yet.
 
 Entries live until the kernel has held and forgotten them or their directory, and then while they are open or hold what
 the backend does not: unsaved bytes, an empty directory. Modes and times are remembered beyond that, as far as
@@ -18,7 +19,7 @@ import logging
 import stat
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 
 from fusebackend import errors, paths
 from fusebackend.backends.foreignentry import Entry, Info, Kept, Listing
@@ -38,6 +39,9 @@ PAGE_TTLS = 10
 MAX_KEPT = 100_000
 """Files and directories nobody holds whose modes and times are remembered; the oldest go first. Some 300 bytes each."""
 
+PATIENCE = 4
+"""For so many times as long as it took a listing is believed whatever happens, at most for its time to live."""
+
 FILE_MODE = stat.S_IFREG | 0o644
 DIRECTORY_MODE = stat.S_IFDIR | 0o755
 
@@ -53,13 +57,22 @@ class ForeignTree:
         exact_sizes: are the sizes of its listings bytes?
         ttl_s: for how many seconds a listing is believed.
         clock: seconds that only grow.
+        token: tells whether anything has changed: two equal ones, and nothing has. None where that is not known.
     """
 
-    def __init__(self, face: AgentFace, exact_sizes: bool, ttl_s: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        face: AgentFace,
+        exact_sizes: bool,
+        ttl_s: float,
+        clock: Callable[[], float],
+        token: Callable[[], Hashable] = lambda: None,
+    ) -> None:
         self._face = face
         self._exact_sizes = exact_sizes
         self.ttl_s = ttl_s
         self._clock = clock
+        self._token = token
         self._numbers = itertools.count(ROOT_NODE)
         self._began_ns = time.time_ns()
         self._entries: dict[int, Entry] = {}
@@ -207,8 +220,7 @@ class ForeignTree:
                     self._kept.popitem(last=False)
             self._entries.pop(entry.node, None)
             self._listed.pop(entry.node, None)
-            if entry.buffer is not None:
-                entry.buffer.close()
+            entry.drop_buffer()
             if entry.parent.children.get(entry.name) is entry:
                 del entry.parent.children[entry.name]
             entry = entry.parent
@@ -258,7 +270,7 @@ class ForeignTree:
         """What is in a directory, at most so many `ttl_s` old. ESTALE for one that is gone."""
         self.settle()
         listing = directory.listing
-        if listing is None or self._clock() - listing.read_at >= self.ttl_s * ttls:
+        if listing is None or not self._is_good(listing, ttls):
             listing = self._read_listing(directory)
         if directory.listing is listing:
             self._listed[directory.node] = directory
@@ -267,16 +279,25 @@ class ForeignTree:
                 self._drop_listing(next(iter(self._listed.values())))
         return listing
 
+    def _is_good(self, listing: Listing, ttls: float) -> bool:
+        age_s = self._clock() - listing.read_at
+        token = self._token() if ttls == 1 else None
+        if token is None:
+            return age_s < self.ttl_s * ttls
+        # A long one is not read anew for each of many changes.
+        return token == listing.token or age_s < min(self.ttl_s, listing.took_s * PATIENCE)
+
     def backend_lists(self, entry: Entry) -> bool:
         """Has the backend this entry, by itself? Asks it."""
         assert entry.parent is not None
-        return entry.name in self._ask(entry.parent)
+        info = self._ask(entry.parent).get(entry.name)
+        return info is not None and info.is_dir == entry.is_dir
 
     def expire(self) -> None:
         """Believe no listing any more."""
         for directory in self._listed.values():
             if directory.listing is not None:
-                directory.listing.read_at = float("-inf")
+                directory.listing.expire()
 
     def _ask(self, directory: Entry) -> dict[bytes, Info]:
         """What the backend has in a directory; nothing where the directory is in this volume alone. ESTALE, EIO.
@@ -303,7 +324,8 @@ class ForeignTree:
         while entry.parent is not None:
             result = self._face.ls(self.path(entry.parent))
             if result.error is None:
-                return any(_name(info) == entry.name for info in result.entries or ())
+                found = [info for info in result.entries or () if _name(info) == entry.name]
+                return any(bool(info.get("is_dir")) == entry.is_dir for info in found)
             error, entry = result.error, entry.parent
         if error is not None:
             raise self.failure(error, ROOT)
@@ -312,8 +334,10 @@ class ForeignTree:
     def _read_listing(self, directory: Entry) -> Listing:
         if self.is_gone(directory):
             return Listing({}, self._clock())
+        token, began = self._token(), self._clock()
         infos = self._ask(directory)
-        listing = directory.listing = Listing(infos, self._clock())
+        now = self._clock()
+        listing = directory.listing = Listing(infos, now, token, now - began)
         for name, child in list(directory.children.items()):
             info = infos.get(name)
             if info is not None and info.is_dir and child.is_dir:
@@ -334,12 +358,15 @@ class ForeignTree:
         modified_at = raw.get("modified_at") or ""
         # Without a time nothing says that a file is unchanged, so every listing brings a version of its own.
         version = (modified_at, raw.get("size")) if modified_at else (read_at, raw.get("size"))
-        return Info(bool(raw.get("is_dir")), raw.get("size"), time_ns(modified_at), version)
+        read_only = bool(raw.get("read_only"))
+        return Info(bool(raw.get("is_dir")), raw.get("size"), time_ns(modified_at), version, read_only)
 
     def _entry_for(self, parent: Entry, name: bytes, info: Info) -> Entry:
         entry = parent.children.get(name)
         if entry is None:
             entry = self._new(parent, name, DIRECTORY_MODE if info.is_dir else FILE_MODE)
+            if info.read_only:
+                entry.mode &= ~0o222
         if entry.is_dir:
             if info.mtime_ns is not None and not entry.kept:
                 entry.mtime_ns = entry.ctime_ns = info.mtime_ns

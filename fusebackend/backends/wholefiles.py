@@ -1,9 +1,10 @@
 """`WholeFiles`: the contents of a `ForeignVolume`'s files, over a backend that gives and takes whole files only.
 
 A file that is open has a `Buffer`, filled when it was opened; what was written to it is uploaded by `store`. Before an
-upload the file is downloaded again: when it is not what the buffer was made from, somebody else has written or deleted
-it. Theirs stays then, ours is uploaded beside it as `name.conflict-<time>`, and `store` raises ESTALE. An upload that
-fails keeps the buffer and its `dirty` mark, so that it can be tried again.
+upload the file is downloaded again (a backend with `upload_if` compares by itself, in one step): when it is not what
+the buffer was made from, somebody else has written or deleted it. Theirs stays then, ours is uploaded beside it as
+`name.conflict-<time>`, and `store` raises ESTALE. An upload that fails keeps the buffer and its `dirty` mark, so that
+it can be tried again.
 
 Everything here may wait for the backend and runs under the volume's lock.
 """
@@ -22,7 +23,7 @@ from fusebackend.backends.foreignentry import Entry
 from fusebackend.backends.foreigntree import OWN, ForeignTree
 from fusebackend.backends.statefiles import apply_files_update
 from fusebackend.dialect import AgentFace
-from fusebackend.errors import FILE_NOT_FOUND, oserror
+from fusebackend.errors import CONFLICT, FILE_NOT_FOUND, oserror
 from fusebackend.paths import AgentPath
 from fusebackend.protocol import NAME_MAX_BYTES
 
@@ -40,6 +41,8 @@ class WholeFiles:
         self._face = face
         self._tree = tree
         self._clock = clock
+        # A backend that can compare and put in one step does; see `StoreBackend.upload_if`.
+        self._upload_if = getattr(face.backend, "upload_if", None)
         self._recent: OrderedDict[AgentPath, tuple[float, bytes]] = OrderedDict()
 
     # -- the backend -------------------------------------------------------------------------------------------
@@ -143,7 +146,7 @@ class WholeFiles:
             raise oserror(errno.ESTALE)
         digest = self._seen(entry, data)
         if entry.buffer is None or entry.baseline != digest:
-            self._close(entry)
+            entry.drop_buffer()
             entry.buffer, entry.baseline = Buffer(data), digest
         return entry.buffer
 
@@ -172,18 +175,13 @@ class WholeFiles:
     def drop(self, entry: Entry) -> None:
         """Let go of a buffer nobody has open and nothing is lost with."""
         if not entry.dirty and not entry.opens:
-            self._close(entry)
+            entry.drop_buffer()
 
     def revert(self, entry: Entry) -> None:
         """Forget what was written to a buffer that nobody has open."""
         entry.dirty = entry.measured = False
         entry.version = None
         self.drop(entry)
-
-    def _close(self, entry: Entry) -> None:
-        if entry.buffer is not None:
-            entry.buffer.close()
-            entry.buffer = None
 
     def store(self, entry: Entry) -> None:
         """Upload a buffer that was written to.
@@ -195,19 +193,38 @@ class WholeFiles:
             return
         assert entry.buffer is not None, f"node {entry.node} has nothing to store"
         path, digest = self._tree.path(entry), entry.buffer.digest()
-        gone = self._tree.is_gone(entry)
-        data = None if gone else self.download(path)
-        current = None if data is None else digest_of(data)
-        if gone or current != digest:
-            if gone or current != entry.baseline:
-                self._keep_beside(entry, path)
-                raise oserror(errno.ESTALE, path)
-            self.upload(path, entry.buffer.read(0, entry.buffer.size))
+        if self._tree.is_gone(entry) or not self._put(path, entry.buffer, digest, entry.baseline):
+            self._keep_beside(entry, path)
+            raise oserror(errno.ESTALE, path)
         entry.baseline = entry.digest = digest
         entry.version = OWN
         entry.dirty = False
         entry.measured = True
         self._tree.stored(entry)
+
+    def _put(self, path: AgentPath, buffer: Buffer, digest: bytes, baseline: bytes | None) -> bool:
+        """Upload a buffer over what it was made from; False when that is not there any more, nor the same already."""
+        if self._upload_if is not None and self.upload_if(path, buffer.read(0, buffer.size), baseline):
+            return True
+        data = self.download(path)
+        current = None if data is None else digest_of(data)
+        if current == digest:
+            return True
+        if self._upload_if is not None or current != baseline:
+            return False
+        self.upload(path, buffer.read(0, buffer.size))
+        return True
+
+    def upload_if(self, path: AgentPath, data: bytes, digest: bytes | None) -> bool:
+        """Upload over bytes of this digest, None for nothing; False when something else is there."""
+        assert self._upload_if is not None
+        answer = self._upload_if(path, data, digest)
+        self._recent.pop(path, None)
+        if answer.error == CONFLICT:
+            return False
+        if answer.error is not None:
+            raise self._tree.failure(answer.error, path)
+        return True
 
     def _keep_beside(self, entry: Entry, path: AgentPath) -> None:
         assert entry.buffer is not None
@@ -218,7 +235,7 @@ class WholeFiles:
         entry.dirty = entry.local = entry.measured = False
         entry.poisoned = entry.opens > 0
         entry.version = entry.digest = None
-        self._close(entry)
+        entry.drop_buffer()
         self._tree.expire()
 
 

@@ -164,6 +164,9 @@ class Volume(abc.ABC):
 
     features: Features = Features()
 
+    ttl_s: float | None = None
+    """Seconds for which a mount may believe it where there is no change feed; None: as the mount says."""
+
     lock: AbstractContextManager[Any]
 
     # -- names -------------------------------------------------------------------------------------------------

@@ -120,6 +120,6 @@ def routes_of(volumes: dict[AgentPath, Volume], ttl_s: float, deadline_s: float)
         features = volume.features
         if list(volumes.values()).count(volume) > 1:
             features = replace(features, change_feed=False)  # a change under one prefix shows late under the other
-        policy = CachePolicy.of(features, ttl_s)
+        policy = CachePolicy.of(features, ttl_s if volume.ttl_s is None else volume.ttl_s)
         routes.append(Route(index, prefix, volume, policy, Offload(features.blocking, deadline_s)))
     return routes

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import copy
 import errno
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self
@@ -94,6 +95,7 @@ class StoreBackend(FileVerbs):
         self.ttl_s = ttl_s
         self._source = StoreSource(store_or_runtime, store, namespace, feed=feed)
         self._items: Items | None = None  # when they are settled: on a mount, or opened by a URL
+        self._changes: Counter[int] = Counter()  # made by this object, and by those that are its kernel side
         self._watchers: list[tuple[StoreBackend, Callable[..., None]]] = []
 
     @classmethod
@@ -152,19 +154,25 @@ class StoreBackend(FileVerbs):
         return self.items.feed
 
     def token(self) -> Hashable:
-        """Two equal ones mean that nothing has changed in between; None when that can't be told."""
-        return self.items.token()
+        """Two equal ones mean that nobody has changed anything in between, but this object itself; None when that can't
+        be told."""
+        token = self.items.token()
+        return None if token is None else (token, sum(self._changes.values()) - self._changes[id(self)])
 
     def watch(self, changed: Callable[..., None]) -> Callable[[], None]:
-        """Call `changed(*paths)` after each change that is not made through this object itself, without paths when
-        anything may have changed. Returns what ends that.
+        """Call `changed(*paths, elsewhere=…)` after each change that is not made through this object itself, without
+        paths when anything may have changed. Returns what ends that.
 
         Changes through the backend this is a `kernel_side` of are told at once, in the thread that made them; those of
-        other programs only where there is a feed.
+        others (`elsewhere`) only where there is a feed.
         """
         watcher = (self, changed)
         self._watchers.append(watcher)
-        stop = self.items.watch(lambda key: changed(*(_places_of(key) if key is not None else ())))
+
+        def elsewhere(key: str | None) -> None:
+            changed(*(_places_of(key) if key is not None else ()), elsewhere=True)
+
+        stop = self.items.watch(elsewhere)
 
         def end() -> None:
             stop()
@@ -174,9 +182,10 @@ class StoreBackend(FileVerbs):
         return end
 
     def _tell(self, *changed: AgentPath) -> None:
+        self._changes[id(self)] += 1
         for owner, callback in tuple(self._watchers):
             if owner is not self:
-                callback(*changed)
+                callback(*changed, elsewhere=False)
 
     def upload_if(self, path: str, content: bytes, digest: bytes | None) -> FileUploadResponse:
         """Write a file if what is there now has this digest (`buffer.digest_of`; None: if there is nothing), in one

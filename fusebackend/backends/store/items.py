@@ -121,7 +121,8 @@ class Items(abc.ABC):
         """Make changes. `Conflict` when one did not find what it expected."""
 
     def token(self) -> Hashable:
-        """Two equal ones mean that nothing has changed in between; None when that can't be told."""
+        """Two equal ones mean that nobody has changed anything in between, but these items themselves; None when that
+        can't be told."""
         return None
 
     def watch(self, changed: Callable[[str | None], None]) -> Callable[[], None]:

@@ -60,7 +60,6 @@ class PostgresItems(Items):
         self._refreshes = refreshes
         self._alive = " AND (s.expires_at IS NULL OR s.expires_at > now())" if omit_expired else ""
         self._may_install = feed
-        self._own_changes = 0
 
     # -- reading -----------------------------------------------------------------------------------------------
 
@@ -202,7 +201,6 @@ class PostgresItems(Items):
                 for change in changes:
                     if not self._change(cursor, change):
                         raise Conflict(change.key)
-        self._own_changes += 1
 
     def _change(self, cursor: Cursor[Any], change: Change) -> bool:
         """Make a change; False when it did not find what it expected."""
@@ -244,7 +242,7 @@ class PostgresItems(Items):
         feed = self._database.feed() if self._may_install else None
         if feed is None or not feed.live:
             return None
-        return feed.changes, self._own_changes
+        return feed.changes
 
     def watch(self, changed: Callable[[str | None], None]) -> Callable[[], None]:
         feed = self._database.feed() if self._may_install else None

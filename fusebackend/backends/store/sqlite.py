@@ -2,7 +2,8 @@
 
 A directory is a range of the table's primary key `(prefix, key)`, and a subdirectory is jumped over, so a listing costs
 what it lists, however many keys there are. Nothing is kept that others could make stale, but for sizes under a row's
-stamp. `token` is cheap: SQLite counts what other connections commit (`PRAGMA data_version`) and what this one changes.
+stamp. `token` is cheap: SQLite counts what other connections commit (`PRAGMA data_version`), and on a connection that
+is shared what was changed there by others.
 
 The database is opened once more, beside the connection of the store that was given, so that neither waits for the
 other's locks; only a database in memory has to be shared, under the store's own lock. Nothing is added to its schema.
@@ -54,6 +55,8 @@ class SqliteDatabase:
         self._connection = connection
         self._lock = lock
         self.owned = owned
+        self.own_changes = 0
+        """Rows that were changed here, of those the connection has counted."""
 
     @classmethod
     def of_store(cls, store: Any) -> SqliteDatabase:
@@ -101,10 +104,12 @@ class SqliteDatabase:
     def writing(self) -> Iterator[sqlite3.Connection]:
         """One transaction, or nothing."""
         with self.reading() as connection:
+            before = connection.total_changes
             connection.execute("BEGIN IMMEDIATE")
             try:
                 yield connection
                 connection.execute("COMMIT")
+                self.own_changes += connection.total_changes - before
             except BaseException:
                 if connection.in_transaction:  # a full disk has ended it already
                     connection.execute("ROLLBACK")
@@ -216,7 +221,7 @@ class SqliteItems(Items):
     def token(self) -> Hashable:
         with self._database.reading() as connection:
             (version,) = connection.execute("PRAGMA data_version").fetchone()
-            return version, connection.total_changes
+            return version, connection.total_changes - self._database.own_changes
 
     # -- writing -----------------------------------------------------------------------------------------------
 
