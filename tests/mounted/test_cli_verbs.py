@@ -1,0 +1,521 @@
+"""The command line's verbs on real mounts: paths as the kernel knows them, signals, pipes and terminals."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import pty
+import random
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from mounts import Mounted
+
+pytestmark = pytest.mark.mounted
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-m", "fusebackend"]
+ENV = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
+LIMIT_S = 30.0
+INTERRUPTED, QUIET_END = 130, 128 + signal.SIGPIPE
+
+Word = str | bytes | Path
+
+
+def run(*words: Word, cwd: Path | None = None, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run([*COMMAND, *words], env=ENV, cwd=cwd, input=stdin, capture_output=True, timeout=LIMIT_S)
+
+
+def ok(*words: Word, cwd: Path | None = None, stdin: bytes = b"") -> bytes:
+    done = run(*words, cwd=cwd, stdin=stdin)
+    assert (done.returncode, done.stderr) == (0, b"")
+    return done.stdout
+
+
+def refused(*words: Word, status: int = 1, cwd: Path | None = None) -> str:
+    """The one line of an error, of a command that printed nothing else."""
+    done = run(*words, cwd=cwd)
+    assert (done.returncode, done.stdout) == (status, b""), done
+    (line,) = done.stderr.decode().splitlines()
+    assert line.startswith("Error: ")
+    return line.removeprefix("Error: ")
+
+
+@pytest.fixture
+def mounted(serve, tmp_path: Path) -> Mounted:
+    return serve(f"sqlite:{tmp_path}/files.db", routes={"/memories": "memory:"})
+
+
+@pytest.fixture
+def mnt(mounted: Mounted) -> Path:
+    return mounted.path
+
+
+class Started:
+    """A command that runs while the test goes on. What it prints is read line by line, each within the limit."""
+
+    def __init__(self, *words: Word) -> None:
+        self.process = subprocess.Popen(
+            [*COMMAND, *words], env=ENV, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        self._held = b""
+
+    def line(self) -> str:
+        """The next line, without its end; fails if none comes in time."""
+        assert self.process.stdout is not None
+        deadline = time.monotonic() + LIMIT_S
+        while b"\n" not in self._held:
+            left = deadline - time.monotonic()
+            assert left > 0 and select.select([self.process.stdout], [], [], left)[0], "no line came"
+            piece = os.read(self.process.stdout.fileno(), 65536)
+            assert piece, (self._held, self.process.communicate())
+            self._held += piece
+        line, _, self._held = self._held.partition(b"\n")
+        return os.fsdecode(line)
+
+    def end(self, with_signal: signal.Signals) -> tuple[int, bytes]:
+        """Exit status and standard error, after a signal."""
+        self.process.send_signal(with_signal)
+        _, said = self.process.communicate(timeout=LIMIT_S)
+        return self.process.returncode, said
+
+
+@pytest.fixture
+def start() -> Iterator[type[Started]]:
+    started = []
+
+    class Remembered(Started):
+        def __init__(self, *words: Word) -> None:
+            super().__init__(*words)
+            started.append(self)
+
+    yield Remembered
+    for each in started:
+        each.process.kill()
+        each.process.communicate()
+
+
+def on_a_terminal(*words: Word) -> tuple[int, str]:
+    """Exit status of a command, and all that its terminal shows."""
+    ours, theirs = pty.openpty()
+    environment = {**ENV, "TERM": "xterm", "COLUMNS": "60"}
+    shown = bytearray()
+    with subprocess.Popen([*COMMAND, *words], env=environment, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        try:
+            while piece := os.read(ours, 65536):
+                shown += piece
+        except OSError as error:
+            if error.errno != errno.EIO:  # the other end is closed
+                raise
+        finally:
+            os.close(ours)
+        status = process.wait(LIMIT_S)
+    return status, os.fsdecode(bytes(shown)).replace("\r\n", "\n")
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Both faces
+# --------------------------------------------------------------------------------------------------------------
+
+
+def test_what_one_face_does_the_other_sees(mnt):
+    ok("write", mnt / "memories/plan.md", stdin=b"one TODO\ntwo\n")
+    assert (mnt / "memories/plan.md").read_text() == "one TODO\ntwo\n"
+    (mnt / "memories/plan.md").write_text("three TODO\n")
+    assert ok("read", mnt / "memories/plan.md") == b"three TODO\n"
+    assert ok("edit", mnt / "memories/plan.md", "TODO", "done") == b"1 replacement\n"
+    assert (mnt / "memories/plan.md").read_text() == "three done\n"
+    ok("mv", mnt / "memories/plan.md", mnt / "old.md")
+    assert ok("grep", "done", mnt) == f"{mnt}/old.md:1:three done\n".encode()
+    assert ok("glob", "*.md", mnt) == f"{mnt}/old.md\n".encode()
+    assert ok("ls", mnt) == b"memories/\nold.md\n"
+    ok("rm", mnt / "old.md")
+    assert os.listdir(mnt) == ["memories"]
+
+
+def test_stat_as_the_kernel_tells_it(mnt):
+    (mnt / "file").write_bytes(b"12345")
+    os.symlink("file", mnt / "link")
+    os.chmod(mnt / "file", 0o640)
+    os.utime(mnt / "file", ns=(1, 10**18 + 1))
+    (found, link) = json.loads(ok("stat", "--json", mnt / "file", mnt / "link"))
+    real = os.stat(mnt / "file")
+    assert [found[key] for key in ("size", "nlink", "uid", "gid", "atime_ns", "mtime_ns", "ctime_ns")] == [
+        real.st_size, real.st_nlink, real.st_uid, real.st_gid, real.st_atime_ns, real.st_mtime_ns, real.st_ctime_ns,
+    ]  # fmt: skip
+    assert (found["type"], found["mode"], found["route"]) == ("file", 0o640, "/")
+    assert (link["type"], link["target"]) == ("symlink", "file")
+
+
+def test_long_listings_as_ls_prints_them(mnt):
+    (mnt / "a").write_bytes(b"1" * 1234)
+    (mnt / "dir").mkdir()
+    (mnt / "c").symlink_to("a")
+    os.mkfifo(mnt / "fifo")
+    options = {"env": {**ENV, "LC_ALL": "C"}, "cwd": mnt, "capture_output": True, "check": True, "text": True}
+    theirs = subprocess.run(["ls", "-lp", "--time-style=+%Y-%m-%d %H:%M"], **options).stdout
+    rows = [line.split(maxsplit=1) for line in theirs.splitlines()[1:]]
+    ours = [line.split(maxsplit=1) for line in ok("ls", "-l", mnt).decode().splitlines()]
+    assert [(mode, rest.split()) for mode, rest in ours] == [(mode, rest.split()) for mode, rest in rows]
+
+
+class TestPaths:
+    def test_relative_ones(self, mnt):
+        (mnt / "memories/a").write_text("needle\n")
+        assert ok("ls", cwd=mnt) == b"memories/\n"
+        assert ok("ls", cwd=mnt / "memories") == b"a\n"
+        assert ok("grep", "needle", cwd=mnt / "memories") == b"a:1:needle\n"
+        assert ok("grep", "needle", ".", cwd=mnt / "memories") == b"./a:1:needle\n"
+        assert ok("grep", "needle", "memories", cwd=mnt) == b"memories/a:1:needle\n"
+        assert ok("read", "../memories/a", cwd=mnt / "memories") == b"needle\n"
+        ok("write", "new/b", "--text", "x", cwd=mnt / "memories")
+        assert (mnt / "memories/new/b").read_text() == "x"
+
+    def test_through_links(self, mnt, tmp_path):
+        (mnt / "memories/a").write_text("needle\n")
+        (tmp_path / "outside").symlink_to(mnt / "memories")
+        (mnt / "inside").symlink_to("memories")
+        (mnt / "absolute").symlink_to(mnt / "memories/a")
+        assert ok("grep", "needle", tmp_path / "outside") == f"{tmp_path}/outside/a:1:needle\n".encode()
+        assert ok("ls", tmp_path / "outside") == b"a\n"
+        assert ok("ls", mnt / "inside") == b"a\n"
+        assert ok("read", mnt / "absolute") == b"needle\n"
+        ok("rm", mnt / "inside", mnt / "absolute")
+        assert (mnt / "memories/a").exists()
+        assert "lies in no mount" in refused("rm", "-r", tmp_path / "outside")
+
+    def test_those_of_agents(self, mnt):
+        ok("write", "--mount", mnt, "/memories/a", "--text", "needle\n")
+        assert ok("grep", "--mount", mnt, "needle", "/") == b"/memories/a:1:needle\n"
+        assert ok("ls", "--mount", mnt / "memories/a", "/") == b"memories/\n"
+
+    def test_those_in_no_mount(self, mnt, tmp_path):
+        assert f"'{tmp_path}/x' lies in no mount of fusebackend (mounted: " in refused("ls", tmp_path / "x")
+        assert f"'{tmp_path}' lies in no mount" in refused("ls", "--mount", tmp_path, "/")
+
+    def test_names_of_any_bytes(self, mnt):
+        name = b"\xff\n\x1b[31m '\"\\"
+        (mnt / "dir").mkdir()
+        path = os.path.join(os.fsencode(mnt), b"dir", name)
+        ok("write", path, "--text", "needle\n")
+        assert os.listdir(os.fsencode(mnt / "dir")) == [name]
+        assert ok("ls", mnt / "dir") == name + b"\n"
+        assert ok("glob", "-0", "*", mnt / "dir") == path + b"\0"
+        assert ok("grep", "-l0", "needle", mnt) == path + b"\0"
+        assert ok("read", path) == b"needle\n"
+        assert json.loads(ok("ls", "--json", mnt / "dir"))[0]["path"] == os.fsdecode(path)
+        refused("read", path + b"x")
+        ok("rm", path)
+        assert os.listdir(mnt / "dir") == []
+
+    def test_on_a_terminal_they_are_harmless(self, mnt):
+        (mnt / os.fsdecode(b"\xff\n\x1b[31m")).write_bytes(b"needle \x1b[2J\n")
+        for words in (("ls", mnt), ("ls", "-l", mnt), ("glob", "*", mnt), ("grep", "needle", mnt)):
+            status, shown = on_a_terminal(*words)
+            assert status == 0
+            assert "\\377\\n\\033[31m" in shown
+            assert not re.search(r"[\x00-\x09\x0b-\x1f\udc80-\udcff]", shown)
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Searching
+# --------------------------------------------------------------------------------------------------------------
+
+
+def words_of(seed: int) -> Iterator[str]:
+    choice = random.Random(seed)
+    while True:
+        yield choice.choice(["TODO", "todo", "a.b", "axb", "ä", "\t", "-x", "", "日本", "\r", "TODOTODO", " "])
+
+
+def test_grep_finds_what_grep_finds(mnt):
+    choice = random.Random(7)
+    words = words_of(8)
+    for directory in (mnt, mnt / "dir", mnt / "dir/.deep er", mnt / "memories"):
+        directory.mkdir(exist_ok=True)
+        for number in range(25):
+            lines = [" ".join(next(words) for _ in range(choice.randrange(6))) for _ in range(choice.randrange(12))]
+            end = choice.choice(["\n", ""])
+            (directory / f"{choice.choice(['.', ''])}f{number}.txt").write_bytes(("\n".join(lines) + end).encode())
+    places = (".", "dir", "memories", "dir/.deep er")
+    patterns = ("TODO", "a.b", "ä", "日本", "-x", " ", "\r", "\t", "axb TODO", "")
+    for pattern, place in [*((pattern, ".") for pattern in patterns), *(("TODO", place) for place in places)]:
+        grep = ["grep", "-rnF", "--", pattern, place]
+        theirs = subprocess.run(grep, cwd=mnt, env={**ENV, "LC_ALL": "C.UTF-8"}, capture_output=True)
+        ours = run(*grep, cwd=mnt)
+        assert sorted(ours.stdout.split(b"\n")) == sorted(theirs.stdout.split(b"\n")), (pattern, place)
+        assert (ours.returncode, ours.stderr) == (theirs.returncode, b"")
+
+
+def test_grep_exits_as_grep_does(mnt):
+    (mnt / "a").write_text("needle\n")
+    assert run("grep", "needle", mnt).returncode == 0
+    assert run("grep", "other", mnt).returncode == 1
+    assert run("grep", "needle", mnt / "none", mnt).returncode == 2
+    assert "lies in no mount" in refused("grep", "needle", "/etc", status=2)
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Copying
+# --------------------------------------------------------------------------------------------------------------
+
+
+def test_trees_there_and_back(mnt, tmp_path):
+    source = tmp_path / "source"
+    shutil.copytree(ROOT / "fusebackend/cli", source, ignore=shutil.ignore_patterns("__pycache__"))
+    (source / "large").write_bytes(os.urandom(9_000_000))
+    (source / os.fsdecode(b"\xff")).write_bytes(b"\xff")
+    os.chmod(source / "main.py", 0o600)
+    ok("upload", source, mnt / "memories/tree")
+    ok("download", mnt / "memories/tree", tmp_path / "back")
+    subprocess.run(["diff", "-r", source, mnt / "memories/tree"], check=True)
+    subprocess.run(["diff", "-r", source, tmp_path / "back"], check=True)
+    done = run("download", mnt / "memories/tree", tmp_path)
+    assert done.returncode == 0
+    refusals = run("download", mnt / "memories/tree", tmp_path).stderr.splitlines()
+    assert len(refusals) == len(os.listdir(source))
+    assert all(b"exists; --force replaces it" in line for line in refusals)
+
+
+def test_a_tree_into_itself(mnt):
+    (mnt / "a").write_text("x")
+    (mnt / "memories/b").write_text("y")
+    ok("upload", mnt, f"{mnt}/copy/")
+    assert (mnt / f"copy/{mnt.name}/a").read_text() == "x"
+    assert not (mnt / f"copy/{mnt.name}/copy").exists()
+
+
+def test_from_mount_to_mount(serve, mnt):
+    other = serve("memory:").path
+    (mnt / "a").write_text("x")
+    assert "lie in different mounts" in refused("mv", mnt / "a", other / "a")
+    ok("download", mnt / "a", other / "a")
+    assert (other / "a").read_text() == "x"
+    assert os.listdir(other) == ["a"]
+
+
+def test_a_bar_shows_how_far_it_is(mnt, tmp_path):
+    (tmp_path / "large").write_bytes(bytes(20_000_000))
+    status, shown = on_a_terminal("upload", tmp_path / "large", mnt / "large")
+    assert (status, "uploading" in shown, "20.0/20.0 MB" in shown) == (0, True, True)
+    status, shown = on_a_terminal("download", mnt / "large", tmp_path / "back")
+    assert (status, "downloading" in shown) == (0, True)
+    assert (tmp_path / "back").stat().st_size == 20_000_000
+
+
+def test_a_download_that_is_interrupted_leaves_nothing(mnt, tmp_path, start):
+    (mnt / "large").write_bytes(bytes(100_000_000))
+    (tmp_path / "into").mkdir()
+    download = start("download", mnt / "large", tmp_path / "into")
+    deadline = time.monotonic() + LIMIT_S
+    while not os.listdir(tmp_path / "into"):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    status, _ = download.end(signal.SIGINT)
+    assert status != 0
+    assert os.listdir(tmp_path / "into") == []
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Pipes
+# --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("read", "large"),
+        ("grep", "needle", "large"),
+        ("grep", "--json", "needle", "large"),
+        ("ls", "many"),
+        ("exec", "yes"),
+        ("watch", "--json", "many"),
+    ],
+    ids=" ".join,
+)
+def test_whoever_reads_may_stop(mnt, words: Sequence[str], unbuffered: str):
+    (mnt / "large").write_text("needle\n" * 40_000)
+    (mnt / "many").mkdir()
+    for number in range(400):
+        (mnt / "many" / f"{number:03}{'x' * 200}").touch()
+    process = subprocess.Popen(
+        [*COMMAND, *words],
+        env={**ENV, "PYTHONUNBUFFERED": unbuffered},
+        cwd=mnt,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None and process.stderr is not None
+    try:
+        assert process.stdout.read(1)
+        process.stdout.close()
+        if words[0] == "watch":
+            (mnt / "many/new").touch()
+        assert process.wait(LIMIT_S) == QUIET_END
+        assert process.stderr.read() == b""
+    finally:
+        process.kill()
+        process.stderr.close()
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Commands
+# --------------------------------------------------------------------------------------------------------------
+
+
+class TestExec:
+    def test_every_route_is_where_agents_see_it(self, mnt):
+        (mnt / "memories/a").write_text("one TODO\n")
+        assert ok("exec", "--mount", mnt, "--", "grep -r TODO /memories | sort > /report.txt") == b""
+        assert (mnt / "report.txt").read_text() == "/memories/a:one TODO\n"
+        ok("exec", "--mount", mnt, "cp", "/memories/a", "/memories/b c; touch d")
+        assert sorted(os.listdir(mnt / "memories")) == ["a", "b c; touch d"]
+
+    def test_where_it_starts(self, mnt):
+        assert ok("exec", "--mount", mnt, "pwd") == b"/\n"
+        assert ok("exec", "pwd", cwd=mnt / "memories") == b"/memories\n"
+        assert ok("exec", "--cwd", mnt / "memories", "pwd") == b"/memories\n"
+
+    def test_output_input_and_exit_status(self, mnt):
+        done = run("exec", "--mount", mnt, "-i", "--", "cat; echo bad >&2; exit 7", stdin=b"\0\xff")
+        assert (done.returncode, done.stdout, done.stderr) == (7, b"\0\xff", b"bad\n")
+        done = run("exec", "--mount", mnt, "--timeout", "0.3", "sleep", "60")
+        assert (done.returncode, done.stdout) == (124, b"")
+        assert b"timed out" in done.stderr
+
+    def test_output_comes_when_it_is_printed(self, mnt, start):
+        command = start("exec", "--mount", mnt, "--", "echo first; while [ ! -e /go ]; do sleep 0.02; done; echo last")
+        assert command.line() == "first"
+        ok("write", mnt / "go", "--text", "")
+        assert command.line() == "last"
+        assert command.process.wait(LIMIT_S) == 0
+
+    @pytest.mark.parametrize("number, status", [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, -signal.SIGTERM)])
+    def test_the_command_ends_with_us(self, mnt, start, number, status):
+        command = start("exec", "--mount", mnt, "--", "echo begun; while :; do date +%s%N > /alive; sleep 0.02; done")
+        assert command.line() == "begun"
+        assert command.end(number) == (status, b"")
+        deadline = time.monotonic() + LIMIT_S
+        while True:
+            before = ok("read", mnt / "alive")
+            time.sleep(0.2)
+            if ok("read", mnt / "alive") == before:
+                return
+            assert time.monotonic() < deadline, "the command goes on"
+
+
+class TestWatch:
+    def test_changes_of_both_faces(self, mnt, start):
+        watch = start("watch", "--json", mnt / "memories")
+        assert json.loads(watch.line()) == {"kind": "watching", "path": f"{mnt}/memories"}
+        (mnt / "memories/a").touch()
+        ok("write", mnt / "elsewhere", "--text", "x")
+        ok("write", mnt / "memories/b", "--text", "x")
+        os.rename(mnt / "memories/a", mnt / "memories/c")
+        ok("rm", mnt / "memories/c")
+        found = [json.loads(watch.line()) for _ in range(4)]
+        assert [(event["kind"], event["path"], event["source"], event["moved_from"]) for event in found] == [
+            ("created", f"{mnt}/memories/a", "mount", None),
+            ("created", f"{mnt}/memories/b", "api", None),
+            ("moved", f"{mnt}/memories/c", "mount", f"{mnt}/memories/a"),
+            ("deleted", f"{mnt}/memories/c", "api", None),
+        ]
+        assert watch.end(signal.SIGINT) == (INTERRUPTED, b"")
+
+    def test_several_paths(self, mnt, start):
+        watch = start("watch", "--json", "--mount", mnt, "/memories", "/none")
+        assert [json.loads(watch.line())["path"] for _ in range(2)] == ["/memories", "/none"]
+        (mnt / "memories/a").mkdir()
+        assert json.loads(watch.line())["path"] == "/memories/a/"
+        (mnt / "none").touch()
+        assert json.loads(watch.line())["path"] == "/none"
+        status, said = watch.end(signal.SIGINT)
+        assert (status, said) == (INTERRUPTED, b"fusebackend: '/none' is not there yet\n")
+
+    def test_the_end_of_the_mount(self, mounted, mnt, start):
+        watch = start("watch", "--json", mnt)
+        watch.line()
+        mounted.stop()
+        _, said = watch.process.communicate(timeout=LIMIT_S)
+        assert watch.process.returncode == 1
+        (line,) = said.decode().splitlines()
+        assert line.startswith("Error: the server of ")
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Mounts that are not as they should be
+# --------------------------------------------------------------------------------------------------------------
+
+
+def verbs(path: Path) -> list[tuple[Word, ...]]:
+    return [
+        ("ls", path), ("stat", path), ("read", path), ("write", path, "--text", "x"), ("edit", path, "a", "b"),
+        ("glob", "*", path), ("rm", path), ("mv", path, f"{path}2"), ("upload", __file__, path),
+        ("download", path, f"{path.parent}.copy"), ("watch", path), ("exec", "--cwd", path, "true"),
+    ]  # fmt: skip
+
+
+def test_a_dead_mount(mounted, mnt):
+    mounted.process.kill()
+    mounted.process.wait()
+    for words in [*verbs(mnt / "file"), ("ls", mnt), ("exec", "--mount", mnt, "true")]:
+        assert "is gone; mount it again" in refused(*words), words
+    assert "is gone; mount it again" in refused("grep", "x", mnt, status=2)
+
+
+def test_a_mount_that_has_ended(mounted, mnt):
+    mounted.stop()
+    for words in verbs(mnt / "file"):
+        assert re.match(rf"'{mnt}/file2?' lies in no mount of fusebackend", refused(*words)), words
+
+
+def test_a_read_only_mount(serve, tmp_path):
+    (tmp_path / "dir").mkdir()
+    (tmp_path / "dir/file").write_text("a\n")
+    mnt = serve(f"dir:{tmp_path}/dir", options=["ro"]).path
+    for words in (
+        ("write", mnt / "new", "--text", "x"),
+        ("write", "--replace", mnt / "file", "--text", "x"),
+        ("edit", mnt / "file", "a", "b"),
+        ("rm", mnt / "file"),
+        ("mv", mnt / "file", mnt / "new"),
+        ("upload", __file__, mnt / "new"),
+        ("upload", "--force", __file__, mnt / "file"),
+    ):
+        assert "Read-only file system" in refused(*words), words
+    assert b"Read-only file system" in run("exec", "--mount", mnt, "--", "echo > /new").stderr
+    assert ok("read", mnt / "file") == b"a\n"
+    assert (tmp_path / "dir/file").read_text() == "a\n"
+
+
+def test_the_help_is_quick():
+    def seconds() -> float:
+        began = time.monotonic()
+        ok("--help")
+        return time.monotonic() - began
+
+    assert min(seconds() for _ in range(5)) < 0.2
+
+
+def test_bash_completes_paths_of_agents(mnt):
+    (mnt / "memories/plan.md").touch()
+    environment = {
+        **ENV,
+        "_FUSEBACKEND_COMPLETE": "bash_complete",
+        "COMP_WORDS": f"fusebackend read --mount {mnt} /memories/p",
+        "COMP_CWORD": "4",
+    }
+    done = subprocess.run(COMMAND, env=environment, capture_output=True, timeout=LIMIT_S)
+    assert (done.stdout, done.stderr) == (b"plain,/memories/plan.md\n", b"")
