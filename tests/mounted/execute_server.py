@@ -18,7 +18,7 @@ from typing import Any
 
 import fusebackend
 from fusebackend.backends import CompositeBackend
-from fusebackend.shell import ShellOptions
+from fusebackend.shell import ShellOptions, bubblewrap
 from fusebackend.urls import open_backend
 
 
@@ -88,6 +88,8 @@ def main(mountpoint: str, options: str, default: str, *routes: str) -> None:
         by_prefix[prefix] = open_backend(url)
         opened.append(by_prefix[prefix])
     backend = CompositeBackend(opened[0], by_prefix) if by_prefix else opened[0]
+    if not parsed.pop("user_namespaces", True):
+        bubblewrap.USER_NAMESPACES = ((),)
     how = {name: parsed.pop(name) for name in ("read_only", "deadline_s") if name in parsed}
     with fusebackend.mount(backend, mountpoint, shell=ShellOptions(**parsed), **how) as mounted:
         server = Server(mounted)

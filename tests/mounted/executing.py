@@ -121,7 +121,7 @@ class Commands:
 
 @contextlib.contextmanager
 def commands(mountpoint: Path, default: str, *routes: str, **options: Any) -> Iterator[Commands]:
-    """Mount `default` and `routes` (`PREFIX=URL`), with the options of `ShellOptions`, `read_only` and `deadline_s`."""
+    """Mount `default` and `routes` (`PREFIX=URL`), with the options of `ShellOptions` and a few more."""
     mounts.require()
     mountpoint.mkdir(parents=True)
     log = mountpoint.with_name(mountpoint.name + ".log")
@@ -149,9 +149,10 @@ def commands(mountpoint: Path, default: str, *routes: str, **options: Any) -> It
     server.check_log()
 
 
-def groups() -> set[str]:
-    """The control groups of commands that there are on this machine."""
-    return {str(path) for path in Path("/sys/fs/cgroup").rglob("fusebackend-*") if path.is_dir()}
+def groups(server_pid: int) -> set[Path]:
+    """The control groups of a server's commands."""
+    found = Path("/sys/fs/cgroup").rglob(f"fusebackend-*-{server_pid}-*")
+    return {path for path in found if not path.name.endswith("-0")}  # -0 is how a server tries whether it can make one
 
 
 def processes_with(marker: str) -> list[int]:

@@ -1,0 +1,443 @@
+"""Attempts to get out of the sandbox of a command, and to keep others from working: one test for each.
+
+The commands run as the server's user, root in CI, and that is the point: what holds must be the sandbox.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import executing
+import pytest
+from executing import Commands, commands, processes_with
+
+pytestmark = pytest.mark.mounted
+
+LONG = "876543219"
+MEMORY_BYTES = 128 << 20
+PROCESSES = 64
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
+    tmp = tmp_path_factory.mktemp("escape")
+    with commands(
+        tmp / "mnt", "memory:", "/memories/=memory:", memory_bytes=MEMORY_BYTES, max_processes=PROCESSES
+    ) as shell:
+        yield shell
+
+
+@pytest.fixture
+def victim() -> Iterator[subprocess.Popen[bytes]]:
+    """A process of the same user, outside."""
+    process = subprocess.Popen(["sleep", LONG])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def python(program: str) -> str:
+    """A command that runs a Python program."""
+    return f"python3 -c {shlex.quote(program)}"
+
+
+def answers(shell: Commands) -> float:
+    """Seconds the mount takes for a small file, written and read, on both faces."""
+    begin = time.monotonic()
+    path = shell.path / "memories/answers"
+    path.write_text("x")
+    assert path.read_text() == "x"
+    path.unlink()
+    shell.call("ls", "/")
+    return time.monotonic() - begin
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/etc/shadow", "/etc/gshadow", "/etc/sudoers", "/etc/ssl/private", "/root", "/home", "/var", "/run", "/sys",
+     "/usr/../etc/shadow", "/proc/1/root/etc/shadow", "/proc/self/cwd/etc/shadow", "/proc/1/cwd/home", "/../../boot"],
+)  # fmt: skip
+def test_secrets_of_the_machine(shell: Commands, path: str) -> None:
+    result = shell.run(f"cat {path} || ls {path}")
+    assert result["exit_code"] != 0
+    assert "No such file" in result["output"] or "Permission denied" in result["output"]
+
+
+def test_the_home_directory_and_files_beside_the_mount(shell: Commands, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("SECRET")
+    home = os.path.expanduser("~")
+    for path in (
+        tmp_path / "secret",
+        shell.path.parent,
+        shell.path,
+        home,
+        f"/proc/{os.getpid()}/root{tmp_path}/secret",
+    ):
+        assert shell.run(f"ls -A {path}")["exit_code"] != 0, path
+    (shell.path / "link").symlink_to(tmp_path / "secret")
+    assert shell.run("cat /link")["exit_code"] != 0
+    found = shell.run(r"find / -xdev -name secret; find /proc /dev /tmp /etc -name secret 2>/dev/null; true")
+    assert "secret" not in found["output"]
+
+
+def test_the_database_of_the_mount_itself(tmp_path: Path) -> None:
+    with commands(tmp_path / "mnt", f"sqlite:{tmp_path}/default.db") as shell:
+        assert shell.run(f"ls {tmp_path}/default.db")["exit_code"] != 0
+
+
+def test_writing_outside(shell: Commands, tmp_path: Path) -> None:
+    before = sorted(os.listdir("/")), sorted(os.listdir("/tmp")), sorted(os.listdir("/dev")), sorted(os.listdir("/usr"))
+    for path in (
+        tmp_path,
+        "/usr",
+        "/usr/bin",
+        "/usr/local/bin",
+        "/bin",
+        "/sbin",
+        "/lib",
+        "/etc",
+        "/dev",
+        "/proc",
+        "/var",
+    ):
+        assert shell.run(f"touch {path}/from-inside")["exit_code"] != 0, path
+    shell.output(
+        "touch /from-inside /tmp/from-inside /dev/shm/from-inside; mkdir -p /var/lib; touch /var/lib/from-inside"
+    )
+    assert before == (
+        sorted(os.listdir("/")), sorted(os.listdir("/tmp")), sorted(os.listdir("/dev")), sorted(os.listdir("/usr"))
+    )  # fmt: skip
+    assert (shell.path / "from-inside").exists()
+    assert (shell.path / "var/lib/from-inside").exists()
+    shell.output("rm -r /from-inside /var")
+
+
+def test_settings_of_the_kernel(shell: Commands) -> None:
+    """Root may write to these without any capability: only a read-only mount keeps it from that."""
+    pattern = Path("/proc/sys/kernel/core_pattern").read_text()
+    for path in ("sys/kernel/core_pattern", "sys/kernel/modprobe", "sysrq-trigger", "irq/default_smp_affinity",
+                 "self/oom_score_adj", "1/oom_score_adj", "sys/vm/drop_caches", "mtrr", "self/uid_map"):  # fmt: skip
+        assert shell.run(f"echo 0 > /proc/{path}")["exit_code"] != 0, path
+    assert shell.run("find /proc -maxdepth 4 -type f -writable -path '/proc/sys/*'")["output"] == "<no output>"
+    assert Path("/proc/sys/kernel/core_pattern").read_text() == pattern
+
+
+def test_memory_of_the_kernel(shell: Commands) -> None:
+    for path in ("/proc/kcore", "/proc/kmsg", "/proc/kallsyms", "/dev/mem", "/dev/kmsg", "/dev/fuse", "/dev/vda"):
+        assert shell.run(f"head -c 1 {path}")["exit_code"] != 0, path
+    assert shell.run("dmesg")["exit_code"] != 0
+
+
+def test_mounting(shell: Commands) -> None:
+    for command in (
+        "mount -o remount,rw /usr", "mount -o remount,rw /proc", "mount -t tmpfs none /memories", "umount /etc",
+        "umount -l /proc", "mount --bind /memories /usr", "unshare -m true", "unshare -U true", "unshare -r true",
+        "unshare -Urm mount -t proc proc /proc", "unshare -n true", "chroot /memories /bin/true",
+        "mknod /tmp/disk b 254 0", "mknod /disk b 254 0", "nsenter -t 1 -m true",
+    ):  # fmt: skip
+        assert shell.run(command)["exit_code"] != 0, command
+    assert shell.output("ls /usr/bin/env /proc/self/stat /etc/passwd") != ""
+
+
+def test_a_device_in_the_mount_opens_nothing(shell: Commands) -> None:
+    """Made from outside, where root may: the mount itself is `nodev`."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to make a device node")
+    os.mknod(shell.path / "disk", 0o60666, os.makedev(1, 1))
+    os.mknod(shell.path / "null", 0o20666, os.makedev(1, 3))
+    assert "Permission denied" in shell.run("head -c 1 /disk")["output"]
+    assert "Permission denied" in shell.run("head -c 1 /null")["output"]
+    shell.output("rm /disk /null")
+
+
+# -- privileges --------------------------------------------------------------------------------------------------------
+
+
+def test_it_has_no_capabilities_and_gains_none(shell: Commands) -> None:
+    status = dict(line.split(":\t", 1) for line in shell.output("cat /proc/self/status").splitlines())
+    assert {int(status[f"Cap{kind}"], 16) for kind in ("Inh", "Prm", "Eff", "Amb")} == {0}
+    assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
+    assert shell.run("chown 12345 /memories")["exit_code"] != 0
+    gained = shell.run(
+        "cp /usr/bin/python3 /memories/setuid; chmod u+s /memories/setuid;"
+        " /memories/setuid -c 'print(open(\"/proc/self/status\").read())' | grep CapEff; rm /memories/setuid"
+    )
+    assert gained["output"].split()[1] == "0000000000000000"
+
+
+SYSCALL = """
+import ctypes, errno, sys
+libc = ctypes.CDLL(None, use_errno=True)
+for call in {calls}:
+    result = libc.syscall(*(ctypes.c_long(word) if isinstance(word, int) else word for word in call))
+    print(result, errno.errorcode.get(ctypes.get_errno()))
+"""
+
+
+def test_system_calls_that_no_namespace_confines(shell: Commands) -> None:
+    if os.uname().machine != "x86_64":
+        pytest.skip("the numbers are those of x86_64")
+    calls = {
+        (250, 0, -3, 0): "EPERM",  # keyctl: the id of the session keyring, which is the server's
+        (248, b"user", b"name", b"value", 5, -3): "EPERM",  # add_key
+        (249, b"user", b"name", 0, -3): "EPERM",  # request_key
+        (425, 8, 0): "ENOSYS",  # io_uring_setup
+        (435, 0, 0): "ENOSYS",  # clone3
+        (272, 0x10000000): "EPERM",  # unshare(CLONE_NEWUSER)
+        (56, 0x10000000 | 17, 0, 0, 0, 0): "EPERM",  # clone(CLONE_NEWUSER)
+        (298, 0, 0, -1, -1, 0): "EPERM",  # perf_event_open
+        (321, 0, 0, 0): "EPERM",  # bpf
+        (323, 0): "EPERM",  # userfaultfd
+        (103, 3, 0, 0): "EPERM",  # syslog
+        (0x40000000 | 39,): "ENOSYS",  # getpid of x32
+    }
+    answered = shell.output(python(SYSCALL.format(calls=list(calls)))).splitlines()
+    assert answered == [f"-1 {name}" for name in calls.values()]
+
+
+def test_a_core_dump_starts_nothing_outside(shell: Commands) -> None:
+    assert shell.output("ulimit -c") == "0\n"  # one byte, in blocks of 512
+    assert "core" not in shell.run("sh -c 'kill -SEGV $$'; ls -a /")["output"]
+
+
+def test_typing_into_the_terminal_of_the_server(shell: Commands) -> None:
+    assert shell.run("echo x > /dev/tty")["exit_code"] != 0
+    assert shell.run(python("import fcntl; fcntl.ioctl(0, 0x5412, b'x')"))["exit_code"] != 0
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+
+def test_killing_processes_outside(shell: Commands, victim: subprocess.Popen[bytes]) -> None:
+    for pid in (victim.pid, shell.mounted.pid):
+        assert shell.run(f"kill -9 {pid}")["exit_code"] != 0
+    shell.run("trap '' TERM; kill -TERM -1; kill -KILL -1", timeout=20)
+    shell.run(
+        python("import os; [os.kill(pid, 9) for pid in range(2, 70000) if os.path.exists(f'/proc/{pid}')]"), timeout=20
+    )
+    shell.run("kill -9 1; kill -9 0", timeout=20)
+    assert victim.poll() is None
+    assert answers(shell) < 20
+
+
+def test_tracing_processes_outside(shell: Commands, victim: subprocess.Popen[bytes]) -> None:
+    for pid in (victim.pid, shell.mounted.pid, os.getpid()):
+        program = f"import ctypes; raise SystemExit(ctypes.CDLL(None).ptrace(16, {pid}, 0, 0) == 0)"
+        assert shell.run(python(program))["exit_code"] == 0, "PTRACE_ATTACH"
+        for file in ("mem", "maps", "environ", "cmdline", "root", "fd"):
+            assert shell.run(f"ls /proc/{pid}/{file}")["exit_code"] != 0
+    assert Path(f"/proc/{victim.pid}/status").read_text().count("TracerPid:\t0") == 1
+
+
+def test_processes_outside_are_not_even_seen(shell: Commands, victim: subprocess.Popen[bytes]) -> None:
+    assert LONG not in shell.output("cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
+    assert "in the clear" not in shell.run("cat /proc/[0-9]*/environ")["output"]
+
+
+def test_system_v_objects_are_not_shared(shell: Commands) -> None:
+    made = subprocess.run(["ipcmk", "-M", "4096"], capture_output=True, text=True, check=True).stdout.split()[-1]
+    try:
+        assert f" {made} " not in shell.output("ipcs -m")
+    finally:
+        subprocess.run(["ipcrm", "-m", made], check=True)
+
+
+def test_a_background_process_that_outlives_its_command(shell: Commands) -> None:
+    daemon = f"import os; os.fork() or (os.setsid(), os.fork() or os.execlp('sleep', 'sleep', '{LONG}'))"
+    assert shell.run(f"setsid nohup sleep {LONG} >/dev/null 2>&1 & {python(daemon)}")["exit_code"] == 0
+    assert processes_with(LONG) == []
+
+
+def test_a_process_that_will_not_end(shell: Commands) -> None:
+    stubborn = "import signal, time; [signal.signal(n, signal.SIG_IGN) for n in range(1, 32) if n not in (9, 19)]; "
+    result = shell.run(python(stubborn + f"print('begun', flush=True); time.sleep({LONG})"), timeout=2)
+    assert result["exit_code"] == 124
+    assert processes_with(LONG) == []
+
+
+# -- the network -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def listener() -> Iterator[tuple[int, str]]:
+    """Something that listens on this machine: a port, and an abstract Unix socket."""
+    name = f"fusebackend-test-{os.getpid()}"
+    with socket.create_server(("127.0.0.1", 0)) as tcp, socket.socket(socket.AF_UNIX) as unix:
+        unix.bind(f"\0{name}")
+        unix.listen()
+        yield tcp.getsockname()[1], name
+
+
+def connect(port: int, name: str) -> str:
+    return python(
+        "import socket\n"
+        f"for family, address in ((2, ('127.0.0.1', {port})), (1, '\\0{name}')):\n"
+        "    try: socket.socket(family).connect(address); print('connected')\n"
+        "    except OSError as error: print(error.strerror)"
+    )
+
+
+def test_the_network(shell: Commands, listener: tuple[int, str]) -> None:
+    assert shell.output(connect(*listener)) == "Connection refused\nConnection refused\n"
+    assert shell.output("cat /proc/net/dev | tail -n +3 | cut -d: -f1").split() == ["lo"]
+    for address in ("10.255.255.1", "1.1.1.1", "169.254.169.254"):
+        program = f"import socket; socket.create_connection(('{address}', 80), 5)"
+        assert "Network is unreachable" in shell.run(python(program))["output"]
+    assert shell.run(python("import socket; socket.getaddrinfo('example.com', 80)"))["exit_code"] != 0
+
+
+def test_its_own_loopback_works(shell: Commands) -> None:
+    program = "import socket; s = socket.create_server(('localhost', 0)); socket.create_connection(s.getsockname()[:2])"
+    assert shell.output(python(program)) == "<no output>"
+
+
+def test_sockets_of_other_kinds(shell: Commands) -> None:
+    program = (
+        "import socket\nfor family in (socket.AF_VSOCK, socket.AF_PACKET, socket.AF_ALG, 31, 38, 44):\n"
+        "    try: socket.socket(family, 3); print('made')\n"
+        "    except OSError as error: print(error.errno)"
+    )
+    assert set(shell.output(python(program)).split()) == {"97"}  # EAFNOSUPPORT
+
+
+def test_the_network_when_it_is_allowed(tmp_path: Path, listener: tuple[int, str]) -> None:
+    with commands(tmp_path / "mnt", "memory:", network=True) as shell:
+        assert shell.output(connect(*listener)) == "connected\nconnected\n"
+        assert shell.output("cat /etc/resolv.conf /etc/hosts") == "".join(
+            Path(path).read_text() for path in ("/etc/resolv.conf", "/etc/hosts")
+        )
+        assert shell.run(python("import socket; socket.socket(socket.AF_VSOCK)"))["exit_code"] != 0
+
+
+def test_the_control_socket_of_another_mount(shell: Commands, tmp_path: Path) -> None:
+    runtime = tmp_path / "runtime"
+    runtime.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as unix:
+        unix.bind(str(runtime / "control"))
+        unix.listen()
+        program = f"import socket; socket.socket(socket.AF_UNIX).connect({str(runtime / 'control')!r})"
+        assert "No such file" in shell.run(python(program))["output"]
+
+
+def test_the_control_socket_of_its_own_mount(shell: Commands) -> None:
+    """Its path can be read, as by everyone in the mount; but it does not lead anywhere."""
+    path = os.getxattr(shell.path, "user.fusebackend.socket").decode()
+    assert os.path.exists(path)
+    program = f"import socket; socket.socket(socket.AF_UNIX).connect({path!r})"
+    assert "No such file" in shell.run(python(program))["output"]
+
+
+# -- exhaustion --------------------------------------------------------------------------------------------------------
+
+
+def while_it_runs(shell: Commands, command: str, timeout: float) -> tuple[dict[str, object], float]:
+    """A command's answer, and the longest that the mount took to answer meanwhile."""
+    pending = shell.start(command, timeout=timeout)
+    slowest = 0.0
+    while not pending.is_answered:
+        slowest = max(slowest, answers(shell))
+    return pending.result(), slowest
+
+
+@pytest.mark.parametrize("bomb", ["f() { f | f & }; f", "f() { while :; do f & done; }; f"])
+def test_a_fork_bomb(shell: Commands, bomb: str) -> None:
+    for command in (f"{bomb}; sleep 2", f"bash -c {shlex.quote(bomb + '; sleep 2')}"):
+        most = 0
+        stop = threading.Event()
+
+        def count(stop: threading.Event = stop) -> None:
+            nonlocal most
+            while not stop.is_set():
+                for path in executing.groups(shell.mounted.pid):
+                    with contextlib.suppress(OSError):
+                        most = max(most, int((path / "pids.current").read_text()))
+
+        counter = threading.Thread(target=count)
+        counter.start()
+        _, slowest = while_it_runs(shell, command, 2)
+        stop.set()
+        counter.join()
+        assert slowest < 10
+        if shell.describe()["processes_limited_by"].startswith("cgroup"):
+            assert PROCESSES // 2 < most <= PROCESSES + 1
+    assert shell.output("echo on") == "on\n"
+
+
+def test_a_memory_bomb(shell: Commands) -> None:
+    before = shell.mounted.memory_kib()
+    result, slowest = while_it_runs(shell, python("x = []\nwhile True: x.append(bytearray(1 << 24))"), 60)
+    assert result["exit_code"] in (1, 137), "killed, or told that there is no more"
+    assert slowest < 10
+    assert shell.mounted.memory_kib() < before + 50_000
+    assert shell.output("echo on") == "on\n"
+
+
+def test_a_memory_bomb_of_many_processes(shell: Commands) -> None:
+    one = python("import time; x = bytearray(60 << 20); time.sleep(1)")
+    result, slowest = while_it_runs(shell, f"for i in 1 2 3 4 5 6; do {one} & done; wait; echo end", 60)
+    assert slowest < 10
+    assert str(result["output"]).startswith(("end", "<no output>", "Killed"))
+    assert shell.output("echo on") == "on\n"
+
+
+@pytest.mark.parametrize("path", ["/tmp", "/dev/shm"])
+def test_filling_what_is_kept_in_memory(shell: Commands, path: str) -> None:
+    result, slowest = while_it_runs(shell, f"head -c 4G /dev/zero > {path}/file", 60)
+    assert result["exit_code"] != 0
+    assert slowest < 10
+    assert shell.output(f"ls {path}; head -c 1M /dev/zero > {path}/file; echo on") == "on\n"
+
+
+def test_filling_the_output(shell: Commands) -> None:
+    before = shell.mounted.memory_kib()
+    result, slowest = while_it_runs(shell, "yes & yes >&2 & cat /dev/zero & sleep 1", 20)
+    assert result["truncated"]
+    assert len(str(result["output"])) < 110_000
+    assert slowest < 10
+    assert shell.mounted.memory_kib() < before + 50_000
+
+
+def test_a_flood_without_lines_to_the_callback(shell: Commands) -> None:
+    pending = shell.start("head -c 100M /dev/zero; head -c 100M /dev/zero >&2", stream=True)
+    assert pending.result()["truncated"]
+    assert sum(len(piece) for _, piece in pending.pieces) == 2 * 100_000
+
+
+def test_opening_everything(shell: Commands) -> None:
+    program = "files = []\nwhile True: files.append(open('/memories/many', 'w'))"
+    assert "Too many open files" in shell.run(python(program))["output"]
+    assert answers(shell) < 10
+
+
+def test_deep_and_long_paths(shell: Commands) -> None:
+    program = (
+        "import os\nos.chdir('/memories')\nfor _ in range(300): os.mkdir('d' * 200); os.chdir('d' * 200)\nprint('deep')"
+    )
+    assert shell.output(python(program)) == "deep\n"
+    assert shell.output("rm -rf /memories/ddd*; ls -d /memories/ddd* 2>/dev/null; true") == "<no output>"
+
+
+def test_root_without_a_user_namespace(tmp_path: Path) -> None:
+    """What is left where this machine has none to give: `execute` must hold without it."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can make a sandbox without a user namespace")
+    with commands(tmp_path / "mnt", "memory:", user_namespaces=False) as shell:
+        assert shell.output("cat /proc/self/uid_map").split() == ["0", "0", "4294967295"]
+        for command in (
+            "echo x > /proc/sys/kernel/core_pattern", "echo h > /proc/sysrq-trigger", "unshare -U true",
+            "unshare -m true", "mount -o remount,rw /usr", "mknod /tmp/disk b 254 0", "chown 1 /", "dmesg",
+            "cat /etc/shadow", "umount /proc", "head -c 1 /proc/kcore",
+        ):  # fmt: skip
+            assert shell.run(command)["exit_code"] != 0, command
+        assert int(shell.output("grep CapEff /proc/self/status").split()[1], 16) == 0
