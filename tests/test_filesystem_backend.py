@@ -290,11 +290,11 @@ def test_a_directory_that_was_moved_away_meanwhile_is_left_alone(backend, tmp_pa
     (tmp_path / "tree" / "sub").mkdir(parents=True)
     delete_child = backend._face._delete_child
 
-    def move_first(node, name, *rest):
+    def move_first(doomed, name, changes):
         if name == b"sub" and (tmp_path / "tree" / "sub").exists():
             (tmp_path / "tree").rename(tmp_path / "elsewhere")
             (tmp_path / "tree").mkdir()
-        return delete_child(node, name, *rest)
+        return delete_child(doomed, name, changes)
 
     monkeypatch.setattr(backend._face, "_delete_child", move_first)
     backend.delete("/tree")

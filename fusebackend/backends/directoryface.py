@@ -16,13 +16,13 @@ from fusebackend.backends.contents import LOCKED_BYTES, PIECE_BYTES
 from fusebackend.backends.directory import DirectoryVolume
 from fusebackend.backends.localtree import SWAPPED, LocalFile, LocalTree
 from fusebackend.backends.native import Changes
+from fusebackend.backends.removal import REMOVED_AT_ONCE, Doomed
 from fusebackend.backends.ripgrep import Candidates, find_candidates
-from fusebackend.backends.volume import REMOVED_AT_ONCE, Refusal, VolumeBackend
+from fusebackend.backends.volume import Refusal, VolumeBackend
 from fusebackend.backends.walk import UNREADABLE, VANISHED, resolve
 from fusebackend.budget import Budget, Spent
 from fusebackend.errors import oserror
 from fusebackend.globs import Matcher, compile_glob
-from fusebackend.paths import AgentPath
 from fusebackend.protocol import Change, FileInfo, GlobResult, GrepMatch, GrepResult
 from fusebackend.text import grep_pieces, iso_time
 
@@ -155,23 +155,25 @@ class DirectoryFace(VolumeBackend):
 
     # -- delete ------------------------------------------------------------------------------------------------
 
-    def _delete_tree(self, parent: int, name: bytes, node: int, path: AgentPath) -> None:
-        """As in `VolumeBackend`, with the names of each directory read once: every listing reads all of them, so one
-        for each portion is quadratic (100,000 files: 40 s)."""
-        left = [(parent, name, node, path, self._names(node))]
+    def _delete_tree(self, top: Doomed) -> None:
+        """As `remove_tree`, with the names of each directory read once: every listing reads all of them, so one for
+        each portion is quadratic (100,000 files: 40 s)."""
+        left = [(top, self._names(top.node))]
         while left:
-            parent, name, node, path, names = left[-1]
+            doomed, names = left[-1]
             with self.volume.changing() as changes:
-                changes.append(Change(node=node))
+                if not doomed.is_there(self.volume):
+                    left.pop()
+                    continue
+                changes.append(Change(node=doomed.node))
                 for child in names[: -REMOVED_AT_ONCE - 1 : -1]:
                     names.pop()
-                    inner = paths.join(path, paths.to_text(child))
-                    below = self._delete_child(node, child, inner, changes)
+                    below = self._delete_child(doomed, child, changes)
                     if below is not None:
-                        left.append((node, child, below, inner, self._names(below)))
+                        left.append((below, self._names(below.node)))
                         break
                 else:
-                    if not names and self._delete_emptied(parent, name, node, path, names, changes):
+                    if not names and self._delete_emptied(doomed, names, changes):
                         left.pop()
 
     def _names(self, node: int) -> list[bytes]:
@@ -182,39 +184,34 @@ class DirectoryFace(VolumeBackend):
                 raise
             return []
 
-    def _delete_child(self, node: int, name: bytes, path: AgentPath, changes: Changes) -> int | None:
-        """Delete what is not a directory; the node of what is one."""
+    def _delete_child(self, doomed: Doomed, name: bytes, changes: Changes) -> Doomed | None:
+        """Delete what is not a directory; gives what is one."""
         try:
-            child = self.volume.lookup(node, name)
+            child = self.volume.lookup(doomed.node, name)
             if child.is_dir:
-                return child.node
-            self.volume.unlink(node, name)
+                return doomed.below(name, child.node)
+            self.volume.unlink(doomed.node, name)
         except OSError as error:
             if error.errno not in VANISHED | {errno.EISDIR}:
                 raise
         else:
-            changes.append(Change(node=child.node, parent=node, name=name))
-            changes.report("deleted", path)
+            changes.append(Change(child.node, doomed.node, name))
+            changes.report("deleted", paths.join(doomed.path, paths.to_text(name)))
         return None
 
-    def _delete_emptied(
-        self, parent: int, name: bytes, node: int, path: AgentPath, names: list[bytes], changes: Changes
-    ) -> bool:
+    def _delete_emptied(self, doomed: Doomed, names: list[bytes], changes: Changes) -> bool:
         """Remove a directory whose names are gone. False, and `names` filled, when others have put new ones there."""
         try:
-            # Somebody else may have moved this directory away and put another in its place.
-            if self.volume.lookup(parent, name).node != node:
-                return True
-            self.volume.rmdir(parent, name)
+            self.volume.rmdir(doomed.parent, doomed.name)
         except OSError as error:
             if error.errno == errno.ENOTEMPTY:
-                names.extend(self._names(node))
+                names.extend(self._names(doomed.node))
                 return not names
             if error.errno not in VANISHED:
                 raise
         else:
-            changes.append(Change(node=node, parent=parent, name=name))
-            changes.report("deleted", path + "/")
+            changes.append(Change(doomed.node, doomed.parent, doomed.name))
+            changes.report("deleted", doomed.path + "/")
         return True
 
 

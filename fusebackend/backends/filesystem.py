@@ -11,6 +11,7 @@ ones start from `root_dir`, links are followed anywhere, and results show absolu
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -106,8 +107,16 @@ class FilesystemBackend(BackendProtocol):
         def relay_reports(reports: Sequence[Report]) -> Callable[[], None]:
             return self.volume.report([seen for report in reports if (seen := self._seen(host, report)) is not None])
 
+        def relay_guard(node: int) -> Callable[[], None]:
+            stack = contextlib.ExitStack()
+            twin = self.volume.twin(host, node)
+            if twin is not None:
+                stack.enter_context(self.volume.rewriting(twin))
+            return stack.close
+
         host.subscribe(relay)
         host.observe(relay_reports)
+        host.guard(relay_guard)
         return host
 
     def _seen(self, host: HostVolume, report: Report) -> Report | None:

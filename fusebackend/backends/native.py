@@ -21,6 +21,9 @@ log = logging.getLogger(__name__)
 Observer: TypeAlias = Callable[[Sequence[Report]], Callable[[], None]]
 """See `Volume.observe`."""
 
+Guard: TypeAlias = Callable[[int], Callable[[], None]]
+"""See `NativeVolume.guard`."""
+
 _silent = contextvars.ContextVar("silent", default=False)
 
 
@@ -55,6 +58,7 @@ class NativeVolume(Volume):
         self.lock = threading.RLock()
         self._subscribers: list[Callable[[Change], None]] = []
         self._observers: list[Observer] = []
+        self._guards: list[Guard] = []
 
     def subscribe(self, callback: Callable[[Change], None]) -> Callable[[], None]:
         self._subscribers.append(callback)
@@ -73,6 +77,36 @@ class NativeVolume(Volume):
                 self._observers.remove(callback)
 
         return unobserve
+
+    def guard(self, callback: Guard) -> Callable[[], None]:
+        """Have `callback` called before an agent changes the contents of a node; returns what ends that.
+
+        No lock is held then, and it may wait a moment for who is reading them. What it returns is called after the
+        change has been told.
+        """
+        self._guards.append(callback)
+
+        def unguard() -> None:
+            if callback in self._guards:
+                self._guards.remove(callback)
+
+        return unguard
+
+    @property
+    def is_guarded(self) -> bool:
+        return bool(self._guards)
+
+    @contextlib.contextmanager
+    def rewriting(self, node: int) -> Iterator[None]:
+        """Around all of an agent's change of the contents of a node. Call it with no lock held."""
+        ends: list[Callable[[], None]] = []
+        try:
+            for guard in tuple(self._guards):
+                ends.append(guard(node))
+            yield
+        finally:
+            for end in ends:
+                end()
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[Changes]:

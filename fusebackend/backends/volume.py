@@ -21,8 +21,9 @@ from typing import Literal, Self
 from fusebackend import budget, errors, paths, text
 from fusebackend.backends.contents import overwrite, read_all, read_with, require_regular, rewrite, write_pieces
 from fusebackend.backends.native import Changes, NativeVolume
+from fusebackend.backends.removal import Doomed, remove_tree
 from fusebackend.backends.search import file_info, glob_files, grep_files
-from fusebackend.backends.walk import Place, entries, resolve, resolve_from, vanishing
+from fusebackend.backends.walk import Place, entries, resolve, resolve_from
 from fusebackend.globs import GlobError
 from fusebackend.paths import AgentPath, PathError
 from fusebackend.protocol import (
@@ -48,9 +49,6 @@ from fusebackend.protocol import (
 
 FILE_MODE = 0o644
 DIRECTORY_MODE = 0o755
-
-REMOVED_AT_ONCE = 100
-"""Entries that a recursive delete removes before it lets go of the lock."""
 
 Refusal = (OSError, PathError, GlobError)
 """What becomes an error in a record."""
@@ -209,7 +207,7 @@ class VolumeBackend(BackendProtocol):
 
     def _put(self, path: str, data: bytes, *, replace: bool) -> None:
         """Create a file, or replace the contents of one in place. EEXIST when it is there and `replace` is not set."""
-        with self.volume.changing() as changes:
+        with self._rewriting(path if replace else None) as changes:
             # As open(2): O_EXCL finds a symbolic link itself in the way, without it a link is followed.
             place = resolve(self.volume, path, follow=replace)
             if place.attr is None:
@@ -254,7 +252,7 @@ class VolumeBackend(BackendProtocol):
         return EditResult(path=paths.normalise(file_path), occurrences=outcome)
 
     def _edit(self, path: str, old: str, new: str, replace_all: bool) -> int | str:
-        with self.volume.changing() as changes:
+        with self._rewriting(path) as changes:
             place = resolve(self.volume, path)
             attr = place.found
             before = read_all(self.volume, attr, self.max_file_bytes)
@@ -267,6 +265,15 @@ class VolumeBackend(BackendProtocol):
             changes.report("modified", place.path)
             rewrite(self.volume, attr.node, before, after)
             return occurrences
+
+    @contextlib.contextmanager
+    def _rewriting(self, path: str | None) -> Iterator[Changes]:
+        """`changing`, after those who are reading the file there."""
+        with contextlib.ExitStack() as stack:
+            if path is not None and self.volume.is_guarded:
+                with contextlib.suppress(*Refusal):  # it will be refused again
+                    stack.enter_context(self.volume.rewriting(resolve(self.volume, path).found.node))
+            yield stack.enter_context(self.volume.changing())
 
     # -- names -------------------------------------------------------------------------------------------------
 
@@ -319,40 +326,10 @@ class VolumeBackend(BackendProtocol):
                 changes.append(Change(node=node, parent=place.parent, name=place.name))
                 changes.report("deleted", place.path)
                 return
-        self._delete_tree(place.parent, place.name, node, place.path)
+        self._delete_tree(Doomed(place.parent, place.name, node, place.path))
 
-    def _delete_tree(self, parent: int, name: bytes, node: int, path: AgentPath) -> None:
-        """Delete a directory and all below it, in portions, so that a mount is not held up.
-
-        Not recursive: a tree may be deeper than Python's stack.
-        """
-        left = [(parent, name, node, path)]
-        while left:
-            parent, name, node, path = left[-1]
-            with self.volume.changing() as changes:
-                children: list[tuple[bytes, int, bool]] = []
-                with vanishing():
-                    # Somebody else may have moved this directory away and put another in its place.
-                    if self.volume.lookup(parent, name).node == node:
-                        page = self.volume.readdir(node, b"", REMOVED_AT_ONCE)
-                        children = [(child, attr.node, attr.is_dir) for child, attr in page]
-                        if not children:
-                            self.volume.rmdir(parent, name)
-                            changes += [Change(node=parent), Change(node=node, parent=parent, name=name)]
-                            changes.report("deleted", path + "/")
-                if not children:
-                    left.pop()
-                    continue
-                changes.append(Change(node=node))
-                for child, child_node, is_dir in children:
-                    below = paths.join(path, paths.to_text(child))
-                    if is_dir:
-                        left.append((node, child, child_node, below))
-                        continue
-                    with vanishing():
-                        self.volume.unlink(node, child)
-                        changes.report("deleted", below)
-                    changes.append(Change(node=child_node, parent=node, name=child))
+    def _delete_tree(self, top: Doomed) -> None:
+        remove_tree(self.volume, top)
 
     @contextlib.contextmanager
     def _parents(self, place: Place, changes: Changes) -> Iterator[int]:

@@ -25,7 +25,7 @@ from typing import NamedTuple, Self
 from fusebackend import paths
 from fusebackend.backends.native import NativeVolume
 from fusebackend.paths import ROOT, AgentPath
-from fusebackend.protocol import EventSource, FileEvent, Report, Volume
+from fusebackend.protocol import EventSource, FileEvent, Report
 from fusebackend.vfs.invalidation import KernelCache
 from fusebackend.vfs.mounttree import MountTree, Route
 from fusebackend.vfs.names import Names
@@ -223,11 +223,12 @@ class ChangeFeed:
         before, self._watches = self._watches, watches
         if bool(before) == bool(watches):
             return
-        for route in self._tree.routes:
-            tell = partial(self._told, route, self._routes(route.volume))
-            route.changing = ReportingVolume(route, self._names, tell) if watches else route.volume
-            if isinstance(route.volume, NativeVolume):
-                route.volume.watched = bool(watches)
+        for volume, routes in self._tree.volumes():
+            for route in routes:
+                tell = partial(self._told, route, routes)
+                route.changing = ReportingVolume(route, self._names, tell) if watches else volume
+            if isinstance(volume, NativeVolume):
+                volume.watched = bool(watches)
 
     def start(self, kernel: KernelCache) -> None:
         """Follow what agents do, also while nobody watches: names must be right when somebody does."""
@@ -238,11 +239,7 @@ class ChangeFeed:
     def _observe(self) -> None:
         if self._unobserve:
             return
-        volumes = {id(route.volume): route.volume for route in self._tree.routes}
-        self._unobserve = [volume.observe(partial(self._observed, self._routes(volume))) for volume in volumes.values()]
-
-    def _routes(self, volume: Volume) -> list[Route]:
-        return [route for route in self._tree.routes if route.volume is volume]
+        self._unobserve = [volume.observe(partial(self._observed, routes)) for volume, routes in self._tree.volumes()]
 
     def stop(self) -> None:
         """The mount has ended, and with it every watch."""

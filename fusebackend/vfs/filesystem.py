@@ -15,12 +15,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from fusebackend.backends.native import NativeVolume
 from fusebackend.errors import oserror
 from fusebackend.paths import ROOT, AgentPath
 from fusebackend.protocol import Attr, AttrChanges, Caller, StatFs, Volume
 from fusebackend.vfs.cache import DEFAULT_TTL_S
 from fusebackend.vfs.feed import ChangeFeed
 from fusebackend.vfs.filling import fill
+from fusebackend.vfs.grace import Grace
 from fusebackend.vfs.handles import DirectoryHandle, FileHandle, HandleTable, OpenedFile, passes_page_cache
 from fusebackend.vfs.inodes import (
     ROOT_INODE,
@@ -69,6 +71,8 @@ class FileSystem(Places):
         self.invalidation = Invalidation(self.tree, self.inodes)
         self.stand_ins = StandIns(self.tree, self.invalidation)
         self.feed = ChangeFeed(self.tree, self.names)
+        self.grace = Grace(self.files)
+        self._unguard: list[Callable[[], None]] = []
 
     @classmethod
     def of(cls, backend: Any, **options: Any) -> FileSystem:
@@ -240,21 +244,25 @@ class FileSystem(Places):
         route, node = await self._place(inode)
         if flags & _WRITING:
             route.check_writable()
-        for_volume = flags & ~_NOT_FOR_VOLUMES
-        await route.call(route.volume.open, node, for_volume)
+        handle = FileHandle(inode, route, node, flags & ~_NOT_FOR_VOLUMES)
+        number = await self.grace.admit(handle)
         try:
-            if flags & os.O_TRUNC:
-                self._own_changes += 1
-                await route.call(route.changing.setattr, node, AttrChanges(size=0))
-                self.inodes.told(inode, 0)
-            attr = await route.call(route.volume.getattr, node)
+            await route.call(route.volume.open, node, handle.flags)
+            try:
+                if flags & os.O_TRUNC:
+                    self._own_changes += 1
+                    await route.call(route.changing.setattr, node, AttrChanges(size=0))
+                    self.inodes.told(inode, 0)
+                attr = await route.call(route.volume.getattr, node)
+            except BaseException:
+                await route.call(route.volume.release, node, handle.flags)
+                raise
         except BaseException:
-            await route.call(route.volume.release, node, for_volume)
+            self.grace.dismiss(number)
             raise
         keep = route.policy.coherent or self._same_version(inode, route.policy.version(attr))
-        handle = FileHandle(inode, route, node, for_volume)
         self._opened(handle, attr)
-        return OpenedFile(self.files.add(handle), keep, passes_page_cache(flags, attr.mode))
+        return OpenedFile(number, keep, passes_page_cache(flags, attr.mode))
 
     def _opened(self, handle: FileHandle, attr: Attr) -> None:
         known = self.inodes.get(handle.inode)
@@ -300,7 +308,7 @@ class FileSystem(Places):
         await handle.route.offload.sync(partial(handle.route.changing.fsync, handle.node, datasync))
 
     async def release(self, number: int) -> None:
-        handle = self.files.remove(number)
+        handle = self.grace.dismiss(number)
         known = self.inodes.get(handle.inode)
         if known is not None:
             known.opens -= 1
@@ -338,8 +346,15 @@ class FileSystem(Places):
         """From now on, tell the kernel what others change."""
         self.invalidation.start(kernel)
         self.feed.start(kernel)
+        self._unguard = [
+            volume.guard(partial(self.grace.begin, routes))
+            for volume, routes in self.tree.volumes()
+            if isinstance(volume, NativeVolume)
+        ]
 
     def detach(self) -> None:
+        for unguard in self._unguard:
+            unguard()
         self.feed.stop()
         self.invalidation.stop()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import stat
+import time
 from typing import Generic, NamedTuple, TypeVar
 
 from fusebackend.protocol import Attr
@@ -26,7 +27,7 @@ class OpenedFile(NamedTuple):
 class FileHandle:
     """One open file."""
 
-    __slots__ = ("accessed", "flags", "inode", "node", "route")
+    __slots__ = ("accessed", "flags", "inode", "node", "opened_at", "route")
 
     def __init__(self, inode: int, route: Route, node: int, flags: int) -> None:
         self.inode = inode
@@ -34,6 +35,7 @@ class FileHandle:
         self.node = node
         self.flags = flags  # of open(2)
         self.accessed = False  # the access time has moved, and the kernel does not know
+        self.opened_at = time.monotonic()
 
     def append(self, offset: int, data: bytes, believed_size: int) -> int:
         """A write with O_APPEND: the end of the file is decided here, where all writers meet, and not by the size that

@@ -155,6 +155,11 @@ class MountTree:
         """More names in the root, which are never listed; replaced as a whole, see `standins.py`."""
         self._junctions = nodes
 
+    def volumes(self) -> list[tuple[Volume, list[Route]]]:
+        """Each volume with the routes that have it: more than one, when it is mounted under several prefixes."""
+        distinct = {id(route.volume): route.volume for route in self.routes}.values()
+        return [(volume, [route for route in self.routes if route.volume is volume]) for volume in distinct]
+
     def synthetic_inode(self) -> int:
         """A number for a directory that is no volume's."""
         self._synthetic += 1

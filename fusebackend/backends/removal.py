@@ -1,0 +1,73 @@
+"""Deleting a tree over the kernel face, in portions, so that a mount is not held up: the lock is free in between."""
+
+from __future__ import annotations
+
+from fusebackend import paths
+from fusebackend.backends.native import NativeVolume
+from fusebackend.backends.walk import vanishing
+from fusebackend.paths import AgentPath
+from fusebackend.protocol import Change, Volume
+
+REMOVED_AT_ONCE = 100
+"""Entries that are removed before the lock is let go of."""
+
+CHECKED_LEVELS = 64
+"""So many directories up a portion sees that they are where they were. A tree may be thousands deep."""
+
+
+class Doomed:
+    """A directory that is being deleted, where it was found, and the one above that is being deleted as well."""
+
+    __slots__ = ("above", "name", "node", "parent", "path")
+
+    def __init__(self, parent: int, name: bytes, node: int, path: AgentPath, above: Doomed | None = None) -> None:
+        self.parent = parent
+        self.name = name
+        self.node = node
+        self.path = path
+        self.above = above
+
+    def below(self, name: bytes, node: int) -> Doomed:
+        return Doomed(self.node, name, node, paths.join(self.path, paths.to_text(name)), self)
+
+    def is_there(self, volume: Volume) -> bool:
+        """Is it still there? Somebody may have moved it, or one above it, away, and put another in its place."""
+        doomed: Doomed | None = self
+        with vanishing():
+            for _ in range(CHECKED_LEVELS):
+                if doomed is None:
+                    return True
+                if volume.lookup(doomed.parent, doomed.name).node != doomed.node:
+                    return False
+                doomed = doomed.above
+            return True
+        return False
+
+
+def remove_tree(volume: NativeVolume, top: Doomed) -> None:
+    """Delete a directory and all below it. What is moved away meanwhile is left alone. Not recursive."""
+    left = [top]
+    while left:
+        doomed = left[-1]
+        with volume.changing() as changes:
+            children: list[tuple[bytes, int, bool]] = []
+            with vanishing():
+                if doomed.is_there(volume):
+                    page = volume.readdir(doomed.node, b"", REMOVED_AT_ONCE)
+                    children = [(name, attr.node, attr.is_dir) for name, attr in page]
+                    if not children:
+                        volume.rmdir(doomed.parent, doomed.name)
+                        changes += [Change(node=doomed.parent), Change(doomed.node, doomed.parent, doomed.name)]
+                        changes.report("deleted", doomed.path + "/")
+            if not children:
+                left.pop()
+                continue
+            changes.append(Change(node=doomed.node))
+            for name, node, is_dir in children:
+                if is_dir:
+                    left.append(doomed.below(name, node))
+                    continue
+                with vanishing():
+                    volume.unlink(doomed.node, name)
+                    changes.report("deleted", paths.join(doomed.path, paths.to_text(name)))
+                changes.append(Change(node, doomed.node, name))
