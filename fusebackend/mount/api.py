@@ -85,13 +85,13 @@ def mount(
 def _composite(backend: Any, runtime: Any) -> CompositeBackend:
     """The backend at the root of a tree, with every factory in it called."""
     from fusebackend.composite import CompositeBackend
-    from fusebackend.dialect import is_factory
+    from fusebackend.dialect import has_agent_face, is_factory
 
     if is_factory(backend):
         if runtime is None:
             name = getattr(backend, "__name__", type(backend).__name__)
             raise TypeError(f"'{name}' makes backends and is none: give mount() a runtime= to call it with, or call it")
-    elif not any(hasattr(backend, verb) for verb in ("ls", "als", "ls_info", "als_info", "download_files")):
+    elif not has_agent_face(backend):
         raise TypeError(f"a {type(backend).__name__} is no backend: it can't list or fetch files")
     composite = backend if isinstance(backend, CompositeBackend) else CompositeBackend(backend)
     return composite if runtime is None else composite.resolve(runtime)
