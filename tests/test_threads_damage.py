@@ -1,0 +1,305 @@
+"""What can't be read: told in its place, one line, and nothing else suffers."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import agents
+import ormsgpack
+import pytest
+import threadcases
+from agents import say, thread, use, user, write
+from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
+
+from fusebackend.backends import ThreadsBackend
+from fusebackend.urls import UrlError, open_backend
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    """A database with one plain thread."""
+    where = str(tmp_path / "threads.db")
+    with agents.sqlite_saver(where) as saver:
+        threadcases.plain(saver)
+    return where
+
+
+@contextlib.contextmanager
+def changed(path: str, *statements: str, values: Any = ()) -> Iterator[ThreadsBackend]:
+    """The backend after somebody has changed the database by hand."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        for statement in statements:
+            connection.execute(statement, values)
+        connection.commit()
+    with ThreadsBackend.from_sqlite(path) as backend:
+        yield backend
+
+
+def names(backend: ThreadsBackend, path: str) -> list[str]:
+    listing = backend.ls(path)
+    assert listing.entries is not None, listing.error
+    return [entry["path"].rstrip("/").rpartition("/")[2] for entry in listing.entries]
+
+
+def read(backend: ThreadsBackend, path: str) -> str:
+    (answer,) = backend.download_files([path])
+    assert answer.content is not None, answer.error
+    return answer.content.decode()
+
+
+NEWEST = "checkpoint_id = (SELECT max(checkpoint_id) FROM checkpoints)"
+
+
+# -- a checkpoint --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("checkpoint = x'c1'", "not valid MessagePack"),
+        ("checkpoint = x''", "not valid MessagePack"),
+        ("checkpoint = NULL", "is missing"),
+        ("checkpoint = x'93010203'", "no mapping but list"),
+        ("type = 'msgpack+aes'", "encrypted (msgpack+aes)"),
+        ("type = 'pickle'", "pickled"),
+        ("type = 'cbor'", "the serialisation 'cbor' is not known"),
+        ("type = NULL", "the serialisation None is not known"),
+        ("type = 'json'", "not valid JSON"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_read_says_so_in_its_place(path: str, change: str, says: str) -> None:
+    with changed(path, f"UPDATE checkpoints SET {change} WHERE {NEWEST}") as backend:
+        *others, newest = names(backend, "/plain/history")
+        for directory in (f"/plain/history/{newest}", "/plain/head"):
+            assert names(backend, directory) == ["ERROR.txt"]
+            assert says in read(backend, f"{directory}/ERROR.txt")
+        assert says in json.loads(read(backend, "/plain/state.json"))["error"]
+        assert says in json.loads(read(backend, "/plain/messages.jsonl"))["error"]
+        assert names(backend, f"/plain/history/{others[-1]}") == ["a.txt", "c.txt", "second.txt"]
+
+
+def test_what_follows_from_a_damaged_write_says_so_and_what_came_before_is_there(path: str) -> None:
+    damaged = "UPDATE writes SET value = x'81' WHERE rowid = (SELECT min(rowid) FROM writes WHERE channel = 'files')"
+    with changed(path, damaged) as backend:
+        history = names(backend, "/plain/history")
+        found = [names(backend, f"/plain/history/{name}") for name in history]
+        assert found[0] == []
+        assert found[-1] == ["ERROR.txt"]
+        assert "a write to 'files'" in read(backend, f"/plain/history/{history[-1]}/ERROR.txt")
+        assert names(backend, "/plain/head") == ["ERROR.txt"]
+        assert json.loads(read(backend, "/plain/messages.jsonl").splitlines()[0])["type"] == "human"
+
+
+@pytest.mark.parametrize("value", [5, [1, 2], {7: {"content": "x"}}])
+def test_files_that_are_no_mapping_of_texts(path: str, value: Any) -> None:
+    statement = "UPDATE writes SET value = ? WHERE rowid = (SELECT min(rowid) FROM writes WHERE channel = 'files')"
+    packed = ormsgpack.packb(value, option=ormsgpack.OPT_NON_STR_KEYS)
+    with changed(path, statement, values=(packed,)) as backend:
+        assert names(backend, "/plain/head") == ["ERROR.txt"]
+
+
+def test_metadata_that_cannot_be_read_costs_the_name_only(path: str) -> None:
+    with changed(path, f"UPDATE checkpoints SET metadata = x'ff' WHERE {NEWEST}") as backend:
+        newest = names(backend, "/plain/history")[-1]
+        assert newest.endswith("Z-none-unknown")
+        assert names(backend, f"/plain/history/{newest}") == ["a.txt", "c.txt", "second.txt"]
+
+
+def test_a_database_that_is_encrypted(tmp_path: Path) -> None:
+    class Reversing:
+        def encrypt(self, plaintext: bytes) -> tuple[str, bytes]:
+            return "rev", plaintext[::-1]
+
+        def decrypt(self, ciphername: str, ciphertext: bytes) -> bytes:
+            return ciphertext[::-1]
+
+    where = str(tmp_path / "threads.db")
+    with agents.sqlite_saver(where, serde=EncryptedSerializer(Reversing())) as saver:
+        threadcases.plain(saver)
+    with ThreadsBackend.from_sqlite(where) as backend:
+        history = names(backend, "/plain/history")
+        assert len(history) > 10
+        for directory in ("/plain/head", f"/plain/history/{history[0]}"):
+            assert "only the program that has the key can read it" in read(backend, f"{directory}/ERROR.txt")
+
+
+# -- one file --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("record", "says"),
+    [
+        (7, "must be a mapping, not int"),
+        ({}, "has no 'content'"),
+        ({"content": 7}, "content must be a string"),
+        ({"content": ["a", 1]}, "lines must be strings"),
+        ({"content": "x", "encoding": "rot13"}, "unknown encoding 'rot13'"),
+        ({"content": "#", "encoding": "base64"}, "not valid base64"),
+    ],
+)
+def test_a_file_that_is_no_file_data_is_listed_and_cannot_be_opened(tmp_path: Path, record: Any, says: str) -> None:
+    where = str(tmp_path / "threads.db")
+    with agents.sqlite_saver(where) as saver:
+        agent = agents.deep_agent(saver, [use(write("/good.txt", "good")), say("ok")])
+        agent.invoke(user("go", files={"/bad.txt": record}), thread("t"))
+    with ThreadsBackend.from_sqlite(where) as backend:
+        assert names(backend, "/t/head") == ["bad.txt", "good.txt"]
+        assert backend.download_files(["/t/head/bad.txt"])[0].error == os.strerror(errno.EIO)
+        assert says in (backend.read("/t/head/bad.txt").error or "")
+        assert read(backend, "/t/head/good.txt") == "good"
+        assert says in (backend.grep("good", "/t/head").error or "")
+        volume = backend.volume
+        head = volume.lookup(volume.lookup(1, b"t").node, b"head").node
+        node = volume.lookup(head, b"bad.txt").node
+        assert says in volume.getxattr(node, b"user.fusebackend.error").decode()
+        assert volume.listxattr(node) == [b"user.fusebackend.error"]
+
+
+# -- the database ------------------------------------------------------------------------------------------------------
+
+
+def make_directory(path: Path) -> None:
+    path.mkdir()
+
+
+def make_empty(path: Path) -> None:
+    path.touch()
+
+
+def make_text(path: Path) -> None:
+    path.write_text(
+        "no database, but some text that is long enough to be a header of something else, one hundred bytes"
+    )
+
+
+def make_other(path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE notes (id)")
+
+
+def make_half(path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE checkpoints (thread_id, checkpoint_ns, checkpoint_id)")
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda path: None, "there is no file"),
+        (make_directory, "is not a regular file"),
+        (make_empty, "is an empty file"),
+        (make_text, "is no SQLite database"),
+        (make_other, "it has no table 'checkpoints'"),
+        (make_half, "its table 'checkpoints' lacks 'checkpoint'"),
+    ],
+)
+def test_what_is_no_checkpoint_database_is_one_line(tmp_path: Path, make: Callable[[Path], None], says: str) -> None:
+    path = tmp_path / "some.db"
+    make(path)
+    with pytest.raises(UrlError) as caught:
+        open_backend(f"threads+sqlite:{path}")
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_tables_that_vanish_are_an_error_of_each_verb_and_come_back(path: str) -> None:
+    with ThreadsBackend.from_sqlite(path) as backend:
+        assert names(backend, "/") == ["plain"]
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            connection.execute("ALTER TABLE checkpoints RENAME TO elsewhere")
+        assert "can't be read" in (backend.read("/plain/head/a.txt").error or "")
+        assert backend.ls("/plain").error is not None
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            connection.execute("ALTER TABLE elsewhere RENAME TO checkpoints")
+        assert read(backend, "/plain/head/a.txt") == "three\n"
+
+
+def test_a_database_that_cannot_be_written_to_is_read(path: str, tmp_path: Path) -> None:
+    copy = tmp_path / "readonly"
+    copy.mkdir()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        connection.execute("PRAGMA journal_mode = DELETE")
+    shutil.copy(path, copy / "threads.db")
+    (copy / "threads.db").chmod(0o444)
+    with ThreadsBackend.from_sqlite(str(copy / "threads.db")) as backend:
+        assert names(backend, "/plain/head") == ["a.txt", "c.txt", "second.txt"]
+
+
+def test_a_table_without_task_paths_is_that_of_an_older_saver(path: str) -> None:
+    older = [
+        "CREATE TABLE w AS SELECT thread_id, checkpoint_ns, checkpoint_id, task_id, idx, channel, type, value"
+        " FROM writes",
+        "DROP TABLE writes",
+        "ALTER TABLE w RENAME TO writes",
+    ]
+    with changed(path, *older) as backend:
+        assert names(backend, "/plain/head") == ["a.txt", "c.txt", "second.txt"]
+
+
+# -- PostgreSQL ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.services
+def test_a_server_without_the_tables_or_not_there(postgres_dsn: str) -> None:
+    with pytest.raises(UrlError, match="there is no table 'checkpoints'"):
+        open_backend(f"threads+postgres:{postgres_dsn}")
+    with pytest.raises(UrlError, match="PostgreSQL can't be reached") as caught:
+        open_backend("threads+postgres:host=/nowhere user=x password=hunter2")
+    assert "hunter2" not in str(caught.value)
+    with pytest.raises(UrlError, match="can't be reached"):
+        open_backend("threads+postgres:no words of libpq")
+
+
+@pytest.mark.services
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("UPDATE checkpoint_writes SET blob = '\\xc1' WHERE channel = 'files'", "not valid MessagePack"),
+        ("UPDATE checkpoint_writes SET type = 'msgpack+aes' WHERE channel = 'files'", "encrypted"),
+    ],
+)
+def test_damage_in_postgres_is_told_in_its_place(postgres_dsn: str, change: str, says: str) -> None:
+    import psycopg
+
+    with agents.postgres_saver(postgres_dsn) as saver:
+        threadcases.plain(saver)
+    with psycopg.connect(postgres_dsn) as connection:
+        connection.execute(change)
+    with ThreadsBackend.from_postgres(postgres_dsn) as backend:
+        assert names(backend, "/plain/head") == ["ERROR.txt"]
+        assert says in read(backend, "/plain/head/ERROR.txt")
+        assert names(backend, f"/plain/history/{names(backend, '/plain/history')[0]}") == []
+
+
+@pytest.mark.services
+def test_a_snapshot_whose_blob_is_gone_is_told(postgres_dsn: str) -> None:
+    import psycopg
+
+    with agents.postgres_saver(postgres_dsn) as saver:
+        threadcases.snapshots(saver)
+    with psycopg.connect(postgres_dsn) as connection:
+        connection.execute("DELETE FROM checkpoint_blobs WHERE channel = 'files'")
+    with ThreadsBackend.from_postgres(postgres_dsn) as backend:
+        assert "'files' is no mapping but bool" in read(backend, "/snapshots/head/ERROR.txt")
+
+
+@pytest.mark.services
+def test_a_server_that_restarts_is_connected_to_again(postgres: Any, postgres_dsn: str) -> None:
+    with agents.postgres_saver(postgres_dsn) as saver:
+        threadcases.plain(saver)
+    with ThreadsBackend.from_postgres(postgres_dsn) as backend:
+        assert read(backend, "/plain/head/a.txt") == "three\n"
+        database = postgres_dsn.rpartition("dbname=")[2]
+        postgres.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database}'")
+        backend.volume.follow()
+        assert read(backend, "/plain/head/c.txt") == ""

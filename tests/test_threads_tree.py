@@ -1,0 +1,309 @@
+"""The tree of threads: what is where, and under which name."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import agents
+import pytest
+import threadcases
+from agents import say, thread, use, user, write
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_threads_state import KINDS, Bench, bench
+from threadcases import record
+
+from fusebackend.backends import ThreadsBackend
+from fusebackend.backends.keys import arrange, name_of
+from fusebackend.protocol import Caller
+
+ODD_THREADS = ["t/1", "", ".", "..", "a%2Fb", "漢字", "line\nbreak", "x" * 300, "é" * 200, "~home", "%"]
+if sys.platform != "win32":
+    ODD_THREADS.append("trailing/")
+
+
+@pytest.fixture(params=KINDS)
+def b(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
+    where = str(tmp_path / "threads.db") if request.param == "sqlite" else request.getfixturevalue("postgres_dsn")
+    with bench(request.param, where) as made:
+        yield made
+
+
+def names(b: Bench, path: str) -> list[str]:
+    listing = b.backend.ls(path)
+    assert listing.entries is not None, listing.error
+    return [entry["path"].rstrip("/").rpartition("/")[2] for entry in listing.entries]
+
+
+def put_files(saver: Any, thread_id: str, files: dict[str, Any]) -> Any:
+    agent = agents.deep_agent(saver, [say("ok")])
+    agent.invoke(user("go", files=files), thread(thread_id))
+    return agent
+
+
+def test_what_a_thread_shows(b: Bench) -> None:
+    threadcases.plain(b.saver)
+    threadcases.a_subagent(b.saver)
+    assert names(b, "/") == ["a_subagent", "plain"]
+    assert names(b, "/plain") == ["head", "history", "messages.jsonl", "state.json"]
+    assert names(b, "/a_subagent") == ["head", "history", "messages.jsonl", "state.json", "subgraphs"]
+    (space,) = names(b, "/a_subagent/subgraphs")
+    assert names(b, f"/a_subagent/subgraphs/{space}") == ["head", "history", "messages.jsonl", "state.json"]
+    assert names(b, "/plain/head") == ["a.txt", "c.txt", "second.txt"]
+
+
+def test_an_empty_database_has_an_empty_root(b: Bench) -> None:
+    assert names(b, "/") == []
+    assert b.backend.ls("/none").error == "Path '/none': path_not_found"
+    assert b.backend.glob("**").matches == []
+
+
+def test_any_thread_id_has_a_directory(b: Bench) -> None:
+    for thread_id in ODD_THREADS:
+        put_files(b.saver, thread_id, {"/which.txt": record(thread_id)})
+    assert sorted(names(b, "/")) == sorted(os.fsdecode(name_of(thread_id)) for thread_id in ODD_THREADS)
+    for thread_id in ODD_THREADS:
+        name = os.fsdecode(name_of(thread_id))
+        assert b.tree(f"/{name}/head") == {"/which.txt": thread_id.encode()}
+        (state,) = b.backend.download_files([f"/{name}/state.json"])
+        assert json.loads(state.content or b"")["thread_id"] == thread_id
+        attr = b.backend.volume.lookup(1, name_of(thread_id))
+        assert b.backend.volume.getxattr(attr.node, b"user.fusebackend.thread") == thread_id.encode()
+
+
+def test_a_single_thread_is_found_without_listing_all(b: Bench) -> None:
+    for thread_id in ("one", "t/1", "x" * 300):
+        put_files(b.saver, thread_id, {"/f.txt": record("x")})
+    for thread_id in ("one", "t/1", "x" * 300):
+        fresh = type(b.backend)(b.backend.volume._database)
+        assert fresh.volume.lookup(1, name_of(thread_id)).is_dir
+        assert fresh.ls("/nobody").error is not None
+
+
+def test_keys_that_are_no_paths_are_shown_and_listed(b: Bench) -> None:
+    keys = [
+        "//x",
+        "/a/",
+        "/both",
+        "/both/below.txt",
+        "relative.md",
+        "/relative.md",
+        "/",
+        "",
+        "/a/../b",
+        "/" + "k" * 300,
+    ]
+    put_files(b.saver, "odd", {key: record(key) for key in keys})
+    expected = {"/" + b"/".join(place).decode("utf-8", "surrogateescape"): key for place, key in arrange(keys).items()}
+    assert b.tree("/odd/head") == {path: key.encode() for path, key in expected.items()}
+    assert b.tree(b.history("/odd")[-1]) == {path: key.encode() for path, key in expected.items()}
+    (state,) = b.backend.download_files(["/odd/state.json"])
+    shown = json.loads(state.content or b"")["file_keys"]
+    assert shown == {path: key for path, key in expected.items() if path != key}
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from("/%.~ "), max_size=8)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    where = str(tmp_path_factory.mktemp("shared") / "threads.db")
+    with bench("sqlite", where) as made:
+        yield made
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    files=st.dictionaries(
+        TEXTS.map(lambda key: "/" + key),
+        st.text(max_size=40) | st.binary(max_size=40) | st.just("trailing\n") | st.just(""),
+        max_size=6,
+    ),
+    number=st.integers(0, 2**60),
+)
+def test_any_files_come_out_as_they_went_in(shared: Bench, files: dict[str, str | bytes], number: int) -> None:
+    import base64
+
+    def data(content: str | bytes) -> dict[str, Any]:
+        if isinstance(content, bytes):
+            return {"content": base64.b64encode(content).decode(), "encoding": "base64"}
+        return {"content": content, "encoding": "utf-8"}
+
+    put_files(shared.saver, str(number), {key: data(content) for key, content in files.items()})
+    places = {"/" + os.fsdecode(b"/".join(place)): key for place, key in arrange(files).items()}
+    expected = {
+        path: content if isinstance(content := files[key], bytes) else content.encode() for path, key in places.items()
+    }
+    assert shared.tree(f"/{number}/head") == expected
+
+
+def test_five_mebibytes(b: Bench) -> None:
+    agent = put_files(b.saver, "big", {"/big.txt": record("0123456789abcdef" * (5 << 16))})
+    (answer,) = b.backend.download_files(["/big/head/big.txt"])
+    assert answer.content is not None
+    assert len(answer.content) == 5 << 20
+    assert agents.state_at(agent, thread("big"))["files"]["/big.txt"]["content"].encode() == answer.content
+
+
+def test_everything_is_read_only(b: Bench) -> None:
+    threadcases.plain(b.saver)
+    volume = b.backend.volume
+    caller = Caller(0, 0)
+    plain = volume.lookup(1, b"plain").node
+    head = volume.lookup(plain, b"head").node
+    file = volume.lookup(head, b"a.txt").node
+    assert volume.features.read_only
+    for attempt in (
+        lambda: volume.create(head, b"x", 0o644, os.O_WRONLY, caller),
+        lambda: volume.mknod(head, b"x", stat.S_IFREG | 0o644, 0, caller),
+        lambda: volume.mkdir(1, b"x", 0o755, caller),
+        lambda: volume.symlink(head, b"x", b"y", caller),
+        lambda: volume.link(file, head, b"x"),
+        lambda: volume.unlink(head, b"a.txt"),
+        lambda: volume.rmdir(1, b"plain"),
+        lambda: volume.rename(head, b"a.txt", head, b"x"),
+        lambda: volume.write(file, 0, b"x"),
+        lambda: volume.setxattr(file, b"user.x", b"y"),
+        lambda: volume.removexattr(file, b"user.x"),
+    ):
+        with pytest.raises(OSError, match="Read-only file system"):
+            attempt()
+    for node in (plain, head, file):
+        assert not volume.getattr(node).mode & 0o222
+    responses = b.backend.upload_files([("/plain/head/x", b""), ("/x", b"")])
+    assert [response.error for response in responses] == ["permission_denied"] * 2
+
+
+def test_state_says_what_is_next_and_what_is_asked(b: Bench) -> None:
+    agent = threadcases.waiting_for_approval(b.saver)
+    (answer,) = b.backend.download_files(["/waiting_for_approval/state.json"])
+    state = json.loads(answer.content or b"")
+    snapshot = agent.get_state(thread("waiting_for_approval"))
+    assert tuple(state["next"]) == snapshot.next
+    assert state["checkpoint_id"] == snapshot.config["configurable"]["checkpoint_id"]
+    assert state["metadata"]["step"] == snapshot.metadata["step"]
+    (asked,) = state["interrupts"]
+    assert asked["value"] == snapshot.interrupts[0].value
+    assert asked["id"] == snapshot.interrupts[0].id
+
+
+def test_other_channels_are_in_the_state(b: Bench) -> None:
+    threadcases.old(b.saver)
+    (answer,) = b.backend.download_files(["/old/state.json"])
+    state = json.loads(answer.content or b"")
+    assert state["values"] == {"updates": []}
+    assert state["next"] == []
+
+
+@pytest.mark.parametrize("story", threadcases.STORIES, ids=[story.__name__ for story in threadcases.STORIES])
+def test_what_is_next_is_what_langgraph_says(tmp_path: Path, story: Any) -> None:
+    with bench("sqlite", str(tmp_path / "threads.db")) as b:
+        agent = story(b.saver)
+        (answer,) = b.backend.download_files([f"/{story.__name__}/state.json"])
+        saved = json.loads(answer.content or b"")
+        # LangGraph leaves out those that are done already; what is done is for the step that is still open.
+        snapshot = agent.get_state(thread(story.__name__, checkpoint_ns="", checkpoint_id=saved["checkpoint_id"]))
+        assert sorted(saved["next"]) == sorted(task.name for task in snapshot.tasks)
+
+
+def test_langgraph_is_not_needed_to_read(tmp_path: Path) -> None:
+    path = tmp_path / "threads.db"
+    with agents.sqlite_saver(path) as saver:
+        threadcases.a_subagent(saver)
+    program = (
+        "import sys\n"
+        "from fusebackend.urls import open_backend\n"
+        f"backend = open_backend('threads+sqlite:{path}')\n"
+        "assert len(backend.glob('**/*').matches) > 20\n"
+        "for match in backend.glob('**/*').matches:\n"
+        "    assert backend.download_files([match['path']])[0].error is None\n"
+        "backend.close()\n"
+        "loaded = {name.partition('.')[0] for name in sys.modules}\n"
+        "assert not loaded & {'langgraph', 'langchain_core', 'langchain', 'psycopg', 'deepagents', 'pyfuse3'}, loaded\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_without_the_extra_the_command_line_says_what_is_missing(tmp_path: Path) -> None:
+    path = tmp_path / "threads.db"
+    path.touch()
+    program = (
+        "import sys\n"
+        "sys.modules['ormsgpack'] = None\n"
+        "sys.modules['psycopg'] = None\n"
+        "from fusebackend.urls import UrlError, open_backend\n"
+        "for url in sys.argv[1:]:\n"
+        "    try:\n"
+        "        open_backend(url)\n"
+        "    except UrlError as error:\n"
+        "        print(error)\n"
+    )
+    urls = [f"threads+sqlite:{path}", "threads+postgres:host=/nowhere"]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *urls], check=True, timeout=60, capture_output=True, text=True
+    )
+    for line in done.stdout.splitlines():
+        assert "pip install 'fusebackend[langgraph]'" in line
+    assert len(done.stdout.splitlines()) == 2
+
+
+def test_nodes_are_stable_while_they_are_held(b: Bench) -> None:
+    threadcases.snapshots(b.saver)
+    volume = b.backend.volume
+
+    def at(path: str) -> int:
+        node = 1
+        for name in path.strip("/").split("/"):
+            node = volume.lookup(node, os.fsencode(name)).node
+        return node
+
+    first = b.history("/snapshots")[40]
+    held = {path: at(path) for path in (f"{first}/work", f"{first}/work/part0", "/snapshots/head/work", "/snapshots")}
+    for node in held.values():
+        volume.hold(node)
+    for directory in b.history("/snapshots"):
+        b.tree(directory)
+    assert {path: at(path) for path in held} == held
+    volume.forget(held.values())
+
+
+def test_what_nobody_holds_is_let_go_of(b: Bench) -> None:
+    import gc
+
+    threadcases.snapshots(b.saver)
+    for directory in b.history("/snapshots"):
+        b.tree(directory)
+    for number in range(80):
+        put_files(b.saver, f"other{number}", {"/f.txt": record("f")})
+    b.backend.volume.follow()
+    for number in range(80):
+        b.tree(f"/other{number}/head")
+    gc.collect()
+    assert len(b.backend.volume._tree.nodes) < 2000
+
+
+def test_writes_made_by_a_second_process_are_seen(b: Bench) -> None:
+    """A second connection, as another process has."""
+    agent = threadcases.plain(b.saver)
+    assert names(b, "/plain/head") == ["a.txt", "c.txt", "second.txt"]
+    agent.model.script = [use(write("/third.txt", "3")), say("ok")]
+    agent.invoke(user("go"), thread("plain"))
+    b.backend.volume.follow()
+    assert names(b, "/plain/head") == ["a.txt", "c.txt", "second.txt", "third.txt"]
+
+
+def test_a_backend_can_be_made_from_a_path_alone(tmp_path: Path) -> None:
+    path = str(tmp_path / "threads.db")
+    with agents.sqlite_saver(path) as saver:
+        threadcases.plain(saver)
+    with ThreadsBackend.from_sqlite(path) as backend:
+        assert backend.read("/plain/head/a.txt").file_data is not None
+    with pytest.raises(ValueError, match="must be 'head' or None"):
+        ThreadsBackend.from_sqlite(path, write="all")
