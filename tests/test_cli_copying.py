@@ -284,7 +284,7 @@ class TestDownload:
 
         monkeypatch.setattr(download_module, "progress", stop)
         done = command("download", f"{MOUNT}/t/a.txt", "name")
-        assert (done.exit_code, os.listdir(tmp_path)) == (1, [])
+        assert (done.exit_code, done.output, os.listdir(tmp_path)) == (130, "", [])
 
     def test_json(self, command):
         found = command.json("download", f"{MOUNT}/t/sub", "s")

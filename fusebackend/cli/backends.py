@@ -12,7 +12,7 @@ from fusebackend.cli.status import cannot
 from fusebackend.urls import NOT_YET, Scheme, scheme_table
 
 
-@click.command(short_help="List the URLs that can be mounted.")
+@click.command()
 @click.option("--json", "as_json", is_flag=True, help="A JSON array with one object per scheme.")
 def backends(as_json: bool) -> None:
     """List the URLs that can be mounted, and what each can do."""

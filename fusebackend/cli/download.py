@@ -18,10 +18,9 @@ from typing import IO
 import click
 
 from fusebackend.cli import target
-from fusebackend.cli.ls import base_name
 from fusebackend.cli.progress import Advance, progress
 from fusebackend.cli.show import Complaints, Failed, Output, json_option, note
-from fusebackend.cli.target import Target, complete_path, mount_option
+from fusebackend.cli.target import Target, base_name, complete_path, mount_option
 from fusebackend.protocol import StatResult
 
 FILE_MODE = 0o644

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from fusebackend.cli import target
-from fusebackend.cli.show import INTERRUPTED, Failed, Output, escaped, note, write_all
+from fusebackend.cli.show import Failed, Output, escaped, note, write_all
 from fusebackend.cli.target import Target, complete_path, mount_option
 from fusebackend.paths import ROOT
 
@@ -62,10 +62,8 @@ def execute(
     stdin = _input() if with_stdin else None
     line = command[0] if len(command) == 1 else shlex.join(command)
     printed = Printed(_json_lines(Output()) if as_json else _passed_on)
-    try:
+    try:  # after Ctrl-C the connection is closed, and the command ends with it
         answer = place.files.run(line, timeout=timeout_s, stdin=stdin, cwd=place.path, on_output=printed.take)
-    except KeyboardInterrupt:  # the connection is closed by now, and the command ended with it
-        click.get_current_context().exit(INTERRUPTED)
     except NotImplementedError as error:
         raise Failed(str(error)) from None
     except ValueError as error:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
-import os
 import shutil
-import stat as stat_module
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -13,19 +10,9 @@ from typing import Any
 import click
 
 from fusebackend.cli import target
-from fusebackend.cli.show import Complaints, Output, group_name, json_option, user_name
-from fusebackend.cli.target import Target, complete_path, mount_option
-
-MODE_OF_TYPE = {
-    "file": stat_module.S_IFREG,
-    "directory": stat_module.S_IFDIR,
-    "symlink": stat_module.S_IFLNK,
-    "fifo": stat_module.S_IFIFO,
-    "socket": stat_module.S_IFSOCK,
-    "character device": stat_module.S_IFCHR,
-    "block device": stat_module.S_IFBLK,
-}
-"""The words of `StatResult.type` as bits of st_mode."""
+from fusebackend.cli.attributes import group_name, mode_string, to_the_minute, user_name
+from fusebackend.cli.show import Complaints, Output, json_option
+from fusebackend.cli.target import Target, base_name, complete_path, mount_option
 
 COLUMN_GAP = 2
 
@@ -178,12 +165,12 @@ def long_lines(output: Output, entries: Sequence[Entry], names: Sequence[str]) -
     """The lines of `ls -l`, aligned. What a backend does not know is `-`."""
     rows = [
         (
-            stat_module.filemode(MODE_OF_TYPE.get(entry["type"] or "", 0) | (entry["mode"] or 0)),
+            mode_string(entry["type"], entry["mode"]),
             _or_dash(entry["nlink"]),
             "-" if entry["uid"] is None else user_name(entry["uid"]),
             "-" if entry["gid"] is None else group_name(entry["gid"]),
             _or_dash(entry["size"]),
-            "-" if entry["mtime_ns"] is None else minute(entry["mtime_ns"]),
+            "-" if entry["mtime_ns"] is None else to_the_minute(entry["mtime_ns"]),
         )
         for entry in entries
     ]
@@ -199,18 +186,3 @@ def long_lines(output: Output, entries: Sequence[Entry], names: Sequence[str]) -
 
 def _or_dash(value: int | None) -> str:
     return "-" if value is None else str(value)
-
-
-def minute(time_ns: int) -> str:
-    """A time to the minute, in the local zone; a number of seconds where the calendar has no such year."""
-    seconds = time_ns // 1_000_000_000
-    try:
-        return datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
-    except (OverflowError, ValueError, OSError):
-        return f"@{seconds}"
-
-
-def base_name(given: str) -> str:
-    """The last name of a path of the command line; empty when it has none of its own (`/`, `.`, `a/..`)."""
-    name = os.path.basename(given.rstrip("/"))
-    return "" if name in (".", "..") else name

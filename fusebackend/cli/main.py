@@ -73,6 +73,8 @@ class _Commands(click.Group):
         except BrokenPipeError:  # whoever read this has ended, and so do we: quietly, as SIGPIPE ends others
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still to be flushed
             ctx.exit(128 + signal.SIGPIPE)
+        except KeyboardInterrupt:
+            ctx.exit(show.INTERRUPTED)
         except Exception as error:
             if not _is_for_the_user(error):
                 raise

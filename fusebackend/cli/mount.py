@@ -14,7 +14,7 @@ from fusebackend.mount import point, table
 from fusebackend.urls import Url, UrlError
 
 
-@click.command(short_help="Mount backends on a directory.")
+@click.command()
 @click.argument("mountpoint", required=False)
 @click.option("--default", metavar="URL", help="What is at the root; a file of its own per mount point if not given.")
 @click.option("--route", "routes", multiple=True, metavar="PREFIX=URL", help="Another backend below PREFIX.")

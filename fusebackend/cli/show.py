@@ -6,7 +6,6 @@ characters are escaped as `ls -b` does, for whoever made the name must not steer
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import sys
@@ -158,23 +157,3 @@ def encode(text: str) -> bytes:
 def flush() -> None:
     """Write what is left, so that a reader who is gone is noticed while it can still be handled."""
     sys.stdout.flush()
-
-
-@functools.cache
-def user_name(uid: int) -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
-
-
-@functools.cache
-def group_name(gid: int) -> str:
-    import grp
-
-    try:
-        return grp.getgrgid(gid).gr_name
-    except KeyError:
-        return str(gid)

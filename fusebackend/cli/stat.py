@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import stat as stat_module
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -11,8 +9,8 @@ from typing import Any
 import click
 
 from fusebackend.cli import target
-from fusebackend.cli.ls import MODE_OF_TYPE
-from fusebackend.cli.show import Complaints, Output, group_name, json_option, user_name
+from fusebackend.cli.attributes import group_name, mode_string, to_the_nanosecond, user_name
+from fusebackend.cli.show import Complaints, Output, json_option
 from fusebackend.cli.target import complete_path, mount_option
 
 
@@ -58,8 +56,7 @@ def _show(output: Output, record: dict[str, Any]) -> None:
 def _rows(record: dict[str, Any]) -> list[tuple[str, str | None]]:
     mode = None
     if record["mode"] is not None:
-        bits = stat_module.filemode(MODE_OF_TYPE.get(record["type"] or "", 0) | record["mode"])
-        mode = f"{record['mode']:04o} ({bits})"
+        mode = f"{record['mode']:04o} ({mode_string(record['type'], record['mode'])})"
     return [
         ("path", record["path"]),
         ("type", record["type"]),
@@ -69,20 +66,8 @@ def _rows(record: dict[str, Any]) -> list[tuple[str, str | None]]:
         ("links", None if record["nlink"] is None else str(record["nlink"])),
         ("owner", None if record["uid"] is None else f"{user_name(record['uid'])} ({record['uid']})"),
         ("group", None if record["gid"] is None else f"{group_name(record['gid'])} ({record['gid']})"),
-        ("accessed", _time(record["atime_ns"])),
-        ("modified", _time(record["mtime_ns"])),
-        ("changed", _time(record["ctime_ns"])),
+        ("accessed", None if record["atime_ns"] is None else to_the_nanosecond(record["atime_ns"])),
+        ("modified", None if record["mtime_ns"] is None else to_the_nanosecond(record["mtime_ns"])),
+        ("changed", None if record["ctime_ns"] is None else to_the_nanosecond(record["ctime_ns"])),
         ("route", record["route"]),
     ]
-
-
-def _time(time_ns: int | None) -> str | None:
-    """A time in the local zone with all its digits, as stat(1) prints it."""
-    if time_ns is None:
-        return None
-    seconds, nanoseconds = divmod(time_ns, 1_000_000_000)
-    try:
-        moment = datetime.datetime.fromtimestamp(seconds).astimezone()
-    except (OverflowError, ValueError, OSError):
-        return f"@{seconds}.{nanoseconds:09}"
-    return f"{moment:%Y-%m-%d %H:%M:%S}.{nanoseconds:09} {moment:%z}"

@@ -15,7 +15,7 @@ from fusebackend.mount.error import MountError
 from fusebackend.mount.table import MountState
 
 
-@click.command(short_help="Show mounts and their routes.")
+@click.command()
 @click.argument("mountpoint", required=False)
 @click.option("--json", "as_json", is_flag=True, help="A JSON array with one object per mount.")
 def status(mountpoint: str | None, as_json: bool) -> None:

@@ -153,6 +153,12 @@ def here(mount: str | None) -> Target:
     raise Failed(f"several mounts are there: {', '.join(mounted)}; say which one with --mount")
 
 
+def base_name(given: str) -> str:
+    """The last name of a path of the command line; empty when it has none of its own (`/`, `.`, `a/..`)."""
+    name = os.path.basename(given.rstrip("/"))
+    return "" if name in (".", "..") else name
+
+
 def mountpoints() -> list[str]:
     from fusebackend.mount import table
 

@@ -17,7 +17,7 @@ from fusebackend.mount.unmount import BusyError, Server, detach, serves
 DEFAULT_TIMEOUT_S = 60.0
 
 
-@click.command(short_help="Unmount, and wait until everything is stored.")
+@click.command()
 @click.argument("mountpoint")
 @click.option("--lazy", is_flag=True, help="Also while files are open: they can be used until they are closed.")
 @click.option(

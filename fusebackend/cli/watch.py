@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fusebackend.cli import target
-from fusebackend.cli.show import INTERRUPTED, Failed, Output, json_option, note
+from fusebackend.cli.show import Failed, Output, json_option, note
 from fusebackend.cli.target import Target, complete_path, mount_option
 from fusebackend.protocol import FileEvent
 
@@ -46,8 +46,6 @@ def watch(paths: Sequence[str], as_json: bool, mount: str | None) -> None:
             if isinstance(event, Exception):
                 raise event
             _print(output, place, event, as_json)
-    except KeyboardInterrupt:
-        click.get_current_context().exit(INTERRUPTED)
     finally:
         for each in watches:
             each.close()
@@ -57,7 +55,7 @@ def _begin(place: Target, events: queue.SimpleQueue[tuple[Target, FileEvent | Ex
     """Have the changes of one path put into the queue. Raises `Failed`."""
     try:
         changes = place.files.watch(place.path)
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:  # no such path; too many watches already
         raise Failed(place.words(str(error))) from None
 
     def run() -> None:
