@@ -62,7 +62,7 @@ class Lineage:
             self._marks = self._database.marks(self.place)
 
     def forget(self) -> None:
-        """Remember nothing: a refresh broke off."""
+        """Remember nothing."""
         self._names, self._newest = None, None
         self._marks.clear()
         self._listed.clear()
@@ -71,7 +71,7 @@ class Lineage:
     def verify(self) -> frozenset[str] | None:
         """Look whether something has changed: the ids of checkpoints that are not what they were before.
 
-        None where nothing was known that could be compared.
+        None where that can't be told: nothing was known, or what changed may have changed all that follows from it.
         """
         self._newest = None
         if not self._marks:
@@ -79,10 +79,11 @@ class Lineage:
             return None
         before, now = self._marks, self._database.marks(self.place)
         changed = {found for found in before.keys() | now.keys() if before.get(found) != now.get(found)}
+        if any(found < max(before) for found in changed):
+            self.forget()  # the past is another one: something was deleted, or written by hand
+            return None
         if changed:
             self._names, self._marks = None, now
-            if any(found < max(before) for found in changed):
-                self._before.clear()  # the past is another one: something was deleted, or written by hand
             for found in changed:
                 self._before.pop(found, None)
                 self._listed.pop(found, None)

@@ -34,7 +34,7 @@ from fusebackend.backends.threads.rows import (
 )
 from fusebackend.errors import oserror
 
-NEWS_INTERVAL_S: Final = 0.2
+NEWS_INTERVAL_S: Final = 0.05
 """The server is not asked for news more often."""
 
 CONNECT_TIMEOUT_S: Final = 10

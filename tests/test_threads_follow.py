@@ -1,0 +1,306 @@
+"""Following a running agent: what it does is seen, told to caches as a change, and to watchers as an event."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import agents
+import pytest
+import threadcases
+from agents import delete, edit, say, thread, use, user, write
+from test_threads_state import KINDS, Bench, bench, shown
+from threadcases import record
+
+from fusebackend.backends.threads import ThreadsBackend
+from fusebackend.backends.threads import sqlite as sqlite_module
+from fusebackend.backends.threads.rows import News, Place
+from fusebackend.backends.threads.sqlite import SqliteDatabase
+from fusebackend.protocol import Change, Report
+
+WITHIN_S = 1.0
+"""How soon a new checkpoint is to be seen."""
+
+
+@pytest.fixture(params=KINDS)
+def b(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
+    where = str(tmp_path / "threads.db") if request.param == "sqlite" else request.getfixturevalue("postgres_dsn")
+    with bench(request.param, where) as made:
+        yield made
+
+
+class Listener:
+    """Somebody who keeps caches, and watches."""
+
+    def __init__(self, backend: ThreadsBackend) -> None:
+        self.changes: list[Change] = []
+        self.reports: list[Report] = []
+        self._heard = threading.Condition()
+        self._ends = [backend.volume.subscribe(self._change), backend.volume.observe(self._report)]
+
+    def _change(self, change: Change) -> None:
+        with self._heard:
+            self.changes.append(change)
+            self._heard.notify_all()
+
+    def _report(self, reports: Sequence[Report]) -> Callable[[], None]:
+        with self._heard:
+            self.reports += reports
+            self._heard.notify_all()
+        return lambda: None
+
+    def wait(self, what: Callable[[], bool]) -> None:
+        with self._heard:
+            assert self._heard.wait_for(what, WITHIN_S), (self.changes, self.reports)
+
+    def paths(self, kind: str) -> list[str]:
+        return [report.path for report in self.reports if report.kind == kind]
+
+    def end(self) -> None:
+        for end in self._ends:
+            end()
+
+
+@pytest.fixture
+def listener(b: Bench) -> Iterator[Listener]:
+    made = Listener(b.backend)
+    yield made
+    made.end()
+
+
+def node(b: Bench, path: str) -> int:
+    found = 1
+    for name in path.strip("/").split("/"):
+        found = b.backend.volume.lookup(found, name.encode()).node
+    return found
+
+
+def test_a_new_checkpoint_is_told_within_a_second(b: Bench, listener: Listener) -> None:
+    agent = threadcases.plain(b.saver)
+    b.backend.volume.follow()
+    for path in ("/plain/head", "/plain/history"):
+        b.backend.ls(path)
+    file, head = node(b, "/plain/head/a.txt"), node(b, "/plain/head")
+    messages = node(b, "/plain/messages.jsonl")
+    agent.model.script = [
+        use(edit("/a.txt", "three", "four"), write("/new/file.txt", "n"), delete("/c.txt")),
+        say("ok"),
+    ]
+    agent.invoke(user("go"), thread("plain"))
+    last = agents.checkpoint_ids(agent, thread("plain"))[-1]
+    listener.wait(lambda: len(listener.paths("created")) >= 7)
+    listener.wait(lambda: b.history("/plain")[-1].rstrip("/") + "/" in listener.paths("created"))
+    assert b.backend.volume.getxattr(node(b, b.history("/plain")[-1]), b"user.fusebackend.checkpoint").decode() == last
+    listener.wait(lambda: "/plain/head/new/file.txt" in listener.paths("created"))
+    assert "/plain/head/new/" in listener.paths("created")
+    assert "/plain/head/c.txt" in listener.paths("deleted")
+    assert {"/plain/head/a.txt", "/plain/messages.jsonl", "/plain/state.json"} <= set(listener.paths("modified"))
+    assert all(report.source == "elsewhere" for report in listener.reports)
+    listener.wait(lambda: {Change(node=file), Change(node=messages)} <= set(listener.changes))
+    assert any(change.parent == head and change.name == b"c.txt" for change in listener.changes)
+    assert node(b, "/plain/head/a.txt") == file
+    assert b.tree("/plain/head") == shown(agents.state_at(agent, thread("plain"))["files"])
+
+
+def test_a_new_thread_is_told(b: Bench, listener: Listener) -> None:
+    assert b.backend.ls("/").entries == []
+    b.backend.volume.follow()
+    threadcases.a_subagent(b.saver)
+    listener.wait(lambda: "/a_subagent/" in listener.paths("created"))
+    assert any(change.parent == 1 and change.name == b"a_subagent" for change in listener.changes)
+
+
+def test_a_namespace_of_a_subagent_is_told(b: Bench, listener: Listener) -> None:
+    agent = agents.deep_agent(b.saver, [say("hello")])
+    agent.invoke(user("hi"), thread("t"))
+    b.backend.volume.follow()
+    assert len(b.backend.ls("/t").entries or []) == 4
+    agent.model.script = [use(agents.delegate("work")), use(write("/s.txt", "s")), say("sub"), say("ok")]
+    agent.invoke(user("go"), thread("t"))
+    listener.wait(lambda: "/t/subgraphs/" in listener.paths("created"))
+    assert len(b.backend.ls("/t").entries or []) == 5
+
+
+def test_a_deleted_thread_is_gone(b: Bench, listener: Listener) -> None:
+    threadcases.plain(b.saver)
+    threadcases.old(b.saver)
+    b.backend.volume.follow()
+    assert [entry["path"] for entry in b.backend.ls("/").entries or []] == ["/old/", "/plain/"]
+    b.backend.ls("/plain/head")
+    volume = b.backend.volume
+    held = node(b, "/plain/head")
+    volume.hold(held)
+    b.saver.delete_thread("plain")
+    listener.wait(lambda: "/plain/" in listener.paths("deleted"))
+    assert [entry["path"] for entry in b.backend.ls("/").entries or []] == ["/old/"]
+    assert volume.readdir(held, b"", 10) == []
+    threadcases.plain(b.saver)
+    b.backend.volume.follow()
+    assert "/a.txt" in b.tree("/plain/head")
+
+
+def test_a_running_agent_is_followed_step_by_step(b: Bench) -> None:
+    """At every moment what is shown is one of the states that the thread has been in, and they come in order."""
+    from langchain_core.tools import tool
+
+    states: list[dict[str, bytes]] = []
+
+    @tool
+    def look() -> str:
+        """Look at what is mounted, in the middle of a run."""
+        b.backend.volume.follow()
+        states.append(b.tree("/run/head"))
+        return "seen"
+
+    script = [
+        use(write("/1.txt", "1")),
+        use(agents.call("look")),
+        use(edit("/1.txt", "1", "one")),
+        use(agents.call("look")),
+        use(write("/2.txt", "2")),
+        use(agents.call("look")),
+        say("ok"),
+    ]
+    agent = agents.deep_agent(b.saver, script, tools=[look])
+    agent.invoke(user("go"), thread("run"), durability="sync")
+    assert states == [{"/1.txt": b"1"}, {"/1.txt": b"one"}, {"/1.txt": b"one", "/2.txt": b"2"}]
+
+
+def test_a_write_to_an_old_checkpoint_is_seen(b: Bench) -> None:
+    """LangGraph stores the update of a `Command` that resumes from an older checkpoint there."""
+    threadcases.plain(b.saver)
+    ids = agents.checkpoint_ids(agents.deep_agent(b.saver), thread("plain"))
+    old = b.history("/plain")[4]
+    b.tree(old)
+    b.tree(b.history("/plain")[5])
+    config = thread("plain", checkpoint_ns="", checkpoint_id=ids[4])
+    b.saver.put_writes(config, [("files", {"/late.txt": record("late")})], "00000000-0000-0000-0000-000000000000")
+    b.backend.volume.follow()
+    assert b.tree(old)["/late.txt"] == b"late"
+    check_all(b, "plain")
+
+
+def check_all(b: Bench, name: str) -> None:
+    agent = agents.deep_agent(b.saver)
+    for checkpoint, directory in zip(agents.checkpoint_ids(agent, thread(name)), b.history(f"/{name}"), strict=True):
+        assert b.tree(directory) == shown(agents.state_at(agent, thread(name), checkpoint).get("files")), directory
+
+
+def test_nobody_is_asked_when_nobody_listens(b: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = Listener(b.backend)
+    listener.end()
+    asked = threading.Event()
+    monkeypatch.setattr(b.backend.volume._tree, "refresh", asked.set)
+    assert not asked.wait(0.6)
+
+
+def test_a_database_that_cannot_be_read_is_said_once(
+    b: Bench, listener: Listener, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = threading.Semaphore(0)
+
+    def fail() -> None:
+        failed.release()
+        raise OSError(5, "gone")
+
+    monkeypatch.setattr(b.backend.volume._tree, "refresh", fail)
+    for _ in range(3):
+        assert failed.acquire(timeout=5)
+    assert [message for message in caplog.messages if "can't be followed" in message] == [
+        "the checkpoint database can't be followed: gone"
+    ]
+
+
+# -- what SQLite tells -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[tuple[SqliteDatabase, sqlite3.Connection]]:
+    path = str(tmp_path / "threads.db")
+    with agents.sqlite_saver(path) as saver:
+        threadcases.plain(saver, "one")
+        threadcases.plain(saver, "two")
+    with contextlib.closing(sqlite3.connect(path)) as other, contextlib.closing(SqliteDatabase(path)) as opened:
+        yield opened, other
+
+
+def test_no_commit_is_no_news(database: tuple[SqliteDatabase, sqlite3.Connection]) -> None:
+    opened, other = database
+    assert opened.news() is None
+    other.execute("BEGIN")
+    other.execute("DELETE FROM writes")
+    assert opened.news() is None
+    other.execute("ROLLBACK")
+    assert opened.news() is None
+    other.execute("CREATE TABLE something_else (x)")
+    assert opened.news() is None
+
+
+@pytest.mark.parametrize(
+    ("statement", "news"),
+    [
+        (
+            "INSERT INTO writes SELECT 'one', '', checkpoint_id, 'task', '', 0, 'files', 'null', x'' FROM checkpoints "
+            "WHERE thread_id = 'one' LIMIT 1",
+            News(False, frozenset({Place("one", "")})),
+        ),
+        (
+            "INSERT INTO checkpoints SELECT 'three', 'x:y', checkpoint_id, NULL, type, checkpoint, metadata "
+            "FROM checkpoints WHERE thread_id = 'one' LIMIT 1",
+            News(False, frozenset({Place("three", "x:y")})),
+        ),
+        ("DELETE FROM checkpoints WHERE thread_id = 'one'", News(True)),
+        ("DELETE FROM checkpoints WHERE thread_id = 'two'", News(True)),
+        ("DELETE FROM writes WHERE thread_id = 'one'", News(True)),
+        ("INSERT OR REPLACE INTO checkpoints SELECT * FROM checkpoints WHERE thread_id = 'one' LIMIT 1", News(True)),
+        ("INSERT OR REPLACE INTO checkpoints SELECT * FROM checkpoints ORDER BY rowid DESC LIMIT 1", News(True)),
+    ],
+)
+def test_what_was_written_is_told_apart(
+    database: tuple[SqliteDatabase, sqlite3.Connection], statement: str, news: News | None
+) -> None:
+    opened, other = database
+    other.execute(statement)
+    other.commit()
+    assert opened.news() == news
+    assert opened.news() is None
+
+
+def test_rows_that_come_back_under_the_same_ids_are_told(
+    database: tuple[SqliteDatabase, sqlite3.Connection],
+) -> None:
+    opened, other = database
+    rows = other.execute("SELECT * FROM checkpoints WHERE thread_id = 'two'").fetchall()
+    other.execute("DELETE FROM checkpoints WHERE thread_id = 'two'")
+    other.executemany("INSERT INTO checkpoints VALUES (?, ?, ?, ?, ?, ?, ?)", [("new", *row[1:]) for row in rows])
+    other.commit()
+    assert opened.news() == News(True)
+
+
+def test_a_count_that_takes_long_is_made_later(
+    database: tuple[SqliteDatabase, sqlite3.Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, other = database
+    now = [1000.0]
+    monkeypatch.setattr(sqlite_module.time, "monotonic", lambda: now[0])
+    opened._counted_at, opened._count_s = 1000.0, 1.0
+    other.execute("DELETE FROM checkpoints WHERE thread_id = 'one'")
+    other.commit()
+    assert opened.news() is None
+    now[0] += 19
+    assert opened.news() is None
+    now[0] += 2
+    assert opened.news() == News(True)
+    assert opened.news() is None
+
+
+def test_asking_costs_microseconds(database: tuple[SqliteDatabase, sqlite3.Connection]) -> None:
+    opened, _ = database
+    start = time.perf_counter()
+    for _ in range(1000):
+        opened.news()
+    assert time.perf_counter() - start < 0.2
