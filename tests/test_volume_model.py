@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
 import tempfile
 from pathlib import Path
 from typing import ClassVar
@@ -15,6 +16,7 @@ from hypothesis.stateful import initialize, rule
 
 from fusebackend.backends import flusher, sqlite
 from fusebackend.backends.directory import DirectoryVolume
+from fusebackend.backends.indexer import Indexer
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.backends.sqlite import SqliteVolume
 from fusebackend.backends.sqlite_check import check
@@ -52,6 +54,15 @@ class SqliteMachine(VolumeMachine):
     @initialize(items=st.sampled_from((3, 15, 4000)))
     def bound_overlay(self, items: int) -> None:
         self.bounds.setattr(sqlite, "MAX_DIRTY_ITEMS", items)
+
+    @rule(portions=st.integers(1, 9))
+    def index(self, portions: int) -> None:
+        """Beside the writers, as the thread in the background does it; the check then says whether it is complete."""
+        db = sqlite3.connect(self.path, isolation_level=None)
+        indexer = Indexer(self.path)
+        for _ in range(portions):
+            indexer.work(db, quiet_s=0)
+        db.close()
 
     @rule()
     def write_back(self) -> None:

@@ -4,7 +4,8 @@
 
 It only reads, in one transaction, and asks nobody for the file: a volume may be checked while it is mounted, and what
 is then seen is what the last flush wrote. Every rule is one query whose rows are what breaks it, so the file may be of
-any size; what is kept in memory is the problems, up to `MAX_PROBLEMS`.
+any size; what is kept in memory is the problems, up to `MAX_PROBLEMS`. The index is checked against all texts
+(`index_check.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from fusebackend.backends import schema
+from fusebackend.backends import index_check, schema
 from fusebackend.backends.chunks import ALLOCATION_BYTES, CHUNK_BYTES, CHUNK_SHIFT, allocated_blocks
 from fusebackend.backends.tree import DIRECTORY_BYTES, MAX_FILE_BYTES
 from fusebackend.protocol import BLOCK_BYTES, NAME_MAX_BYTES, ROOT_NODE
@@ -149,6 +150,10 @@ RULES = (
         "SELECT name, node FROM xattr WHERE typeof(name) != 'blob' OR typeof(value) != 'blob'",
     ),
     Rule(
+        "inode {} waits to be indexed, and does not exist",
+        "SELECT node FROM unindexed WHERE node NOT IN (SELECT node FROM inode)",
+    ),
+    Rule(
         "the next inode would be {}, and there is an inode {}",
         """SELECT coalesce((SELECT value FROM meta WHERE key = 'next_node'), 'nothing'), max(node) FROM inode
            HAVING NOT coalesce((SELECT value FROM meta WHERE key = 'next_node') > max(node), 0)""",
@@ -218,6 +223,7 @@ def _problems(connection: sqlite3.Connection) -> Iterator[str]:
                 yield rule.sentence.format(*row)
         for node in _below_themselves(connection):
             yield f"directory inode {node} is below itself"
+        yield from index_check.missing(connection)
     except sqlite3.Error as error:
         yield f"SQLite: {error}"
 

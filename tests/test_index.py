@@ -1,0 +1,621 @@
+"""The index of an SQLite volume: its answers are those of a plain scan, whatever was done before."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+from agentface import node_at, put
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from fusebackend import budget
+from fusebackend.backends import flusher, indexer, indexwalk, schema, search, trigram
+from fusebackend.backends.indexer import Indexer
+from fusebackend.backends.search import FileSearch
+from fusebackend.backends.sqlite import SqliteBackend
+from fusebackend.backends.sqlite_check import check
+from fusebackend.backends.walk import FileWalk
+from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller, GrepResult
+
+ME = Caller(os.geteuid(), os.getegid())
+BORDER = 65536
+
+
+def scan(
+    backend: SqliteBackend, pattern: str, path: str = "/", glob: str | None = None, max_count: int | None = None
+) -> GrepResult:
+    """The answer of the search that every volume has."""
+    return search.grep_files(backend.volume, pattern, path, glob, max_count, backend.max_search_bytes)
+
+
+def index_all(backend: SqliteBackend) -> None:
+    """Index what there is, at once."""
+    backend.volume.write_back()
+    db = connected(backend)
+    worker = Indexer(backend.volume.path)
+    while worker.work(db, quiet_s=0) is not None:
+        pass
+    db.close()
+
+
+def connected(backend: SqliteBackend) -> sqlite3.Connection:
+    return sqlite3.connect(backend.volume.path, isolation_level=None, timeout=10)
+
+
+def unindexed(backend: SqliteBackend) -> set[int]:
+    db = connected(backend)
+    nodes = {node for (node,) in db.execute("SELECT node FROM unindexed")}
+    db.close()
+    return nodes
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(flusher, "FLUSH_AFTER_S", 3600)  # nothing is flushed or indexed but where a test says so
+    return tmp_path / "volume.db"
+
+
+@pytest.fixture
+def backend(path: Path) -> Iterator[SqliteBackend]:
+    with SqliteBackend(path) as backend:
+        yield backend
+
+
+@pytest.fixture
+def read_nodes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The nodes whose contents a search has read."""
+    nodes: list[int] = []
+    read = search.read_with
+
+    def noted(volume, attr, *arguments):  # type: ignore[no-untyped-def]
+        nodes.append(attr.node)
+        return read(volume, attr, *arguments)
+
+    monkeypatch.setattr(search, "read_with", noted)
+    return nodes
+
+
+# -- any history ---------------------------------------------------------------------------------------------------
+
+WORDS = st.sampled_from([
+    b"needle", b"need", b"les", b"common", b"x", b"foo_bar", b"f(b)", b"\n", b" ", "naïve".encode(), "文字".encode(),
+    b"-> ", b"\0", b"\xff", b"\xc3",
+])  # fmt: skip
+TEXTS = st.lists(WORDS, max_size=6).map(b"".join)
+NAMES = st.sampled_from([b"a", b"b.txt", b"c.py", b"dir", b"\xff"])
+PATTERNS = st.one_of(
+    TEXTS.map(lambda text: text.decode("utf-8", "replace")),
+    st.sampled_from(["nee", "eed", "dle", "zzz", "mmo", "lesneed", "ï", "\ud800", "common common", "(b)", ""]),
+)
+OFFSETS = st.sampled_from([0, 3, BORDER - 4, BORDER - 1, BORDER, 2 * BORDER - 2])
+
+
+class SearchMachine(RuleBasedStateMachine):
+    """Edits on both faces, and the index brought up to date at any time, in any portions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bounds = pytest.MonkeyPatch()
+        self.bounds.setattr(flusher, "FLUSH_AFTER_S", 3600)
+        self.bounds.setattr(indexer, "PORTION_S", 0)  # a slice is a portion
+        self.bounds.setattr(indexer, "SAMPLE_FILES", 2)
+        self.bounds.setattr(indexer, "SAMPLED", 1)
+        self.bounds.setattr(indexer, "COMMON_FILES", 2)
+        self.bounds.setattr(indexer, "REBUILD_ENTRIES", 8)
+        self.bounds.setattr(trigram, "SLICE_BYTES", 20)
+        self.directory = tempfile.mkdtemp()
+        self.path = f"{self.directory}/volume.db"
+        self.open()
+
+    def open(self) -> None:
+        self.backend = SqliteBackend(self.path)
+        self.volume = self.backend.volume
+        self.db = connected(self.backend)
+        self.worker = Indexer(self.path)
+
+    def close(self) -> None:
+        self.db.close()
+        self.backend.close()
+
+    @initialize(contents=st.lists(TEXTS, max_size=5))
+    def begin(self, contents: list[bytes]) -> None:
+        for number, content in enumerate(contents):
+            put(self.backend, f"/dir/{number}.txt", content)
+
+    def nodes(self) -> list[int]:
+        return [attr.node for _, attr in FileWalk(self.volume, ROOT_NODE)]
+
+    # the kernel's face
+
+    @rule(pick=st.integers(0, 99), offset=OFFSETS, data=TEXTS)
+    def write(self, pick: int, offset: int, data: bytes) -> None:
+        for node in self.nodes()[pick : pick + 1]:
+            self.volume.open(node, os.O_WRONLY)
+            self.volume.write(node, offset, data)
+            self.volume.release(node, os.O_WRONLY)
+
+    @rule(pick=st.integers(0, 99), data=TEXTS)
+    def append(self, pick: int, data: bytes) -> None:
+        for node in self.nodes()[pick : pick + 1]:
+            self.volume.open(node, os.O_WRONLY)
+            self.volume.write(node, self.volume.getattr(node).size, data)
+            self.volume.release(node, os.O_WRONLY)
+
+    @rule(pick=st.integers(0, 99), fill=st.sampled_from([BORDER - 5, BORDER, 2 * BORDER - 3]))
+    def fill(self, pick: int, fill: int) -> None:
+        """Text up to a border, for what is appended next to lie across it."""
+        for node in self.nodes()[pick : pick + 1]:
+            size = self.volume.getattr(node).size
+            self.volume.open(node, os.O_WRONLY)
+            self.volume.write(node, size, b"." * max(0, fill - size))
+            self.volume.release(node, os.O_WRONLY)
+
+    @rule(pick=st.integers(0, 99), size=st.one_of(st.integers(0, 30), OFFSETS))
+    def resize(self, pick: int, size: int) -> None:
+        for node in self.nodes()[pick : pick + 1]:
+            self.volume.setattr(node, AttrChanges(size=size))
+
+    @rule(name=NAMES, other=NAMES, flags=st.sampled_from([0, 2]))
+    def rename(self, name: bytes, other: bytes, flags: int) -> None:
+        parent = node_at(self.backend, "/dir") if self.backend.ls("/dir").error is None else ROOT_NODE
+        for source, target in ((ROOT_NODE, parent), (parent, ROOT_NODE)):
+            try:
+                self.volume.rename(source, name, target, other, flags)
+            except OSError:  # nothing there, or not allowed: as good as any other outcome
+                continue
+
+    @rule(pick=st.integers(0, 99), name=NAMES)
+    def link(self, pick: int, name: bytes) -> None:
+        for node in self.nodes()[pick : pick + 1]:
+            try:
+                self.volume.link(node, ROOT_NODE, name)
+            except FileExistsError:
+                continue
+
+    @rule(name=NAMES)
+    def unlink(self, name: bytes) -> None:
+        try:
+            self.volume.unlink(ROOT_NODE, name)
+        except OSError:  # not there, or a directory
+            return
+
+    # the agent's
+
+    @rule(path=st.sampled_from(["/a", "/b.txt", "/dir/a", "/dir/deep/c.py", "/dir2/b.txt"]), content=TEXTS)
+    def upload(self, path: str, content: bytes) -> None:
+        self.backend.upload_files([(path, content)])
+
+    @rule(old=st.sampled_from(["needle", "n", "common"]), new=st.sampled_from(["pin", "needles", ""]))
+    def edit(self, old: str, new: str) -> None:
+        for match in self.backend.grep(old, max_count=1).matches or []:
+            assert self.backend.edit(match["path"], old, new, replace_all=True).error is None
+
+    @rule(source=st.sampled_from(["/dir", "/dir2", "/a"]), new=st.sampled_from(["/dir2/deep", "/dir", "/b.txt"]))
+    def move(self, source: str, new: str) -> None:
+        self.backend.move(source, new)
+
+    @rule(path=st.sampled_from(["/dir", "/dir2", "/a"]))
+    def delete(self, path: str) -> None:
+        self.backend.delete(path)
+
+    # the index
+
+    @rule(portions=st.integers(1, 40))
+    def index(self, portions: int) -> None:
+        for _ in range(portions):
+            self.worker.work(self.db, quiet_s=0)
+
+    @rule()
+    def index_what_is_flushed_now(self) -> None:
+        self.volume.write_back()
+        while self.worker.work(self.db, quiet_s=0) is not None:
+            pass
+        assert check(self.path) == []
+
+    @rule()
+    def crash(self) -> None:
+        """What was flushed is there, with its index; the rest is lost."""
+        copy = f"{self.directory}/copy.db"
+        with self.volume.lock:
+            shutil.copy(self.path, copy)
+            shutil.copy(f"{self.path}-wal", f"{copy}-wal")
+        self.close()
+        for suffix in ("", "-wal", "-shm"):
+            if os.path.exists(self.path + suffix):
+                os.unlink(self.path + suffix)
+        os.rename(copy, self.path)
+        os.rename(f"{copy}-wal", f"{self.path}-wal")
+        assert check(self.path) == []
+        self.open()
+
+    @rule()
+    def reopen(self) -> None:
+        self.close()
+        self.open()
+
+    # what must hold
+
+    @rule(
+        pattern=PATTERNS,
+        path=st.sampled_from(["/", "/dir", "/dir2", "/a", "/nowhere"]),
+        glob=st.sampled_from([None, "*.txt", "dir/*", "**/*.py", "a"]),
+        max_count=st.sampled_from([None, 0, 1, 2]),
+    )
+    def grep(self, pattern: str, path: str, glob: str | None, max_count: int | None) -> None:
+        answer = self.backend.grep(pattern, path, glob, max_count=max_count)
+        assert answer.error is None
+        assert answer == scan(self.backend, pattern, path, glob, max_count)
+
+    @invariant()
+    def what_is_there_is_found(self) -> None:
+        for pattern in ("needle", "common", "foo_bar", "文字"):
+            assert self.backend.grep(pattern) == scan(self.backend, pattern)
+
+    def teardown(self) -> None:
+        try:
+            self.close()
+            assert check(self.path) == []
+        finally:
+            self.bounds.undo()
+            shutil.rmtree(self.directory)
+
+
+TestSearchMachine = SearchMachine.TestCase
+TestSearchMachine.settings = hypothesis.settings(
+    max_examples=int(os.environ.get("FUSEBACKEND_EXAMPLES", "60")), stateful_step_count=30, deadline=None, database=None
+)
+
+
+# -- what the index spares -----------------------------------------------------------------------------------------
+
+
+def test_only_what_may_match_is_read(backend: SqliteBackend, read_nodes: list[int]) -> None:
+    nodes = [put(backend, f"/{number}.txt", b"some words and number%d\n" % number) for number in range(50)]
+    index_all(backend)
+    assert unindexed(backend) == set()
+    assert [match["path"] for match in backend.grep("number17").matches or []] == ["/17.txt"]
+    assert read_nodes == [nodes[17]]
+    assert backend.grep("nowhere").matches == [] and read_nodes == [nodes[17]]
+
+
+@pytest.mark.parametrize("pattern", ["so", "(x", "x) ", ") (", "a b"])
+def test_what_the_index_does_not_know_is_looked_for_everywhere(
+    backend: SqliteBackend, pattern: str, read_nodes: list[int]
+) -> None:
+    node = put(backend, "/dir/match.txt", b"some(x) (y) a b\n")
+    other = put(backend, "/dir/other.txt", b"another word\n")
+    index_all(backend)
+    for path, read in (("/", {node}), ("/dir", {node, other})):
+        read_nodes.clear()
+        assert [match["path"] for match in backend.grep(pattern, path).matches or []] == ["/dir/match.txt"]
+        assert set(read_nodes) == read, "SQLite looks first where the whole volume is searched"
+
+
+def test_a_change_is_found_before_it_is_indexed(backend: SqliteBackend) -> None:
+    put(backend, "/file.txt", b"first\n")
+    index_all(backend)
+    node = put(backend, "/file.txt", b"second\n")
+    assert len(backend.grep("second").matches or []) == 1 and backend.grep("first").matches == []
+    assert unindexed(backend) == {node}, "a search has flushed the change, and not indexed it"
+    index_all(backend)
+    assert len(backend.grep("second").matches or []) == 1 and backend.grep("first").matches == []
+
+
+def test_a_hole_makes_a_file_binary_and_its_end_text_again(backend: SqliteBackend) -> None:
+    """Without any chunk having changed."""
+    node = put(backend, "/file.txt", b"needle")
+    backend.volume.setattr(node, AttrChanges(size=10))
+    index_all(backend)
+    assert backend.grep("needle").matches == []
+    backend.volume.setattr(node, AttrChanges(size=6))
+    index_all(backend)
+    assert len(backend.grep("needle").matches or []) == 1
+
+
+@pytest.mark.parametrize("size", [schema.INDEXED_BYTES - 1, schema.INDEXED_BYTES, schema.INDEXED_BYTES + 1])
+def test_large_files_are_found_without_the_index(backend: SqliteBackend, size: int) -> None:
+    data = (b"line of text %d\n" * 10 % tuple(range(10))) * (size // 140)
+    put(backend, "/large.txt", data.ljust(size - 8, b"x") + b"\nneedle\n")
+    put(backend, "/small.txt", b"needle\n")
+    index_all(backend)
+    assert check(backend.volume.path) == []
+    answer = backend.grep("needle")
+    assert [match["path"] for match in answer.matches or []] == ["/large.txt", "/small.txt"]
+    assert answer == scan(backend, "needle")
+
+
+@pytest.mark.parametrize("pattern", ["needle", "ne", "absent"])
+def test_files_too_large_to_search_are_told_as_in_a_scan(backend: SqliteBackend, pattern: str) -> None:
+    backend.max_search_bytes = 3 << 20
+    for name, size in (("small", 100), ("middle", 2 << 20), ("large", 4 << 20)):
+        put(backend, f"/{name}/{name}.txt", b"needle\n".ljust(size, b"."))
+    index_all(backend)
+    for path in ("/", "/small", "/middle", "/large"):
+        for glob in (None, "small.txt", "large*"):
+            for max_count in (None, 0, 1, 2):
+                answer = backend.grep(pattern, path, glob, max_count=max_count)
+                assert answer == scan(backend, pattern, path, glob, max_count), (path, glob, max_count)
+
+
+def test_each_name_of_a_file_is_a_match(backend: SqliteBackend) -> None:
+    node = put(backend, "/a/file.txt", b"needle\n")
+    put(backend, "/b/other.txt", b"x")
+    backend.volume.link(node, node_at(backend, "/b"), b"hard")
+    index_all(backend)
+    assert [match["path"] for match in backend.grep("needle").matches or []] == ["/a/file.txt", "/b/hard"]
+    assert [match["path"] for match in backend.grep("needle", "/b").matches or []] == ["/b/hard"]
+    backend.volume.symlink(ROOT_NODE, b"link", b"b", ME)
+    assert [match["path"] for match in backend.grep("needle", "/link").matches or []] == ["/link/hard"]
+
+
+def test_words_that_are_everywhere_leave_the_index(backend: SqliteBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(indexer, "SAMPLE_FILES", 10)
+    monkeypatch.setattr(indexer, "SAMPLED", 1)
+    for number in range(30):
+        put(backend, f"/{number}.txt", b"everywhere and in number%d\n" % number)
+    index_all(backend)
+    db = connected(backend)
+    assert {word for (word,) in db.execute("SELECT word FROM common_word")} == {b"everywhere", b"and"}
+    kept = db.execute("SELECT count(*) FROM trigram WHERE trigram MATCH ?", (trigram.query([b"everywhere"]),))
+    assert kept.fetchone()[0] == 10, "those of the sample"
+    db.close()
+    for pattern in ("everywhere", "every", "where and", "everywhere and in number3", "verywher"):
+        assert backend.grep(pattern) == scan(backend, pattern)
+
+
+def test_old_entries_go_when_they_are_too_many(backend: SqliteBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(indexer, "REBUILD_ENTRIES", 20)
+    for number in range(100):
+        put(backend, "/log.txt", b"entry%d\n" % number)
+        index_all(backend)
+    db = connected(backend)
+    assert db.execute("SELECT value FROM meta WHERE key = 'indexed'").fetchone()[0] <= 22
+    db.execute("CREATE VIRTUAL TABLE temp.pairs USING fts5vocab(main, trigram, instance)")
+    assert db.execute("SELECT count(*) FROM temp.pairs").fetchone()[0] < 60
+    db.close()
+    assert len(backend.grep("entry99").matches or []) == 1
+    assert check(backend.volume.path) == []
+
+
+# -- in the background ---------------------------------------------------------------------------------------------
+
+
+def until(condition) -> None:  # type: ignore[no-untyped-def]
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.002)
+
+
+def test_the_thread_in_the_background_indexes_what_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_nodes: list[int]
+) -> None:
+    monkeypatch.setattr(flusher, "FLUSH_AFTER_S", 0.01)
+    monkeypatch.setattr(indexer, "QUIET_S", 0.05)
+    monkeypatch.setattr(Indexer.work, "__defaults__", (0.05,))
+    with SqliteBackend(tmp_path / "volume.db") as backend:
+        for number in range(20):
+            put(backend, f"/{number}.txt", b"number%d\n" % number)
+        until(lambda: not backend.volume._overlay and not unindexed(backend))
+        assert len(backend.grep("number7").matches or []) == 1 and len(read_nodes) == 1
+        put(backend, "/7.txt", b"changed\n")
+        until(lambda: not backend.volume._overlay and not unindexed(backend))
+        assert len(backend.grep("changed").matches or []) == 1
+
+
+def test_what_is_changed_all_the_time_waits(backend: SqliteBackend) -> None:
+    node = put(backend, "/log.txt", b"line\n")
+    backend.volume.write_back()
+    db, worker = connected(backend), Indexer(backend.volume.path)
+    assert worker.work(db, quiet_s=60) == 60
+    assert unindexed(backend) == {node}
+    db.execute("UPDATE unindexed SET changed_ns = changed_ns + 3600000000000")  # the clock has been set back
+    assert worker.work(db, quiet_s=60) is None
+    db.close()
+    assert unindexed(backend) == set()
+
+
+def test_a_change_between_two_portions_of_a_file_is_not_lost(
+    backend: SqliteBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(indexer, "PORTION_S", 0)
+    monkeypatch.setattr(trigram, "SLICE_BYTES", 50)
+    node = put(backend, "/file.txt", b" ".join(b"word%d" % number for number in range(50)))
+    backend.volume.write_back()
+    db, worker = connected(backend), Indexer(backend.volume.path)
+    assert worker.work(db, quiet_s=0) is not None, "there are more slices"
+    put(backend, "/file.txt", b"changed")
+    backend.volume.write_back()
+    while worker.work(db, quiet_s=0) is not None and unindexed(backend) != set():
+        pass
+    db.close()
+    assert check(backend.volume.path) == []
+    assert backend.grep("changed") == scan(backend, "changed") and node_at(backend, "/file.txt") == node
+
+
+def test_it_waits_for_nobody_and_holds_no_lock(backend: SqliteBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a portion is written, the volume can be read and changed; only a flush has to wait."""
+    put(backend, "/file.txt", b"needle\n")
+    backend.volume.write_back()
+    inside, go_on = threading.Event(), threading.Event()
+    text_of = indexer.text_of
+
+    def slow(*arguments):  # type: ignore[no-untyped-def]
+        inside.set()
+        assert go_on.wait(20)
+        return text_of(*arguments)
+
+    monkeypatch.setattr(indexer, "text_of", slow)
+    thread = threading.Thread(target=index_all, args=(backend,))
+    thread.start()
+    assert inside.wait(20)
+    put(backend, "/other.txt", b"needle\n")
+    assert len(scan(backend, "needle").matches or []) == 2
+    db = sqlite3.connect(backend.volume.path, isolation_level=None, timeout=0)
+    with pytest.raises(sqlite3.OperationalError, match="locked"):
+        Indexer(backend.volume.path).work(db, quiet_s=0)
+    db.close()
+    go_on.set()
+    thread.join()
+    assert len(backend.grep("needle").matches or []) == 2
+
+
+# -- failures ------------------------------------------------------------------------------------------------------
+
+
+def test_a_nearly_full_disk_is_left_to_the_files(backend: SqliteBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = put(backend, "/file.txt", b"needle\n")
+    backend.volume.write_back()
+    monkeypatch.setattr(indexer, "ROOM_BYTES", 1 << 62)
+    db = connected(backend)
+    assert Indexer(backend.volume.path).work(db, quiet_s=0) == indexer.RETRY_S
+    db.close()
+    assert unindexed(backend) == {node}
+    assert len(backend.grep("needle").matches or []) == 1
+
+
+def test_an_index_that_can_not_be_written_changes_nothing(backend: SqliteBackend) -> None:
+    for number in range(30):
+        put(backend, f"/{number}.txt", os.urandom(20_000).hex().encode())
+    backend.volume.write_back()
+    waiting = unindexed(backend)
+    db, worker = connected(backend), Indexer(backend.volume.path)
+    pages = db.execute("PRAGMA page_count").fetchone()[0]
+    db.execute(f"PRAGMA max_page_count = {pages + 2}")
+    with pytest.raises(sqlite3.OperationalError, match="full"):
+        while worker.work(db, quiet_s=0) is not None:
+            waiting = unindexed(backend)
+    assert unindexed(backend) == waiting, "what has failed is not taken for done"
+    assert check(backend.volume.path) == []
+    db.execute("PRAGMA max_page_count = 1000000")
+    while worker.work(db, quiet_s=0) is not None:
+        pass
+    db.close()
+    assert unindexed(backend) == set() and check(backend.volume.path) == []
+
+
+def test_a_search_on_a_full_disk_scans(backend: SqliteBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(backend, "/file.txt", b"needle\n")
+    index_all(backend)
+
+    def full() -> None:
+        raise OSError(28, "No space left on device")
+
+    put(backend, "/new.txt", b"needle\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(backend.volume, "write_back", full)
+        assert len(backend.grep("needle").matches or []) == 2
+
+
+def test_a_damaged_index_is_told_and_not_used(backend: SqliteBackend, caplog: pytest.LogCaptureFixture) -> None:
+    put(backend, "/file.txt", b"needle\n")
+    index_all(backend)
+    db = connected(backend)
+    db.execute("DELETE FROM trigram_data WHERE id = 10")  # FTS5's own table of contents
+    db.close()
+    assert len(backend.grep("needle").matches or []) == 1
+    assert "the trigram index" in caplog.text and "is not used" in caplog.text
+
+
+def test_an_index_without_a_text_is_told_by_the_check(backend: SqliteBackend) -> None:
+    node = put(backend, "/file.txt", b"needle\n")
+    other = put(backend, "/other.txt", b"pin\n")
+    index_all(backend)
+    db = connected(backend)
+    db.execute("UPDATE chunk SET data = x'6e6565646c6573' WHERE node = ?", (node,))
+    db.execute("INSERT INTO unindexed VALUES (?, 0), (4711, 0)", (other,))
+    db.close()
+    assert check(backend.volume.path) == [
+        "inode 4711 waits to be indexed, and does not exist",
+        f"inode {node} holds b'les' and the index does not know it",
+    ]
+
+
+def test_the_budget_ends_a_search_in_the_database(backend: SqliteBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(300):
+        put(backend, f"/{number}.txt", b"needle\n")
+    monkeypatch.setattr(indexwalk, "POLL_STEPS", 100)
+    asked = []
+
+    class Later:
+        def is_set(self) -> bool:
+            asked.append(1)
+            return len(asked) > 4
+
+    with budget.limited(60, Later()):  # type: ignore[arg-type]
+        answer = backend.grep("ne")
+    assert (answer.matches, answer.truncated) == ([], True)
+    assert len(asked) < 20
+
+
+# -- older files ---------------------------------------------------------------------------------------------------
+
+
+def older(path: Path) -> None:
+    """Make a file of schema version 1 of a closed volume."""
+    db = sqlite3.connect(path, isolation_level=None)
+    for name in ("trigram", "common_word", "unindexed"):
+        db.execute(f"DROP TABLE {name}")
+    for name in ("dentry_node", "inode_large"):
+        db.execute(f"DROP INDEX {name}")
+    db.execute("DELETE FROM meta WHERE key = 'indexed'")
+    db.execute("PRAGMA user_version = 1")
+    db.close()
+
+
+def test_a_file_of_version_1_gets_an_index(path: Path) -> None:
+    with SqliteBackend(path) as backend:
+        for number in range(50):
+            put(backend, f"/dir/{number}.txt", b"number%d\n" % number)
+        backend.volume.symlink(ROOT_NODE, b"link", b"dir", ME)
+    older(path)
+    with SqliteBackend(path) as backend:
+        assert len(backend.grep("number1").matches or []) == 11, "found before anything is indexed"
+        assert check(path) == []
+        index_all(backend)
+        assert unindexed(backend) == set() and check(path) == []
+        assert backend.grep("number1") == scan(backend, "number1")
+    with SqliteBackend(path) as backend:
+        assert len(backend.grep("number1").matches or []) == 11
+
+
+def test_a_file_that_can_not_be_brought_up_to_date_is_refused_as_it_was(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with SqliteBackend(path) as backend:
+        put(backend, "/file.txt", b"needle\n")
+    older(path)
+    before = path.read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(schema, "INDEX_TABLES", schema.INDEX_TABLES + ";\nINSERT INTO lost VALUES (1)")
+        with pytest.raises(schema.VolumeFileError, match="no such table: lost"):
+            SqliteBackend(path)
+    db = sqlite3.connect(path)
+    assert db.execute("PRAGMA user_version").fetchone()[0] == 1
+    assert db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'unindexed'").fetchone()[0] == 0
+    db.close()
+    assert path.read_bytes() == before
+    with SqliteBackend(path) as backend:
+        assert len(backend.grep("needle").matches or []) == 1
+
+
+def test_a_search_is_a_walk_like_any_other(backend: SqliteBackend) -> None:
+    """What is gone when it is to be read is passed over."""
+    for number in range(5):
+        put(backend, f"/{number}.txt", b"needle\n")
+    index_all(backend)
+    found = FileSearch(backend.volume, "/", None, lambda *a, **o: indexwalk.IndexWalk("needle", *a, **o))
+    seen = []
+    for path, _ in found:
+        seen.append(path)
+        backend.delete("/2.txt")
+    assert seen == ["/0.txt", "/1.txt", "/3.txt", "/4.txt"] and not found.unreadable
