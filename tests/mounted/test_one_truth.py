@@ -1,0 +1,224 @@
+"""One truth on both faces, over the control socket: no stale answer in 10,000 steps, and no half-made change."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+from hypothesis.stateful import run_state_machine_as_test
+from mounts import Serve
+from two_actors import TwoActors
+
+import fusebackend
+from fusebackend.control.client import Client
+
+pytestmark = pytest.mark.mounted
+
+STEPS = 50
+LIMIT_S = 120.0
+NATIVE = ["memory:", "sqlite:{tmp}/volume.db", "dir:{tmp}/files"]
+
+
+class OneTruth:
+    """A mount and clients of its control socket."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.agent = fusebackend.connect(path)
+
+
+@pytest.fixture(params=NATIVE, ids=["memory", "sqlite", "dir"])
+def truth(request: pytest.FixtureRequest, tmp_path: Path, serve: Serve) -> Iterator[OneTruth]:
+    (tmp_path / "files").mkdir()
+    truth = OneTruth(serve(request.param.format(tmp=tmp_path)).path)
+    yield truth
+    truth.agent.close()
+
+
+# -- at random -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("url", "steps"), [("memory:", 1000), ("sqlite:{tmp}/volume.db", 10_000)])
+def test_two_actors_never_see_anything_stale(tmp_path: Path, serve: Serve, url: str, steps: int) -> None:
+    path = serve(url.format(tmp=tmp_path)).path
+    runs = itertools.count()
+    done = itertools.count()
+    with fusebackend.connect(path) as agent:
+
+        class Machine(TwoActors):
+            def start(self) -> None:
+                self.mountpoint, self.agent, self.base = path, agent, f"/run{next(runs)}"
+                os.mkdir(self.path(""))
+
+            def check_invariants(self, *arguments: object, **options: object) -> None:
+                next(done)
+                super().check_invariants(*arguments, **options)
+
+        examples = int(os.environ.get("FUSEBACKEND_EXAMPLES", steps * 6 // 5 // STEPS))  # some end early
+        settings = hypothesis.settings(
+            max_examples=examples,
+            stateful_step_count=STEPS,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(hypothesis.HealthCheck),
+        )
+        run_state_machine_as_test(Machine, settings=settings)
+    if "FUSEBACKEND_EXAMPLES" not in os.environ:
+        assert next(done) > steps
+
+
+# -- both at once --------------------------------------------------------------------------------------------------
+
+READER = """
+import os, sys
+path, wanted = sys.argv[1], sys.argv[2:]
+os.set_blocking(0, False)
+reads = 0
+while True:
+    try:
+        if os.read(0, 1) == b"":
+            break
+    except BlockingIOError:
+        pass
+    fd = os.open(path, os.O_RDONLY)
+    data = os.read(fd, 1 << 20)
+    os.close(fd)
+    reads += 1
+    if len(set(data)) != 1 or str(len(data)) not in wanted:
+        sys.exit(f"read {reads}: {len(data)} bytes, of {sorted(set(data))}")
+print(reads)
+"""
+"""Opens, reads and closes until its input ends. Each read must be of one letter and one of the sizes."""
+
+
+@pytest.mark.parametrize("sizes", [(3000, 3001), (16_384, 12_000), (65_536, 65_536)], ids=["3K", "16K", "64K"])
+def test_a_reader_sees_the_old_bytes_or_the_new(truth: OneTruth, sizes: tuple[int, int]) -> None:
+    versions = [letter * size for letter, size in zip("ab", sizes, strict=True)]
+    truth.agent.write("/file", versions[0])
+    command = [sys.executable, "-c", READER, str(truth.path / "file"), *map(str, sizes)]
+    readers = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)]
+    for number in range(300):
+        old, new = versions[number % 2], versions[(number + 1) % 2]
+        if number % 3:
+            assert truth.agent.edit("/file", old, new).error is None
+        else:
+            assert truth.agent.upload_files([("/file", new.encode())])[0].error is None
+    for reader in readers:
+        reads, _ = reader.communicate(timeout=LIMIT_S)
+        assert reader.returncode == 0
+        assert int(reads) > 10
+
+
+COUNTER = """
+import os, sys
+fd = os.open(sys.argv[1], os.O_RDWR)
+for number in range(1, int(sys.argv[2]) + 1):
+    os.pwrite(fd, b"%08d" % number, 0)
+"""
+
+
+def test_an_edit_beside_a_writer_loses_nothing(truth: OneTruth) -> None:
+    """Each counts in its own place of one file, the process in place and the agent by editing the whole."""
+    truth.agent.write("/file", f"{0:08d} process\nagent {0:08d}.\n" + "x" * 10_000)
+    process = subprocess.Popen([sys.executable, "-c", COUNTER, str(truth.path / "file"), "500"])
+    for number in range(100):
+        assert truth.agent.edit("/file", f"agent {number:08d}.", f"agent {number + 1:08d}.").error is None
+    assert process.wait(LIMIT_S) == 0
+    wanted = f"{500:08d} process\nagent {100:08d}.\n" + "x" * 10_000
+    assert (truth.path / "file").read_text() == wanted
+    assert truth.agent.download_files(["/file"])[0].content == wanted.encode()
+
+
+WRITER = """
+import os, sys, threading
+fd = os.open(sys.argv[1], os.O_RDWR if sys.argv[2] == "both" else os.O_WRONLY)
+ended = threading.Thread(target=sys.stdin.read)
+ended.start()
+while ended.is_alive():
+    for letter in (b"a", b"b"):
+        os.pwrite(fd, letter * 65536, 0)
+"""
+
+
+@pytest.mark.parametrize("how", ["both", "write"])
+def test_what_a_process_writes_in_one_call_is_seen_whole_by_an_agent(truth: OneTruth, how: str) -> None:
+    truth.agent.write("/file", "a" * 65_536)
+    command = [sys.executable, "-c", WRITER, str(truth.path / "file"), how]
+    seen: Counter[int] = Counter()
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        while min(seen[letter] for letter in b"ab") < 30:
+            assert process.poll() is None
+            content = truth.agent.download_files(["/file"])[0].content or b""
+            assert len(content) == 65_536 and len(set(content)) == 1
+            seen[content[0]] += 1
+    assert process.returncode == 0
+
+
+def at_once(path: Path, *acts: Callable[[Client], object]) -> list[object]:
+    """What these answer, each with a client of its own, all let go at the same moment."""
+    barrier = threading.Barrier(len(acts))
+    answers: list[object] = [None] * len(acts)
+
+    def act(index: int) -> None:
+        with fusebackend.connect(path) as agent:
+            agent.ls("/")  # is connected now
+            barrier.wait()
+            answers[index] = acts[index](agent)
+
+    threads = [threading.Thread(target=act, args=(index,)) for index in range(len(acts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    return answers
+
+
+def test_of_two_edits_at_once_one_is_told_or_both_are_in(truth: OneTruth) -> None:
+    for number in range(40):
+        path = f"/file{number}"
+        truth.agent.write(path, "one two three")
+        same = at_once(
+            truth.path,
+            lambda agent, path=path: agent.edit(path, "two", "mine").error,
+            lambda agent, path=path: agent.edit(path, "two", "theirs").error,
+        )
+        assert [error is None for error in same].count(True) == 1, same
+        word = "mine" if same[0] is None else "theirs"
+        assert truth.agent.read(path).file_data["content"] == f"one {word} three"
+        apart = at_once(
+            truth.path,
+            lambda agent, path=path: agent.edit(path, "one", "1").error,
+            lambda agent, path=path: agent.edit(path, "three", "3").error,
+        )
+        assert apart == [None, None]
+        assert (truth.path / path[1:]).read_text() == f"1 {word} 3"
+
+
+def test_of_two_writes_of_a_new_file_one_is_told(truth: OneTruth) -> None:
+    for number in range(40):
+        path = f"/d/file{number}"
+        answers = at_once(
+            truth.path,
+            lambda agent, path=path: agent.write(path, "mine").error,
+            lambda agent, path=path: agent.write(path, "theirs").error,
+        )
+        assert [error is None for error in answers].count(True) == 1, answers
+        assert (truth.path / path[1:]).read_text() == ("mine" if answers[0] is None else "theirs")
+
+
+def test_an_agent_does_not_wait_for_who_keeps_a_file_open(truth: OneTruth) -> None:
+    """A change waits for those who have just opened a file, and for nobody else: they see it at once."""
+    truth.agent.write("/file", "one")
+    with (truth.path / "file").open("rb", buffering=0) as opened:
+        assert opened.read() == b"one"
+        for number in range(200):
+            truth.agent.upload_files([("/file", b"%06d" % number)])
+            assert os.pread(opened.fileno(), 10, 0) == b"%06d" % number
