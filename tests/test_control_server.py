@@ -308,3 +308,30 @@ class TestEnd:
         while threading.active_count() > before and time.monotonic() < deadline:
             time.sleep(0.01)
         assert threading.active_count() == before
+
+    def test_a_call_whose_client_is_gone_is_waited_for(self, files, monkeypatch):
+        begun, gone, ended = threading.Event(), threading.Event(), threading.Event()
+        download = InMemoryBackend.download_files
+
+        def slow(self, paths):
+            begun.set()
+            assert gone.wait(LIMIT_S)
+            time.sleep(0.1)
+            ended.set()
+            return download(self, paths)
+
+        monkeypatch.setattr(InMemoryBackend, "download_files", slow)
+        with serving(files) as server:
+            with Raw(server.address) as raw:
+                raw.send(b'{"jsonrpc":"2.0","id":1,"method":"download_files","params":{"paths":["/x"]}}\n')
+                assert begun.wait(LIMIT_S)
+            deadline = time.monotonic() + LIMIT_S
+            while any(thread.name == "fusebackend-connection" for thread in threading.enumerate()):
+                assert time.monotonic() < deadline
+                time.sleep(0.001)
+            timer = threading.Timer(0.1, gone.set)
+            timer.start()
+            server.close()
+            assert ended.is_set()
+            timer.join()
+            assert server.counts()["connections"] == 0

@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import stat as stat_module
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import IO
@@ -193,12 +193,13 @@ def _unfinished(local: str) -> Iterator[IO[bytes]]:
     directory = os.path.dirname(local) or "."
     if not os.path.isdir(directory):
         raise Failed(f"'{directory}' is not a directory, so '{os.path.basename(local)}' can't be put there")
-    with tempfile.NamedTemporaryFile(prefix=".fusebackend-", dir=directory, delete=False) as file:
-        try:
+    path = os.path.join(directory, f".fusebackend-{secrets.token_hex(8)}")
+    try:  # before there is such a file: Ctrl-C may come at any time
+        with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
             yield file
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(file.name)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
 
 
 def _put_in_place(temporary: str, local: str, force: bool) -> None:

@@ -182,6 +182,7 @@ class Connection:
         self._sending = threading.Lock()
         self._sending_since: float | None = None
         self._busy = False
+        self._over = False
         self._calls: dict[CallId, RunningCall] = {}
         self._subscriptions: dict[str, Subscription] = {}
         self._names = itertools.count(1)
@@ -226,7 +227,8 @@ class Connection:
             self._lines.forget()
             self.staging.close()
             self._stream.close()
-            self.server.ended(self)
+            self._over = True
+            self._leave()
 
     def _serve(self) -> None:
         while True:
@@ -273,6 +275,14 @@ class Connection:
             if self._calls.get(call.key) is call:
                 del self._calls[call.key]
         self.active_at = time.monotonic()
+        self._leave()
+
+    def _leave(self) -> None:
+        """Forget the connection when nothing of it runs any more: a call may outlive its client, and still read."""
+        with self._guard:
+            if not self._over or self._calls:
+                return
+        self.server.ended(self)
 
     def cancel(self, call: CallId) -> bool:
         """Cancel a call that is under way; False when there is none of that id."""
