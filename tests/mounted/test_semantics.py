@@ -89,6 +89,31 @@ def test_what_was_closed_is_seen_by_whoever_opens_next(faces: TwoFaces) -> None:
     assert faces.download("/directory/new") == b"\xff"
 
 
+def test_an_agent_s_change_is_whole(faces: TwoFaces) -> None:
+    old, new = "a" * 30_000, "b" * 20_000
+    faces.call("write", "/file", old)
+    seen: set[str] = set()
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.is_set():
+            with (faces.path / "file").open("rb", buffering=0) as file:
+                seen.add(file.read().decode())
+
+    reader = threading.Thread(target=look)
+    reader.start()
+    try:
+        for _ in range(100):
+            faces.call("edit", "/file", old, new)
+            faces.call("edit", "/file", new, old)
+    finally:
+        ended.set()
+        reader.join()
+    assert seen <= {old, new}
+    assert "not found" in faces.ask("edit", "/file", new, old)["error"].lower()
+    assert "exists" in faces.ask("write", "/file", "")["error"]
+
+
 def test_a_route_that_others_change_unseen_is_believed_for_its_ttl(tmp_path: Path, serve: Serve) -> None:
     files = tmp_path / "files"
     files.mkdir()

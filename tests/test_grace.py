@@ -1,0 +1,152 @@
+"""Who opens a file and reads it at once is not changed under; who keeps it open is not waited for."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import trio
+from smallkernel import SmallKernel
+
+from fusebackend.backends.filesystem import FilesystemBackend
+from fusebackend.backends.memory import InMemoryBackend
+from fusebackend.composite import CompositeBackend
+from fusebackend.vfs import grace as grace_module
+from fusebackend.vfs.filesystem import FileSystem
+
+LONG_S = 30.0
+
+
+class Mount:
+    def __init__(self, backend: object) -> None:
+        self.agent = CompositeBackend(backend)
+        self.filesystem = FileSystem.of(self.agent)
+        self.kernel = SmallKernel(self.filesystem)
+        self.kernel.put("/f", b"old")
+
+    def edit(self) -> threading.Thread:
+        thread = threading.Thread(target=self.agent.edit, args=("/f", "old", "new"))
+        thread.start()
+        return thread
+
+    def wait_for_the_change_to_wait(self) -> None:
+        deadline = time.monotonic() + 10
+        while not self.filesystem.grace.changing:
+            assert time.monotonic() < deadline
+
+    @property
+    def content(self) -> bytes | None:
+        return self.agent.download_files(["/f"])[0].content
+
+
+@pytest.fixture
+def mount() -> Iterator[Mount]:
+    mount = Mount(InMemoryBackend())
+    yield mount
+    mount.filesystem.detach()
+
+
+def test_a_change_waits_until_the_file_is_closed(mount: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grace_module, "GRACE_S", LONG_S)
+    handle = mount.kernel.open("/f", os.O_RDONLY)
+    thread = mount.edit()
+    mount.wait_for_the_change_to_wait()
+    assert mount.content == b"old" and thread.is_alive()
+    mount.kernel.close(handle)
+    thread.join(LONG_S)
+    assert mount.content == b"new"
+    assert not mount.filesystem.grace.changing
+
+
+def test_a_change_waits_for_nobody_who_has_had_it_open_for_long(mount: Mount) -> None:
+    handle = mount.kernel.open("/f", os.O_RDONLY)
+    mount.filesystem.files[handle].opened_at -= 2 * grace_module.GRACE_S
+    start = time.monotonic()
+    mount.agent.edit("/f", "old", "new")
+    assert mount.content == b"new" and time.monotonic() - start < grace_module.GRACE_S
+
+
+def test_a_change_does_not_wait_for_ever(mount: Mount) -> None:
+    mount.kernel.open("/f", os.O_RDONLY)
+    mount.agent.upload_files([("/f", b"new")])
+    assert mount.content == b"new"
+
+
+def test_what_is_opened_meanwhile_waits_for_the_change(mount: Mount) -> None:
+    """The change is held up where it is told, and is over for whoever gets in."""
+    told, go_on = threading.Event(), threading.Event()
+
+    def invalidate_inode(inode: int, *, attributes_only: bool = False) -> None:
+        told.set()
+        assert go_on.wait(LONG_S)
+
+    mount.kernel.invalidate_inode = invalidate_inode  # type: ignore[method-assign]
+    thread = mount.edit()
+    assert told.wait(LONG_S)
+    opened: list[int] = []
+
+    async def open_it() -> None:
+        opened.append((await mount.filesystem.open(mount.kernel.inode("/f"), os.O_RDONLY)).number)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(open_it)
+            await trio.sleep(20 * grace_module.POLL_S)
+            assert opened == [] and len(mount.filesystem.files) == 0
+            go_on.set()
+
+    trio.run(main)
+    thread.join(LONG_S)
+    assert len(opened) == len(mount.filesystem.files) == 1
+
+
+def test_an_open_does_not_wait_for_ever(mount: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grace_module, "PATIENCE_S", 0.02)
+    end = mount.filesystem.grace.begin(mount.filesystem.tree.routes, mount.kernel.inode("/f"))
+    opened = trio.run(mount.filesystem.open, mount.kernel.inode("/f"), os.O_RDONLY)
+    assert opened.number
+    end()
+
+
+def test_a_file_that_can_not_be_opened_keeps_nobody_waiting(mount: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(5, "broken")
+
+    monkeypatch.setattr(type(mount.filesystem.tree.routes[0].volume), "open", fail)
+    with pytest.raises(OSError, match="broken"):
+        mount.kernel.open("/f")
+    assert len(mount.filesystem.files) == 0
+
+
+def test_two_changes_of_one_file(mount: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grace_module, "GRACE_S", LONG_S)
+    handle = mount.kernel.open("/f", os.O_RDONLY)
+    threads = [mount.edit() for _ in range(2)]
+    mount.wait_for_the_change_to_wait()
+    mount.kernel.close(handle)
+    for thread in threads:
+        thread.join(LONG_S)
+    assert mount.content == b"new" and not mount.filesystem.grace.changing
+
+
+def test_an_agent_with_the_paths_of_the_machine_waits_too(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path_factory.mktemp("root")
+    backend = FilesystemBackend(root, virtual_mode=False)
+    mount = Mount(backend)
+    monkeypatch.setattr(grace_module, "GRACE_S", LONG_S)
+    handle = mount.kernel.open("/f", os.O_RDONLY)
+    thread = threading.Thread(target=backend.edit, args=(f"{root}/f", "old", "new"))
+    backend.read(f"{root}/f")
+    thread.start()
+    mount.wait_for_the_change_to_wait()
+    assert (root / "f").read_bytes() == b"old"
+    mount.kernel.close(handle)
+    thread.join(LONG_S)
+    assert (root / "f").read_bytes() == b"new"
+    mount.filesystem.detach()
+    backend.close()
