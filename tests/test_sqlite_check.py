@@ -108,6 +108,9 @@ DAMAGE = [
     ("DELETE FROM chunk WHERE node = 5", "link inode 5 has a target of 6 bytes, and 0 of them are there"),
     ("UPDATE xattr SET node = 99", "extended attribute b'user.a' of inode 99, which does not exist"),
     ("UPDATE xattr SET value = 'text'", "extended attribute b'user.a' of inode 4 is not kept as bytes"),
+    ("INSERT INTO unindexed VALUES (99, 0)", "inode 99 waits to be indexed, and does not exist"),
+    ("DELETE FROM unindexed", "inode 4 holds b'xxx' and the index does not know it"),
+    ("DELETE FROM unindexed; UPDATE chunk SET data = 'text'", "chunk 0 of inode 4 holds 4 bytes"),
     ("UPDATE meta SET value = 7", "the next inode would be 7, and there is an inode 7"),
     ("DELETE FROM meta", "the next inode would be nothing, and there is an inode 7"),
 ]

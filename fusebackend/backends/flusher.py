@@ -32,6 +32,8 @@ CHECKPOINT_REST_PAGES = 512
 """It is moved in a few passes beside the writers, until this little is left to be moved while they wait."""
 
 
+INDEX_CACHE_KIB = 4096
+
 INDEX_RETRY_S = 10.0
 """How long the index is left as it is after it failed."""
 
@@ -77,7 +79,7 @@ class Flusher:
 
     def _run(self) -> None:
         connection = sqlite3.connect(self._path, isolation_level=None, timeout=0)
-        connection.execute("PRAGMA secure_delete = OFF")
+        schema.set_up(connection, INDEX_CACHE_KIB)
         flush_at: float | None = None
         index_at: float | None = time.monotonic() + FLUSH_AFTER_S
         try:
@@ -114,7 +116,7 @@ class Flusher:
         try:
             pause_s = self._indexer.work(connection)
             self._keep_short(connection)
-        except sqlite3.Error as error:
+        except Exception as error:  # whatever it is, changes are still to be flushed, and can be found without
             if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
                 return time.monotonic() + FLUSH_AFTER_S / 10
             log.error("the index of %s can't be brought up to date: %s", self._path, error)

@@ -88,10 +88,9 @@ class Indexer:
         disk = os.statvfs(self._path)
         if disk.f_bavail * disk.f_frsize < ROOM_BYTES:
             return RETRY_S
-        start = time.monotonic()
         db.execute("BEGIN IMMEDIATE")
         try:
-            more = self._portion(db, start + PORTION_S, round(quiet_s * 1e9))
+            more = self._portion(db, time.monotonic() + PORTION_S, round(quiet_s * 1e9))
             waiting = more or db.execute("SELECT 1 FROM unindexed LIMIT 1").fetchone() is not None
             db.execute("COMMIT")
         except BaseException:
@@ -100,7 +99,7 @@ class Indexer:
             self._start_over()
             raise
         if more:
-            return time.monotonic() - start  # so that half of the time is left to others
+            return 0.0
         return quiet_s if waiting else None
 
     def _portion(self, db: sqlite3.Connection, until: float, quiet_ns: int) -> bool:
@@ -118,7 +117,8 @@ class Indexer:
             if time.monotonic() > until:
                 break
         if entries:
-            db.execute("UPDATE meta SET value = value + ? WHERE key = 'indexed'", (entries,))
+            add = "INSERT INTO meta VALUES ('indexed', ?1) ON CONFLICT (key) DO UPDATE SET value = value + ?1"
+            db.execute(add, (entries,))
             self._rebuild_if_stale(db)
         return piece is not None
 
@@ -149,8 +149,7 @@ class Indexer:
 
     def _uncommon(self, db: sqlite3.Connection, data: bytes) -> set[bytes]:
         assert self._common is not None, "no portion has begun"
-        found = trigram.words(data)
-        found -= self._common
+        found = trigram.words(data) - self._common  # not `-=`, which goes through all the common ones
         self._seen += 1
         if self._seen % SAMPLED == 0 and len(data) <= trigram.SLICE_BYTES:
             self._sample.update(found)
@@ -192,7 +191,7 @@ def text_of(db: sqlite3.Connection, node: int) -> bytes | None:
     row = db.execute("SELECT mode, size FROM inode WHERE node = ?", (node,)).fetchone()
     if row is None or not stat.S_ISREG(row[0]) or not 0 < row[1] <= INDEXED_BYTES:
         return None
-    rows = db.execute("SELECT data FROM chunk WHERE node = ? ORDER BY idx", (node,)).fetchall()
+    rows = db.execute("SELECT CAST(data AS BLOB) FROM chunk WHERE node = ? ORDER BY idx", (node,)).fetchall()
     data = rows[0][0] if len(rows) == 1 else b"".join(piece for (piece,) in rows)
     if len(data) != row[1] or b"\0" in data:  # what is missing in chunks is zeros
         return None

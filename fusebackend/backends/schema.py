@@ -169,6 +169,18 @@ def connect(path: str) -> sqlite3.Connection:
     return connection
 
 
+def set_up(connection: sqlite3.Connection, cache_kib: int = 16384) -> None:
+    """What every connection that writes needs; the file remembers none of it."""
+    # A commit is made durable by syncing the WAL ourselves where it is due (`SqliteVolume.fsync`), see there.
+    connection.execute("PRAGMA synchronous = NORMAL")
+    connection.execute("PRAGMA wal_autocheckpoint = 0")
+    connection.execute(f"PRAGMA journal_size_limit = {WAL_KEPT_BYTES}")
+    connection.execute(f"PRAGMA cache_size = -{cache_kib}")
+    connection.execute("PRAGMA temp_store = MEMORY")
+    # Debian builds SQLite to overwrite what is deleted; that writes every deleted byte once more, to the WAL.
+    connection.execute("PRAGMA secure_delete = OFF")
+
+
 def _prepare(connection: sqlite3.Connection, path: str) -> None:
     identity = connection.execute("PRAGMA application_id").fetchone()[0]
     version = connection.execute("PRAGMA user_version").fetchone()[0]
@@ -183,14 +195,7 @@ def _prepare(connection: sqlite3.Connection, path: str) -> None:
     if fresh:
         connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
     connection.execute("PRAGMA journal_mode = WAL")
-    # A commit is made durable by syncing the WAL ourselves where it is due (`SqliteVolume.fsync`), see there.
-    connection.execute("PRAGMA synchronous = NORMAL")
-    connection.execute("PRAGMA wal_autocheckpoint = 0")
-    connection.execute(f"PRAGMA journal_size_limit = {WAL_KEPT_BYTES}")
-    connection.execute("PRAGMA cache_size = -16384")
-    connection.execute("PRAGMA temp_store = MEMORY")
-    # Debian builds SQLite to overwrite what is deleted; that writes every deleted byte once more, to the WAL.
-    connection.execute("PRAGMA secure_delete = OFF")
+    set_up(connection)
     if fresh:
         _create(connection)
         descriptor = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY | os.O_DIRECTORY)
