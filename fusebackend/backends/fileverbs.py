@@ -262,8 +262,10 @@ def checked(path: str) -> AgentPath:
 
 
 def code_of(error: Exception) -> str:
-    """The code of a batch's answer for what a primitive raised."""
-    return errors.code_of(error) if isinstance(error, OSError) else errors.INVALID_PATH
+    """The code of a batch's answer for what a primitive raised. EIO says nothing, so its own words do."""
+    if not isinstance(error, OSError):
+        return errors.INVALID_PATH
+    return _words(error) if error.errno == errno.EIO else errors.code_of(error)
 
 
 def _words(error: Exception) -> str:

@@ -296,8 +296,11 @@ class StoreBackend(FileVerbs):
         return True
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
+        try:
+            tree = self._tree()
+        except OSError as error:
+            return [FileDownloadResponse(path=path, error=code_of(error)) for path in paths]
         responses = []
-        tree = self._tree()
         for path in paths:
             try:
                 responses.append(FileDownloadResponse(path=path, content=self._loaded(tree, checked(path)).data))
@@ -310,8 +313,10 @@ class StoreBackend(FileVerbs):
         file = self._kept(tree, path)
         if file is None:
             raise errors.oserror(errno.ENOENT)
-        data = change(bytes_of(file.record.value)[0])
-        tree.items.swap([self._change(tree, path, file, data)])
+        before, foreign = bytes_of(file.record.value)
+        if foreign:
+            raise OSError(errno.EACCES, READ_ONLY)
+        tree.items.swap([self._change(tree, path, file, change(before))])
         self._tell(path)
 
     def _remove(self, path: AgentPath) -> None:

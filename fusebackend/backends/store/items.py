@@ -48,14 +48,40 @@ class Row(NamedTuple):
     """About how many bytes the value has."""
 
 
-class Record(NamedTuple):
-    """What is kept under a key."""
+class Record:
+    """What is kept under a key.
 
-    value: Any
-    version: bytes
-    """Equal for equal values. Empty where nobody has asked for it."""
-    updated_at: str
-    ttl_minutes: float | None = None
+    Attributes:
+        value: decoded.
+        ttl_minutes: how long it lives when it is put, None for ever.
+    """
+
+    __slots__ = ("_raw", "_updated_at", "ttl_minutes", "value")
+
+    def __init__(self, value: Any, raw: bytes | None, updated_at: Any, ttl_minutes: float | None = None) -> None:
+        """`raw` is the value as the store keeps it, None where that is not known; `updated_at` a time or its text."""
+        self.value = value
+        self._raw = raw
+        self._updated_at = updated_at
+        self.ttl_minutes = ttl_minutes
+
+    @property
+    def version(self) -> bytes:
+        """A digest: equal for equal values."""
+        if self._raw is not None:
+            return version_of(self._raw)
+        return version_of(json.dumps(self.value, sort_keys=True, default=repr).encode("ascii"))
+
+    @property
+    def updated_at(self) -> str:
+        """ISO 8601, or empty."""
+        moment = self._updated_at
+        return moment if isinstance(moment, str) else "" if moment is None else str(moment.isoformat())
+
+
+def version_of(raw: bytes) -> bytes:
+    """What `Record.version` is for a value that is kept as these bytes."""
+    return hashlib.sha256(raw).digest()
 
 
 class Anything:
@@ -186,6 +212,9 @@ class Items(abc.ABC):
 FIRST_PAGE, LAST_PAGE = 500, 16_000
 """Items asked for at a time: pages grow, for a store counts its offset anew each time."""
 
+WHOLE_PAGE = 1 << 30
+"""For a store in this process, which hands out what it has anyway."""
+
 PASSES = 3
 """How often a search that was disturbed by others is made again before what it found is taken."""
 
@@ -198,6 +227,36 @@ def comparing_lock(store: Any) -> threading.RLock:
     with contextlib.suppress(TypeError):  # it can't be hashed, or not be referred to weakly
         return _comparing.setdefault(store, threading.RLock())
     return _comparing_others
+
+
+class PutOneByOne:
+    """Changes through a store's own `put` and `delete`."""
+
+    def __init__(self, store: Any, namespace: tuple[str, ...]) -> None:
+        self._store = store
+        self._namespace = namespace
+        self._lock = comparing_lock(store)
+
+    def swap(self, changes: Sequence[Change], fetch: Callable[[Sequence[str]], dict[str, Record]]) -> None:
+        """`Items.swap`; what is there now is asked by `fetch`. Nothing is put when anything is not as expected."""
+        with self._lock:
+            there = fetch([change.key for change in changes if not isinstance(change.expected, Anything)])
+            for change in changes:
+                found = there.get(change.key)
+                version = None if found is None else found.version
+                if not isinstance(change.expected, Anything) and change.expected != version:
+                    raise Conflict(change.key)
+            for change in changes:
+                with _told():
+                    self._change(change)
+
+    def _change(self, change: Change) -> None:
+        if change.value is None:
+            self._store.delete(self._namespace, change.key)
+        elif change.ttl_minutes is not None:
+            self._store.put(self._namespace, change.key, change.value, ttl=change.ttl_minutes)
+        else:
+            self._store.put(self._namespace, change.key, change.value)
 
 
 class _Pass:
@@ -242,6 +301,7 @@ class SearchedItems(Items):
         self._last: _Last = _Last()
         self._lasts = [self._last]  # what is to hear of changes made here
         self._lock = comparing_lock(store)
+        self._puts = PutOneByOne(store, namespace)
 
     def moment(self) -> Items:
         if self._max_age_s:
@@ -284,37 +344,18 @@ class SearchedItems(Items):
     def fetch(self, keys: Sequence[str]) -> dict[str, Record]:
         with _told():
             items = {key: self._store.get(self._namespace, key) for key in keys}
-        return {
-            key: _record(item)._replace(version=version_of(item.value))
-            for key, item in items.items()
-            if item is not None
-        }
+        return {key: _record(item) for key, item in items.items() if item is not None}
 
     def swap(self, changes: Sequence[Change]) -> None:
-        with self._lock:
-            compared = [change.key for change in changes if not isinstance(change.expected, Anything)]
-            there = self.fetch(compared)
-            for change in changes:
-                found = there.get(change.key)
-                version = None if found is None else found.version
-                if not isinstance(change.expected, Anything) and change.expected != version:
-                    raise Conflict(change.key)
-            for change in changes:
-                with _told():
-                    self._change(change)
-
-    def _change(self, change: Change) -> None:
-        if change.value is None:
-            self._store.delete(self._namespace, change.key)
-        elif change.ttl_minutes is not None:
-            self._store.put(self._namespace, change.key, change.value, ttl=change.ttl_minutes)
-        else:
-            self._store.put(self._namespace, change.key, change.value)
-        lasts = [last.found for last in self._lasts if last.found is not None]
-        if lasts:
-            record = self.fetch([change.key]).get(change.key)
-            for found in lasts:
-                found.apply(change.key, record)
+        try:
+            self._puts.swap(changes, self.fetch)
+        finally:
+            lasts = [last.found for last in self._lasts if last.found is not None]
+            if lasts:
+                there = self.fetch([change.key for change in changes])
+                for change in changes:
+                    for found in lasts:
+                        found.apply(change.key, there.get(change.key))
 
     # -- searching ---------------------------------------------------------------------------------------------
 
@@ -336,7 +377,7 @@ class SearchedItems(Items):
 
     def _search_once(self, found: dict[str, Record]) -> bool:
         """Add all items; was nothing moved? Each page begins with the last item of the one before."""
-        offset, page, last = 0, FIRST_PAGE, None
+        offset, page, last = 0, FIRST_PAGE if self.blocking else WHOLE_PAGE, None
         while True:
             with _told():
                 items = self._store.search(self._namespace, limit=page, offset=offset)
@@ -356,14 +397,7 @@ def _place(item: Any) -> tuple[tuple[str, ...], str]:
 
 
 def _record(item: Any) -> Record:
-    updated_at = item.updated_at
-    return Record(item.value, b"", updated_at.isoformat() if updated_at is not None else "")
-
-
-def version_of(value: Any) -> bytes:
-    """A digest of a value: equal for equal ones."""
-    data = json.dumps(value, sort_keys=True, ensure_ascii=True, default=repr).encode("ascii")
-    return hashlib.blake2b(data, digest_size=16).digest()
+    return Record(item.value, None, item.updated_at)
 
 
 @contextlib.contextmanager

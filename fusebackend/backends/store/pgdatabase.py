@@ -155,10 +155,7 @@ class PostgresDatabase:
         with self._settling:
             if self._order is None:
                 with self.using() as cursor:
-                    row = cursor.execute(
-                        "SELECT datcollate FROM pg_database WHERE datname = current_database()"
-                    ).fetchone()
-                    if row is not None and row[0] in BYTEWISE:
+                    if _is_bytewise(cursor):
                         self._order = Order("s.key")
                     elif _index_is_there(cursor) or (may_install and _make_index(cursor)):
                         self._order = Order('s.key COLLATE "C"')
@@ -197,6 +194,19 @@ class Order(NamedTuple):
             parts.append(f"{self.key} >= %s" + (f" AND {self.key} < %s" if end is not None else ""))
             parameters += [start] if end is None else [start, end]
         return "(" + " OR ".join(f"({part})" for part in parts) + ")", parameters
+
+
+def _is_bytewise(cursor: Cursor[Any]) -> bool:
+    """Does the database put text in the order of its bytes?"""
+    row = cursor.execute(
+        "SELECT datcollate, to_jsonb(d) ->> 'datlocprovider', to_jsonb(d) ->> 'datlocale' FROM pg_database d"
+        " WHERE datname = current_database()"
+    ).fetchone()
+    assert row is not None, "a session has a database"
+    collation, provider, locale = row
+    if provider == "b":  # PostgreSQL's own, from version 17 on
+        return locale in BYTEWISE
+    return provider != "i" and collation in BYTEWISE  # "i" is ICU, which sorts by language whatever the collation says
 
 
 def _index_is_there(cursor: Cursor[Any]) -> bool:
@@ -245,10 +255,9 @@ def told() -> Iterator[None]:
     try:
         yield
     except (PoolTimeout, PoolClosed) as error:
-        raise OSError(errno.ENOTCONN, f"PostgreSQL can't be reached: {error}") from error
+        raise OSError(errno.EIO, f"PostgreSQL can't be reached: {error}") from error
     except psycopg.Error as error:
-        lost = isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError)) and error.sqlstate is None
-        number = errno.ENOTCONN if lost else _ERRNO_OF_STATE.get(error.sqlstate or "", errno.EIO)
+        number = _ERRNO_OF_STATE.get(error.sqlstate or "", errno.EIO)
         words = error.diag.message_primary or " ".join(str(error).split())
         raise OSError(number, f"PostgreSQL: {words}") from error
     except UnicodeEncodeError as error:

@@ -9,12 +9,11 @@ A change compares the value as JSONB prints it. A trigger on the table tells of 
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fusebackend.backends.store.items import Change, Conflict, Items, Record, Row, SearchedItems
+from fusebackend.backends.store.items import Change, Conflict, Items, PutOneByOne, Record, Row
 from fusebackend.backends.store.names import after, bounds
 from fusebackend.backends.store.pgdatabase import Order, PostgresDatabase
 
@@ -25,6 +24,9 @@ FIRST_BATCH, LAST_BATCH = 256, 16_384
 """Rows of a directory asked for at a time; it grows while they are files."""
 
 _ROW = "s.key, s.xmin::text, s.ctid::text, pg_column_size(s.value)"
+
+_DIGEST = "sha256(convert_to(s.value::text, 'UTF8'))"
+"""`items.version_of`, by the server."""
 
 
 class PostgresItems(Items):
@@ -55,7 +57,7 @@ class PostgresItems(Items):
         super().__init__()
         self._database = database
         self._namespace = ".".join(namespace)
-        self._by_store = SearchedItems(embedding, namespace) if embedding is not None else None
+        self._by_store = PutOneByOne(embedding, namespace) if embedding is not None else None
         self._ttl_minutes = ttl_minutes
         self._refreshes = refreshes
         self._alive = " AND (s.expires_at IS NULL OR s.expires_at > now())" if omit_expired else ""
@@ -187,7 +189,7 @@ class PostgresItems(Items):
                     [self._namespace, mortal],
                 )
         return {
-            key: Record(json.loads(value), _version(value), updated_at.isoformat() if updated_at else "", ttl)
+            key: Record(json.loads(value), value.encode("utf-8"), updated_at, ttl)
             for key, value, updated_at, ttl in rows
         }
 
@@ -195,7 +197,7 @@ class PostgresItems(Items):
 
     def swap(self, changes: Sequence[Change]) -> None:
         if self._by_store is not None:
-            self._by_store.swap(changes)
+            self._by_store.swap(changes, self.fetch)
         else:
             with self._database.writing() as cursor:
                 for change in changes:
@@ -260,11 +262,3 @@ def _after(key: str, prefix: str) -> str:
 
 def _rows(cursor: Cursor[Any]) -> list[Row]:
     return [Row(key, (xmin, ctid), size) for key, xmin, ctid, size in cursor.fetchall()]
-
-
-_DIGEST = "sha256(convert_to(s.value::text, 'UTF8'))"
-
-
-def _version(value: str) -> bytes:
-    """What `_DIGEST` is for this text of a value."""
-    return hashlib.sha256(value.encode("utf-8")).digest()

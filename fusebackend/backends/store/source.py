@@ -140,11 +140,11 @@ class StoreSource:
             return self._store
         store = getattr(self._runtime, "store", None) if self._runtime is not None else _store_of_graph()
         if store is None:
-            raise OSError(errno.ENOTCONN, NO_STORE)
+            raise OSError(errno.EIO, NO_STORE)
         try:
             return require_store(store)
         except TypeError as error:
-            raise OSError(errno.ENOTSUP, str(error)) from None
+            raise OSError(errno.EIO, str(error)) from None
 
     def _found_namespace(self) -> tuple[str, ...]:
         if not callable(self._namespace):
@@ -153,11 +153,11 @@ class StoreSource:
         try:
             return checked_namespace(self._namespace(runtime))
         except (TypeError, ValueError) as error:
-            raise OSError(errno.EINVAL, str(error)) from error
+            raise OSError(errno.EIO, str(error)) from error
         except Exception as error:  # somebody else's function
             outside = " No LangGraph graph is running here, so it was given None." if runtime is None else ""
             raise OSError(
-                errno.EINVAL, f"The namespace's function failed: {type(error).__name__}: {error}.{outside}"
+                errno.EIO, f"The namespace's function failed: {type(error).__name__}: {error}.{outside}"
             ) from error
 
 

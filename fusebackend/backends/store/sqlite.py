@@ -14,14 +14,13 @@ from __future__ import annotations
 import contextlib
 import datetime
 import errno
-import hashlib
 import os
 import sqlite3
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
-from fusebackend.backends.store.items import Anything, Change, Conflict, Items, Record, Row, SearchedItems
+from fusebackend.backends.store.items import Anything, Change, Conflict, Items, PutOneByOne, Record, Row, version_of
 from fusebackend.backends.store.names import after, bounds
 from fusebackend.backends.store.values import Unreadable
 from fusebackend.errors import oserror
@@ -82,12 +81,12 @@ class SqliteDatabase:
         with told():
             connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=BUSY_S)
             try:
-                if _missing_columns(connection) == COLUMNS and setup is not None:
+                if setup is not None and not _columns(connection):
                     (application,) = connection.execute("PRAGMA application_id").fetchone()
                     if application:
                         raise OSError(errno.EINVAL, f"The database belongs to another program (id {application:#x})")
                     setup(connection)
-                missing = _missing_columns(connection)
+                missing = COLUMNS - _columns(connection)
                 if missing:
                     raise OSError(errno.EINVAL, f"The table 'store' is not LangGraph's: it has no '{min(missing)}'")
             except BaseException:
@@ -151,7 +150,7 @@ class SqliteItems(Items):
         self._database = database
         self.durable = self.blocking = database.owned
         self._namespace = ".".join(namespace)
-        self._by_store = SearchedItems(embedding, namespace) if embedding is not None else None
+        self._by_store = PutOneByOne(embedding, namespace) if embedding is not None else None
         self._ttl_minutes = ttl_minutes
         self._refreshes = refreshes
 
@@ -204,7 +203,7 @@ class SqliteItems(Items):
     def fetch(self, keys: Sequence[str]) -> dict[str, Record]:
         with self._database.reading() as connection:
             found = {
-                key: Record(_loaded(raw), _version(raw), _iso(updated_at), ttl)
+                key: Record(_loaded(raw), _raw(raw), _iso(updated_at), ttl)
                 for key, raw, updated_at, ttl in _in(
                     connection, "key, value, updated_at, ttl_minutes", self._namespace, keys
                 )
@@ -227,7 +226,7 @@ class SqliteItems(Items):
 
     def swap(self, changes: Sequence[Change]) -> None:
         if self._by_store is not None:
-            self._by_store.swap(changes)
+            self._by_store.swap(changes, self.fetch)
         else:
             with self._database.writing() as connection:
                 for change in changes:
@@ -239,7 +238,7 @@ class SqliteItems(Items):
         place = (self._namespace, change.key)
         if not isinstance(change.expected, Anything):
             row = connection.execute("SELECT value FROM store WHERE prefix = ? AND key = ?", place).fetchone()
-            if change.expected != (None if row is None else _version(row[0])):
+            if change.expected != (None if row is None else version_of(_raw(row[0]))):
                 raise Conflict(change.key)
         if change.value is None:
             connection.execute("DELETE FROM store WHERE prefix = ? AND key = ?", place)
@@ -260,8 +259,8 @@ class SqliteItems(Items):
         self._database.close()
 
 
-def _missing_columns(connection: sqlite3.Connection) -> set[str]:
-    return COLUMNS - {row[1] for row in connection.execute("PRAGMA table_info(store)")}
+def _columns(connection: sqlite3.Connection) -> set[str]:
+    return {row[1] for row in connection.execute("PRAGMA table_info(store)")}
 
 
 def namespaces(database: SqliteDatabase) -> list[str]:
@@ -292,10 +291,6 @@ def _in(connection: sqlite3.Connection, columns: str, namespace: str, keys: Sequ
 
 def _raw(value: Any) -> bytes:
     return value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogatepass")
-
-
-def _version(value: Any) -> bytes:
-    return hashlib.blake2b(_raw(value), digest_size=16).digest()
 
 
 def _loaded(value: Any) -> Any:

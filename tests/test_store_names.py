@@ -1,0 +1,233 @@
+"""Where the keys of a store are: nothing hidden, nothing twice, and what is listed can be opened."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import stores
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from langgraph.store.memory import InMemoryStore
+
+from fusebackend.backends import StoreBackend
+from fusebackend.backends.store.names import KeyList, bounds, is_name
+
+FILE = {"content": "text", "encoding": "utf-8"}
+
+SEGMENTS = st.sampled_from(
+    ["", "", "a", "b", "a", ".", "..", "%", "%.", "%=", "a%=", "a.json", "a%=.json", "%2E", "%2F", "n" * 255, "n" * 300,
+     "漢" * 90, "x.json", "0", "é"]
+)  # fmt: skip
+KEYS = st.lists(SEGMENTS, min_size=1, max_size=4).map("/".join)
+TREES = st.dictionaries(KEYS, st.booleans(), max_size=12)
+"""Keys, and whether their value is a file."""
+
+
+@pytest.fixture(scope="module")
+def backend_of(request, tmp_path_factory):
+    made = {}
+    with contextlib.ExitStack() as stack:
+
+        def backend(kind):
+            if kind not in made:
+                dsn = (
+                    stack.enter_context(request.getfixturevalue("postgres").database()) if kind == "postgres" else None
+                )
+                made[kind] = stack.enter_context(stores.opened(kind, tmp_path_factory.mktemp(kind), dsn))
+            namespace = stores.fresh_namespace()
+            return made[kind], namespace, StoreBackend(made[kind], namespace=namespace)
+
+        yield backend
+
+
+def filled(store, namespace, keys):
+    for key, is_file in keys.items():
+        store.put(namespace, key, {**FILE, "content": key} if is_file else {"value": key})
+
+
+def everything(backend):
+    """All files, by listing directory after directory, with their bytes."""
+    found = {}
+    left = ["/"]
+    while left:
+        for info in backend.ls(left.pop()).entries:
+            if info.get("is_dir"):
+                left.append(info["path"])
+            else:
+                (answer,) = backend.download_files([info["path"]])
+                assert answer.error is None, (info, answer.error)
+                assert info["path"] not in found
+                assert info["size"] == len(answer.content)
+                found[info["path"]] = answer.content
+    return found
+
+
+def check(backend, keys):
+    found = everything(backend)
+    expected = sorted(key.encode() if is_file else b'{\n  "value": ' for key, is_file in keys.items())
+    shown = sorted(
+        content if not content.startswith(b"{") else content[: len(b'{\n  "value": ')] for content in found.values()
+    )
+    assert shown == expected
+    for key, is_file in keys.items():
+        plain = key.startswith("/") and all(map(is_name, key[1:].split("/")))
+        if plain and is_file and not any(other.startswith((key + "/", key[1:] + "/")) for other in keys):
+            assert found[key] == key.encode()
+    assert sorted(info["path"] for info in backend.glob("**").matches) == sorted(
+        path for path in found if not any(name.startswith(".") for name in path.split("/"))
+    )
+    assert {match["path"] for match in backend.grep("").matches} <= found.keys()
+
+
+@settings(deadline=None)
+@given(TREES)
+def test_every_key_is_shown_once_and_can_be_read(keys):
+    store = InMemoryStore()
+    filled(store, ("n",), keys)
+    check(StoreBackend(store, namespace=("n",)), keys)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgres", marks=pytest.mark.services)])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(keys=TREES)
+def test_the_rule_is_the_same_in_sql(backend_of, kind, keys):
+    keys = {key: is_file for key, is_file in keys.items() if kind != "postgres" or len(key) < 600}
+    store, namespace, backend = backend_of(kind)
+    with backend:
+        filled(store, namespace, keys)
+        same = InMemoryStore()
+        filled(same, namespace, keys)
+        assert everything(backend) == everything(StoreBackend(same, namespace=namespace))
+
+
+@pytest.mark.parametrize(
+    ("keys", "paths"),
+    [
+        (["//x"], ["/%/x"]),
+        (["/a/"], ["/a/%"]),
+        (["a"], ["/a"]),
+        (["", "/"], ["/%", "/%./%"]),
+        (["a", "/a"], ["/%./a", "/a"]),
+        (["/a", "/a/b"], ["/a%=", "/a/b"]),
+        (["a", "/a", "/a/b"], ["/%./a", "/a%=", "/a/b"]),
+        (["/..", "/a/../b", "/./c"], ["/%2E%2E", "/%2E/c", "/a/%2E%2E/b"]),
+        (["/%", "//x", "/%/x"], ["/%%=%", "/%%=/x", "/%/x"]),
+        (["/a%=", "/a", "/a/b"], ["/a%=", "/a%=%", "/a/b"]),
+        (["{x}"], ["/{x}"]),
+    ],
+)
+def test_where_a_file_is(keys, paths):
+    store = InMemoryStore()
+    filled(store, ("n",), dict.fromkeys(keys, True))
+    assert sorted(everything(StoreBackend(store, namespace=("n",)))) == sorted(paths)
+
+
+@pytest.mark.parametrize(
+    ("files", "values", "paths"),
+    [
+        ([], ["prefs"], ["/prefs.json"]),
+        ([], ["/prefs", "user/1"], ["/prefs.json", "/user/1.json"]),
+        (["/x.json"], ["/x"], ["/x.json", "/x%=.json"]),
+        (["/x.json/y"], ["/x"], ["/x.json/y", "/x%=.json"]),
+        (["/x.json", "/x%=.json"], ["/x"], ["/x.json", "/x%=.json", "/x%=%.json"]),
+        ([], ["/x", "/x.json"], ["/x.json", "/x.json.json"]),
+        (["/x/y"], ["/x"], ["/x.json", "/x/y"]),
+        (["/x"], ["x"], ["/%./x.json", "/x"]),
+        ([], ["/n" + "n" * 254], [f"/{'n' * 228}%~"]),
+    ],
+)
+def test_where_a_value_is_that_is_no_file(files, values, paths):
+    store = InMemoryStore()
+    filled(store, ("n",), {**dict.fromkeys(files, True), **dict.fromkeys(values, False)})
+    shown = sorted(everything(StoreBackend(store, namespace=("n",))))
+    for path, expected in zip(shown, sorted(paths), strict=True):
+        assert path == expected or (expected.endswith("%~") and path.startswith(expected) and path.endswith(".json"))
+
+
+def test_a_key_without_a_slash_is_written_and_deleted_where_it_is():
+    store = InMemoryStore()
+    filled(store, ("n",), {"a": True, "b/c": True, "/d": True, "d": True})
+    backend = StoreBackend(store, namespace=("n",))
+    assert backend.edit("/a", "a", "A").error is None
+    assert store.get(("n",), "a").value["content"] == "A"
+    assert backend.edit("/%./d", "d", "D").error is None
+    assert store.get(("n",), "d").value["content"] == "D"
+    assert store.get(("n",), "/d").value["content"] == "/d"
+    assert backend.move("/b", "/e").error is None
+    assert store.get(("n",), "/e/c").value["content"] == "b/c"
+    assert backend.delete("/%./d").error is None
+    assert sorted(item.key for item in store.search(("n",))) == ["/d", "/e/c", "a"]
+
+
+def test_nothing_new_is_made_where_only_keys_without_a_slash_can_be():
+    store = InMemoryStore()
+    filled(store, ("n",), {"a": True, "/a": True})
+    backend = StoreBackend(store, namespace=("n",))
+    assert backend.write("/%./new", "x").error == "Error writing file '/%./new': Permission denied"
+    assert backend.move("/a", "/%./b").error
+    assert len(store.search(("n",))) == 2
+
+
+def test_a_file_in_a_directory_with_an_escaped_name_gets_its_keys_prefix():
+    store = InMemoryStore()
+    filled(store, ("n",), {"//x": True})
+    backend = StoreBackend(store, namespace=("n",))
+    assert backend.write("/%/y", "new").error is None
+    assert sorted(item.key for item in store.search(("n",))) == ["//x", "//y"]
+    assert sorted(everything(backend)) == ["/%/x", "/%/y"]
+
+
+def test_a_file_that_is_a_directory_too_is_read_by_its_key_as_deepagents_does():
+    store = InMemoryStore()
+    filled(store, ("n",), {"/a": True, "/a/b": True})
+    backend = StoreBackend(store, namespace=("n",))
+    assert backend.download_files(["/a", "/a%="])[0].content == b"/a"
+    assert backend.edit("/a", "/a", "changed").error is None
+    assert store.get(("n",), "/a").value["content"] == "changed"
+    assert backend.delete("/a").error is None  # the directory
+    assert [item.key for item in store.search(("n",))] == ["/a"]
+    assert [info["path"] for info in backend.ls("/").entries] == ["/a"]
+
+
+@pytest.mark.parametrize("path", ["/x/y", "/x.json"])
+def test_what_would_put_a_file_in_the_way_of_a_value_is_said(path):
+    """A new file never takes a value's key; where it takes its name, the value gives way."""
+    store = InMemoryStore()
+    filled(store, ("n",), {"/x": False})
+    backend = StoreBackend(store, namespace=("n",))
+    if path == "/x.json":
+        assert backend.upload_files([(path, b"new")])[0].error == "permission_denied"
+    else:
+        assert backend.upload_files([(path, b"new")])[0].error is None
+        assert sorted(everything(backend)) == ["/x.json", "/x/y"]
+    assert backend.upload_files([("/x", b"new")])[0].error in ("permission_denied", "is_directory")
+    assert store.get(("n",), "/x").value == {"value": "/x"}
+
+
+@given(st.lists(KEYS, unique=True), st.lists(SEGMENTS, max_size=3))
+def test_a_level_is_what_sorting_out_all_keys_would_give(keys, directory):
+    for prefix in ("/" + "".join(f"{segment}/" for segment in directory), "".join(f"{s}/" for s in directory)):
+        listed = KeyList(keys)
+        below = {key for key in keys if (key.startswith(prefix) if prefix else not key.startswith("/"))}
+        assert set(listed.below(prefix)) == below
+        assert listed.any_below(prefix) == bool(below)
+        tops = {key[len(prefix) :].partition("/")[:2] for key in below}
+        found = [key[len(prefix) :].partition("/")[:2] for key in listed.level(prefix)]
+        assert sorted(found) == sorted(tops)
+
+
+def test_keys_can_come_and_go():
+    listed = KeyList(["/b", "/a"])
+    listed.add("/c")
+    listed.add("/c")
+    listed.discard("/b")
+    listed.discard("/b")
+    assert list(listed) == ["/a", "/c"]
+    assert "/a" in listed
+    assert "/b" not in listed
+
+
+def test_the_ranges_of_a_prefix():
+    assert bounds("/a/") == (("/a/", "/a0"),)
+    assert bounds("") == (("", "/"), ("0", None))
