@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from fusebackend.shell import system
+from fusebackend.shell.devices import Devices
 from fusebackend.shell.options import ShellOptions
 from fusebackend.shell.system import Piece
 
@@ -119,24 +120,28 @@ def in_one_line(said: bytes | bytearray) -> str:
     return "; ".join(line.removeprefix("bwrap: ") for line in lines if line.strip()) or "it does not say why"
 
 
-def arguments(view: View, options: ShellOptions, user: Iterable[str], files: Mapping[str, int], cwd: str) -> list[str]:
+def arguments(
+    view: View, options: ShellOptions, user: Iterable[str], devices: Devices, files: Mapping[str, int], cwd: str
+) -> list[str]:
     """bwrap's words for a sandbox.
 
     Args:
         view: what it shows.
         options: network, sizes and environment.
         user: one of `USER_NAMESPACES`.
+        devices: device nodes.
         files: path → descriptor, of files whose content is given.
         cwd: where the command starts.
     """
     words = [*user, *NAMESPACES, *([] if options.network else ["--unshare-net"])]
-    words += ["--hostname", "sandbox", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+    words += ["--hostname", "sandbox", "--die-with-parent", "--new-session", "--as-pid-1", "--cap-drop", "ALL"]
     words += ["--bind", view.mountpoint, "/"]
     words += _read_only(view.programs)
     # Read-only as a whole: root could write to files of /proc that bwrap leaves open, such as sys/kernel.
     words += ["--proc", "/proc", "--remount-ro", "/proc"]
     words += _read_only(Piece("/dev/null", path) for path in HIDDEN if os.path.exists(path))
     words += ["--dev", "/dev", *_memory("/dev/shm", options.memory_bytes)]
+    words += devices.words()
     if "tmp" in view.own:
         words += _memory("/tmp", options.memory_bytes)
     words += ["--tmpfs", "/etc"]

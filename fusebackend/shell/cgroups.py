@@ -3,8 +3,7 @@
 `ControlGroups` finds, once, where this process may make groups that limit memory and processes: in its own group of a
 version 1 hierarchy, or, in version 2, in the nearest group above that hands both controllers down. A `Group` belongs
 to one command, in one directory for each hierarchy; it is there before the command runs anything, and removed after
-its last process has ended. The name of a group says whose it is, so that those of a killed server can be told and
-removed by the next one.
+its last process has ended. Those of a killed server are removed by the next one.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fusebackend.mount.table import MountEntry, mounts
+from fusebackend.shell import owner
 
 log = logging.getLogger(__name__)
 
-PREFIX = "fusebackend"
 REMOVAL_PATIENCE_S = 2.0
 """How long the kernel may take to see that a group is empty."""
 
@@ -45,7 +44,7 @@ class ControlGroups:
     def __init__(self, places: Iterable[Place]) -> None:
         self.places = [place for place in places if _can_make_groups(place)]
         for place in self.places:
-            _remove_stale(place)
+            owner.remove_stale(place.directory, _end)
 
     @classmethod
     def of_this_process(cls) -> ControlGroups:
@@ -62,7 +61,7 @@ class ControlGroups:
         Raises:
             OSError: the kernel does not take it.
         """
-        name = f"{PREFIX}-{_owner(os.getpid())}-{next(_numbers)}"
+        name = owner.name(next(_numbers))
         group = Group([os.path.join(place.directory, name) for place in self.places])
         try:
             for place, directory in zip(self.places, group.directories, strict=True):
@@ -170,7 +169,7 @@ def _handing_down(directory: str, top: str, controllers: set[str]) -> str | None
 
 def _can_make_groups(place: Place) -> bool:
     """By trying, for who may is up to modes, delegation and whatever confines this process; and move a child there."""
-    name = os.path.join(place.directory, f"{PREFIX}-{_owner(os.getpid())}-0")
+    name = os.path.join(place.directory, owner.name(0))
     try:
         os.mkdir(name)
     except OSError:
@@ -202,6 +201,13 @@ def _limit(place: Place, directory: str, memory_bytes: int, max_processes: int) 
         put("pids.max", max_processes)
 
 
+def _end(directory: str) -> None:
+    """Remove the group of a server that has been killed, with what it left running."""
+    group = Group([directory])
+    group.kill()
+    group.remove()
+
+
 def _write(path: str, text: str) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
@@ -220,26 +226,3 @@ def _removed(directory: str) -> bool:
             raise
         return False
     return True
-
-
-def _owner(pid: int) -> str | None:
-    """Tells one process from every other of this boot: its namespace, its number, and when it began."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            began = file.read().rpartition(b")")[2].split()[19].decode()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return f"{os.stat('/proc/self/ns/pid').st_ino}-{pid}-{began}"
-
-
-def _remove_stale(place: Place) -> None:
-    """Remove groups of servers of this pid namespace that have been killed, with what they left running."""
-    for name in os.listdir(place.directory):
-        words = name.split("-")
-        if len(words) != 5 or words[0] != PREFIX or not all(word.isdecimal() for word in words[1:]):
-            continue
-        if words[1] != str(os.stat("/proc/self/ns/pid").st_ino) or _owner(int(words[2])) == "-".join(words[1:4]):
-            continue
-        group = Group([os.path.join(place.directory, name)])
-        group.kill()
-        group.remove()

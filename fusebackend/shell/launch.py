@@ -12,7 +12,7 @@ from typing import Self
 class Launch(abc.ABC):
     """Used by one thread, as a context manager: its end is the end of everything that was started.
 
-    `process` is a child of ours with pipes for its output, and for its input where it is to have one.
+    `process` is a child of ours with pipes for its input and output.
     """
 
     process: subprocess.Popen[bytes]

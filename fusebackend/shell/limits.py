@@ -21,6 +21,9 @@ log = logging.getLogger(__name__)
 OPEN_FILES = 1024
 """The usual soft limit. The server has raised its own, and some programs close as many descriptors as they may have."""
 
+FIRST_TO_GO = 500
+"""Of 1000. Where the whole machine is out of memory, commands are ended rather than the server."""
+
 NO_CORE = 1
 """RLIMIT_CORE. Less than any core file; and the one value that also keeps the kernel from starting a handler of core
 dumps, outside of the sandbox (core(5), fs/coredump.c)."""
@@ -43,7 +46,7 @@ class Limits:
         options = self._options
         group = self._groups.make(options.memory_bytes, options.max_processes + 1)  # and the sandbox's own first one
         try:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError, FileNotFoundError):
                 group.add(pid)
                 self._limit_each(pid)
         except BaseException:
@@ -62,6 +65,8 @@ class Limits:
             _, hard = resource.prlimit(pid, number)
             value = most if hard == resource.RLIM_INFINITY else min(most, hard)
             resource.prlimit(pid, number, (value, value))
+        with open(f"/proc/{pid}/oom_score_adj", "w") as file:
+            file.write(str(FIRST_TO_GO))  # also, a server that is protected must not hand that on
         _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
         soft = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))

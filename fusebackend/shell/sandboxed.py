@@ -3,6 +3,10 @@
 bwrap makes the namespaces and waits at a gate (`--block-fd`). Its first process is known by then, and is put under its
 limits. The gate opens, and the command starts. At the end that first process is killed, and with it, as the first of
 its pid namespace, all others; the kernel reports its end only after theirs.
+
+Nothing inside may lead to a file of this machine as this machine has it mounted, for root could change its mode, and
+more. bwrap's own first process would: its `/proc/1/exe` is a way to bwrap itself that no read-only mount is in. So the
+first process is a shell from inside the sandbox instead. And no input is an empty pipe, not this machine's /dev/null.
 """
 
 from __future__ import annotations
@@ -29,6 +33,11 @@ POLL_S = 0.05
 """How often a start that takes long is looked at for having been stopped."""
 
 
+FIRST = 'exec 3>&2 2>/dev/null; (exec "$0" -c "$1") 2>&3 3>&-; exit $?'
+"""The first process: it reaps what loses its parent, and tells how the command ended as bwrap would. It must not become
+the command itself, whom most signals would then not reach, nor tell of signals on the command's stderr."""
+
+
 class Sandboxed(Launch):
     """See the module's docstring."""
 
@@ -38,7 +47,6 @@ class Sandboxed(Launch):
         words: Callable[[Mapping[str, int]], list[str]],
         files: Mapping[str, bytes],
         command: str,
-        stdin: bool,
     ) -> None:
         """Start bwrap, which makes the sandbox and waits at the gate.
 
@@ -47,7 +55,6 @@ class Sandboxed(Launch):
             words: gives its arguments, when told the descriptors of `files` by path.
             files: path → content of files to be made inside.
             command: for `sh -c`.
-            stdin: give the command a pipe to read from, and not nothing.
 
         Raises:
             OSError, ValueError: it can't be started: a NUL in the command, or more than 128 KiB of it.
@@ -69,8 +76,8 @@ class Sandboxed(Launch):
                 arguments += ["--seccomp", str(given[-1])]
             given.append(_in_memory(b"".join(os.fsencode(word) + b"\0" for word in arguments + words(descriptors))))
             self.process = subprocess.Popen(
-                [program, "--args", str(given[-1]), "--", system.SHELL, "-c", command],
-                stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
+                [program, "--args", str(given[-1]), "--", system.SHELL, "-c", FIRST, system.SHELL, command],
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 pass_fds=given,

@@ -2,7 +2,8 @@
 
 Without it, a command in the sandbox could still read the server's keyrings, which a process inherits; talk to the host
 of a virtual machine over AF_VSOCK, which no network namespace holds back; make sockets through io_uring, which filters
-do not see; and gain all capabilities of a new user namespace, and with them a large part of the kernel to attack.
+do not see; gain all capabilities of a new user namespace, and with them a large part of the kernel to attack; and leave
+a setuid program of the server's user in a `dir:` route, for whoever else is on this machine.
 
 It is a list of exceptions: what is not named is allowed, for commands are arbitrary programs. Calls of another
 architecture (32-bit programs) are answered as if the kernel did not have them.
@@ -13,12 +14,13 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import stat
 import struct
 from dataclasses import dataclass
 
 _LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_SET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # linux/bpf_common.h
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000  # linux/seccomp.h
-_NUMBER, _ARCH, _FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data; the low half of the argument
+_NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data; each argument has 8 bytes, low half first
 
 CLONE_NEWUSER = 0x10000000
 
@@ -36,14 +38,19 @@ class Architecture:
     """From this number on, calls belong to another interface of the same architecture."""
 
 
-_SINCE_2019 = {"io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "clone3": 435}
+_SINCE_2019 = {
+    "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "clone3": 435, "openat2": 437,
+    "fchmodat2": 452,
+}  # fmt: skip
 
 ARCHITECTURES = {
     "x86_64": Architecture(
         0xC000003E,
         {
-            "socket": 41, "clone": 56, "syslog": 103, "add_key": 248, "request_key": 249, "keyctl": 250,
-            "unshare": 272, "perf_event_open": 298, "setns": 308, "bpf": 321, "userfaultfd": 323,
+            "open": 2, "socket": 41, "clone": 56, "creat": 85, "chmod": 90, "fchmod": 91, "syslog": 103,
+            "mknod": 133, "add_key": 248, "request_key": 249, "keyctl": 250,
+            "openat": 257, "mknodat": 259, "fchmodat": 268, "unshare": 272, "perf_event_open": 298, "setns": 308,
+            "bpf": 321, "userfaultfd": 323,
             **_SINCE_2019,
         },
         0x40000000,
@@ -51,8 +58,9 @@ ARCHITECTURES = {
     "aarch64": Architecture(
         0xC00000B7,
         {
-            "unshare": 97, "syslog": 116, "socket": 198, "add_key": 217, "request_key": 218, "keyctl": 219,
-            "clone": 220, "perf_event_open": 241, "setns": 268, "bpf": 280, "userfaultfd": 282,
+            "mknodat": 33, "fchmod": 52, "fchmodat": 53, "openat": 56, "unshare": 97, "syslog": 116, "socket": 198,
+            "add_key": 217, "request_key": 218, "keyctl": 219, "clone": 220, "perf_event_open": 241, "setns": 268,
+            "bpf": 280, "userfaultfd": 282,
             **_SINCE_2019,
         },
     ),
@@ -61,11 +69,20 @@ ARCHITECTURES = {
 REFUSED = ("add_key", "request_key", "keyctl", "syslog", "setns", "bpf", "perf_event_open", "userfaultfd")
 """Answered with EPERM."""
 
-ABSENT = ("clone3", "io_uring_setup", "io_uring_enter", "io_uring_register")
-"""Answered with ENOSYS, so that programs take the older way; of clone3 a filter could not see the flags."""
+ABSENT = ("clone3", "openat2", "io_uring_setup", "io_uring_enter", "io_uring_register")
+"""Answered with ENOSYS, so that programs take the older way: of these a filter could not see what they are told."""
 
 NEW_NAMESPACES = ("clone", "unshare")
-"""Answered with EPERM where they ask for a user namespace."""
+"""Answered with EPERM where their first argument asks for a user namespace."""
+
+MODES = {
+    "chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2, "mknod": 1, "mknodat": 2,
+    "creat": 1, "open": 2, "openat": 3,
+}  # fmt: skip
+"""The argument that is a mode. Answered with EPERM where it is that of a setuid file."""
+
+FLAGS = {"open": 1, "openat": 2}
+"""The argument that must have O_CREAT; there is no mode else."""
 
 
 def program(machine: str | None = None) -> bytes | None:
@@ -83,17 +100,26 @@ def program(machine: str | None = None) -> bytes | None:
     for name in ABSENT:
         code += [_step(_JUMP_EQUAL, calls[name], 0, 1), _refuse(errno.ENOSYS)]
     for name in NEW_NAMESPACES:
-        code += _where(calls[name], [_step(_JUMP_SET, CLONE_NEWUSER, 0, 1), _refuse(errno.EPERM)])
+        code += _of(calls[name], [_argument(0), _step(_JUMP_SET, CLONE_NEWUSER, 0, 1), _refuse(errno.EPERM)])
+    for name in [name for name in MODES if name in calls]:
+        checks = [_argument(MODES[name]), _step(_JUMP_SET, stat.S_ISUID, 0, 1), _refuse(errno.EPERM)]
+        if name in FLAGS:
+            checks = [_argument(FLAGS[name]), _step(_JUMP_SET, os.O_CREAT, 0, len(checks)), *checks]
+        code += _of(calls[name], checks)
     allowed = [_step(_JUMP_EQUAL, family, len(FAMILIES) - index, 0) for index, family in enumerate(FAMILIES)]
-    code += _where(calls["socket"], [*allowed, _refuse(errno.EAFNOSUPPORT)])
+    code += _of(calls["socket"], [_argument(0), *allowed, _refuse(errno.EAFNOSUPPORT)])
     code.append(_step(_RETURN, _ALLOW))
     return b"".join(code)
 
 
-def _where(number: int, checks: list[bytes]) -> list[bytes]:
-    """For one call: look at its first argument, and allow what the checks let through to their end."""
-    head = [_step(_JUMP_EQUAL, number, 0, len(checks) + 2), _step(_LOAD, _FIRST_ARGUMENT)]
-    return [*head, *checks, _step(_RETURN, _ALLOW)]
+def _of(number: int, checks: list[bytes]) -> list[bytes]:
+    """For one call: allow what the checks let through to their end."""
+    return [_step(_JUMP_EQUAL, number, 0, len(checks) + 1), *checks, _step(_RETURN, _ALLOW)]
+
+
+def _argument(index: int) -> bytes:
+    """Load the low half of an argument, counted from 0."""
+    return _step(_LOAD, _ARGUMENTS + 8 * index)
 
 
 def _step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:

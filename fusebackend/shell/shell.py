@@ -36,6 +36,7 @@ from fusebackend.protocol import ExecuteResponse
 from fusebackend.shell import bubblewrap, seccomp, system
 from fusebackend.shell.bubblewrap import SandboxError, View
 from fusebackend.shell.cgroups import ControlGroups, Group
+from fusebackend.shell.devices import Devices
 from fusebackend.shell.launch import Launch
 from fusebackend.shell.limits import Limits
 from fusebackend.shell.mountwatch import MountWatch
@@ -83,6 +84,7 @@ class Shell:
         self._filesystem = filesystem
         self._view = View.of(mountpoint, [route.prefix for route in filesystem.tree.routes])
         self._limits = Limits(options, ControlGroups.of_this_process())
+        self._devices = Devices()
         self._closed = False
         self._running = 0
         self._changed = threading.Condition()
@@ -147,6 +149,7 @@ class Shell:
             self._closed = True
             if not self._changed.wait_for(lambda: self._running == 0, CLOSE_PATIENCE_S):
                 log.error("%d commands have not ended within %.0f s", self._running, CLOSE_PATIENCE_S)
+            self._devices.close()
 
     # -- one command -------------------------------------------------------------------------------------------
 
@@ -170,8 +173,9 @@ class Shell:
         if watch.gone:
             raise SandboxError(f"nothing is mounted on '{self.mountpoint}' any more")
         with self._start(job) as launch:
-            stdin = (job.stdin or b"") if launch.process.stdin is not None else None
-            output = Command(launch.process, self.options.max_output_bytes, stdin=stdin, on_output=job.on_output)
+            output = Command(
+                launch.process, self.options.max_output_bytes, stdin=job.stdin or b"", on_output=job.on_output
+            )
             group = None
             try:
                 first = launch.wait_for_first(job.deadline, stopped)
@@ -207,11 +211,13 @@ class Shell:
             return
         program = bubblewrap.find()
         user = bubblewrap.user_namespace(program)
-        words = partial(bubblewrap.arguments, self._view, options, user, cwd=job.cwd)
+        with self._changed:
+            self._devices.make()
+        words = partial(bubblewrap.arguments, self._view, options, user, self._devices, cwd=job.cwd)
         files = system.etc_files(options.network)
         with (
             self._filesystem.stand_ins.shown(self._missing()),
-            _made(lambda: Sandboxed(program, words, files, job.command, job.stdin is not None)) as launch,
+            _made(lambda: Sandboxed(program, words, files, job.command)) as launch,
         ):
             yield launch
 

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -151,7 +152,11 @@ def commands(mountpoint: Path, default: str, *routes: str, **options: Any) -> It
 
 def groups(server_pid: int) -> set[Path]:
     """The control groups of a server's commands."""
-    found = Path("/sys/fs/cgroup").rglob(f"fusebackend-*-{server_pid}-*")
+    found: set[Path] = set()
+    for directory, names, _ in os.walk("/sys/fs/cgroup"):  # unlike a glob, it does not mind what goes meanwhile
+        found |= {
+            Path(directory, name) for name in names if re.fullmatch(rf"fusebackend-\d+-{server_pid}-\d+-\d+", name)
+        }
     return {path for path in found if not path.name.endswith("-0")}  # -0 is how a server tries whether it can make one
 
 

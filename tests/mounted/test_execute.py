@@ -598,7 +598,10 @@ def test_it_costs_little_more_than_the_sandbox_itself(one: Commands) -> None:
         call()
         return time.perf_counter() - begin
 
-    one.run("true")
-    inside = min(seconds(lambda: one.run("true")) for _ in range(15))
-    outside = min(seconds(lambda: subprocess.run(bare, check=True)) for _ in range(15))
-    assert inside < outside + 0.030
+    inside = outside = float("inf")
+    for _ in range(100):
+        inside = min(inside, seconds(lambda: one.run("true")))
+        outside = min(outside, seconds(lambda: subprocess.run(bare, check=True)))
+        if inside < outside + 0.030:
+            return
+    pytest.fail(f"{inside * 1000:.0f} ms, and {outside * 1000:.0f} ms without the mount")

@@ -97,27 +97,13 @@ def test_the_database_of_the_mount_itself(tmp_path: Path) -> None:
 
 
 def test_writing_outside(shell: Commands, tmp_path: Path) -> None:
-    before = sorted(os.listdir("/")), sorted(os.listdir("/tmp")), sorted(os.listdir("/dev")), sorted(os.listdir("/usr"))
-    for path in (
-        tmp_path,
-        "/usr",
-        "/usr/bin",
-        "/usr/local/bin",
-        "/bin",
-        "/sbin",
-        "/lib",
-        "/etc",
-        "/dev",
-        "/proc",
-        "/var",
-    ):
+    system = ["/usr", "/usr/bin", "/usr/local/bin", "/bin", "/sbin", "/lib", "/etc", "/dev", "/proc"]
+    for path in [str(tmp_path), *system]:
         assert shell.run(f"touch {path}/from-inside")["exit_code"] != 0, path
-    shell.output(
-        "touch /from-inside /tmp/from-inside /dev/shm/from-inside; mkdir -p /var/lib; touch /var/lib/from-inside"
-    )
-    assert before == (
-        sorted(os.listdir("/")), sorted(os.listdir("/tmp")), sorted(os.listdir("/dev")), sorted(os.listdir("/usr"))
-    )  # fmt: skip
+    own = ["/", "/tmp", "/dev/shm", "/var/lib"]
+    for path in own:
+        shell.output(f"mkdir -p {path}; touch {path}/from-inside")
+    assert not [path for path in (*system, *own, tmp_path) if os.path.lexists(f"{path}/from-inside")]
     assert (shell.path / "from-inside").exists()
     assert (shell.path / "var/lib/from-inside").exists()
     shell.output("rm -r /from-inside /var")
@@ -204,6 +190,56 @@ def test_system_calls_that_no_namespace_confines(shell: Commands) -> None:
     }
     answered = shell.output(python(SYSCALL.format(calls=list(calls)))).splitlines()
     assert answered == [f"-1 {name}" for name in calls.values()]
+
+
+LINKS = """
+import glob, os
+mine = {line.split()[0] for line in open("/proc/self/mountinfo")}
+for link in sum((glob.glob(f"/proc/[0-9]*/{name}") for name in ("exe", "cwd", "root", "fd/*", "task/*/exe")), []):
+    try: fd = os.open(link, os.O_PATH)
+    except FileNotFoundError: continue
+    words = dict(line.split(":\\t") for line in open(f"/proc/self/fdinfo/{fd}").read().splitlines() if ":\\t" in line)
+    name = os.readlink(link)
+    if words["mnt_id"] not in mine and not name.startswith("pipe:"): print(link, name)
+    os.close(fd)
+"""
+
+
+def test_no_link_leads_to_a_mount_of_the_machine(shell: Commands) -> None:
+    """Through one, root could change the mode of a file that is mounted read-only inside."""
+    for stdin in (None, b"given"):
+        assert shell.output(python(LINKS), stdin=stdin) == "<no output>"
+
+
+def test_modes_of_what_belongs_to_the_machine(shell: Commands) -> None:
+    paths = [*(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty")), "/usr/bin/bwrap",
+             "/bin/sh", "/usr", "/usr/bin", "/etc/ld.so.conf.d"]  # fmt: skip
+    before = [os.stat(path).st_mode for path in paths]
+    for path in [*paths, "/etc/passwd", "/etc", "/dev", "/proc/self", "/proc/1/exe", "/proc/self/exe", "/proc/sys"]:
+        assert shell.run(f"chmod 0700 {path}")["exit_code"] != 0, path
+        assert shell.run(f"touch -d 2001-01-01 {path}")["exit_code"] != 0, path
+    shell.run("for i in 0 1 2; do chmod 0700 /proc/self/fd/$i; done")
+    shell.run("chmod 0700 /proc/self/fd/0", stdin=b"given")
+    assert [os.stat(path).st_mode for path in paths] == before
+    assert shell.output("echo x > /dev/null; head -c 1 /dev/urandom | wc -c") == "1\n"
+
+
+def test_leaving_a_setuid_program(tmp_path: Path) -> None:
+    """In a `dir:` route it would be one for every user of this machine."""
+    (tmp_path / "files").mkdir()
+    program = (
+        "import os\n"
+        "for make in (lambda: os.open('/a', os.O_CREAT | os.O_WRONLY, 0o4755), lambda: os.mknod('/b', 0o104755),\n"
+        "    lambda: os.chmod('/c', 0o4755), lambda: os.fchmod(os.open('/c', 0), 0o4755),\n"
+        "    lambda: os.chmod('c', 0o6755)):\n"
+        "    try: make(); print('made')\n"
+        "    except PermissionError: print('refused')"
+    )
+    with commands(tmp_path / "mnt", f"dir:{tmp_path}/files") as shell:
+        assert shell.output(f"touch /c; {python(program)}") == "refused\n" * 5
+        assert shell.run("install -m 4755 /bin/true /d")["exit_code"] != 0
+        assert shell.output("chmod 2750 /c; stat -c %a /c; mkdir -m 1777 /e; stat -c %a /e") == "2750\n1777\n"
+    assert not [path for path in (tmp_path / "files").iterdir() if path.stat().st_mode & 0o4000]
 
 
 def test_a_core_dump_starts_nothing_outside(shell: Commands) -> None:
