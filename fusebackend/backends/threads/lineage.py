@@ -14,6 +14,7 @@ from typing import Any, Final
 from fusebackend.backends.threads.activity import Standing, standing
 from fusebackend.backends.threads.decode import loads
 from fusebackend.backends.threads.names import checkpoint_names
+from fusebackend.backends.threads.reading import Reading
 from fusebackend.backends.threads.records import Record, Records
 from fusebackend.backends.threads.replay import Channel, Files, Messages, replay, update
 from fusebackend.backends.threads.rows import NOTHING, NULL_TASK, Damaged, Database, Listed, Place, Saved, Write
@@ -43,6 +44,8 @@ class Lineage:
         self._marks: dict[str, object] = {}
         self._before: OrderedDict[str, Mapping[str, Record]] = OrderedDict()
         self._newest: Newest | None = None
+        self._reading = Reading(database, place, self._files.name)
+        self._order: tuple[list[str], dict[str, int]] | None = None  # the ids, and where each is among them
 
     # -- which there are ---------------------------------------------------------------------------------------
 
@@ -63,7 +66,8 @@ class Lineage:
 
     def forget(self) -> None:
         """Remember nothing."""
-        self._names, self._newest = None, None
+        self._names, self._newest, self._order = None, None, None
+        self._reading.forget()
         self._marks.clear()
         self._listed.clear()
         self._before.clear()
@@ -83,7 +87,8 @@ class Lineage:
             self.forget()  # the past is another one: something was deleted, or written by hand
             return None
         if changed:
-            self._names, self._marks = None, now
+            self._names, self._order, self._marks = None, None, now
+            self._reading.forget()
             for found in changed:
                 self._before.pop(found, None)
                 self._listed.pop(found, None)
@@ -111,8 +116,15 @@ class Lineage:
             Damaged: a value that is needed can't be read.
             OSError: the database can't.
         """
-        own = self._database.writes(self.place, [checkpoint], self._files.name).get(checkpoint, [])
-        base = self._base(self._files, checkpoint, self._before)
+        self._mark()
+        if self._order is None:
+            order = sorted(self._marks)
+            self._order = order, {found: index for index, found in enumerate(order)}
+        order, places = self._order
+        if checkpoint in places:
+            self._reading.expect(checkpoint, order, places[checkpoint])
+        own = self._reading.writes([checkpoint]).get(checkpoint, [])
+        base = self._base(self._files, self._reading, checkpoint, self._before)
         return _with_writes(self._files, base, own, frozenset())
 
     def files_now(self) -> Mapping[str, Record]:
@@ -120,7 +132,7 @@ class Lineage:
         newest = self.newest()
         if newest is None:
             return {}
-        base = self._base(self._files, newest.saved.id, self._before)
+        base = self._base(self._files, self._reading, newest.saved.id, self._before)
         return _with_writes(self._files, base, newest.writes, newest.standing.finished)
 
     def messages_now(self) -> list[dict[str, Any]]:
@@ -129,7 +141,8 @@ class Lineage:
         if newest is None:
             return []
         channel = Messages()
-        base = self._base(channel, newest.saved.id, OrderedDict())
+        reading = Reading(self._database, self.place, channel.name)
+        base = self._base(channel, reading, newest.saved.id, OrderedDict())
         return list(_with_writes(channel, base, newest.writes, newest.standing.finished).values())
 
     @property
@@ -143,12 +156,14 @@ class Lineage:
             isinstance(counters, Mapping) and self._files.name in counters
         )
 
-    def _base(self, channel: Channel, checkpoint: str, known: OrderedDict[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+    def _base(
+        self, channel: Channel, reading: Reading, checkpoint: str, known: OrderedDict[str, Mapping[str, Any]]
+    ) -> Mapping[str, Any]:
         """A channel's value at a checkpoint, without the writes to it. `known` are such values, and gets more."""
         value: Mapping[str, Any] = {}
         start: str | None = None  # whose value it is
         chain: list[str] = []  # those that follow from it, newest first
-        with contextlib.closing(self._database.ancestry(self.place, checkpoint, channel.name)) as links:
+        with contextlib.closing(reading.ancestry(checkpoint)) as links:
             for link in links:
                 if link.stored is not NOTHING:
                     start, value = link.id, channel.whole(link.stored)
@@ -162,7 +177,7 @@ class Lineage:
                     break
         chain.reverse()
         steps = ([start] if start is not None else []) + chain[:-1]
-        writes = self._database.writes(self.place, steps, channel.name) if steps else {}
+        writes = reading.writes(steps)
         for found in chain:
             if start is not None:
                 value = replay(channel, value, _values(channel, writes.get(start, ())))

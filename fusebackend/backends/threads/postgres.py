@@ -74,6 +74,16 @@ WITH RECURSIVE found(ns) AS (
 SELECT ns FROM found WHERE ns IS NOT NULL
 """
 
+_OF_CHANNEL = """
+    c.checkpoint -> 'channel_versions' ->> %(channel)s, c.checkpoint -> 'channel_values' -> %(channel)s, b.type, b.blob
+"""
+
+_WITH_BLOB = """
+LEFT JOIN checkpoint_blobs b
+ON b.thread_id = %(thread)s AND b.checkpoint_ns = %(namespace)s AND b.channel = %(channel)s
+    AND b.version = c.checkpoint -> 'channel_versions' ->> %(channel)s AND b.type <> 'empty'
+"""
+
 _ANCESTRY = f"""
 WITH RECURSIVE chain(id, parent, depth) AS (
     SELECT checkpoint_id, parent_checkpoint_id, 1 FROM checkpoints
@@ -84,14 +94,18 @@ WITH RECURSIVE chain(id, parent, depth) AS (
     ON c.thread_id = %(thread)s AND c.checkpoint_ns = %(namespace)s AND c.checkpoint_id = chain.parent
     WHERE chain.depth < %(limit)s
 )
-SELECT chain.id, chain.parent, c.checkpoint -> 'channel_versions' ->> %(channel)s,
-    c.checkpoint -> 'channel_values' -> %(channel)s, b.type, b.blob
+SELECT chain.id, chain.parent, {_OF_CHANNEL}
 FROM chain JOIN checkpoints c
 ON c.thread_id = %(thread)s AND c.checkpoint_ns = %(namespace)s AND c.checkpoint_id = chain.id
-LEFT JOIN checkpoint_blobs b
-ON b.thread_id = %(thread)s AND b.checkpoint_ns = %(namespace)s AND b.channel = %(channel)s
-    AND b.version = c.checkpoint -> 'channel_versions' ->> %(channel)s AND b.type <> 'empty'
+{_WITH_BLOB}
 ORDER BY chain.depth
+"""
+
+_LINKS = f"""
+SELECT c.checkpoint_id, c.parent_checkpoint_id, {_OF_CHANNEL}
+FROM checkpoints c
+{_WITH_BLOB}
+WHERE c.thread_id = %(thread)s AND c.checkpoint_ns = %(namespace)s AND c.checkpoint_id = ANY(%(checkpoints)s)
 """
 
 _BLOBS = """
@@ -221,19 +235,23 @@ class PostgresDatabase(Database):
         limit, following = FIRST_PAGE, checkpoint
         while True:
             rows = self._ask(_ANCESTRY, **place._asdict(), checkpoint=following, channel=channel, limit=limit)
-            for found, parent, version, inline, kind, blob in rows:
-                if found in met:
-                    if found != following:
+            for row in rows:
+                if row[0] in met:
+                    if row[0] != following:
                         return  # a checkpoint that was stored anew below its own descendant
                     continue  # a page begins with the last one of the page before
-                met.add(found)
-                stored: Any = NOTHING if inline is None else inline
-                if kind is not None:
-                    stored = _value(found, channel, Raw(kind, blob))
-                yield Link(found, parent or None, version is not None, stored)
+                met.add(row[0])
+                yield _link(row, channel)
             if len(rows) < limit:
                 return
             following, limit = rows[-1][0], min(limit * 4, LAST_PAGE)
+
+    def links(self, place: Place, checkpoints: Sequence[str], channel: str) -> list[Link]:
+        links = []
+        for row in self._ask(_LINKS, **place._asdict(), checkpoints=list(checkpoints), channel=channel):
+            with contextlib.suppress(Damaged):
+                links.append(_link(row, channel))
+        return links
 
     def writes(self, place: Place, checkpoints: Sequence[str], channel: str | None = None) -> dict[str, list[Write]]:
         task_path = "task_path" if self._has_task_path else "''"
@@ -355,6 +373,14 @@ def _psycopg() -> Any:
 def _line(error: Exception) -> str:
     """An error of the server's on one line."""
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def _link(row: Any, channel: str) -> Link:
+    found, parent, version, inline, kind, blob = row
+    stored: Any = NOTHING if inline is None else inline
+    if kind is not None:
+        stored = _value(found, channel, Raw(kind, blob))
+    return Link(found, parent or None, version is not None, stored)
 
 
 def _value(checkpoint: str, channel: str, raw: Raw) -> Any:

@@ -143,6 +143,10 @@ class Database(abc.ABC):
         """The checkpoint, then its parent, and so on to the root. Read only as far as the iterator is followed."""
 
     @abc.abstractmethod
+    def links(self, place: Place, checkpoints: Sequence[str], channel: str) -> list[Link]:
+        """These checkpoints, in any order, without those that can't be read."""
+
+    @abc.abstractmethod
     def writes(self, place: Place, checkpoints: Sequence[str], channel: str | None = None) -> dict[str, list[Write]]:
         """Checkpoint id → its writes, to one channel or all, in the order in which a step applies them."""
 

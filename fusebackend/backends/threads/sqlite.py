@@ -259,10 +259,18 @@ class SqliteDatabase(Database):
                 if found in met:
                     return  # a checkpoint that was stored anew below its own descendant
                 met.add(found)
-                document = _document(found, Raw(kind, blob))
-                values = _mapping(document, "channel_values")
-                versioned = channel in _mapping(document, "channel_versions")
-                yield Link(found, parent or None, versioned, values.get(channel, NOTHING))
+                yield _link(found, parent, Raw(kind, blob), channel)
+
+    def links(self, place: Place, checkpoints: Sequence[str], channel: str) -> list[Link]:
+        statement = (
+            "SELECT checkpoint_id, parent_checkpoint_id, type, checkpoint FROM checkpoints "
+            f"WHERE {_LINE} AND checkpoint_id IN {_many(checkpoints)}"
+        )
+        links = []
+        for found, parent, kind, blob in self._ask(statement, (*place, *checkpoints)):
+            with contextlib.suppress(Damaged):
+                links.append(_link(found, parent, Raw(kind, blob), channel))
+        return links
 
     def writes(self, place: Place, checkpoints: Sequence[str], channel: str | None = None) -> dict[str, list[Write]]:
         task_path = "task_path" if self._has_task_path else "''"
@@ -416,6 +424,12 @@ def _document(checkpoint: str, raw: Raw) -> Mapping[str, Any]:
     if not isinstance(document, Mapping):
         raise Damaged(f"checkpoint {checkpoint}: no mapping but {type(document).__name__}")
     return document
+
+
+def _link(checkpoint: str, parent: str | None, raw: Raw, channel: str) -> Link:
+    document = _document(checkpoint, raw)
+    versioned = channel in _mapping(document, "channel_versions")
+    return Link(checkpoint, parent or None, versioned, _mapping(document, "channel_values").get(channel, NOTHING))
 
 
 def _mapping(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:

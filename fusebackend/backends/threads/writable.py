@@ -248,6 +248,7 @@ class WritableThreadsVolume(ThreadsVolume):
         with self._asked():
             inner = self._inner(node)
             if inner is not None:
+                self._tree.poll(now=True)
                 inner.head.fresh().tree.flush(inner.node)
 
     def fsync(self, node: int, datasync: bool = False) -> None:
@@ -288,7 +289,7 @@ class WritableThreadsVolume(ThreadsVolume):
     def sync(self) -> None:
         """Store all that is not stored. Each head is tried; the first error is raised in the end."""
         first: OSError | None = None
-        with self._asked():
+        with self._locked():
             for head in self._heads:
                 try:
                     head.tree.sync()

@@ -1,0 +1,305 @@
+"""Threads on a real mount: ordinary tools on the history of an agent, and an agent at work while they look."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import agents
+import mounts
+import pytest
+import threadcases
+from agents import delete, edit, say, thread, use, user, write
+from mounts import Serve
+from threadcases import APPROVE, record
+
+from fusebackend.text import decode_file_data
+
+pytestmark = [pytest.mark.mounted]
+
+KINDS = ["sqlite", pytest.param("postgres", marks=pytest.mark.services)]
+WITHIN_S = 1.0
+
+Database = tuple[str, Callable[[], AbstractContextManager[Any]]]
+"""The URL of a checkpoint database, and what opens a checkpointer on it."""
+
+
+@pytest.fixture(params=KINDS)
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
+    if request.param == "sqlite":
+        path = tmp_path / "threads.db"
+        with agents.sqlite_saver(path):
+            pass
+        yield f"threads+sqlite:{path}", lambda: agents.sqlite_saver(path)
+    else:
+        dsn = request.getfixturevalue("postgres_dsn")
+        with agents.postgres_saver(dsn):
+            pass
+        yield f"threads+postgres:{dsn}", lambda: agents.postgres_saver(dsn)
+
+
+def run(*command: str | Path, cwd: Path | None = None, status: int = 0) -> str:
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
+    assert done.returncode == status, done.stderr + done.stdout
+    return done.stdout
+
+
+def eventually(what: Callable[[], Any], within_s: float = WITHIN_S) -> None:
+    """`what` becomes true soon enough. The mount is asked again and again, as a person would."""
+    deadline = time.monotonic() + within_s
+    while not what():
+        assert time.monotonic() < deadline, f"not within {within_s} s"
+        time.sleep(0.01)
+
+
+def below(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def state(agent: Any, name: str, checkpoint: str | None = None) -> dict[str, bytes]:
+    files = agents.state_at(agent, thread(name), checkpoint).get("files") or {}
+    return {key.lstrip("/"): decode_file_data(data) for key, data in files.items()}
+
+
+def test_ordinary_tools(database: Database, serve: Serve) -> None:
+    url, saver = database
+    with saver() as opened:
+        agent = threadcases.snapshots(opened)
+        ids = agents.checkpoint_ids(agent, thread("snapshots"))
+        expected = {checkpoint: state(agent, "snapshots", checkpoint) for checkpoint in ids}
+    root = serve("memory:", routes={"/threads/": url}).path / "threads" / "snapshots"
+    history = sorted((root / "history").iterdir())
+    assert len(history) == len(ids)
+    for checkpoint, directory in list(zip(ids, history, strict=True))[::7]:
+        assert below(directory) == expected[checkpoint]
+    assert below(root / "head") == expected[ids[-1]]
+    assert os.getxattr(history[-1], "user.fusebackend.checkpoint").decode() == ids[-1]
+    assert len(run("find", root / "history", "-type", "f").splitlines()) == sum(map(len, expected.values()))
+    assert "late.txt" in run("grep", "-r", "late", root / "head")
+    one, two = history[40], history[60]
+    changed = {path for path in expected[ids[40]].keys() | expected[ids[60]].keys()
+               if expected[ids[40]].get(path) != expected[ids[60]].get(path)}  # fmt: skip
+    told = run("diff", "-r", one, two, status=1)
+    assert changed
+    assert all(os.path.basename(path) in told for path in changed)
+    assert run("diff", "-r", history[-1], root / "head") == ""
+    assert run("rsync", "-ain", "--delete", f"{history[-1]}/", f"{root}/head/") == "" if has("rsync") else True
+    copy = root.parents[1] / "copy"
+    run("cp", "-a", root / "head", copy)
+    assert below(copy) == expected[ids[-1]]
+    assert run("tail", "-n", "1", root / "messages.jsonl").startswith('{"type": "ai", "content": "bye"')
+    assert (root / "state.json").stat().st_size == len((root / "state.json").read_bytes())
+
+
+def has(program: str) -> bool:
+    return subprocess.run(["sh", "-c", f"command -v {program}"], capture_output=True).returncode == 0
+
+
+def test_nothing_can_be_written(database: Database, serve: Serve) -> None:
+    url, saver = database
+    with saver() as opened:
+        threadcases.plain(opened)
+    root = serve(url).path
+    for attempt in (
+        lambda: (root / "plain" / "head" / "new").write_text("x"),
+        lambda: (root / "plain" / "head" / "a.txt").write_text("x"),
+        lambda: (root / "new").mkdir(),
+        lambda: (root / "plain" / "head" / "a.txt").unlink(),
+        lambda: (root / "plain").rename(root / "other"),
+        lambda: os.truncate(root / "plain" / "state.json", 0),
+        lambda: os.utime(root / "plain" / "head" / "a.txt"),
+        lambda: os.setxattr(root / "plain", "user.x", b"y"),
+    ):
+        with pytest.raises(OSError) as caught:
+            attempt()
+        assert caught.value.errno == errno.EROFS
+
+
+def test_an_agent_at_work_is_followed(database: Database, serve: Serve) -> None:
+    """Whatever the kernel has cached: names, absence, sizes, pages, open files."""
+    url, saver = database
+    with saver() as opened:
+        agent = threadcases.plain(opened)
+        root = serve(url).path
+        head = root / "plain" / "head"
+        assert (head / "a.txt").read_text() == "three\n"
+        assert not (head / "new.txt").exists()
+        assert not (root / "later").exists()
+        checkpoints = len(os.listdir(root / "plain" / "history"))
+        size = (root / "plain" / "messages.jsonl").stat().st_size
+        agent.model.script = [
+            use(edit("/a.txt", "three", "THREE"), delete("/c.txt"), write("/new.txt", "new")),
+            say("done"),
+        ]
+        agent.invoke(user("go"), thread("plain"))
+        eventually(lambda: (head / "new.txt").exists() and (head / "new.txt").read_text() == "new")
+        eventually(lambda: (head / "a.txt").read_text() == "THREE\n")
+        eventually(lambda: not (head / "c.txt").exists())
+        eventually(lambda: len(os.listdir(root / "plain" / "history")) > checkpoints)
+        eventually(lambda: (root / "plain" / "messages.jsonl").stat().st_size > size)
+        assert '"done"' in (root / "plain" / "messages.jsonl").read_text()
+        agents.deep_agent(opened, [use(write("/x.txt", "x")), say("ok")]).invoke(user("go"), thread("later"))
+        eventually(lambda: (root / "later").exists() and below(root / "later" / "head") == {"x.txt": b"x"})
+        opened.delete_thread("later")
+        eventually(lambda: not (root / "later").exists())
+
+
+def test_an_agent_that_writes_all_the_time(database: Database, serve: Serve) -> None:
+    """Each look shows one of the states that the thread has been in, and none that is older than one seen before."""
+    url, saver = database
+    root = serve(url).path
+    turns = 60
+    with saver() as opened:
+        script = [use(write("/count.txt", "0"))]
+        script += [use(edit("/count.txt", str(number), str(number + 1))) for number in range(turns)]
+        agent = agents.deep_agent(opened, [*script, say("done")])
+        running = threading.Thread(target=agent.invoke, args=(user("go"), thread("t")), kwargs={"durability": "sync"})
+        running.start()
+        seen = [0]
+        while running.is_alive():
+            try:
+                seen.append(int((root / "t" / "head" / "count.txt").read_text()))
+            except FileNotFoundError:
+                assert seen == [0]
+        running.join()
+    eventually(lambda: (root / "t" / "head" / "count.txt").read_text() == str(turns))
+    assert seen == sorted(seen)
+
+
+@pytest.mark.slow
+def test_a_find_over_400_checkpoints(database: Database, serve: Serve) -> None:
+    url, saver = database
+    with saver() as opened:
+        agent = agents.deep_agent(opened, agents.long_script(200))
+        agent.invoke(user("go"), thread("long"))
+        ids = agents.checkpoint_ids(agent, thread("long"))
+    root = serve(url).path
+    start = time.monotonic()
+    assert len(os.listdir(root / "long")) == 4
+    assert os.listdir(root / "long" / "head" / "work")
+    opening_s = time.monotonic() - start
+    start = time.monotonic()
+    found = run("find", root / "long" / "history", "-type", "f", "-size", "+0", "-printf", "%s %P\n").splitlines()
+    finding_s = time.monotonic() - start
+    assert len(ids) > 400
+    assert len(found) > 16_000
+    assert opening_s < 0.5  # the machine may be busy; the promise itself is checked in test_threads_state.py
+    assert finding_s < 10, finding_s
+
+
+# -- writing ---------------------------------------------------------------------------------------------------------
+
+
+def test_people_and_agents_share_a_head(database: Database, serve: Serve) -> None:
+    url, saver = database
+    with saver() as opened:
+        agent = threadcases.waiting_for_approval(opened)
+        before = agent.get_state(thread("waiting_for_approval"))
+        head = serve(f"{url}?write=head").path / "waiting_for_approval" / "head"
+        run("sh", "-c", "echo 'from a shell' > note.txt && mkdir -p in/side && cp note.txt in/side/copy.txt", cwd=head)
+        run("sed", "-i", "s/p/plan/", "plan.txt", cwd=head)
+        run("sh", "-c", "echo more >> note.txt && mv note.txt memo.txt && rm in/side/copy.txt", cwd=head)
+        expected = {"plan.txt": b"plan", "memo.txt": b"from a shell\nmore\n"}
+        assert state(agent, "waiting_for_approval") == expected == below(head)
+        after = agent.get_state(thread("waiting_for_approval"))
+        assert (after.next, after.interrupts) == (before.next, before.interrupts)
+        agent.invoke(APPROVE, thread("waiting_for_approval"))
+        assert state(agent, "waiting_for_approval") == {"memo.txt": b"from a shell\nmore\n"}
+        eventually(lambda: below(head) == {"memo.txt": b"from a shell\nmore\n"}, 2 * WITHIN_S)
+
+
+def test_while_a_run_is_active_nothing_is_accepted(database: Database, serve: Serve) -> None:
+    from langchain_core.tools import tool
+
+    url, saver = database
+    inside, go_on = threading.Event(), threading.Event()
+
+    @tool
+    def wait() -> str:
+        """Wait."""
+        inside.set()
+        assert go_on.wait(60)
+        return "waited"
+
+    with saver() as opened:
+        script = [use(write("/a.txt", "a")), use(agents.call("wait")), use(edit("/a.txt", "a", "b")), say("ok")]
+        agent = agents.deep_agent(opened, script, tools=[wait])
+        root = serve(f"{url}?write=head").path
+        running = threading.Thread(target=agent.invoke, args=(user("go"), thread("t")), kwargs={"durability": "sync"})
+        running.start()
+        try:
+            assert inside.wait(60)
+            head = root / "t" / "head"
+            eventually(lambda: (head / "a.txt").exists())
+            for attempt in (
+                lambda: (head / "x.txt").write_text("x"),
+                lambda: (head / "a.txt").write_text("x"),
+                lambda: (head / "a.txt").unlink(),
+                lambda: (head / "a.txt").rename(head / "b.txt"),
+                lambda: (head / "d").mkdir(),
+            ):
+                with pytest.raises(OSError) as caught:
+                    attempt()
+                assert caught.value.errno == errno.EBUSY
+            assert (head / "a.txt").read_text() == "a"
+        finally:
+            go_on.set()
+            running.join()
+        eventually(lambda: (head / "a.txt").read_text() == "b")
+        (head / "x.txt").write_text("x")
+        assert state(agent, "t") == {"a.txt": b"b", "x.txt": b"x"}
+
+
+def test_only_the_head_can_be_written_to(database: Database, serve: Serve) -> None:
+    url, saver = database
+    with saver() as opened:
+        threadcases.plain(opened)
+    root = serve(f"{url}?write=head").path / "plain"
+    checkpoint = sorted((root / "history").iterdir())[-1]
+    for attempt in (
+        lambda: (checkpoint / "new").write_text("x"),
+        lambda: (checkpoint / "a.txt").write_text("x"),
+        lambda: (root / "state.json").write_text("x"),
+        lambda: (root / "new").mkdir(),
+        lambda: checkpoint.rename(root / "head" / "x"),
+    ):
+        with pytest.raises(OSError) as caught:
+            attempt()
+        assert caught.value.errno == errno.EROFS
+
+
+def test_a_conflict_keeps_both(database: Database, serve: Serve) -> None:
+    url, saver = database
+    with saver() as opened:
+        agent = threadcases.plain(opened)
+        server = serve(f"{url}?write=head")
+        server.expected_log = "was changed by others"
+        head = server.path / "plain" / "head"
+        fd = os.open(head / "a.txt", os.O_RDWR)
+        os.pwrite(fd, b"mine", 0)
+        agent.invoke(user("go", files={"/a.txt": record("theirs")}), thread("plain"))
+        with pytest.raises(OSError) as caught:
+            os.fsync(fd)
+        assert caught.value.errno == errno.ESTALE
+        os.close(fd)
+        found = state(agent, "plain")
+        assert found["a.txt"] == b"theirs"
+        assert [data for path, data in found.items() if path.startswith("a.txt.conflict-")] == [b"minee\n"]
+
+
+def test_a_server_that_is_killed_has_stored_what_was_closed(database: Database, serve: Serve) -> None:
+    url, saver = database
+    with saver() as opened:
+        agent = threadcases.plain(opened)
+        server = serve(f"{url}?write=head")
+        (server.path / "plain" / "head" / "kept.txt").write_text("kept")
+        server.kill()
+        assert state(agent, "plain")["kept.txt"] == b"kept"
+    assert not mounts.is_listed(server.path)
