@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import subprocess
@@ -60,7 +61,12 @@ def eventually(what: Callable[[], Any], within_s: float = WITHIN_S) -> None:
 
 
 def below(directory: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    found = {}
+    for path in directory.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # the kernel may believe in it a little longer
+            if path.is_file():
+                found[str(path.relative_to(directory))] = path.read_bytes()
+    return found
 
 
 def state(agent: Any, name: str, checkpoint: str | None = None) -> dict[str, bytes]:
