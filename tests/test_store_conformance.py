@@ -21,7 +21,8 @@ def backend_of(request, tmp_path_factory):
 
         def backend(kind):
             if kind not in made:
-                dsn = stack.enter_context(request.getfixturevalue("postgres").database()) if kind == "postgres" else None
+                server = request.getfixturevalue("postgres") if kind == "postgres" else None
+                dsn = stack.enter_context(server.database()) if server is not None else None
                 store = stack.enter_context(stores.opened(kind, tmp_path_factory.mktemp(kind), dsn))
                 made[kind] = stack.enter_context(StoreBackend(store, namespace=lambda _: places[kind]))
             places[kind] = stores.fresh_namespace()

@@ -1,0 +1,189 @@
+"""What deepagents' own `StoreBackend` writes ours reads, and the other way round, byte for byte, in three stores."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import stores
+from deepagents.backends import StoreBackend as Theirs
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from fusebackend.backends import StoreBackend
+
+KINDS = ["memory", "sqlite", pytest.param("postgres", marks=pytest.mark.services)]
+
+NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="/\0"), min_size=1, max_size=12).filter(
+    lambda name: name not in (".", "..") and not name.startswith("~")
+)
+NAMES |= st.sampled_from(["a", "b", "file.md", "%2F", "%25", "a%=", "x.json", ".hidden", "日本語.txt", "with space"])
+PATHS = st.lists(NAMES, min_size=1, max_size=3).map(lambda names: "/" + "/".join(names))
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=60) | st.sampled_from(
+    ["", "\n", "one\n", "one\ntwo", "\r\n", "tab\t\x0b\x0c\u2028", "\ufeff", "주제 색상\n" * 3]
+)
+DATA = TEXTS.map(str.encode) | st.binary(max_size=60)
+FIVE_MIB = (b"%PDF-\xff" + bytes(range(256)) * 20_480)[: 5 << 20]
+
+
+def is_tree(files):
+    """No file is a directory as well."""
+    return not any(other != path and other.startswith(path + "/") for path in files for other in files)
+
+
+TREES = st.dictionaries(PATHS, DATA, min_size=1, max_size=6).filter(is_tree)
+SETTINGS = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture(scope="module")
+def both_of(request, tmp_path_factory):
+    """Ours and theirs over one store, in a namespace that no test has used."""
+    made = {}
+    place = {}
+    with contextlib.ExitStack() as stack:
+
+        def both(kind):
+            if kind not in made:
+                dsn = (
+                    stack.enter_context(request.getfixturevalue("postgres").database()) if kind == "postgres" else None
+                )
+                store = stack.enter_context(stores.opened(kind, tmp_path_factory.mktemp(kind), dsn))
+                ours = stack.enter_context(StoreBackend(store, namespace=lambda _: place[kind], on_exists="replace"))
+                made[kind] = ours, Theirs(namespace=lambda _: place[kind], store=store), store
+            place[kind] = stores.fresh_namespace()
+            return *made[kind], place[kind]
+
+        yield both
+
+
+def can_hold(kind, data):
+    """PostgreSQL takes no NUL in a text; deepagents raises where ours uses base64."""
+    try:
+        return kind != "postgres" or "\0" not in data.decode("utf-8")
+    except UnicodeDecodeError:
+        return True
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@SETTINGS
+@given(files=TREES)
+def test_what_they_upload_we_read(both_of, kind, files):
+    ours, theirs, *_ = both_of(kind)
+    files = {path: data for path, data in files.items() if can_hold(kind, data)}
+    assert all(answer.error is None for answer in theirs.upload_files(list(files.items())))
+    assert [answer.content for answer in ours.download_files(list(files))] == list(files.values())
+    assert _sizes(ours) == {path: len(data) for path, data in files.items()}
+    assert _tree(ours) == _tree(theirs)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@SETTINGS
+@example({"/nul.txt": b"a\0b"})
+@given(files=TREES)
+def test_what_we_upload_they_read(both_of, kind, files):
+    ours, theirs, *_ = both_of(kind)
+    assert all(answer.error is None for answer in ours.upload_files(list(files.items())))
+    assert [answer.content for answer in theirs.download_files(list(files))] == list(files.values())
+    assert _tree(ours) == _tree(theirs)
+
+
+def _sizes(backend):
+    return {
+        info["path"]: info["size"]
+        for directory in _tree(backend)
+        for info in backend.ls(directory).entries
+        if not info.get("is_dir")
+    }
+
+
+def _tree(backend):
+    """Every directory with its entries, as `ls` tells. The sizes that deepagents tells of bytes are of their base64."""
+    tree = {}
+    left = ["/"]
+    while left:
+        directory = left.pop()
+        entries = backend.ls(directory).entries
+        tree[directory] = [(info["path"], info.get("is_dir", False)) for info in entries]
+        left += [info["path"] for info in entries if info.get("is_dir")]
+    return tree
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("data", [FIVE_MIB, b"x" * 99 + b"\n" * (5 << 20)], ids=["bytes", "text"])
+def test_five_mebibytes(both_of, kind, data):
+    ours, theirs, *_ = both_of(kind)
+    for writer, reader, path in ((ours, theirs, "/ours"), (theirs, ours, "/theirs")):
+        assert writer.upload_files([(path, data)])[0].error is None
+        same = reader.download_files([path])[0].content == data  # a comparison that can be shown
+        assert same
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@SETTINGS
+@given(path=PATHS, first=TEXTS, second=TEXTS)
+def test_both_write_and_edit_the_same_file(both_of, kind, path, first, second):
+    ours, theirs, store, namespace = both_of(kind)
+    if kind == "postgres":
+        first, second = first.replace("\0", ""), second.replace("\0", "")
+    for writer, reader, text in ((theirs, ours, first), (ours, theirs, second), (theirs, ours, first + second)):
+        assert writer.write(path, text).error is None
+        assert reader.download_files([path])[0].content == text.encode()
+    marked = f"<<{first}>>"
+    for writer, reader in ((ours, theirs), (theirs, ours)):
+        assert writer.write(path, marked).error is None
+        assert reader.edit(path, "<<", "[[").error is None
+        assert writer.edit(path, ">>", "]]", True).error is None
+        assert writer.download_files([path]) != []
+        assert ours.download_files([path])[0].content == theirs.download_files([path])[0].content
+    value = store.get(namespace, path).value
+    assert set(value) == {"content", "encoding", "created_at", "modified_at"}
+    assert value["created_at"] <= value["modified_at"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_value_has_the_form_that_theirs_has(both_of, kind):
+    ours, theirs, store, namespace = both_of(kind)
+    ours.upload_files([("/ours.txt", b"text\n"), ("/ours.bin", b"\xff\x00")])
+    theirs.upload_files([("/theirs.txt", b"text\n"), ("/theirs.bin", b"\xff\x00")])
+    for suffix in ("txt", "bin"):
+        mine, other = (store.get(namespace, f"/{name}.{suffix}").value for name in ("ours", "theirs"))
+        assert mine.keys() == other.keys()
+        assert (mine["content"], mine["encoding"]) == (other["content"], other["encoding"])
+        assert len(mine["modified_at"]) == len(other["modified_at"])
+        assert mine["modified_at"][-6:] == other["modified_at"][-6:] == "+00:00"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_reads_grep_and_glob_answer_alike(both_of, kind):
+    ours, theirs, *_ = both_of(kind)
+    text = "".join(f"line {number} of many\n" for number in range(40))
+    theirs.upload_files(
+        [("/d/a.md", text.encode()), ("/d/e/b.md", b"needle\n\nneedle two"), ("/c.txt", b"a needle\r\nx")]
+    )
+    for arguments in (("/d/a.md",), ("/d/a.md", 5, 3), ("/d/a.md", 38, 10), ("/c.txt",), ("/d/a.md", 0, 0)):
+        mine, other = ours.read(*arguments), theirs.read(*arguments)
+        fields = ("error", "total_lines", "start_line", "end_line", "next_offset", "no_lines_requested")
+        assert [getattr(mine, name) for name in fields] == [getattr(other, name) for name in fields]
+        assert mine.file_data["content"] == other.file_data["content"]
+    for pattern, path, glob in (
+        ("needle", None, None),
+        ("needle", "/d", None),
+        ("of", "/d/a.md", "*.md"),
+        ("x", "/", "*.txt"),
+    ):
+        mine = [(m["path"], m["line"], m["text"].rstrip("\r")) for m in ours.grep(pattern, path, glob).matches]
+        other = [(m["path"], m["line"], m["text"].rstrip("\r")) for m in theirs.grep(pattern, path, glob).matches]
+        assert mine == sorted(other)  # theirs come in the order of their change
+    for pattern, path in (("*.md", None), ("*.md", "/d/e"), ("d/**/*.md", "/"), ("*", "/d")):
+        mine = [info["path"] for info in ours.glob(pattern, path).matches]
+        assert mine == sorted(info["path"] for info in theirs.glob(pattern, path).matches)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_one_deletes_the_other_misses(both_of, kind):
+    ours, theirs, *_ = both_of(kind)
+    for deleter, other in ((ours, theirs), (theirs, ours)):
+        assert other.upload_files([("/d/a", b"1"), ("/d/e/b", b"2"), ("/d.txt", b"3")])[0].error is None
+        assert deleter.delete("/d").error is None
+        assert [info["path"] for info in other.ls("/").entries] == ["/d.txt"]
+        assert other.download_files(["/d/a"])[0].error == "file_not_found"
