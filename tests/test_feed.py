@@ -26,8 +26,9 @@ from fusebackend.composite import CompositeBackend
 from fusebackend.paths import PathError
 from fusebackend.protocol import RENAME_EXCHANGE, RENAME_NOREPLACE, Change, FileEvent, Report
 from fusebackend.vfs import feed as feed_module
-from fusebackend.vfs.feed import Watch
+from fusebackend.vfs import watch as watch_module
 from fusebackend.vfs.filesystem import FileSystem
+from fusebackend.vfs.watch import Watch
 
 Told = list[tuple[str, ...]]
 
@@ -434,7 +435,7 @@ class TestWatches:
     def test_a_slow_watcher_is_told_that_it_has_missed_something(
         self, mount: Mount, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(feed_module, "QUEUE_EVENTS", 3)
+        monkeypatch.setattr(watch_module, "QUEUE_EVENTS", 3)
         for number in range(10):
             mount.kernel.mkdir(f"/d{number}")
         assert [event[0] for event in mount.told()] == ["created"] * 3 + ["overflow"]

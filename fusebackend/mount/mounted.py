@@ -37,9 +37,9 @@ from fusebackend.protocol import (
 if TYPE_CHECKING:
     from fusebackend.composite import CompositeBackend
     from fusebackend.shell import Shell
-    from fusebackend.vfs.feed import Watch
     from fusebackend.vfs.filesystem import FileSystem
     from fusebackend.vfs.mounttree import Route
+    from fusebackend.vfs.watch import Watch
 
 OnOutput = Callable[[Literal["stdout", "stderr"], bytes], None]
 
