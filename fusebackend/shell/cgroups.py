@@ -48,8 +48,11 @@ class ControlGroups:
 
     @classmethod
     def of_this_process(cls) -> ControlGroups:
-        with open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as file:
-            return cls(places(file.read(), mounts()))
+        try:
+            with open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as file:
+                return cls(places(file.read(), mounts()))
+        except FileNotFoundError:
+            return cls([])  # a kernel without control groups
 
     def version_for(self, controller: str) -> int | None:
         """The version of cgroups that limits `memory` or `pids`, None when neither does."""
