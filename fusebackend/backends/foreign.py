@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import stat
 import threading
 import time
@@ -220,6 +221,7 @@ class ForeignVolume(NativeVolume):
     def _delete(self, entry: Entry) -> None:
         """Delete in the backend. What somebody else has deleted meanwhile is deleted as well."""
         self._require_delete()
+        entry.require_writable()
         path = self._tree.path(entry)
         error = self._files.delete(path)
         if error is not None and self._tree.backend_lists(entry):
@@ -264,10 +266,12 @@ class ForeignVolume(NativeVolume):
     def _require_replaceable(self, entry: Entry, target: Entry | None, directory: Entry) -> None:
         if self._tree.is_gone(directory):
             raise oserror(errno.ENOENT, directory.name)
+        entry.require_writable()
         if entry.is_dir and directory.is_within(entry):
             raise oserror(errno.EINVAL, entry.name)
         if target is None:
             return
+        target.require_writable()
         if target.is_dir and not entry.is_dir:
             raise oserror(errno.EISDIR, target.name)
         if entry.is_dir:
@@ -291,6 +295,7 @@ class ForeignVolume(NativeVolume):
         with self.lock:
             entry = self._tree.entry(node)
             if changes.size is not None:
+                entry.require_writable()
                 if changes.size > MAX_FILE_BYTES:
                     raise oserror(errno.EFBIG)
                 self._files.truncate(entry, changes.size)
@@ -314,6 +319,8 @@ class ForeignVolume(NativeVolume):
             entry = self._tree.entry(node)
             if entry.poisoned:
                 raise oserror(errno.ESTALE)
+            if flags & (os.O_WRONLY | os.O_RDWR):
+                entry.require_writable()
             if not entry.is_dir and not entry.dirty and not entry.unlinked:
                 self._files.load(entry)
             entry.opens += 1

@@ -6,12 +6,14 @@ Plain records; `foreigntree.py` keeps them in order.
 from __future__ import annotations
 
 import bisect
+import errno
 import os
 import time
 from collections.abc import Hashable, Iterator
 from typing import NamedTuple
 
 from fusebackend.backends.buffer import Buffer
+from fusebackend.errors import oserror
 from fusebackend.protocol import BLOCK_BYTES, Attr
 
 
@@ -81,7 +83,7 @@ class Entry(Attr):
 
     __slots__ = (
         "baseline", "buffer", "children", "digest", "dirty", "forgotten", "gone", "held", "kept", "listing", "local",
-        "measured", "name", "opens", "parent", "poisoned", "unlinked", "version",
+        "measured", "name", "opens", "parent", "poisoned", "read_only", "unlinked", "version",
     )  # fmt: skip
 
     def __init__(self, node: int, mode: int, parent: Entry | None, name: bytes) -> None:
@@ -98,6 +100,7 @@ class Entry(Attr):
         self.local = False  # the backend may not have it
         self.kept = False  # mode, owner or times are other ones than the backend's
         self.measured = False  # `size` is the true one
+        self.read_only = False  # the backend says that it can never be written
         self.version: object = None
         self.buffer: Buffer | None = None
         self.dirty = False  # the buffer holds what the backend does not
@@ -139,6 +142,11 @@ class Entry(Attr):
     def resize(self, size: int) -> None:
         self.size = size
         self.blocks = -(-size // BLOCK_BYTES)
+
+    def require_writable(self) -> None:
+        """EACCES for what can be read only, whatever its mode is."""
+        if self.read_only:
+            raise oserror(errno.EACCES, self.name)
 
     def drop_buffer(self) -> None:
         if self.buffer is not None:

@@ -367,6 +367,7 @@ class ForeignTree:
             entry = self._new(parent, name, DIRECTORY_MODE if info.is_dir else FILE_MODE)
             if info.read_only:
                 entry.mode &= ~0o222
+        entry.read_only = info.read_only
         if entry.is_dir:
             if info.mtime_ns is not None and not entry.kept:
                 entry.mtime_ns = entry.ctime_ns = info.mtime_ns

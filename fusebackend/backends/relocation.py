@@ -100,6 +100,8 @@ class Relocation:
             if result.error is not None:
                 raise self._failure(result.error, path)
             for info in result.entries or ():
+                if info.get("read_only"):
+                    raise oserror(errno.EACCES, info["path"])  # before anything is copied: it could not be deleted
                 child = AgentPath(info["path"].removesuffix("/"))
                 (left if info.get("is_dir") else files).append(child)
             if not result.entries:

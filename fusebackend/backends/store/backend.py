@@ -156,7 +156,10 @@ class StoreBackend(FileVerbs):
     def token(self) -> Hashable:
         """Two equal ones mean that nobody has changed anything in between, but this object itself; None when that can't
         be told."""
-        token = self.items.token()
+        try:
+            token = self.items.token()
+        except OSError:  # whoever looks will be told what is wrong
+            return None
         return None if token is None else (token, sum(self._changes.values()) - self._changes[id(self)])
 
     def watch(self, changed: Callable[..., None]) -> Callable[[], None]:

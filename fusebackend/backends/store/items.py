@@ -316,6 +316,10 @@ class SearchedItems(Items):
         view._max_age_s = seconds
         return view
 
+    def token(self) -> Hashable:
+        """The search that all answers come from, for as long as it is good."""
+        return self._pass().made_at if self._max_age_s else None
+
     def level(self, prefix: str) -> list[Row]:
         return [Row(key) for key in self._pass().keys.level(prefix)]
 

@@ -1,0 +1,419 @@
+"""The kernel face of a `StoreBackend`: what others change shows, and what they change meanwhile is not overwritten."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import threading
+from types import SimpleNamespace
+
+import pytest
+import stores
+from hypothesis import settings
+from langgraph.store.memory import InMemoryStore
+from langgraph.store.sqlite import SqliteStore
+from test_foreign import ForeignMachine
+
+from fusebackend.backends import ForeignVolume, StoreBackend, VolumeBackend, volume_of
+from fusebackend.backends.store import items
+from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller, Change
+from fusebackend.testing.conformance import BackendConformance
+
+ME = Caller(os.geteuid(), os.getegid())
+NS = ("memories",)
+RW = os.O_RDWR
+KINDS = ["memory", "sqlite", pytest.param("postgres", marks=pytest.mark.services)]
+
+
+class Derived(BackendConformance):
+    """The agent face of the kernel face of an agent face."""
+
+    any_name = False  # names that are no UTF-8 are refused
+
+
+class TestInMemoryStore(Derived):
+    @pytest.fixture
+    def backend(self):
+        return VolumeBackend(ForeignVolume(StoreBackend(InMemoryStore())))
+
+
+class TestSqliteStore(Derived):
+    @pytest.fixture
+    def backend(self, tmp_path):
+        with SqliteStore.from_conn_string(str(tmp_path / "x.db")) as store, StoreBackend(store) as backend:
+            yield VolumeBackend(ForeignVolume(backend))
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture(params=KINDS)
+def store(request, tmp_path):
+    dsn = request.getfixturevalue("postgres_dsn") if request.param == "postgres" else None
+    with stores.opened(request.param, tmp_path, dsn) as store:
+        yield store
+
+
+@pytest.fixture
+def backend(store):
+    with StoreBackend(store, namespace=NS) as backend:
+        yield backend
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(items, "time", SimpleNamespace(monotonic=clock))
+    return clock
+
+
+@pytest.fixture
+def volume(backend, clock):
+    return ForeignVolume(backend, clock=clock)
+
+
+@pytest.fixture
+def other(store):
+    """Another program: a backend of its own over the same store."""
+    with StoreBackend(store, namespace=NS, on_exists="replace") as backend:
+        yield backend
+
+
+def at(volume, *names):
+    attr = volume.getattr(ROOT_NODE)
+    for name in names:
+        attr = volume.lookup(attr.node, name.encode())
+    return attr
+
+
+def content(volume, *names):
+    attr = at(volume, *names)
+    volume.open(attr.node, os.O_RDONLY)
+    try:
+        return volume.read(attr.node, 0, 1 << 20)
+    finally:
+        volume.release(attr.node, os.O_RDONLY)
+
+
+def overwrite(volume, node, data):
+    volume.open(node, RW)
+    try:
+        volume.setattr(node, AttrChanges(size=0))
+        volume.write(node, 0, data)
+        volume.flush(node)
+    finally:
+        volume.release(node, RW)
+
+
+def names(volume, node=ROOT_NODE):
+    return [name.decode() for name, _ in volume.readdir(node, b"", 100)]
+
+
+# -- who is told what ------------------------------------------------------------------------------------------
+
+
+def test_what_a_store_can_do_is_what_its_volume_says(backend, store, volume):
+    features = volume.features
+    assert features.blocking == (not isinstance(store, InMemoryStore))
+    assert features.durable == (not isinstance(store, InMemoryStore))
+    assert features.change_feed == (type(store).__name__ == "PostgresStore")
+    assert not features.random_writes and not features.read_only
+
+
+class Ear:
+    """Hears what a volume tells its subscribers, from whichever thread."""
+
+    def __init__(self, volume):
+        self.changes = []
+        self._heard = threading.Condition()
+        self._stop = volume.subscribe(self._hear)
+
+    def _hear(self, change):
+        with self._heard:
+            self.changes.append(change)
+            self._heard.notify_all()
+
+    def wait(self, wanted):
+        with self._heard:
+            assert self._heard.wait_for(lambda: wanted in self.changes, timeout=10), self.changes
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._stop()
+
+
+def test_a_change_by_another_program_shows(volume, other, clock):
+    """At once where the store tells that something has changed, else when a listing has had its time."""
+    other.write("/dir/a", "one")
+    assert content(volume, "dir", "a") == b"one"
+    directory, file = at(volume, "dir").node, at(volume, "dir", "a").node
+    with Ear(volume) as ear:
+
+        def passes(*wanted):
+            if volume.features.change_feed:
+                for change in wanted:
+                    ear.wait(change)
+            clock.now += 0 if volume.features.durable else 2
+
+        other.write("/dir/a", "two and more")
+        passes(Change(node=file, parent=directory, name=b"a"))
+        assert at(volume, "dir", "a").size == 12
+        assert content(volume, "dir", "a") == b"two and more"
+        other.write("/dir/b", "new")
+        passes(Change(parent=directory, name=b"b"))
+        assert names(volume, directory) == ["a", "b"]
+        other.delete("/dir")
+        passes(Change(node=directory, parent=ROOT_NODE, name=b"dir"))
+        with pytest.raises(FileNotFoundError):
+            at(volume, "dir", "a")
+
+
+def test_a_change_through_the_same_backend_is_told_at_once(volume, backend):
+    backend.write("/a", "one")
+    node = at(volume, "a").node
+    with Ear(volume) as ear:
+        backend.edit("/a", "one", "two")
+        backend.upload_files([("/b", b""), ("/c", b"")])
+        backend.move("/b", "/d")
+        backend.delete("/c")
+        told = list(ear.changes)
+    for change in (
+        Change(node=node, parent=ROOT_NODE, name=b"a"),
+        *(Change(parent=ROOT_NODE, name=n) for n in (b"b", b"c", b"d")),
+    ):
+        assert change in told
+    assert content(volume, "a") == b"two"
+    assert names(volume) == ["a", "d"]
+
+
+def test_what_the_mount_itself_does_is_not_told_to_it(volume, backend):
+    with Ear(volume) as ear:
+        attr = volume.mknod(ROOT_NODE, b"a", stat.S_IFREG | 0o644, 0, ME)
+        overwrite(volume, attr.node, b"text")
+        volume.rename(ROOT_NODE, b"a", ROOT_NODE, b"b")
+        volume.unlink(ROOT_NODE, b"b")
+        assert ear.changes == []
+    assert backend.ls("/").entries == []
+
+
+def test_what_the_mount_does_makes_no_listing_old(store, volume):
+    """Else each file of many in one directory would have it listed anew."""
+    directory = volume.mkdir(ROOT_NODE, b"dir", 0o755, ME).node
+    for name in (b"a", b"b", b"c"):
+        volume.mknod(directory, name, stat.S_IFREG | 0o644, 0, ME)
+    listed = []
+    ls = volume._face.ls
+    volume._face.ls = lambda path: (listed.append(path), ls(path))[1]
+    for name in (b"a", b"b", b"c", b"d"):
+        if name == b"d":
+            volume.mknod(directory, name, stat.S_IFREG | 0o644, 0, ME)
+        volume.lookup(directory, name)
+    assert listed == []
+
+
+def test_a_value_that_is_no_file_can_only_be_read(store, volume):
+    store.put(NS, "prefs", {"theme": "dark"})
+    attr = at(volume, "prefs.json")
+    assert stat.S_IMODE(attr.mode) == 0o444
+    assert b'"theme": "dark"' in content(volume, "prefs.json")
+    with pytest.raises(PermissionError):
+        overwrite(volume, attr.node, b"{}")
+    volume.expire()
+    with pytest.raises(PermissionError):
+        volume.unlink(ROOT_NODE, b"prefs.json")
+    with pytest.raises(PermissionError):
+        volume.rename(ROOT_NODE, b"prefs.json", ROOT_NODE, b"x.json")
+    assert store.get(NS, "prefs").value == {"theme": "dark"}
+
+
+def test_a_file_that_is_a_directory_too_outlives_the_directory(store, volume):
+    """The directory's last file goes, and the file gets its name back: removing the directory must not take it."""
+    for key in ("/a", "/a/b"):
+        store.put(NS, key, {"content": key, "encoding": "utf-8"})
+    assert names(volume) == ["a", "a%="]
+    assert content(volume, "a%=") == b"/a"
+    directory = at(volume, "a").node
+    volume.hold(directory)
+    volume.unlink(directory, b"b")
+    volume.rmdir(ROOT_NODE, b"a")
+    assert [item.key for item in store.search(NS)] == ["/a"]
+    volume.expire()
+    assert content(volume, "a") == b"/a"
+
+
+# -- conflicts -------------------------------------------------------------------------------------------------
+
+
+def beside(store):
+    return {item.key: item.value["content"] for item in store.search(NS) if ".conflict-" in item.key}
+
+
+def test_what_another_has_written_meanwhile_is_not_overwritten(volume, other, store):
+    other.write("/a", "one")
+    node = at(volume, "a").node
+    volume.open(node, RW)
+    volume.write(node, 0, b"ours")
+    other.write("/a", "theirs")
+    with pytest.raises(OSError) as error:
+        volume.flush(node)
+    assert error.value.errno == errno.ESTALE
+    volume.release(node, RW)
+    assert store.get(NS, "/a").value["content"] == "theirs"
+    assert list(beside(store).values()) == ["ours"]
+
+
+def test_nor_is_it_in_the_moment_between_looking_and_writing(volume, other, store, monkeypatch):
+    """The comparison and the put are one step: nobody comes in between, or is told."""
+    other.write("/a", "one")
+    node = at(volume, "a").node
+    volume.open(node, RW)
+    volume.write(node, 0, b"ours")
+    kind = type(volume._face.backend.items.moment())
+    swap = kind.swap
+    once = threading.Event()
+
+    def late(self, changes):
+        if not once.is_set():
+            once.set()
+            other.write("/a", "theirs")
+        swap(self, changes)
+
+    monkeypatch.setattr(kind, "swap", late)
+    with pytest.raises(OSError) as error:
+        volume.fsync(node)
+    assert error.value.errno == errno.ESTALE
+    volume.release(node, RW)
+    assert store.get(NS, "/a").value["content"] == "theirs"
+    assert list(beside(store).values()) == ["ours"]
+
+
+def test_two_who_write_the_same_are_in_no_conflict(volume, other, store):
+    other.write("/a", "one")
+    node = at(volume, "a").node
+    volume.open(node, RW)
+    volume.write(node, 0, b"two")
+    other.write("/a", "two")
+    volume.flush(node)
+    volume.release(node, RW)
+    assert beside(store) == {}
+
+
+def test_a_file_that_two_create_is_the_others_and_ours_is_beside_it(volume, other, store):
+    attr = volume.create(ROOT_NODE, b"a", 0o644, RW, ME)
+    volume.write(attr.node, 0, b"ours")
+    other.write("/a", "theirs")
+    with pytest.raises(OSError) as error:
+        volume.flush(attr.node)
+    assert error.value.errno == errno.ESTALE
+    volume.release(attr.node, RW)
+    assert store.get(NS, "/a").value["content"] == "theirs"
+    assert list(beside(store).values()) == ["ours"]
+
+
+def test_a_file_that_was_deleted_meanwhile_is_beside_its_place(volume, other, store):
+    other.write("/a", "one")
+    node = at(volume, "a").node
+    volume.open(node, RW)
+    volume.write(node, 3, b" more")
+    other.delete("/a")
+    with pytest.raises(OSError) as error:
+        volume.flush(node)
+    assert error.value.errno == errno.ESTALE
+    volume.release(node, RW)
+    assert store.get(NS, "/a") is None
+    assert list(beside(store).values()) == ["one more"]
+
+
+def test_no_append_of_many_is_lost_without_an_error(volume, other, store):
+    """One program edits in a loop while the mount appends in a loop: every change that was not refused is there."""
+    other.write("/log", "begin\n")
+    edited, appended = [], []
+
+    def edit():
+        for number in range(25):
+            if other.edit("/log", "begin\n", f"begin\nedit {number}\n").error is None:
+                edited.append(f"edit {number}")
+
+    thread = threading.Thread(target=edit)
+    thread.start()
+    for number in range(25):
+        line = f"append {number}"
+        volume.expire()
+        node = at(volume, "log").node
+        volume.open(node, RW)
+        try:
+            volume.write(node, volume.getattr(node).size, f"{line}\n".encode())
+            volume.flush(node)
+            appended.append(line)
+        except OSError as error:
+            assert error.errno == errno.ESTALE
+        finally:
+            volume.release(node, RW)
+    thread.join()
+    lines = store.get(NS, "/log").value["content"].splitlines()
+    assert sorted(lines) == sorted(["begin", *edited, *appended])
+    assert edited
+    assert appended
+
+
+# -- life ------------------------------------------------------------------------------------------------------
+
+
+def test_a_namespace_that_depends_on_a_graph_can_not_be_mounted():
+    backend = StoreBackend(InMemoryStore(), namespace=lambda runtime: (runtime.context.user_id,))
+    with pytest.raises(OSError, match="The namespace's function failed: AttributeError"):
+        volume_of(backend)
+    with pytest.raises(OSError, match="There is no store"):
+        volume_of(StoreBackend())
+
+
+def test_the_namespace_of_a_mount_is_settled_when_it_is_made():
+    user = ["ann"]
+    backend = StoreBackend(InMemoryStore(), namespace=lambda _: ("users", user[0]))
+    backend.write("/note", "of ann")
+    volume = volume_of(backend)
+    user[0] = "bob"
+    assert content(volume, "note") == b"of ann"
+
+
+def test_a_searched_store_is_searched_once_for_all_directories():
+    searches = []
+
+    class Counting(InMemoryStore):
+        def search(self, *args, **options):
+            searches.append(args)
+            return super().search(*args, **options)
+
+    backend = StoreBackend(Counting())
+    backend.upload_files([(f"/d{number}/e/f", b"x") for number in range(5)])
+    volume = ForeignVolume(backend, ttl_s=60)
+    searches.clear()
+    for number in range(5):
+        assert content(volume, f"d{number}", "e", "f") == b"x"
+        overwrite(volume, at(volume, f"d{number}", "e", "f").node, b"yy")
+        volume.mknod(at(volume, f"d{number}").node, b"new", stat.S_IFREG | 0o644, 0, ME)
+        assert names(volume, at(volume, f"d{number}").node) == ["e", "new"]
+    assert len(searches) == 1
+
+
+def test_how_long_a_mount_believes_is_what_the_backend_says():
+    assert ForeignVolume(StoreBackend(InMemoryStore(), ttl_s=0.25)).ttl_s == 0.25
+    assert ForeignVolume(StoreBackend(InMemoryStore())).ttl_s is None
+
+
+class StoreMachine(ForeignMachine):
+    def make_volume(self):
+        self.backend = StoreBackend(InMemoryStore())
+        return ForeignVolume(self.backend)
+
+
+TestStoreModel = StoreMachine.TestCase
+TestStoreModel.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
