@@ -8,6 +8,9 @@ import json
 import os
 import shutil
 import sqlite3
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -233,6 +236,45 @@ def test_a_database_that_cannot_be_written_to_is_read(path: str, tmp_path: Path)
     (copy / "threads.db").chmod(0o444)
     with ThreadsBackend.from_sqlite(str(copy / "threads.db")) as backend:
         assert names(backend, "/plain/head") == ["a.txt", "c.txt", "second.txt"]
+
+
+def test_somebody_elses_database_is_read_and_followed() -> None:
+    """In WAL mode, by who may not write to its directory: SQLite needs a trick while nobody has it open."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to become somebody else")
+    with tempfile.TemporaryDirectory() as directory:  # pytest's own is closed to others
+        Path(directory).chmod(0o755)
+        path = f"{directory}/threads.db"
+        with agents.sqlite_saver(path) as saver:
+            threadcases.plain(saver)
+        follow_as_somebody_else(path)
+
+
+def follow_as_somebody_else(path: str) -> None:
+    program = (
+        "import sys\n"
+        "from fusebackend.backends import ThreadsBackend\n"
+        f"backend = ThreadsBackend.from_sqlite({path!r})\n"
+        "for line in sys.stdin:\n"
+        "    print([entry['path'] for entry in backend.ls('/').entries or []], flush=True)\n"
+    )
+    command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable, "-c", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as reader:
+        assert reader.stdin is not None
+        assert reader.stdout is not None
+
+        def seen() -> str:
+            print("look", file=reader.stdin, flush=True)
+            return reader.stdout.readline().strip()
+
+        assert seen() == "['/plain/']"
+        with agents.sqlite_saver(path) as saver:
+            threadcases.old(saver)
+            assert seen() == "['/old/', '/plain/']"
+        with agents.sqlite_saver(path) as saver:
+            saver.delete_thread("plain")
+        assert seen() == "['/old/']"
+        reader.stdin.close()
 
 
 def test_a_table_without_task_paths_is_that_of_an_older_saver(path: str) -> None:

@@ -17,9 +17,9 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from fusebackend.backends.threads.decode import loads, require
+from fusebackend.backends.threads.postgresql import ANCESTRY, APPEND, BLOBS, LINE, LINKS, NAMESPACES, THREADS
 from fusebackend.backends.threads.rows import (
     NOTHING,
-    NULL_TASK,
     Append,
     Damaged,
     Database,
@@ -51,77 +51,6 @@ _NEEDED: Final = {
     "checkpoint_blobs": {"thread_id", "checkpoint_ns", "channel", "version", "type", "blob"},
     "checkpoint_writes": {"thread_id", "checkpoint_ns", "checkpoint_id", "task_id", "idx", "channel", "type", "blob"},
 }
-
-_LINE = "thread_id = %(thread)s AND checkpoint_ns = %(namespace)s"
-
-_THREADS = """
-WITH RECURSIVE found(id) AS (
-    SELECT min(thread_id) FROM checkpoints
-    UNION ALL
-    SELECT (SELECT min(thread_id) FROM checkpoints WHERE thread_id > found.id) FROM found WHERE found.id IS NOT NULL
-)
-SELECT id, (SELECT max(checkpoint_id) FROM checkpoints WHERE thread_id = found.id AND checkpoint_ns = '')
-FROM found WHERE id IS NOT NULL
-"""
-
-_NAMESPACES = """
-WITH RECURSIVE found(ns) AS (
-    SELECT min(checkpoint_ns) FROM checkpoints WHERE thread_id = %(thread)s
-    UNION ALL
-    SELECT (SELECT min(checkpoint_ns) FROM checkpoints WHERE thread_id = %(thread)s AND checkpoint_ns > found.ns)
-    FROM found WHERE found.ns IS NOT NULL
-)
-SELECT ns FROM found WHERE ns IS NOT NULL
-"""
-
-_OF_CHANNEL = """
-    c.checkpoint -> 'channel_versions' ->> %(channel)s, c.checkpoint -> 'channel_values' -> %(channel)s, b.type, b.blob
-"""
-
-_WITH_BLOB = """
-LEFT JOIN checkpoint_blobs b
-ON b.thread_id = %(thread)s AND b.checkpoint_ns = %(namespace)s AND b.channel = %(channel)s
-    AND b.version = c.checkpoint -> 'channel_versions' ->> %(channel)s AND b.type <> 'empty'
-"""
-
-_ANCESTRY = f"""
-WITH RECURSIVE chain(id, parent, depth) AS (
-    SELECT checkpoint_id, parent_checkpoint_id, 1 FROM checkpoints
-    WHERE {_LINE} AND checkpoint_id = %(checkpoint)s
-    UNION ALL
-    SELECT c.checkpoint_id, c.parent_checkpoint_id, chain.depth + 1
-    FROM chain JOIN checkpoints c
-    ON c.thread_id = %(thread)s AND c.checkpoint_ns = %(namespace)s AND c.checkpoint_id = chain.parent
-    WHERE chain.depth < %(limit)s
-)
-SELECT chain.id, chain.parent, {_OF_CHANNEL}
-FROM chain JOIN checkpoints c
-ON c.thread_id = %(thread)s AND c.checkpoint_ns = %(namespace)s AND c.checkpoint_id = chain.id
-{_WITH_BLOB}
-ORDER BY chain.depth
-"""
-
-_LINKS = f"""
-SELECT c.checkpoint_id, c.parent_checkpoint_id, {_OF_CHANNEL}
-FROM checkpoints c
-{_WITH_BLOB}
-WHERE c.thread_id = %(thread)s AND c.checkpoint_ns = %(namespace)s AND c.checkpoint_id = ANY(%(checkpoints)s)
-"""
-
-_BLOBS = """
-SELECT b.channel, b.type, b.blob
-FROM checkpoints c, jsonb_each_text(c.checkpoint -> 'channel_versions') AS v(channel, version)
-JOIN checkpoint_blobs b ON b.thread_id = %(thread)s AND b.checkpoint_ns = %(namespace)s
-    AND b.channel = v.channel AND b.version = v.version AND b.type <> 'empty'
-WHERE c.thread_id = %(thread)s AND c.checkpoint_ns = %(namespace)s AND c.checkpoint_id = %(checkpoint)s
-"""
-
-_APPEND = f"""
-INSERT INTO checkpoint_writes (thread_id, checkpoint_ns, checkpoint_id, task_id, idx, channel, type, blob)
-SELECT %(thread)s, %(namespace)s, %(checkpoint)s, '{NULL_TASK}', coalesce(max(idx) + 1, 0), %(channel)s, %(kind)s,
-    %(data)s
-FROM checkpoint_writes WHERE {_LINE} AND checkpoint_id = %(checkpoint)s AND task_id = '{NULL_TASK}' AND idx >= 0
-"""
 
 
 class PostgresDatabase(Database):
@@ -194,21 +123,21 @@ class PostgresDatabase(Database):
     # -- lists -------------------------------------------------------------------------------------------------
 
     def threads(self) -> list[tuple[str, str | None]]:
-        return self._ask(_THREADS)
+        return self._ask(THREADS)
 
     def has_thread(self, thread: str) -> bool:
         return bool(self._ask("SELECT 1 FROM checkpoints WHERE thread_id = %(thread)s LIMIT 1", thread=thread))
 
     def namespaces(self, thread: str) -> list[str]:
-        return [row[0] for row in self._ask(_NAMESPACES, thread=thread)]
+        return [row[0] for row in self._ask(NAMESPACES, thread=thread)]
 
     def marks(self, place: Place) -> dict[str, object]:
         marks: dict[str, object] = dict(
-            self._ask(f"SELECT checkpoint_id, xmin::text FROM checkpoints WHERE {_LINE}", **place._asdict())
+            self._ask(f"SELECT checkpoint_id, xmin::text FROM checkpoints WHERE {LINE}", **place._asdict())
         )
         statement = (
             "SELECT checkpoint_id, count(*), max(xmin::text::bigint) FROM checkpoint_writes "
-            f"WHERE {_LINE} GROUP BY checkpoint_id"
+            f"WHERE {LINE} GROUP BY checkpoint_id"
         )
         for checkpoint, count, last in self._ask(statement, **place._asdict()):
             if checkpoint in marks:
@@ -218,14 +147,14 @@ class PostgresDatabase(Database):
     def listed(self, place: Place, checkpoints: Sequence[str]) -> list[Listed]:
         rows = self._ask(
             "SELECT checkpoint_id, metadata ->> 'step', metadata ->> 'source', checkpoint ->> 'ts' FROM checkpoints "
-            f"WHERE {_LINE} AND checkpoint_id = ANY(%(checkpoints)s)",
+            f"WHERE {LINE} AND checkpoint_id = ANY(%(checkpoints)s)",
             **place._asdict(),
             checkpoints=list(checkpoints),
         )
         return [Listed(checkpoint, _number(step), source, ts) for checkpoint, step, source, ts in rows]
 
     def newest(self, place: Place) -> str | None:
-        found = self._ask(f"SELECT max(checkpoint_id) FROM checkpoints WHERE {_LINE}", **place._asdict())[0][0]
+        found = self._ask(f"SELECT max(checkpoint_id) FROM checkpoints WHERE {LINE}", **place._asdict())[0][0]
         return None if found is None else str(found)
 
     # -- contents ----------------------------------------------------------------------------------------------
@@ -234,7 +163,7 @@ class PostgresDatabase(Database):
         met: set[str] = set()
         limit, following = FIRST_PAGE, checkpoint
         while True:
-            rows = self._ask(_ANCESTRY, **place._asdict(), checkpoint=following, channel=channel, limit=limit)
+            rows = self._ask(ANCESTRY, **place._asdict(), checkpoint=following, channel=channel, limit=limit)
             for row in rows:
                 if row[0] in met:
                     if row[0] != following:
@@ -248,7 +177,7 @@ class PostgresDatabase(Database):
 
     def links(self, place: Place, checkpoints: Sequence[str], channel: str) -> list[Link]:
         links = []
-        for row in self._ask(_LINKS, **place._asdict(), checkpoints=list(checkpoints), channel=channel):
+        for row in self._ask(LINKS, **place._asdict(), checkpoints=list(checkpoints), channel=channel):
             with contextlib.suppress(Damaged):
                 links.append(_link(row, channel))
         return links
@@ -258,7 +187,7 @@ class PostgresDatabase(Database):
         only = "" if channel is None else " AND channel = %(channel)s"
         rows = self._ask(
             f"SELECT checkpoint_id, {task_path}, task_id::text, idx, channel, type, blob, -age(xmin) "
-            f"FROM checkpoint_writes WHERE {_LINE} AND checkpoint_id = ANY(%(checkpoints)s){only}",
+            f"FROM checkpoint_writes WHERE {LINE} AND checkpoint_id = ANY(%(checkpoints)s){only}",
             **place._asdict(),
             checkpoints=list(checkpoints),
             channel=channel,
@@ -277,7 +206,7 @@ class PostgresDatabase(Database):
         line = place._asdict()
         rows = self._ask(
             "SELECT parent_checkpoint_id, checkpoint, metadata FROM checkpoints "
-            f"WHERE {_LINE} AND checkpoint_id = %(checkpoint)s",
+            f"WHERE {LINE} AND checkpoint_id = %(checkpoint)s",
             **line,
             checkpoint=checkpoint,
         )
@@ -287,7 +216,7 @@ class PostgresDatabase(Database):
         if not isinstance(document, Mapping):
             raise Damaged(f"checkpoint {checkpoint}: no mapping but {type(document).__name__}")
         values = dict(_mapping(document, "channel_values"))
-        for channel, kind, blob in self._ask(_BLOBS, **line, checkpoint=checkpoint):
+        for channel, kind, blob in self._ask(BLOBS, **line, checkpoint=checkpoint):
             values[channel] = _value(checkpoint, channel, Raw(kind, blob))
         ts = document.get("ts")
         return Saved(
@@ -323,7 +252,7 @@ class PostgresDatabase(Database):
     def _append(self, place: Place, checkpoint: str, channel: str, value: Raw) -> None:
         """After those that are there: savers number the writes of a task from 0 and never replace one."""
         self._writer.execute(
-            _APPEND,
+            APPEND,
             {**place._asdict(), "checkpoint": checkpoint, "channel": channel, "kind": value.kind, "data": value.data},
         )
 

@@ -4,6 +4,9 @@ The file is opened read-only; a second connection is made when something is writ
 `PRAGMA data_version`, which costs some microseconds, and told apart by row ids: what was added has higher ones. That
 something was deleted shows in the number of rows, or in another row under the highest id; counting is done as often as
 takes a twentieth of the time.
+
+A file in WAL mode that nobody has open can't be opened by who may not write to its directory. It is then read as one
+that does not change, and opened anew when it does.
 """
 
 from __future__ import annotations
@@ -11,18 +14,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import os
 import sqlite3
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
-from urllib.parse import quote
 
 from fusebackend.backends.threads.decode import loads, require
 from fusebackend.backends.threads.names import time_ns_of
 from fusebackend.backends.threads.rows import (
     NOTHING,
-    NULL_TASK,
     Append,
     Damaged,
     Database,
@@ -36,10 +36,9 @@ from fusebackend.backends.threads.rows import (
     portions,
     sort_key,
 )
+from fusebackend.backends.threads.sqlitefile import Frozen, bound, connect, frozen, open_file, primary
+from fusebackend.backends.threads.sqlitesql import ANCESTRY, APPEND, LINE, NAMESPACES, THREADS
 from fusebackend.errors import oserror
-
-BUSY_TIMEOUT_S: Final = 5.0
-"""How long a statement waits for somebody else's lock."""
 
 COUNTING_SHARE: Final = 1 / 20
 """Of the time, at most, that goes into counting rows."""
@@ -52,42 +51,6 @@ _NEEDED: Final = {
                     "metadata"},
     "writes": {"thread_id", "checkpoint_ns", "checkpoint_id", "task_id", "idx", "channel", "type", "value"},
 }  # fmt: skip
-
-# CAST lets a text that is no UTF-8 be asked for by its bytes; see `_bound`.
-_LINE = "thread_id = CAST(? AS TEXT) AND checkpoint_ns = CAST(? AS TEXT)"
-
-_THREADS = """
-WITH RECURSIVE found(id) AS (
-    SELECT min(thread_id) FROM checkpoints
-    UNION ALL
-    SELECT (SELECT min(thread_id) FROM checkpoints WHERE thread_id > found.id) FROM found WHERE found.id IS NOT NULL
-)
-SELECT id, (SELECT max(checkpoint_id) FROM checkpoints WHERE thread_id = found.id AND checkpoint_ns = '')
-FROM found WHERE id IS NOT NULL
-"""
-
-_NAMESPACES = """
-WITH RECURSIVE found(ns) AS (
-    SELECT min(checkpoint_ns) FROM checkpoints WHERE thread_id = CAST(?1 AS TEXT)
-    UNION ALL
-    SELECT (SELECT min(checkpoint_ns) FROM checkpoints WHERE thread_id = CAST(?1 AS TEXT) AND checkpoint_ns > found.ns)
-    FROM found WHERE found.ns IS NOT NULL
-)
-SELECT ns FROM found WHERE ns IS NOT NULL
-"""
-
-# CROSS JOIN keeps the chain outside, so that each step is one look-up by the primary key.
-_ANCESTRY = """
-WITH RECURSIVE chain(id, parent, type, checkpoint) AS (
-    SELECT checkpoint_id, parent_checkpoint_id, type, checkpoint FROM checkpoints
-    WHERE thread_id = CAST(?1 AS TEXT) AND checkpoint_ns = CAST(?2 AS TEXT) AND checkpoint_id = CAST(?3 AS TEXT)
-    UNION ALL
-    SELECT c.checkpoint_id, c.parent_checkpoint_id, c.type, c.checkpoint
-    FROM chain CROSS JOIN checkpoints c ON c.checkpoint_id = chain.parent
-    WHERE c.thread_id = CAST(?1 AS TEXT) AND c.checkpoint_ns = CAST(?2 AS TEXT)
-)
-SELECT id, parent, type, checkpoint FROM chain
-"""
 
 
 class _Seen(NamedTuple):
@@ -114,14 +77,10 @@ class SqliteDatabase(Database):
     def __init__(self, path: str) -> None:
         require()
         self.path = path
-        self._connection = _connect(path)
+        self._connection, self._frozen = connect(path)
         self._writer: sqlite3.Connection | None = None
         try:
-            self._has_task_path = "task_path" in self._check()
-            self._version = self._data_version()
-            self._counted_at, self._count_s = time.monotonic(), 0.0
-            self._recount = False
-            self._seen = {table: self._look(table) for table in _NEEDED}
+            self._begin()
         except BaseException:
             self._connection.close()
             raise
@@ -130,6 +89,13 @@ class SqliteDatabase(Database):
         self._connection.close()
         if self._writer is not None:
             self._writer.close()
+
+    def _begin(self) -> None:
+        self._has_task_path = "task_path" in self._check()
+        self._version = self._data_version()
+        self._counted_at, self._count_s = time.monotonic(), 0.0
+        self._recount = False
+        self._seen = {table: self._look(table) for table in _NEEDED}
 
     def _check(self) -> set[str]:
         """The columns of `writes`. EINVAL when this is something else than a checkpoint database."""
@@ -153,6 +119,8 @@ class SqliteDatabase(Database):
     # -- news --------------------------------------------------------------------------------------------------
 
     def news(self, *, now: bool = False) -> News | None:
+        if self._frozen is not None:
+            return self._thaw(self._frozen)
         version = self._data_version()
         if version == self._version and not (self._recount and self._may_count()):
             return None
@@ -162,6 +130,16 @@ class SqliteDatabase(Database):
         if everything:
             return News(True)
         return News(False, frozenset(places)) if places else None
+
+    def _thaw(self, before: Frozen) -> News | None:
+        """Of a file that was opened as one that does not change: has it changed?"""
+        if frozen(self.path) == before:
+            return None
+        connection, self._frozen = connect(self.path)
+        self._connection.close()
+        self._connection = connection
+        self._begin()
+        return News(True)
 
     def _compare(self) -> tuple[bool, set[Place]]:
         """Has anything been deleted or replaced; and where was something added."""
@@ -208,19 +186,19 @@ class SqliteDatabase(Database):
     # -- lists -------------------------------------------------------------------------------------------------
 
     def threads(self) -> list[tuple[str, str | None]]:
-        return self._ask(_THREADS)
+        return self._ask(THREADS)
 
     def has_thread(self, thread: str) -> bool:
         return bool(self._ask("SELECT 1 FROM checkpoints WHERE thread_id = CAST(? AS TEXT) LIMIT 1", (thread,)))
 
     def namespaces(self, thread: str) -> list[str]:
-        return [row[0] for row in self._ask(_NAMESPACES, (thread,))]
+        return [row[0] for row in self._ask(NAMESPACES, (thread,))]
 
     def listed(self, place: Place, checkpoints: Sequence[str]) -> list[Listed]:
         rows = []
         for some in portions(checkpoints, IDS_AT_ONCE):
             statement = (
-                f"SELECT checkpoint_id, metadata FROM checkpoints WHERE {_LINE} AND checkpoint_id IN {_many(some)}"
+                f"SELECT checkpoint_id, metadata FROM checkpoints WHERE {LINE} AND checkpoint_id IN {_many(some)}"
             )
             rows += self._ask(statement, (*place, *some))
         return [self._listed(place, checkpoint, metadata) for checkpoint, metadata in rows]
@@ -238,22 +216,22 @@ class SqliteDatabase(Database):
 
     def marks(self, place: Place) -> dict[str, object]:
         # Both are answered from the tables' indexes alone.
-        marks: dict[str, object] = dict(self._ask(f"SELECT checkpoint_id, rowid FROM checkpoints WHERE {_LINE}", place))
-        statement = f"SELECT checkpoint_id, count(*), max(rowid) FROM writes WHERE {_LINE} GROUP BY checkpoint_id"
+        marks: dict[str, object] = dict(self._ask(f"SELECT checkpoint_id, rowid FROM checkpoints WHERE {LINE}", place))
+        statement = f"SELECT checkpoint_id, count(*), max(rowid) FROM writes WHERE {LINE} GROUP BY checkpoint_id"
         for checkpoint, count, last in self._ask(statement, place):
             if checkpoint in marks:
                 marks[checkpoint] = (marks[checkpoint], count, last)
         return marks
 
     def newest(self, place: Place) -> str | None:
-        found = self._ask(f"SELECT max(checkpoint_id) FROM checkpoints WHERE {_LINE}", place)[0][0]
+        found = self._ask(f"SELECT max(checkpoint_id) FROM checkpoints WHERE {LINE}", place)[0][0]
         return None if found is None else str(found)
 
     # -- contents ----------------------------------------------------------------------------------------------
 
     def ancestry(self, place: Place, checkpoint: str, channel: str) -> Generator[Link, None, None]:
         met: set[str] = set()
-        with contextlib.closing(self._start(_ANCESTRY, (*place, checkpoint))) as cursor:
+        with contextlib.closing(self._start(ANCESTRY, (*place, checkpoint))) as cursor:
             while (row := self._next(cursor)) is not None:
                 found, parent, kind, blob = row
                 if found in met:
@@ -264,7 +242,7 @@ class SqliteDatabase(Database):
     def links(self, place: Place, checkpoints: Sequence[str], channel: str) -> list[Link]:
         statement = (
             "SELECT checkpoint_id, parent_checkpoint_id, type, checkpoint FROM checkpoints "
-            f"WHERE {_LINE} AND checkpoint_id IN {_many(checkpoints)}"
+            f"WHERE {LINE} AND checkpoint_id IN {_many(checkpoints)}"
         )
         links = []
         for found, parent, kind, blob in self._ask(statement, (*place, *checkpoints)):
@@ -279,7 +257,7 @@ class SqliteDatabase(Database):
         for some in portions(checkpoints, IDS_AT_ONCE):
             statement = (
                 f"SELECT checkpoint_id, {task_path}, task_id, idx, channel, type, value, rowid FROM writes "
-                f"WHERE {_LINE} AND checkpoint_id IN {_many(some)}{only}"
+                f"WHERE {LINE} AND checkpoint_id IN {_many(some)}{only}"
             )
             for checkpoint, path, task, index, name, kind, value, rowid in self._ask(
                 statement, (*place, *some, *([] if channel is None else [channel]))
@@ -294,7 +272,7 @@ class SqliteDatabase(Database):
     def saved(self, place: Place, checkpoint: str) -> Saved:
         rows = self._ask(
             "SELECT parent_checkpoint_id, type, checkpoint, metadata FROM checkpoints "
-            f"WHERE {_LINE} AND checkpoint_id = CAST(? AS TEXT)",
+            f"WHERE {LINE} AND checkpoint_id = CAST(? AS TEXT)",
             (*place, checkpoint),
         )
         if not rows:
@@ -318,10 +296,10 @@ class SqliteDatabase(Database):
     def exclusive(self) -> Iterator[Append]:
         try:
             if self._writer is None:
-                self._writer = _open(self.path, "rw")
+                self._writer = open_file(self.path, "mode=rw")
             self._writer.execute("BEGIN IMMEDIATE")
         except sqlite3.Error as error:
-            number = errno.EBUSY if _primary(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED) else errno.EROFS
+            number = errno.EBUSY if primary(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED) else errno.EROFS
             raise OSError(number, f"'{self.path}' can't be written to: {error}") from None
         try:
             yield self._append
@@ -336,24 +314,21 @@ class SqliteDatabase(Database):
         """After those that are there: savers number the writes of a task from 0 and never replace one."""
         assert self._writer is not None
         self._writer.execute(
-            "INSERT INTO writes (thread_id, checkpoint_ns, checkpoint_id, task_id, idx, channel, type, value) "
-            f"SELECT CAST(?1 AS TEXT), CAST(?2 AS TEXT), ?3, '{NULL_TASK}', coalesce(max(idx) + 1, 0), ?4, ?5, ?6 "
-            "FROM writes WHERE thread_id = CAST(?1 AS TEXT) AND checkpoint_ns = CAST(?2 AS TEXT) "
-            f"AND checkpoint_id = ?3 AND task_id = '{NULL_TASK}' AND idx >= 0",
-            (*map(_bound, place), checkpoint, channel, value.kind, value.data),
+            APPEND,
+            (*map(bound, place), checkpoint, channel, value.kind, value.data),
         )
 
     # -- statements --------------------------------------------------------------------------------------------
 
     def _ask(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
         try:
-            return self._connection.execute(statement, tuple(map(_bound, values))).fetchall()
+            return self._connection.execute(statement, tuple(map(bound, values))).fetchall()
         except sqlite3.Error as error:
             raise OSError(errno.EIO, f"'{self.path}' can't be read: {error}") from None
 
     def _start(self, statement: str, values: Sequence[Any]) -> sqlite3.Cursor:
         try:
-            return self._connection.execute(statement, tuple(map(_bound, values)))
+            return self._connection.execute(statement, tuple(map(bound, values)))
         except sqlite3.Error as error:
             raise OSError(errno.EIO, f"'{self.path}' can't be read: {error}") from None
 
@@ -364,56 +339,8 @@ class SqliteDatabase(Database):
             raise OSError(errno.EIO, f"'{self.path}' can't be read: {error}") from None
 
 
-def _connect(path: str) -> sqlite3.Connection:
-    if not os.path.exists(path):
-        raise OSError(errno.ENOENT, f"there is no file '{path}'")
-    if not os.path.isfile(path):
-        raise OSError(errno.EINVAL, f"'{path}' is not a regular file")
-    if os.path.getsize(path) == 0:
-        raise OSError(errno.EINVAL, f"'{path}' is an empty file, no checkpoint database of LangGraph")
-    try:
-        connection = _open(path, "ro")
-        try:
-            connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-        except BaseException:
-            connection.close()
-            raise
-    except sqlite3.Error as error:
-        if _primary(error) == sqlite3.SQLITE_NOTADB:
-            raise OSError(errno.EINVAL, f"'{path}' is no SQLite database") from None
-        raise OSError(errno.EIO, f"'{path}' can't be opened: {error}") from None
-    return connection
-
-
-def _open(path: str, mode: str) -> sqlite3.Connection:
-    uri = f"file:{quote(os.fsencode(os.path.abspath(path)))}?mode={mode}"
-    connection = sqlite3.connect(
-        uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False, cached_statements=64
-    )
-    connection.text_factory = _text
-    return connection
-
-
 def _many(values: Sequence[str]) -> str:
     return f"({', '.join(['CAST(? AS TEXT)'] * len(values))})"
-
-
-def _text(data: bytes) -> str:
-    return data.decode("utf-8", "surrogateescape")
-
-
-def _bound(value: Any) -> Any:
-    """A value for a statement: text that is no UTF-8 as its bytes, which SQLite takes and Python's module does not."""
-    if isinstance(value, str):
-        try:
-            value.encode("utf-8")
-        except UnicodeEncodeError:
-            return value.encode("utf-8", "surrogateescape")
-    return value
-
-
-def _primary(error: sqlite3.Error) -> int:
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
 def _document(checkpoint: str, raw: Raw) -> Mapping[str, Any]:
