@@ -19,7 +19,7 @@ from fusebackend.shell.system import Piece
 
 PROBE_PATIENCE_S = 10.0
 
-_PROGRAM_PATHS = "/usr/local/bin:/usr/bin:/bin"
+PROGRAM_PATHS = "/usr/local/bin:/usr/bin:/bin"
 
 NAMESPACES = ("--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try")
 
@@ -72,7 +72,7 @@ class View:
 
 
 def where() -> str | None:
-    return shutil.which("bwrap", path=_PROGRAM_PATHS)
+    return shutil.which("bwrap", path=PROGRAM_PATHS)
 
 
 def find() -> str:

@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 OPEN_FILES = 1024
 """The usual soft limit. The server has raised its own, and some programs close as many descriptors as they may have."""
 
+UID_MAP = "/proc/self/uid_map"
+
 FIRST_TO_GO = 500
 """Of 1000. Where the whole machine is out of memory, commands are ended rather than the server."""
 
@@ -87,6 +89,6 @@ def _is_exempt() -> bool:
     """Is this the root of the whole machine, whom RLIMIT_NPROC does not hold?"""
     if os.geteuid() != 0:
         return False
-    with open("/proc/self/uid_map") as file:
+    with open(UID_MAP) as file:
         inside, outside, _ = (int(word) for word in file.readline().split())
     return inside == outside == 0
