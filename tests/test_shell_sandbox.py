@@ -210,8 +210,12 @@ class TestRefusals:
     def test_a_mount_that_does_not_answer(
         self, tmp_path: Path, mounted: object, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def hang(path: str) -> None:
-            raise TimeoutError(110, "Connection timed out")
+        lstat = os.lstat
+
+        def hang(path: str, **more: int) -> os.stat_result:
+            if str(path).startswith(f"{tmp_path}/"):
+                raise TimeoutError(110, "Connection timed out")
+            return lstat(path, **more)
 
         monkeypatch.setattr(bubblewrap, "user_namespace", lambda program: ())
         monkeypatch.setattr(bubblewrap, "find", lambda: "/bin/false")
