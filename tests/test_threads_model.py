@@ -109,7 +109,7 @@ def b(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) 
             yield made
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(deeds=DEEDS)
 def test_any_history_is_as_langgraph_finds_it(b: Bench, deeds: list[Any]) -> None:
     name = uuid.uuid4().hex

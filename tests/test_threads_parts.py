@@ -1,0 +1,399 @@
+"""The parts that a thread is read with: stored values, messages, names of checkpoints, and what a run is doing."""
+
+from __future__ import annotations
+
+import collections
+import datetime
+import decimal
+import json
+import pathlib
+import uuid
+from typing import Any, TypedDict
+
+import agents
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage, SystemMessage, ToolMessage
+from langgraph.checkpoint.base.id import uuid6
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.checkpoint.serde.types import _DeltaSnapshot
+from langgraph.graph import END, START, StateGraph
+from langgraph.graph.message import REMOVE_ALL_MESSAGES
+from langgraph.types import Interrupt, Overwrite, Send
+
+from fusebackend.backends.threads.activity import RunWatch, next_nodes, standing
+from fusebackend.backends.threads.decode import Ext, loads, pack, readable
+from fusebackend.backends.threads.names import checkpoint_names, time_ns_of
+from fusebackend.backends.threads.replay import Files, Messages, overwriting, plain_message, replay, update
+from fusebackend.backends.threads.rows import NOTHING, NULL_TASK, Damaged, Listed, Raw, Saved, Write
+
+SERIALISER = JsonPlusSerializer()
+
+
+def stored(value: Any) -> Any:
+    """A value as LangGraph stores it and we read it."""
+    return loads(Raw(*SERIALISER.dumps_typed(value)))
+
+
+# -- values ------------------------------------------------------------------------------------------------------------
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**60), 2**60)
+    | st.text()
+    | st.floats(allow_nan=False, allow_infinity=False),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+)
+
+
+@given(JSON)
+def test_plain_data_is_read_as_it_was_and_written_as_langgraph_writes_it(value: Any) -> None:
+    assert readable(stored(value)) == value
+    if value is not None:
+        assert SERIALISER.loads_typed(pack(value)) == value
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (uuid.UUID(int=5), "00000000000000000000000000000005"),
+        (decimal.Decimal("1.50"), "1.50"),
+        (datetime.datetime(2025, 1, 2, 3, 4, 5, tzinfo=datetime.UTC), "2025-01-02T03:04:05+00:00"),
+        ({"a"}, ["a"]),
+        (collections.deque([1, 2]), [1, 2]),
+        (pathlib.PurePosixPath("/a/b"), None),
+        (pathlib.Path("/a/b"), "/a/b"),
+        (b"\xff", {"__bytes__": "/w=="}),
+        (float("inf"), "inf"),
+        ({1: 2}, {"1": 2}),
+        (Send("tools", {"a": 1}), {"__class__": "langgraph.types.Send", "value": ["tools", {"a": 1}]}),
+        (_DeltaSnapshot({"a": {1}}), {"a": [1]}),
+        (Interrupt(value="?", id="7"), {"__class__": "langgraph.types.Interrupt", "value": "?", "id": "7"}),
+    ],
+)
+def test_objects_are_shown_without_their_classes(value: Any, shown: Any) -> None:
+    try:
+        found = readable(stored(value))
+    except TypeError:
+        assert shown is None  # what LangGraph can't store
+        return
+    if isinstance(found, dict):
+        found.pop("response_schema", None)
+    if shown is not None:
+        assert found == shown
+    json.dumps(found, allow_nan=False)
+
+
+def test_numpy_arrays_are_shown() -> None:
+    packed = SERIALISER.dumps_typed(("<i2", (2, 1), "C", b"\1\0\2\0"))[1]
+    shown = {"__class__": "numpy.ndarray", "dtype": "<i2", "shape": [2, 1], "data": {"__bytes__": "AQACAA=="}}
+    assert readable(Ext(6, packed)) == shown
+
+
+def test_unknown_extension_types_are_shown_as_bytes() -> None:
+    assert readable(Ext(99, b"x")) == {"__extension__": 99, "__bytes__": "eA=="}
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x92\x01", b"\xd4\x00\x01"])
+def test_an_object_that_is_none_is_damaged(data: bytes) -> None:
+    with pytest.raises(Damaged):
+        readable(Ext(5, data))
+
+
+@given(st.binary(max_size=40))
+def test_no_bytes_are_more_than_damaged(data: bytes) -> None:
+    for kind in ("msgpack", "json", "bytes", "null", "pickle", "x+y", ""):
+        try:
+            readable(loads(Raw(kind, data)))
+        except Damaged as error:
+            assert "\n" not in str(error)
+
+
+def test_deep_nesting_is_damaged_at_worst() -> None:
+    value: Any = "x"
+    for _ in range(900):
+        value = [value]
+    with pytest.raises(Damaged, match="nested too deeply"):
+        readable(value)
+
+
+# -- channels ----------------------------------------------------------------------------------------------------------
+
+
+def test_overwrites_in_each_form() -> None:
+    for form in (Overwrite({"a": 1}), {"__overwrite__": {"a": 1}}, {"type": "__overwrite__", "value": {"a": 1}}):
+        assert overwriting(stored(form)) == {"a": 1}
+    for other in ({"type": "x", "value": 1}, {"__overwrite__": 1, "b": 2}, [1], None):
+        assert overwriting(stored(other)) is NOTHING
+
+
+def test_an_overwrite_begins_anew_in_a_replay_and_is_alone_in_a_step() -> None:
+    files = Files()
+    written = [{"/a": 1}, {"__overwrite__": {"/b": 2}}, {"/c": 3, "/b": None}]
+    assert replay(files, {"/z": 0}, written) == {"/c": 3}
+    assert update(files, {"/z": 0}, written) == {"/b": 2}
+    assert update(files, {"/z": 0}, []) == {"/z": 0}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        HumanMessage("hi", id="1"),
+        AIMessage("ok", id="2", tool_calls=[{"name": "t", "args": {}, "id": "c", "type": "tool_call"}]),
+        ToolMessage("done", tool_call_id="c", id="3"),
+        SystemMessage("be kind", id="4"),
+    ],
+)
+def test_messages_keep_their_type_and_content(value: Any) -> None:
+    found = plain_message(stored(value))
+    assert (found["type"], found["content"], found["id"]) == (value.type, value.content, value.id)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("hi", {"type": "human", "content": "hi"}),
+        (("user", "hi"), {"type": "human", "content": "hi"}),
+        (["assistant", "hi"], {"type": "ai", "content": "hi"}),
+        (("critic", "hi"), {"type": "critic", "content": "hi"}),
+        ({"role": "developer", "content": "x", "id": "7"}, {"type": "system", "content": "x", "id": "7"}),
+        ({"type": "ai", "content": "x"}, {"type": "ai", "content": "x"}),
+        (
+            {
+                "lc": 1,
+                "type": "constructor",
+                "id": ["langchain", "schema", "AIMessageChunk"],
+                "kwargs": {"content": "x"},
+            },
+            {"type": "ai", "content": "x"},
+        ),
+    ],
+)
+def test_messages_in_other_forms(value: Any, shown: Any) -> None:
+    assert plain_message(value) == shown
+
+
+@pytest.mark.parametrize("value", [7, None, ["a", "b", "c"], Ext(6, b"")])
+def test_what_is_no_message_is_damaged(value: Any) -> None:
+    with pytest.raises(Damaged):
+        plain_message(value)
+
+
+def test_messages_are_merged_as_their_reducer_does() -> None:
+    messages = Messages()
+    found = replay(
+        messages,
+        messages.whole(stored(_DeltaSnapshot([HumanMessage("1", id="a"), HumanMessage("2", id="b")]))),
+        [
+            stored([AIMessage("3", id="c"), ("user", "no id")]),
+            stored([HumanMessage("2, again", id="b"), RemoveMessage(id="a"), RemoveMessage(id="not there")]),
+            ("user", "no id"),
+        ],
+    )
+    assert [message["content"] for message in found.values()] == ["2, again", "3", "no id", "no id"]
+    found = replay(messages, found, [stored([RemoveMessage(id=REMOVE_ALL_MESSAGES), HumanMessage("new", id="n")])])
+    assert [message["content"] for message in found.values()] == ["new"]
+
+
+# -- names -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_time_in_an_id_is_the_time_it_was_made() -> None:
+    import time
+
+    before = time.time_ns()
+    made = time_ns_of(str(uuid6(clock_seq=3)))
+    assert made is not None
+    assert before - 1000 <= made <= time.time_ns() + 1000
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "ts", "time_ns"),
+    [
+        ("1ef4f797-8335-6428-8001-8a1503f9b875", None, 1722456859804164000),
+        ("not an id", "2024-05-04T06:32:42.235444+00:00", 1714804362235444000),
+        ("not an id", "2024-05-04T06:32:42.235444", 1714804362235444000),
+        (str(uuid.UUID(int=0)), None, None),
+        ("not an id", "yesterday", None),
+    ],
+)
+def test_times(checkpoint: str, ts: str | None, time_ns: int | None) -> None:
+    assert time_ns_of(checkpoint, ts) == time_ns
+
+
+def test_names_are_unique_and_in_order() -> None:
+    one = "1ef4f797-8335-6428-8001-8a1503f9b875"
+    twin = "1ef4f797-8335-6428-8001-ffffffffffff"
+    later = "1ef4f797-8336-6428-8002-8a1503f9b875"
+    listed = [
+        Listed(one, 1, "loop", None),
+        Listed(twin, 1, "loop", None),
+        Listed(later, None, None, None),
+        Listed("own/id", -1, "a/b", "2024-05-04T06:32:42.235444+00:00"),
+        Listed("undated", 2, "update", None),
+    ]
+    assert list(checkpoint_names(listed)) == [
+        f"20240731T201419.8041640Z-1-loop-{one}".encode(),
+        f"20240731T201419.8041640Z-1-loop-{twin}".encode(),
+        b"20240731T201419.8045736Z-none-unknown",
+        b"20240504T063242.2354440Z--1-a%2Fb-own%2Fid",
+        b"undated-2-update-undated",
+    ]
+
+
+@given(st.lists(st.integers(0, 2**60 - 1), min_size=2, max_size=9, unique=True))
+def test_names_sort_as_ids_do(ticks: list[int]) -> None:
+    def made(tick: int) -> str:
+        high, low = tick >> 12, tick & 0xFFF
+        return str(uuid.UUID(int=high << 80 | 6 << 76 | low << 64 | 2 << 62))
+
+    ids = sorted(made(tick % (2**57)) for tick in ticks)
+    names = checkpoint_names([Listed(checkpoint, 0, "loop", None) for checkpoint in dict.fromkeys(ids)])
+    dated = [name for name in names if not name.startswith(b"undated")]
+    assert dated == sorted(dated)
+    assert [names[name].id for name in sorted(dated)] == [found.id for name, found in names.items() if name in dated]
+
+
+# -- what a run is doing -----------------------------------------------------------------------------------------------
+
+
+def saved(values: dict[str, Any], seen: dict[str, Any] | None = None, **more: Any) -> Saved:
+    versions = more.pop("versions", dict.fromkeys(values, "2"))
+    return Saved(str(uuid6(clock_seq=1)), None, None, values, versions, seen or {}, {})
+
+
+def wrote(task: str, channel: str, order: int = 1) -> Write:
+    return Write(task, channel, Raw("null", b""), order)
+
+
+@pytest.mark.parametrize(
+    ("made", "nodes"),
+    [
+        (saved({}), ()),
+        (saved({"__start__": {"x": 1}}), ("__start__",)),
+        (saved({"branch:to:model": None}), ("model",)),
+        (saved({"branch:to:model": None}, {"model": {"branch:to:model": "1"}}), ("model",)),
+        (saved({"branch:to:model": None}, {"model": {"branch:to:model": "2"}}), ()),
+        (
+            saved({"branch:to:model": None}, {"model": {"branch:to:model": 3}}, versions={"branch:to:model": 20}),
+            ("model",),
+        ),
+        (saved({"branch:a:choose:b": "a"}), ("b",)),
+        (saved({"start:a": None}), ("a",)),
+        (saved({"join:a+b:c": stored({"a", "b"})}), ("c",)),
+        (saved({"join:a+b:c": stored({"a"})}), ()),
+        (saved({"__pregel_tasks": [stored(Send("tools", 1)), stored(Send("tools", 2))]}), ("tools", "tools")),
+        (saved({"__pregel_tasks": ["?"]}), ("unknown",)),
+        (saved({"__pregel_tasks": [], "messages": [1]}), ()),
+    ],
+)
+def test_next_nodes(made: Saved, nodes: tuple[str, ...]) -> None:
+    assert next_nodes(made) == nodes
+
+
+ONE = {"branch:to:a": None}
+TWO = {"branch:to:a": None, "branch:to:b": None}
+
+
+@pytest.mark.parametrize(
+    ("values", "writes", "running"),
+    [
+        ({}, [], False),
+        (ONE, [], True),
+        (ONE, [wrote("t1", "files")], True),  # it is done, and the next checkpoint is on its way
+        (ONE, [wrote("t1", "__interrupt__")], False),
+        (ONE, [wrote("t1", "__error__")], False),
+        (TWO, [wrote("t1", "__interrupt__")], True),
+        (TWO, [wrote("t1", "__interrupt__"), wrote("t2", "files")], False),
+        (TWO, [wrote("t1", "__interrupt__"), wrote("t2", "__interrupt__")], False),
+        (ONE, [wrote("t1", "__interrupt__", 1), wrote(NULL_TASK, "__resume__", 2)], True),
+        (
+            ONE,
+            [wrote(NULL_TASK, "__resume__", 1), wrote("t1", "__resume__", 3), wrote("t1", "__interrupt__", 2)],
+            False,
+        ),
+        (ONE, [wrote(NULL_TASK, "files", 1)], True),
+    ],
+)
+def test_a_run_is_going_on_or_is_not(values: dict[str, Any], writes: list[Write], running: bool) -> None:
+    assert standing(saved(values), writes).running is running
+
+
+def test_nodes_that_wait_for_several_others(tmp_path: Any) -> None:
+    """`join:` channels, as a real graph has them."""
+    graph = StateGraph(TypedDict("State", {"x": int}))
+    for name in ("a", "b", "c"):
+        graph.add_node(name, lambda state: {})
+    graph.add_edge(START, "a")
+    graph.add_edge(START, "b")
+    graph.add_edge(["a", "b"], "c")
+    graph.add_edge("c", END)
+    with agents.sqlite_saver(tmp_path / "t.db") as saver:
+        agent = graph.compile(checkpointer=saver)
+        agent.invoke({"x": 1}, agents.thread("t"))
+        from fusebackend.backends.threads.rows import Place
+        from fusebackend.backends.threads.sqlite import SqliteDatabase
+
+        database = SqliteDatabase(str(tmp_path / "t.db"))
+        found = [
+            next_nodes(database.saved(Place("t", ""), checkpoint))
+            for checkpoint in agents.checkpoint_ids(agent, agents.thread("t"))
+        ]
+        database.close()
+    assert found == [("__start__",), ("a", "b"), ("c",), ()]
+
+
+class Clocks:
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.started_ns = time_ns_of(str(uuid6())) or 0
+
+    def watch(self, quiet_s: float = 600.0) -> RunWatch:
+        return RunWatch(quiet_s, lambda: self.seconds, lambda: self.started_ns + int(self.seconds * 1e9))
+
+
+def test_a_run_without_a_sign_of_life_has_ended() -> None:
+    clocks = Clocks()
+    watch = clocks.watch()
+    made, writes = saved(TWO), [wrote("t1", "files", 1)]
+
+    def active() -> bool:
+        return watch.is_active(made, writes, standing(made, writes))
+
+    assert active()
+    clocks.seconds = 599
+    assert active()
+    clocks.seconds = 601
+    assert not active()
+    writes.append(wrote("t1", "messages", 2))  # a sign of life
+    assert active()
+    clocks.seconds = 1200
+    assert active()
+    clocks.seconds = 1202
+    assert not active()
+
+
+def test_who_comes_late_goes_by_the_time_of_the_checkpoint() -> None:
+    clocks = Clocks()
+    made = saved(ONE)
+    clocks.seconds = 601
+    assert not clocks.watch().is_active(made, [], standing(made, []))
+
+
+def test_an_answer_may_have_come_just_now() -> None:
+    clocks = Clocks()
+    made, writes = saved(ONE), [wrote("t1", "__interrupt__", 1), wrote(NULL_TASK, "__resume__", 2)]
+    clocks.seconds = 10**6
+    watch = clocks.watch()
+    assert watch.is_active(made, writes, standing(made, writes))
+    clocks.seconds += 601
+    assert not watch.is_active(made, writes, standing(made, writes))
+
+
+def test_a_thread_at_rest_or_waiting_is_never_active() -> None:
+    clocks = Clocks()
+    for values, writes in (({}, []), (ONE, [wrote("t1", "__interrupt__")])):
+        made = saved(values)
+        assert not clocks.watch().is_active(made, writes, standing(made, writes))
