@@ -31,10 +31,7 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 import stat
-import threading
-import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -43,29 +40,18 @@ from fusebackend import paths
 from fusebackend.backends.buffer import Buffer
 from fusebackend.backends.foreignchanges import AbsentNames, changes_at, changes_everywhere
 from fusebackend.backends.foreignentry import Entry
-from fusebackend.backends.foreigntree import ForeignTree, require_text
-from fusebackend.backends.native import NativeVolume
+from fusebackend.backends.foreignfiles import ForeignFiles
+from fusebackend.backends.foreigntree import require_text
 from fusebackend.backends.relocation import Relocation
-from fusebackend.backends.wholefiles import WholeFiles
-from fusebackend.dialect import AgentFace
 from fusebackend.errors import oserror
 from fusebackend.paths import AgentPath
-from fusebackend.protocol import RENAME_NOREPLACE, Attr, AttrChanges, Caller, Change, Features, Report, StatFs, Volume
+from fusebackend.protocol import RENAME_NOREPLACE, Attr, Caller, Change, Report, Volume
 
 log = logging.getLogger(__name__)
-
-TTL_S = 1.0
-"""For how long a listing is believed, and a file that was downloaded to know its size need not be downloaded again."""
-
-MAX_FILE_BYTES = 2 << 30
-"""Larger files are EFBIG: an upload takes the whole of one in memory."""
 
 TRUSTED_BYTES = 1 << 20
 """In a page of a listing, a size claimed to be larger is shown as it is: to download such files for a plain `ls` would
 be worse. `lookup` and `getattr` know better."""
-
-STATFS = StatFs(4096, 1 << 30, 1 << 30, 1 << 31, 1 << 31)
-"""A backend doesn't tell; this says there is room."""
 
 _volumes: weakref.WeakValueDictionary[int, ForeignVolume] = weakref.WeakValueDictionary()
 
@@ -87,7 +73,7 @@ def foreign_volume(backend: Any) -> ForeignVolume | None:
     return _volumes.get(id(backend))  # a volume keeps its backend, so an id in the table is nobody else's
 
 
-class ForeignVolume(NativeVolume):
+class ForeignVolume(ForeignFiles):
     """See the module's docstring.
 
     Args:
@@ -98,40 +84,8 @@ class ForeignVolume(NativeVolume):
         clock: seconds that only grow.
     """
 
-    def __init__(
-        self,
-        backend: Any,
-        *,
-        exact_sizes: bool | None = None,
-        ttl_s: float = TTL_S,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        super().__init__()
-        self._backend = backend  # whose number in memory must not become another's, see `foreign_volume`
-        self.ttl_s = getattr(backend, "ttl_s", None)
-        ttl_s = ttl_s if self.ttl_s is None else self.ttl_s
-        if callable(getattr(backend, "kernel_side", None)):
-            backend = backend.kernel_side(ttl_s)
-        self._face = AgentFace(backend, type(backend).__name__)
-        self._face.require_mountable()
-        self.features = Features(
-            random_writes=False,
-            rename=False,
-            links=False,
-            symlinks=False,
-            special_files=False,
-            xattrs=False,
-            persistent_modes=False,
-            change_feed=bool(getattr(backend, "change_feed", False)),
-            durable=bool(getattr(backend, "durable", False)),
-            read_only=self._face.lacks("upload_files"),
-            blocking=bool(getattr(backend, "blocking", True)),
-        )
-        self._mutex = threading.RLock()
-        self.lock = self._mutex
-        exact = bool(getattr(backend, "exact_sizes", False)) if exact_sizes is None else exact_sizes
-        self._tree = ForeignTree(self._face, exact, ttl_s, clock, getattr(backend, "token", lambda: None))
-        self._files = WholeFiles(self._face, self._tree, clock)
+    def __init__(self, backend: Any, **options: Any) -> None:
+        super().__init__(backend, **options)
         self._absent = AbsentNames()
         self._unwatch: Callable[[], None] | None = None
 
@@ -177,6 +131,7 @@ class ForeignVolume(NativeVolume):
         with self.lock:
             entry = self._new_file(parent, name, mode, caller)
             entry.opens = 1
+            self._files.admit(entry, flags)
             return entry
 
     def _new_file(self, parent: int, name: bytes, mode: int, caller: Caller) -> Entry:
@@ -279,90 +234,6 @@ class ForeignVolume(NativeVolume):
                 raise oserror(errno.ENOTDIR, target.name)
             self._require_empty(target)
 
-    # -- attributes --------------------------------------------------------------------------------------------
-
-    def getattr(self, node: int) -> Attr:
-        with self.lock:
-            entry = self._tree.entry(node)
-            if entry.parent is None or entry.unlinked or entry.buffer is not None:
-                return entry
-            if entry.gone or self._tree.child(entry.parent, entry.name) is not entry:
-                raise oserror(errno.ESTALE)
-            self._files.measure([entry])
-            return entry
-
-    def setattr(self, node: int, changes: AttrChanges) -> Attr:
-        with self.lock:
-            entry = self._tree.entry(node)
-            if changes.size is not None:
-                entry.require_writable()
-                if changes.size > MAX_FILE_BYTES:
-                    raise oserror(errno.EFBIG)
-                self._files.truncate(entry, changes.size)
-            if changes.mode is not None:
-                entry.mode = stat.S_IFMT(entry.mode) | stat.S_IMODE(changes.mode)
-            for name in ("uid", "gid", "atime_ns", "mtime_ns"):
-                value = getattr(changes, name)
-                if value is not None:
-                    setattr(entry, name, value)
-            entry.ctime_ns = time.time_ns() if changes.ctime_ns is None else changes.ctime_ns
-            entry.kept = entry.kept or changes.size is None
-            return entry
-
-    def statfs(self) -> StatFs:
-        return STATFS
-
-    # -- data --------------------------------------------------------------------------------------------------
-
-    def open(self, node: int, flags: int) -> None:
-        with self.lock:
-            entry = self._tree.entry(node)
-            if entry.poisoned:
-                raise oserror(errno.ESTALE)
-            if flags & (os.O_WRONLY | os.O_RDWR):
-                entry.require_writable()
-            if not entry.is_dir and not entry.dirty and not entry.unlinked:
-                self._files.load(entry)
-            entry.opens += 1
-
-    def read(self, node: int, offset: int, size: int) -> bytes:
-        with self.lock:
-            return self._files.buffer(self._tree.entry(node)).read(offset, size)
-
-    def write(self, node: int, offset: int, data: bytes) -> int:
-        with self.lock:
-            entry = self._tree.entry(node)
-            buffer = self._files.buffer(entry)
-            if offset + len(data) > MAX_FILE_BYTES:
-                raise oserror(errno.EFBIG)
-            if data:
-                buffer.write(offset, data)
-                self._files.changed(entry)
-            return len(data)
-
-    def flush(self, node: int) -> None:
-        with self.lock:
-            self._files.store(self._tree.entry(node))
-
-    def fsync(self, node: int, datasync: bool = False) -> None:
-        self.flush(node)
-
-    def release(self, node: int, flags: int) -> None:
-        """What could not be stored stays, and is logged: an error here reaches nobody."""
-        with self.lock:
-            entry = self._tree.entry(node)
-            assert entry.opens > 0, f"node {node} released more often than opened"
-            entry.opens -= 1
-            if entry.opens:
-                return
-            try:
-                self._files.store(entry)
-            except OSError as error:
-                log.error("%s: %s was closed unsaved: %s", self._face.name, self._tree.path(entry), error)
-            entry.poisoned = False
-            self._files.drop(entry)
-            self._tree.reap(entry)
-
     # -- life --------------------------------------------------------------------------------------------------
 
     def hold(self, node: int) -> None:
@@ -419,20 +290,6 @@ class ForeignVolume(NativeVolume):
             self.publish(*changes, reports=reports)
         else:
             self.tell(changes)
-
-    def sync(self) -> None:
-        """Store all that is not stored. Each is tried; the first error is raised in the end."""
-        first: OSError | None = None
-        with self.lock:
-            for entry in self._tree.entries():
-                try:
-                    self._files.store(entry)
-                    self._files.drop(entry)
-                except OSError as error:
-                    log.error("%s: %s could not be stored: %s", self._face.name, self._tree.path(entry), error)
-                    first = first or error
-        if first is not None:
-            raise first
 
     def close(self) -> None:
         self.sync()

@@ -82,8 +82,9 @@ class Entry(Attr):
     """A file or directory. `parent` and `name` stay when it is gone; they say where it was."""
 
     __slots__ = (
-        "baseline", "buffer", "children", "digest", "dirty", "forgotten", "gone", "held", "kept", "listing", "local",
-        "measured", "name", "opens", "parent", "poisoned", "read_only", "unlinked", "version",
+        "appended_from", "baseline", "buffer", "children", "digest", "dirty", "forgotten", "gone", "held", "kept",
+        "listing", "local", "measured", "name", "opens", "parent", "pinned", "poisoned", "read_only", "unlinked",
+        "version", "writers",
     )  # fmt: skip
 
     def __init__(self, node: int, mode: int, parent: Entry | None, name: bytes) -> None:
@@ -106,6 +107,9 @@ class Entry(Attr):
         self.dirty = False  # the buffer holds what the backend does not
         self.baseline: bytes | None = None  # digest of what the backend held when the buffer was filled; None: nothing
         self.digest: bytes | None = None  # of the bytes last seen
+        self.writers = 0  # open handles that write where they like, so without O_APPEND
+        self.pinned: bytes | None = None  # the baseline for those: digest of what the first of them has opened
+        self.appended_from: int | None = None  # if the dirty buffer was only appended to: from this size on
         self.poisoned = False  # a conflict: handles opened before see ESTALE
 
     def attributes(self) -> Kept:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -28,6 +29,9 @@ from fusebackend.paths import AgentPath
 from fusebackend.protocol import NAME_MAX_BYTES
 
 log = logging.getLogger(__name__)
+
+APPEND_ATTEMPTS = 20
+"""How often an append is tried on a file that others change all the time."""
 
 PROBE_FILES = 64
 PROBE_BYTES = 8 << 20
@@ -150,8 +154,33 @@ class WholeFiles:
             entry.buffer, entry.baseline = Buffer(data), digest
         return entry.buffer
 
-    def changed(self, entry: Entry) -> None:
-        """The buffer was written to. The bytes of a file that was unlinked here go when it is closed."""
+    def admit(self, entry: Entry, flags: int) -> None:
+        """One more handle with these `open(2)` flags."""
+        if _writes_anywhere(flags):
+            if entry.writers == 0:
+                entry.pinned = entry.baseline
+            entry.writers += 1
+
+    def dismiss(self, entry: Entry, flags: int) -> None:
+        """One less."""
+        if _writes_anywhere(flags):
+            entry.writers -= 1
+
+    def write(self, entry: Entry, offset: int, data: bytes) -> None:
+        """Write into the buffer."""
+        buffer = self.buffer(entry)
+        if not data:
+            return
+        only_appended = not entry.writers and offset == buffer.size
+        if not entry.dirty:
+            entry.appended_from = buffer.size if only_appended else None
+        elif not only_appended:
+            entry.appended_from = None
+        buffer.write(offset, data)
+        self._changed(entry)
+
+    def _changed(self, entry: Entry) -> None:
+        """The buffer has other bytes now. Those of a file that was unlinked here go when it is closed."""
         assert entry.buffer is not None
         entry.dirty = not entry.unlinked
         entry.resize(entry.buffer.size)
@@ -161,7 +190,8 @@ class WholeFiles:
         """Cut or extend a file; at once where nobody has it open, else with what is written next."""
         buffer, was_dirty = self.buffer(entry), entry.dirty
         buffer.resize(size)
-        self.changed(entry)
+        entry.appended_from = None
+        self._changed(entry)
         if entry.opens:
             return
         try:
@@ -183,24 +213,52 @@ class WholeFiles:
         entry.version = None
         self.drop(entry)
 
-    def store(self, entry: Entry) -> None:
+    def store(self, entry: Entry) -> bool:
         """Upload a buffer that was written to.
+
+        Returns:
+            Does the file differ now from what was written here? What others have put before an append is there as well.
 
         Raises:
             OSError: ESTALE after a conflict, which is settled then; another errno, and the buffer is still dirty.
         """
         if not entry.dirty:
-            return
+            return False
         assert entry.buffer is not None, f"node {entry.node} has nothing to store"
         path, digest = self._tree.path(entry), entry.buffer.digest()
-        if self._tree.is_gone(entry) or not self._put(path, entry.buffer, digest, entry.baseline):
-            self._keep_beside(entry, path)
-            raise oserror(errno.ESTALE, path)
-        entry.baseline = entry.digest = digest
+        baseline = entry.pinned if entry.writers else entry.baseline
+        differs = False
+        if self._tree.is_gone(entry) or not self._put(path, entry.buffer, digest, baseline):
+            differs = self._append_again(entry, path)
+            if not differs:
+                self._keep_beside(entry, path)
+                raise oserror(errno.ESTALE, path)
+            digest = entry.buffer.digest()
+        entry.baseline = entry.digest = entry.pinned = digest
         entry.version = OWN
         entry.dirty = False
         entry.measured = True
+        entry.appended_from = None
         self._tree.stored(entry)
+        return differs
+
+    def _append_again(self, entry: Entry, path: AgentPath) -> bool:
+        """Append to what is there now what was appended to the buffer, if that is all that was done to it."""
+        if entry.appended_from is None or self._upload_if is None or self._tree.is_gone(entry):
+            return False
+        assert entry.buffer is not None
+        tail = entry.buffer.read(entry.appended_from, entry.buffer.size)
+        for _ in range(APPEND_ATTEMPTS):
+            data = self.download(path)
+            if data is None:
+                return False
+            if self.upload_if(path, data + tail, digest_of(data)):
+                entry.drop_buffer()
+                entry.buffer = Buffer(data + tail)
+                entry.resize(entry.buffer.size)
+                entry.touch()
+                return True
+        return False
 
     def _put(self, path: AgentPath, buffer: Buffer, digest: bytes, baseline: bytes | None) -> bool:
         """Upload a buffer over what it was made from; False when that is not there any more, nor the same already."""
@@ -237,6 +295,10 @@ class WholeFiles:
         entry.version = entry.digest = None
         entry.drop_buffer()
         self._tree.expire()
+
+
+def _writes_anywhere(flags: int) -> bool:
+    return bool(flags & (os.O_WRONLY | os.O_RDWR)) and not flags & os.O_APPEND
 
 
 def conflict_path(path: AgentPath) -> AgentPath:
