@@ -28,8 +28,8 @@ USER_NAMESPACES = (("--unshare-user", "--disable-userns"), ("--unshare-user",), 
 commands from making user namespaces; without the first, which needs root, a command is the machine's root, although
 one without capabilities."""
 
-HIDDEN = ("/proc/kcore", "/proc/kallsyms", "/proc/keys", "/proc/timer_list")
-"""What root could read of the kernel, with or without capabilities."""
+HIDDEN_FROM_ROOT = ("kcore", "kallsyms", "keys", "kpagecgroup", "kpagecount", "kpageflags", "timer_list", "vmallocinfo")
+"""Files of /proc from which root could read of the kernel, with or without capabilities."""
 
 
 class SandboxError(Exception):
@@ -100,14 +100,17 @@ def user_namespace(program: str) -> tuple[str, ...]:
     said = ""
     for words in USER_NAMESPACES:
         probe = [program, *words, *NAMESPACES, *_read_only(system.programs()), "--proc", "/proc", "--dev", "/dev"]
-        done = subprocess.run(
-            [*probe, "--", system.SHELL, "-c", ":"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            check=False,
-            timeout=PROBE_PATIENCE_S,
-        )
+        try:
+            done = subprocess.run(
+                [*probe, "--", system.SHELL, "-c", ":"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                check=False,
+                timeout=PROBE_PATIENCE_S,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise SandboxError(f"bubblewrap does not work: {error}") from None
         if done.returncode == 0:
             return words
         said = said or in_one_line(done.stderr)
@@ -139,7 +142,9 @@ def arguments(
     words += _read_only(view.programs)
     # Read-only as a whole: root could write to files of /proc that bwrap leaves open, such as sys/kernel.
     words += ["--proc", "/proc", "--remount-ro", "/proc"]
-    words += _read_only(Piece("/dev/null", path) for path in HIDDEN if os.path.exists(path))
+    if os.geteuid() == 0:
+        hidden = [f"/proc/{name}" for name in HIDDEN_FROM_ROOT]
+        words += _read_only(Piece("/dev/null", path) for path in hidden if os.path.exists(path))
     words += ["--dev", "/dev", *_memory("/dev/shm", options.memory_bytes)]
     words += devices.words()
     if "tmp" in view.own:

@@ -211,12 +211,13 @@ class Shell:
             return
         program = bubblewrap.find()
         user = bubblewrap.user_namespace(program)
+        missing = self._missing()
         with self._changed:
             self._devices.make()
         words = partial(bubblewrap.arguments, self._view, options, user, self._devices, cwd=job.cwd)
         files = system.etc_files(options.network)
         with (
-            self._filesystem.stand_ins.shown(self._missing()),
+            self._filesystem.stand_ins.shown(missing),
             _made(lambda: Sandboxed(program, words, files, job.command)) as launch,
         ):
             yield launch
