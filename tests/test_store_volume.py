@@ -332,6 +332,66 @@ def test_a_file_that_was_deleted_meanwhile_is_beside_its_place(volume, other, st
     assert list(beside(store).values()) == ["one more"]
 
 
+APPEND = os.O_WRONLY | os.O_APPEND
+
+
+def test_an_append_goes_to_the_end_of_what_is_there_then(volume, other, store):
+    other.write("/log", "one\n")
+    node = at(volume, "log").node
+    volume.open(node, APPEND)
+    volume.write(node, 4, b"ours\n")
+    volume.write(node, 9, b"again\n")
+    other.write("/log", "one\ntheirs\n")
+    with Ear(volume) as ear:
+        volume.flush(node)
+        assert Change(node=node) in ear.changes  # the kernel has other bytes there
+    assert store.get(NS, "/log").value["content"] == "one\ntheirs\nours\nagain\n"
+    assert volume.read(node, 0, 100) == b"one\ntheirs\nours\nagain\n"
+    assert volume.getattr(node).size == 22
+    volume.write(node, 22, b"more\n")
+    volume.release(node, APPEND)
+    assert store.get(NS, "/log").value["content"].endswith("again\nmore\n")
+    assert beside(store) == {}
+
+
+@pytest.mark.parametrize("how", ["another handle", "not at the end", "truncated", "deleted"])
+def test_what_is_no_append_is_a_conflict(volume, other, store, how):
+    other.write("/log", "one\n")
+    node = at(volume, "log").node
+    volume.open(node, APPEND)
+    if how == "another handle":
+        volume.open(node, RW)
+    if how == "truncated":
+        volume.setattr(node, AttrChanges(size=4))
+    volume.write(node, 2 if how == "not at the end" else 4, b"ours\n")
+    if how == "deleted":
+        other.delete("/log")
+    else:
+        other.write("/log", "theirs\n")
+    with pytest.raises(OSError) as error:
+        volume.flush(node)
+    assert error.value.errno == errno.ESTALE
+    volume.release(node, APPEND)
+    assert len(beside(store)) == 1
+
+
+def test_who_has_it_open_for_writing_is_told_though_somebody_has_read_it_since(volume, other, store):
+    """The reader gets what is there now, and the writer still writes over what he has opened."""
+    other.write("/a", "one")
+    node = at(volume, "a").node
+    volume.open(node, RW)
+    other.write("/a", "two")
+    assert content(volume, "a") == b"two"
+    volume.write(node, 0, b"X")
+    with pytest.raises(OSError) as error:
+        volume.flush(node)
+    assert error.value.errno == errno.ESTALE
+    volume.release(node, RW)
+    assert store.get(NS, "/a").value["content"] == "two"
+    overwrite(volume, at(volume, "a").node, b"three")
+    assert store.get(NS, "/a").value["content"] == "three"
+
+
 def test_no_append_of_many_is_lost_without_an_error(volume, other, store):
     """One program edits in a loop while the mount appends in a loop: every change that was not refused is there."""
     other.write("/log", "begin\n")

@@ -34,7 +34,9 @@ BYTEWISE = ("C", "POSIX", "C.UTF-8", "C.utf8")
 
 CONNECTIONS = 4
 CONNECT_S = 10
-"""How many connections one backend opens by itself, and how long it waits for one."""
+POOL_S = 5.0
+"""How many connections one backend opens by itself, and how long it waits for a server to answer, and for a free one
+or a server that is back."""
 
 COLUMNS = {"prefix", "key", "value", "created_at", "updated_at", "expires_at", "ttl_minutes"}
 """Of LangGraph's table `store`."""
@@ -93,7 +95,13 @@ class PostgresDatabase:
         with told():
             psycopg.connect(conninfo, connect_timeout=CONNECT_S).close()  # a pool would not say why
             pool: Any = ConnectionPool(
-                conninfo, min_size=1, max_size=CONNECTIONS, timeout=CONNECT_S, kwargs={"autocommit": True}, open=True
+                conninfo,
+                min_size=1,
+                max_size=CONNECTIONS,
+                timeout=POOL_S,
+                kwargs={"autocommit": True},
+                check=ConnectionPool.check_connection,  # a server that was away has left dead ones
+                open=True,
             )
         return cls(pool, conninfo)
 

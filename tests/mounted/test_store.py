@@ -1,0 +1,228 @@
+"""An agent's long-term memory as a mounted directory, with the agent at work in another process.
+
+The agent here is the real store class, in the test's process; the server that mounts is another one, which knows no
+more than the database.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import stat
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import mounts
+import pytest
+import stores
+from deepagents.backends import StoreBackend as Theirs
+
+NS = ("memories",)
+PATIENCE_S = 10.0
+KINDS = ["sqlite", pytest.param("postgres", marks=pytest.mark.services)]
+
+pytestmark = pytest.mark.mounted
+
+
+class Agent(NamedTuple):
+    """A store, deepagents' backend over it, and where it is mounted."""
+
+    store: Any
+    theirs: Theirs
+    path: Path
+    server: mounts.Mounted
+    feed: bool
+
+    def put(self, path: str, content: str) -> None:
+        assert self.theirs.write(path, content).error is None
+
+    def text(self, path: str) -> str:
+        (answer,) = self.theirs.download_files([path])
+        assert answer.error is None
+        return answer.content.decode()
+
+
+@pytest.fixture(params=KINDS)
+def agent(request, tmp_path, serve):
+    with contextlib.ExitStack() as stack:
+        kind, dsn = request.param, None
+        if kind == "postgres":
+            dsn = stack.enter_context(request.getfixturevalue("postgres").database())
+        store = stack.enter_context(stores.opened(kind, tmp_path, dsn))
+        url = f"store+postgres:{dsn}?ns=memories" if dsn else f"store+sqlite:{tmp_path}/store.db?ns=memories"
+        server = serve("memory:", routes={"/memories": url})
+        theirs = Theirs(namespace=lambda _: NS, store=store)
+        yield Agent(store, theirs, server.path / "memories", server, kind == "postgres")
+        server.stop()
+
+
+def shell(command: str, cwd: Path) -> str:
+    done = subprocess.run(["sh", "-ec", command], cwd=cwd, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def until(seen, agent):
+    """Wait until something shows: at once with a feed, else when the kernel asks again."""
+    began = time.monotonic()
+    while not seen():
+        assert time.monotonic() - began < PATIENCE_S, "it never showed"
+        time.sleep(0.01)
+    return time.monotonic() - began
+
+
+def test_shell_tools_edit_what_the_agent_reads(agent):
+    agent.put("/AGENTS.md", "# Memory\n\nThe theme is #FD5108.\n")
+    shell("sed -i 's/#FD5108/#000000/' AGENTS.md", agent.path)
+    assert agent.text("/AGENTS.md") == "# Memory\n\nThe theme is #000000.\n"
+    shell("echo 'Answer in Korean.' >> AGENTS.md; mkdir -p notes/deep; printf x > notes/deep/one.txt", agent.path)
+    assert agent.text("/AGENTS.md").endswith("#000000.\nAnswer in Korean.\n")
+    assert agent.text("/notes/deep/one.txt") == "x"
+    shell(
+        "mv notes/deep/one.txt two.txt; rm -r notes; cp two.txt three.bin; head -c 5000 /dev/urandom >> three.bin",
+        agent.path,
+    )
+    assert {item.key for item in agent.store.search(NS)} == {"/AGENTS.md", "/two.txt", "/three.bin"}
+    assert agent.theirs.download_files(["/three.bin"])[0].content == (agent.path / "three.bin").read_bytes()
+    assert shell("grep -rl Korean .; find . -name '*.txt' | sort; ls", agent.path).split() == [
+        "./AGENTS.md", "./two.txt", "AGENTS.md", "three.bin", "two.txt",
+    ]  # fmt: skip
+
+
+def test_created_stays_and_modified_moves_when_the_shell_edits(agent):
+    agent.put("/a", "one")
+    before = agent.store.get(NS, "/a")
+    shell("printf two > a", agent.path)
+    after = agent.store.get(NS, "/a")
+    assert after.value["created_at"] == before.value["created_at"]
+    assert after.value["modified_at"] > before.value["modified_at"]
+    assert after.created_at == before.created_at
+
+
+def test_what_the_agent_writes_shows_in_the_mount(agent):
+    """With a feed at once, though the kernel may believe what it knows for an hour; else after the time to live."""
+    agent.put("/report.md", "first\n")
+    assert (agent.path / "report.md").read_text() == "first\n"
+    assert not (agent.path / "later.md").exists()
+    held = (agent.path / "report.md").open()
+    agent.put("/report.md", "second, and longer\n")
+    agent.put("/later.md", "")
+    took = until(lambda: (agent.path / "report.md").read_text() == "second, and longer\n", agent)
+    took = max(took, until((agent.path / "later.md").exists, agent))
+    agent.theirs.delete("/report.md")
+    took = max(took, until(lambda: not (agent.path / "report.md").exists(), agent))
+    assert sorted(os.listdir(agent.path)) == ["later.md"]
+    held.close()
+    assert took < 1.0 if agent.feed else took < 3.0
+
+
+def test_status_says_how_a_change_becomes_known(agent):
+    command = [sys.executable, "-m", "fusebackend.cli.main", "status", "--json", str(agent.server.path)]
+    environment = {**os.environ, "PYTHONPATH": str(mounts.ROOT)}
+    (status,) = json.loads(subprocess.run(command, env=environment, capture_output=True, check=True, timeout=60).stdout)
+    (route,) = [route for route in status["routes"] if route["prefix"].startswith("/memories")]
+    assert route["ttl_s"] == (None if agent.feed else 1.0)
+    assert route["features"]["change_feed"] is agent.feed
+    assert route["features"]["blocking"] is True
+    assert route["features"]["durable"] is True
+    assert "password" not in json.dumps(status)
+
+
+def test_a_lost_update_is_an_error(agent):
+    agent.put("/a", "one\n")
+    with (agent.path / "a").open("r+") as file:
+        file.write("ours")
+        agent.put("/a", "theirs\n")
+        with pytest.raises(OSError) as error:
+            os.fsync(file.flush() or file.fileno())
+        assert error.value.errno == errno.ESTALE
+    agent.server.expected_log = "was changed by others"
+    assert agent.text("/a") == "theirs\n"
+    (beside,) = [item for item in agent.store.search(NS) if ".conflict-" in item.key]
+    assert beside.value["content"].startswith("ours")
+    until(lambda: len(os.listdir(agent.path)) == 2, agent)
+
+
+def test_an_agent_in_a_loop_and_the_shell_in_another(agent):
+    """Every change that was not refused is there at the end."""
+    agent.put("/log", "begin\n")
+    edited, appended = [], []
+
+    def edit():
+        from fusebackend.backends import StoreBackend
+
+        with StoreBackend(agent.store, namespace=NS) as ours:
+            for number in range(40):
+                if ours.edit("/log", "begin\n", f"begin\nedit {number}\n").error is None:
+                    edited.append(f"edit {number}")
+
+    thread = threading.Thread(target=edit)
+    thread.start()
+    for number in range(40):
+        done = subprocess.run(
+            ["sh", "-c", f"echo append {number} >> log"], cwd=agent.path, capture_output=True, timeout=60
+        )
+        if done.returncode == 0:
+            appended.append(f"append {number}")
+    thread.join()
+    agent.server.expected_log = "was changed by others"
+    lines = agent.text("/log").splitlines()
+    assert sorted(lines) == sorted(["begin", *edited, *appended])
+    assert edited
+    assert appended
+
+
+def test_values_that_are_no_files_can_be_read_only(agent):
+    agent.store.put(NS, "prefs", {"theme": "dark"})
+    agent.store.put(NS, "//odd", {"content": "x", "encoding": "utf-8"})
+    until(lambda: sorted(os.listdir(agent.path)) == ["%", "prefs.json"], agent)
+    path = agent.path / "prefs.json"
+    assert json.loads(path.read_text()) == {"theme": "dark"}
+    assert stat.S_IMODE(path.stat().st_mode) == 0o444
+    for attempt in (
+        lambda: path.write_text("{}"),
+        path.unlink,
+        lambda: path.rename(agent.path / "x"),
+        lambda: os.truncate(path, 0),
+    ):
+        with pytest.raises(PermissionError):
+            attempt()
+    assert (agent.path / "%" / "odd").read_text() == "x"
+    assert agent.store.get(NS, "prefs").value == {"theme": "dark"}
+
+
+@pytest.mark.services
+def test_the_mount_outlives_the_end_of_the_server(postgres_own, tmp_path, serve):
+    """Whatever happened while PostgreSQL was away shows when it is back."""
+    dsn = postgres_own.dsn()
+    with stores.opened("postgres", tmp_path, dsn) as store:
+        store.put(NS, "/a", {"content": "one", "encoding": "utf-8"})
+    server = serve(f"store+postgres:{dsn}?ns=memories")
+    assert (server.path / "a").read_text() == "one"
+    postgres_own.crash()
+    with pytest.raises(OSError):
+        (server.path / "new").write_text("x")
+    postgres_own.start()
+    with stores.opened("postgres", tmp_path, dsn) as store:
+        store.put(NS, "/a", {"content": "two", "encoding": "utf-8"})
+    began = time.monotonic()
+    while (server.path / "a").read_text() != "two":
+        assert time.monotonic() - began < PATIENCE_S
+        time.sleep(0.05)
+    (server.path / "new").write_text("x")
+    server.expected_log = "PostgreSQL|could not be stored|closed unsaved|not told"
+
+
+@pytest.fixture
+def postgres_own():
+    """A server of its own, to be ended in the middle."""
+    from services import postgres as service
+
+    with service.running(durable=True) as server:
+        yield server
