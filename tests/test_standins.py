@@ -13,7 +13,7 @@ import trio
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.backends.volume import VolumeBackend
 from fusebackend.paths import ROOT, AgentPath
-from fusebackend.protocol import Caller
+from fusebackend.protocol import Attr, Caller, Features
 from fusebackend.vfs.filesystem import FileSystem
 from fusebackend.vfs.inodes import ROOT_INODE, SYNTHETIC_INDEX, Entry, route_index
 
@@ -130,6 +130,57 @@ def test_a_name_keeps_its_number(tree: FileSystem) -> None:
         assert look(tree, b"etc").inode != first
 
 
+def test_a_directory_of_the_volume_is_left_alone(tree: FileSystem, volume: InMemoryVolume, kernel: FakeKernel) -> None:
+    VolumeBackend(volume).write("/usr/x", "text")
+    kernel.take()
+    before = look(tree, b"usr").inode
+    with tree.stand_ins.shown([b"usr"]):
+        assert look(tree, b"usr").inode == listed(tree)[b"usr"] == before
+    assert kernel.take() == []
+
+
+@pytest.mark.parametrize("kind", ["file", "symlink"])
+def test_something_else_of_that_name_is_an_error(tree: FileSystem, kind: str) -> None:
+    if kind == "file":
+        run(tree.mknod(ROOT_INODE, b"usr", 0o100644, 0, ME))
+    else:
+        run(tree.symlink(ROOT_INODE, b"usr", b"tmp", ME))
+    with pytest.raises(NotADirectoryError) as failure, tree.stand_ins.shown([b"etc", b"usr"]):
+        pytest.fail("there is no directory to show")
+    assert failure.value.filename == b"usr"
+    assert look(tree, b"etc").inode == 0, "none of them is shown"
+
+
+def test_made_real_meanwhile_the_next_one_needs_it_too(
+    tree: FileSystem, volume: InMemoryVolume, kernel: FakeKernel
+) -> None:
+    first = tree.stand_ins.shown([b"usr"])
+    first.__enter__()
+    stand_in = look(tree, b"usr").inode
+    VolumeBackend(volume).write("/usr/x", "text")
+    with tree.stand_ins.shown([b"usr"]):
+        kernel.take()
+        first.__exit__(None, None, None)
+        assert look(tree, b"usr").inode == stand_in
+        assert kernel.take() == [], "the second has mounted there"
+    assert look(tree, b"usr").inode != stand_in
+    assert kernel.take() == [(ROOT_INODE, b"usr")]
+
+
+def test_a_default_that_hangs() -> None:
+    class Hanging(InMemoryVolume):
+        features = Features(blocking=True)
+
+        def lookup(self, parent: int, name: bytes) -> Attr:
+            threading.Event().wait(5)
+            return super().lookup(parent, name)
+
+    tree = FileSystem({ROOT: Hanging()}, deadline_s=0.05)
+    with pytest.raises(TimeoutError), tree.stand_ins.shown([b"usr"]):
+        pytest.fail("nobody knows what is there")
+    assert dict(tree.tree.stand_ins) == {}
+
+
 def test_the_way_to_a_route_needs_no_stand_in(tree: FileSystem, kernel: FakeKernel) -> None:
     before = look(tree, b"tmp").inode
     with tree.stand_ins.shown([b"tmp"]):
@@ -209,8 +260,8 @@ def test_one_that_is_still_open_when_it_goes(tree: FileSystem) -> None:
 
 
 def test_a_full_buffer_takes_no_reference(tree: FileSystem, volume: InMemoryVolume) -> None:
-    VolumeBackend(volume).write("/usr/x", "text")
     with tree.stand_ins.shown([b"usr"]):
+        VolumeBackend(volume).write("/usr/x", "text")
         number = run(tree.opendir(ROOT_INODE))
         room = [b".", b"..", b"tmp"]
         run(tree.readdir(number, 0, lambda name, entry, after: name in room))

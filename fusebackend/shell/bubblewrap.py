@@ -28,8 +28,8 @@ USER_NAMESPACES = (("--unshare-user", "--disable-userns"), ("--unshare-user",), 
 commands from making user namespaces; without the first, which needs root, a command is the machine's root, although
 one without capabilities."""
 
-HIDDEN_FROM_ROOT = ("kcore", "kallsyms", "keys", "kpagecgroup", "kpagecount", "kpageflags", "timer_list", "vmallocinfo")
-"""Files of /proc from which root could read of the kernel, with or without capabilities."""
+HIDDEN_FROM_ROOT = ("kpagecgroup", "kpagecount", "kpageflags")
+"""Files of /proc that root can read without any capability, and nobody else: what is where in this machine's memory."""
 
 
 class SandboxError(Exception):

@@ -21,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -43,7 +42,6 @@ from fusebackend.shell.mountwatch import MountWatch
 from fusebackend.shell.options import ShellOptions
 from fusebackend.shell.sandboxed import Sandboxed
 from fusebackend.shell.unconfined import Unconfined
-from fusebackend.vfs.inodes import SYNTHETIC_INDEX, route_index
 
 if TYPE_CHECKING:
     from fusebackend.vfs.filesystem import FileSystem
@@ -211,40 +209,28 @@ class Shell:
             return
         program = bubblewrap.find()
         user = bubblewrap.user_namespace(program)
-        missing = self._missing()
         with self._changed:
             self._devices.make()
         words = partial(bubblewrap.arguments, self._view, options, user, self._devices, cwd=job.cwd)
         files = system.etc_files(options.network)
-        with (
-            self._filesystem.stand_ins.shown(missing),
-            _made(lambda: Sandboxed(program, words, files, job.command)) as launch,
-        ):
+        with self._lent_names(), _made(lambda: Sandboxed(program, words, files, job.command)) as launch:
             yield launch
 
-    def _missing(self) -> list[bytes]:
-        """Names that the sandbox needs in its root, and the default volume does not have.
-
-        Raises:
-            SandboxError: one is no directory.
-        """
-        missing = []
-        for name in self._view.names:
+    @contextlib.contextmanager
+    def _lent_names(self) -> Iterator[None]:
+        """For the length of a block, the mount's root has a directory for everything that is mounted on it."""
+        with contextlib.ExitStack() as stack:
             try:
-                status = os.lstat(os.path.join(self.mountpoint, name))
-            except FileNotFoundError:
-                missing.append(name.encode())
-                continue
-            except OSError as error:
-                raise SandboxError(f"the mount does not answer: {error.strerror}") from None
-            if not stat.S_ISDIR(status.st_mode):
+                stack.enter_context(self._filesystem.stand_ins.shown(name.encode() for name in self._view.names))
+            except NotADirectoryError as error:
+                name = os.fsdecode(error.filename)
                 raise SandboxError(
                     f"'/{name}' in the mount is no directory, and a command needs this machine's own to be there: "
                     "rename it to run commands"
-                )
-            if route_index(status.st_ino) == SYNTHETIC_INDEX:
-                missing.append(name.encode())  # what another command has been lent
-        return missing
+                ) from None
+            except OSError as error:
+                raise SandboxError(f"the root of the mount does not answer: {error.strerror}") from None
+            yield
 
 
 def _made(make: Callable[[], Launch]) -> Launch:

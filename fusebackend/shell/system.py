@@ -19,11 +19,11 @@ OWN = ("etc", "proc", "dev", "tmp")
 """Directories of the root that a sandbox has for itself."""
 
 _DIRECTORIES = (
-    "ld.so.conf.d", "alternatives", "ssl/certs", "pki/tls/certs", "pki/ca-trust/extracted", "crypto-policies",
-    "java-*", "fonts", "terminfo",
+    "alternatives", "ssl/certs", "pki/tls/certs", "pki/ca-trust/extracted", "crypto-policies",
+    "java-*", "fonts",
 )  # fmt: skip
 _FILES = (
-    "ld.so.cache", "ld.so.conf", "nsswitch.conf", "localtime", "timezone", "ssl/openssl.cnf", "pki/tls/cert.pem",
+    "ld.so.cache", "nsswitch.conf", "localtime", "timezone", "ssl/openssl.cnf", "pki/tls/cert.pem",
     "services", "protocols", "mime.types", "magic",
 )  # fmt: skip
 _FILES_FOR_NETWORK = ("hosts", "resolv.conf", "host.conf", "gai.conf")

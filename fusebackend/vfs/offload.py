@@ -71,7 +71,7 @@ class Offload:
         raise oserror(errno.ETIMEDOUT)
 
     def finish(self, function: Callable[[], None]) -> None:
-        """Run when there is no loop any more: the last words to a volume. ETIMEDOUT as in `call`."""
+        """Run in a thread that is not the loop's, or when there is no loop any more. ETIMEDOUT as in `call`."""
         if not self.blocking:
             function()
             return

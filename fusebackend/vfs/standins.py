@@ -17,11 +17,13 @@ Whoever creates something in a stand-in makes it real, as with every directory t
 from __future__ import annotations
 
 import contextlib
+import errno
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from fusebackend.protocol import Attr
+from fusebackend.errors import oserror
+from fusebackend.protocol import ROOT_NODE, Attr
 from fusebackend.vfs.cache import COHERENT_TIMEOUT_S
 from fusebackend.vfs.inodes import ROOT_INODE
 from fusebackend.vfs.mounttree import Junction, MountTree
@@ -54,26 +56,48 @@ class StandIns:
     def shown(self, names: Iterable[bytes]) -> Iterator[None]:
         """For the length of a block the root has a directory of each of these names. Not for the loop's thread.
 
-        A name that leads to a route has one already, and is left alone.
+        Where the default volume has one, or the name leads to a route, that is it; it is left alone.
+
+        Raises:
+            NotADirectoryError: the default volume has something else of a name.
+            OSError: the default volume does not answer.
         """
-        root = self._tree.root
-        wanted = [name for name in dict.fromkeys(names) if name not in root.children]
-        self._take(wanted)
+        asked = [name for name in dict.fromkeys(names) if name not in self._tree.root.children]
+        there = self._in_volume(asked)
+        for name, attr in there.items():
+            if not attr.is_dir:
+                raise oserror(errno.ENOTDIR, name)
+        taken = self._take(asked, there)
         try:
             yield
         finally:
-            self._give_back(wanted)
+            self._give_back(taken)
 
-    def _take(self, names: list[bytes]) -> None:
+    def _in_volume(self, names: list[bytes]) -> dict[bytes, Attr]:
+        route = self._tree.routes[0]
+        found: dict[bytes, Attr] = {}
+
+        def ask() -> None:
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):
+                    found[name] = route.volume.lookup(ROOT_NODE, name)
+
+        route.offload.finish(ask)
+        return found
+
+    def _take(self, names: list[bytes], there: Collection[bytes]) -> list[bytes]:
+        """Show what the volume does not have, and what others are shown: it may have become real since."""
         with self._lock:
-            new = [name for name in names if not self._users.get(name)]
+            taken = [name for name in names if self._users.get(name) or name not in there]
+            new = [name for name in taken if not self._users.get(name)]
             for name in new:
                 if name not in self._made:
                     self._made[name] = StandIn(self._tree.synthetic_inode(), name, self._tree.root, None)
                     self._tree.add(self._made[name])
-            for name in names:
+            for name in taken:
                 self._users[name] = self._users.get(name, 0) + 1
             self._show(new)
+        return taken
 
     def _give_back(self, names: list[bytes]) -> None:
         with self._lock:
