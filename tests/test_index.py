@@ -86,17 +86,18 @@ def read_nodes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 # -- any history ---------------------------------------------------------------------------------------------------
 
-WORDS = st.sampled_from([
-    b"needle", b"need", b"les", b"common", b"x", b"foo_bar", b"f(b)", b"\n", b" ", "naïve".encode(), "文字".encode(),
-    b"-> ", b"\0", b"\xff", b"\xc3",
-])  # fmt: skip
-TEXTS = st.lists(WORDS, max_size=6).map(b"".join)
+WORDS = st.sampled_from(
+    [b"needle", b"common", b"foo_bar", "文字".encode(), b"need", b"les", b"f(b)", b"\n", b" ", b"-> "]
+)
+TEXTS = st.lists(WORDS, min_size=1, max_size=6).map(b"".join)
 NAMES = st.sampled_from([b"a", b"b.txt", b"c.py", b"dir", b"\xff"])
+PATHS = st.sampled_from(["/a", "/b.txt", "/dir/0.txt", "/dir/deep/c.py", "/dir2/b.txt"])
+PICKS = st.integers(0, 9)
+PORTIONS = st.sampled_from([0, 2, 10_000, 10_000])
 PATTERNS = st.one_of(
     TEXTS.map(lambda text: text.decode("utf-8", "replace")),
     st.sampled_from(["nee", "eed", "dle", "zzz", "mmo", "lesneed", "ï", "\ud800", "common common", "(b)", ""]),
 )
-OFFSETS = st.sampled_from([0, 3, BORDER - 4, BORDER - 1, BORDER, 2 * BORDER - 2])
 
 
 class SearchMachine(RuleBasedStateMachine):
@@ -111,7 +112,7 @@ class SearchMachine(RuleBasedStateMachine):
         self.bounds.setattr(indexer, "SAMPLED", 1)
         self.bounds.setattr(indexer, "COMMON_FILES", 2)
         self.bounds.setattr(indexer, "REBUILD_ENTRIES", 8)
-        self.bounds.setattr(trigram, "SLICE_BYTES", 20)
+        self.bounds.setattr(trigram, "SLICE_BYTES", 6)
         self.directory = tempfile.mkdtemp()
         self.path = f"{self.directory}/volume.db"
         self.open()
@@ -126,100 +127,119 @@ class SearchMachine(RuleBasedStateMachine):
         self.db.close()
         self.backend.close()
 
-    @initialize(contents=st.lists(TEXTS, max_size=5))
+    @initialize(contents=st.lists(TEXTS, min_size=1, max_size=5))
     def begin(self, contents: list[bytes]) -> None:
         for number, content in enumerate(contents):
             put(self.backend, f"/dir/{number}.txt", content)
 
-    def nodes(self) -> list[int]:
-        return [attr.node for _, attr in FileWalk(self.volume, ROOT_NODE)]
+    def index(self, portions: int) -> None:
+        """So much is done in the background before a change."""
+        if portions:
+            self.volume.write_back()
+        for _ in range(portions):
+            if self.worker.work(self.db, quiet_s=0) is None:
+                return
+
+    def file(self, pick: int) -> int | None:
+        nodes = [attr.node for _, attr in FileWalk(self.volume, ROOT_NODE)]
+        return nodes[pick % len(nodes)] if nodes else None
 
     # the kernel's face
 
-    @rule(pick=st.integers(0, 99), offset=OFFSETS, data=TEXTS)
-    def write(self, pick: int, offset: int, data: bytes) -> None:
-        for node in self.nodes()[pick : pick + 1]:
+    @rule(portions=PORTIONS, pick=PICKS, at=st.sampled_from([0, 3, None]), data=TEXTS)
+    def write(self, portions: int, pick: int, at: int | None, data: bytes) -> None:
+        """In the middle, or at the end."""
+        self.index(portions)
+        node = self.file(pick)
+        if node is not None:
             self.volume.open(node, os.O_WRONLY)
-            self.volume.write(node, offset, data)
+            self.volume.write(node, self.volume.getattr(node).size if at is None else at, data)
             self.volume.release(node, os.O_WRONLY)
 
-    @rule(pick=st.integers(0, 99), data=TEXTS)
-    def append(self, pick: int, data: bytes) -> None:
-        for node in self.nodes()[pick : pick + 1]:
-            self.volume.open(node, os.O_WRONLY)
-            self.volume.write(node, self.volume.getattr(node).size, data)
-            self.volume.release(node, os.O_WRONLY)
-
-    @rule(pick=st.integers(0, 99), fill=st.sampled_from([BORDER - 5, BORDER, 2 * BORDER - 3]))
-    def fill(self, pick: int, fill: int) -> None:
-        """Text up to a border, for what is appended next to lie across it."""
-        for node in self.nodes()[pick : pick + 1]:
+    @rule(portions=PORTIONS, pick=PICKS, at=st.sampled_from([BORDER - 3, BORDER, 2 * BORDER - 1]), data=TEXTS)
+    def write_across_a_border(self, portions: int, pick: int, at: int, data: bytes) -> None:
+        """Between chunks, with text before it."""
+        self.index(portions)
+        node = self.file(pick)
+        if node is not None:
             size = self.volume.getattr(node).size
             self.volume.open(node, os.O_WRONLY)
-            self.volume.write(node, size, b"." * max(0, fill - size))
+            self.volume.write(node, size, b"." * max(0, at - size))
+            self.volume.write(node, at, data)
             self.volume.release(node, os.O_WRONLY)
 
-    @rule(pick=st.integers(0, 99), size=st.one_of(st.integers(0, 30), OFFSETS))
-    def resize(self, pick: int, size: int) -> None:
-        for node in self.nodes()[pick : pick + 1]:
+    @rule(portions=PORTIONS, pick=PICKS, by=st.sampled_from([-BORDER, -3, 5]))
+    def resize(self, portions: int, pick: int, by: int) -> None:
+        self.index(portions)
+        node = self.file(pick)
+        if node is not None:
+            self.volume.setattr(node, AttrChanges(size=max(0, self.volume.getattr(node).size + by)))
+
+    @rule(portions=PORTIONS, pick=PICKS)
+    def stretch_and_shrink(self, portions: int, pick: int) -> None:
+        """A hole at the end, so that it is no text any more, and then is again."""
+        node = self.file(pick)
+        if node is not None:
+            size = self.volume.getattr(node).size
+            self.volume.setattr(node, AttrChanges(size=size + 5))
+            self.index(portions)
             self.volume.setattr(node, AttrChanges(size=size))
 
-    @rule(name=NAMES, other=NAMES, flags=st.sampled_from([0, 2]))
-    def rename(self, name: bytes, other: bytes, flags: int) -> None:
-        parent = node_at(self.backend, "/dir") if self.backend.ls("/dir").error is None else ROOT_NODE
-        for source, target in ((ROOT_NODE, parent), (parent, ROOT_NODE)):
-            try:
-                self.volume.rename(source, name, target, other, flags)
-            except OSError:  # nothing there, or not allowed: as good as any other outcome
-                continue
-
-    @rule(pick=st.integers(0, 99), name=NAMES)
-    def link(self, pick: int, name: bytes) -> None:
-        for node in self.nodes()[pick : pick + 1]:
+    @rule(portions=PORTIONS, pick=PICKS, name=NAMES)
+    def link(self, portions: int, pick: int, name: bytes) -> None:
+        self.index(portions)
+        node = self.file(pick)
+        if node is not None:
             try:
                 self.volume.link(node, ROOT_NODE, name)
             except FileExistsError:
-                continue
+                return
 
-    @rule(name=NAMES)
-    def unlink(self, name: bytes) -> None:
+    @rule(name=NAMES, other=NAMES, exchange=st.booleans())
+    def rename_or_unlink(self, name: bytes, other: bytes, exchange: bool) -> None:
         try:
-            self.volume.unlink(ROOT_NODE, name)
-        except OSError:  # not there, or a directory
+            if name == other:
+                self.volume.unlink(ROOT_NODE, name)
+            else:
+                self.volume.rename(ROOT_NODE, name, node_at(self.backend, "/dir"), other, 2 * exchange)
+        except OSError:  # nothing there, or not allowed: as good as any other outcome
             return
+
+    @rule(portions=PORTIONS, pick=PICKS, byte=st.sampled_from([b"\0", b"\xff", b"\xc3"]))
+    def spoil(self, portions: int, pick: int, byte: bytes) -> None:
+        """Binary at its end; cut again at times."""
+        self.write(portions, pick, None, byte)
+        if portions == 2:
+            self.resize(10_000, pick, -1)
 
     # the agent's
 
-    @rule(path=st.sampled_from(["/a", "/b.txt", "/dir/a", "/dir/deep/c.py", "/dir2/b.txt"]), content=TEXTS)
-    def upload(self, path: str, content: bytes) -> None:
+    @rule(portions=PORTIONS, path=PATHS, content=TEXTS)
+    def upload(self, portions: int, path: str, content: bytes) -> None:
+        self.index(portions)
         self.backend.upload_files([(path, content)])
 
-    @rule(old=st.sampled_from(["needle", "n", "common"]), new=st.sampled_from(["pin", "needles", ""]))
-    def edit(self, old: str, new: str) -> None:
+    @rule(
+        portions=PORTIONS, old=st.sampled_from(["needle", "n", "common"]), new=st.sampled_from(["pin", "needles", ""])
+    )
+    def edit(self, portions: int, old: str, new: str) -> None:
+        self.index(portions)
         for match in self.backend.grep(old, max_count=1).matches or []:
             assert self.backend.edit(match["path"], old, new, replace_all=True).error is None
 
-    @rule(source=st.sampled_from(["/dir", "/dir2", "/a"]), new=st.sampled_from(["/dir2/deep", "/dir", "/b.txt"]))
-    def move(self, source: str, new: str) -> None:
-        self.backend.move(source, new)
+    @rule(path=st.sampled_from(["/dir", "/dir2", "/a"]), new=st.sampled_from(["/dir2/deep", "/dir", None]))
+    def move_or_delete(self, path: str, new: str | None) -> None:
+        if new is not None:
+            self.backend.move(path, new)
+        elif path != "/dir":
+            self.backend.delete(path)
 
-    @rule(path=st.sampled_from(["/dir", "/dir2", "/a"]))
-    def delete(self, path: str) -> None:
-        self.backend.delete(path)
-
-    # the index
-
-    @rule(portions=st.integers(1, 40))
-    def index(self, portions: int) -> None:
-        for _ in range(portions):
-            self.worker.work(self.db, quiet_s=0)
+    # the server
 
     @rule()
-    def index_what_is_flushed_now(self) -> None:
-        self.volume.write_back()
-        while self.worker.work(self.db, quiet_s=0) is not None:
-            pass
-        assert check(self.path) == []
+    def check_index(self) -> None:
+        self.index(10_000)
+        assert unindexed(self.backend) == set() and check(self.path) == []
 
     @rule()
     def crash(self) -> None:

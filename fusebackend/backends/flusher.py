@@ -55,6 +55,7 @@ class Flusher:
         self._wal_bytes = wal_bytes
         self._indexer = indexer
         self._failing = False
+        self._connection: sqlite3.Connection | None = None
         self._changes_waiting = threading.Event()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="fusebackend-flush", daemon=True)
@@ -78,8 +79,6 @@ class Flusher:
         self._thread.join()
 
     def _run(self) -> None:
-        connection = sqlite3.connect(self._path, isolation_level=None, timeout=0)
-        schema.set_up(connection, INDEX_CACHE_KIB)
         flush_at: float | None = None
         index_at: float | None = time.monotonic() + FLUSH_AFTER_S
         try:
@@ -90,19 +89,33 @@ class Flusher:
                 else:
                     self._stopping.wait(_until(min(flush_at, index_at or flush_at)))
                 if flush_at is not None and time.monotonic() >= flush_at:
-                    self._write_on(connection)
+                    self._write_on()
                     flush_at = None
                     index_at = index_at or time.monotonic()
                 if index_at is not None and time.monotonic() >= index_at:
-                    index_at = self._index(connection, hurry=flush_at is None)
+                    index_at = self._index(hurry=flush_at is None)
         finally:
-            connection.close()
+            if self._connection is not None:
+                self._connection.close()
 
-    def _write_on(self, connection: sqlite3.Connection) -> None:
+    def _connected(self) -> sqlite3.Connection:
+        """The thread's own connection, made when it is first needed: a file that can't be opened ends no thread."""
+        if self._connection is None:
+            connection = sqlite3.connect(self._path, isolation_level=None)
+            try:
+                schema.set_up(connection, INDEX_CACHE_KIB)
+                connection.execute("PRAGMA busy_timeout = 0")
+            except BaseException:
+                connection.close()
+                raise
+            self._connection = connection
+        return self._connection
+
+    def _write_on(self) -> None:
         """Flush, and keep the WAL short."""
         try:
             self._flush()
-            self._keep_short(connection)
+            self._keep_short()
         except Exception as error:  # the thread goes on: without it nothing would ever be written again
             if not self._failing:
                 log.error("changes wait in memory, the volume file can't take them: %s", error)
@@ -110,12 +123,12 @@ class Flusher:
         else:
             self._failing = False
 
-    def _index(self, connection: sqlite3.Connection, hurry: bool) -> float | None:
+    def _index(self, hurry: bool) -> float | None:
         """Index a portion; gives when the next one is due."""
         start = time.monotonic()
         try:
-            pause_s = self._indexer.work(connection)
-            self._keep_short(connection)
+            pause_s = self._indexer.work(self._connected())
+            self._keep_short()
         except Exception as error:  # whatever it is, changes are still to be flushed, and can be found without
             if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
                 return time.monotonic() + FLUSH_AFTER_S / 10
@@ -126,9 +139,9 @@ class Flusher:
         spent_s = time.monotonic() - start
         return time.monotonic() + max(pause_s, spent_s if hurry else 3 * spent_s)
 
-    def _keep_short(self, connection: sqlite3.Connection) -> None:
+    def _keep_short(self) -> None:
         if self._wal_bytes() > CHECKPOINT_BYTES:
-            self._checkpoint(connection)
+            self._checkpoint(self._connected())
 
     def _checkpoint(self, connection: sqlite3.Connection) -> None:
         """Move the WAL into the file while others write on, then the rest under the lock, so that it starts anew.

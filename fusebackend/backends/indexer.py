@@ -41,7 +41,9 @@ ROOM_BYTES = 64 << 20
 
 SAMPLE_FILES = 256
 SAMPLED = 4
-"""One file of so many is looked at for common words."""
+"""One file of so many is looked at for common words, if it is no longer than `SAMPLED_BYTES`."""
+
+SAMPLED_BYTES = 16 << 10
 
 COMMON_FILES = 4
 """A word that is in so many files of a sample is common."""
@@ -151,7 +153,7 @@ class Indexer:
         assert self._common is not None, "no portion has begun"
         found = trigram.words(data) - self._common  # not `-=`, which goes through all the common ones
         self._seen += 1
-        if self._seen % SAMPLED == 0 and len(data) <= trigram.SLICE_BYTES:
+        if self._seen % SAMPLED == 0 and len(data) <= SAMPLED_BYTES:
             self._sample.update(found)
             self._sampled += 1
             if self._sampled == SAMPLE_FILES:
