@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import mounts
+import pytest
 
 SERVER = Path(__file__).with_name("execute_server.py")
 ANSWER_LIMIT_S = 120.0
@@ -124,6 +126,9 @@ class Commands:
 def commands(mountpoint: Path, default: str, *routes: str, **options: Any) -> Iterator[Commands]:
     """Mount `default` and `routes` (`PREFIX=URL`), with the options of `ShellOptions` and a few more."""
     mounts.require()
+    if shutil.which("bwrap") is None:
+        message = "bwrap is missing (Debian: bubblewrap)"
+        pytest.fail(message, pytrace=False) if os.environ.get("CI") else pytest.skip(message)
     mountpoint.mkdir(parents=True)
     log = mountpoint.with_name(mountpoint.name + ".log")
     with log.open("wb") as output:
