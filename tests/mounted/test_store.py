@@ -95,6 +95,20 @@ def test_shell_tools_edit_what_the_agent_reads(agent):
     ]  # fmt: skip
 
 
+def test_a_repository_in_a_memory(agent):
+    """Lock files, renames over what is there, and many small files."""
+    git = "git -c user.name=a -c user.email=a@example.com -c core.fsync=none"
+    shell(f"{git} init -q repo; cd repo; for n in 1 2 3 4 5 6; do echo $n > $n.txt; done; {git} add .", agent.path)
+    shell(
+        f"{git} commit -qm one; echo more >> 3.txt; {git} mv 4.txt four.txt; {git} commit -qam two", agent.path / "repo"
+    )
+    log = shell("git status --porcelain; git fsck --strict 2>&1; git log --format=%s", agent.path / "repo")
+    assert log.split() == ["two", "one"]
+    assert shell("git checkout -q HEAD~1; cat 3.txt; ls", agent.path / "repo").split() == [
+        "3", "1.txt", "2.txt", "3.txt", "4.txt", "5.txt", "6.txt",
+    ]  # fmt: skip
+
+
 def test_created_stays_and_modified_moves_when_the_shell_edits(agent):
     agent.put("/a", "one")
     before = agent.store.get(NS, "/a")

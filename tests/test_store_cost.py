@@ -1,0 +1,190 @@
+"""What a verb costs in a store of many keys: it reads what it shows, and never the whole namespace."""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import pytest
+import stores
+from langgraph.store.base import PutOp
+from langgraph.store.memory import InMemoryStore
+
+from fusebackend.backends import StoreBackend, volume_of
+from fusebackend.backends.store import postgres, sqlite
+
+NS = ("memories",)
+KINDS = ["sqlite", pytest.param("postgres", marks=pytest.mark.services)]
+VALUE = {"content": "x" * 1000 + "\n", "encoding": "utf-8", "modified_at": "2026-01-01T00:00:00+00:00"}
+
+
+def fill(store, keys):
+    keys = list(keys)
+    for begin in range(0, len(keys), 2000):
+        store.batch([PutOp(NS, key, VALUE) for key in keys[begin : begin + 2000]])
+
+
+def tree(directories):
+    """Twenty files in each directory."""
+    return (f"/dir{number:05}/file{index:02}.md" for number in range(directories) for index in range(20))
+
+
+@pytest.fixture(params=KINDS)
+def store(request, tmp_path):
+    dsn = request.getfixturevalue("postgres_dsn") if request.param == "postgres" else None
+    with stores.opened(request.param, tmp_path, dsn) as store:
+        yield store
+
+
+@pytest.fixture
+def rows(monkeypatch):
+    """Every key that is read, by whichever statement."""
+    read = []
+
+    def ranged(connection, namespace, start, end, plain=sqlite._range):
+        for row in plain(connection, namespace, start, end):
+            read.append(row.key)
+            yield row
+
+    def fetched(cursor, plain=postgres._rows):
+        found = plain(cursor)
+        read.extend(row.key for row in found)
+        return found
+
+    monkeypatch.setattr(sqlite, "_range", ranged)
+    monkeypatch.setattr(postgres, "_rows", fetched)
+    return read
+
+
+def test_a_listing_reads_what_it_lists(store, rows):
+    fill(store, tree(200))
+    with StoreBackend(store, namespace=NS) as backend:
+        assert len(backend.ls("/dir00100").entries) == 20
+        assert len(rows) <= 25
+        rows.clear()
+        assert len(backend.ls("/").entries) == 200
+        assert len(rows) <= 1000  # hops over what is below; PostgreSQL reads a batch before it knows that it has to
+        rows.clear()
+        assert "x" in backend.read("/dir00100/file07.md")
+        assert backend.write("/dir00100/new.md", "").error is None
+        assert backend.edit("/dir00100/new.md", "a", "b").error
+        assert len(rows) <= 10
+        rows.clear()
+        assert len(backend.glob("*.md", "/dir00042").matches) == 20
+        assert len(backend.grep("x", "/dir00042").matches) == 20
+        assert len(rows) <= 45
+
+
+def test_one_large_directory_is_read_once(store, rows):
+    fill(store, (f"/flat/{number:05}" for number in range(3000)))
+    with StoreBackend(store, namespace=NS) as backend:
+        assert len(backend.ls("/flat").entries) == 3000
+        assert len(rows) <= 3010
+        rows.clear()
+        assert [info["path"] for info in backend.ls("/").entries] == ["/flat/"]
+        assert len(rows) <= 300
+
+
+def test_sizes_are_asked_for_once(store, monkeypatch):
+    fill(store, tree(2))
+    with StoreBackend(store, namespace=NS) as backend:
+        before = backend.ls("/dir00000").entries
+        kind = type(backend.items)
+        fetched = []
+        plain = kind.fetch
+        monkeypatch.setattr(kind, "fetch", lambda items, keys: (fetched.extend(keys), plain(items, keys))[1])
+        assert backend.ls("/dir00000").entries == before
+        assert fetched == []
+        store.put(NS, "/dir00000/file03.md", {**VALUE, "content": "changed"})
+        assert backend.ls("/dir00000").entries[3]["size"] == 7
+        assert fetched == ["/dir00000/file03.md"]
+
+
+def test_the_lookups_of_a_mount_list_a_directory_once(store, monkeypatch):
+    """Whoever walks a tree asks for each name of it."""
+    fill(store, tree(3))
+    with StoreBackend(store, namespace=NS) as backend:
+        volume = volume_of(backend)
+        listed = []
+        face = volume._face
+        plain = face.ls
+        monkeypatch.setattr(face, "ls", lambda path: (listed.append(path), plain(path))[1])
+        for _ in range(3):
+            for number in range(3):
+                directory = volume.lookup(1, f"dir{number:05}".encode()).node
+                volume.hold(directory)
+                for index in range(20):
+                    volume.lookup(directory, f"file{index:02}.md".encode())
+        assert sorted(listed) == ["/", "/dir00000", "/dir00001", "/dir00002"]
+
+
+@pytest.mark.parametrize("verb", ["ls", "glob", "grep", "read", "write", "delete", "move", "upload_files"])
+def test_another_store_is_searched_once_for_a_verb(verb):
+    searched = []
+
+    class Remote(InMemoryStore):
+        """No class that is known here: so it is paged through."""
+
+        def search(self, namespace, /, *, limit=10, offset=0, **options):
+            found = super().search(namespace, limit=limit, offset=offset, **options)
+            searched.extend(item.key for item in found)
+            return found
+
+    store = Remote()
+    fill(store, tree(100))
+    backend = StoreBackend(store, namespace=NS)
+    arguments = {
+        "ls": ("/dir00050",),
+        "glob": ("**/*.md",),
+        "grep": ("x", "/dir00050"),
+        "read": ("/dir00050/file00.md",),
+        "write": ("/dir00050/new.md", ""),
+        "delete": ("/dir00050",),
+        "move": ("/dir00050", "/moved"),
+        "upload_files": ([(f"/dir00051/new{number}", b"") for number in range(30)],),
+    }[verb]
+    result = getattr(backend, verb)(*arguments)
+    assert all(one.error is None for one in (result if isinstance(result, list) else [result]))
+    pages = 8
+    assert len(searched) <= 2000 + pages
+    assert len(set(searched)) == (2000 if verb != "read" else 0)
+
+
+def test_a_search_that_others_disturb_misses_nothing_that_stays():
+    """Items that come and go move the rest: what was passed over is found when the search is made again."""
+
+    class Busy(InMemoryStore):
+        searches = 0
+
+        def search(self, namespace, /, *, limit=10, offset=0, **options):
+            found = super().search(namespace, limit=limit, offset=offset, **options)
+            type(self).searches += 1
+            if type(self).searches == 1:
+                for number in range(100):
+                    self.delete(NS, f"/gone{number:03}")
+            return found
+
+    store = Busy()
+    fill(store, [*(f"/gone{number:03}" for number in range(100)), *(f"/kept{number:04}" for number in range(1000))])
+    entries = StoreBackend(store, namespace=NS).ls("/").entries
+    assert {info["path"] for info in entries} >= {f"/kept{number:04}" for number in range(1000)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("directory", ["/dir00000", "/dir02500", "/dir04999"])
+def test_a_directory_of_twenty_among_a_hundred_thousand_keys_takes_20_ms(large, directory):
+    large.ls("/")
+    took = []
+    for _ in range(9):
+        began = time.perf_counter()
+        assert len(large.ls(directory).entries) == 20
+        took.append(time.perf_counter() - began)
+    assert statistics.median(took) < 0.020, took
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def large(request, tmp_path_factory):
+    with stores.module_store(request, tmp_path_factory) as store:
+        fill(store, tree(5000))
+        with StoreBackend(store, namespace=NS) as backend:
+            yield backend
