@@ -7,9 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
-from collections.abc import Iterator
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 from fusebackend.composite import CompositeBackend
 from fusebackend.control.client import Client
@@ -20,6 +27,7 @@ from fusebackend.protocol import ExecuteResponse
 from fusebackend.vfs.filesystem import FileSystem
 
 LIMIT_S = 20.0
+MOUNTPOINT = "/mnt/unmounted"
 
 
 class NoShell:
@@ -29,6 +37,9 @@ class NoShell:
         if command == "wait":
             cancelled.wait(LIMIT_S)
             return ExecuteResponse("ended", 130)
+        if command == "nap":
+            time.sleep(0.2)
+            return ExecuteResponse("slept", 0)
         if on_output is not None:
             on_output("stdout", command.encode())
             on_output("stderr", b"\xff")
@@ -40,9 +51,9 @@ class NoShell:
 class ClientOf(Client):
     """A client of a server that has no mount to be found by."""
 
-    def __init__(self, server: ControlServer) -> None:
+    def __init__(self, server: ControlServer | Listener | SimpleNamespace) -> None:
         self.server = server
-        self._begin(server.backend.mountpoint)
+        self._begin(MOUNTPOINT)
 
     def _connect(self) -> Connection:
         return Connection(self.server.address, self.mountpoint)
@@ -53,13 +64,51 @@ def serving(backend: Any, *, read_only: bool = False) -> Iterator[ControlServer]
     """A server of the backend at the root of a tree, as if it were mounted on `/mnt/unmounted`."""
     composite = backend if isinstance(backend, CompositeBackend) else CompositeBackend(backend)
     filesystem = FileSystem.of(composite)
-    mounted = MountedBackend(composite, filesystem, "/mnt/unmounted", NoShell(), lambda: {"mountpoint": "none"})
+    mounted = MountedBackend(composite, filesystem, MOUNTPOINT, NoShell(), lambda: {"mountpoint": "none"})
     server = ControlServer(mounted, read_only=read_only)
-    server.start()
-    try:
-        yield server
-    finally:
-        server.close()
+    with tempfile.TemporaryDirectory(prefix="fusebackend-") as place:  # where no other server looks who is alive
+        with mock.patch.dict(os.environ, XDG_RUNTIME_DIR=place):
+            server.start()
+        try:
+            yield server
+        finally:
+            server.close()
+
+
+class Listener:
+    """A server that has read every call and answers what `answer` makes of it; with None it hangs up instead."""
+
+    def __init__(self, path: Path, answer: Callable[[Any], Any]) -> None:
+        self.address = str(path)
+        self.lines: list[Any] = []
+        self._answer = answer
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(self.address)
+        self._listener.listen()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                stream, _ = self._listener.accept()
+            except OSError:
+                return
+            with stream, stream.makefile("rb") as lines:
+                for line in lines:
+                    self.lines.append(json.loads(line))
+                    answer = self._answer(self.lines[-1])
+                    if answer is None:
+                        break
+                    stream.sendall(json.dumps(answer).encode() + b"\n")
+
+    def __enter__(self) -> Listener:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join()
 
 
 class Raw:

@@ -10,8 +10,8 @@ from commands import MOUNT, commands
 from controlled import NoShell
 
 from fusebackend.backends import InMemoryBackend
-from fusebackend.control.client import Client
 from fusebackend.control.connection import ServerLost
+from fusebackend.control.pool import Pool
 from fusebackend.protocol import ExecuteResponse, FileEvent
 
 
@@ -114,14 +114,14 @@ class TestExec:
 
     @pytest.mark.parametrize("verb, message", [("stat", "'/': gone"), ("execute", "gone")])
     def test_a_server_that_is_lost(self, command, shell, monkeypatch, verb, message):
-        call = Client._call
+        call = Pool.call
 
-        def lost(client, kind, asked, *words, **options):
+        def lost(pool, kind, asked, *words):
             if asked == verb:
                 raise ServerLost("gone")
-            return call(client, kind, asked, *words, **options)
+            return call(pool, kind, asked, *words)
 
-        monkeypatch.setattr(Client, "_call", lost)
+        monkeypatch.setattr(Pool, "call", lost)
         assert command.refused("exec", "--mount", MOUNT, "x") == message
 
     def test_json(self, command, shell):

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
-import time
+from types import SimpleNamespace
 
 import pytest
-from controlled import LIMIT_S, ClientOf, Raw, serving
+from controlled import LIMIT_S, ClientOf, Listener, Raw, serving
 
 from fusebackend.backends import CompositeBackend, InMemoryBackend
 from fusebackend.backends.sqlite import SqliteBackend
-from fusebackend.control import client as client_module
+from fusebackend.control import connection as connection_module
 from fusebackend.control.connection import ServerLost
 from fusebackend.protocol import SandboxBackendProtocol
 from fusebackend.testing.conformance import BackendConformance
@@ -189,27 +190,42 @@ class TestLostServer:
     def test_a_kept_connection_that_the_server_closed_is_replaced(self, client, server):
         assert client.ls("/").error is None
         for connection in list(server._connections):
-            connection.finish(time.monotonic() + LIMIT_S)
+            connection.close()
         assert client.write("/x", "1").error is None, "the call was never sent, so it is sent again"
 
-    def test_a_change_whose_answer_is_lost_is_not_repeated(self, client, monkeypatch):
-        # A server that reads the call and dies.
-        import socket
+    def test_a_change_whose_answer_is_lost_is_not_repeated(self, tmp_path):
+        with Listener(tmp_path / "sock", lambda line: None) as listener, ClientOf(listener) as client:
+            assert "nobody knows" in client.write("/x", "1").error
+        assert [line["method"] for line in listener.lines] == ["write"]
 
-        def connect():
-            ours, theirs = socket.socketpair()
+    def test_a_large_upload_over_a_kept_connection_that_is_dead(self, client, server, files):
+        assert client.ls("/").error is None
+        for connection in list(server._connections):
+            connection.close()
+        assert client.send("/large", [b"1" * 100]).error is None
 
-            def die():
-                theirs.recv(1 << 16)
-                theirs.close()
+    def test_a_piece_of_any_size(self, client, files):
+        content = bytes(range(256)) * (80 << 12)
+        assert client.send("/large", [content]).error is None
+        assert files.download_files(["/large"])[0].content == content
 
-            threading.Thread(target=die).start()
-            connection = client_module.Connection.__new__(client_module.Connection)
-            connection.begin(ours, client.mountpoint)
-            return connection
+    def test_a_server_that_is_stopped_is_one_clear_error(self, tmp_path, monkeypatch):
+        """It listens, and the kernel takes connections for it; nobody answers."""
+        monkeypatch.setattr(connection_module, "SILENCE_S", 0.05)
+        monkeypatch.setattr(connection_module, "ANSWER_TIMEOUT_S", 0.05)
+        monkeypatch.setattr(connection_module, "CONNECT_TIMEOUT_S", 0.05)
+        address = str(tmp_path / "sock")
+        with socket.socket(socket.AF_UNIX) as stopped:
+            stopped.bind(address)
+            stopped.listen(3)
+            client = ClientOf(SimpleNamespace(address=address))
+            assert "hangs, or is stopped" in client.read("/x").error
+            assert "hangs, or is stopped" in client.write("/x", "y" * 1_000_000).error
+            assert "hangs, or is stopped" in client.read("/x").error, "its queue is full by now"
 
-        monkeypatch.setattr(client, "_connect", connect)
-        assert "nobody knows" in client.write("/x", "1").error
+    def test_a_call_may_take_longer_than_a_server_may_be_silent(self, client, monkeypatch):
+        monkeypatch.setattr(connection_module, "SILENCE_S", 0.02)
+        assert client.run("nap").output == "slept"
 
     def test_interrupting_a_call_leaves_the_client_usable(self, client, server):
         ended = threading.Event()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import stat
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -16,8 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fusebackend.backends import InMemoryBackend
-from fusebackend.control import rendezvous, wire
+from fusebackend.control import pool, rendezvous, wire
 from fusebackend.control import server as server_module
+from fusebackend.control import serving as serving_module
+from fusebackend.control.staging import Staging
 
 
 @pytest.fixture
@@ -37,6 +41,11 @@ def server(files):
 def raw(server):
     with Raw(server.address) as raw:
         yield raw
+
+
+def connection_of(server):
+    (connection,) = server._connections
+    return connection
 
 
 def answers(server) -> bool:
@@ -115,6 +124,18 @@ class TestMessages:
         assert answer["error"]["message"]
         assert raw.ask("ping", payload=1)["result"] == 1, "the connection goes on"
 
+    @pytest.mark.parametrize("payload", [{"result": "\udcff"}, {"params": ["\udcff"]}, 2**100, "\ud800", {"": None}])
+    def test_any_json_comes_back(self, server, payload):
+        with ClientOf(server) as client:
+            assert client.ping(payload) == payload
+
+    def test_the_last_message_without_its_newline(self, raw):
+        raw.send(b'{"jsonrpc":"2.0","id":1,"method":"ping"}')
+        raw.stream.shutdown(socket.SHUT_WR)
+        answer = raw.line()
+        assert (answer["id"], answer["error"]["code"]) == (None, wire.PARSE_ERROR)
+        assert raw.line() is None
+
     @settings(max_examples=300, deadline=None)
     @given(lines=st.lists(st.binary(max_size=300), min_size=1, max_size=5))
     def test_no_bytes_end_the_server(self, lines):
@@ -167,7 +188,7 @@ class TestLimits:
         for _ in range(1000):
             clients.append(Raw(server.address))
         assert server.counts()["connections"] <= server_module.MAX_CONNECTIONS
-        time.sleep(server_module.IDLE_S + 0.1)
+        time.sleep(serving_module.IDLE_S + 0.1)
         assert answers(server), "idle connections make room"
         for client in clients:
             client.close()
@@ -186,19 +207,61 @@ class TestLimits:
         assert answers(server)
 
     def test_too_many_calls_of_one_connection(self, raw):
-        for number in range(server_module.MAX_CALLS):
+        for number in range(serving_module.MAX_CALLS):
             call = {"jsonrpc": "2.0", "id": number, "method": "execute", "params": {"command": "wait"}}
             raw.send(json.dumps(call).encode() + b"\n")
         answer = raw.ask("execute", "more", command="wait")
         assert (answer["id"], answer["error"]["code"]) == ("more", wire.BUSY)
-        for number in range(server_module.MAX_CALLS):
+        for number in range(serving_module.MAX_CALLS):
             raw.send(b'{"jsonrpc":"2.0","method":"cancel","params":{"call":%d}}\n' % number)
-        assert {raw.line()["error"]["code"] for _ in range(server_module.MAX_CALLS)} == {wire.CANCELLED}
+        assert {raw.line()["error"]["code"] for _ in range(serving_module.MAX_CALLS)} == {wire.CANCELLED}
 
     def test_the_same_id_twice(self, raw):
         raw.send(b'{"jsonrpc":"2.0","id":1,"method":"execute","params":{"command":"wait"}}\n')
         assert raw.ask("execute", 1, command="wait")["error"]["code"] == wire.INVALID_REQUEST
         raw.ask("cancel", 2, call=1)
+
+    def test_an_id_is_free_when_its_answer_has_come(self, raw):
+        for _ in range(300):
+            assert "result" in raw.ask("grep", "again", pattern="one")
+
+    def test_as_many_calls_again_as_answers_have_come(self, raw):
+        call = b'{"jsonrpc":"2.0","id":%d,"method":"grep","params":{"pattern":"one"}}\n'
+        raw.send(b"".join(call % number for number in range(serving_module.MAX_CALLS)))
+        for number in range(serving_module.MAX_CALLS, 500):
+            assert "result" in raw.line()
+            raw.send(call % number)
+
+    def test_a_change_that_is_cancelled_too_late_is_told(self, server, raw, files, monkeypatch):
+        delete = InMemoryBackend.delete
+
+        def cancelled(self, path):
+            assert connection_of(server).cancel(1)
+            return delete(self, path)
+
+        monkeypatch.setattr(InMemoryBackend, "delete", cancelled)
+        assert raw.ask("delete", 1, file_path="/x")["result"]["error"] is None
+        assert files.ls("/").entries == []
+
+    def test_a_client_that_sends_no_more_gets_its_answers(self, raw):
+        raw.send(b'{"jsonrpc":"2.0","id":"w","method":"execute","params":{"command":"wait"}}\n')
+        raw.send(b'{"jsonrpc":"2.0","id":"g","method":"grep","params":{"pattern":"one"}}\n')
+        raw.send(b'{"jsonrpc":"2.0","id":"s","method":"subscribe"}\n')
+        raw.stream.shutdown(socket.SHUT_WR)
+        assert {raw.line()["id"], raw.line()["id"]} == {"g", "s"}
+
+    def test_a_client_that_sends_no_more_gets_events(self, server, raw, files):
+        raw.ask("subscribe")
+        raw.stream.shutdown(socket.SHUT_WR)
+        time.sleep(2 * serving_module.HANGUP_S)
+        with ClientOf(server) as client:
+            client.write("/new", "")
+        assert raw.line()["params"]["event"]["path"] == "/new"
+        raw.close()
+        deadline = time.monotonic() + LIMIT_S
+        while server.counts()["connections"]:
+            assert time.monotonic() < deadline, "it is gone, and nobody notices"
+            time.sleep(0.01)
 
     def test_the_end_of_a_connection_cancels_its_calls(self, server):
         with Raw(server.address) as raw:
@@ -218,6 +281,111 @@ class TestLimits:
         assert raw.ask("download_files", paths=["/s"])["result"][0]["content"] == "AAAAAAAA"
 
 
+class TestRoom:
+    """What happens when all places are taken."""
+
+    @pytest.fixture(autouse=True)
+    def two_places(self, monkeypatch):
+        monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 2)
+        monkeypatch.setattr(serving_module, "IDLE_S", 0.05)
+
+    def test_a_message_that_is_still_arriving_is_no_idleness(self, server):
+        with Raw(server.address) as slow, Raw(server.address) as idle:
+            idle.ask("ping")
+            for byte in b'{"jsonrpc":"2.0","id":1,"method":"ping","par':
+                slow.send(bytes([byte]))
+                time.sleep(0.01)
+            with Raw(server.address) as another:
+                assert "result" in another.ask("ping")
+                slow.send(b'ams":{}}\n')
+                assert "result" in slow.line()
+                assert idle.line()["error"]["code"] == wire.BUSY
+                assert idle.line() is None
+
+    def test_no_call_is_lost_when_its_connection_makes_room(self, server):
+        """Four clients on two places: connections are closed under their calls, and no client can tell."""
+        failures = []
+
+        def work(number: int) -> None:
+            with ClientOf(server) as client:
+                for turn in range(30):
+                    if (error := client.write(f"/{number}/{turn}", "").error) is not None:
+                        failures.append(error)
+                    time.sleep(serving_module.IDLE_S * (turn % 3))
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failures == []
+
+    def test_a_full_server_is_asked_again(self, server):
+        with Raw(server.address) as one, Raw(server.address) as other, ClientOf(server) as client:
+            for raw in (one, other):
+                raw.ask("subscribe")
+            timer = threading.Timer(0.3, one.close)
+            timer.start()
+            assert client.write("/later", "").error is None
+            timer.join()
+
+    def test_a_server_that_stays_full_is_one_clear_error(self, server, monkeypatch):
+        monkeypatch.setattr(pool, "PATIENCE_S", 0.1)
+        with Raw(server.address) as one, Raw(server.address) as other, ClientOf(server) as client:
+            for raw in (one, other):
+                raw.ask("subscribe")
+            assert "2 connections are open already; try again" in client.read("/x").error
+
+    def test_without_threads_for_more_the_server_goes_on(self, server, raw, monkeypatch, caplog):
+        raw.ask("ping")
+        monkeypatch.setattr(server_module, "ACCEPT_RETRY_S", 0.01)
+        with monkeypatch.context() as broken:
+            broken.setattr(serving_module.Connection, "start", _no_thread)
+            with Raw(server.address) as refused:
+                assert refused.line()["error"]["code"] == wire.BUSY
+        assert answers(server)
+        assert "no threads" in caplog.text
+
+
+def _no_thread(connection):
+    raise RuntimeError("no threads")
+
+
+class TestStaging:
+    def test_taking_and_adding_at_once(self, tmp_path):
+        """An upload takes what is staged in a thread of its own, while the connection goes on."""
+        staging = Staging()
+        failures = []
+
+        def add() -> None:
+            for _ in range(300):
+                try:
+                    token = staging.add(b"a", None)
+                    taken.append(token)
+                    staging.add(b"b", token)
+                except OSError:  # taken in between, or too many
+                    continue
+                except Exception as error:
+                    failures.append(error)
+
+        def take() -> None:
+            for _ in range(3000):
+                try:
+                    if taken:
+                        staging.take(taken.pop())
+                except Exception as error:
+                    failures.append(error)
+
+        taken: list[str] = []
+        threads = [threading.Thread(target=work) for work in (add, take, add, take)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        staging.close()
+        assert failures == []
+
+
 class TestWho:
     def test_the_socket_and_its_directory_are_closed_to_others(self, server):
         assert stat.S_IMODE(os.stat(server.address).st_mode) == 0o600
@@ -233,6 +401,7 @@ class TestWho:
     @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
     def test_the_kernel_tells_who_connects(self, server):
         directory = os.path.dirname(server.address)
+        os.chmod(os.path.dirname(directory), 0o711)
         os.chmod(directory, 0o711)
         os.chmod(server.address, 0o666)
         try:
@@ -257,21 +426,55 @@ class TestWho:
     def test_a_directory_of_somebody_else_is_not_used(self, tmp_path: Path, monkeypatch):
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
         (tmp_path / "fusebackend").mkdir(mode=0o755)
-        with pytest.raises(PermissionError, match="0700"):
-            rendezvous.directory()
+        private = tmp_path / f"fusebackend-{os.geteuid()}"
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        assert rendezvous.directory() == str(private)
         (tmp_path / "fusebackend").rmdir()
         (tmp_path / "elsewhere").mkdir(mode=0o700)
         (tmp_path / "fusebackend").symlink_to("elsewhere")
+        assert rendezvous.directory() == str(private)
+        private.chmod(0o755)
         with pytest.raises(PermissionError, match="0700"):
             rendezvous.directory()
 
-    def test_without_a_runtime_directory_there_is_a_private_one(self, tmp_path: Path, monkeypatch):
-        import tempfile
-
+    @pytest.mark.parametrize("runtime", [None, "", "run", "/none", "/dev/null", "/proc/self", "/" + "x" * 90])
+    def test_without_a_runtime_directory_there_is_a_private_one(self, tmp_path: Path, monkeypatch, runtime):
         monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+        if runtime is not None:
+            monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "run").mkdir()
         assert rendezvous.directory() == str(tmp_path / f"fusebackend-{os.geteuid()}")
         assert stat.S_IMODE(os.stat(rendezvous.directory()).st_mode) == 0o700
+
+    def test_a_runtime_directory_too_deep_for_a_socket_is_passed_over(self, tmp_path: Path, monkeypatch):
+        deep = tmp_path / ("x" * 60) / ("y" * 60)
+        deep.mkdir(parents=True)
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(deep))
+        monkeypatch.setattr(tempfile, "tempdir", "/tmp")
+        assert rendezvous.directory() == f"/tmp/fusebackend-{os.geteuid()}"
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+    def test_nothing_is_left_in_the_runtime_directory_of_somebody_else(self, tmp_path: Path, monkeypatch):
+        theirs = tmp_path / "theirs"
+        theirs.mkdir()
+        os.chown(theirs, 65534, 65534)
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(theirs))
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        assert rendezvous.directory() == str(tmp_path / "fusebackend-0")
+        assert list(theirs.iterdir()) == []
+
+    def test_a_strange_umask_changes_nothing(self, tmp_path: Path, monkeypatch):
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+        before = os.umask(0o777)
+        try:
+            place = rendezvous.directory()
+            rendezvous.listen(place + "/a.sock", 1).close()
+        finally:
+            os.umask(before)
+        assert stat.S_IMODE(os.stat(place).st_mode) == 0o700
+        assert stat.S_IMODE(os.stat(place + "/a.sock").st_mode) == 0o600
 
     def test_sockets_of_killed_servers_are_removed(self, server, tmp_path: Path):
         with socket.socket(socket.AF_UNIX) as dead:
@@ -282,14 +485,65 @@ class TestWho:
             rendezvous.remove_stale(str(tmp_path))
         assert [path.name for path in tmp_path.iterdir()] == ["alive.sock"]
 
+    def test_a_server_that_only_starts_is_not_taken_for_a_killed_one(self, tmp_path: Path, monkeypatch):
+        listen = socket.socket.listen
+
+        def cleaned_up_just_before(self, backlog):
+            rendezvous.remove_stale(str(tmp_path))
+            listen(self, backlog)
+
+        monkeypatch.setattr(socket.socket, "listen", cleaned_up_just_before)
+        with rendezvous.listen(str(tmp_path / "early.sock"), 1), Raw(str(tmp_path / "early.sock")):
+            assert [path.name for path in tmp_path.iterdir()] == ["early.sock"]
+
     @pytest.mark.parametrize("mountpoint", ["/mnt/agent", "/" + "x" * 250, "/" + "y" * 4000, "/ä b/" + "\udcff" * 90])
-    def test_every_mount_point_has_an_address_that_fits(self, mountpoint):
-        address = os.fsencode(rendezvous.address(mountpoint))
-        assert len(address) <= rendezvous.ADDRESS_MAX_BYTES
-        assert address.endswith(b".%d.sock" % os.getpid())
+    def test_every_server_has_an_address_of_its_own_that_fits(self, mountpoint):
+        one, other = rendezvous.address(mountpoint), rendezvous.address(mountpoint)
+        assert len(os.fsencode(one)) <= rendezvous.ADDRESS_MAX_BYTES
+        assert one.endswith(".sock")
+        assert one != other, "two containers may share the directory, the mount point and the process id"
 
 
 class TestEnd:
+    def test_a_connection_that_comes_while_the_server_ends(self, server, monkeypatch):
+        monkeypatch.setattr(server, "_closing", True)
+        with Raw(server.address) as raw:
+            assert raw.line()["error"]["message"] == "the mount is ending"
+        monkeypatch.setattr(server, "_closing", False)
+
+    def test_no_call_begins_when_the_end_has_begun(self, server, raw, files):
+        """What comes after is not carried out, and the client is told so."""
+        raw.ask("ping")
+        connection_of(server).retire()
+        with contextlib.suppress(BrokenPipeError):
+            raw.send(b'{"jsonrpc":"2.0","id":1,"method":"write","params":{"file_path":"/late","content":""}}\n')
+        assert raw.line()["error"] == {"code": wire.BUSY, "message": "the mount is ending"}
+        assert raw.line() is None
+        assert [info["path"] for info in files.ls("/").entries] == ["/x"]
+
+    def test_whoever_closes_second_waits_for_the_first(self, server, raw):
+        raw.send(b'{"jsonrpc":"2.0","id":1,"method":"execute","params":{"command":"wait"}}\n')
+        raw.ask("ping", 2)
+        threads = [threading.Thread(target=server.close) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+            assert server.counts()["connections"] == 0
+
+    def test_who_does_not_read_does_not_hold_up_the_end(self, files, monkeypatch):
+        files.upload_files([("/large", b"line\n" * 400_000)])
+        with serving(files) as server, Raw(server.address) as sleeper:
+            for number in range(2):
+                sleeper.send(b'{"jsonrpc":"2.0","id":%d,"method":"grep","params":{"pattern":"line"}}\n' % number)
+            while not server._connections:
+                time.sleep(0.01)
+            while connection_of(server)._sending_since is None:
+                time.sleep(0.01)
+            start = time.monotonic()
+            server.close()
+            assert time.monotonic() - start < server_module.END_TIMEOUT_S / 2
+
     def test_nothing_is_left(self, files):
         before = threading.active_count()
         with serving(files) as server:
@@ -307,7 +561,7 @@ class TestEnd:
         deadline = time.monotonic() + LIMIT_S
         while threading.active_count() > before and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert threading.active_count() == before
+        assert threading.active_count() <= before
 
     def test_a_call_whose_client_is_gone_is_waited_for(self, files, monkeypatch):
         begun, gone, ended = threading.Event(), threading.Event(), threading.Event()
@@ -326,7 +580,8 @@ class TestEnd:
                 raw.send(b'{"jsonrpc":"2.0","id":1,"method":"download_files","params":{"paths":["/x"]}}\n')
                 assert begun.wait(LIMIT_S)
             deadline = time.monotonic() + LIMIT_S
-            while any(thread.name == "fusebackend-connection" for thread in threading.enumerate()):
+            (connection,) = server._connections
+            while connection._stream.fileno() != -1:
                 assert time.monotonic() < deadline
                 time.sleep(0.001)
             timer = threading.Timer(0.1, gone.set)

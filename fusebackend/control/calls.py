@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fusebackend import budget
 from fusebackend.control import wire
 from fusebackend.control.verbs import Params, Verb
-from fusebackend.control.wire import CallId, Closed, Failure, Notification, Response, WireError
+from fusebackend.control.wire import CallId, Closed, ErrorObject, Failure, Notification, Response, WireError
 
 if TYPE_CHECKING:
-    from fusebackend.control.server import Connection
+    from fusebackend.control.serving import Connection
 
 log = logging.getLogger(__name__)
 
@@ -38,39 +38,45 @@ class RunningCall:
 
     def _run_apart(self) -> None:
         try:
-            self.run()
+            try:
+                answer = self._outcome()
+            finally:
+                self._connection.call_done(self)
+            self._send(answer)
         except Closed:
             log.debug("nobody waits for the answer any more")
         finally:
-            self._connection.call_ended(self)
+            self._connection.call_ended()
 
     def run(self) -> None:
         """Carry out the call and send the answer. Raises `Closed` when there is nobody to send it to."""
-        answer = self._outcome()
-        if self.answered:
-            self._connection.send(answer)
+        self._send(self._outcome())
         if self._subscribed is not None:
             self._subscribed.start()  # its events come after the answer that names it
 
-    def _outcome(self) -> Response | Failure:
-        if self._verb.changes and self._connection.server.read_only:
-            return _failed(self.key, OSError(30, "Read-only file system: this mount is read-only"))
+    def _send(self, answer: bytes) -> None:
+        if self.answered:
+            self._connection.send(answer)
+
+    def _outcome(self) -> bytes:
+        """The answer, as it is sent."""
         try:
-            with budget.limited(budget.SEARCH_S, cancelled=self.cancelled):
-                result = self._verb.run(self, self._params)
+            if self._verb.changes and self._connection.server.read_only:
+                raise OSError(errno.EROFS, "Read-only file system: this mount is read-only")
+            result = self._verb.run(self, self._params)
+            if self.cancelled.is_set() and not self._verb.changes:  # what has been changed is told in any case
+                raise WireError(wire.CANCELLED, "cancelled")
+            return wire.encode(Response(self.key, result)) if self.answered else b""
         except Closed:
             raise
         except Exception as error:
-            return _failed(self.key, error)
-        if self.cancelled.is_set():
-            return Failure(self.key, wire.ErrorObject(wire.CANCELLED, "cancelled"))
-        return Response(self.key, result)
+            return wire.encode(Failure(self.key, _told(error))) if self.answered else b""
 
     # -- for verbs ---------------------------------------------------------------------------------------------
 
     def notify(self, method: str, **params: Any) -> None:
         if self.answered:
-            self._connection.send(Notification(method, {"call": self.key, **params}))
+            self._connection.send(wire.encode(Notification(method, {"call": self.key, **params})))
 
     def cancel(self, call: CallId) -> bool:
         return self._connection.cancel(call)
@@ -83,19 +89,18 @@ class RunningCall:
         return self._connection.unsubscribe(subscription)
 
 
-def _failed(call: CallId, error: Exception) -> Failure:
+def _told(error: Exception) -> ErrorObject:
     """An exception as JSON-RPC says it. What nobody expected is logged."""
     if isinstance(error, WireError):
-        return Failure(call, error.error)
+        return error.error
     if isinstance(error, NotImplementedError):
-        return Failure(call, wire.ErrorObject(wire.NOT_SUPPORTED, str(error)))
-    if isinstance(error, (ValueError, TypeError)):
-        return Failure(call, wire.ErrorObject(wire.INVALID_PARAMS, str(error)))
+        return ErrorObject(wire.NOT_SUPPORTED, str(error))
+    if isinstance(error, ValueError):
+        return ErrorObject(wire.INVALID_PARAMS, str(error))
     if isinstance(error, OSError):
-        message = error.strerror or str(error)
-        return Failure(call, wire.ErrorObject(wire.SYSTEM_ERROR, message, {"errno": error.errno}))
+        return ErrorObject(wire.SYSTEM_ERROR, error.strerror or str(error), {"errno": error.errno})
     log.error("a verb failed", exc_info=error)
-    return Failure(call, wire.ErrorObject(wire.INTERNAL_ERROR, f"{type(error).__name__}: {error}"))
+    return ErrorObject(wire.INTERNAL_ERROR, f"{type(error).__name__}: {error}")
 
 
 class Subscription:
@@ -117,6 +122,7 @@ class Subscription:
     def _run(self) -> None:
         try:
             for event in self._watch:
-                self._connection.send(Notification("change", {"subscription": self.name, "event": event}))
+                change = {"subscription": self.name, "event": event}
+                self._connection.send(wire.encode(Notification("change", change)))
         except Closed:
             self._watch.close()

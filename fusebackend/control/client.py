@@ -4,7 +4,8 @@
     files.edit("/memories/plan.md", "monday", "tuesday")
 
 It is a `SandboxBackendProtocol`, so it can be a route of a composite or be handed to an agent. It may be used from any
-number of threads: each call has a connection of its own while it lasts, and connections are kept for the next one.
+number of threads, and after a fork in both processes: each call has a connection of its own while it lasts, and
+connections are kept for the next one. A server that has no room for another one is asked again for a while.
 
 A server that can't be reached is an error in the record (`execute`: in the output), and `ServerLost` from the methods
 that have no record. The next call looks for the server of the mount again, so a client outlives a remount. A call that
@@ -14,8 +15,8 @@ was carried out, and the error says so.
 
 from __future__ import annotations
 
+import errno
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
@@ -23,9 +24,10 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from fusebackend.control import rendezvous, wire
-from fusebackend.control.connection import Connection, NotSent, Refused, ServerLost
+from fusebackend.control.connection import Connection, Refused, ServerLost
+from fusebackend.control.pool import Pool, Take
 from fusebackend.control.remotewatch import RemoteWatch
-from fusebackend.control.verbs import PIECE_BYTES, VERBS
+from fusebackend.control.verbs import PIECE_BYTES
 from fusebackend.mount.error import MountError
 from fusebackend.protocol import (
     READ_LIMIT_LINES,
@@ -46,9 +48,6 @@ from fusebackend.protocol import (
     WriteResult,
 )
 
-MAX_IDLE = 8
-"""Connections kept for the next call."""
-
 BATCH_BYTES = 4 << 20
 """How much content one `upload_files` message carries; a larger file is staged in pieces."""
 
@@ -64,7 +63,12 @@ def connect(path: str | os.PathLike[str]) -> Client:
         MountError: it lies in no mount of fusebackend, or the mount's server is gone, hung or another user's.
     """
     client = Client(path)
-    client.hello()
+    try:
+        client.hello()
+    except Refused as error:
+        raise MountError(errno.EPERM, str(error)) from None
+    except ServerLost as error:
+        raise MountError(errno.ENOTCONN, str(error)) from None
     return client
 
 
@@ -72,7 +76,7 @@ class Client(SandboxBackendProtocol):
     """See the module's docstring.
 
     Args:
-        path: the mount point, or any path below it.
+        path: the mount point, or any path below it, or a symbolic link to one.
 
     Attributes:
         mountpoint: where the mount is.
@@ -82,20 +86,15 @@ class Client(SandboxBackendProtocol):
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._begin(rendezvous.split(path)[0])
+        self._begin(rendezvous.mountpoint_of(path))
 
     def _begin(self, mountpoint: str) -> None:
         self.mountpoint = mountpoint
-        self._idle: list[Connection] = []
-        self._guard = threading.Lock()
-        self._owner = os.getpid()
+        self._pool = Pool(self._connect)
 
     def close(self) -> None:
         """Close the connections that are kept. The client can still be used: it makes new ones."""
-        with self._guard:
-            idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.close()
+        self._pool.close()
 
     def __enter__(self) -> Client:
         return self
@@ -137,7 +136,7 @@ class Client(SandboxBackendProtocol):
 
         asked = list(paths)
         try:
-            answers: list[FileDownloadResponse] = self._call(
+            answers: list[FileDownloadResponse] = self._pool.call(
                 list[FileDownloadResponse], "download_files", {"paths": asked, "stream": True}, take
             )
         except Failures as error:
@@ -150,11 +149,10 @@ class Client(SandboxBackendProtocol):
     def fetch(self, path: str, take: Callable[[bytes], None]) -> FileDownloadResponse:
         """`download_files` of one file of any size: `take` gets the bytes as they come, the answer has none."""
         try:
-            params = {"paths": [path], "stream": True}
-            answers: list[FileDownloadResponse] = self._call(
+            answers: list[FileDownloadResponse] = self._pool.call(
                 list[FileDownloadResponse],
                 "download_files",
-                params,
+                {"paths": [path], "stream": True},
                 lambda piece: take(msgspec.convert(piece["data"], bytes)),
             )
         except Failures as error:
@@ -205,11 +203,11 @@ class Client(SandboxBackendProtocol):
             size += len(content)
         return answers + self._upload(batch)
 
-    def _upload(self, batch: list[dict[str, Any]], connection: Connection | None = None) -> list[FileUploadResponse]:
+    def _upload(self, batch: list[dict[str, Any]]) -> list[FileUploadResponse]:
         if not batch:
             return []
         try:
-            return self._call(list[FileUploadResponse], "upload_files", {"files": batch}, connection=connection)
+            return self._pool.call(list[FileUploadResponse], "upload_files", {"files": batch})
         except Failures as error:
             return [FileUploadResponse(item["path"], str(error)) for item in batch]
 
@@ -219,11 +217,12 @@ class Client(SandboxBackendProtocol):
         They go over one connection: what is staged belongs to it. The file changes when all of them have arrived.
         """
         try:
-            with self._lent() as connection:
-                token = self._call(str, "stage", {"data": b""}, connection=connection)
+            with self._pool.begun(str, "stage", {"data": b""}) as (connection, token):
                 for piece in pieces:
-                    self._call(str, "stage", {"data": piece, "token": token}, connection=connection)
-                return self._upload([{"path": path, "staged": token}], connection)[0]
+                    for part in _pieces(piece):
+                        connection.call(str, "stage", {"data": part, "token": token})
+                files = [{"path": path, "staged": token}]
+                return connection.call(list[FileUploadResponse], "upload_files", {"files": files})[0]
         except Failures as error:
             return FileUploadResponse(path, str(error))
 
@@ -254,7 +253,7 @@ class Client(SandboxBackendProtocol):
                 on_output(params["stream"], msgspec.convert(params["data"], bytes))
 
         try:
-            return self._call(ExecuteResponse, "execute", params, take)
+            return self._pool.call(ExecuteResponse, "execute", params, take)
         except Refused as error:
             if error.code == wire.INVALID_PARAMS:
                 raise ValueError(str(error)) from None
@@ -266,15 +265,15 @@ class Client(SandboxBackendProtocol):
 
     def hello(self) -> dict[str, Any]:
         """What the server says of itself: protocol, version, mount point, process id, verbs."""
-        return self._call(dict[str, Any], "hello", {})
+        return self._pool.call(dict[str, Any], "hello", {})
 
     def ping(self, payload: Any = None) -> Any:
         """What was sent, back again."""
-        return self._call(object, "ping", {"payload": payload})
+        return self._pool.call(object, "ping", {"payload": payload})
 
     def status(self) -> dict[str, Any]:
         """The mount as `fusebackend status --json` shows it."""
-        return self._call(dict[str, Any], "status", {})
+        return self._pool.call(dict[str, Any], "status", {})
 
     def invalidate(self, path: str = "/") -> None:
         """Something behind `path` has been changed by others: believe nothing that is known of it.
@@ -283,7 +282,7 @@ class Client(SandboxBackendProtocol):
             ValueError: the path is malformed.
         """
         try:
-            self._call(type(None), "invalidate", {"path": path})
+            self._pool.call(type(None), "invalidate", {"path": path})
         except Refused as error:
             raise error.as_exception() from None
 
@@ -294,98 +293,26 @@ class Client(SandboxBackendProtocol):
             ValueError: the path is malformed.
             ServerLost: the server can't be reached.
         """
-        connection = self._connect()
         try:
-            return RemoteWatch(connection, path)
+            connection, _ = self._pool.ask(str, "subscribe", {"path": path})
         except Refused as error:
-            connection.close()
             raise error.as_exception() from None
-        except BaseException:
-            connection.close()
-            raise
+        return RemoteWatch(connection)
 
     # -- calls -------------------------------------------------------------------------------------------------
 
-    def _record(
-        self, kind: type[T], verb: str, params: dict[str, Any], take: Callable[[Mapping[str, Any]], None] | None = None
-    ) -> T:
+    def _record(self, kind: type[T], verb: str, params: dict[str, Any], take: Take | None = None) -> T:
         """An agent verb: whatever goes wrong is an error in its record."""
         try:
-            return self._call(kind, verb, params, take)
+            return self._pool.call(kind, verb, params, take)
         except Failures as error:
             return msgspec.convert({"error": str(error)}, kind)
 
-    def _call(
-        self,
-        kind: type[T],
-        verb: str,
-        params: dict[str, Any],
-        take: Callable[[Mapping[str, Any]], None] | None = None,
-        *,
-        connection: Connection | None = None,
-    ) -> T:
-        """Ask, and give the answer as `kind`.
-
-        Raises:
-            Refused: the server answers with an error.
-            ServerLost: it can't be reached, or is gone before it answered.
-            NotImplementedError: what is mounted can't do this.
-        """
-        if connection is not None:
-            return connection.call(kind, verb, params, take)
-        while True:
-            with self._lent() as lent:
-                try:
-                    return lent.call(kind, verb, params, take)
-                except NotSent:
-                    if not lent.used:
-                        raise
-                except ServerLost:
-                    if not lent.used or VERBS[verb].changes or verb == "execute" or lent.answering:
-                        raise
-            self.close()  # kept connections of a server that has ended, or has made room: try a new one
-
-    def _lent(self) -> _Lent:
-        return _Lent(self)
-
-    def borrow(self) -> Connection:
-        with self._guard:
-            if self._owner != os.getpid():  # a fork: the connections are the parent's
-                self._owner, self._idle = os.getpid(), []
-            if self._idle:
-                return self._idle.pop()
-        return self._connect()
-
-    def give_back(self, connection: Connection) -> None:
-        with self._guard:
-            if len(self._idle) < MAX_IDLE and self._owner == os.getpid():
-                self._idle.append(connection)
-                return
-        connection.close()
-
     def _connect(self) -> Connection:
         try:
-            return Connection(rendezvous.socket_of(self.mountpoint), self.mountpoint)
+            return Connection(rendezvous.socket_at(self.mountpoint), self.mountpoint)
         except MountError as error:
             raise ServerLost(str(error.strerror)) from None
-
-
-class _Lent:
-    """A connection for the length of a block; not kept if the block ends with an exception."""
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-
-    def __enter__(self) -> Connection:
-        self._connection = self._client.borrow()
-        return self._connection
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        if kind is None or issubclass(kind, (Refused, NotImplementedError)):
-            self._connection.used = True
-            self._client.give_back(self._connection)
-        else:
-            self._connection.close()
 
 
 def _collecting(kind: Any, found: list[Any]) -> Callable[[Mapping[str, Any]], None]:

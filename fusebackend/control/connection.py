@@ -1,9 +1,15 @@
-"""`Connection`: a client's end of one connection to a control server, carrying one call at a time."""
+"""`Connection`: a client's end of one connection to a control server, carrying one call at a time.
+
+A call may take as long as it likes, for a server that is alive: when nothing has come for a while, that is asked over
+another connection.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
+import os
 import select
 import socket
 import time
@@ -20,6 +26,12 @@ MAX_ANSWER_BYTES = 1 << 30
 
 CONNECT_TIMEOUT_S = 10.0
 
+SILENCE_S = 5.0
+"""How long a call is waited for until the server is asked whether it is alive."""
+
+ANSWER_TIMEOUT_S = 10.0
+"""How long it may take to say so."""
+
 T = TypeVar("T")
 
 
@@ -29,6 +41,10 @@ class ServerLost(ConnectionError):
 
 class NotSent(ServerLost):
     """It was gone before it had the whole call: nothing has been done."""
+
+
+class TurnedAway(NotSent):
+    """It has no room for this connection, or not any more: nothing has been done."""
 
 
 class Refused(Exception):
@@ -54,6 +70,7 @@ class Connection:
     Attributes:
         used: it has carried a call before, so the server may have closed it since.
         answering: something of the answer to the last call has come.
+        hung: the server lives, but does nothing.
 
     Raises:
         ServerLost: nobody listens.
@@ -62,35 +79,36 @@ class Connection:
     _incoming = wire.Decoder(Incoming)
 
     def __init__(self, address: str, mountpoint: str) -> None:
-        stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            _connect(stream, address)
-        except OSError as error:
-            stream.close()
-            why = "nobody listens" if isinstance(error, (ConnectionRefusedError, FileNotFoundError)) else error.strerror
-            raise ServerLost(f"the server of '{mountpoint}' can't be reached at '{address}': {why}") from None
-        self.begin(stream, mountpoint)
-
-    def begin(self, stream: socket.socket, mountpoint: str) -> None:
-        """Use a stream that is connected already."""
         self.used = False
         self.answering = False
+        self.hung = False
+        self._address = address
         self._mountpoint = mountpoint
+        self._process = os.getpid()
         self._ids = itertools.count(1)
-        self._stream = stream
-        self._lines = Lines(stream, MAX_ANSWER_BYTES)
+        try:
+            self._stream = _connected(address)
+        except OSError as error:
+            words = {
+                errno.ECONNREFUSED: "nobody listens",
+                errno.ENOENT: "nobody listens",
+                errno.EACCES: "the mount is another user's",
+                errno.EAGAIN: "it hangs, or is stopped",
+            }
+            why = words.get(error.errno or 0, error.strerror)
+            raise ServerLost(f"the server of '{mountpoint}' can't be reached at '{address}': {why}") from None
+        self._stream.settimeout(SILENCE_S)
+        self._lines = Lines(self._receive, MAX_ANSWER_BYTES)
 
     def waiting(self, timeout_s: float | None) -> bool:
         """Is there a message, or the beginning of one, within so many seconds? None waits for ever."""
-        return self._lines.begun or bool(select.select([self._stream], [], [], timeout_s)[0])
+        return self._lines.begun or _is_ready(self._stream, select.POLLIN, timeout_s)
 
     def close(self) -> None:
-        """Also from another thread, which ends a call under way."""
-        try:
-            self._stream.shutdown(socket.SHUT_RDWR)
-        except OSError as error:
-            if error.errno not in (errno.ENOTCONN, errno.EBADF):
-                raise
+        """Also from another thread, which ends a call under way. In a child, the parent's connection goes on."""
+        if self._process == os.getpid():
+            with contextlib.suppress(OSError):  # it has ended already
+                self._stream.shutdown(socket.SHUT_RDWR)
         self._stream.close()
 
     def call(
@@ -103,16 +121,19 @@ class Connection:
         """Ask, hand every notification of the call to `take`, and give the answer as `kind`.
 
         Raises:
-            Refused, NotSent, ServerLost: see there.
+            Refused, TurnedAway, NotSent, ServerLost: see there.
             NotImplementedError: what is mounted can't do this.
         """
         number = next(self._ids)
         self.answering = False
         line = wire.encode({"jsonrpc": "2.0", "id": number, "method": verb, "params": params})
         try:
-            self._stream.sendall(line)
+            self._send(line)
+        except Closed as error:
+            raise NotSent(f"the server of '{self._mountpoint}' does not take the call: {error}") from None
         except OSError as error:
-            raise NotSent(f"the server of '{self._mountpoint}' is gone: {error.strerror}") from None
+            gone = NotSent(f"the server of '{self._mountpoint}' is gone: {error.strerror}")
+            raise self._last_words() or gone from None
         while True:
             message = self.next()
             if message.method is not None:
@@ -122,13 +143,47 @@ class Connection:
             if message.id == number or (message.id is None and message.error is not None):
                 return self._result(kind, message)
 
+    def _send(self, line: bytes) -> None:
+        left = memoryview(line)
+        while left:
+            try:
+                left = left[self._stream.send(left) :]
+            except TimeoutError:
+                self._require_life()
+
+    def _receive(self) -> bytes:
+        while True:
+            try:
+                return self._stream.recv(wire.RECEIVE_BYTES)
+            except TimeoutError:
+                self._require_life()
+
+    def _require_life(self) -> None:
+        """Raises `Closed` when the server, asked over another connection, does not answer."""
+        with contextlib.suppress(OSError), _connected(self._address) as stream:
+            stream.sendall(wire.encode({"jsonrpc": "2.0", "id": 0, "method": "ping"}))
+            if _is_ready(stream, select.POLLIN, ANSWER_TIMEOUT_S):  # it answers, or has no room, or has ended
+                return
+        self.hung = True
+        raise Closed("it hangs, or is stopped")
+
+    def _last_words(self) -> TurnedAway | None:
+        """What a server has said before it closed a connection over which nothing can be sent any more."""
+        with contextlib.suppress(ServerLost):
+            message = self.next()
+            return None if message.error is None else TurnedAway(self._turned_away(message.error))
+        return None
+
+    def _turned_away(self, error: wire.ErrorObject) -> str:
+        return f"the server of '{self._mountpoint}' takes no calls: {error.message}"
+
     def next(self) -> Incoming:
         """The next message, whatever it is. Raises `ServerLost` at the end."""
         try:
             line = self._lines.next()
         except (Closed, wire.WireError) as error:
             raise ServerLost(
-                f"the server of '{self._mountpoint}' was gone before it answered, so nobody knows what it did ({error})"
+                f"the server of '{self._mountpoint}' is gone without an answer, so nobody knows what it did: {error}"
             ) from None
         self.answering = True
         try:
@@ -139,6 +194,8 @@ class Connection:
 
     def _result(self, kind: type[T], message: Incoming) -> T:
         if message.error is not None:
+            if message.error.code == wire.BUSY and message.id is None:
+                raise TurnedAway(self._turned_away(message.error))
             if message.error.code == wire.NOT_SUPPORTED:
                 raise NotImplementedError(message.error.message)
             raise Refused(message.error)
@@ -148,17 +205,28 @@ class Connection:
         return result
 
 
-def _connect(stream: socket.socket, address: str) -> None:
-    """Connect, and wait for a server that has a queue of others to accept. Raises OSError."""
+def _connected(address: str) -> socket.socket:
+    """A connection; waits for a server that has a queue of others to accept. Raises OSError."""
+    stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     stream.setblocking(False)
     deadline = time.monotonic() + CONNECT_TIMEOUT_S
-    while True:
-        try:
-            stream.connect(address)
-        except BlockingIOError:  # of a Unix socket: its queue is full (connect(2), EAGAIN)
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.005)
-        else:
-            stream.setblocking(True)
-            return
+    try:
+        while True:
+            try:
+                stream.connect(address)
+            except BlockingIOError:  # of a Unix socket: its queue is full (connect(2), EAGAIN)
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.005)
+            else:
+                stream.setblocking(True)
+                return stream
+    except BaseException:
+        stream.close()
+        raise
+
+
+def _is_ready(stream: socket.socket, event: int, timeout_s: float | None) -> bool:
+    poll = select.poll()  # `select` knows no descriptor above 1023
+    poll.register(stream, event)
+    return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))

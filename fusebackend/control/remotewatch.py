@@ -13,16 +13,12 @@ from fusebackend.protocol import FileEvent
 
 
 class RemoteWatch:
-    """An iterator of `FileEvent`s over a connection of its own, like `vfs.feed.Watch`.
+    """An iterator of `FileEvent`s like `vfs.feed.Watch`, over a connection that has subscribed to them, and is its own
+    from now on."""
 
-    Raises:
-        Refused, ServerLost: the server does not take the subscription.
-    """
-
-    def __init__(self, connection: Connection, path: str) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._closed = threading.Event()
-        connection.call(str, "subscribe", {"path": path})
 
     def close(self) -> None:
         """End it, from any thread; an iteration under way ends."""

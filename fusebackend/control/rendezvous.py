@@ -1,8 +1,12 @@
 """Where a client and a server meet: the directory of the sockets, and the way from a path to its server.
 
-Sockets lie in `$XDG_RUNTIME_DIR/fusebackend`, or where there is none in a directory of the user's own under the
+Sockets lie in `$XDG_RUNTIME_DIR/fusebackend`, or where that can't be used in a directory of the user's own under the
 system's temporary one. Both must be the user's, and closed to everybody else. A mount names its socket in the extended
 attribute `user.fusebackend.socket` of everything in it, so nobody has to know that directory.
+
+Which mount a path lies in is for the kernel to say, not for the spelling of the path: one mount may cover another, and
+what was a mount point may have become a directory of the mount below. Whoever looks at a mount waits for its server,
+so that is done in a thread that can be left behind.
 """
 
 from __future__ import annotations
@@ -10,9 +14,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
+import secrets
 import socket
 import stat
 import tempfile
+import threading
+from collections.abc import Callable
+from typing import TypeVar
 
 from fusebackend.config import escape_mountpoint
 from fusebackend.mount import table
@@ -23,6 +32,17 @@ SOCKET_XATTR = "user.fusebackend.socket"
 ADDRESS_MAX_BYTES = 107
 """Of a Unix socket (unix(7)): `sun_path` with its closing NUL."""
 
+NAME_BYTES = 45
+"""A directory of sockets must leave so much room for a name."""
+
+ANSWER_TIMEOUT_S = 10.0
+"""How long a mount may take to say something before it is called hung."""
+
+T = TypeVar("T")
+
+
+# -- the directory of the sockets ------------------------------------------------------------------------------
+
 
 def directory() -> str:
     """The directory of this user's sockets, made if it is missing.
@@ -31,12 +51,24 @@ def directory() -> str:
         OSError: it can't be made, or it is somebody else's, or open to others.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    if os.path.isabs(runtime) and os.path.isdir(runtime):
-        path = os.path.join(runtime, "fusebackend")
-    else:
-        path = os.path.join(tempfile.gettempdir(), f"fusebackend-{os.geteuid()}")
+    if _is_own(runtime) and len(os.fsencode(runtime)) < ADDRESS_MAX_BYTES - NAME_BYTES:
+        with contextlib.suppress(OSError):  # a file system that is read-only, or full
+            return _private(os.path.join(runtime, "fusebackend"))
+    return _private(os.path.join(tempfile.gettempdir(), f"fusebackend-{os.geteuid()}"))
+
+
+def _is_own(path: str) -> bool:
+    """With the environment of somebody else (`su`, `sudo -E`), nothing is left in a directory of theirs."""
+    try:
+        return os.path.isabs(path) and os.stat(path).st_uid == os.geteuid()
+    except OSError:
+        return False
+
+
+def _private(path: str) -> str:
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
+        os.chmod(path, 0o700)  # whatever the umask
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
         raise OSError(errno.EPERM, f"'{path}' must be a directory of this user's with mode 0700; remove it")
@@ -44,30 +76,32 @@ def directory() -> str:
 
 
 def address(mountpoint: str) -> str:
-    """Where the server of a mount point listens. With its process id, for two may follow each other closely."""
+    """Where a server of a mount point may listen. No two have the same, not even of two containers with one /tmp."""
     place = directory()
-    name = f"{escape_mountpoint(mountpoint)}.{os.getpid()}.sock"
-    room = ADDRESS_MAX_BYTES - len(os.fsencode(place)) - 1
-    if len(os.fsencode(name)) > room:
-        name = os.fsdecode(os.fsencode(name)[-room:].lstrip(b"-")) if room > 40 else f"{os.getpid()}.sock"
-    return os.path.join(place, name)
+    end = f".{secrets.token_hex(6)}.sock".encode()
+    room = ADDRESS_MAX_BYTES - len(os.fsencode(place)) - 1 - len(end)
+    name = os.fsencode(escape_mountpoint(mountpoint))[-room:] if room > 0 else b""
+    return os.path.join(place, os.fsdecode(name.lstrip(b"-.") + end))
 
 
 def listen(path: str, backlog: int) -> socket.socket:
-    """A listening socket at `path`, mode 0600. What an ended server left there is replaced.
+    """A listening socket at `path`, mode 0600.
 
     Raises:
         OSError: the directory can't be used.
     """
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    # Until somebody listens, it must not be taken for what a dead server has left (`remove_stale`).
+    early = path.removesuffix(".sock") + ".new"
     try:
-        listener.bind(path)  # nobody else gets into the directory before this is 0600
-        os.chmod(path, 0o600)
+        listener.bind(early)  # nobody else gets into the directory before this is 0600
+        os.chmod(early, 0o600)
         listener.listen(backlog)
+        os.rename(early, path)
     except BaseException:
         listener.close()
+        with contextlib.suppress(OSError):
+            os.unlink(early)
         raise
     return listener
 
@@ -89,63 +123,115 @@ def remove_stale(place: str) -> None:
                 continue  # it is gone, or busy
 
 
-def socket_of(path: str) -> str:
-    """The socket of the mount that a path lies in; the path itself need not exist.
-
-    Raises:
-        MountError: it lies in none of ours, or the mount's server is gone or has no socket.
-    """
-    place = path
-    while True:
-        try:
-            return os.fsdecode(os.getxattr(place, SOCKET_XATTR))
-        except OSError as error:
-            if error.errno in (errno.ENOTCONN, errno.ECONNABORTED):
-                raise MountError(
-                    errno.ENOTCONN, f"the server of the mount at '{place}' is gone; mount it again"
-                ) from None
-            parent = os.path.dirname(place)
-            if error.errno not in (errno.ENOENT, errno.ENODATA, errno.ENOTSUP, errno.ENOTDIR, errno.EPERM):
-                raise MountError(error.errno or errno.EIO, f"'{place}': {error.strerror}") from None
-            if parent == place or not _is_ours(parent):
-                raise MountError(errno.EINVAL, f"'{path}' lies in no mount of fusebackend") from None
-            place = parent
-
-
-def _is_ours(path: str) -> bool:
-    mount = mount_over(path)
-    return mount is not None and mount.is_ours
-
-
-def mount_over(path: str) -> table.MountEntry | None:
-    """The mount that an absolute path lies in."""
-    found = None
-    for entry in table.mounts():
-        inside = path == entry.mountpoint or path.startswith(entry.mountpoint.rstrip("/") + "/")
-        if inside and (found is None or len(entry.mountpoint) >= len(found.mountpoint)):
-            found = entry
-    return found
+# -- from a path to its server ---------------------------------------------------------------------------------
 
 
 def split(path: str | os.PathLike[str]) -> tuple[str, str]:
-    """A path as seen from outside, as its mount point and the agent's path.
+    """A path as seen from outside, as its mount point and the agent's path; it need not exist.
 
     Symbolic links on the way are followed, but not one in the last segment.
 
     Raises:
-        MountError: it lies in no mount of ours.
+        MountError: it lies in no mount of ours, or the mount's server hangs.
     """
     text = os.path.abspath(os.fspath(path))
-    parent, name = os.path.split(text)
-    real = text if _mountpoint(text) else os.path.join(os.path.realpath(parent), name)
-    mount = mount_over(real)
-    if mount is None or not mount.is_ours:
-        raise MountError(errno.EINVAL, f"'{os.fspath(path)}' lies in no mount of fusebackend")
+    return _timely(text, lambda: _split(text, text))
+
+
+def mountpoint_of(path: str | os.PathLike[str]) -> str:
+    """The mount point of the mount that a path leads to: also a symbolic link in its last segment is followed, unless
+    it leads out of all mounts.
+
+    Raises:
+        MountError: as `split`.
+    """
+    text = os.path.abspath(os.fspath(path))
+
+    def find() -> str:
+        try:
+            return _split(os.path.realpath(text), text)[0]
+        except MountError:
+            return _split(text, text)[0]
+
+    return _timely(text, find)
+
+
+def socket_at(mountpoint: str) -> str:
+    """The socket of the mount that is on a mount point now.
+
+    Raises:
+        MountError: there is none of ours, or its server is gone or hangs or has no socket.
+    """
+    return _timely(mountpoint, lambda: _socket_at(mountpoint))
+
+
+def _split(path: str, given: str) -> tuple[str, str]:
+    parent, name = os.path.split(path)
+    real = os.path.join(os.path.realpath(parent), name)
+    mount = _mount_of(real)
+    if mount is None or not mount.is_ours or not _is_inside(real, mount.mountpoint):
+        raise MountError(errno.EINVAL, f"'{given}' lies in no mount of fusebackend")
     inner = real[len(mount.mountpoint.rstrip("/")) :] or "/"
     root = mount.root.rstrip("/")  # of a bind mount of a part: where that part is in the whole
     return mount.mountpoint, (root + inner).rstrip("/") or "/"
 
 
-def _mountpoint(path: str) -> bool:
-    mount = table.mount_at(path)
-    return mount is not None and mount.is_ours
+def _socket_at(mountpoint: str) -> str:
+    mount = _mount_of(mountpoint)
+    if mount is None or not mount.is_ours or mount.mountpoint != mountpoint:
+        raise MountError(errno.EINVAL, f"'{mountpoint}' lies in no mount of fusebackend any more")
+    try:
+        return os.fsdecode(os.getxattr(mountpoint, SOCKET_XATTR))
+    except OSError as error:
+        words = {
+            errno.ENOTCONN: f"the server of the mount at '{mountpoint}' is gone; mount it again",
+            errno.ECONNABORTED: f"the server of the mount at '{mountpoint}' is gone; mount it again",
+            errno.EACCES: f"the mount at '{mountpoint}' is another user's",
+            errno.ENODATA: f"the server of the mount at '{mountpoint}' has no control socket; its log says why",
+        }
+        number = error.errno or errno.EIO
+        raise MountError(number, words.get(number, f"'{mountpoint}': {error.strerror}")) from None
+
+
+def _is_inside(path: str, directory: str) -> bool:
+    return path == directory or path.startswith(directory.rstrip("/") + "/")
+
+
+def _mount_of(path: str) -> table.MountEntry | None:
+    """The mount that an absolute path lies in; of one that is not there, the mount of what is above it."""
+    while True:
+        try:
+            fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+            break
+        except OSError:
+            if path == "/":
+                raise
+            path = os.path.dirname(path)
+    try:
+        with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as file:
+            found = re.search(r"^mnt_id:\s*(\d+)$", file.read(), re.MULTILINE)
+    finally:
+        os.close(fd)
+    number = int(found[1]) if found else -1
+    return next((entry for entry in table.mounts() if entry.id == number), None)
+
+
+def _timely(path: str, find: Callable[[], T]) -> T:
+    """What `find` returns or raises, unless it takes too long."""
+    outcome: list[T | BaseException] = []
+
+    def run() -> None:
+        try:
+            outcome.append(find())
+        except BaseException as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run, name="fusebackend-find", daemon=True)
+    thread.start()
+    thread.join(ANSWER_TIMEOUT_S)
+    if not outcome:
+        message = f"the server of the mount at '{path}' does not answer: it hangs, or is stopped"
+        raise MountError(errno.ETIMEDOUT, message)
+    if isinstance(outcome[0], BaseException):
+        raise outcome[0]
+    return outcome[0]

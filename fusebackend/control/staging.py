@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import secrets
 import tempfile
+import threading
 from typing import IO
 
 MAX_STAGED_BYTES = 2 << 30
@@ -17,9 +18,10 @@ MAX_TOKENS = 64
 
 
 class Staging:
-    """See the module's docstring. Used by one thread at a time, as `server.Connection` sees to."""
+    """See the module's docstring. A call that takes something may run beside another one that adds."""
 
     def __init__(self) -> None:
+        self._guard = threading.Lock()
         self._files: dict[str, IO[bytes]] = {}
         self._bytes = 0
 
@@ -29,30 +31,33 @@ class Staging:
         Raises:
             OSError: EINVAL for a token that is not known, EFBIG for too much, EMFILE for too many.
         """
-        if token is not None and token not in self._files:
-            raise OSError(errno.EINVAL, f"nothing is staged under '{token}'")
-        if self._bytes + len(data) > MAX_STAGED_BYTES:
-            raise OSError(errno.EFBIG, f"more than {MAX_STAGED_BYTES} bytes would be staged at once")
-        if token is None:
-            if len(self._files) >= MAX_TOKENS:
-                raise OSError(errno.EMFILE, f"{MAX_TOKENS} contents are staged already")
-            token = secrets.token_hex(8)
-            self._files[token] = tempfile.TemporaryFile(prefix="fusebackend-")  # noqa: SIM115 - until `take`
-        self._files[token].write(data)
-        self._bytes += len(data)
-        return token
+        with self._guard:
+            if token is not None and token not in self._files:
+                raise OSError(errno.EINVAL, f"nothing is staged under '{token}'")
+            if self._bytes + len(data) > MAX_STAGED_BYTES:
+                raise OSError(errno.EFBIG, f"more than {MAX_STAGED_BYTES} bytes would be staged at once")
+            if token is None:
+                if len(self._files) >= MAX_TOKENS:
+                    raise OSError(errno.EMFILE, f"{MAX_TOKENS} contents are staged already")
+                token = secrets.token_hex(8)
+                self._files[token] = tempfile.TemporaryFile(prefix="fusebackend-")  # noqa: SIM115 - until `take`
+            self._files[token].write(data)
+            self._bytes += len(data)
+            return token
 
     def take(self, token: str) -> bytes | None:
         """The whole content, which is no longer staged; None for a token that is not known."""
-        file = self._files.pop(token, None)
-        if file is None:
-            return None
-        with file:
+        with self._guard:
+            file = self._files.pop(token, None)
+            if file is None:
+                return None
             self._bytes -= file.tell()
+        with file:
             file.seek(0)
             return file.read()
 
     def close(self) -> None:
-        for file in self._files.values():
-            file.close()
-        self._files.clear()
+        with self._guard:
+            for file in self._files.values():
+                file.close()
+            self._files.clear()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
-from fusebackend import __version__
+from fusebackend import __version__, budget
 from fusebackend.protocol import READ_LIMIT_LINES, ExecuteResponse, FileDownloadResponse, FileUploadResponse
 
 if TYPE_CHECKING:
@@ -172,12 +172,14 @@ def _pieces(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 
 
 def _grep(call: Call, asked: OfGrep) -> Any:
-    result = call.backend.grep(asked.pattern, asked.path, asked.glob, max_count=asked.max_count)
+    with budget.limited(None, cancelled=call.cancelled):
+        result = call.backend.grep(asked.pattern, asked.path, asked.glob, max_count=asked.max_count)
     return _streamed(call, "grep.matches", result) if asked.stream else result
 
 
 def _glob(call: Call, asked: OfGlob) -> Any:
-    result = call.backend.glob(asked.pattern, asked.path)
+    with budget.limited(None, cancelled=call.cancelled):
+        result = call.backend.glob(asked.pattern, asked.path)
     return _streamed(call, "glob.matches", result) if asked.stream else result
 
 
@@ -218,6 +220,8 @@ def _download(call: Call, asked: OfDownload) -> Any:
         content = answer.content
         if content is not None and asked.stream:
             for piece in _pieces(content, PIECE_BYTES):
+                if call.cancelled.is_set():
+                    break
                 call.notify("download_files.data", index=index, data=piece)
             answer = FileDownloadResponse(path, None, answer.error)
         elif content is not None:
@@ -266,9 +270,7 @@ VERBS: dict[str, Verb] = {
     "write": Verb(OfWrite, lambda call, asked: call.backend.write(asked.file_path, asked.content), changes=True),
     "edit": Verb(
         OfEdit,
-        lambda call, asked: call.backend.edit(
-            asked.file_path, asked.old_string, asked.new_string, asked.replace_all
-        ),
+        lambda call, asked: call.backend.edit(asked.file_path, asked.old_string, asked.new_string, asked.replace_all),
         changes=True,
     ),
     "grep": Verb(OfGrep, _grep, long=True),

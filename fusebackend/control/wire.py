@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import json
-import socket
+from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -31,7 +31,8 @@ NOT_SUPPORTED = -32001
 """`NotImplementedError`: the backend can't do this at all."""
 CANCELLED = -32002
 BUSY = -32003
-"""Too many connections, calls or subscriptions at once."""
+"""Too many connections, calls or subscriptions at once. Without an id: the server takes nothing more from this
+connection, and has not begun what it has not taken."""
 SYSTEM_ERROR = -32004
 """`OSError`; `data.errno` is its number."""
 
@@ -52,6 +53,10 @@ class ErrorObject(msgspec.Struct, omit_defaults=True):
     code: int
     message: str
     data: dict[str, Any] | None = None
+
+
+MADE_ROOM = ErrorObject(BUSY, "this connection was idle, and had to make room for another one; connect again")
+ENDING = ErrorObject(BUSY, "the mount is ending")
 
 
 class Response(msgspec.Struct):
@@ -127,24 +132,20 @@ class Decoder:
         except (msgspec.DecodeError, UnicodeError) as error:
             if isinstance(error, msgspec.ValidationError) or b"\\ud" not in bytes(line).lower():
                 raise
-        return msgspec.convert(_with_surrogates(bytes(line)), self._kind)
+        try:
+            found = json.loads(bytes(line))
+        except (ValueError, RecursionError) as error:
+            raise msgspec.DecodeError(str(error)) from None
+        if self._kind in (Request, Incoming) and isinstance(found, dict):
+            _raw_again(found)
+        return msgspec.convert(found, self._kind)
 
 
-def _with_surrogates(line: bytes) -> Any:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise msgspec.DecodeError(str(error)) from None
-    return _raw_again(found)
-
-
-def _raw_again(found: Any) -> Any:
+def _raw_again(message: dict[str, Any]) -> None:
     """The parts of a message that are decoded later, as JSON again."""
-    if isinstance(found, dict):
-        for key in ("params", "result"):
-            if key in found:
-                found[key] = msgspec.Raw(json.dumps(found[key]).encode("ascii"))
-    return found
+    for key in ("params", "result"):
+        if key in message:
+            message[key] = msgspec.Raw(json.dumps(message[key]).encode("ascii"))
 
 
 def decode_as(kind: Any, found: msgspec.Raw) -> Any:
@@ -206,13 +207,23 @@ class Lines:
     """A stream of bytes, cut into messages.
 
     A line over the limit is read to its end and thrown away, and reported as a `WireError`; what follows it is
-    understood again. `reserve(bytes)` is told how much more (or less) this stream holds.
+    understood again.
+
+    Args:
+        receive: gives more of the stream, nothing at its end; it may raise OSError.
+        limit_bytes: of one line.
+        reserve: told how many more bytes (or less, if negative) are held of messages that are not complete.
     """
 
-    def __init__(self, stream: socket.socket, limit_bytes: int = MAX_MESSAGE_BYTES, reserve: Any = None) -> None:
-        self._stream = stream
+    def __init__(
+        self,
+        receive: Callable[[], bytes],
+        limit_bytes: int = MAX_MESSAGE_BYTES,
+        reserve: Callable[[int], None] = lambda size: None,
+    ) -> None:
+        self._receive_more = receive
         self._limit = limit_bytes
-        self._reserve = reserve or (lambda size: None)
+        self._reserve = reserve
         self._held = bytearray()
         self._searched = 0
 
@@ -235,34 +246,37 @@ class Lines:
             if self._searched > self._limit:
                 self._skip_line()
                 raise WireError(PARSE_ERROR, f"a message of more than {self._limit} bytes is not taken")
-            self._hold(self._receive())
+            piece = self._receive()
+            if not piece and self._held:
+                self.forget()
+                raise WireError(PARSE_ERROR, "the last message has no newline at its end, so it was not taken")
+            if not piece:
+                raise Closed("the connection is closed")
+            self._hold(piece)
 
     def forget(self) -> None:
         """Let go of what is held."""
-        self._hold(b"", clear=True)
+        self._reserve(-len(self._held))
+        self._held = bytearray()
+        self._searched = 0
 
     def _receive(self) -> bytes:
         try:
-            piece = self._stream.recv(RECEIVE_BYTES)
+            return self._receive_more()
+        except Closed:
+            raise
         except OSError as error:
             raise Closed(f"the connection failed: {error}") from None
-        if not piece:
-            raise Closed("the connection is closed")
-        return piece
 
     def _skip_line(self) -> None:
-        self._hold(b"", clear=True)
-        while True:
-            piece = self._receive()
+        self.forget()
+        while piece := self._receive():
             cut = piece.find(b"\n")
             if cut >= 0:
                 self._hold(piece[cut + 1 :])
                 return
+        raise Closed("the connection is closed")
 
-    def _hold(self, piece: bytes, *, clear: bool = False) -> None:
-        if clear:
-            self._reserve(-len(self._held))
-            self._held = bytearray()
-            self._searched = 0
+    def _hold(self, piece: bytes) -> None:
         self._reserve(len(piece))
         self._held += piece

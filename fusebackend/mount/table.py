@@ -44,6 +44,8 @@ class MountEntry:
     """The directory of the mounted file system that shows here: not `/` for a bind mount of a part of it."""
     super_options: tuple[str, ...] = ()
     """Those of the file system, wherever it is mounted."""
+    id: int = 0
+    """Of this mount, as long as it lasts (proc_pid_mountinfo(5), field 1)."""
 
     @property
     def is_ours(self) -> bool:
@@ -59,7 +61,7 @@ def parse(text: str) -> list[MountEntry]:
         if separator and len(words) >= 6 and len(kinds) >= 2:
             options, super_options = tuple(words[5].split(",")), tuple(",".join(kinds[2:]).split(","))
             place, source, root = (_unescape(word) for word in (words[4], kinds[1], words[3]))
-            found.append(MountEntry(place, kinds[0], source, options, root, super_options))
+            found.append(MountEntry(place, kinds[0], source, options, root, super_options, int(words[0])))
     return found
 
 

@@ -12,6 +12,7 @@ import pytest
 from controlled import Raw
 
 from fusebackend.control import server as server_module
+from fusebackend.control import serving as serving_module
 from fusebackend.control import wire
 from fusebackend.control.verbs import MAX_CONTENT_BYTES, PIECE_MATCHES, VERBS
 
@@ -89,7 +90,7 @@ def test_every_error_code_and_limit_is_documented():
     assert f"{wire.MAX_MESSAGE_BYTES >> 20} MiB" in DOCUMENT
     assert f"{MAX_CONTENT_BYTES >> 20} MiB" in DOCUMENT
     assert f"{server_module.MAX_CONNECTIONS} connections" in DOCUMENT
-    assert f"{server_module.MAX_CALLS} long calls" in DOCUMENT
+    assert f"{serving_module.MAX_CALLS} long calls" in DOCUMENT
     assert f"{server_module.MAX_HELD_BYTES >> 20} MiB" in DOCUMENT
     assert f"up to {PIECE_MATCHES} at a time" in DOCUMENT
 
