@@ -277,6 +277,30 @@ def test_names_are_bytes(faces: TwoFaces) -> None:
     assert failure.value.errno == errno.ENAMETOOLONG
 
 
+def test_every_key_of_a_store_has_a_name(tmp_path: Path, serve: Serve) -> None:
+    sqlite = pytest.importorskip("langgraph.store.sqlite")
+    keys = {"/plain": "plain", "//x": "%/x", "/a/": "a/%", "/..": "%2E%2E", "bare": "bare", "/bare2": "bare2",
+            "bare2": "%./bare2", "/both": "both%=", "/both/below": "both/below"}  # fmt: skip
+    with sqlite.SqliteStore.from_conn_string(str(tmp_path / "store.db")) as store:
+        for key in keys:
+            store.put(("m",), key, {"content": key, "encoding": "utf-8"})
+        for key in ("prefs", "/plain.json"):
+            store.put(("m",), key, {"theme": "dark"})
+        store.put(("m", "sub"), "/theirs", {"content": "x", "encoding": "utf-8"})
+        path = serve(f"store+sqlite:{tmp_path}/store.db?ns=m").path
+        shown = {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()}
+        assert shown == {*keys.values(), "prefs.json", "plain.json.json"}
+        for key, name in keys.items():
+            assert (path / name).read_text() == key
+            (path / name).write_text("changed")
+            assert store.get(("m",), key).value["content"] == "changed"
+        refused = (lambda: (path / "prefs.json").write_text("{}"), (path / "prefs.json").unlink)
+        for attempt in (*refused, lambda: (path / "prefs.json").rename(path / "y")):
+            with pytest.raises(PermissionError):
+                attempt()
+        assert store.get(("m",), "prefs").value == {"theme": "dark"}
+
+
 def test_files_may_have_holes(native: Path) -> None:
     with (native / "file").open("w+b", buffering=0) as file:
         os.pwrite(file.fileno(), b"end", 1 << 40)
