@@ -25,7 +25,8 @@ from fusebackend.backends import (
 from fusebackend.backends import buffer as buffer_module
 from fusebackend.backends.buffer import MEMORY_BYTES, Buffer, digest_of
 from fusebackend.backends.foreign import foreign_volume
-from fusebackend.backends.foreigntree import MAX_LISTINGS, time_ns
+from fusebackend.backends.foreignentry import time_ns
+from fusebackend.backends.foreigntree import MAX_LISTINGS
 from fusebackend.backends.wholefiles import conflict_path
 from fusebackend.paths import AgentPath
 from fusebackend.protocol import RENAME_EXCHANGE, RENAME_NOREPLACE, ROOT_NODE, AttrChanges, Caller, Change

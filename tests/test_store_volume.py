@@ -16,7 +16,7 @@ from langgraph.store.sqlite import SqliteStore
 from test_foreign import ForeignMachine
 
 from fusebackend.backends import ForeignVolume, StoreBackend, VolumeBackend, volume_of
-from fusebackend.backends.store import items
+from fusebackend.backends.store import searched
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller, Change
 from fusebackend.testing.conformance import BackendConformance
 
@@ -69,7 +69,7 @@ def backend(store):
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(items, "time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr(searched, "time", SimpleNamespace(monotonic=clock))
     return clock
 
 

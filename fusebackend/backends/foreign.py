@@ -39,9 +39,8 @@ from typing import Any
 from fusebackend import paths
 from fusebackend.backends.buffer import Buffer
 from fusebackend.backends.foreignchanges import AbsentNames, changes_at, changes_everywhere
-from fusebackend.backends.foreignentry import Entry
+from fusebackend.backends.foreignentry import Entry, require_text
 from fusebackend.backends.foreignfiles import ForeignFiles
-from fusebackend.backends.foreigntree import require_text
 from fusebackend.backends.relocation import Relocation
 from fusebackend.errors import oserror
 from fusebackend.paths import AgentPath

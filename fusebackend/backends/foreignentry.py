@@ -6,15 +6,17 @@ Plain records; `foreigntree.py` keeps them in order.
 from __future__ import annotations
 
 import bisect
+import datetime
 import errno
 import os
 import time
 from collections.abc import Hashable, Iterator
 from typing import NamedTuple
 
+from fusebackend import paths
 from fusebackend.backends.buffer import Buffer
 from fusebackend.errors import oserror
-from fusebackend.protocol import BLOCK_BYTES, Attr
+from fusebackend.protocol import BLOCK_BYTES, Attr, FileInfo
 
 
 class Info:
@@ -169,3 +171,30 @@ class Entry(Attr):
         if self.held or self.opens or self.dirty or self.children or self.parent is None:
             return False
         return self.gone or (self.forgotten and not self.local)
+
+
+def info_of(entry: Entry) -> Info:
+    """What a listing says of an entry."""
+    return Info(entry.is_dir, entry.size, entry.mtime_ns, entry.version)
+
+
+def name_of(info: FileInfo) -> bytes:
+    """The name under which a backend lists something."""
+    return paths.to_name(info["path"].removesuffix("/").rpartition("/")[2])
+
+
+def require_text(name: bytes) -> None:
+    """EILSEQ for a name that is not UTF-8: what a backend makes of it, nobody knows."""
+    try:
+        name.decode("utf-8")
+    except UnicodeDecodeError:
+        raise oserror(errno.EILSEQ, name) from None
+
+
+def time_ns(modified_at: str) -> int | None:
+    """Nanoseconds since the epoch; without an offset it is local time, as deepagents' FilesystemBackend gives it."""
+    try:
+        when = datetime.datetime.fromisoformat(modified_at).astimezone(datetime.UTC)
+    except (ValueError, OverflowError):
+        return None
+    return (when - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)) // datetime.timedelta(microseconds=1) * 1000

@@ -12,7 +12,6 @@ the backend does not: unsaved bytes, an empty directory. Modes and times are rem
 
 from __future__ import annotations
 
-import datetime
 import errno
 import itertools
 import logging
@@ -22,7 +21,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable
 
 from fusebackend import errors, paths
-from fusebackend.backends.foreignentry import Entry, Info, Kept, Listing
+from fusebackend.backends.foreignentry import Entry, Info, Kept, Listing, info_of, name_of, require_text, time_ns
 from fusebackend.dialect import AgentFace
 from fusebackend.errors import oserror
 from fusebackend.paths import ROOT, AgentPath
@@ -164,7 +163,7 @@ class ForeignTree:
     def note(self, entry: Entry) -> None:
         """Bring the listing up to date with what was done to an entry here."""
         if entry.parent is not None and entry.parent.listing is not None and not entry.gone:
-            entry.parent.listing.put(entry.name, _info_of(entry))
+            entry.parent.listing.put(entry.name, info_of(entry))
 
     def unlinked(self, entry: Entry) -> None:
         """An entry has lost its name through this volume, and with it what was not stored."""
@@ -310,7 +309,7 @@ class ForeignTree:
         result = self._face.ls(path)
         if result.error is None:
             read_at = self._clock()
-            return {_name(info): self._info(info, read_at) for info in result.entries or ()}
+            return {name_of(info): self._info(info, read_at) for info in result.entries or ()}
         if self._is_there(directory):
             raise self.failure(result.error, path)
         if directory.local:
@@ -324,7 +323,7 @@ class ForeignTree:
         while entry.parent is not None:
             result = self._face.ls(self.path(entry.parent))
             if result.error is None:
-                found = [info for info in result.entries or () if _name(info) == entry.name]
+                found = [info for info in result.entries or () if name_of(info) == entry.name]
                 return any(bool(info.get("is_dir")) == entry.is_dir for info in found)
             error, entry = result.error, entry.parent
         if error is not None:
@@ -343,7 +342,7 @@ class ForeignTree:
             if info is not None and info.is_dir and child.is_dir:
                 child.local = False
             elif child.local or child.dirty:
-                listing.put(name, _info_of(child))  # also over a stranger of that name: storing it will tell
+                listing.put(name, info_of(child))  # also over a stranger of that name: storing it will tell
             elif info is None or info.is_dir != child.is_dir:
                 self.detach(child)
                 if info is not None:
@@ -393,28 +392,3 @@ class ForeignTree:
         if number == errno.EIO:
             log.warning("%s: %s: %s", self._face.name, path, error)
         return oserror(number)
-
-
-def _info_of(entry: Entry) -> Info:
-    return Info(entry.is_dir, entry.size, entry.mtime_ns, entry.version)
-
-
-def _name(info: FileInfo) -> bytes:
-    return paths.to_name(info["path"].removesuffix("/").rpartition("/")[2])
-
-
-def require_text(name: bytes) -> None:
-    """EILSEQ for a name that is not UTF-8: what a backend makes of it, nobody knows."""
-    try:
-        name.decode("utf-8")
-    except UnicodeDecodeError:
-        raise oserror(errno.EILSEQ, name) from None
-
-
-def time_ns(modified_at: str) -> int | None:
-    """Nanoseconds since the epoch; without an offset it is local time, as deepagents' FilesystemBackend gives it."""
-    try:
-        when = datetime.datetime.fromisoformat(modified_at).astimezone(datetime.UTC)
-    except (ValueError, OverflowError):
-        return None
-    return (when - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)) // datetime.timedelta(microseconds=1) * 1000

@@ -32,14 +32,14 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self
 
-from fusebackend import budget, errors, paths, text
+from fusebackend import errors, paths
 from fusebackend.backends.buffer import digest_of
 from fusebackend.backends.fileverbs import FileVerbs, Loaded, Refusal, checked, code_of
 from fusebackend.backends.store.items import Change, Conflict, Items, Record
+from fusebackend.backends.store.search import find_files, grep_files
 from fusebackend.backends.store.source import Namespace, StoreSource
-from fusebackend.backends.store.tree import Node, StoreTree, is_text, may_match
+from fusebackend.backends.store.tree import Node, StoreTree, is_text
 from fusebackend.backends.store.values import bytes_of, written
-from fusebackend.budget import Spent
 from fusebackend.globs import Matcher
 from fusebackend.paths import AgentPath
 from fusebackend.protocol import FileDownloadResponse, FileInfo, FileUploadResponse
@@ -359,49 +359,12 @@ class StoreBackend(FileVerbs):
         return tree.files_below(path, node, tree.rows_below(node)) if node.is_dir else [(path, node)]
 
     def _find(self, path: AgentPath, matcher: Matcher) -> Iterator[FileInfo]:
-        left, tree = budget.current(), self._tree()
-        node = tree.find(path)
-        if node is None:
-            return
-        if not node.is_dir:
-            if matcher.matches(paths.parent_and_name(path)[1]):
-                yield node.info(path)
-            return
-        rows = tree.rows_below(node)
-        wanted = {row.key for row in left.metered(rows) if may_match(matcher, row.key, _base(node))}
-        for found, file in left.metered(tree.files_below(path, node, rows, wanted)):
-            if matcher.matches(_relative(found, path)):
-                yield file.info(found)
+        return find_files(self._tree(), path, matcher)
 
     def _grep(
         self, pattern: str, path: AgentPath, matcher: Matcher | None, limit: int | None
     ) -> Iterator[tuple[str, Sequence[tuple[int, str]]]]:
-        left, tree = budget.current(), self._tree()
-        node = tree.find(path)
-        if node is None:
-            return
-        if not node.is_dir:
-            if matcher is None or matcher.matches(paths.parent_and_name(path)[1]):
-                yield path, text.grep_lines(self._loaded(tree, path).data, pattern, limit)
-            return
-        rows = tree.rows_below(node)
-        asked = [row for row in rows if matcher is None or may_match(matcher, row.key, _base(node))]
-        hits: dict[str, list[tuple[int, str]]] = {}
-        spent = False
-        try:
-            for row, record in left.metered(tree.items.records(asked)):
-                lines = text.grep_lines(bytes_of(record.value)[0], pattern, limit)
-                if lines:
-                    hits[row.key] = lines
-                if limit is not None and sum(map(len, hits.values())) >= limit and matcher is None:
-                    break
-        except Spent:
-            spent = True
-        for found, file in tree.files_below(path, node, rows, set(hits)):
-            if matcher is None or matcher.matches(_relative(found, path)):
-                yield found, hits[file.key]
-        if spent:
-            raise Spent
+        return grep_files(self._tree(), pattern, path, matcher, limit)
 
 
 def _above(path: AgentPath) -> Iterator[AgentPath]:
@@ -410,15 +373,6 @@ def _above(path: AgentPath) -> Iterator[AgentPath]:
     while directory != paths.ROOT:
         yield directory
         directory, _ = paths.parent_and_name(directory)
-
-
-def _base(node: Node) -> str:
-    assert node.place is not None
-    return node.place.rooted if node.place.rooted is not None else f"/{node.place.bare}"
-
-
-def _relative(path: str, directory: AgentPath) -> str:
-    return path[len(directory) :].lstrip("/")
 
 
 def _require_no_values(files: Sequence[tuple[AgentPath, Node]]) -> None:

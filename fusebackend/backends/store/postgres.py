@@ -13,9 +13,10 @@ import json
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fusebackend.backends.store.items import Change, Conflict, Items, PutOneByOne, Record, Row
+from fusebackend.backends.store.items import Change, Conflict, Items, Record, Row
 from fusebackend.backends.store.names import after, bounds
 from fusebackend.backends.store.pgdatabase import Order, PostgresDatabase
+from fusebackend.backends.store.searched import PutOneByOne
 
 if TYPE_CHECKING:
     from psycopg import Cursor

@@ -15,7 +15,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from fusebackend.backends.store.items import Items, SearchedItems
+from fusebackend.backends.store.items import Items
+from fusebackend.backends.store.searched import SearchedItems
 
 Namespace: TypeAlias = str | Sequence[str] | Callable[[Any], "str | Sequence[str]"]
 

@@ -20,8 +20,9 @@ import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
-from fusebackend.backends.store.items import Anything, Change, Conflict, Items, PutOneByOne, Record, Row, version_of
+from fusebackend.backends.store.items import Anything, Change, Conflict, Items, Record, Row, version_of
 from fusebackend.backends.store.names import after, bounds
+from fusebackend.backends.store.searched import PutOneByOne
 from fusebackend.backends.store.values import Unreadable
 from fusebackend.errors import oserror
 

@@ -12,20 +12,17 @@ from dataclasses import dataclass
 from fusebackend import paths
 from fusebackend.backends.store.items import Items, Row
 from fusebackend.backends.store.names import (
-    FILE_MARK,
     FOREIGN_SUFFIX,
     ROOT_PLACE,
     Child,
     KeyList,
     Place,
     arrange_level,
-    is_name,
     may_be_arranged,
     split_level,
 )
 from fusebackend.backends.store.values import About
 from fusebackend.errors import oserror
-from fusebackend.globs import Matcher
 from fusebackend.paths import ROOT, AgentPath
 from fusebackend.protocol import FileInfo
 
@@ -212,14 +209,6 @@ def _node(child: Child, rows: dict[str, Row], described: dict[str, About], relat
     if child.place is not None:
         return Node(place=child.place, relative=relative or child.place.rooted is None)
     return Node(rows[child.key], described[child.key], relative=relative)
-
-
-def may_match(matcher: Matcher, key: str, base: str) -> bool:
-    """Could this key below `base`, which ends with `/`, be shown under a path that matches? Yes, when in doubt."""
-    relative = key[len(base) :] if key.startswith(base) else key[len(base) - 1 :]
-    if "%" in relative or not all(map(is_name, relative.split("/"))):
-        return True
-    return any(matcher.matches(relative + end) for end in ("", FOREIGN_SUFFIX, FILE_MARK, FILE_MARK + FOREIGN_SUFFIX))
 
 
 def is_text(path: str) -> bool:

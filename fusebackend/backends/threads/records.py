@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fusebackend import text
-from fusebackend.backends.foreigntree import time_ns
+from fusebackend.backends.foreignentry import time_ns
 from fusebackend.backends.threads.nodes import FILE_MODE, FileNode, Nodes
 
 
