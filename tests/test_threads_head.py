@@ -6,6 +6,7 @@ import errno
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,43 @@ def test_langgraphs_own_pending_writes_and_ours_get_along(desk: Desk) -> None:
     desk.put("/plain/head/three.txt", "3")
     found = state(agent, "plain")
     assert (found["/one.txt"], found["/two.txt"], found["/three.txt"]) == (b"1", b"2", b"3")
+
+
+def test_many_uploads_are_one_pending_write(desk: Desk) -> None:
+    agent = threadcases.plain(desk.saver)
+    threadcases.old(desk.saver)
+    before = len(desk.saver.get_tuple(thread("plain")).pending_writes)
+    files = [(f"/plain/head/many/{number}.txt", str(number).encode()) for number in range(300)]
+    files[7:7] = [("/old/head/elsewhere.txt", b"x"), ("/nobody/head/x.txt", b""), ("/plain/head/a.txt/below", b"")]
+    files += [("/plain/head/a.txt", b"replaced"), ("/plain/head/many", b""), ("/plain/state.json", b"")]
+    files += [("/plain/head/a%2Eb", b""), ("/plain/head/\udcff", b""), ("/plain/head/last.txt", "text")]
+    responses = desk.backend.upload_files(files)
+    assert [response.path for response in responses] == [path for path, _ in files]
+    assert {response.path: response.error for response in responses if response.error is not None} == {
+        "/nobody/head/x.txt": "file_not_found",
+        "/plain/head/a.txt/below": "invalid_path",
+        "/plain/head/many": "is_directory",
+        "/plain/state.json": "permission_denied",
+        "/plain/head/a%2Eb": "invalid_path",
+        "/plain/head/\udcff": "Invalid or incomplete multibyte or wide character",
+        "/plain/head/last.txt": "content must be bytes, not str",
+    }
+    assert len(desk.saver.get_tuple(thread("plain")).pending_writes) == before + 1
+    found = state(agent, "plain")
+    assert found["/many/299.txt"] == b"299"
+    assert found["/a.txt"] == b"replaced"
+    assert desk.get("/plain/head/many/150.txt") == b"150"
+    assert desk.get("/old/head/elsewhere.txt") == b"x"
+
+
+def test_files_one_by_one_do_not_get_slower_and_slower(desk: Desk) -> None:
+    threadcases.plain(desk.saver)
+    took = []
+    for number in range(200):
+        start = time.perf_counter()
+        desk.put(f"/plain/head/n{number}.txt", "x")
+        took.append(time.perf_counter() - start)
+    assert sorted(took)[150] < 0.1, sorted(took)[-50:]
 
 
 def test_a_move_is_one_change(desk: Desk) -> None:
@@ -298,8 +336,9 @@ def test_nothing_but_the_head_can_be_written_to(desk: Desk) -> None:
     checkpoint = (backend.ls("/a_subagent/history").entries or [])[-1]["path"]
     for directory in ("/", "/a_subagent/", "/a_subagent/history/", checkpoint, space, f"{space}head/"):
         assert "Read-only" in (backend.write(f"{directory}x.txt", "x").error or ""), directory
-    for path in ("/a_subagent", "/a_subagent/history", "/a_subagent/messages.jsonl", "/a_subagent/state.json"):
-        assert "Read-only" in (backend.delete(path).error or ""), path
+    for path in ("/a_subagent", "history", "head", "messages.jsonl", "state.json"):
+        assert "Read-only" in (backend.delete(os.path.join("/a_subagent", path)).error or ""), path
+    assert desk.get("/a_subagent/head/main.txt") == b"by sub"
     assert "Read-only" in (backend.edit(f"{checkpoint}main.txt", "by", "x").error or "")
     assert "Read-only" in (backend.move(f"{checkpoint}main.txt", "/a_subagent/head/y.txt").error or "")
     volume = backend.volume

@@ -265,7 +265,7 @@ def saved(values: dict[str, Any], seen: dict[str, Any] | None = None, **more: An
 
 
 def wrote(task: str, channel: str, order: int = 1) -> Write:
-    return Write(task, channel, Raw("null", b""), order)
+    return Write(task, channel, Raw("null", b""), order, order)
 
 
 @pytest.mark.parametrize(

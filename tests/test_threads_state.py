@@ -1,4 +1,4 @@
-"""The files and messages at each checkpoint are those that LangGraph itself finds there, whatever the agent has done."""
+"""The files and messages at each checkpoint are those LangGraph itself finds there, whatever the agent has done."""
 
 from __future__ import annotations
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
+from collections.abc import Sequence
 from typing import Any, Literal, Self
 
+from fusebackend import errors
 from fusebackend.backends.threads.activity import QUIET_S
+from fusebackend.backends.threads.line import HEAD
 from fusebackend.backends.threads.rows import Database
 from fusebackend.backends.threads.volume import ThreadsVolume
 from fusebackend.backends.threads.writable import WritableThreadsVolume
 from fusebackend.backends.volume import VolumeBackend
+from fusebackend.backends.walk import names_of
+from fusebackend.paths import AgentPath, PathError
+from fusebackend.protocol import DeleteResult, FileUploadResponse
 
 
 class ThreadsBackend(VolumeBackend):
@@ -58,3 +67,50 @@ class ThreadsBackend(VolumeBackend):
         from fusebackend.backends.threads.postgres import PostgresDatabase
 
         return cls(PostgresDatabase(dsn), **options)
+
+    def delete(self, file_path: str) -> DeleteResult:
+        """What is below a head. Nothing of a thread is deleted because something else of it can't be."""
+        with contextlib.suppress(OSError, PathError):
+            if not _is_below_head(names_of(file_path)):
+                why = os.strerror(errno.EROFS)
+                return DeleteResult(error=f"Error deleting '{file_path}': {why}")
+        return super().delete(file_path)
+
+    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
+        """Those for the head of one thread become one pending write, which is quicker, and all or nothing."""
+        responses: dict[int, FileUploadResponse] = {}
+        if isinstance(self.volume, WritableThreadsVolume) and len(files) > 1:
+            for thread, group in _by_head(files).items():
+                items = [(path, bytes(files[index][1])) for index, path in group.items()]
+                try:
+                    found = self.volume.store(thread, items)
+                except OSError as error:
+                    found = [errors.code_of(error)] * len(items)
+                responses |= {
+                    index: FileUploadResponse(path=files[index][0], error=error)
+                    for index, error in zip(group, found, strict=True)
+                }
+        rest = [index for index in range(len(files)) if index not in responses]
+        responses |= zip(rest, super().upload_files([files[index] for index in rest]), strict=True)
+        return [responses[index] for index in range(len(files))]
+
+
+def _by_head(files: list[tuple[str, bytes]]) -> dict[bytes, dict[int, AgentPath]]:
+    """Thread → the uploads that are for its head, by their place in the list, with their paths there.
+
+    Without those that are wrong in themselves: who stores them one by one has the words for it.
+    """
+    found: dict[bytes, dict[int, AgentPath]] = {}
+    for index, (path, content) in enumerate(files):
+        try:
+            names = names_of(path)
+            below = AgentPath("/" + b"/".join(names[2:]).decode("utf-8"))
+        except (OSError, ValueError):
+            continue
+        if _is_below_head(names) and isinstance(content, (bytes, bytearray, memoryview)):
+            found.setdefault(names[0], {})[index] = below
+    return found
+
+
+def _is_below_head(names: Sequence[bytes]) -> bool:
+    return len(names) > 2 and names[1] == HEAD

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from fusebackend import errors, paths, text
@@ -44,6 +44,53 @@ BUSY = "A run of this thread is active. Try again when it has ended, or waits fo
 NO_FILES = "The agent of this thread keeps no files in its state, and would not see this one"
 
 
+class Layout:
+    """Which path is which key, and which paths are directories."""
+
+    def __init__(self, files: Mapping[str, Record]) -> None:
+        self.keys: dict[AgentPath, str] = {}
+        self.directories: set[str] = {ROOT}
+        for names, key in arrange(files).items():
+            self.add(AgentPath("/" + b"/".join(names).decode("utf-8", "surrogateescape")), key)
+
+    def add(self, path: AgentPath, key: str) -> None:
+        self.keys[path] = key
+        self.directories.update(_above(path))
+
+    def copy(self) -> Layout:
+        copy = Layout({})
+        copy.keys.update(self.keys)
+        copy.directories.update(self.directories)
+        return copy
+
+    def below(self, path: str) -> list[tuple[AgentPath, str]]:
+        """The file at a path, and all below it."""
+        return [(place, key) for place, key in self.keys.items() if paths.is_below(place, path)]
+
+    def key_for(self, path: AgentPath) -> str:
+        """The key of a file that is there, or can be made.
+
+        Raises:
+            OSError: EISDIR where a directory is, ENOTDIR below a file, EINVAL for a path that no key has.
+        """
+        key = self.keys.get(path)
+        if key is not None:
+            return key
+        if path in self.directories:
+            raise errors.oserror(errno.EISDIR)
+        if any(above in self.keys for above in _above(path)):
+            raise errors.oserror(errno.ENOTDIR)
+        return _new_key(path)
+
+
+def _above(path: AgentPath) -> Iterator[AgentPath]:
+    """The directories that lead to a path, but the root."""
+    path, _ = paths.parent_and_name(path)
+    while path != ROOT:
+        yield path
+        path, _ = paths.parent_and_name(path)
+
+
 class HeadFiles(BackendProtocol):
     """See the module's docstring. Called by `ForeignVolume`, with the lock of the threads' volume held.
 
@@ -51,49 +98,50 @@ class HeadFiles(BackendProtocol):
         database: where the line is.
         line: the thread's own.
         runs: tells whether a run is active.
+        poll: asks the database for news now.
     """
 
     exact_sizes = True
     blocking = False
     durable = True
 
-    def __init__(self, database: Database, line: Callable[[], Line], runs: RunWatch) -> None:
+    def __init__(self, database: Database, line: Callable[[], Line], runs: RunWatch, poll: Callable[[], None]) -> None:
         self._database = database
+        self._poll = poll
         self._line = line
         self._runs = runs
         self._version = -1
         self._seen: Mapping[str, Record] = {}
-        self._places: dict[AgentPath, str] = {}
+        self._layout = Layout({})
 
     # -- reading -----------------------------------------------------------------------------------------------
 
     def ls(self, path: str) -> LsResult:
         try:
-            places = self._look()
+            layout = self._look()
         except (OSError, Damaged) as error:
             return LsResult(error=_code(error))
+        if path not in layout.directories:
+            return LsResult(error=errors.FILE_NOT_FOUND)
         prefix = "/" if path == ROOT else path + "/"
         found: dict[str, FileInfo] = {}
-        for place, key in places.items():
-            if not place.startswith(prefix):
-                continue
-            name, slash, _ = place[len(prefix) :].partition("/")
-            child = prefix + name + slash
-            found.setdefault(child, FileInfo(path=child, is_dir=True) if slash else _info(child, self._seen[key]))
-        if not found and path != ROOT:
-            return LsResult(error=errors.FILE_NOT_FOUND)
+        for place, key in layout.keys.items():
+            if place.startswith(prefix):
+                name, slash, _ = place[len(prefix) :].partition("/")
+                child = prefix + name + slash
+                if child not in found:
+                    found[child] = FileInfo(path=child, is_dir=True) if slash else _info(child, self._seen[key])
         return LsResult(entries=sorted(found.values(), key=lambda info: info["path"]))
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
-        return [self._download(path) for path in paths]
+        return [self._download(AgentPath(path)) for path in paths]
 
-    def _download(self, path: str) -> FileDownloadResponse:
+    def _download(self, path: AgentPath) -> FileDownloadResponse:
         try:
-            places = self._look()
-            key = places.get(AgentPath(path))
+            layout = self._look()
+            key = layout.keys.get(path)
             if key is None:
-                is_directory = any(place.startswith(path + "/") for place in places)
-                error = errors.IS_DIRECTORY if is_directory else errors.FILE_NOT_FOUND
+                error = errors.IS_DIRECTORY if path in layout.directories else errors.FILE_NOT_FOUND
                 return FileDownloadResponse(path=path, error=error)
             return FileDownloadResponse(path=path, content=self._seen[key].data())
         except (OSError, Damaged) as error:
@@ -102,7 +150,24 @@ class HeadFiles(BackendProtocol):
     # -- writing -----------------------------------------------------------------------------------------------
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
-        return [FileUploadResponse(path=path, error=self._try(self._upload, path, data)) for path, data in files]
+        """All that can be stored becomes one pending write."""
+        try:
+            layout = self._look().copy()
+        except (OSError, Damaged) as error:
+            return [FileUploadResponse(path=path, error=_code(error)) for path, _ in files]
+        usual = self._usual_format()
+        update: dict[str, Any] = {}
+
+        def admit(path: AgentPath, data: bytes) -> None:
+            key = layout.key_for(path)
+            layout.add(path, key)
+            update[key] = _encoded(data, self._seen.get(key), usual)
+
+        found = [self._try(admit, AgentPath(path), data) for path, data in files]
+        failed = self._try(self._put, update) if update else None
+        return [
+            FileUploadResponse(path=path, error=error or failed) for (path, _), error in zip(files, found, strict=True)
+        ]
 
     def upload_if(self, path: str, content: bytes, digest: bytes | None) -> FileUploadResponse:
         """Upload over the version with this digest; None where there is to be no file. `conflict` over another."""
@@ -136,82 +201,69 @@ class HeadFiles(BackendProtocol):
             return _code(error)
         return None
 
-    def _upload(self, path: str, data: bytes) -> None:
-        key = self._places.get(AgentPath(path)) or _new_key(path)
-        before = self._seen.get(key)
-        self._put({key: self._encoded(data, before)})
-
     def _delete(self, path: str) -> None:
-        keys = [key for _, key in self._below(path)]
+        keys = [key for _, key in self._look().below(path)]
         if not keys:
             raise errors.oserror(errno.ENOENT)
         self._put(dict.fromkeys(keys))
 
     def _move(self, source: str, destination: str) -> None:
-        moved = self._below(source)
+        moved = self._look().below(source)
         if not moved:
             raise errors.oserror(errno.ENOENT)
         update: dict[str, Any] = {}
         for place, key in moved:
             update[key] = None
-            update[_new_key(destination + place[len(source) :])] = self._seen[key].source
+            update[_new_key(AgentPath(destination + place[len(source) :]))] = self._seen[key].source
         self._put(update)
-
-    def _below(self, path: str) -> list[tuple[AgentPath, str]]:
-        """The file at a path, and all below it."""
-        return [(place, key) for place, key in self._places.items() if paths.is_below(place, path)]
 
     def _put(self, update: dict[str, Any]) -> None:
         """Make these changes, unless something else has changed since it was last looked at."""
         before = {key: self._seen.get(key) for key in update}
-        line = self._line()
-        try:
-            with self._database.exclusive() as append:
-                line.stale = True
-                line.fresh()
-                self.require_idle()
-                newest = line.lineage.newest()
-                assert newest is not None, "the thread was found not to be idle"
-                now = line.lineage.files_now()
-                if any(now.get(key) is not record for key, record in before.items()):
-                    raise errors.oserror(errno.ESTALE)
-                append(line.lineage.place, newest.saved.id, "files", pack(update))
-        finally:
-            line.stale = True
+        with self._database.exclusive() as append:
+            self._poll()
+            self.require_idle()
+            lineage = self._line().lineage
+            newest = lineage.newest()
+            assert newest is not None, "the thread was found not to be idle"
+            now = lineage.files_now()
+            if any(now.get(key) is not record for key, record in before.items()):
+                raise errors.oserror(errno.ESTALE)
+            append(lineage.place, newest.saved.id, "files", pack(update))
+        self._poll()
         self._look()
 
-    def _look(self) -> Mapping[AgentPath, str]:
+    def _look(self) -> Layout:
         """Where which key is now."""
         line = self._line()
         if line.version != self._version:
             self._seen = line.lineage.files_now()
             self._version = line.version
-            self._places = {
-                AgentPath("/" + b"/".join(names).decode("utf-8", "surrogateescape")): key
-                for names, key in arrange(self._seen).items()
-            }
-        return self._places
-
-    def _encoded(self, data: bytes, before: Record | None) -> Any:
-        """A record in the format of the one it replaces, or else of the others in the thread."""
-        file_format = before.file_format if before is not None else self._usual_format()
-        if file_format == "v0":
-            try:
-                return data.decode("utf-8")
-            except UnicodeDecodeError:
-                file_format = "v2"
-        created_at = before.created_at if before is not None else None
-        return text.encode_file_data(data, created_at=created_at, file_format="v1" if file_format == "v1" else "v2")
+            self._layout = Layout(self._seen)
+        return self._layout
 
     def _usual_format(self) -> str:
+        """That of the thread's files, if they have one in common."""
         formats = {record.file_format for record in self._seen.values()}
         return formats.pop() if len(formats) == 1 else "v2"
 
 
-def _new_key(path: str) -> str:
+def _encoded(data: bytes, before: Record | None, usual: str) -> Any:
+    """A record in the format of the one it replaces, if any."""
+    file_format = before.file_format if before is not None else usual
+    if file_format == "v0":
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError:
+            file_format = "v2"
+    created_at = before.created_at if before is not None else None
+    return text.encode_file_data(data, created_at=created_at, file_format="v1" if file_format == "v1" else "v2")
+
+
+def _new_key(path: AgentPath) -> str:
     """The key of a new file. EINVAL where its path would be shown as another one."""
     try:
-        return key_of(paths.split(AgentPath(path)))
+        return key_of(paths.split(path))
     except ValueError:
         raise errors.oserror(errno.EINVAL, path) from None
 
@@ -221,4 +273,6 @@ def _info(path: str, record: Record) -> FileInfo:
 
 
 def _code(error: OSError | Damaged) -> str:
+    if isinstance(error, OSError) and error.errno == errno.ESTALE:
+        return errors.CONFLICT
     return os.strerror(error.errno or errno.EIO) if isinstance(error, OSError) else os.strerror(errno.EIO)

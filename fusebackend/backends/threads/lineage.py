@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from fusebackend.backends.threads.activity import Standing, standing
@@ -16,8 +16,8 @@ from fusebackend.backends.threads.decode import loads
 from fusebackend.backends.threads.names import checkpoint_names
 from fusebackend.backends.threads.reading import Reading
 from fusebackend.backends.threads.records import Record, Records
-from fusebackend.backends.threads.replay import Channel, Files, Messages, replay, update
-from fusebackend.backends.threads.rows import NOTHING, NULL_TASK, Damaged, Database, Listed, Place, Saved, Write
+from fusebackend.backends.threads.replay import Channel, Files, Messages, overwriting, replay, update
+from fusebackend.backends.threads.rows import NOTHING, NULL_TASK, Damaged, Database, Listed, Mark, Place, Saved, Write
 
 REMEMBERED: Final = 128
 """Checkpoints whose files are kept, so that those of their children follow from them."""
@@ -26,10 +26,31 @@ REMEMBERED: Final = 128
 class Newest:
     """The newest checkpoint of a line, all writes to it, and how its thread stands."""
 
-    def __init__(self, saved: Saved, writes: list[Write]) -> None:
+    def __init__(self, saved: Saved, mark: Mark, writes: list[Write]) -> None:
         self.saved = saved
+        self.mark = mark
         self.writes = writes
         self.standing: Standing = standing(saved, writes)
+        self.files: Mapping[str, Record] | None = None
+        """As of now, if somebody has asked for them."""
+        self.overwritten = False
+        """An `Overwrite` is among the pending writes of files, so that the others don't count."""
+
+    def grow(self, mark: Mark, more: list[Write], channel: Files) -> bool:
+        """Take in what was written since. False where that is more than pending writes after those that are there."""
+        if mark.row != self.mark.row or mark.writes != len(self.writes) + len(more):
+            return False
+        last = max((write.number for write in self.writes if write.task == NULL_TASK), default=-1)
+        if any(write.task != NULL_TASK or write.channel.startswith("__") or write.number <= last for write in more):
+            return False
+        values = _values(channel, (write for write in more if write.channel == channel.name))
+        if self.standing.finished or self.overwritten or any(overwriting(value) is not NOTHING for value in values):
+            self.files = None
+        if self.files is not None:
+            self.files = replay(channel, self.files, values)
+        self.writes = self.writes + more
+        self.mark = mark
+        return True
 
 
 class Lineage:
@@ -41,7 +62,7 @@ class Lineage:
         self._files = Files(records.of)
         self._names: dict[bytes, Listed] | None = None
         self._listed: dict[str, Listed] = {}
-        self._marks: dict[str, object] = {}
+        self._marks: dict[str, Mark] = {}
         self._before: OrderedDict[str, Mapping[str, Record]] = OrderedDict()
         self._newest: Newest | None = None
         self._reading = Reading(database, place, self._files.name)
@@ -77,7 +98,6 @@ class Lineage:
 
         None where that can't be told: nothing was known, or what changed may have changed all that follows from it.
         """
-        self._newest = None
         if not self._marks:
             self.forget()
             return None
@@ -87,12 +107,24 @@ class Lineage:
             self.forget()  # the past is another one: something was deleted, or written by hand
             return None
         if changed:
+            if not self._grown(now):
+                self._newest = None
             self._names, self._order, self._marks = None, None, now
             self._reading.forget()
             for found in changed:
                 self._before.pop(found, None)
                 self._listed.pop(found, None)
         return frozenset(changed)
+
+    def _grown(self, now: Mapping[str, Mark]) -> bool:
+        """Is the newest checkpoint the same, with some more writes to it, and are these taken in?"""
+        newest = self._newest
+        if newest is None or newest.saved.id != max(now, default=None):
+            return False
+        mark = now[newest.saved.id]
+        return newest.grow(
+            mark, self._database.writes_since(self.place, newest.saved.id, newest.mark.last), self._files
+        )
 
     def newest_id(self) -> str | None:
         return self._database.newest(self.place)
@@ -104,7 +136,7 @@ class Lineage:
             if checkpoint is not None:
                 saved = self._database.saved(self.place, checkpoint)
                 writes = self._database.writes(self.place, [checkpoint]).get(checkpoint, [])
-                self._newest = Newest(saved, writes)
+                self._newest = Newest(saved, self._marks.get(checkpoint, Mark(None)), writes)
         return self._newest
 
     # -- values ------------------------------------------------------------------------------------------------
@@ -125,15 +157,20 @@ class Lineage:
             self._reading.expect(checkpoint, order, places[checkpoint])
         own = self._reading.writes([checkpoint]).get(checkpoint, [])
         base = self._base(self._files, self._reading, checkpoint, self._before)
-        return _with_writes(self._files, base, own, frozenset())
+        return update(self._files, base, _values(self._files, _of(own, self._files, {NULL_TASK})))
 
     def files_now(self) -> Mapping[str, Record]:
         """The files that `get_state` finds when it is asked for no checkpoint: with what finished tasks have made."""
         newest = self.newest()
         if newest is None:
             return {}
-        base = self._base(self._files, self._reading, newest.saved.id, self._before)
-        return _with_writes(self._files, base, newest.writes, newest.standing.finished)
+        if newest.files is None:
+            base = self._base(self._files, self._reading, newest.saved.id, self._before)
+            pending = _values(self._files, _of(newest.writes, self._files, {NULL_TASK}))
+            done = _values(self._files, _of(newest.writes, self._files, newest.standing.finished))
+            newest.overwritten = any(overwriting(value) is not NOTHING for value in pending)
+            newest.files = update(self._files, update(self._files, base, pending), done)
+        return newest.files
 
     def messages_now(self) -> list[dict[str, Any]]:
         """The conversation, as plain messages."""
@@ -143,7 +180,9 @@ class Lineage:
         channel = Messages()
         reading = Reading(self._database, self.place, channel.name)
         base = self._base(channel, reading, newest.saved.id, OrderedDict())
-        return list(_with_writes(channel, base, newest.writes, newest.standing.finished).values())
+        pending = _values(channel, _of(newest.writes, channel, {NULL_TASK}))
+        done = _values(channel, _of(newest.writes, channel, newest.standing.finished))
+        return list(update(channel, update(channel, base, pending), done).values())
 
     @property
     def keeps_files(self) -> bool:
@@ -188,13 +227,8 @@ class Lineage:
         return value
 
 
-def _with_writes(
-    channel: Channel, value: Mapping[str, Any], writes: Iterable[Write], finished: frozenset[str]
-) -> Mapping[str, Any]:
-    """A value with the writes to its checkpoint that count as its own, then those of finished tasks."""
-    own = [write for write in writes if write.channel == channel.name]
-    value = update(channel, value, _values(channel, (write for write in own if write.task == NULL_TASK)))
-    return update(channel, value, _values(channel, (write for write in own if write.task in finished)))
+def _of(writes: Iterable[Write], channel: Channel, tasks: Container[str]) -> Iterator[Write]:
+    return (write for write in writes if write.channel == channel.name and write.task in tasks)
 
 
 def _values(channel: Channel, writes: Iterable[Write]) -> list[Any]:

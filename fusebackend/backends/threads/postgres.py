@@ -25,12 +25,13 @@ from fusebackend.backends.threads.rows import (
     Database,
     Link,
     Listed,
+    Mark,
     News,
     Place,
     Raw,
     Saved,
     Write,
-    sort_key,
+    in_order,
 )
 from fusebackend.errors import oserror
 
@@ -131,17 +132,16 @@ class PostgresDatabase(Database):
     def namespaces(self, thread: str) -> list[str]:
         return [row[0] for row in self._ask(NAMESPACES, thread=thread)]
 
-    def marks(self, place: Place) -> dict[str, object]:
-        marks: dict[str, object] = dict(
-            self._ask(f"SELECT checkpoint_id, xmin::text FROM checkpoints WHERE {LINE}", **place._asdict())
-        )
+    def marks(self, place: Place) -> dict[str, Mark]:
+        rows = self._ask(f"SELECT checkpoint_id, xmin::text FROM checkpoints WHERE {LINE}", **place._asdict())
+        marks = {checkpoint: Mark(row) for checkpoint, row in rows}
         statement = (
             "SELECT checkpoint_id, count(*), max(xmin::text::bigint) FROM checkpoint_writes "
             f"WHERE {LINE} GROUP BY checkpoint_id"
         )
         for checkpoint, count, last in self._ask(statement, **place._asdict()):
             if checkpoint in marks:
-                marks[checkpoint] = (marks[checkpoint], count, last)
+                marks[checkpoint] = Mark(marks[checkpoint].row, count, last)
         return marks
 
     def listed(self, place: Place, checkpoints: Sequence[str]) -> list[Listed]:
@@ -183,24 +183,32 @@ class PostgresDatabase(Database):
         return links
 
     def writes(self, place: Place, checkpoints: Sequence[str], channel: str | None = None) -> dict[str, list[Write]]:
-        task_path = "task_path" if self._has_task_path else "''"
         only = "" if channel is None else " AND channel = %(channel)s"
         rows = self._ask(
-            f"SELECT checkpoint_id, {task_path}, task_id::text, idx, channel, type, blob, -age(xmin) "
-            f"FROM checkpoint_writes WHERE {LINE} AND checkpoint_id = ANY(%(checkpoints)s){only}",
+            f"{self._select_writes()} WHERE {LINE} AND checkpoint_id = ANY(%(checkpoints)s){only}",
             **place._asdict(),
             checkpoints=list(checkpoints),
             channel=channel,
         )
-        found: dict[str, list[tuple[tuple[str, str, int], Write]]] = {}
-        for checkpoint, path, task, index, name, kind, blob, order in rows:
-            found.setdefault(checkpoint, []).append(
-                (sort_key(path, task, index), Write(task, name, Raw(kind, blob), order))
-            )
-        return {
-            checkpoint: [write for _, write in sorted(pairs, key=lambda pair: pair[0])]
-            for checkpoint, pairs in found.items()
-        }
+        return in_order(rows)
+
+    def writes_since(self, place: Place, checkpoint: str, order: int) -> list[Write]:
+        rows = self._ask(
+            f"{self._select_writes()} WHERE {LINE} AND checkpoint_id = %(checkpoint)s "
+            "AND xmin::text::bigint > %(order)s",
+            **place._asdict(),
+            checkpoint=checkpoint,
+            order=order,
+        )
+        return in_order(rows).get(checkpoint, [])
+
+    def _select_writes(self) -> str:
+        """Transaction ids tell which of two writes came first, until they wrap around after four billion."""
+        task_path = "task_path" if self._has_task_path else "''"
+        return (
+            f"SELECT checkpoint_id, {task_path}, task_id::text, idx, channel, type, blob, xmin::text::bigint "
+            "FROM checkpoint_writes"
+        )
 
     def saved(self, place: Place, checkpoint: str) -> Saved:
         line = place._asdict()

@@ -52,14 +52,26 @@ class Listed(NamedTuple):
     """When it was made, ISO 8601; None where that can't be known without reading the whole checkpoint."""
 
 
+class Mark(NamedTuple):
+    """What differs when a checkpoint, or what was written to it, is another than before."""
+
+    row: object
+    writes: int = 0
+    """How many there are …"""
+    last: int = 0
+    """… and the order of the newest."""
+
+
 class Write(NamedTuple):
     """One value that a task has written to a channel, for the checkpoint that is to follow."""
 
     task: str
     channel: str
     value: Raw
+    number: int
+    """Its place among the writes of its task."""
     order: int
-    """Grows with the time at which it was stored, among the writes of one checkpoint."""
+    """Grows with the time at which it was stored, or stored anew, among the writes of one checkpoint."""
 
 
 class Link(NamedTuple):
@@ -127,8 +139,8 @@ class Database(abc.ABC):
         """The namespaces that a thread has checkpoints in."""
 
     @abc.abstractmethod
-    def marks(self, place: Place) -> dict[str, object]:
-        """The checkpoints by id; to each, what differs when it or the writes to it were written again."""
+    def marks(self, place: Place) -> dict[str, Mark]:
+        """The checkpoints by id."""
 
     @abc.abstractmethod
     def listed(self, place: Place, checkpoints: Sequence[str]) -> list[Listed]:
@@ -151,6 +163,10 @@ class Database(abc.ABC):
         """Checkpoint id → its writes, to one channel or all, in the order in which a step applies them."""
 
     @abc.abstractmethod
+    def writes_since(self, place: Place, checkpoint: str, order: int) -> list[Write]:
+        """The writes to a checkpoint of a greater order, in the order in which a step applies them."""
+
+    @abc.abstractmethod
     def saved(self, place: Place, checkpoint: str) -> Saved: ...
 
     @abc.abstractmethod
@@ -164,9 +180,18 @@ class Database(abc.ABC):
     def close(self) -> None: ...
 
 
-def sort_key(task_path: str, task: str, index: int) -> tuple[str, str, int]:
-    """The order in which a step applies its tasks' writes, as LangGraph does."""
-    return task_path, task, index
+def in_order(rows: Iterable[tuple[str, str, str, int, str, str | None, bytes | None, int]]) -> dict[str, list[Write]]:
+    """Rows of writes (checkpoint, task path, task, index, channel, type, value, order) by checkpoint.
+
+    They are in the order in which LangGraph applies the writes of one step: by the path of the task, its id, the index.
+    """
+    found: dict[str, list[tuple[tuple[str, str, int], Write]]] = {}
+    for checkpoint, path, task, index, channel, kind, value, order in rows:
+        write = Write(task, channel, Raw(kind, value), index, order)
+        found.setdefault(checkpoint, []).append(((path, task, index), write))
+    for pairs in found.values():
+        pairs.sort(key=lambda pair: pair[0])
+    return {checkpoint: [write for _, write in pairs] for checkpoint, pairs in found.items()}
 
 
 def portions(items: Sequence[str], size: int) -> Iterable[Sequence[str]]:

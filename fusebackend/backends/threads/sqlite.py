@@ -28,13 +28,14 @@ from fusebackend.backends.threads.rows import (
     Database,
     Link,
     Listed,
+    Mark,
     News,
     Place,
     Raw,
     Saved,
     Write,
+    in_order,
     portions,
-    sort_key,
 )
 from fusebackend.backends.threads.sqlitefile import Frozen, bound, connect, frozen, open_file, primary
 from fusebackend.backends.threads.sqlitesql import ANCESTRY, APPEND, LINE, NAMESPACES, THREADS
@@ -214,13 +215,14 @@ class SqliteDatabase(Database):
             checkpoint, step if isinstance(step, int) else None, source if isinstance(source, str) else None, ts
         )
 
-    def marks(self, place: Place) -> dict[str, object]:
+    def marks(self, place: Place) -> dict[str, Mark]:
         # Both are answered from the tables' indexes alone.
-        marks: dict[str, object] = dict(self._ask(f"SELECT checkpoint_id, rowid FROM checkpoints WHERE {LINE}", place))
+        rows = self._ask(f"SELECT checkpoint_id, rowid FROM checkpoints WHERE {LINE}", place)
+        marks = {checkpoint: Mark(row) for checkpoint, row in rows}
         statement = f"SELECT checkpoint_id, count(*), max(rowid) FROM writes WHERE {LINE} GROUP BY checkpoint_id"
         for checkpoint, count, last in self._ask(statement, place):
             if checkpoint in marks:
-                marks[checkpoint] = (marks[checkpoint], count, last)
+                marks[checkpoint] = Mark(marks[checkpoint].row, count, last)
         return marks
 
     def newest(self, place: Place) -> str | None:
@@ -251,23 +253,20 @@ class SqliteDatabase(Database):
         return links
 
     def writes(self, place: Place, checkpoints: Sequence[str], channel: str | None = None) -> dict[str, list[Write]]:
-        task_path = "task_path" if self._has_task_path else "''"
         only = "" if channel is None else " AND channel = ?"
-        found: dict[str, list[tuple[tuple[str, str, int], Write]]] = {}
+        rows = []
         for some in portions(checkpoints, IDS_AT_ONCE):
-            statement = (
-                f"SELECT checkpoint_id, {task_path}, task_id, idx, channel, type, value, rowid FROM writes "
-                f"WHERE {LINE} AND checkpoint_id IN {_many(some)}{only}"
-            )
-            for checkpoint, path, task, index, name, kind, value, rowid in self._ask(
-                statement, (*place, *some, *([] if channel is None else [channel]))
-            ):
-                write = Write(task, name, Raw(kind, value), rowid)
-                found.setdefault(checkpoint, []).append((sort_key(path, task, index), write))
-        return {
-            checkpoint: [write for _, write in sorted(pairs, key=lambda pair: pair[0])]
-            for checkpoint, pairs in found.items()
-        }
+            values = (*place, *some, *([] if channel is None else [channel]))
+            rows += self._ask(f"{self._select_writes()} WHERE {LINE} AND checkpoint_id IN {_many(some)}{only}", values)
+        return in_order(rows)
+
+    def writes_since(self, place: Place, checkpoint: str, order: int) -> list[Write]:
+        statement = f"{self._select_writes()} WHERE {LINE} AND checkpoint_id = CAST(? AS TEXT) AND rowid > ?"
+        return in_order(self._ask(statement, (*place, checkpoint, order))).get(checkpoint, [])
+
+    def _select_writes(self) -> str:
+        task_path = "task_path" if self._has_task_path else "''"
+        return f"SELECT checkpoint_id, {task_path}, task_id, idx, channel, type, value, rowid FROM writes"
 
     def saved(self, place: Place, checkpoint: str) -> Saved:
         rows = self._ask(

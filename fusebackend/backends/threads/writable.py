@@ -13,16 +13,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
+from fusebackend import errors, paths
 from fusebackend.backends.foreign import ForeignVolume
 from fusebackend.backends.threads.activity import QUIET_S, RunWatch
 from fusebackend.backends.threads.folders import Head
 from fusebackend.backends.threads.head import HeadFiles
-from fusebackend.backends.threads.line import Line
+from fusebackend.backends.threads.line import HEAD, Line
 from fusebackend.backends.threads.rows import Database
 from fusebackend.backends.threads.tree import LineDirectory
 from fusebackend.backends.threads.volume import ThreadsVolume
 from fusebackend.errors import oserror
-from fusebackend.protocol import MAX_NODE, ROOT_NODE, Attr, AttrChanges, Caller, StatFs
+from fusebackend.paths import ROOT, AgentPath
+from fusebackend.protocol import MAX_NODE, ROOT_NODE, Attr, AttrChanges, Caller, Change, StatFs
 
 NODE_BITS: Final = 25
 """For the nodes of one head, as many as are shown in the life of the volume."""
@@ -43,8 +45,23 @@ class WritableHead:
         self._directory = directory
         self._base = FIRST + (index << NODE_BITS)
         self._version = -1
-        self.files = HeadFiles(volume.database, self.line, RunWatch(quiet_s))
+        self.files = HeadFiles(volume.database, self.line, RunWatch(quiet_s), volume.poll)
         self.tree = ForeignVolume(self.files)
+        self._heard: list[Change] = []
+        self.tree.subscribe(self._heard.append)
+
+    def told(self, changed: Sequence[AgentPath]) -> list[Change]:
+        """These paths were written to past the tree: bring it up to date; what caches are to be told."""
+        self._heard.clear()
+        self.tree.told(*changed)
+        return [
+            Change(
+                node=None if change.node is None else self._base + change.node,
+                parent=None if change.parent is None else self._base + change.parent,
+                name=change.name,
+            )
+            for change in self._heard
+        ]
 
     def line(self) -> Line:
         return self._volume.line(self._directory)
@@ -99,6 +116,9 @@ class WritableThreadsVolume(ThreadsVolume):
 
     def line(self, directory: LineDirectory) -> Line:
         return self._tree.line(directory)
+
+    def poll(self) -> None:
+        self._tree.poll(now=True)
 
     # -- looking -----------------------------------------------------------------------------------------------
 
@@ -159,7 +179,7 @@ class WritableThreadsVolume(ThreadsVolume):
         inner = self._inner(number)
         if inner is None:
             self._refuse(name)
-        self._tree.poll(now=True)
+        self.poll()
         inner.head.fresh().files.require_idle()
         return inner
 
@@ -221,6 +241,25 @@ class WritableThreadsVolume(ThreadsVolume):
             self._writable(node)
             raise oserror(errno.ENODATA, name)
 
+    # -- many at once ------------------------------------------------------------------------------------------
+
+    def store(self, thread: bytes, files: Sequence[tuple[AgentPath, bytes]]) -> list[str | None]:
+        """Store files, by their paths below the head of a thread, as one pending write. An error for each, or None.
+
+        Raises:
+            OSError: ENOENT where there is no such thread, EBUSY, ENOTSUP.
+        """
+        with self.changing() as changes, self._asked():
+            root = self.lookup(self.lookup(ROOT_NODE, thread).node, HEAD)
+            head, _ = self._writable(root.node)
+            found = [answer.error for answer in head.files.upload_files(list(files))]
+            changes += head.told([path for path, _ in files])
+            above = paths.join(paths.join(ROOT, paths.to_text(thread)), paths.to_text(HEAD))
+            for (path, _), error in zip(files, found, strict=True):
+                if error is None:
+                    changes.report("modified", above + path)
+            return [None if error is None else errors.code_of(oserror(errors.errno_of(error))) for error in found]
+
     # -- data --------------------------------------------------------------------------------------------------
 
     def open(self, node: int, flags: int) -> None:
@@ -248,7 +287,7 @@ class WritableThreadsVolume(ThreadsVolume):
         with self._asked():
             inner = self._inner(node)
             if inner is not None:
-                self._tree.poll(now=True)
+                self.poll()
                 inner.head.fresh().tree.flush(inner.node)
 
     def fsync(self, node: int, datasync: bool = False) -> None:
