@@ -138,6 +138,17 @@ class TestGroups:
         assert groups.make(1, 1).directories == []
         assert os.listdir(tmp_path) == []
 
+    def test_one_of_a_killed_server_that_can_not_be_removed(
+        self, kernel: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def refuse(directory: str, remove: object) -> None:
+            raise PermissionError(13, "Permission denied", directory)
+
+        monkeypatch.setattr(owner, "remove_stale", refuse)
+        groups = ControlGroups([Place(str(kernel), 2, BOTH)])
+        assert groups.version_for("memory") == 2, "that is no reason to do without"
+        assert "control groups of a server that was killed stay in" in caplog.text
+
     def test_a_place_that_does_not_let_processes_in(self, kernel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(cgroups.os, "access", lambda path, mode: False)
         assert ControlGroups([Place(str(kernel), 2, BOTH)]).places == []

@@ -44,7 +44,10 @@ class ControlGroups:
     def __init__(self, places: Iterable[Place]) -> None:
         self.places = [place for place in places if _can_make_groups(place)]
         for place in self.places:
-            owner.remove_stale(place.directory, _end)
+            try:
+                owner.remove_stale(place.directory, _end)
+            except OSError as error:
+                log.warning("control groups of a server that was killed stay in %s: %s", place.directory, error)
 
     @classmethod
     def of_this_process(cls) -> ControlGroups:

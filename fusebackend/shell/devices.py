@@ -34,9 +34,9 @@ class Devices:
         """Make the nodes, if this process is root and has not made them before."""
         if os.geteuid() != 0 or self.directory is not None:
             return
-        owner.remove_stale(PLACE, shutil.rmtree)
         directory = os.path.join(PLACE, owner.name(0))
         try:
+            owner.remove_stale(PLACE, shutil.rmtree)
             os.mkdir(directory, 0o700)
             self.directory = directory
             for name in NAMES:
