@@ -305,6 +305,8 @@ TWO = {"branch:to:a": None, "branch:to:b": None}
         (ONE, [wrote("t1", "files")], True),  # it is done, and the next checkpoint is on its way
         (ONE, [wrote("t1", "__interrupt__")], False),
         (ONE, [wrote("t1", "__error__")], False),
+        (TWO, [wrote("t1", "__error__")], False),  # the other one was cancelled
+        (TWO, [wrote("t1", "__error__"), wrote("t1", "__error_source_node__")], True),
         (TWO, [wrote("t1", "__interrupt__")], True),
         (TWO, [wrote("t1", "__interrupt__"), wrote("t2", "files")], False),
         (TWO, [wrote("t1", "__interrupt__"), wrote("t2", "__interrupt__")], False),

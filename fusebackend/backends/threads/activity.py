@@ -2,13 +2,15 @@
 
 A checkpoint says which nodes are to run next: those that one of their channels (`branch:to:NODE` and the like) has news
 for, and those that something was sent to (`__pregel_tasks`). While they run, each leaves writes: what it has made when
-it is finished, `__interrupt__` when it waits for a human, `__error__` when it has failed. So a run is *active* while a
-node that is to run has left nothing, or all are finished and the next checkpoint is not there yet, or a human has
-answered and the node has not come back. A run that was killed looks the same: what gives it away is time.
+it is finished, `__interrupt__` when it waits for a human, `__error__` when it has failed: that ends the run and cancels
+the others unless a handler takes over. So a run is *active* while a node that is to run has left nothing, or all are
+finished and the next checkpoint is not there yet, or a human has answered and the node has not come back. A run that
+was killed looks the same: what gives it away is time.
 
 What can't be seen here: a run with `durability="exit"`, which writes nothing until it ends; a resume that names its
-interrupts one by one, until its first node is done; a run that another process began a moment ago. A step that takes
-longer than the quiet time looks like a run that was killed, and so does a stop before a node (`interrupt_before`).
+interrupts one by one, or another try after a failure, until their first node is done; a run that another process began
+a moment ago. A step that takes longer than the quiet time looks like a run that was killed, and a stop before a node
+(`interrupt_before`) looks like a run until then.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from fusebackend.backends.threads.rows import NULL_TASK, Saved, Write
 INTERRUPT: Final = "__interrupt__"
 RESUME: Final = "__resume__"
 ERROR: Final = "__error__"
-_CONTROL: Final = frozenset({INTERRUPT, RESUME, ERROR, "__error_source_node__", "__scheduled__"})
+HANDLED: Final = "__error_source_node__"
+_CONTROL: Final = frozenset({INTERRUPT, RESUME, ERROR, HANDLED, "__scheduled__"})
 """Channels that say what happened to a task, and not what it has made."""
 
 _TASKS: Final = "__pregel_tasks"
@@ -69,9 +72,9 @@ def standing(saved: Saved, writes: Iterable[Write]) -> Standing:
         write for task, own in by_task.items() if task not in finished for write in own if write.channel == INTERRUPT
     ]
     waiting = tuple(write for write in asked if answered is None or write.order > answered)
-    failed = {task for task, own in by_task.items() if any(write.channel == ERROR for write in own)}
-    settled = finished | failed | {write.task for write in waiting}
-    over = len(settled) >= len(nodes) and bool(waiting or failed)
+    left = [{write.channel for write in own} for own in by_task.values()]
+    failed = any(ERROR in channels and HANDLED not in channels for channels in left)
+    over = failed or (bool(waiting) and len(finished | {write.task for write in waiting}) >= len(nodes))
     return Standing(nodes, finished, waiting, not over, not over and answered is not None and bool(asked))
 
 
