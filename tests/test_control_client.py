@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
 from controlled import LIMIT_S, ClientOf, Listener, Raw, serving
 
-from fusebackend.backends import CompositeBackend, InMemoryBackend
+from fusebackend.backends import CompositeBackend, FilesystemBackend, InMemoryBackend
 from fusebackend.backends.sqlite import SqliteBackend
 from fusebackend.control import connection as connection_module
+from fusebackend.control import wire
 from fusebackend.control.connection import ServerLost
-from fusebackend.protocol import SandboxBackendProtocol
+from fusebackend.protocol import ROOT_NODE, Caller, SandboxBackendProtocol
 from fusebackend.testing.conformance import BackendConformance
 
 
@@ -127,6 +130,24 @@ class TestVerbs:
         assert client.stat("/../x").error
         assert client.stat("/../x").code == "invalid_path"
 
+    def test_stat_of_what_routes_cover_and_of_the_way_to_them(self, files):
+        files.write("/way", "a file")
+        files.write("/over", "another")
+        routed = CompositeBackend(files, {"/way/to/": InMemoryBackend(), "/over/": InMemoryBackend()})
+        with serving(routed) as server, ClientOf(server) as client:
+            stats = [client.stat(path) for path in ("/way", "/way/to", "/over")]
+            assert [(stat.type, stat.route) for stat in stats] == [
+                ("directory", "/"), ("directory", "/way/to/"), ("directory", "/over/"),
+            ]  # fmt: skip
+            assert [entry["path"] for entry in client.ls("/").entries] == ["/over/", "/way/"]
+
+    def test_stat_of_a_link_that_goes_away_meanwhile(self, client, files, monkeypatch):
+        caller = Caller(os.geteuid(), os.getegid())
+        files.volume.symlink(ROOT_NODE, b"link", b"target", caller)
+        assert client.stat("/link").target == "target"
+        monkeypatch.setattr(type(files.volume), "readlink", _gone)
+        assert client.stat("/link").code == "file_not_found"
+
     def test_invalidate(self, client):
         client.invalidate("/notes")
         with pytest.raises(ValueError, match=r"\.\."):
@@ -169,6 +190,10 @@ class TestVerbs:
         for thread in threads:
             thread.join()
         assert not failures
+
+
+def _gone(volume, node):
+    raise FileNotFoundError(2, "gone")
 
 
 class TestLostServer:
@@ -261,13 +286,48 @@ class TestWatch:
     def test_a_lost_server_is_an_error(self, files):
         with serving(files) as server:
             watch = ClientOf(server).watch("/")
-        with watch, pytest.raises(ServerLost):
+        with watch, pytest.raises(ServerLost, match="no more changes: the mount is ending"):
             watch.get(LIMIT_S)
+
+    def test_a_killed_server_is_an_error(self, client, server):
+        with client.watch("/") as watch:
+            for connection in list(server._connections):
+                connection.close()
+            with pytest.raises(ServerLost, match="the server has ended"):
+                watch.get(LIMIT_S)
 
     def test_a_path_that_is_none(self, client):
         with pytest.raises(ValueError, match=r"\.\."):
             client.watch("/../..")
         assert client.ls("/").error is None
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "memory", "dir"])
+@pytest.mark.parametrize("search", [{"pattern": "needle"}, {"pattern": "zz"}, {"pattern": "needle", "stream": True}])
+def test_a_search_that_is_cancelled_ends_at_once(tmp_path, kind, search):
+    (tmp_path / "files").mkdir()
+    backends = {
+        "sqlite": lambda: SqliteBackend(tmp_path / "files.db"),
+        "memory": InMemoryBackend,
+        "dir": lambda: FilesystemBackend(tmp_path / "files", virtual_mode=True),
+    }
+    with backends[kind]() as files:
+        content = b"a needle in every line of it\n" * 40_000
+        files.upload_files([(f"/file-{number}", content) for number in range(60)])
+        with serving(files) as server, Raw(server.address) as raw:
+            call = {"jsonrpc": "2.0", "id": "s", "method": "grep", "params": search}
+            raw.send(json.dumps(call).encode() + b"\n")
+            time.sleep(0.05)
+            start = time.monotonic()
+            raw.send(b'{"jsonrpc":"2.0","id":"c","method":"cancel","params":{"call":"s"}}\n')
+            answers = {}
+            while len(answers) < 2:
+                line = raw.line()
+                answers[line.get("id")] = line
+            took_s = time.monotonic() - start
+    if answers["c"]["result"]:  # else it had ended
+        assert answers["s"]["error"]["code"] == wire.CANCELLED
+    assert took_s < 0.5
 
 
 class TestRawCancel:

@@ -521,6 +521,12 @@ class TestEnd:
         assert raw.line() is None
         assert [info["path"] for info in files.ls("/").entries] == ["/x"]
 
+    def test_what_the_end_cancels_is_told_why(self, server, raw):
+        raw.send(b'{"jsonrpc":"2.0","id":1,"method":"execute","params":{"command":"wait"}}\n')
+        raw.ask("ping", 2)
+        server.close()
+        assert raw.line()["error"] == {"code": wire.CANCELLED, "message": "cancelled: the mount is ending"}
+
     def test_whoever_closes_second_waits_for_the_first(self, server, raw):
         raw.send(b'{"jsonrpc":"2.0","id":1,"method":"execute","params":{"command":"wait"}}\n')
         raw.ask("ping", 2)

@@ -359,6 +359,12 @@ class DirectoryVolume(NativeVolume):
     def sync(self) -> None:
         dirfd.sync_filesystem(self._places.root)
 
+    def expire(self) -> None:
+        """Find what is under a name again by its name, not by what was open."""
+        with self.lock:
+            self._places.forget()
+            self._listings.clear()
+
     def close(self) -> None:
         with self.lock:
             if not self._places.closed:

@@ -38,6 +38,10 @@ class Places:
     def closed(self) -> bool:
         return self._root is None
 
+    def forget(self) -> None:
+        """Close the descriptors that can be opened again."""
+        self._descriptors.clear()
+
     def close(self) -> None:
         self.table.close()
         self._descriptors.clear()

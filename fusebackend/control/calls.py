@@ -65,7 +65,7 @@ class RunningCall:
                 raise OSError(errno.EROFS, "Read-only file system: this mount is read-only")
             result = self._verb.run(self, self._params)
             if self.cancelled.is_set() and not self._verb.changes:  # what has been changed is told in any case
-                raise WireError(wire.CANCELLED, "cancelled")
+                raise WireError(wire.CANCELLED, self._connection.why_cancelled)
             return wire.encode(Response(self.key, result)) if self.answered else b""
         except Closed:
             raise

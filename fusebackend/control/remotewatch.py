@@ -52,10 +52,14 @@ class RemoteWatch:
                 if not self._connection.waiting(timeout_s):
                     return None
                 message = self._connection.next()
-            except (ServerLost, OSError, ValueError):  # closing from another thread shows as any of these
+            except (OSError, ValueError) as error:  # closing from another thread shows as any of these
                 if self._closed.is_set():
                     return None
-                raise
+                if not isinstance(error, ServerLost):
+                    raise
+                raise ServerLost("the server has ended, and there will be no more changes") from None
+            if message.error is not None:
+                raise ServerLost(f"there will be no more changes: {message.error.message}")
             if message.method == "change" and message.params is not msgspec.UNSET:
                 params: dict[str, Any] = wire.decode_any(message.params)
                 return msgspec.convert(params["event"], FileEvent)

@@ -228,6 +228,10 @@ class Connection:
                 found.cancelled.set()
         return found is not None
 
+    @property
+    def why_cancelled(self) -> str:
+        return "cancelled" if self._notice is None else f"cancelled: {self._notice.message}"
+
     def subscribe(self, path: str) -> Subscription:
         """A subscription that is not started yet. Raises `WireError` for too many, `PathError` for the path."""
         with self._guard:

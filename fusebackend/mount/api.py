@@ -100,8 +100,9 @@ def _composite(backend: Any, runtime: Any) -> CompositeBackend:
 class Mount(MountedBackend):
     """A mount of this process, and its files through the agent face: every verb goes to the backend it serves.
 
-    `execute` runs in a shell that sees every route at the path the other verbs use. Made by `fusebackend.mount`. Leaving the `with` block, or `close`, unmounts; at the end of the interpreter that is
-    done too. The file verbs go on working afterwards, for the backend is still there.
+    `execute` runs in a shell that sees every route at the path the other verbs use. Made by `fusebackend.mount`.
+    Leaving the `with` block, or `close`, unmounts; at the end of the interpreter that is done too. The file verbs go on
+    working afterwards, for the backend is still there.
     """
 
     _current: Mount | None = None

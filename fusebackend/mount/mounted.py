@@ -13,9 +13,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 from fusebackend import errors, paths
-from fusebackend.backends.foreign import ForeignVolume
 from fusebackend.backends.walk import resolve
-from fusebackend.paths import ROOT, PathError
+from fusebackend.paths import ROOT, AgentPath, PathError
 from fusebackend.protocol import (
     READ_LIMIT_LINES,
     Attr,
@@ -156,6 +155,8 @@ class MountedBackend(SandboxBackendProtocol):
         try:
             outer = paths.normalise(path)
             route, attr = self._find(outer, follow)
+            is_link = attr is not None and stat_module.S_ISLNK(attr.mode)
+            target = os.fsdecode(route.volume.readlink(attr.node)) if attr is not None and is_link else None
         except PathError as error:
             return StatResult(error=str(error), code=errors.INVALID_PATH)
         except FileNotFoundError:
@@ -165,9 +166,6 @@ class MountedBackend(SandboxBackendProtocol):
         prefix = route.prefix if route.prefix == ROOT else route.prefix + "/"
         if attr is None:
             return StatResult(path=outer, type="directory", size=0, mode=0o755, route=prefix)
-        target = None
-        if stat_module.S_ISLNK(attr.mode):
-            target = os.fsdecode(route.volume.readlink(attr.node))
         return StatResult(
             path=outer,
             type=_TYPES.get(stat_module.S_IFMT(attr.mode), "file"),
@@ -183,21 +181,23 @@ class MountedBackend(SandboxBackendProtocol):
             route=prefix,
         )
 
-    def _find(self, outer: str, follow: bool) -> tuple[Route, Attr | None]:
+    def _find(self, outer: AgentPath, follow: bool) -> tuple[Route, Attr | None]:
         """The route of a path and what its volume has there; None for a directory that only the routes need."""
         route = self._route_of(outer)
-        inner = outer if route.prefix == ROOT else outer[len(route.prefix) :] or ROOT
         try:
-            return route, resolve(route.volume, inner, follow=follow).found
+            found = resolve(route.volume, route.inner(outer), follow=follow).found
         except (FileNotFoundError, NotADirectoryError):
-            if any(paths.is_below(other.prefix, paths.AgentPath(outer)) for other in self.filesystem.tree.routes):
+            if self._is_way(outer):
                 return route, None
             raise
+        return route, None if not found.is_dir and self._is_way(outer) else found
 
-    def _route_of(self, outer: str) -> Route:
-        routes = self.filesystem.tree.routes
-        path = paths.AgentPath(outer)
-        holding = [route for route in routes if route.prefix == ROOT or paths.is_below(path, route.prefix)]
+    def _is_way(self, path: AgentPath) -> bool:
+        """Does a path lead to routes below it? It is a directory then, whatever the backend has there."""
+        return any(paths.is_below(other.prefix, path) and other.prefix != path for other in self.filesystem.tree.routes)
+
+    def _route_of(self, outer: AgentPath) -> Route:
+        holding = [route for route in self.filesystem.tree.routes if paths.is_below(outer, route.prefix)]
         return max(holding, key=lambda route: len(route.prefix))
 
     def invalidate(self, path: str = "/") -> None:
@@ -209,8 +209,6 @@ class MountedBackend(SandboxBackendProtocol):
         outer = paths.normalise(path)
         for route in self.filesystem.tree.routes:
             if route is self._route_of(outer) or paths.is_below(route.prefix, outer):
-                if isinstance(route.volume, ForeignVolume):
-                    route.volume.expire()
                 self.filesystem.invalidation.expire(route)
 
     def watch(self, path: str = "/") -> Watch:

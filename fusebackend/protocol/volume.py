@@ -299,6 +299,9 @@ class Volume(abc.ABC):
         """
         return lambda: None
 
+    def expire(self) -> None:
+        """Others have changed something, and nobody knows what: believe nothing that is kept in mind of it."""
+
     def sync(self) -> None:
         """Make everything durable."""
 

@@ -107,12 +107,15 @@ class FileSystem(Places):
             if junction.route is None and await junction.place() is None:
                 return Entry(0, None, 0)
         route, node = await self._place(parent)
+        changes = self.invalidation.changes
         try:
             attr = await self._take(route, route.volume.lookup, node, name)
         except OSError as error:
             if error.errno != errno.ENOENT:
                 raise
-            return Entry(0, None, route.policy.timeout_s)
+            timeout_s = self.invalidation.absent.note(route, parent, name)
+            # What has changed while we were asking is not to be believed.
+            return Entry(0, None, timeout_s if changes == self.invalidation.changes else 0)
         return self._entry(route, parent, name, attr)
 
     async def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Entry:

@@ -45,9 +45,10 @@ class Entry(NamedTuple):
 class KnownInode:
     """What the mount remembers of an inode the kernel knows."""
 
-    __slots__ = ("filled", "lookups", "name", "opens", "parent", "size", "version")
+    __slots__ = ("filled", "is_dir", "lookups", "name", "opens", "parent", "size", "version")
 
-    def __init__(self) -> None:
+    def __init__(self, is_dir: bool) -> None:
+        self.is_dir = is_dir
         self.lookups = 0
         self.opens = 0  # open handles
         self.filled = False  # the kernel was given the file's pages, see `filling.py`
@@ -71,7 +72,7 @@ class InodeTable:
         self._known: dict[int, KnownInode] = {}
         self.others: dict[int, list[tuple[int, bytes]]] = {}  # earlier (directory, name)s of files with several links
         self._peak = SMALL_TABLE  # the most that was known since the table last shrank
-        root = self._known[ROOT_INODE] = KnownInode()
+        root = self._known[ROOT_INODE] = KnownInode(is_dir=True)
         root.lookups = 1
         root.parent = ROOT_INODE
 
@@ -81,15 +82,19 @@ class InodeTable:
     def get(self, inode: int) -> KnownInode | None:
         return self._known.get(inode)
 
+    def records(self) -> list[tuple[int, KnownInode]]:
+        """Every known inode with what is remembered of it."""
+        return list(self._known.items())
+
     def items(self) -> list[tuple[int, int]]:
         """Every known inode with its lookup count."""
-        return [(inode, known.lookups) for inode, known in list(self._known.items())]
+        return [(inode, known.lookups) for inode, known in self.records()]
 
     def reference(self, inode: int, parent: int, name: bytes, attr: Attr) -> None:
         """The kernel is given one more reference, under a name in `parent`, and told the size."""
         known = self._known.get(inode)
         if known is None:
-            known = self._known[inode] = KnownInode()
+            known = self._known[inode] = KnownInode(attr.is_dir)
             known.parent, known.name = parent, name
         elif known.name != name or known.parent != parent:
             self.renamed(inode, parent, name, attr)

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Protocol
 
 from fusebackend.protocol import Change
+from fusebackend.vfs.absent import AbsentNames
 from fusebackend.vfs.inodes import InodeTable, inode_number, route_index
 from fusebackend.vfs.mounttree import MountTree, Route
 
@@ -34,6 +35,7 @@ class Invalidation:
         self._tree = tree
         self._inodes = inodes
         self.kernel: KernelCache | None = None
+        self.absent = AbsentNames()
         self._unsubscribe: list[Callable[[], None]] = []
 
     def start(self, kernel: KernelCache) -> None:
@@ -47,8 +49,25 @@ class Invalidation:
         self.kernel = None
 
     def expire(self, route: Route) -> None:
-        """Anything in this route may have changed: let the kernel believe nothing it knows of it."""
+        """Others may have changed anything in this route unseen: let the kernel believe nothing it knows of it.
+
+        It keeps the names of directories: had it to drop them, whoever works in one would lose it, and with it what is
+        mounted there. But it has to ask for their attributes, and for what is not where it was the volume answers
+        ESTALE, which makes the kernel look the name up again.
+        """
+        route.volume.expire()
+        absent = set(self.absent.take(route))
         self._changed(route, Change())
+        kernel = self.kernel
+        if kernel is None:
+            return
+        for inode, known in self._inodes.records():
+            absent.discard((known.parent, known.name))  # it was made since
+            if not known.is_dir and route_index(inode) == route.index:
+                for parent, name in (*self._inodes.others.get(inode, ()), (known.parent, known.name)):
+                    kernel.invalidate_entry(parent, name)
+        for parent, name in absent:
+            kernel.invalidate_entry(parent, name)
 
     def _changed(self, route: Route, change: Change) -> None:
         self.changes += 1
