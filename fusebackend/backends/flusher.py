@@ -3,7 +3,7 @@
 It flushes half a second after a change, so that this is the most a killed server loses of what nobody synced, and
 checkpoints on a connection of its own, without the volume's lock for all but the last of it. On that connection it also
 has the index brought up to date, in portions with pauses between: three times as long as a portion while there are
-changes to be flushed, as long as a portion when there are none.
+changes to be flushed, half as long when there are none.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class Flusher:
         if pause_s is None:
             return None
         spent_s = time.monotonic() - start
-        return time.monotonic() + max(pause_s, spent_s if hurry else 3 * spent_s)
+        return time.monotonic() + max(pause_s, spent_s * (0.5 if hurry else 3))
 
     def _keep_short(self) -> None:
         if self._wal_bytes() > CHECKPOINT_BYTES:

@@ -2,8 +2,8 @@
 
 Which files it has to look at is in the table `unindexed`, where a flush puts a file in the transaction that changes its
 contents. So nothing is missed in a crash, and a search that also reads the files in that table finds everything. The
-work is done in portions, each of which is one transaction of some ten milliseconds on a connection of its own, without
-the volume's lock; whoever flushes meanwhile waits for the portion at most. What is changed all the time (a log) waits
+work is done in portions, each of which is one transaction of some 30 ms on a connection of its own, without the
+volume's lock; whoever flushes meanwhile waits for the portion at most. What is changed all the time (a log) waits
 until it has been left alone for `QUIET_S`. When the disk is nearly full nothing is indexed.
 
 An entry is never taken out of the index: an old one only makes a search read a file too many. When there are twice as
@@ -28,8 +28,8 @@ from fusebackend.backends.schema import INDEXED_BYTES
 QUIET_S = 2.0
 """A file that was changed more recently is not indexed yet."""
 
-PORTION_S = 0.01
-"""After this a portion is committed, which takes as long again."""
+PORTION_S = 0.02
+"""After this a portion is committed, which may take as long again."""
 
 PORTION_FILES = 256
 

@@ -1,0 +1,26 @@
+"""`sqlite:` without its index, to measure what the index costs: `python:unindexed:backend` serves `$UNINDEXED_FILE`."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable
+
+from fusebackend.backends.overlay import Overlay
+from fusebackend.backends.sqlite import SqliteBackend
+
+
+def backend() -> SqliteBackend:
+    """No file is ever marked as changed, so none is indexed; and the tables that only searches need are not kept."""
+    write = Overlay.write
+
+    def write_no_marks(overlay: Overlay, db: sqlite3.Connection, new_row: Callable[[], int]) -> None:
+        overlay.contents.clear()
+        write(overlay, db, new_row)
+
+    Overlay.write = write_no_marks  # type: ignore[method-assign]
+    made = SqliteBackend(os.environ["UNINDEXED_FILE"])
+    with made.volume.lock:
+        for name in ("dentry_node", "inode_large"):
+            made.volume._db.execute(f"DROP INDEX IF EXISTS {name}")
+    return made
