@@ -14,7 +14,7 @@ PERMISSION_DENIED = "permission_denied"
 IS_DIRECTORY = "is_directory"
 INVALID_PATH = "invalid_path"
 CONFLICT = "conflict"
-"""What `upload_if` answers: somebody else has changed the file."""
+"""What `upload_if` answers: somebody else has changed the file. Between backend and mount only, never an agent's."""
 
 CODE_OF_ERRNO: dict[int, str] = {
     errno.ENOENT: FILE_NOT_FOUND,

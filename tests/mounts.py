@@ -23,6 +23,8 @@ from pathlib import Path
 
 import pytest
 
+from fusebackend.mount import table
+
 ROOT = Path(__file__).parents[1]
 
 START_LIMIT_S = 20.0
@@ -204,10 +206,7 @@ def _module_path() -> list[str]:
 def is_listed(mountpoint: Path) -> bool:
     """Is there a mount in the kernel's table? Unlike `ismount` this also sees one whose server is dead."""
     wanted = os.path.realpath(mountpoint.parent) + "/" + mountpoint.name
-    for line in Path("/proc/self/mounts").read_text().splitlines():
-        if line.split()[1].encode().decode("unicode_escape") == wanted:
-            return True
-    return False
+    return any(entry.mountpoint == wanted for entry in table.mounts())
 
 
 def drop_caches(what: int) -> None:
