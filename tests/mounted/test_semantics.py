@@ -89,6 +89,23 @@ def test_what_was_closed_is_seen_by_whoever_opens_next(faces: TwoFaces) -> None:
     assert faces.download("/directory/new") == b"\xff"
 
 
+def test_a_search_finds_what_was_closed_and_ends(native: Path) -> None:
+    directory = native / "directory"
+    directory.mkdir()
+    with fusebackend.connect(native) as client:
+        for number in range(10):
+            (directory / f"{number}.txt").write_text(f"number{number}\n" * 2)
+            found = client.grep(f"number{number}")
+            assert [match["path"] for match in found.matches or []] == [f"/directory/{number}.txt"] * 2
+        (directory / "9.txt").write_text("replaced\n")
+        (directory / "8.txt").rename(native / "8.md")
+        assert client.grep("number9").matches == []
+        assert {match["path"] for match in client.grep("number8").matches or []} == {"/8.md"}
+        assert [info["path"] for info in client.glob("[89].*").matches or []] == ["/8.md", "/directory/9.txt"]
+        cut = client.grep("number", max_count=3)
+        assert (len(cut.matches or []), cut.truncated) == (3, True)
+
+
 def test_an_agent_s_change_is_whole(faces: TwoFaces) -> None:
     old, new = "a" * 30_000, "b" * 20_000
     faces.call("write", "/file", old)
