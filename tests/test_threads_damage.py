@@ -109,6 +109,20 @@ def test_files_that_are_no_mapping_of_texts(path: str, value: Any) -> None:
         assert names(backend, "/plain/head") == ["ERROR.txt"]
 
 
+def test_a_history_that_was_pruned_is_as_langgraph_finds_it_and_says_so(path: str) -> None:
+    with agents.sqlite_saver(path) as saver:
+        agent = agents.deep_agent(saver)
+        ids = agents.checkpoint_ids(agent, thread("plain"))
+    pruned = [f"DELETE FROM {table} WHERE checkpoint_id < '{ids[-3]}'" for table in ("checkpoints", "writes")]
+    with changed(path, *pruned) as backend, agents.sqlite_saver(path) as saver:
+        found = agents.state_at(agents.deep_agent(saver), thread("plain")).get("files") or {}
+        assert names(backend, "/plain/head") == [key.lstrip("/") for key in sorted(found)]
+        assert ids[-4] in json.loads(read(backend, "/plain/state.json"))["warning"]
+    with agents.sqlite_saver(path) as saver, ThreadsBackend.from_sqlite(path) as backend:
+        threadcases.plain(saver, "whole")
+        assert "warning" not in json.loads(read(backend, "/whole/state.json"))
+
+
 def test_metadata_that_cannot_be_read_costs_the_name_only(path: str) -> None:
     with changed(path, f"UPDATE checkpoints SET metadata = x'ff' WHERE {NEWEST}") as backend:
         newest = names(backend, "/plain/history")[-1]

@@ -65,6 +65,8 @@ class Lineage:
         self._marks: dict[str, Mark] = {}
         self._before: OrderedDict[str, Mapping[str, Record]] = OrderedDict()
         self._newest: Newest | None = None
+        self.missing: str | None = None
+        """A checkpoint that something would follow from, and that is not there any more: somebody has pruned."""
         self._reading = Reading(database, place, self._files.name)
         self._order: tuple[list[str], dict[str, int]] | None = None  # the ids, and where each is among them
 
@@ -87,6 +89,7 @@ class Lineage:
 
     def forget(self) -> None:
         """Remember nothing."""
+        self.missing = None
         self._names, self._newest, self._order = None, None, None
         self._reading.forget()
         self._marks.clear()
@@ -201,9 +204,11 @@ class Lineage:
         """A channel's value at a checkpoint, without the writes to it. `known` are such values, and gets more."""
         value: Mapping[str, Any] = {}
         start: str | None = None  # whose value it is
+        above: str | None = None
         chain: list[str] = []  # those that follow from it, newest first
         with contextlib.closing(reading.ancestry(checkpoint)) as links:
             for link in links:
+                above = link.parent
                 if link.stored is not NOTHING:
                     start, value = link.id, channel.whole(link.stored)
                     known[start] = value
@@ -214,6 +219,8 @@ class Lineage:
                 if link.parent is not None and link.parent in known:
                     start, value = link.parent, known[link.parent]
                     break
+            else:
+                self.missing = above or self.missing
         chain.reverse()
         steps = ([start] if start is not None else []) + chain[:-1]
         writes = reading.writes(steps)

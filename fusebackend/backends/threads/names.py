@@ -8,6 +8,7 @@ name. Two that would be called the same have their ids at the end as well.
 from __future__ import annotations
 
 import datetime
+import functools
 import uuid
 from collections import Counter
 from collections.abc import Iterable
@@ -17,6 +18,8 @@ from fusebackend.backends.threads.rows import Listed
 
 _GREGORIAN = 0x01B21DD213814000
 """From 1582, where UUIDs count from, to 1970, in steps of 100 ns."""
+
+KNOWN_NAMES = 1 << 15
 
 
 def time_ns_of(checkpoint: str, ts: str | None = None) -> int | None:
@@ -42,14 +45,21 @@ def checkpoint_names(listed: Iterable[Listed]) -> dict[bytes, Listed]:
     """The names of the checkpoints of one line, in order."""
     pairs = [(_stem(checkpoint), checkpoint) for checkpoint in listed]
     often = Counter(stem for stem, _ in pairs)
-    names = {}
-    for stem, checkpoint in pairs:
-        dated = not stem.startswith("undated") and _is_uuid6(checkpoint.id)
-        text = stem if dated and often[stem] == 1 else f"{stem}-{checkpoint.id}"
-        names[name_of(text)] = checkpoint
-    return names
+    return {
+        _name(stem, None if often[stem] == 1 and _is_uuid6(checkpoint.id) else checkpoint.id): checkpoint
+        for stem, checkpoint in pairs
+    }
 
 
+# A history grows by one checkpoint at a time, and all names are asked for again.
+
+
+@functools.lru_cache(maxsize=KNOWN_NAMES)
+def _name(stem: str, checkpoint: str | None) -> bytes:
+    return name_of(stem if checkpoint is None else f"{stem}-{checkpoint}")
+
+
+@functools.lru_cache(maxsize=KNOWN_NAMES)
 def _stem(checkpoint: Listed) -> str:
     step = "none" if checkpoint.step is None else str(checkpoint.step)
     return f"{_stamp(time_ns_of(checkpoint.id, checkpoint.ts))}-{step}-{checkpoint.source or 'unknown'}"
@@ -66,6 +76,7 @@ def _stamp(time_ns: int | None) -> str:
     return f"{when:%Y%m%dT%H%M%S}.{rest // 100:07d}Z"
 
 
+@functools.lru_cache(maxsize=KNOWN_NAMES)
 def _is_uuid6(text: str) -> bool:
     try:
         return uuid.UUID(text).version == 6

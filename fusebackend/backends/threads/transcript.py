@@ -3,7 +3,8 @@
 `messages.jsonl` has one message a line, an object with `type` (human, ai, tool, system …), `content`, `id` and whatever
 else the message carries. `state.json` says which checkpoint is the newest, what is to run next, what a human is asked,
 and the values of all channels but `files`, `messages` and those that only steer the graph. What can't be read is an
-object with the key `error` in its place.
+object with the key `error` in its place; a `warning` says that older checkpoints were taken out of the database, which
+LangGraph passes over in silence.
 """
 
 from __future__ import annotations
@@ -67,6 +68,8 @@ def _state(lineage: Lineage, newest: Newest) -> dict[str, Any]:
     keys = _escaped_keys(lineage)
     if keys:
         state["file_keys"] = keys
+    if lineage.missing is not None:
+        state["warning"] = f"Checkpoint {lineage.missing} is gone: what was written up to it may be missing from files"
     return state
 
 
