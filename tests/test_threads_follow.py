@@ -114,6 +114,16 @@ def test_a_new_thread_is_told(b: Bench, listener: Listener) -> None:
     assert any(change.parent == 1 and change.name == b"a_subagent" for change in listener.changes)
 
 
+def test_of_a_thread_that_nobody_has_looked_into_no_more_is_told(b: Bench, listener: Listener) -> None:
+    agent = threadcases.plain(b.saver)
+    b.backend.volume.follow()
+    b.backend.ls("/")
+    agent.invoke(user("go"), thread("plain"))
+    if b.backend.volume.features.change_feed:
+        listener.wait(lambda: "/plain/" in listener.paths("unknown"))
+        assert not [path for path in listener.paths("created") if path != "/plain/"]
+
+
 def test_a_namespace_of_a_subagent_is_told(b: Bench, listener: Listener) -> None:
     agent = agents.deep_agent(b.saver, [say("hello")])
     agent.invoke(user("hi"), thread("t"))

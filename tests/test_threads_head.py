@@ -16,6 +16,7 @@ import pytest
 import threadcases
 from agents import delete, edit, say, thread, use, user, write
 from langgraph.types import Command
+from test_threads_follow import Listener
 from test_threads_state import KINDS, shown
 from threadcases import APPROVE, record
 
@@ -304,6 +305,28 @@ def test_a_failed_run_has_ended(desk: Desk) -> None:
     assert agent.get_state(thread("failed")).next
     desk.put("/failed/head/x.txt", "x")
     assert state(agent, "failed")["/x.txt"] == b"x"
+
+
+def test_watchers_are_told_of_the_agents_changes_and_once_of_ours(desk: Desk) -> None:
+    agent = threadcases.plain(desk.saver)
+    listener = Listener(desk.backend)
+    desk.put("/plain/head/ours.txt", "1")
+    desk.put("/plain/head/ours.txt", "2")
+    desk.backend.upload_files([("/plain/head/x.txt", b"x"), ("/plain/head/a.txt", b"y")])
+    desk.settled()
+    told = [(report.kind, report.path) for report in listener.reports if report.path.startswith("/plain/head/")]
+    assert told == [
+        ("created", "/plain/head/ours.txt"),
+        ("modified", "/plain/head/ours.txt"),
+        ("created", "/plain/head/x.txt"),
+        ("modified", "/plain/head/a.txt"),
+    ]
+    agent.model.script = [use(write("/theirs.txt", "t"), delete("/c.txt"), edit("/ours.txt", "2", "3")), say("ok")]
+    agent.invoke(user("go"), thread("plain"))
+    listener.wait(lambda: "/plain/head/theirs.txt" in listener.paths("created"))
+    listener.wait(lambda: "/plain/head/c.txt" in listener.paths("deleted"))
+    listener.wait(lambda: listener.paths("modified").count("/plain/head/ours.txt") == 2)
+    listener.end()
 
 
 # -- conflicts -------------------------------------------------------------------------------------------------------

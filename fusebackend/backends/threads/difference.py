@@ -32,6 +32,10 @@ class Difference:
         self.attributes(node)
         self._report("modified", parent, name, node)
 
+    def unknown(self, directory: DirectoryNode) -> None:
+        """Anything below it may be another: nobody has looked into it."""
+        self.reports.append(Report("unknown", directory.path() + "/", node=directory.node, source="elsewhere"))
+
     def attributes(self, node: Node) -> None:
         """Attributes that follow from something else, or pages."""
         self.changes.append(Change(node=node.node))

@@ -77,10 +77,10 @@ class Tree:
                 line.stale = True
             return
         for place in news.places:
-            alive = self._lines.get(place)
-            if alive is not None:
-                alive.stale = True
-            self.root.written(place)
+            shown = self._lines.get(place)
+            if shown is not None:
+                shown.stale = True
+            self.root.written(place, is_shown=shown is not None)
 
     def refresh(self) -> None:
         """Bring what is known of the tree up to date."""
@@ -233,8 +233,8 @@ class Root(DirectoryNode):
             self._remove(name, self._tree.found)
         return None
 
-    def written(self, place: Place) -> None:
-        """Something was added to a line."""
+    def written(self, place: Place, *, is_shown: bool) -> None:
+        """Something was added to a line. What that is, those who watch are told where the line is shown to somebody."""
         name = name_of(place.thread)
         node = self._entries.get(name)
         newest = None if place.namespace else self._tree.database.newest(place)
@@ -242,6 +242,8 @@ class Root(DirectoryNode):
             if self._is_listed:
                 self._add(name, place.thread, newest, self._tree.found)
             return
+        if not is_shown:
+            self._tree.found.unknown(node)
         node.written()
         self._written.add(node)
         if newest is not None:

@@ -47,20 +47,22 @@ class WritableHead:
         self._version = -1
         self.files = HeadFiles(volume.database, self.line, RunWatch(quiet_s), volume.poll)
         self.tree = ForeignVolume(self.files)
-        self._heard: list[Change] = []
-        self.tree.subscribe(self._heard.append)
 
     def told(self, changed: Sequence[AgentPath]) -> list[Change]:
         """These paths were written to past the tree: bring it up to date; what caches are to be told."""
-        self._heard.clear()
-        self.tree.told(*changed)
+        heard: list[Change] = []
+        end = self.tree.subscribe(heard.append)
+        try:
+            self.tree.told(*changed)
+        finally:
+            end()
         return [
             Change(
                 node=None if change.node is None else self._base + change.node,
                 parent=None if change.parent is None else self._base + change.parent,
                 name=change.name,
             )
-            for change in self._heard
+            for change in heard
         ]
 
     def line(self) -> Line:
@@ -72,6 +74,7 @@ class WritableHead:
         if line.version != self._version:
             self._version = line.version
             self.tree.expire()
+            line.head.entries()  # nobody sees that one here, and watchers are told how it changes
         return self
 
     def shown(self, attr: Attr) -> Attr:
@@ -252,12 +255,13 @@ class WritableThreadsVolume(ThreadsVolume):
         with self.changing() as changes, self._asked():
             root = self.lookup(self.lookup(ROOT_NODE, thread).node, HEAD)
             head, _ = self._writable(root.node)
+            replaced = {path for path, _ in files if head.files.is_file(path)}
             found = [answer.error for answer in head.files.upload_files(list(files))]
             changes += head.told([path for path, _ in files])
             above = paths.join(paths.join(ROOT, paths.to_text(thread)), paths.to_text(HEAD))
             for (path, _), error in zip(files, found, strict=True):
                 if error is None:
-                    changes.report("modified", above + path)
+                    changes.report("modified" if path in replaced else "created", above + path)
             return [None if error is None else errors.code_of(oserror(errors.errno_of(error))) for error in found]
 
     # -- data --------------------------------------------------------------------------------------------------
