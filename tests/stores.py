@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 from services.postgres import Postgres
 
+from fusebackend.backends import StoreBackend
+from fusebackend.backends.store.source import database_of, items_of
+
 STORES = ("memory", "sqlite", "postgres")
 
 _numbers = itertools.count()
@@ -53,3 +56,10 @@ def module_store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
             server: Postgres = request.getfixturevalue("postgres")
             dsn = stack.enter_context(server.database())
         yield stack.enter_context(opened(kind, tmp_path_factory.mktemp(kind), dsn))
+
+
+@contextlib.contextmanager
+def other_program(store: Any, namespace: tuple[str, ...], **options: Any) -> Iterator[StoreBackend]:
+    """A backend over a store as another process would have one: it shares nothing with the backends here."""
+    with StoreBackend.over(items_of(store, database_of(store), namespace), **options) as backend:
+        yield backend

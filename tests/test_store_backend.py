@@ -341,7 +341,7 @@ def test_what_is_no_json_in_the_table_is_shown_as_it_is(tmp_path):
 
 def test_of_two_edits_at_once_one_is_told(store):
     put(store, "/a", "one two")
-    with StoreBackend(store, namespace=NS) as first, StoreBackend(store, namespace=NS) as second:
+    with StoreBackend(store, namespace=NS) as first, stores.other_program(store, NS) as second:
         swap = type(first.items.moment()).swap
         meanwhile = threading.Event()
 
@@ -365,7 +365,7 @@ def test_of_many_edits_none_is_lost_without_an_error(store):
     done = []
 
     def work():
-        with StoreBackend(store, namespace=NS) as backend:
+        with stores.other_program(store, NS) as backend:
             for _ in range(15):
                 before = get(backend, "/count").decode()
                 result = backend.edit("/count", before, f"{int(before) + 1}\n")
@@ -381,7 +381,7 @@ def test_of_many_edits_none_is_lost_without_an_error(store):
 
 
 def test_of_two_who_create_a_file_one_is_told(store):
-    with StoreBackend(store, namespace=NS) as first, StoreBackend(store, namespace=NS) as second:
+    with StoreBackend(store, namespace=NS) as first, stores.other_program(store, NS) as second:
         swap = type(first.items.moment()).swap
         meanwhile = threading.Event()
 
@@ -487,6 +487,45 @@ def test_what_the_store_itself_writes_and_reads_is_the_same_row(tmp_path):
         items = store.search(NS)
         assert {item.key for item in items} == {"/theirs", "/ours"}
         assert all(abs((item.updated_at - item.created_at).total_seconds()) < 2 for item in items)
+
+
+# -- backends over one store -----------------------------------------------------------------------------------
+
+
+def test_backends_over_one_store_share_its_connections(store, monkeypatch):
+    """The factories of the seeds make a backend for every call of a tool."""
+    from fusebackend.backends.store import source
+
+    opened = []
+    plain = source.database_of
+    monkeypatch.setattr(source, "database_of", lambda store: (opened.append(store), plain(store))[1])
+    backends = [StoreBackend(store, namespace=NS) for _ in range(20)]
+    for number, backend in enumerate(backends):
+        assert backend.write(f"/{number}", "x").error is None
+    assert len({id(backend.items) for backend in backends}) == 1
+    assert len(opened) == 1
+    assert StoreBackend(store, namespace="other").items is not backends[0].items
+    for backend in backends[:-1]:
+        backend.close()
+    assert "x" in backends[-1].read("/3")
+    backends[-1].close()
+    backends[-1].close()
+    with StoreBackend(store, namespace=NS) as again:
+        assert "x" in again.read("/3")
+    assert len(opened) == 2
+
+
+def test_what_is_shared_ends_with_the_store(tmp_path):
+    import gc
+
+    with SqliteStore.from_conn_string(str(tmp_path / "x.db")) as store:
+        backend = StoreBackend(SimpleNamespace(store=store), namespace=NS)
+        backend.write("/a", "x")
+        database = backend.items._database
+    del store, backend
+    gc.collect()
+    with pytest.raises(OSError, match="closed database"), database.reading() as connection:
+        connection.execute("SELECT 1")
 
 
 # -- databases -------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import threading
 import time
 
 import pytest
@@ -168,6 +169,31 @@ def test_a_search_that_others_disturb_misses_nothing_that_stays():
     fill(store, [*(f"/gone{number:03}" for number in range(100)), *(f"/kept{number:04}" for number in range(1000))])
     entries = StoreBackend(store, namespace=NS).ls("/").entries
     assert {info["path"] for info in entries} >= {f"/kept{number:04}" for number in range(1000)}
+
+
+def test_a_store_in_memory_is_listed_while_others_change_it():
+    """LangGraph's own `search` raises then: it runs through the dict that they change."""
+    store = InMemoryStore()
+    fill(store, tree(50))
+    backend = StoreBackend(store, namespace=NS)
+    stop = threading.Event()
+
+    def change():
+        number = 0
+        while not stop.is_set():
+            number += 1
+            store.put(NS, f"/busy/{number}", VALUE)
+            store.delete(NS, f"/busy/{number - 1}")
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        for _ in range(200):
+            assert len(backend.ls("/dir00001").entries) == 20
+            assert len(backend.glob("dir00002/*").matches) == 20
+    finally:
+        stop.set()
+        thread.join()
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import pytest
@@ -103,7 +104,7 @@ def test_what_is_no_change_of_this_namespace_is_not_told(store, backend, ear):
 
 
 def test_two_backends_hear_each_other(store, backend, ear):
-    with StoreBackend(store, namespace=NS) as other:
+    with stores.other_program(store, NS) as other:
         other.upload_files([("/a", b"1"), ("/b", b"2")])
         ear.wait("/a", "/b")
         other.move("/a", "/c")
@@ -159,7 +160,8 @@ def test_while_it_is_lost_nothing_is_believed(store, backend):
 
 
 def test_the_trigger_is_made_once_whoever_comes_first(postgres_dsn, store):
-    backends = [StoreBackend(store, namespace=NS) for _ in range(4)]
+    opened = contextlib.ExitStack()
+    backends = [opened.enter_context(stores.other_program(store, NS)) for _ in range(4)]
     threads = [threading.Thread(target=lambda backend=backend: backend.items.feed) for backend in backends]
     for thread in threads:
         thread.start()
@@ -167,8 +169,7 @@ def test_the_trigger_is_made_once_whoever_comes_first(postgres_dsn, store):
         thread.join()
     assert all(backend.items.feed for backend in backends)
     assert made(store) == ["fusebackend_store_changed", "fusebackend_store_notify", "fusebackend_store_truncated"]
-    for backend in backends:
-        backend.close()
+    opened.close()
 
 
 def test_nothing_is_made_by_an_agent_alone_nor_when_it_is_not_wanted(postgres_dsn, store):

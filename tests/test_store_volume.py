@@ -81,7 +81,7 @@ def volume(backend, clock):
 @pytest.fixture
 def other(store):
     """Another program: a backend of its own over the same store."""
-    with StoreBackend(store, namespace=NS, on_exists="replace") as backend:
+    with stores.other_program(store, NS, on_exists="replace") as backend:
         yield backend
 
 
@@ -192,6 +192,53 @@ def test_a_change_through_the_same_backend_is_told_at_once(volume, backend):
         assert change in told
     assert content(volume, "a") == b"two"
     assert names(volume) == ["a", "d"]
+
+
+def test_a_change_through_any_backend_of_this_process_is_told_at_once(volume, store):
+    """The agent's own backend need not be the one that is mounted, if it is over the same store."""
+    with StoreBackend(store, namespace=NS) as agents, Ear(volume) as ear:
+        agents.write("/a", "x")
+        assert Change(parent=ROOT_NODE, name=b"a") in ear.changes
+        assert content(volume, "a") == b"x"
+
+
+def test_two_mounts_of_one_namespace_show_each_others_changes(store):
+    """Neither waits for the other while it changes something: that could be for ever."""
+    with StoreBackend(store, namespace=NS) as one, StoreBackend(store, namespace=NS) as two:
+        first, second = volume_of(one), volume_of(two)
+        assert first is not second
+        with Ear(second) as ear:
+            assert names(second) == []
+            attr = first.mknod(ROOT_NODE, b"a", stat.S_IFREG | 0o644, 0, ME)
+            overwrite(first, attr.node, b"text")
+            if second.features.change_feed:
+                ear.wait(Change(parent=ROOT_NODE, name=b"a"))
+            else:
+                assert ear.changes == []
+            assert names(second) == ["a"]
+            assert content(second, "a") == b"text"
+
+
+def test_two_mounts_that_change_at_once_do_not_wait_for_each_other(store):
+    with StoreBackend(store, namespace=NS) as one, StoreBackend(store, namespace=NS) as two:
+        volumes = [volume_of(one), volume_of(two)]
+
+        def work(volume, name):
+            with Ear(volume):
+                for _ in range(10):
+                    attr = volume.mknod(ROOT_NODE, name, stat.S_IFREG | 0o644, 0, ME)
+                    overwrite(volume, attr.node, name)
+                    volume.unlink(ROOT_NODE, name)
+
+        threads = [
+            threading.Thread(target=work, args=(volume, name), daemon=True)
+            for volume, name in zip(volumes, (b"a", b"b"), strict=True)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
 
 
 def test_what_the_mount_itself_does_is_not_told_to_it(volume, backend):

@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import copy
 import errno
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self
@@ -95,8 +94,6 @@ class StoreBackend(FileVerbs):
         self.ttl_s = ttl_s
         self._source = StoreSource(store_or_runtime, store, namespace, feed=feed)
         self._items: Items | None = None  # when they are settled: on a mount, or opened by a URL
-        self._changes: Counter[int] = Counter()  # made by this object, and by those that are its kernel side
-        self._watchers: list[tuple[StoreBackend, Callable[..., None]]] = []
 
     @classmethod
     def over(cls, items: Items, **options: Any) -> StoreBackend:
@@ -138,7 +135,7 @@ class StoreBackend(FileVerbs):
             OSError, TypeError, ValueError: there is no store or no namespace outside of a graph.
         """
         side = copy.copy(self)
-        side._items = self.items.aged(ttl_s)
+        side._items = self.items.for_mount(ttl_s)
         return side
 
     @property
@@ -160,35 +157,30 @@ class StoreBackend(FileVerbs):
             token = self.items.token()
         except OSError:  # whoever looks will be told what is wrong
             return None
-        return None if token is None else (token, sum(self._changes.values()) - self._changes[id(self)])
+        return None if token is None else (token, self.items.hub.count(self.items.origin))
 
     def watch(self, changed: Callable[..., None]) -> Callable[[], None]:
         """Call `changed(*paths, elsewhere=…)` after each change that is not made through this object itself, without
         paths when anything may have changed. Returns what ends that.
 
-        Changes through the backend this is a `kernel_side` of are told at once, in the thread that made them; those of
-        others (`elsewhere`) only where there is a feed.
+        What agents of this process change, through whichever backend over the same items, is told at once, in the
+        thread that made the change; what others change (`elsewhere`) only where there is a feed.
         """
-        watcher = (self, changed)
-        self._watchers.append(watcher)
+        items = self.items
 
         def elsewhere(key: str | None) -> None:
             changed(*(_places_of(key) if key is not None else ()), elsewhere=True)
 
-        stop = self.items.watch(elsewhere)
+        ends = (items.hub.watch(items.origin, lambda paths: changed(*paths, elsewhere=False)), items.watch(elsewhere))
 
         def end() -> None:
-            stop()
-            if watcher in self._watchers:
-                self._watchers.remove(watcher)
+            for stop in ends:
+                stop()
 
         return end
 
-    def _tell(self, *changed: AgentPath) -> None:
-        self._changes[id(self)] += 1
-        for owner, callback in tuple(self._watchers):
-            if owner is not self:
-                callback(*changed, elsewhere=False)
+    def _tell(self, items: Items, *changed: AgentPath) -> None:
+        items.hub.tell(items.origin, changed)
 
     def upload_if(self, path: str, content: bytes, digest: bytes | None) -> FileUploadResponse:
         """Write a file if what is there now has this digest (`buffer.digest_of`; None: if there is nothing), in one
@@ -204,7 +196,7 @@ class StoreBackend(FileVerbs):
             return FileUploadResponse(path=path, error=errors.CONFLICT)
         except Refusal as error:
             return FileUploadResponse(path=path, error=code_of(error))
-        self._tell(found)
+        self._tell(tree.items, found)
         return FileUploadResponse(path=path)
 
     # -- primitives --------------------------------------------------------------------------------------------
@@ -263,7 +255,7 @@ class StoreBackend(FileVerbs):
                 tree.items.swap([self._change(tree, path, file, data)])
             except Conflict:
                 continue
-            self._tell(path)
+            self._tell(tree.items, path)
             return
         raise errors.oserror(errno.EBUSY)
 
@@ -295,7 +287,7 @@ class StoreBackend(FileVerbs):
             tree.items.swap(changes)
         except (TypeError, *Refusal):
             return False
-        self._tell(*found)
+        self._tell(tree.items, *found)
         return True
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
@@ -320,7 +312,7 @@ class StoreBackend(FileVerbs):
         if foreign:
             raise OSError(errno.EACCES, READ_ONLY)
         tree.items.swap([self._change(tree, path, file, change(before))])
-        self._tell(path)
+        self._tell(tree.items, path)
 
     def _remove(self, path: AgentPath) -> None:
         tree = self._tree()
@@ -329,7 +321,7 @@ class StoreBackend(FileVerbs):
             raise errors.oserror(errno.ENOENT)
         _require_no_values(files)
         tree.items.swap([Change(node.key, None) for _, node in files])
-        self._tell(path, *(found for found, _ in files))
+        self._tell(tree.items, path, *(found for found, _ in files))
 
     def _rename(self, old: AgentPath, new: AgentPath) -> None:
         tree = self._tree()
@@ -349,7 +341,7 @@ class StoreBackend(FileVerbs):
             changes.append(Change(stem + path[len(old) :], record.value, None, record.ttl_minutes))
             changes.append(Change(node.key, None, record.version))
         tree.items.swap(changes)
-        self._tell(old, new, *(path for path, _ in files))
+        self._tell(tree.items, old, new, *(path for path, _ in files))
 
     def _files(self, tree: StoreTree, path: AgentPath) -> list[tuple[AgentPath, Node]]:
         """The file at a path, or all below it."""

@@ -7,8 +7,8 @@ nothing and takes some microseconds. It is installed once for a database and sta
     DROP FUNCTION fusebackend_store_notify();
 
 A thread listens, on a connection of its own. While that is lost (`live` is False) nothing is told, and when it is there
-again anything may have changed. Changes made by this process's own backends carry their origin and are passed over:
-those have told of them already.
+again anything may have changed. Changes made by this process's own backends carry their origin: an agent's are passed
+over, for they were told already, and a mount's are told to everybody but that mount.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class StoreFeed:
         """Connects and listens before it returns. psycopg's error when that fails."""
         self._conninfo = conninfo
         self._origin = origin
-        self._subscribers: list[tuple[str, Callable[[str | None], None]]] = []
+        self._subscribers: list[tuple[str, Callable[[str | None], None], str]] = []
         self.changes = 0
         self._ended = False
         self._table = 0
@@ -121,9 +121,10 @@ class StoreFeed:
         self._thread = threading.Thread(target=self._run, args=[connection], name="fusebackend-store-feed", daemon=True)
         self._thread.start()
 
-    def subscribe(self, namespace: str, changed: Callable[[str | None], None]) -> Callable[[], None]:
-        """Tell `changed` the key of each change in a namespace, None for any; returns what ends that."""
-        subscriber = (namespace, changed)
+    def subscribe(self, namespace: str, changed: Callable[[str | None], None], origin: str) -> Callable[[], None]:
+        """Tell `changed` the key of each change in a namespace that has another origin, None for any; returns what ends
+        that."""
+        subscriber = (namespace, changed, origin)
         self._subscribers.append(subscriber)
 
         def end() -> None:
@@ -133,13 +134,13 @@ class StoreFeed:
         return end
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stop listening. Twice is once."""
+        if self._ended:
+            return
         self._ended = True
         self._waking.send(b"x")
-        if self._thread is not threading.current_thread():
+        if self._thread is not threading.current_thread():  # as when it collects the garbage that this has become
             self._thread.join()
-        self._wake.close()
-        self._waking.close()
 
     def _connect(self) -> Connection[Any]:
         import psycopg
@@ -173,6 +174,8 @@ class StoreFeed:
                 connection = None
                 self._wait(None, RETRY_S)
         _close(connection)
+        self._wake.close()
+        self._waking.close()
 
     def _listen(self, connection: Connection[Any]) -> None:
         """Until the end, or the connection's."""
@@ -194,13 +197,16 @@ class StoreFeed:
             note = {}  # not from our trigger: whatever it means
         if not isinstance(note, dict) or note.get("t", self._table) != self._table:
             return
-        if note.get("o") != self._origin:
+        process, _, origin = str(note.get("o") or "").partition(":")
+        if process != self._origin:
             self._tell(note.get("p"), note.get("k"))
+        elif origin:
+            self._tell(note.get("p"), note.get("k"), origin)
 
-    def _tell(self, namespace: str | None, key: str | None) -> None:
-        self.changes += 1
-        for wanted, changed in tuple(self._subscribers):
-            if namespace in (None, wanted):
+    def _tell(self, namespace: str | None, key: str | None, origin: str = "-") -> None:
+        self.changes += origin == "-"  # of our own mounts, the hub counts
+        for wanted, changed, own in tuple(self._subscribers):
+            if namespace in (None, wanted) and own != origin:
                 try:
                     changed(key)
                 except Exception:  # the change is made; the next ones must be heard

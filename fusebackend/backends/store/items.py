@@ -13,9 +13,12 @@ Errors of a store are `OSError`s with an errno that fits, or EIO.
 from __future__ import annotations
 
 import abc
+import copy
 import errno
 import hashlib
 import json
+import uuid
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -98,8 +101,50 @@ class Conflict(OSError):
         super().__init__(errno.ESTALE, "It was changed by somebody else meanwhile; read it again", key)
 
 
+class Hub:
+    """Where the backends of this process that are over the same items hear of each other.
+
+    `told` is called in the thread that made a change, with no lock held; but for changes that a mount makes, under its
+    volume's lock: those only count, and show when somebody looks.
+    """
+
+    def __init__(self) -> None:
+        self._changes: Counter[str] = Counter()
+        self._watchers: list[tuple[str, Callable[[Sequence[str]], None]]] = []
+
+    def watch(self, origin: str, told: Callable[[Sequence[str]], None]) -> Callable[[], None]:
+        """Call `told` with the paths of each change that has another origin; returns what ends that."""
+        watcher = (origin, told)
+        self._watchers.append(watcher)
+
+        def end() -> None:
+            if watcher in self._watchers:
+                self._watchers.remove(watcher)
+
+        return end
+
+    def tell(self, origin: str, changed: Sequence[str]) -> None:
+        """A change was made. The empty origin is an agent's, any other one a mount's."""
+        self._changes[origin] += 1
+        if origin:
+            return
+        for watching, told in tuple(self._watchers):
+            if watching != origin:
+                told(changed)
+
+    def count(self, origin: str) -> int:
+        """How many changes of other origins there were."""
+        return self._changes.total() - self._changes[origin]
+
+
 class Items(abc.ABC):
-    """See the module's docstring. Methods may be called from any thread."""
+    """See the module's docstring. Methods may be called from any thread.
+
+    Attributes:
+        origin: who makes the changes, empty for an agent; see `Hub`.
+    """
+
+    origin = ""
 
     blocking = True
     durable = True
@@ -111,6 +156,8 @@ class Items(abc.ABC):
     """Every change of others is told to watchers."""
 
     def __init__(self) -> None:
+        self.hub = Hub()
+        self._shared: Items | None = None  # whose hub this is: it is kept while a view of it is
         self._known: dict[str, tuple[Hashable, About]] = {}
 
     @abc.abstractmethod
@@ -143,16 +190,20 @@ class Items(abc.ABC):
         return None
 
     def watch(self, changed: Callable[[str | None], None]) -> Callable[[], None]:
-        """Tell `changed` each key that others change, None for any; returns what ends that. Only with `feed`."""
+        """Tell `changed` each key that other programs and mounts change, None for any; returns what ends that. Only
+        with `feed`."""
         return lambda: None
 
     def moment(self) -> Items:
         """The same items for the length of one verb, where that saves work: what was seen once is not asked again."""
         return self
 
-    def aged(self, seconds: float) -> Items:
-        """The same items, as they may have been so long ago, where that saves work."""
-        return self
+    def for_mount(self, ttl_s: float) -> Items:
+        """The same items for a mount: with an origin of their own, and as old as `ttl_s`, where that saves work."""
+        view = copy.copy(self)
+        view._shared = self
+        view.origin = uuid.uuid4().hex
+        return view
 
     def close(self) -> None:
         """Let go of what this object has opened itself."""

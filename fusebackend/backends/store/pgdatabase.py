@@ -67,7 +67,7 @@ class PostgresDatabase:
         self._feed: StoreFeed | None = None
         self._feed_tried = False
         self.origin = uuid.uuid4().hex
-        """What changes made here are marked with, so that the feed does not tell of them."""
+        """What changes made here are marked with: the feed tells nobody who has heard of them."""
 
     @classmethod
     def of_store(cls, store: Any) -> PostgresDatabase:
@@ -133,10 +133,10 @@ class PostgresDatabase:
             yield stack.enter_context(connection.cursor(row_factory=tuple_row))
 
     @contextlib.contextmanager
-    def writing(self) -> Iterator[Cursor[Any]]:
-        """One transaction, marked as ours."""
+    def writing(self, origin: str) -> Iterator[Cursor[Any]]:
+        """One transaction, marked as ours and with who it is of us."""
         with self.using() as cursor, cursor.connection.transaction():
-            cursor.execute("SELECT set_config('fusebackend.origin', %s, true)", [self.origin])
+            cursor.execute("SELECT set_config('fusebackend.origin', %s, true)", [f"{self.origin}:{origin}"])
             yield cursor
 
     # -- what there is in the database -------------------------------------------------------------------------

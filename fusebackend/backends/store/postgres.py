@@ -200,7 +200,7 @@ class PostgresItems(Items):
         if self._by_store is not None:
             self._by_store.swap(changes, self.fetch)
         else:
-            with self._database.writing() as cursor:
+            with self._database.writing(self.origin) as cursor:
                 for change in changes:
                     if not self._change(cursor, change):
                         raise Conflict(change.key)
@@ -249,7 +249,7 @@ class PostgresItems(Items):
 
     def watch(self, changed: Callable[[str | None], None]) -> Callable[[], None]:
         feed = self._database.feed() if self._may_install else None
-        return feed.subscribe(self._namespace, changed) if feed is not None else (lambda: None)
+        return feed.subscribe(self._namespace, changed, self.origin) if feed is not None else (lambda: None)
 
     def close(self) -> None:
         self._database.close()

@@ -1,7 +1,7 @@
 """`SearchedItems`: a namespace of any LangGraph store, through `get`, `put`, `delete` and `search` alone.
 
 What is in a directory only a search through the whole namespace tells: one for each verb (`moment`), or one for all
-that is asked within some time (`aged`). A lock makes compare and put one step among the backends of this process;
+that is asked within some time (`for_mount`). A lock makes compare and put one step among the backends of this process;
 between the two, another program can still come.
 """
 
@@ -13,6 +13,7 @@ import errno
 import math
 import threading
 import time
+import uuid
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
@@ -26,7 +27,7 @@ FIRST_PAGE, LAST_PAGE = 500, 16_000
 """Items asked for at a time: pages grow, for a store counts its offset anew each time."""
 
 WHOLE_PAGE = 1 << 30
-"""For a store in this process, which hands out what it has anyway."""
+"""All at once, from a store in this process."""
 
 PASSES = 3
 """How often a search that was disturbed by others is made again before what it found is taken."""
@@ -99,17 +100,17 @@ class SearchedItems(Items):
     """Any `BaseStore`, through `get`, `put`, `delete` and `search`.
 
     What is in a directory only a search through the whole namespace tells: one for each verb (`moment`), or one for all
-    that is asked within some time (`aged`).
+    that is asked within some time (`for_mount`).
     """
 
     text_only = False
 
-    def __init__(self, store: Any, namespace: tuple[str, ...], *, blocking: bool = True, durable: bool = False) -> None:
+    def __init__(self, store: Any, namespace: tuple[str, ...], *, in_memory: bool = False) -> None:
+        """`in_memory`: it is an `InMemoryStore`."""
         super().__init__()
         self._store = store
         self._namespace = namespace
-        self.blocking = blocking
-        self.durable = durable
+        self.blocking = self.durable = not in_memory
         self._max_age_s = 0.0
         self._last: _Last = _Last()
         self._lasts = [self._last]  # what is to hear of changes made here
@@ -124,9 +125,9 @@ class SearchedItems(Items):
         view._lasts = [*self._lasts, view._last]
         return view
 
-    def aged(self, seconds: float) -> Items:
+    def for_mount(self, ttl_s: float) -> Items:
         view = copy.copy(self)
-        view._max_age_s = seconds
+        view._shared, view.origin, view._max_age_s = self, uuid.uuid4().hex, ttl_s
         return view
 
     def token(self) -> Hashable:
@@ -186,6 +187,8 @@ class SearchedItems(Items):
 
     def _search(self) -> dict[str, Record]:
         """All. Others may come and go meanwhile, which moves the rest: a search that has noticed is made again."""
+        if not self.blocking:
+            return {key: _record(item) for key, item in _items_in_memory(self._store, self._namespace)}
         found: dict[str, Record] = {}
         for _ in range(PASSES):
             if self._search_once(found):
@@ -194,7 +197,7 @@ class SearchedItems(Items):
 
     def _search_once(self, found: dict[str, Record]) -> bool:
         """Add all items; was nothing moved? Each page begins with the last item of the one before."""
-        offset, page, last = 0, FIRST_PAGE if self.blocking else WHOLE_PAGE, None
+        offset, page, last = 0, FIRST_PAGE, None
         while True:
             with _told():
                 items = self._store.search(self._namespace, limit=page, offset=offset)
@@ -207,6 +210,21 @@ class SearchedItems(Items):
                 return True
             offset, last = offset + len(items) - 1, _place(items[-1])
             page = min(page * 2, LAST_PAGE)
+
+
+def _items_in_memory(store: Any, namespace: tuple[str, ...]) -> list[tuple[str, Any]]:
+    """All items of an `InMemoryStore`'s namespace, at one moment.
+
+    Its own `search` runs through a dict that other threads change meanwhile, and fails when they do. The copy here is
+    one step of the interpreter.
+    """
+    data = getattr(store, "_data", None)
+    found = data.get(namespace) if isinstance(data, dict) else None
+    if isinstance(found, dict):
+        return list(found.items())
+    with _told():
+        items = store.search(namespace, limit=WHOLE_PAGE)
+    return [(item.key, item) for item in items if tuple(item.namespace) == namespace]
 
 
 def _place(item: Any) -> tuple[tuple[str, ...], str]:

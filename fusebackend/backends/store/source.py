@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import sys
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -25,9 +26,8 @@ NO_STORE = (
     "one, or mount its database as store+sqlite:PATH?ns=NAME or store+postgres:DSN?ns=NAME"
 )
 
-MAX_STORES = 8
 MAX_NAMESPACES = 1000
-"""How many one backend remembers of those it has met, for its namespace's function may name one for each user."""
+"""How many are remembered of one store though nobody has them: a namespace's function may name one for each user."""
 
 INSTALL = "install it with: pip install 'fusebackend[langgraph]'"
 """Said where one of LangGraph's stores is asked for by URL and is not there."""
@@ -77,6 +77,61 @@ def require_store(store: Any) -> Any:
     return store
 
 
+class SharedStore:
+    """What all backends of this process over one store share: connections to its database, and the items of its
+    namespaces. The seeds' factories make a backend for every call of a tool; it must cost nothing.
+
+    It ends with the store, or when the last of its users is closed.
+    """
+
+    def __init__(self, store: Any) -> None:
+        """OSError: the database can't be opened."""
+        self.users: weakref.WeakSet[StoreSource] = weakref.WeakSet()
+        self._store = weakref.ref(store)
+        self._database = database_of(store)
+        self._lock = threading.Lock()
+        self._items: weakref.WeakValueDictionary[tuple[tuple[str, ...], bool], Items] = weakref.WeakValueDictionary()
+        self._recent: OrderedDict[tuple[tuple[str, ...], bool], Items] = OrderedDict()
+
+    @classmethod
+    def of(cls, store: Any) -> SharedStore:
+        """The one for a store."""
+        with _sharing:
+            shared = _shared.get(store)
+            if shared is None:
+                shared = _shared[store] = cls(store)
+                if shared._database is not None:
+                    weakref.finalize(store, shared._database.close)
+            return shared
+
+    def items(self, namespace: tuple[str, ...], *, feed: bool) -> Items:
+        """The items of a namespace, the same for everybody who has them."""
+        key = (namespace, feed)
+        with self._lock:
+            items = self._items.get(key)
+            if items is None:
+                items = self._items[key] = items_of(self._store(), self._database, namespace, feed=feed)
+            self._recent[key] = items
+            self._recent.move_to_end(key)
+            if len(self._recent) > MAX_NAMESPACES:
+                self._recent.popitem(last=False)
+            return items
+
+    def leave(self, user: StoreSource) -> None:
+        with _sharing:
+            self.users.discard(user)
+            store = self._store()
+            if self.users or store is None:
+                return
+            _shared.pop(store, None)
+        if self._database is not None:
+            self._database.close()
+
+
+_sharing = threading.Lock()
+_shared: weakref.WeakKeyDictionary[Any, SharedStore] = weakref.WeakKeyDictionary()
+
+
 class StoreSource:
     """See the module's docstring. Arguments as for `StoreBackend`."""
 
@@ -92,9 +147,7 @@ class StoreSource:
             raise TypeError(f"{type(self._runtime).__name__} is neither a LangGraph store nor has it a 'store'")
         self._namespace = namespace if callable(namespace) else checked_namespace(namespace)
         self._feed = feed
-        self._lock = threading.Lock()
-        self._databases: list[tuple[Any, Any]] = []  # of each store that was met, in the order of their use
-        self._items: OrderedDict[tuple[int, tuple[str, ...]], Items] = OrderedDict()
+        self._used: weakref.WeakSet[SharedStore] = weakref.WeakSet()
 
     def items(self) -> Items:
         """The items that are meant here and now.
@@ -103,38 +156,17 @@ class StoreSource:
             OSError: there is no store, or the namespace's function failed or gave what is none.
         """
         store, namespace = self._found_store(), self._found_namespace()
-        with self._lock:
-            database = self._database(store)
-            key = (id(store), namespace)
-            items = self._items.get(key)
-            if items is None:
-                items = self._items[key] = items_of(store, database, namespace, feed=self._feed)
-            self._items.move_to_end(key)
-            if len(self._items) > MAX_NAMESPACES:
-                self._items.popitem(last=False)
-            return items
-
-    def _database(self, store: Any) -> Any:
-        for known, database in self._databases:
-            if known is store:
-                return database
-        database = database_of(store)
-        self._databases.append((store, database))
-        if len(self._databases) > MAX_STORES:
-            self._forget(0)
-        return database
-
-    def _forget(self, index: int) -> None:
-        store, database = self._databases.pop(index)
-        for key in [key for key in self._items if key[0] == id(store)]:
-            del self._items[key]
-        if database is not None:
-            database.close()
+        shared = SharedStore.of(store)
+        if shared not in self._used:
+            shared.users.add(self)
+            self._used.add(shared)
+        return shared.items(namespace, feed=self._feed)
 
     def close(self) -> None:
-        with self._lock:
-            while self._databases:
-                self._forget(0)
+        """Close the connections to stores that nobody else in this process uses."""
+        for shared in list(self._used):
+            shared.leave(self)
+        self._used.clear()
 
     def _found_store(self) -> Any:
         if self._store is not None:
@@ -211,7 +243,7 @@ def items_of(store: Any, database: Any, namespace: tuple[str, ...], *, feed: boo
     """The items of a namespace. `database` is what `database_of` gave for the store."""
     if database is None:
         in_memory = _is_exactly(store, "langgraph.store.memory", "InMemoryStore")
-        return SearchedItems(store, namespace, blocking=not in_memory, durable=not in_memory)
+        return SearchedItems(store, namespace, in_memory=in_memory)
     embedding = store if getattr(store, "index_config", None) else None
     config = getattr(store, "ttl_config", None) or {}
     items: Items = database.items(
