@@ -41,8 +41,8 @@ class Scheme:
 
     `takes` says what follows the colon: a `path` (made absolute), `nothing`, or `text` that `open` understands.
     `parameters` maps the names that may follow `?` to what reads their values, raising ValueError with a text such as
-    `must be a number`; None passes every parameter on as text. `features` are those of its volume where they don't
-    depend on the URL.
+    `must be a number`; those in `passed_on` are passed on as text, as all are where `parameters` is None. `features`
+    are those of its volume where they don't depend on the URL.
     """
 
     form: str
@@ -50,6 +50,7 @@ class Scheme:
     open: Callable[[Url], Any]
     takes: Literal["path", "nothing", "text"] = "text"
     parameters: Mapping[str, Callable[[str], Any]] | None = field(default_factory=dict)
+    passed_on: tuple[str, ...] = ()
     features: Features | None = None
     execute: bool = False
 

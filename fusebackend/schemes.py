@@ -243,8 +243,8 @@ SCHEMES: dict[str, Scheme] = {
             "ns": _namespace,
             "on_exists": _on_exists,
             "ttl": _seconds,
-            **dict.fromkeys(LIBPQ_WORDS, str),
         },
+        passed_on=LIBPQ_WORDS,
     ),
     "threads+sqlite": Scheme(
         "threads+sqlite:PATH",
@@ -261,8 +261,8 @@ SCHEMES: dict[str, Scheme] = {
             "on_exists": _on_exists,
             "quiet_s": _seconds,
             "write": _head,
-            **dict.fromkeys(LIBPQ_WORDS, str),
         },
+        passed_on=LIBPQ_WORDS,
     ),
     "python": Scheme(
         "python:package.module:callable",

@@ -100,15 +100,16 @@ def _parameters(scheme: Scheme, name: str, query: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for pair in filter(None, query.split("&")):
         key, equals, value = (unquote(part) for part in pair.partition("="))
-        if scheme.parameters is not None and key not in scheme.parameters:
-            known = ", ".join(sorted(scheme.parameters)) or "none"
+        reads = str if scheme.parameters is None or key in scheme.passed_on else scheme.parameters.get(key)
+        if reads is None:
+            known = ", ".join(sorted(scheme.parameters or ())) or "none"
             raise UrlError(f"'{name}:' knows no parameter '{key}'; known: {known}")
         if not equals:
             raise UrlError(f"parameter '{key}' of '{name}:' has no value; write {key}=VALUE")
         if key in values:
             raise UrlError(f"parameter '{key}' of '{name}:' is given twice")
         try:
-            values[key] = value if scheme.parameters is None else scheme.parameters[key](value)
+            values[key] = reads(value)
         except ValueError as error:
             raise UrlError(f"parameter '{key}' of '{name}:' {error}, not '{hide(key, value)}'") from None
     return values

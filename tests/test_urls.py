@@ -61,6 +61,11 @@ class TestParse:
         assert url.parameters == {"max_file_size_mb": 50, "on_exists": "replace"}
         assert parse(url.text) == url
 
+    def test_what_libpq_knows_is_passed_on(self) -> None:
+        url = parse("store+postgres:postgresql://me:pw@h/db?sslmode=require&ns=a.b&password=x%26y")
+        assert url.parameters == {"sslmode": "require", "ns": ("a", "b"), "password": "x&y"}
+        assert url.masked == "store+postgres:postgresql://me:***@h/db?sslmode=require&ns=a.b&password=***"
+
     def test_a_python_url_passes_all_parameters_on(self) -> None:
         assert parse("python:m:f?bucket=a%26b&region=eu+west").parameters == {"bucket": "a&b", "region": "eu+west"}
 
