@@ -273,7 +273,8 @@ class AgentFace:
         if self.refusal is not None:
             raise Refusal(self.refusal)
         for verb in verbs:
-            for method in (self._method(verb), self._async_method(verb)):
+            for find in (self._method, self._async_method):
+                method = find(verb)
                 if method is None:
                     continue
                 try:
@@ -342,7 +343,15 @@ def accepted(method: Callable[..., Any], options: dict[str, Any]) -> dict[str, A
     given = {name: value for name, value in options.items() if value is not None}
     if not given:
         return given
-    known = inspect.signature(method).parameters
+    function = getattr(method, "__wrapped__", method)
+    known = _option_names(getattr(function, "__func__", function))
+    return given if known is None else {name: value for name, value in given.items() if name in known}
+
+
+@functools.lru_cache(maxsize=256)  # asking takes as long as reading a small file
+def _option_names(function: Callable[..., Any]) -> frozenset[str] | None:
+    """The names of a function's parameters; None when it takes any name."""
+    known = inspect.signature(function).parameters
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in known.values()):
-        return given
-    return {name: value for name, value in given.items() if name in known}
+        return None
+    return frozenset(known)

@@ -63,7 +63,7 @@ def read_with(volume: Volume, attr: Attr, max_bytes: int, take: Callable[[Iterab
                 before = _version(volume, node)
                 if before[0] > max_bytes:
                     raise oserror(errno.EFBIG)
-                data = list(_pieces(volume, node)) if before[0] <= LOCKED_BYTES else None
+                data = list(_pieces(volume, node, before[0])) if before[0] <= LOCKED_BYTES else None
             if data is not None:
                 return take(data)
             outcome = take(_pieces(volume, node))
@@ -83,11 +83,15 @@ def _version(volume: Volume, node: int) -> tuple[int, int, int]:
     return attr.size, attr.mtime_ns, attr.ctime_ns
 
 
-def _pieces(volume: Volume, node: int) -> Iterator[bytes]:
+def _pieces(volume: Volume, node: int, size: int = 0) -> Iterator[bytes]:
+    """Of a file whose size can't change meanwhile, that saves asking what comes after it. A file that says it is empty
+    may not be (proc(5))."""
     offset = 0
     while piece := volume.read(node, offset, PIECE_BYTES):
         yield piece
         offset += len(piece)
+        if offset == size:
+            return
 
 
 def write_pieces(volume: Volume, node: int, data: bytes, start: int = 0) -> None:
