@@ -18,8 +18,15 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 __all__ = [
-    "BackendProtocol", "Client", "CompositeBackend", "Mount", "MountError", "SandboxBackendProtocol", "connect", "mount",
-]  # fmt: skip
+    "BackendProtocol",
+    "Client",
+    "CompositeBackend",
+    "Mount",
+    "MountError",
+    "SandboxBackendProtocol",
+    "connect",
+    "mount",
+]
 
 if TYPE_CHECKING:
     from fusebackend.composite import CompositeBackend

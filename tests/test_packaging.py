@@ -7,6 +7,7 @@ import sys
 import time
 import tomllib
 from importlib.metadata import requires
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -78,7 +79,7 @@ class TestVersions:
 
     def test_every_dependency_is_pinned_by_name_alone(self) -> None:
         project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-        wanted = [*project["dependencies"], *sum(project["optional-dependencies"].values(), [])]
+        wanted = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
         wanted.remove("fusebackend[langgraph,postgres,deepagents]")  # dev is all of them
         assert {re.split(r"[^A-Za-z0-9_-]", each)[0].lower() for each in wanted} <= set(self.pinned())
 

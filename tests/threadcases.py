@@ -214,7 +214,8 @@ def updated_from_outside(saver: Any, name: str = "updated_from_outside") -> Any:
     agent = plain(saver, name)
     ids = agents.checkpoint_ids(agent, thread(name))
     agent.update_state(thread(name), {"files": {"/u.txt": record("u")}}, as_node="model")
-    agent.update_state(thread(name, checkpoint_ns="", checkpoint_id=ids[6]), {"files": {"/forked.txt": record("f")}}, as_node="tools")
+    fork = thread(name, checkpoint_ns="", checkpoint_id=ids[6])
+    agent.update_state(fork, {"files": {"/forked.txt": record("f")}}, as_node="tools")
     agent.model.script = [use(write("/after.txt", "a")), say("done")]
     agent.invoke(None, thread(name))
     return agent
