@@ -101,6 +101,28 @@ def test_what_follows_from_a_damaged_write_says_so_and_what_came_before_is_there
         assert json.loads(read(backend, "/plain/messages.jsonl").splitlines()[0])["type"] == "human"
 
 
+def test_a_head_that_could_be_written_to_says_so_as_well(path: str) -> None:
+    damaged = "UPDATE writes SET value = x'81' WHERE rowid = (SELECT min(rowid) FROM writes WHERE channel = 'files')"
+    with changed(path, damaged):
+        pass
+    with ThreadsBackend.from_sqlite(path, write="head") as backend:
+        assert names(backend, "/plain/head") == ["ERROR.txt"]
+        assert "a write to 'files'" in read(backend, "/plain/head/ERROR.txt")
+        assert "Read-only" in (backend.write("/plain/head/x.txt", "x").error or "")
+
+
+def test_a_record_that_cannot_be_stored_again_stays_where_it_is(tmp_path: Path) -> None:
+    where = str(tmp_path / "threads.db")
+    with agents.sqlite_saver(where) as saver:
+        agent = agents.deep_agent(saver, [say("ok")])
+        agent.invoke(user("go", files={"/odd.txt": {"content": "x", "extra": {1, 2}}}), thread("t"))
+        with ThreadsBackend.from_sqlite(where, write="head") as backend:
+            assert read(backend, "/t/head/odd.txt") == "x"
+            assert backend.move("/t/head/odd.txt", "/t/head/moved.txt").error is None
+            assert names(backend, "/t/head") == ["moved.txt"]
+        assert list(agents.state_at(agent, thread("t"))["files"]) == ["/moved.txt"]
+
+
 @pytest.mark.parametrize("value", [5, [1, 2], {7: {"content": "x"}}])
 def test_files_that_are_no_mapping_of_texts(path: str, value: Any) -> None:
     statement = "UPDATE writes SET value = ? WHERE rowid = (SELECT min(rowid) FROM writes WHERE channel = 'files')"

@@ -95,7 +95,10 @@ def unpack(data: bytes) -> Any:
 def pack(value: Any) -> Raw:
     """Plain data as LangGraph stores it."""
     library = _ormsgpack()
-    return Raw("msgpack", library.packb(value, option=library.OPT_NON_STR_KEYS | library.OPT_REPLACE_SURROGATES))
+    try:
+        return Raw("msgpack", library.packb(value, option=library.OPT_NON_STR_KEYS | library.OPT_REPLACE_SURROGATES))
+    except TypeError as error:
+        raise Damaged(f"a value can't be stored: {error}") from None
 
 
 def loads(raw: Raw) -> Any:

@@ -150,6 +150,15 @@ class HeadFiles(BackendProtocol):
     def is_file(self, path: AgentPath) -> bool:
         return path in self._look().keys
 
+    @property
+    def is_damaged(self) -> bool:
+        """Can it not be known what files there are?"""
+        try:
+            self._look()
+        except Damaged:
+            return True
+        return False
+
     # -- writing -----------------------------------------------------------------------------------------------
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:

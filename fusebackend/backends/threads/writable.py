@@ -164,6 +164,8 @@ class WritableThreadsVolume(ThreadsVolume):
                 raise oserror(errno.EOVERFLOW)
             head = self._head_of[attr.parent] = WritableHead(self, len(self._heads), attr.parent, self._quiet_s)
             self._heads.append(head)
+        if head.files.is_damaged:
+            return attr  # there it says what is wrong
         return head.shown(head.tree.getattr(ROOT_NODE))
 
     def _inner(self, number: int) -> Inner | None:
