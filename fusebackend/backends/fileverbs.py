@@ -116,7 +116,7 @@ class FileVerbs(BackendProtocol):
             return ReadResult(error=str(error))
         except OSError as error:
             missing = error.errno == errno.ENOENT
-            return ReadResult(error=f"File '{file_path}' {'not found' if missing else ': ' + _words(error)}")
+            return ReadResult(error=f"File '{file_path}'{' not found' if missing else ': ' + _words(error)}")
         result = text.read_bytes(path, loaded.data, offset, limit)
         if result.file_data is not None:
             if loaded.created_at:
