@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fusebackend.backends import sqlite, tree
+from fusebackend.backends import storedtree, tree
 from fusebackend.backends.chunks import CHUNK_BYTES
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.backends.sqlite import SqliteVolume
@@ -130,7 +130,7 @@ def test_a_rename_between_two_names_of_one_file_does_nothing(volume: TreeVolume)
 
 def test_a_deep_tree_moves(volume: TreeVolume, monkeypatch: pytest.MonkeyPatch) -> None:
     """The walk up from the new parent passes more directories than the cache holds."""
-    monkeypatch.setattr(sqlite, "CACHE_INODES", 8)
+    monkeypatch.setattr(storedtree, "CACHE_INODES", 8)
     node, moving = ROOT_NODE, volume.mkdir(ROOT_NODE, b"moving", 0o755, ME).node
     for _ in range(100):
         node = volume.mkdir(node, b"d", 0o755, ME).node

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
-from fusebackend.backends import flusher, sqlite
+from fusebackend.backends import flusher, sqlite, storedtree
 from fusebackend.backends.directory import DirectoryVolume
 from fusebackend.backends.indexer import Indexer
 from fusebackend.backends.memory import InMemoryVolume
@@ -40,8 +40,8 @@ class SqliteMachine(VolumeMachine):
 
     def make_volume(self) -> Volume:
         self.bounds = pytest.MonkeyPatch()
-        self.bounds.setattr(sqlite, "CACHE_INODES", 8)
-        self.bounds.setattr(sqlite, "CACHE_CHUNKS", 2)
+        self.bounds.setattr(storedtree, "CACHE_INODES", 8)
+        self.bounds.setattr(storedtree, "CACHE_CHUNKS", 2)
         self.bounds.setattr(flusher, "FLUSH_AFTER_S", 3600)  # only where the machine can do it again
         self.directory = tempfile.mkdtemp()
         self.path = f"{self.directory}/volume.db"

@@ -139,15 +139,10 @@ class Indexer:
     def _all_pieces(self, db: sqlite3.Connection, rows: list[tuple[int, int]]) -> Iterator[Piece]:
         for node, changed_ns in rows:
             data = text_of(db, node)
-            if data is not None:
-                before: str | None = None
-                for entry in trigram.entries(self._uncommon(db, data)):
-                    if before is not None:
-                        yield Piece(node, changed_ns, before, False)
-                    before = entry
-                yield Piece(node, changed_ns, before, True)
-            else:
-                yield Piece(node, changed_ns, None, True)
+            entries = [] if data is None else list(trigram.entries(self._uncommon(db, data)))
+            for entry in entries[:-1]:
+                yield Piece(node, changed_ns, entry, False)
+            yield Piece(node, changed_ns, entries[-1] if entries else None, True)
 
     def _uncommon(self, db: sqlite3.Connection, data: bytes) -> set[bytes]:
         assert self._common is not None, "no portion has begun"

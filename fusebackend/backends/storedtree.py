@@ -1,0 +1,284 @@
+"""`StoredTree`: what an SQLite volume holds, looked for in the overlay, then in memory, then in its file.
+
+It answers `TreeStorage`'s questions and never writes to the file; `sqlite.py` decides when the overlay is written, and
+calls `_settle` when it has been. Every method is called with the volume's lock held.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import errno
+import itertools
+import logging
+import sqlite3
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from fusebackend.backends.chunks import CHUNK_BYTES, CHUNK_SHIFT, Chunk, allocated_blocks
+from fusebackend.backends.overlay import Overlay
+from fusebackend.backends.storage import Inode
+from fusebackend.backends.tree import TreeVolume
+from fusebackend.errors import oserror
+
+log = logging.getLogger(__name__)
+
+CACHE_INODES = 20_000
+CACHE_CHUNKS = 256
+"""Bounds of what is kept in memory though the file has it: some 10 MiB of inodes and 16 MiB of chunks."""
+
+_INODE_FIELDS = "node, mode, nlink, uid, gid, rdev, size, blocks, atime_ns, mtime_ns, ctime_ns, parent"
+_ERRNO_OF_SQLITE = {sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_READONLY: errno.EROFS}
+
+
+@contextlib.contextmanager
+def sqlite_errors() -> Iterator[None]:
+    """A database error becomes an `OSError`: ENOSPC and EROFS where they are meant, EIO for all else, logged."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        number = _ERRNO_OF_SQLITE.get(getattr(error, "sqlite_errorcode", 0) & 0xFF, errno.EIO)
+        log.error("the volume file failed: %s (%s)", error, getattr(error, "sqlite_errorname", "no code"))
+        raise oserror(number) from error
+
+
+class StoredTree(TreeVolume):
+    """See the module's docstring. Raises `OSError` when the file can't be read.
+
+    Args:
+        db: the volume's connection to its file.
+    """
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        super().__init__()
+        self._db = db
+        self._overlay = Overlay()
+        self._inodes: OrderedDict[int, Inode] = OrderedDict()
+        self._chunks: OrderedDict[tuple[int, int], Chunk] = OrderedDict()
+        self._unstored: set[int] = set()  # nodes the file has no row for yet
+        # A number that is in use already would overwrite what has it, so the table has a say as well.
+        self._stored_next_node = self._scalar("SELECT value FROM meta WHERE key = 'next_node'")
+        self._next_node = max(self._stored_next_node, self._scalar("SELECT max(node) FROM inode") + 1)
+        self._rows = itertools.count(self._scalar("SELECT max(id) FROM chunk") + 1)
+
+    @abc.abstractmethod
+    def _note(self, items: int, size: int) -> None:
+        """The overlay has grown by so many things to write, and so many bytes."""
+
+    # -- storage: inodes ---------------------------------------------------------------------------------------
+
+    def _inode(self, node: int) -> Inode:
+        inode = self._inodes.get(node)
+        if inode is not None:
+            self._inodes.move_to_end(node)  # what an operation has in hand is never let go of by `_shrink_inodes`
+        else:
+            with sqlite_errors():
+                row = self._db.execute(f"SELECT {_INODE_FIELDS} FROM inode WHERE node = ?", (node,)).fetchone()
+            if row is None or node in self._overlay.dead:
+                raise oserror(errno.ESTALE)
+            inode = self._inodes[node] = _inode_from(row)
+            if len(self._inodes) > CACHE_INODES:
+                self._shrink_inodes()
+        return inode
+
+    def _new_inode(self, mode: int, parent: int) -> Inode:
+        node = self._next_node
+        self._next_node += 1
+        inode = self._inodes[node] = Inode(node, mode, parent=parent)
+        inode.xattrs = {}
+        self._unstored.add(node)
+        return inode
+
+    def _changed(self, inode: Inode) -> None:
+        if inode.node not in self._overlay.inodes:
+            # Also where it is looked for: a walk up a very deep tree may have let go of what a rename has in hand.
+            self._overlay.inodes[inode.node] = self._inodes[inode.node] = inode
+            self._note(1, 0)
+
+    def _let_go(self, node: int) -> None:
+        inode = self._inodes.get(node)
+        overlay = self._overlay
+        if inode is not None and inode.opens == 0 and node not in overlay.inodes and node not in overlay.xattrs:
+            del self._inodes[node]
+
+    def _drop(self, inode: Inode) -> None:
+        node, overlay = inode.node, self._overlay
+        overlay.inodes.pop(node, None)
+        overlay.xattrs.pop(node, None)
+        overlay.cuts.pop(node, None)
+        overlay.contents.discard(node)
+        self._pop_chunks(node, 0, inode.size)
+        self._inodes.pop(node, None)
+        if node in self._unstored:
+            self._unstored.discard(node)
+            overlay.names.pop(node, None)
+        else:
+            overlay.dead.add(node)
+            self._note(1, 0)
+
+    # -- storage: names ----------------------------------------------------------------------------------------
+
+    def _child(self, parent: int, name: bytes) -> int | None:
+        names = self._overlay.names.get(parent)
+        if names is not None and name in names:
+            return names[name]
+        if parent in self._unstored:
+            return None
+        with sqlite_errors():
+            row = self._db.execute("SELECT node FROM dentry WHERE parent = ? AND name = ?", (parent, name)).fetchone()
+        return None if row is None else int(row[0])
+
+    def _set_child(self, parent: int, name: bytes, node: int | None) -> None:
+        names = self._overlay.names.setdefault(parent, {})
+        if node is None and parent in self._unstored:
+            names.pop(name, None)  # the file never had it
+            return
+        if name not in names:
+            self._note(1, 0)
+        names[name] = node
+
+    def _children(self, parent: int, after: bytes, limit: int) -> list[tuple[bytes, int]]:
+        self._directory(parent)
+        changed = {name: node for name, node in self._overlay.names.get(parent, {}).items() if name > after}
+        # The file still has the removed names: so many rows hold `limit` that stay, or reach the end.
+        rows = limit + sum(node is None for node in changed.values())
+        with sqlite_errors():
+            stored = self._db.execute(
+                "SELECT name, node FROM dentry WHERE parent = ? AND name > ? ORDER BY name LIMIT ?",
+                (parent, after, rows),
+            ).fetchall()
+        if not changed:
+            return stored
+        merged = dict(stored) | changed
+        if len(stored) == rows:  # the file has more: only names up to the last one are known to be complete
+            last = stored[-1][0]
+            merged = {name: node for name, node in merged.items() if name <= last}
+        return sorted((name, node) for name, node in merged.items() if node is not None)[:limit]
+
+    # -- storage: chunks ---------------------------------------------------------------------------------------
+
+    def _chunk(self, node: int, index: int) -> Chunk | None:
+        key = (node, index)
+        chunk = self._overlay.chunks.get(key)
+        if chunk is not None:
+            return chunk
+        chunk = self._chunks.get(key)
+        if chunk is not None:
+            self._chunks.move_to_end(key)
+            return chunk
+        cut = self._overlay.cuts.get(node)
+        if (cut is not None and index >= cut) or node in self._unstored:
+            return None
+        with sqlite_errors():
+            row = self._db.execute("SELECT id, data FROM chunk WHERE node = ? AND idx = ?", key).fetchone()
+        if row is None:
+            return None
+        chunk = self._chunks[key] = Chunk(row[1], row[0])
+        if len(self._chunks) > CACHE_CHUNKS:
+            self._chunks.popitem(last=False)
+        return chunk
+
+    def _new_chunk(self, node: int, index: int) -> Chunk:
+        return Chunk()
+
+    def _chunk_changed(self, node: int, index: int, chunk: Chunk) -> None:
+        key = (node, index)
+        if key not in self._overlay.chunks:
+            self._overlay.chunks[key] = chunk
+            self._overlay.contents.add(node)
+            self._chunks.pop(key, None)
+            chunk.counted_bytes = 0
+            self._note(1, 0)
+        if len(chunk.data) > chunk.counted_bytes:  # a chunk that is appended to grows while it is here
+            self._overlay.bytes += len(chunk.data) - chunk.counted_bytes
+            chunk.counted_bytes = len(chunk.data)
+
+    def _resize(self, inode: Inode, size: int) -> None:
+        super()._resize(inode, size)
+        self._overlay.contents.add(inode.node)  # also where no chunk has changed: zeros make it no text, or text again
+
+    def _drop_chunks(self, node: int, first: int) -> int:
+        """See `TreeVolume`. Chunks that only the file knows are counted there."""
+        popped = self._pop_chunks(node, first, self._inodes[node].size)
+        freed = sum(map(allocated_blocks, popped.values()))
+        if node not in self._unstored:
+            cut = self._overlay.cuts.get(node)
+            with sqlite_errors():
+                rows = self._db.execute(
+                    "SELECT idx, length(data) FROM chunk WHERE node = ? AND idx >= ?", (node, first)
+                )
+                freed += sum(
+                    allocated_blocks(size)
+                    for index, size in rows
+                    if index not in popped and (cut is None or index < cut)
+                )
+            self._overlay.cuts[node] = first if cut is None else min(cut, first)
+            self._note(1, 0)
+        return freed
+
+    def _pop_chunks(self, node: int, first: int, size: int) -> dict[int, int]:
+        """Take the chunks of a file of `size` bytes from index `first` on out of memory; gives index → bytes."""
+        last = max(size - 1, 0) >> CHUNK_SHIFT
+        popped = {}
+        for table in (self._overlay.chunks, self._chunks):
+            if last - first < 64:
+                keys = [(node, index) for index in range(first, last + 1) if (node, index) in table]
+            else:
+                keys = [key for key in table if key[0] == node and key[1] >= first]
+            for key in keys:
+                popped[key[1]] = len(table.pop(key).data)
+        return popped
+
+    # -- storage: extended attributes --------------------------------------------------------------------------
+
+    def _xattrs(self, inode: Inode) -> dict[bytes, bytes]:
+        if inode.xattrs is None:
+            with sqlite_errors():
+                rows = self._db.execute("SELECT name, value FROM xattr WHERE node = ?", (inode.node,)).fetchall()
+            inode.xattrs = dict(rows)
+        return inode.xattrs
+
+    def _xattrs_changed(self, inode: Inode) -> None:
+        self._overlay.xattrs[inode.node] = inode
+        self._note(1, sum(map(len, (inode.xattrs or {}).values())))
+
+    # -- after a flush -----------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """The overlay is in the file: what it held is now clean, and kept only as far as the caches go."""
+        overlay = self._overlay
+        for key, chunk in overlay.chunks.items():
+            chunk.low, chunk.high, chunk.stored_bytes = CHUNK_BYTES, 0, len(chunk.data)
+            self._chunks[key] = chunk
+        while len(self._chunks) > CACHE_CHUNKS:
+            self._chunks.popitem(last=False)
+        self._unstored.clear()
+        self._stored_next_node = self._next_node
+        self._overlay = Overlay()
+        if len(self._inodes) > CACHE_INODES:
+            self._shrink_inodes()
+
+    def _shrink_inodes(self) -> None:
+        """Let go of the oldest half of the inodes that the file has and nobody has open.
+
+        One that the kernel holds may go too, unless it has no name left: then its row alone can't say who holds it.
+        """
+        keep = self._overlay.inodes, self._overlay.xattrs
+        for inode in list(self._inodes.values())[: CACHE_INODES // 2]:
+            if inode.opens == 0 and inode.nlink > 0 and not any(inode.node in table for table in keep):
+                del self._inodes[inode.node]
+
+    def _scalar(self, query: str) -> int:
+        """The one number a query gives; 0 for NULL and for no row."""
+        with sqlite_errors():
+            row = self._db.execute(query).fetchone()
+        return int(row[0] or 0) if row is not None else 0
+
+
+def _inode_from(row: tuple[int, ...]) -> Inode:
+    inode = Inode(row[0], row[1], parent=row[11])
+    (
+        inode.nlink, inode.uid, inode.gid, inode.rdev, inode.size, inode.blocks,
+        inode.atime_ns, inode.mtime_ns, inode.ctime_ns,
+    ) = row[2:11]  # fmt: skip
+    return inode
