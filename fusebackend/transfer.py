@@ -53,6 +53,7 @@ class Item(NamedTuple):
     atime_ns: int
     mtime_ns: int
     ctime_ns: int
+    read_only: bool = False  # its backend says that it can't be taken away
 
     @property
     def is_dir(self) -> bool:
@@ -126,7 +127,7 @@ def _tree(volume: Volume, top: Attr) -> Iterator[Item]:
 
 def _item(names: Names, attr: Attr) -> Item:
     return Item(names, attr.node, attr.mode, attr.uid, attr.gid, attr.rdev, attr.nlink, attr.size, attr.atime_ns,
-                attr.mtime_ns, attr.ctime_ns)  # fmt: skip
+                attr.mtime_ns, attr.ctime_ns, getattr(attr, "read_only", False))  # fmt: skip
 
 
 def _require_able(source: AgentFace, target: AgentFace, volume: Volume, into: Volume, items: list[Item]) -> None:
@@ -137,6 +138,8 @@ def _require_able(source: AgentFace, target: AgentFace, volume: Volume, into: Vo
         raise OSError(errno.ENOTSUP, f"{source.name} can't delete, so nothing can be moved out of it")
     holding = {item.names[:-1] for item in items if item.names}
     for item in items:
+        if item.read_only:
+            raise errors.oserror(errno.EACCES)
         if item.is_file:
             continue
         if item.is_dir:

@@ -15,7 +15,14 @@ from langgraph.store.memory import InMemoryStore
 from langgraph.store.sqlite import SqliteStore
 from test_foreign import ForeignMachine
 
-from fusebackend.backends import ForeignVolume, StoreBackend, VolumeBackend, volume_of
+from fusebackend.backends import (
+    CompositeBackend,
+    ForeignVolume,
+    InMemoryBackend,
+    StoreBackend,
+    VolumeBackend,
+    volume_of,
+)
 from fusebackend.backends.store import searched
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller, Change
 from fusebackend.testing.conformance import BackendConformance
@@ -279,6 +286,17 @@ def test_a_value_that_is_no_file_can_only_be_read(store, volume):
     with pytest.raises(PermissionError):
         volume.rename(ROOT_NODE, b"prefs.json", ROOT_NODE, b"x.json")
     assert store.get(NS, "prefs").value == {"theme": "dark"}
+
+
+def test_a_value_that_is_no_file_moves_nowhere(backend, store):
+    composite = CompositeBackend(InMemoryBackend(), {"/m": backend})
+    store.put(NS, "/d/prefs", {"theme": "dark"})
+    store.put(NS, "/d/file", {"content": "x", "encoding": "utf-8"})
+    for source in ("/m/d/prefs.json", "/m/d"):
+        assert "Permission denied" in composite.move(source, "/elsewhere").error
+        assert composite.ls("/").entries == [{"path": "/m/", "is_dir": True, "size": 0}]
+    assert composite.move("/m/d/file", "/elsewhere").error is None
+    assert [item.key for item in store.search(NS)] == ["/d/prefs"]
 
 
 def test_a_file_that_is_a_directory_too_outlives_the_directory(store, volume):
