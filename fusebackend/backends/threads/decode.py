@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final
 
@@ -138,11 +137,11 @@ def readable(value: Any) -> Any:
 
 
 def _readable(value: Any) -> Any:
-    if value is None or isinstance(value, (str, bool, int)):
+    if value is None or isinstance(value, (str, int)):  # bool is an int
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return {key if isinstance(key, str) else str(key): _readable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_readable(item) for item in value]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import sqlite3
 from typing import Any, Final, NamedTuple
@@ -63,12 +64,8 @@ def open_file(path: str, how: str) -> sqlite3.Connection:
     connection = sqlite3.connect(
         uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False, cached_statements=64
     )
-    connection.text_factory = _text
+    connection.text_factory = functools.partial(str, encoding="utf-8", errors="surrogateescape")
     return connection
-
-
-def _text(data: bytes) -> str:
-    return data.decode("utf-8", "surrogateescape")
 
 
 def bound(value: Any) -> Any:
