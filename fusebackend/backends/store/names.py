@@ -38,7 +38,9 @@ class Place(NamedTuple):
     bare: str | None
 
     def below(self, segment: str) -> Place:
-        return Place(*(None if prefix is None else f"{prefix}{segment}/" for prefix in self))
+        rooted = None if self.rooted is None else f"{self.rooted}{segment}/"
+        bare = None if self.bare is None else f"{self.bare}{segment}/"
+        return Place(rooted, None if bare == "/" else bare)  # a key that starts with a slash is not bare
 
     @property
     def prefixes(self) -> tuple[str, ...]:

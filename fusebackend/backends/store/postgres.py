@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fusebackend.backends.store.items import Change, Conflict, Items, Record, Row
+from fusebackend.backends.store.items import ANYTHING, Change, Conflict, Items, Record, Row
 from fusebackend.backends.store.names import after, bounds
 from fusebackend.backends.store.pgdatabase import Order, PostgresDatabase
 from fusebackend.backends.store.searched import PutOneByOne
@@ -200,9 +200,14 @@ class PostgresItems(Items):
         if self._by_store is not None:
             self._by_store.swap(changes, self.fetch)
         else:
+            gone = {change.key for change in changes if change.value is None and change.expected is ANYTHING}
             with self._database.writing(self.origin) as cursor:
+                if gone:  # a tree in one statement
+                    cursor.execute(
+                        "DELETE FROM store WHERE prefix = %s AND key = ANY(%s)", [self._namespace, list(gone)]
+                    )
                 for change in changes:
-                    if not self._change(cursor, change):
+                    if change.key not in gone and not self._change(cursor, change):
                         raise Conflict(change.key)
 
     def _change(self, cursor: Cursor[Any], change: Change) -> bool:
