@@ -32,7 +32,7 @@ def is_tree(files):
 
 
 TREES = st.dictionaries(PATHS, DATA, min_size=1, max_size=6).filter(is_tree)
-SETTINGS = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SETTINGS = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(scope="module")
