@@ -77,9 +77,11 @@ def commands(files: Any, monkeypatch: pytest.MonkeyPatch, *, read_only: bool = F
         yield Command(files, monkeypatch)
 
 
-def split(path: str | os.PathLike[str]) -> tuple[str, str]:
+def split(path: str | os.PathLike[str], *, follow: bool = False) -> tuple[str, str]:
     """`rendezvous.split`, by name alone."""
-    text = os.path.abspath(path)
+    text, real = os.path.abspath(path), os.path.realpath(path)
+    if follow and (real == MOUNT or real.startswith(MOUNT + "/")):
+        text = real
     if text != MOUNT and not text.startswith(MOUNT + "/"):
         raise MountError(errno.EINVAL, f"'{path}' lies in no mount of fusebackend")
     return MOUNT, text[len(MOUNT) :] or "/"

@@ -9,6 +9,7 @@ Answers speak of the agent's paths; `Target.shown` says them in the words of the
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -174,14 +175,11 @@ def _split(given: str, follow: bool) -> tuple[str, str]:
         path = os.path.abspath(given)
     except FileNotFoundError:
         raise Failed(f"'{given}' is relative, and the current directory has been deleted") from None
-    if follow:
-        try:
-            return rendezvous.split(os.path.realpath(path))
-        except MountError:
-            pass  # a link inside of a mount may mean something to agents alone: then it is for the backend to follow
     try:
-        return rendezvous.split(path)
-    except MountError:
+        return rendezvous.split(path, follow=follow)
+    except MountError as error:
+        if error.errno == errno.ETIMEDOUT:
+            raise Failed(str(error)) from None
         mounted = mountpoints()
     if not mounted:
         raise Failed(f"'{given}' lies in no mount of fusebackend; nothing is mounted")

@@ -86,7 +86,7 @@ class Client(SandboxBackendProtocol):
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._begin(rendezvous.mountpoint_of(path))
+        self._begin(rendezvous.split(path, follow=True)[0])
 
     def _begin(self, mountpoint: str) -> None:
         self.mountpoint = mountpoint

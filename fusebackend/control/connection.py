@@ -160,9 +160,13 @@ class Connection:
 
     def _require_life(self) -> None:
         """Raises `Closed` when the server, asked over another connection, does not answer."""
-        with contextlib.suppress(OSError), _connected(self._address) as stream:
-            stream.sendall(wire.encode({"jsonrpc": "2.0", "id": 0, "method": "ping"}))
-            if _is_ready(stream, select.POLLIN, ANSWER_TIMEOUT_S):  # it answers, or has no room, or has ended
+        try:
+            with _connected(self._address) as stream:
+                stream.sendall(wire.encode({"jsonrpc": "2.0", "id": 0, "method": "ping"}))
+                if _is_ready(stream, select.POLLIN, ANSWER_TIMEOUT_S):  # it answers, or has no room
+                    return
+        except OSError as error:
+            if error.errno != errno.EAGAIN:  # it is ending, and so will this connection
                 return
         self.hung = True
         raise Closed("it hangs, or is stopped")

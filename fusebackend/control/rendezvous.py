@@ -35,7 +35,7 @@ ADDRESS_MAX_BYTES = 107
 NAME_BYTES = 45
 """A directory of sockets must leave so much room for a name."""
 
-ANSWER_TIMEOUT_S = 10.0
+ANSWER_TIMEOUT_S = 5.0
 """How long a mount may take to say something before it is called hung."""
 
 T = TypeVar("T")
@@ -126,32 +126,22 @@ def remove_stale(place: str) -> None:
 # -- from a path to its server ---------------------------------------------------------------------------------
 
 
-def split(path: str | os.PathLike[str]) -> tuple[str, str]:
+def split(path: str | os.PathLike[str], *, follow: bool = False) -> tuple[str, str]:
     """A path as seen from outside, as its mount point and the agent's path; it need not exist.
 
-    Symbolic links on the way are followed, but not one in the last segment.
+    Symbolic links on the way are followed. One in the last segment only with `follow`, and if it leads to a mount: what
+    it says may mean something to agents alone.
 
     Raises:
         MountError: it lies in no mount of ours, or the mount's server hangs.
     """
     text = os.path.abspath(os.fspath(path))
-    return _timely(text, lambda: _split(text, text))
 
-
-def mountpoint_of(path: str | os.PathLike[str]) -> str:
-    """The mount point of the mount that a path leads to: also a symbolic link in its last segment is followed, unless
-    it leads out of all mounts.
-
-    Raises:
-        MountError: as `split`.
-    """
-    text = os.path.abspath(os.fspath(path))
-
-    def find() -> str:
-        try:
-            return _split(os.path.realpath(text), text)[0]
-        except MountError:
-            return _split(text, text)[0]
+    def find() -> tuple[str, str]:
+        if follow:
+            with contextlib.suppress(MountError):
+                return _split(os.path.realpath(text), text)
+        return _split(text, text)
 
     return _timely(text, find)
 
