@@ -159,7 +159,7 @@ class Subgraphs(DirectoryNode):
     __slots__ = ("_entries", "_thread", "_tree", "stale")
 
     def __init__(self, tree: Tree, parent: ThreadDirectory, thread: str) -> None:
-        super().__init__(tree.nodes, parent, SUBGRAPHS)
+        super().__init__(tree.nodes, parent, SUBGRAPHS, parent.mtime_ns)
         self._tree = tree
         self._thread = thread
         self._entries = Entries()
@@ -248,7 +248,9 @@ class Root(DirectoryNode):
         self._written.add(node)
         if newest is not None:
             node.date(time_ns_of(newest) or 0)
+            self.date(max(self.mtime_ns, node.mtime_ns))
             self._tree.found.attributes(node)
+            self._tree.found.attributes(self)
 
     def all_written(self) -> None:
         """Anything may have happened to any thread."""
@@ -274,6 +276,7 @@ class Root(DirectoryNode):
         for name, (thread, checkpoint) in newest.items():
             if name not in self._entries:
                 self._add(name, thread, checkpoint, difference)
+        self.date(max((node.mtime_ns for node in self._entries.values()), default=0))
         self._is_listed, self.stale = True, False
         self._listed_at = time.monotonic()
         self._list_s = self._listed_at - start
