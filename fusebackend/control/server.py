@@ -130,7 +130,7 @@ class ControlServer:
             log.warning("user %d was refused at the control socket", uid)
             return ErrorObject(wire.SYSTEM_ERROR, "this mount is another user's", {"errno": errno.EPERM})
         with self._guard:
-            taken = len(self._connections)
+            taken = sum(not connection.retired for connection in self._connections)
         if taken < MAX_CONNECTIONS or self._make_room():
             return None
         return ErrorObject(wire.BUSY, f"{MAX_CONNECTIONS} connections are open already; try again")
@@ -139,11 +139,7 @@ class ControlServer:
         """Close the connection that has been idle longest; False when all of them have something to do."""
         with self._guard:
             by_age = sorted(self._connections, key=lambda one: one.active_at)
-        for connection in by_age:
-            if connection.make_room():
-                self.ended(connection)
-                return True
-        return False
+        return any(connection.make_room() for connection in by_age)
 
 
 def peer_uid(stream: socket.socket) -> int:

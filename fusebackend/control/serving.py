@@ -84,12 +84,17 @@ class Connection:
         """Raises `RuntimeError` when there can be no more threads."""
         self._thread.start()
 
+    @property
+    def retired(self) -> bool:
+        """Does it take no more calls?"""
+        return self._notice is not None
+
     def make_room(self) -> bool:
         """`retire`, if there is nothing to do, or the reader has gone to sleep; False if not so."""
         with self._guard:
             stalled = self._stalled(STALLED_S)
             idle = not self._busy and not self._has_work() and time.monotonic() - self.active_at > IDLE_S
-            if self._notice is not None or not (stalled or idle):
+            if self.retired or not (stalled or idle):
                 return False
             self._notice = wire.MADE_ROOM
         self.retire()
@@ -150,13 +155,13 @@ class Connection:
             try:
                 line = self._lines.next()
                 with self._guard:
-                    if self._notice is not None:
+                    if self.retired:
                         return
                     self._busy = True
                 if line and not line.isspace():
                     self._answer(wire.parse_request(line))
             except WireError as error:
-                if self._notice is not None:
+                if self.retired:
                     return
                 self.send(wire.encode(Failure(error.call, error.error)))
                 if error.error.code == wire.BUSY and error.call is None:

@@ -142,6 +142,33 @@ class TestHolding:
             assert raw.ask("ping", payload=1)["result"] == 1
         assert mounted.memory_kib() < before + 200 * 1024
 
+    def test_connections_one_after_the_other_leave_nothing(self, mounted):
+        address = os.getxattr(mounted.path, rendezvous.SOCKET_XATTR).decode()
+
+        def held() -> tuple[int, int]:
+            """Threads and descriptors of the server."""
+            return len(os.listdir(f"/proc/{mounted.pid}/task")), len(os.listdir(f"/proc/{mounted.pid}/fd"))
+
+        def use(times: int) -> None:
+            for number in range(times):
+                with Raw(address) as raw:
+                    if number % 3 == 0:
+                        raw.ask("grep", pattern="x")
+                    elif number % 3 == 1:
+                        raw.ask("subscribe")
+                    else:
+                        raw.send(b'{"jsonrpc":"2.0","id":1,"method":"execute"')
+
+        use(100)
+        before = held()
+        memory = mounted.memory_kib()
+        use(2000)
+        deadline = time.monotonic() + LIMIT_S
+        while any(now > then for now, then in zip(held(), before, strict=True)):
+            assert time.monotonic() < deadline, f"{held()} and not {before}"
+            time.sleep(0.05)
+        assert mounted.memory_kib() < memory + 8 * 1024
+
     def test_load(self, mounted, tmp_path):
         """Thirty-two clients, while git and rg work in the mount."""
         repository = tmp_path / "repository"
