@@ -445,6 +445,30 @@ def test_every_change_can_be_watched(tmp_path: Path, serve: Serve) -> None:
     ]
 
 
+def test_a_thread_shows_what_its_agent_saw(tmp_path: Path, serve: Serve) -> None:
+    import agents
+
+    with agents.sqlite_saver(tmp_path / "threads.db") as saver:
+        script = [agents.use(agents.write("/notes.txt", "one\n")), agents.say("done")]
+        agent = agents.deep_agent(saver, script)
+        agent.invoke(agents.user("hello"), agents.thread("t"))
+        mounted = serve(f"threads+sqlite:{tmp_path}/threads.db")
+        ids = agents.checkpoint_ids(agent, agents.thread("t"))
+        history = sorted((mounted.path / "t/history").iterdir())
+        assert len(history) == len(ids)
+        for checkpoint, directory in zip(ids, history, strict=True):
+            files = agents.state_at(agent, agents.thread("t"), checkpoint).get("files") or {}
+            assert sorted(f"/{path.name}" for path in directory.iterdir()) == sorted(files)
+        assert (mounted.path / "t/head/notes.txt").read_text() == "one\n"
+        with pytest.raises(OSError) as refused:
+            (mounted.path / "t/head/new").write_text("")
+        assert refused.value.errno == errno.EROFS
+        agent.invoke(agents.user("again"), agents.thread("t"))
+        deadline = time.monotonic() + 1
+        while len(os.listdir(mounted.path / "t/history")) == len(ids):
+            assert time.monotonic() < deadline
+
+
 def test_a_verb_over_the_control_socket_is_the_verb(tmp_path: Path) -> None:
     url = f"sqlite:{tmp_path}/volume.db"
     with two_faces(tmp_path / "mnt", url) as faces, fusebackend.connect(faces.path) as client:
