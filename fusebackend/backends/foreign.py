@@ -20,7 +20,7 @@ asks for it, for a wrong size cuts reads short. `told` is how a composite says w
 
 A backend may know more, and say so by having (see `StoreBackend`):
 - `kernel_side(ttl_s)`: what a mount is to speak to in its place;
-- `token()`: whether anything has changed since; `watch(changed)`: what has, and `change_feed = True` if that is all;
+- `token()`: whether anything has changed since; `follow(changed)`: what has, and `change_feed = True` if that is all;
 - `upload_if(path, content, digest)`: an upload over known bytes only, in one step;
 - `ttl_s`: for how long a mount may believe it.
 
@@ -86,7 +86,7 @@ class ForeignVolume(ForeignFiles):
     def __init__(self, backend: Any, **options: Any) -> None:
         super().__init__(backend, **options)
         self._absent = AbsentNames()
-        self._unwatch: Callable[[], None] | None = None
+        self._unfollow: Callable[[], None] | None = None
 
     # -- names -------------------------------------------------------------------------------------------------
 
@@ -264,15 +264,15 @@ class ForeignVolume(ForeignFiles):
     def subscribe(self, callback: Callable[[Change], None]) -> Callable[[], None]:
         """While somebody listens, so does this volume to its backend, if that tells of changes."""
         end = super().subscribe(callback)
-        watch = getattr(self._face.backend, "watch", None)
-        if self._unwatch is None and watch is not None:
-            self._unwatch = watch(self._heard)
+        follow = getattr(self._face.backend, "follow", None)
+        if self._unfollow is None and follow is not None:
+            self._unfollow = follow(self._heard)
 
         def unsubscribe() -> None:
             end()
-            if not self._subscribers and self._unwatch is not None:
-                unwatch, self._unwatch = self._unwatch, None
-                unwatch()
+            if not self._subscribers and self._unfollow is not None:
+                unfollow, self._unfollow = self._unfollow, None
+                unfollow()
 
         return unsubscribe
 

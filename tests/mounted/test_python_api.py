@@ -120,6 +120,27 @@ class TestTwoFaces:
                 assert backend.routes["/memories/"].read("/a.txt").error is None
         """)
 
+    def test_a_route_that_another_process_serves(self, script: Script, tmp_path: Path) -> None:
+        other = mounts.start(tmp_path / "other", "memory:")
+        try:
+            script(
+                f"""
+                with fusebackend.connect({str(other.path)!r}) as far:
+                    routed = CompositeBackend(InMemoryBackend(), {{"/far/": far}})
+                    with fusebackend.mount(routed, point) as files, fusebackend.connect(point) as near:
+                        assert files.write("/far/x", "1").error is None
+                        assert text("far/x") == near.read("/far/x").file_data["content"] == "1"
+                        with open(f"{{point}}/far/y", "w") as file:
+                            file.write("2")
+                        assert near.move("/far/y", "/far/z").error is None
+                        assert sorted(os.listdir(f"{{point}}/far")) == ["x", "z"]
+                """
+            )
+            assert (other.path / "z").read_text() == "2"
+            other.stop()
+        finally:
+            other.kill()
+
     def test_a_backend_like_the_seeds(self, script: Script) -> None:
         script("""
             class Notes:

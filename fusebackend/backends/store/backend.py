@@ -159,7 +159,7 @@ class StoreBackend(FileVerbs):
             return None
         return None if token is None else (token, self.items.hub.count(self.items.origin))
 
-    def watch(self, changed: Callable[..., None]) -> Callable[[], None]:
+    def follow(self, changed: Callable[..., None]) -> Callable[[], None]:
         """Call `changed(*paths, elsewhere=…)` after each change that is not made through this object itself, without
         paths when anything may have changed. Returns what ends that.
 
