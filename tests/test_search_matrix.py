@@ -13,7 +13,7 @@ import pytest
 from search_corpus import GLOBS, MAX_COUNTS, NAME_GLOBS, ODD, ODD_PATTERNS, PATHS, PATTERNS, PLAIN
 from seed_backends import DuckBackend, SeedInMemoryBackend
 
-from fusebackend.backends import directoryface
+from fusebackend.backends import StoreBackend, directoryface
 from fusebackend.backends.composite import CompositeBackend
 from fusebackend.backends.filesystem import FilesystemBackend
 from fusebackend.backends.indexer import Indexer
@@ -24,7 +24,7 @@ from fusebackend.backends.state import StateBackend
 
 OURS = (
     "sqlite", "sqlite indexed", "sqlite half indexed", "dir", "dir without rg", "shell", "state", "state v1",
-    "composite",
+    "store", "composite",
 )  # fmt: skip
 ELSEWHERE = ("seed", "duck", "composite of others")
 
@@ -78,6 +78,9 @@ def made(kind: str, directory: Path, corpus: dict[str, bytes], opened: ExitStack
         return filled(opened.enter_context(FilesystemBackend(directory)), corpus)
     if kind.startswith("state"):
         return filled(StateBackend(file_format="v1" if kind == "state v1" else "v2"), corpus)
+    if kind == "store":
+        memory = pytest.importorskip("langgraph.store.memory")
+        return filled(StoreBackend(memory.InMemoryStore(), namespace=("files",)), corpus)
     if kind == "composite":
         dir_route, state_route = FilesystemBackend(directory), StateBackend()
         routes = {"/src": dir_route, "/src/lib": state_route, "/data": InMemoryBackend(), "/a b": StateBackend()}
