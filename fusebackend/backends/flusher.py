@@ -31,8 +31,8 @@ CHECKPOINT_PASSES = 4
 CHECKPOINT_REST_PAGES = 512
 """It is moved in a few passes beside the writers, until this little is left to be moved while they wait."""
 
-
 INDEX_CACHE_KIB = 4096
+"""Of the connection that indexes; what it reads is read once."""
 
 INDEX_RETRY_S = 10.0
 """How long the index is left as it is after it failed."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeAlias
+from typing import Protocol, TypeAlias
 
 from fusebackend import budget, paths
 from fusebackend.backends.contents import read_with, require_regular
@@ -20,8 +20,18 @@ from fusebackend.globs import Matcher, compile_glob
 from fusebackend.protocol import Attr, FileInfo, GlobResult, GrepMatch, GrepResult, Volume
 from fusebackend.text import grep_pieces, iso_time
 
-Walk: TypeAlias = Callable[..., Any]
-"""Makes a `FileWalk`, or what a faster volume has in its place: what it leaves out can't match."""
+
+class Walk(Protocol):
+    """A `FileWalk`, or what a faster volume has in its place: in the same order, and what it leaves out can't match."""
+
+    @property
+    def unreadable(self) -> bool: ...
+
+    def __iter__(self) -> Iterator[tuple[str, Attr]]: ...
+
+
+MakeWalk: TypeAlias = Callable[..., Walk]
+"""Called with the volume, the directory, `below` and `depth`."""
 
 
 def file_info(path: str, attr: Attr, *, is_dir: bool = False) -> FileInfo:
@@ -41,7 +51,7 @@ class FileSearch:
         unreadable: something could not be looked into, so this is not all.
     """
 
-    def __init__(self, volume: Volume, path: str, matcher: Matcher | None, walk: Walk = FileWalk) -> None:
+    def __init__(self, volume: Volume, path: str, matcher: Matcher | None, walk: MakeWalk = FileWalk) -> None:
         """The path may be a file: then that is the tree, and its name is what the pattern sees. Nothing there is an
         empty tree, as in the seeds.
 
@@ -51,7 +61,7 @@ class FileSearch:
         self._base = paths.normalise(path)
         self._matcher = matcher
         self._single: Attr | None = None
-        self._walk: Any = None
+        self._walk: Walk | None = None
         attr = resolve(volume, path).attr
         if attr is not None and attr.is_dir:
             below, depth = (matcher.prefix, matcher.depth) if matcher is not None else ((), None)
@@ -94,7 +104,7 @@ def grep_files(
     glob: str | None,
     max_count: int | None,
     max_bytes: int,
-    walk: Walk = FileWalk,
+    walk: MakeWalk = FileWalk,
 ) -> GrepResult:
     """`grep`; raises as `glob_files`. Files larger than `max_bytes` are passed over and told."""
     search = FileSearch(volume, path, compile_glob(glob) if glob else None, walk)
