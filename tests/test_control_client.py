@@ -223,6 +223,27 @@ class TestLostServer:
             assert "nobody knows" in client.write("/x", "1").error
         assert [line["method"] for line in listener.lines] == ["write"]
 
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            {"id": 1, "result": {"file_data": 7}},
+            {"id": 1, "result": 7},
+            {"id": 1},
+            [],
+            {"id": 1, "error": "none"},
+            {"id": 1, "result": {"error": None, "from_the_future": 1}},
+        ],
+    )
+    def test_a_server_that_answers_something_else(self, tmp_path, answer):
+        spoken = {"jsonrpc": "2.0", **answer} if isinstance(answer, dict) else answer
+        with Listener(tmp_path / "sock", lambda line: spoken) as listener, ClientOf(listener) as client:
+            error = client.read("/x").error
+            assert error is None if "from_the_future" in str(answer) else "does not speak this protocol" in error
+
+    def test_more_than_a_message_holds(self, client):
+        assert "67108864 bytes is not taken" in client.write("/x", "x" * (70 << 20)).error
+        assert client.write("/x", "x").error is None
+
     def test_a_large_upload_over_a_kept_connection_that_is_dead(self, client, server, files):
         assert client.ls("/").error is None
         for connection in list(server._connections):

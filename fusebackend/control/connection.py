@@ -193,7 +193,7 @@ class Connection:
         try:
             message: Incoming = self._incoming(line)
         except msgspec.DecodeError as error:
-            raise ServerLost(f"the server of '{self._mountpoint}' does not speak this protocol: {error}") from None
+            raise self._strange(error) from None
         return message
 
     def _result(self, kind: type[T], message: Incoming) -> T:
@@ -204,9 +204,15 @@ class Connection:
                 raise NotImplementedError(message.error.message)
             raise Refused(message.error)
         if message.result is msgspec.UNSET:
-            raise ServerLost(f"the server of '{self._mountpoint}' does not speak this protocol: no result")
-        result: T = wire.decode_as(kind, message.result)
+            raise self._strange("no result")
+        try:
+            result: T = wire.decode_as(kind, message.result)
+        except msgspec.DecodeError as error:
+            raise self._strange(error) from None
         return result
+
+    def _strange(self, what: object) -> ServerLost:
+        return ServerLost(f"the server of '{self._mountpoint}' does not speak this protocol: {what}")
 
 
 def _connected(address: str) -> socket.socket:
