@@ -14,7 +14,8 @@ from typing import IO
 MAX_STAGED_BYTES = 2 << 30
 """Of all that one connection has staged; no backend takes a larger file."""
 
-MAX_TOKENS = 64
+MAX_TOKENS = 8
+"""Each is an open file, and 256 connections may have as many."""
 
 
 class Staging:
