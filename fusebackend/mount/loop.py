@@ -7,12 +7,21 @@ moment before trio is asked to wait.
 
 The module `pyfuse3` looks trio up by name, so that `pyfuse3.asyncio` can put itself there; this uses the same door.
 Other tasks of the loop are not starved: after `BURST` requests, or a poll in vain, trio gets its turn.
+
+A request that was there when the descriptor was polled may be gone when it is read: its process has been killed. The
+read would then wait for another one, with Python's lock held, and every thread of the server with it (seen when eight
+sandboxes ended at once). So the descriptor does not block; and as pyfuse3 takes the EAGAIN of such a read for a
+failure, its loop is begun again then. It loses its buffer each time: a megabyte that nothing was written to, for a rare
+event.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import select
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
 from typing import Any
 
@@ -61,6 +70,7 @@ class _Lowlevel:
 
     async def wait_readable(self, descriptor: int) -> None:
         if descriptor != self._registered:
+            os.set_blocking(descriptor, False)
             self._poll = select.poll()
             self._poll.register(descriptor, select.POLLIN)
             self._registered = descriptor
@@ -76,10 +86,39 @@ class _Lowlevel:
         await trio.lowlevel.wait_readable(descriptor)
 
 
+class _Nursery:
+    """A nursery for pyfuse3's workers, which go on when there was nothing to read after all."""
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self._nursery = nursery
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._nursery, name)
+
+    def start_soon(self, worker: Callable[..., Awaitable[Any]], *args: Any, name: object = None) -> None:
+        # pyfuse3 hands the nursery on to its workers: it must be this one, not the one inside.
+        self._nursery.start_soon(_going_on, worker, *args, name=name)
+
+
+async def _going_on(worker: Callable[..., Awaitable[Any]], *args: Any) -> None:
+    while True:
+        try:
+            await worker(*args)
+        except BlockingIOError:
+            continue
+        return
+
+
 class EagerTrio:
     """What pyfuse3 is given for the module `trio`."""
 
     Lock = _EagerLock
+
+    @staticmethod
+    @contextlib.asynccontextmanager
+    async def open_nursery() -> AsyncIterator[_Nursery]:
+        async with trio.open_nursery() as nursery:
+            yield _Nursery(nursery)
 
     def __init__(self) -> None:
         self.lowlevel = _Lowlevel()

@@ -1,0 +1,57 @@
+"""The loop between pyfuse3 and trio: a read that finds nothing is no failure."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+import trio
+
+from fusebackend.mount.loop import EagerTrio
+
+
+def test_a_worker_that_had_nothing_to_read_goes_on():
+    runs = []
+
+    async def worker(nursery, number):
+        runs.append(number)
+        if len(runs) < 3:
+            raise OSError(errno.EAGAIN, "fuse_session_receive_buf failed")
+        if len(runs) == 3:
+            nursery.start_soon(worker, nursery, 2, name="another")
+
+    async def main():
+        async with EagerTrio().open_nursery() as nursery:
+            nursery.start_soon(worker, nursery, 1)
+
+    trio.run(main)
+    assert runs == [1, 1, 1, 2]
+
+
+def test_any_other_failure_is_one():
+    async def worker():
+        raise OSError(errno.EIO, "fuse_session_receive_buf failed")
+
+    async def main():
+        async with EagerTrio().open_nursery() as nursery:
+            nursery.start_soon(worker)
+
+    with pytest.raises(ExceptionGroup) as failed:
+        trio.run(main)
+    assert failed.group_contains(OSError, match="receive_buf")
+
+
+def test_waiting_leaves_a_descriptor_that_does_not_block():
+    reader, writer = os.pipe()
+
+    async def main():
+        await EagerTrio().lowlevel.wait_readable(reader)
+
+    try:
+        os.write(writer, b"x")
+        trio.run(main)
+        assert not os.get_blocking(reader)
+    finally:
+        os.close(reader)
+        os.close(writer)
