@@ -129,6 +129,13 @@ class TestMessages:
         with ClientOf(server) as client:
             assert client.ping(payload) == payload
 
+    @pytest.mark.parametrize("number", ["1e400", "-1e400", "NaN", "Infinity", "9" * 5000])
+    @pytest.mark.parametrize("beside", ["", "\\udcff"])
+    def test_numbers_that_are_none(self, raw, number, beside):
+        payload = f'["{beside}",{number}]'
+        raw.send(f'{{"jsonrpc":"2.0","id":1,"method":"ping","params":{{"payload":{payload}}}}}\n'.encode())
+        assert raw.line()["error"]["code"] in (wire.PARSE_ERROR, wire.INVALID_PARAMS)
+
     def test_the_last_message_without_its_newline(self, raw):
         raw.send(b'{"jsonrpc":"2.0","id":1,"method":"ping"}')
         raw.stream.shutdown(socket.SHUT_WR)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
@@ -133,12 +134,20 @@ class Decoder:
             if isinstance(error, msgspec.ValidationError) or b"\\ud" not in bytes(line).lower():
                 raise
         try:
-            found = json.loads(bytes(line))
+            found = json.loads(bytes(line), parse_float=_finite, parse_constant=_finite)
         except (ValueError, RecursionError) as error:
             raise msgspec.DecodeError(str(error)) from None
         if self._kind in (Request, Incoming) and isinstance(found, dict):
             _raw_again(found)
         return msgspec.convert(found, self._kind)
+
+
+def _finite(text: str) -> float:
+    """JSON has no infinity, and nothing that is no number."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"number out of range: {text}")
+    return number
 
 
 def _raw_again(message: dict[str, Any]) -> None:
