@@ -137,8 +137,8 @@ class StoreFeed:
         """Stop listening. Twice is once."""
         if self._ended:
             return
+        self._waking.send(b"x")  # before the thread can know, for it closes this at its end
         self._ended = True
-        self._waking.send(b"x")
         if self._thread is not threading.current_thread():  # as when it collects the garbage that this has become
             self._thread.join()
 
