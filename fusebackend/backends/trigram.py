@@ -11,8 +11,8 @@ creating the file:
   one of them says nothing; of any other, all trigrams must be in the index for the file. A word becomes common at some
   time and stays it, so this is right for files of before and after.
 
-Of source code a fifth is left to index, and 2 KiB take 75 µs. A fragment must have three bytes; a pattern without such a
-one, or only with common ones, is searched for in every file.
+Of source code a fifth is left to index, and 2 KiB take 75 µs. A fragment must have three bytes; a pattern without such
+a one, or only with common ones, is searched for in every file.
 """
 
 from __future__ import annotations
