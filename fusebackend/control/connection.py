@@ -68,6 +68,7 @@ class Connection:
     """See the module's docstring.
 
     Attributes:
+        mountpoint: whose server this is.
         used: it has carried a call before, so the server may have closed it since.
         answering: something of the answer to the last call has come.
         hung: the server lives, but does nothing.
@@ -83,7 +84,7 @@ class Connection:
         self.answering = False
         self.hung = False
         self._address = address
-        self._mountpoint = mountpoint
+        self.mountpoint = mountpoint
         self._process = os.getpid()
         self._ids = itertools.count(1)
         try:
@@ -130,9 +131,9 @@ class Connection:
         try:
             self._send(line)
         except Closed as error:
-            raise NotSent(f"the server of '{self._mountpoint}' does not take the call: {error}") from None
+            raise NotSent(f"the server of '{self.mountpoint}' does not take the call: {error}") from None
         except OSError as error:
-            gone = NotSent(f"the server of '{self._mountpoint}' is gone: {error.strerror}")
+            gone = NotSent(f"the server of '{self.mountpoint}' is gone: {error.strerror}")
             raise self._last_words() or gone from None
         while True:
             message = self.next()
@@ -179,7 +180,7 @@ class Connection:
         return None
 
     def _turned_away(self, error: wire.ErrorObject) -> str:
-        return f"the server of '{self._mountpoint}' takes no calls: {error.message}"
+        return f"the server of '{self.mountpoint}' takes no calls: {error.message}"
 
     def next(self) -> Incoming:
         """The next message, whatever it is. Raises `ServerLost` at the end."""
@@ -187,7 +188,7 @@ class Connection:
             line = self._lines.next()
         except (Closed, wire.WireError) as error:
             raise ServerLost(
-                f"the server of '{self._mountpoint}' is gone without an answer, so nobody knows what it did: {error}"
+                f"the server of '{self.mountpoint}' is gone without an answer, so nobody knows what it did: {error}"
             ) from None
         self.answering = True
         try:
@@ -212,7 +213,7 @@ class Connection:
         return result
 
     def _strange(self, what: object) -> ServerLost:
-        return ServerLost(f"the server of '{self._mountpoint}' does not speak this protocol: {what}")
+        return ServerLost(f"the server of '{self.mountpoint}' does not speak this protocol: {what}")
 
 
 def _connected(address: str) -> socket.socket:

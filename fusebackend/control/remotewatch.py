@@ -57,9 +57,11 @@ class RemoteWatch:
                     return None
                 if not isinstance(error, ServerLost):
                     raise
-                raise ServerLost("the server has ended, and there will be no more changes") from None
+                raise ServerLost(f"the server of '{self._connection.mountpoint}' has ended") from None
             if message.error is not None:
-                raise ServerLost(f"there will be no more changes: {message.error.message}")
+                raise ServerLost(
+                    f"the server of '{self._connection.mountpoint}' tells of no more changes: {message.error.message}"
+                )
             if message.method == "change" and message.params is not msgspec.UNSET:
                 params: dict[str, Any] = wire.decode_any(message.params)
                 return msgspec.convert(params["event"], FileEvent)
