@@ -348,7 +348,7 @@ def test_a_search_that_is_cancelled_ends_at_once(tmp_path, kind, search):
             took_s = time.monotonic() - start
     if answers["c"]["result"]:  # else it had ended
         assert answers["s"]["error"]["code"] == wire.CANCELLED
-    assert took_s < 0.5
+    assert took_s < 10, "long before the search would have ended"
 
 
 class TestRawCancel:

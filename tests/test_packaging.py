@@ -45,7 +45,7 @@ class TestImport:
             return time.perf_counter() - started
 
         # The best of several: on a busy machine any single one may take long.
-        assert min(seconds("import fusebackend") for _ in range(7)) < 0.15
+        assert min(seconds("import fusebackend") for _ in range(7)) < 0.5, "0.1 s is usual"
 
     @pytest.mark.parametrize("name", fusebackend.__all__)
     def test_every_public_name_is_there(self, name: str) -> None:

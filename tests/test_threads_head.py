@@ -139,7 +139,7 @@ def test_files_one_by_one_do_not_get_slower_and_slower(desk: Desk) -> None:
         start = time.perf_counter()
         desk.put(f"/plain/head/n{number}.txt", "x")
         took.append(time.perf_counter() - start)
-    assert sorted(took)[150] < 0.1, sorted(took)[-50:]
+    assert sum(took[150:]) < 5 * sum(took[:50]) + 1, (took[:50], took[150:])
 
 
 def test_a_move_is_one_change(desk: Desk) -> None:

@@ -512,7 +512,7 @@ def test_the_help_is_quick():
         ok("--help")
         return time.monotonic() - began
 
-    assert min(seconds() for _ in range(5)) < 0.2
+    assert min(seconds() for _ in range(5)) < 1, "no heavy module is imported: 0.1 s is usual"
 
 
 def test_bash_completes_paths_of_agents(mnt):

@@ -196,8 +196,8 @@ def test_a_find_over_400_checkpoints(database: Database, serve: Serve) -> None:
     finding_s = time.monotonic() - start
     assert len(ids) > 400
     assert len(found) > 16_000
-    assert opening_s < 0.5  # the machine may be busy; the promise itself is checked in test_threads_state.py
-    assert finding_s < 10, finding_s
+    assert opening_s < 5  # the machine may be busy: some 50 ms and 3 s are usual
+    assert finding_s < 60, finding_s
 
 
 # -- writing ---------------------------------------------------------------------------------------------------------
