@@ -85,8 +85,8 @@ class Entry(Attr):
 
     __slots__ = (
         "appended_from", "baseline", "buffer", "children", "digest", "dirty", "forgotten", "gone", "held", "kept",
-        "listing", "local", "measured", "name", "opens", "parent", "pinned", "poisoned", "read_only", "unlinked",
-        "version", "writers",
+        "listing", "local", "measured", "name", "opens", "parent", "pinned", "poisoned", "read_only", "stamp",
+        "unlinked", "writers",
     )  # fmt: skip
 
     def __init__(self, node: int, mode: int, parent: Entry | None, name: bytes) -> None:
@@ -104,7 +104,7 @@ class Entry(Attr):
         self.kept = False  # mode, owner or times are other ones than the backend's
         self.measured = False  # `size` is the true one
         self.read_only = False  # the backend says that it can never be written
-        self.version: object = None
+        self.stamp: object = None  # the version in the backend's listing that this was taken from
         self.buffer: Buffer | None = None
         self.dirty = False  # the buffer holds what the backend does not
         self.baseline: bytes | None = None  # digest of what the backend held when the buffer was filled; None: nothing
@@ -116,10 +116,10 @@ class Entry(Attr):
 
     def attributes(self) -> Kept:
         """What is to be remembered of an entry that goes."""
-        return Kept(self.version, self.size, self.mode, self.uid, self.gid, self.atime_ns, self.mtime_ns, self.ctime_ns)
+        return Kept(self.stamp, self.size, self.mode, self.uid, self.gid, self.atime_ns, self.mtime_ns, self.ctime_ns)
 
     def restore(self, kept: Kept) -> None:
-        self.version, size, self.mode, self.uid, self.gid, self.atime_ns, self.mtime_ns, self.ctime_ns = kept
+        self.stamp, size, self.mode, self.uid, self.gid, self.atime_ns, self.mtime_ns, self.ctime_ns = kept
         self.resize(size)
         self.kept = True
 
@@ -175,7 +175,7 @@ class Entry(Attr):
 
 def info_of(entry: Entry) -> Info:
     """What a listing says of an entry."""
-    return Info(entry.is_dir, entry.size, entry.mtime_ns, entry.version)
+    return Info(entry.is_dir, entry.size, entry.mtime_ns, entry.stamp)
 
 
 def name_of(info: FileInfo) -> bytes:

@@ -128,7 +128,7 @@ class ForeignTree:
         if self.child(parent, name) is not None:
             raise oserror(errno.EEXIST, name)
         entry = self._new(parent, name, mode)
-        entry.mode, entry.uid, entry.gid, entry.version = mode, caller.uid, caller.gid, None
+        entry.mode, entry.uid, entry.gid, entry.stamp = mode, caller.uid, caller.gid, None
         entry.resize(0)
         entry.local = entry.measured = True
         entry.touch()
@@ -185,7 +185,7 @@ class ForeignTree:
         for path in [path for path in self._kept if paths.is_below(path, before)] if entry.is_dir else ():
             self._kept[AgentPath(after + path[len(before) :])] = self._kept.pop(path)._replace(version=OWN)
         for moved in entry.tree():
-            moved.version, moved.kept = OWN, True  # whatever the backend did, they are as old as before
+            moved.stamp, moved.kept = OWN, True  # whatever the backend did, they are as old as before
         entry.ctime_ns = time.time_ns()
         self.linked(entry)
         self.expire()
@@ -370,14 +370,14 @@ class ForeignTree:
         if entry.is_dir:
             if info.mtime_ns is not None and not entry.kept:
                 entry.mtime_ns = entry.ctime_ns = info.mtime_ns
-        elif entry.buffer is None and entry.version != info.version:
+        elif entry.buffer is None and entry.stamp != info.version:
             self._new_version(entry, info)
         return entry
 
     def _new_version(self, entry: Entry, info: Info) -> None:
         """A listing calls a file by another version than the one we know."""
-        ours = entry.version is OWN  # then it may be what we stored: our times stay
-        entry.version = info.version
+        ours = entry.stamp is OWN  # then it may be what we stored: our times stay
+        entry.stamp = info.version
         if ours and (not self._exact_sizes or info.size == entry.size):
             entry.measured = self._exact_sizes
             return

@@ -210,7 +210,7 @@ class WholeFiles:
     def revert(self, entry: Entry) -> None:
         """Forget what was written to a buffer that nobody has open."""
         entry.dirty = entry.measured = False
-        entry.version = None
+        entry.stamp = None
         self.drop(entry)
 
     def store(self, entry: Entry) -> bool:
@@ -235,7 +235,7 @@ class WholeFiles:
                 raise oserror(errno.ESTALE, path)
             digest = entry.buffer.digest()
         entry.baseline = entry.digest = entry.pinned = digest
-        entry.version = OWN
+        entry.stamp = OWN
         entry.dirty = False
         entry.measured = True
         entry.appended_from = None
@@ -292,7 +292,7 @@ class WholeFiles:
             log.error("%s: %s was changed by others; what was written here is in %s", self._face.name, path, beside)
         entry.dirty = entry.local = entry.measured = False
         entry.poisoned = entry.opens > 0
-        entry.version = entry.digest = None
+        entry.stamp = entry.digest = None
         entry.drop_buffer()
         self._tree.expire()
 

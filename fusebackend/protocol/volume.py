@@ -37,7 +37,7 @@ class Attr:
     """What `stat` shows of a node. A volume may hand out the object it keeps: read it at once, never change it."""
 
     __slots__ = (
-        "atime_ns", "blocks", "ctime_ns", "gid", "mode", "mtime_ns", "nlink", "node", "rdev", "size", "uid",
+        "atime_ns", "blocks", "ctime_ns", "gid", "mode", "mtime_ns", "nlink", "node", "rdev", "size", "uid", "version",
     )  # fmt: skip
 
     def __init__(
@@ -54,6 +54,7 @@ class Attr:
         atime_ns: int = 0,
         mtime_ns: int = 0,
         ctime_ns: int = 0,
+        version: int = 0,
     ) -> None:
         self.node = node
         self.mode = mode  # type and permission bits, as st_mode
@@ -66,6 +67,7 @@ class Attr:
         self.atime_ns = atime_ns  # since the epoch; negative before 1970
         self.mtime_ns = mtime_ns
         self.ctime_ns = ctime_ns
+        self.version = version  # of a shared volume: another with every change of the node's attributes or data
 
     @property
     def is_dir(self) -> bool:
@@ -141,6 +143,8 @@ class Features:
     read_only: bool = False
     blocking: bool = False
     """Calls may wait for a network or a slow disk: the mount makes them in threads, under a deadline."""
+    shared: bool = False
+    """Other hosts have it mounted at the same time: `Attr.version` tells what they have changed, and each open asks."""
 
 
 # --------------------------------------------------------------------------------------------------------------

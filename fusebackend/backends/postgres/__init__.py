@@ -1,0 +1,1 @@
+"""`PostgresBackend`: a native volume in PostgreSQL that many hosts mount at once."""
