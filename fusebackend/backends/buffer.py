@@ -1,6 +1,6 @@
 """`Buffer`: the whole of a file while it is open, for backends that take and give whole files only.
 
-In memory up to `MEMORY_BYTES`, in an unnamed temporary file beyond, so that many large files don't add up in memory.
+In memory up to `spill_bytes`, in an unnamed temporary file beyond, so that many large files don't add up in memory.
 Not thread-safe: the volume's lock is held around each call.
 """
 
@@ -25,7 +25,8 @@ def digest_of(data: bytes) -> bytes:
 class Buffer:
     """Bytes that can be read, written and resized anywhere. What was never written reads as zeros."""
 
-    def __init__(self, data: bytes = b"") -> None:
+    def __init__(self, data: bytes = b"", *, spill_bytes: int = MEMORY_BYTES) -> None:
+        self._spill_bytes = spill_bytes
         self._memory = bytearray()
         self._file: BinaryIO | None = None
         self.size = 0
@@ -69,7 +70,7 @@ class Buffer:
         self.size = size
 
     def _make_room(self, size: int) -> None:
-        if self._file is None and size > MEMORY_BYTES:
+        if self._file is None and size > self._spill_bytes:
             file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed by `close`
             try:
                 file.write(self._memory)

@@ -1,0 +1,62 @@
+"""`Fetchers`: a bounded number of daemon threads that fetch ahead of their readers.
+
+Not `concurrent.futures`, whose threads are waited for at the end of the process: a hung service must not keep a server
+from ending. Best effort by contract: whoever needs a result that no thread has begun on does the work itself, so a full
+queue delays nobody.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+IDLE_S = 10.0
+"""A thread that has had nothing to do for so long ends."""
+
+
+class Fetchers:
+    """Runs what it is given, in order, in up to `limit` threads. Thread-safe."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._changed = threading.Condition()
+        self._queue: deque[Callable[[], None]] = deque()
+        self._threads = 0
+        self._idle = 0
+        self._closed = False
+
+    def submit(self, work: Callable[[], None]) -> None:
+        """Run `work`, which must not raise, some time; never once `close` was called."""
+        with self._changed:
+            if self._closed:
+                return
+            self._queue.append(work)
+            if self._idle >= len(self._queue):
+                self._changed.notify()
+            elif self._threads < self._limit:
+                self._threads += 1
+                threading.Thread(target=self._run, name="fusebackend-fetch", daemon=True).start()
+
+    def close(self) -> None:
+        """Forget what has not begun; threads end when they are done, and are not waited for."""
+        with self._changed:
+            self._closed = True
+            self._queue.clear()
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while (work := self._next()) is not None:
+            work()
+
+    def _next(self) -> Callable[[], None] | None:
+        """What to do next, or None when this thread is to end."""
+        with self._changed:
+            if not self._queue and not self._closed:
+                self._idle += 1
+                self._changed.wait_for(lambda: self._queue or self._closed, IDLE_S)
+                self._idle -= 1
+            if self._queue:
+                return self._queue.popleft()
+            self._threads -= 1
+            return None
