@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
 from fusebackend import budget, paths
 from fusebackend.backends.contents import read_with, require_regular
@@ -32,6 +32,14 @@ class Walk(Protocol):
 
 MakeWalk: TypeAlias = Callable[..., Walk]
 """Called with the volume, the directory, `below` and `depth`."""
+
+T = TypeVar("T")
+
+
+class Read(Protocol):
+    """`read_with`, or what a faster volume has in its place."""
+
+    def __call__(self, volume: Volume, attr: Attr, max_bytes: int, take: Callable[[Iterable[bytes]], T]) -> T: ...
 
 
 def file_info(path: str, attr: Attr, *, is_dir: bool = False) -> FileInfo:
@@ -84,9 +92,9 @@ class FileSearch:
             self.unreadable |= self._walk.unreadable
 
 
-def glob_files(volume: Volume, pattern: str, path: str) -> GlobResult:
+def glob_files(volume: Volume, pattern: str, path: str, walk: MakeWalk = FileWalk) -> GlobResult:
     """`glob`; raises `GlobError`, `PathError` and `OSError`."""
-    search = FileSearch(volume, path, compile_glob(pattern))
+    search = FileSearch(volume, path, compile_glob(pattern), walk)
     matches: list[FileInfo] = []
     try:
         for found, attr in search:
@@ -114,7 +122,12 @@ def grep_files(
 
 
 def grep_found(
-    volume: Volume, pattern: str, files: Iterable[tuple[str, Attr]], max_count: int | None, max_bytes: int
+    volume: Volume,
+    pattern: str,
+    files: Iterable[tuple[str, Attr]],
+    max_count: int | None,
+    max_bytes: int,
+    read: Read | None = None,
 ) -> GrepResult:
     """The matches in these files, in their order; raises as `grep_files`."""
     limit = None if max_count is None else max(0, max_count)
@@ -128,7 +141,7 @@ def grep_found(
             wanted = None if limit is None else limit + 1 - len(matches)
             take = functools.partial(_grep_metered, left, pattern, wanted)
             try:
-                lines = read_with(volume, attr, max_bytes, take)
+                lines = (read or read_with)(volume, attr, max_bytes, take)
             except OSError as error:
                 if error.errno not in VANISHED | UNREADABLE | {errno.EFBIG}:
                     raise

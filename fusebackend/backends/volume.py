@@ -161,9 +161,13 @@ class VolumeBackend(BackendProtocol):
         path = "/" if path is None else path
         try:
             with budget.granted():
-                return glob_files(self.volume, pattern, path)
+                return self._glob_files(pattern, path)
         except Refusal as error:
             return GlobResult(error=_sentence(f"Error searching '{path}'", error))
+
+    def _glob_files(self, pattern: str, path: str) -> GlobResult:
+        """What a faster `glob` overrides: see `search.glob_files`."""
+        return glob_files(self.volume, pattern, path)
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
         return [self._download(path) for path in paths]
