@@ -11,7 +11,7 @@ from typing import Any
 from fusebackend.protocol import Features
 from fusebackend.scheme import Scheme, Url, UrlError
 
-NOT_YET = ("postgres", "s3", "docker", "overlay")
+NOT_YET = ("s3", "docker", "overlay")
 """Schemes that are planned; asking for one says so."""
 
 
@@ -82,6 +82,12 @@ def _open_threads_postgres(url: Url) -> Any:
     return open_postgres(url)
 
 
+def _open_postgres(url: Url) -> Any:
+    from fusebackend.backends.postgres.opening import open_postgres
+
+    return open_postgres(url)
+
+
 def _open_python(url: Url) -> Any:
     """Import `package.module`, also from the current directory, and call its `callable` with the parameters."""
     import importlib
@@ -147,6 +153,12 @@ def _seconds(value: str) -> float:
 def _head(value: str) -> str:
     if value != "head":
         raise ValueError("must be 'head'")
+    return value
+
+
+def _conflict(value: str) -> str:
+    if value not in ("error", "last-writer"):
+        raise ValueError("must be 'error' or 'last-writer'")
     return value
 
 
@@ -263,6 +275,14 @@ SCHEMES: dict[str, Scheme] = {
             "write": _head,
         },
         passed_on=LIBPQ_WORDS,
+    ),
+    "postgres": Scheme(
+        "postgres:DSN?volume=NAME",
+        "a volume in PostgreSQL that many hosts mount at once",
+        _open_postgres,
+        parameters={"conflict": _conflict, "connections": _positive, "on_exists": _on_exists, "volume": str},
+        passed_on=LIBPQ_WORDS,
+        features=Features(blocking=True, shared=True),
     ),
     "python": Scheme(
         "python:package.module:callable",

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fusebackend.backends.foreign import ForeignVolume, volume_of
     from fusebackend.backends.local_shell import LocalShellBackend
     from fusebackend.backends.memory import InMemoryBackend
+    from fusebackend.backends.postgres import PostgresBackend
     from fusebackend.backends.sqlite import SqliteBackend
     from fusebackend.backends.state import StateBackend
     from fusebackend.backends.store import StoreBackend
@@ -47,6 +48,7 @@ _MODULE_OF = {
     "ForeignVolume": "fusebackend.backends.foreign",
     "InMemoryBackend": "fusebackend.backends.memory",
     "LocalShellBackend": "fusebackend.backends.local_shell",
+    "PostgresBackend": "fusebackend.backends.postgres",
     "SqliteBackend": "fusebackend.backends.sqlite",
     "StateBackend": "fusebackend.backends.state",
     "StoreBackend": "fusebackend.backends.store",
@@ -77,6 +79,7 @@ __all__ = [
     "LocalShellBackend",
     "LsResult",
     "MoveResult",
+    "PostgresBackend",
     "ReadResult",
     "SandboxBackendProtocol",
     "SqliteBackend",

@@ -59,7 +59,7 @@ def read_with(volume: Volume, attr: Attr, max_bytes: int, take: Callable[[Iterab
     node = attr.node
     with opened(volume, node, os.O_RDONLY):
         for _ in range(ATTEMPTS):
-            with volume.lock:
+            with volume.viewing():
                 before = _version(volume, node)
                 if before[0] > max_bytes:
                     raise oserror(errno.EFBIG)
@@ -69,7 +69,7 @@ def read_with(volume: Volume, attr: Attr, max_bytes: int, take: Callable[[Iterab
             outcome = take(_pieces(volume, node))
             if _version(volume, node) == before:
                 return outcome
-        with volume.lock:
+        with volume.viewing():
             return take(_pieces(volume, node))
 
 

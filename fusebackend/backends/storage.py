@@ -31,6 +31,10 @@ class TreeStorage(NativeVolume):
     def _inode(self, node: int) -> Inode:
         """The inode of a node; ESTALE when there is none."""
 
+    def _parent_of(self, node: int) -> int:
+        """The directory that a directory is in."""
+        return self._inode(node).parent
+
     @abc.abstractmethod
     def _new_inode(self, mode: int, parent: int) -> Inode:
         """An inode with a number that was never used."""

@@ -37,6 +37,11 @@ def now_ns() -> int:
     return time.time_ns()
 
 
+def is_access_noted(attr: Attr) -> bool:
+    """Does a read move the access time? relatime, as Linux mounts by default: the first after a change, then daily."""
+    return attr.atime_ns <= max(attr.mtime_ns, attr.ctime_ns) or now_ns() - attr.atime_ns > _DAY_NS
+
+
 def _within_range(time_ns: int) -> int:
     return max(TIME_MIN_NS, min(time_ns, TIME_MAX_NS))
 
@@ -245,8 +250,7 @@ class TreeVolume(TreeStorage):
             inode = self._inode(node)
             if stat.S_ISDIR(inode.mode):
                 raise oserror(errno.EISDIR)
-            # relatime, as Linux mounts by default: the first read after a change, then once a day.
-            if inode.atime_ns <= max(inode.mtime_ns, inode.ctime_ns) or now_ns() - inode.atime_ns > _DAY_NS:
+            if is_access_noted(inode):
                 inode.atime_ns = now_ns()
                 self._changed(inode)
             return self._get(inode, offset, size)
@@ -361,7 +365,7 @@ class TreeVolume(TreeStorage):
         while node != ROOT_NODE:
             if node == inode.node:
                 raise oserror(errno.EINVAL)
-            node = self._inode(node).parent
+            node = self._parent_of(node)
 
     def _rehome(self, inode: Inode, old_parent: int, new_parent: int, now: int) -> None:
         """`inode` has moved; a directory takes its `..` along."""

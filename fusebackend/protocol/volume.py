@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import errno
 import os
 import stat as stat_module
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -110,6 +111,14 @@ class Change(NamedTuple):
     name: bytes | None = None
 
 
+class Link(NamedTuple):
+    """A directory entry: in the directory `parent`, `name` leads to `node`."""
+
+    parent: int
+    name: bytes
+    node: int
+
+
 class StatFs(NamedTuple):
     """What `statvfs` shows. Counts of blocks are in units of `block_bytes`."""
 
@@ -162,7 +171,8 @@ class Volume(abc.ABC):
     - A node is an integer from 1 to `MAX_NODE`, the root is `ROOT_NODE`. It is valid while it has a name, and even
       without one from `hold` to `forget` and from `open` to `release`; it is never used again in a session.
     - Methods may be called from any thread; each is atomic. `lock` is held by each of them, is re-entrant, and may
-      be held from outside to make several calls one.
+      be held from outside to make several calls one. Of a volume that other hosts have as well (`Features.shared`) it
+      is nothing to wait for, and joins nothing: there only what is read within `viewing` is of one state.
     - `read`, `write` and the like take a node that `open` was called for.
     """
 
@@ -218,6 +228,18 @@ class Volume(abc.ABC):
         """
         raise unsupported("rename")
 
+    def wrong_links(self, links: Sequence[Link]) -> Sequence[Link]:
+        """Those of these directory entries that are not there, asked of a shared volume at each open."""
+        return [link for link in links if self._find(link) != link.node]
+
+    def _find(self, link: Link) -> int | None:
+        try:
+            return self.lookup(link.parent, link.name).node
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
+                raise
+            return None
+
     # -- attributes --------------------------------------------------------------------------------------------
 
     @abc.abstractmethod
@@ -267,6 +289,11 @@ class Volume(abc.ABC):
         """Write all of `data` at `offset`; returns its length."""
         raise unsupported("write")
 
+    def append(self, node: int, data: bytes) -> int:
+        """Write all of `data` at the end of the file, wherever that is by then; returns its length."""
+        with self.lock:
+            return self.write(node, self.getattr(node).size, data)
+
     def flush(self, node: int) -> None:
         """A handle is being closed: report errors of deferred writes. Only called when writes are not random."""
 
@@ -277,6 +304,12 @@ class Volume(abc.ABC):
         """One handle that was opened with `flags` is closed."""
 
     # -- life --------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def viewing(self) -> Iterator[None]:
+        """What this thread reads in between is one state of the volume. It must change nothing meanwhile."""
+        with self.lock:
+            yield
 
     @abc.abstractmethod
     def statfs(self) -> StatFs:

@@ -9,9 +9,14 @@ import time
 from typing import Generic, NamedTuple, TypeVar
 
 from fusebackend.protocol import Attr
+from fusebackend.vfs import request
 from fusebackend.vfs.mounttree import Junction, Route
 
 Handle = TypeVar("Handle", "FileHandle", "DirectoryHandle")
+
+
+PAGE_BYTES = 4096
+"""Pages of a mapping are written from a multiple of this on. The kernel's are as large or larger."""
 
 
 class OpenedFile(NamedTuple):
@@ -27,7 +32,7 @@ class OpenedFile(NamedTuple):
 class FileHandle:
     """One open file."""
 
-    __slots__ = ("accessed", "flags", "inode", "node", "opened_at", "route")
+    __slots__ = ("accessed", "flags", "inode", "node", "opened_at", "opener", "route")
 
     def __init__(self, inode: int, route: Route, node: int, flags: int) -> None:
         self.inode = inode
@@ -36,18 +41,18 @@ class FileHandle:
         self.flags = flags  # of open(2)
         self.accessed = False  # the access time has moved, and the kernel does not know
         self.opened_at = time.monotonic()
+        self.opener = request.current().thread
 
     def append(self, offset: int, data: bytes, believed_size: int) -> int:
         """A write with O_APPEND: the end of the file is decided here, where all writers meet, and not by the size that
         the kernel believes, which is where it has put `offset`.
 
-        Except for pages of a shared mapping: they go where they are mapped, which is always before that size.
+        Except for pages of a shared mapping: they go where they are mapped, which is always before that size. It may
+        have become known after the kernel has put `offset` at another one, so that alone would not do.
         """
-        volume, node = self.route.volume, self.node
-        if offset < believed_size:
-            return self.route.changing.write(node, offset, data)
-        with volume.lock:
-            return self.route.changing.write(node, volume.getattr(node).size, data)
+        if offset < believed_size and offset % PAGE_BYTES == 0:
+            return self.route.changing.write(self.node, offset, data)
+        return self.route.changing.append(self.node, data)
 
 
 def passes_page_cache(flags: int, mode: int) -> bool:

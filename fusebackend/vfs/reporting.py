@@ -113,8 +113,14 @@ class ReportingVolume:
             self._changed("attributes", node, self._volume.getattr(node).is_dir)
 
     def write(self, node: int, offset: int, data: bytes) -> int:
+        return self._write(self._volume.write, node, offset, data)
+
+    def append(self, node: int, data: bytes) -> int:
+        return self._write(self._volume.append, node, data)
+
+    def _write(self, function: Callable[..., int], node: int, *args: object) -> int:
         with self._volume.lock:
-            written = self._volume.write(node, offset, data)
+            written = function(node, *args)
             if written:
                 self._changed("modified", node, False)
                 self._written(node)

@@ -44,7 +44,8 @@ def open_postgres(url: Url) -> StoreBackend:
     from psycopg import ProgrammingError
     from psycopg.conninfo import make_conninfo
 
-    from fusebackend.backends.store.pgdatabase import PostgresDatabase, told
+    from fusebackend.backends.postgres.errors import told
+    from fusebackend.backends.store.pgdatabase import PostgresDatabase
 
     words = {name: value for name, value in url.parameters.items() if name in LIBPQ_WORDS}
     try:

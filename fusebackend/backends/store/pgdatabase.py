@@ -18,6 +18,7 @@ import uuid
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fusebackend.backends.postgres.errors import told
 from fusebackend.backends.store.feed import StoreFeed, install
 from fusebackend.backends.store.names import bounds
 
@@ -40,18 +41,6 @@ or a server that is back."""
 
 COLUMNS = {"prefix", "key", "value", "created_at", "updated_at", "expires_at", "ttl_minutes"}
 """Of LangGraph's table `store`."""
-
-_ERRNO_OF_STATE = {
-    "42501": errno.EACCES,  # insufficient_privilege
-    "25006": errno.EROFS,  # read_only_sql_transaction
-    "53100": errno.ENOSPC,  # disk_full
-    "54000": errno.ENAMETOOLONG,  # program_limit_exceeded: a key too long for the index
-    "57014": errno.ETIMEDOUT,  # query_canceled
-    "55P03": errno.EBUSY,  # lock_not_available
-    "40001": errno.ESTALE,  # serialization_failure
-    "40P01": errno.EBUSY,  # deadlock_detected
-    "22021": errno.EILSEQ,  # character_not_in_repertoire
-}
 
 
 class PostgresDatabase:
@@ -252,21 +241,3 @@ def _conninfo(connection: Any) -> str:
         return make_conninfo(connection.conninfo, **options)
     info = connection.info
     return make_conninfo(**{**info.get_parameters(), "password": info.password or None})
-
-
-@contextlib.contextmanager
-def told() -> Iterator[None]:
-    """psycopg's errors as `OSError`s in the server's words."""
-    import psycopg
-    from psycopg_pool import PoolClosed, PoolTimeout
-
-    try:
-        yield
-    except (PoolTimeout, PoolClosed) as error:
-        raise OSError(errno.EIO, f"PostgreSQL can't be reached: {error}") from error
-    except psycopg.Error as error:
-        number = _ERRNO_OF_STATE.get(error.sqlstate or "", errno.EIO)
-        words = error.diag.message_primary or " ".join(str(error).split())
-        raise OSError(number, f"PostgreSQL: {words}") from error
-    except UnicodeEncodeError as error:
-        raise OSError(errno.EILSEQ, "Text in PostgreSQL must be UTF-8") from error

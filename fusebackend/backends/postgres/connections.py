@@ -1,0 +1,145 @@
+"""`Connections`: the connections of one volume to its database, and the one place where work is done once more.
+
+A connection that turns out to be dead, as after a restart of the server, costs its user nothing where nothing can have
+happened: the work is repeated on another one, for `PATIENCE_S` at the most. So is a transaction that the server gave up
+for another's sake. Whoever sends a commit and hears nothing of it says so himself (`transaction.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fusebackend.backends.postgres.errors import REPEATABLE, told
+from fusebackend.errors import oserror
+
+if TYPE_CHECKING:
+    from psycopg import Connection
+
+CONNECTIONS = 16
+"""As many as the mount has threads for a route."""
+
+CONNECT_S = 10
+PATIENCE_S = 5.0
+"""How long a server may be away, or no connection be free, before an operation fails."""
+
+LOCK_S = 10
+"""How long a change waits for another one, of any host, before it fails with EBUSY."""
+
+IDLE_S = 30
+"""A host that says nothing for so long in the middle of a change has its locks taken away."""
+
+ATTEMPTS = 20
+"""So often a transaction is begun that the server gives up for another's sake."""
+
+SETTINGS = f"""
+SET synchronous_commit = off;
+SET lock_timeout = '{LOCK_S}s';
+SET idle_in_transaction_session_timeout = '{IDLE_S}s';
+SET client_encoding = 'UTF8';
+SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE
+"""
+
+T = TypeVar("T")
+
+
+class Connections:
+    """See the module's docstring. Any thread may call any method."""
+
+    def __init__(self, conninfo: str, size: int = CONNECTIONS) -> None:
+        """Connects once, to say at once if that can't be done.
+
+        Raises:
+            OSError: the server's words, in one line.
+        """
+        import psycopg
+        from psycopg_pool import ConnectionPool
+
+        self.conninfo = conninfo
+        self._broken: tuple[type[Exception], ...] = (psycopg.OperationalError, psycopg.InterfaceError)
+        with told():
+            psycopg.connect(conninfo, connect_timeout=CONNECT_S).close()  # a pool would not say why
+            self._pool: Any = ConnectionPool(
+                conninfo,
+                min_size=1,
+                max_size=size,
+                timeout=PATIENCE_S,
+                kwargs={"autocommit": True, "prepare_threshold": 0, "connect_timeout": CONNECT_S},
+                configure=configure,
+                open=True,
+            )
+
+    def query(self, query: str, parameters: Sequence[object]) -> list[Any]:
+        """The rows that one statement gives, which may be made twice."""
+        return self.run(lambda connection: connection.execute(query, parameters, binary=True).fetchall())
+
+    def run(self, work: Callable[[Connection[Any]], T]) -> T:
+        """What `work` makes with a connection. It is called again where nothing of what it did can have happened.
+
+        Raises:
+            OSError: what the server says, or EIO when it can't be reached.
+        """
+        connection, result = self._begin(work)
+        self._pool.putconn(connection)
+        return result
+
+    @contextlib.contextmanager
+    def leased(self, begin: Callable[[Connection[Any]], object]) -> Iterator[Connection[Any]]:
+        """A connection for a transaction of several calls, which `begin` begins; errors as of `run`."""
+        connection, _ = self._begin(begin)
+        try:
+            yield connection
+        finally:
+            self._pool.putconn(connection)
+
+    def _begin(self, work: Callable[[Connection[Any]], T]) -> tuple[Connection[Any], T]:
+        with told():
+            deadline = time.monotonic() + PATIENCE_S
+            attempts = 0
+            while True:
+                connection = self._pool.getconn(max(deadline - time.monotonic(), 0.1))
+                try:
+                    return connection, work(connection)
+                except self._broken as error:
+                    self._pool.putconn(connection)
+                    attempts += 1
+                    if getattr(error, "sqlstate", None) in REPEATABLE:
+                        if attempts == ATTEMPTS:
+                            raise
+                        time.sleep(random.uniform(0, 0.002 * attempts))
+                    elif not connection.closed or time.monotonic() > deadline:
+                        raise
+                except BaseException:
+                    self._pool.putconn(connection)
+                    raise
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+def connect(conninfo: str) -> Connection[Any]:
+    """A connection of its own, set up like the others."""
+    import psycopg
+
+    with told():
+        connection = psycopg.connect(conninfo, autocommit=True, prepare_threshold=0, connect_timeout=CONNECT_S)
+        configure(connection)
+        return connection
+
+
+def configure(connection: Connection[Any]) -> None:
+    from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper
+
+    connection.execute(SETTINGS, prepare=False)
+    connection.prepared_max = 200
+    # One type for all numbers: else every statement is prepared again for each size of them.
+    for dumper in (Int8Dumper, Int8BinaryDumper):
+        connection.adapters.register_dumper(int, dumper)
+
+
+def gone() -> OSError:
+    return oserror(errno.ESTALE)

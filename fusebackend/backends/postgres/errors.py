@@ -1,0 +1,40 @@
+"""psycopg's errors as `OSError`s. The errno goes by the SQLSTATE; the words are the server's."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Iterator
+
+ERRNO_OF_STATE = {
+    "42501": errno.EACCES,  # insufficient_privilege
+    "25006": errno.EROFS,  # read_only_sql_transaction
+    "53100": errno.ENOSPC,  # disk_full
+    "54000": errno.ENAMETOOLONG,  # program_limit_exceeded: a key too long for the index
+    "57014": errno.ETIMEDOUT,  # query_canceled
+    "55P03": errno.EBUSY,  # lock_not_available
+    "40001": errno.ESTALE,  # serialization_failure
+    "40P01": errno.EBUSY,  # deadlock_detected
+    "22021": errno.EILSEQ,  # character_not_in_repertoire
+}
+
+REPEATABLE = frozenset({"40001", "40P01"})
+"""Rolled back for the sake of another transaction: the same once more may well succeed."""
+
+
+@contextlib.contextmanager
+def told() -> Iterator[None]:
+    """psycopg's errors as `OSError`s in the server's words."""
+    import psycopg
+    from psycopg_pool import PoolClosed, PoolTimeout
+
+    try:
+        yield
+    except (PoolTimeout, PoolClosed) as error:
+        raise OSError(errno.EIO, f"PostgreSQL can't be reached: {error}") from error
+    except psycopg.Error as error:
+        number = ERRNO_OF_STATE.get(error.sqlstate or "", errno.EIO)
+        words = error.diag.message_primary or " ".join(str(error).split())
+        raise OSError(number, f"PostgreSQL: {words}") from error
+    except UnicodeEncodeError as error:
+        raise OSError(errno.EILSEQ, "Text in PostgreSQL must be UTF-8") from error

@@ -1,0 +1,225 @@
+"""`Session`: this process as one of those that have a volume open.
+
+It has a row in the table, and a connection of its own that holds the advisory lock (`SESSION_LOCK`, id): whoever finds
+that lock free knows that the process is gone, or can't reach the server any more. What it gives out: node numbers, and
+versions, which are the session's id and a count; both are never given twice, for the row and each block of numbers are
+committed with a wait for the disk.
+
+Nodes without a name are freed here, by the session's thread. The last name of a node may go while processes on other
+hosts have it open, who hear of it a little later and then note themselves in `nameless`. So a node that nobody is noted
+for is kept for `GRACE_S`, unless this is the only session. Those of a dead session are nobody's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import socket
+import threading
+import time
+from typing import Any
+
+from fusebackend.backends.postgres.connections import connect
+from fusebackend.backends.postgres.errors import told
+from fusebackend.backends.postgres.schema import NODES_AT_ONCE, REAP_LOCK, SESSION_LOCK
+from fusebackend.backends.postgres.uses import Uses
+
+log = logging.getLogger(__name__)
+
+GRACE_S = 60
+"""How long a node without a name is kept for other hosts, which may have it open and have not heard of it yet."""
+
+PERIOD_S = 10.0
+"""How often the thread looks for what is to be freed, and whether its connection lives."""
+
+GATHER_S = 0.5
+"""What is to be noted waits so long for more of the same."""
+
+FREED_AT_ONCE = 500
+
+
+class Session:
+    """See the module's docstring.
+
+    Raises:
+        OSError: the server can't be reached, or refuses.
+    """
+
+    id: int
+
+    def __init__(self, conninfo: str, volume: int, uses: Uses) -> None:
+        self._conninfo = conninfo
+        self._volume = volume
+        self._uses = uses
+        self._mutex = threading.Lock()  # for the connection
+        self._connection: Any = connect(conninfo)
+        self._numbers = threading.Lock()
+        self._nodes = iter(range(0))
+        self._counts = itertools.count(1)
+        self._unregistered: set[int] = set()  # open here, and changed elsewhere: perhaps without a name now
+        self._stop = threading.Event()
+        self._wake = threading.Event()
+        with told(), self._connection.transaction():
+            self._connection.execute("SET LOCAL synchronous_commit = on")
+            (self.id,) = self._connection.execute(
+                "INSERT INTO fusebackend.session (volume, host, pid) VALUES (%s, %s, %s) RETURNING id",
+                [volume, socket.gethostname(), os.getpid()],
+            ).fetchall()[0]
+            self._claim()
+        self._thread = threading.Thread(target=self._work, name=f"fusebackend-session-{self.id}", daemon=True)
+        self._thread.start()
+
+    # -- numbers -----------------------------------------------------------------------------------------------
+
+    def new_version(self) -> int:
+        return self.id << 32 | next(self._counts)
+
+    def new_node(self) -> int:
+        with self._numbers:
+            node = next(self._nodes, None)
+            if node is None:
+                first = self._block()
+                self._nodes = iter(range(first, first + NODES_AT_ONCE))
+                node = next(self._nodes)
+            return node
+
+    def _block(self) -> int:
+        """The next numbers, never given again even if the server crashes: their commit waits for the disk."""
+        with told(), self._mutex:
+            self._require_connection()
+            with self._connection.transaction():
+                self._connection.execute("SET LOCAL synchronous_commit = on")
+                row = self._connection.execute("SELECT nextval('fusebackend.node_block')").fetchone()
+                return int(row[0])
+
+    # -- nodes without a name ----------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """There may be something to note."""
+        self._wake.set()
+
+    def look_after(self, node: int) -> None:
+        """A node that is open here has been changed elsewhere: see whether it has lost its name."""
+        self._unregistered.add(node)
+        self._wake.set()
+
+    def _work(self) -> None:
+        freed_at = 0.0
+        while not self._stop.is_set():
+            try:
+                with told(), self._mutex:
+                    self._require_connection()
+                    self._note()
+                    if time.monotonic() - freed_at >= PERIOD_S:
+                        self._free()
+                        freed_at = time.monotonic()
+            except OSError as error:
+                log.warning("session %d of the volume has no connection: %s", self.id, error)
+                self._stop.wait(1)
+            self._wake.wait(PERIOD_S)
+            self._wake.clear()
+            self._stop.wait(GATHER_S)
+
+    def _note(self) -> None:
+        """Note which nameless nodes are used here, and which no more."""
+        unused = self._uses.take_unused()
+        if unused:
+            self._abandon(unused)
+        looked_after, self._unregistered = self._unregistered, set()
+        if looked_after:
+            rows = self._connection.execute(
+                "INSERT INTO fusebackend.nameless (volume, node, session) SELECT volume, node, %s"
+                " FROM fusebackend.inode WHERE volume = %s AND node = ANY(%s) AND nlink = 0"
+                " ON CONFLICT (volume, node, session) DO UPDATE SET since = now() RETURNING node",
+                [self.id, self._volume, list(looked_after)],
+            ).fetchall()
+            for (node,) in rows:
+                self._uses.note_nameless(node)
+
+    def _abandon(self, nodes: list[int]) -> None:
+        with self._connection.transaction():
+            self._connection.execute(
+                "INSERT INTO fusebackend.nameless (volume, node, session) SELECT %s, n, 0 FROM unnest(%b::int8[]) n"
+                " ON CONFLICT DO NOTHING",
+                [self._volume, nodes],
+            )
+            self._connection.execute(
+                "DELETE FROM fusebackend.nameless WHERE volume = %s AND node = ANY(%s) AND session = %s",
+                [self._volume, nodes, self.id],
+            )
+
+    def _free(self) -> None:
+        """Free what nobody uses, unless another session is at it."""
+        while True:
+            with self._connection.transaction():
+                row = self._connection.execute(
+                    "SELECT pg_try_advisory_xact_lock(%s::int, %s::int)", [REAP_LOCK, self._volume]
+                ).fetchone()
+                if not row[0] or self._free_some(GRACE_S if self._others_live() else 0) < FREED_AT_ONCE:
+                    return
+
+    def _others_live(self) -> bool:
+        """Are there other sessions? Those that are dead are removed."""
+        others = self._connection.execute(
+            "SELECT id, pg_try_advisory_xact_lock(%s::int, id) FROM fusebackend.session WHERE volume = %s AND id <> %s",
+            [SESSION_LOCK, self._volume, self.id],
+        ).fetchall()
+        dead = [number for number, is_free in others if is_free]
+        if dead:
+            self._connection.execute(
+                "INSERT INTO fusebackend.nameless (volume, node, session) SELECT volume, node, 0"
+                " FROM fusebackend.nameless WHERE volume = %s AND session = ANY(%s) ON CONFLICT DO NOTHING",
+                [self._volume, dead],
+            )
+            for table, column in (("nameless", "session"), ("session", "id")):
+                self._connection.execute(
+                    f"DELETE FROM fusebackend.{table} WHERE volume = %s AND {column} = ANY(%s)", [self._volume, dead]
+                )
+        return len(dead) < len(others)
+
+    def _free_some(self, grace_s: float) -> int:
+        rows = self._connection.execute(
+            "SELECT node FROM fusebackend.nameless n WHERE volume = %s AND session = 0"
+            " AND since <= now() - make_interval(secs => %s) AND NOT EXISTS (SELECT 1 FROM fusebackend.nameless u"
+            " WHERE u.volume = n.volume AND u.node = n.node AND u.session <> 0) LIMIT %s",
+            [self._volume, float(grace_s), FREED_AT_ONCE],
+        ).fetchall()
+        nodes = [node for (node,) in rows]
+        if nodes:
+            for table in ("chunk", "xattr", "inode", "nameless"):
+                self._connection.execute(
+                    f"DELETE FROM fusebackend.{table} WHERE volume = %s AND node = ANY(%s)", [self._volume, nodes]
+                )
+        return len(nodes)
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    def _claim(self) -> None:
+        self._connection.execute("SELECT pg_advisory_lock(%s::int, %s::int)", [SESSION_LOCK, self.id])
+
+    def _require_connection(self) -> None:
+        """A connection that is lost is made again, and what this session is noted for is noted once more."""
+        if not self._connection.closed:
+            return
+        self._connection = connect(self._conninfo)
+        self._claim()
+        self._connection.execute(
+            "INSERT INTO fusebackend.session (volume, id, host, pid) VALUES (%s, %s, %s, %s) ON CONFLICT DO NOTHING",
+            [self._volume, self.id, socket.gethostname(), os.getpid()],
+        )
+        self._unregistered.update(self._uses.nameless(), self._uses.opened())
+
+    def close(self) -> None:
+        """Free what this session was the last to use. OSError when the server can't be reached."""
+        self._stop.set()
+        self._wake.set()
+        self._thread.join()
+        try:
+            with told(), self._mutex:
+                self._require_connection()
+                self._abandon([*self._uses.take_unused(), *self._uses.nameless()])
+                self._free()
+                self._connection.execute("DELETE FROM fusebackend.session WHERE id = %s", [self.id])
+        finally:
+            self._connection.close()

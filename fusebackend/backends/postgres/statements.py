@@ -1,0 +1,252 @@
+"""The SQL of a volume's reads and changes: each function makes one statement with its parameters, or a few."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+from fusebackend.backends.chunks import Chunk
+from fusebackend.backends.postgres.rows import COLUMNS, FIELDS, StoredInode, columns_of
+from fusebackend.backends.postgres.schema import CHANGE_LOCK, RENAME_LOCK
+
+Statement: TypeAlias = tuple[str, Sequence[object]]
+
+BEGIN: Statement = ("BEGIN", ())
+COMMIT: Statement = ("COMMIT", ())
+
+_I = columns_of("i")
+_UNIT_BLOCKS = "((length(data) + 4095) / 4096 * 8)"
+"""`allocated_blocks` of a chunk."""
+
+# -- fetching for a change -----------------------------------------------------------------------------------------
+
+
+def lock_changes(volume: int, exclusive: bool) -> Statement:
+    shared = "" if exclusive else "_shared"
+    return f"SELECT pg_advisory_xact_lock{shared}(%s::int, %s::int)", (CHANGE_LOCK, volume)
+
+
+def lock_renames(volume: int) -> Statement:
+    return "SELECT pg_advisory_xact_lock(%s::int, %s::int)", (RENAME_LOCK, volume)
+
+
+def inodes(volume: int, nodes: Sequence[int], lock: bool) -> Statement:
+    """In the order of their numbers: two that lock the same can't wait for each other."""
+    return (
+        f"SELECT {COLUMNS} FROM fusebackend.inode WHERE volume = %s AND node = ANY(%s) ORDER BY node{_locking(lock)}",
+        (volume, list(nodes)),
+    )
+
+
+def entries(volume: int, keys: Sequence[tuple[int, bytes]], lock: bool) -> Statement:
+    return (
+        f"SELECT d.parent, d.name, {_I} FROM unnest(%b::int8[], %b::bytea[]) AS k (parent, name)"
+        " JOIN fusebackend.dentry d ON d.volume = %s AND d.parent = k.parent AND d.name = k.name"
+        f" JOIN fusebackend.inode i ON i.volume = d.volume AND i.node = d.node ORDER BY i.node{_locking(lock, 'i')}",
+        ([parent for parent, _ in keys], [name for _, name in keys], volume),
+    )
+
+
+def is_empty(volume: int, entry: tuple[int, bytes]) -> Statement:
+    """The node under a name, if nothing is in it."""
+    return (
+        "SELECT d.node FROM fusebackend.dentry d WHERE d.volume = %s AND d.parent = %s AND d.name = %s AND NOT EXISTS"
+        " (SELECT 1 FROM fusebackend.dentry e WHERE e.volume = d.volume AND e.parent = d.node)",
+        (volume, *entry),
+    )
+
+
+def line(volume: int, node: int) -> Statement:
+    """A directory and those above it, each with its parent. Their rows are not locked: only renames change them."""
+    return (
+        "WITH RECURSIVE line (node, parent) AS ("
+        " SELECT node, parent FROM fusebackend.inode WHERE volume = %s AND node = %s"
+        " UNION SELECT i.node, i.parent FROM line JOIN fusebackend.inode i ON i.volume = %s AND i.node = line.parent)"
+        " SELECT node, parent FROM line",
+        (volume, node, volume),
+    )
+
+
+def children(volume: int, parent: int, after: bytes, limit: int) -> Statement:
+    return (
+        f"SELECT d.name, {_I} FROM fusebackend.dentry d JOIN fusebackend.inode i ON i.volume = d.volume"
+        " AND i.node = d.node WHERE d.volume = %s AND d.parent = %s AND d.name > %s ORDER BY d.name LIMIT %s",
+        (volume, parent, after, limit),
+    )
+
+
+def chunks(volume: int, node: int, first: int, last: int, whole: Sequence[int]) -> Statement:
+    """Chunks with their lengths, and their bytes but for those in `whole`."""
+    return (
+        "SELECT node, idx, length(data), CASE WHEN idx = ANY(%b::int8[]) THEN NULL ELSE data END"
+        " FROM fusebackend.chunk WHERE volume = %s AND node = %s AND idx BETWEEN %s AND %s",
+        (list(whole), volume, node, first, last),
+    )
+
+
+def last_chunk(volume: int, node: int) -> Statement:
+    return (
+        "SELECT c.node, c.idx, length(c.data), c.data FROM fusebackend.inode i JOIN fusebackend.chunk c"
+        " ON c.volume = i.volume AND c.node = i.node AND c.idx = i.size >> 16 WHERE i.volume = %s AND i.node = %s",
+        (volume, node),
+    )
+
+
+def freed(volume: int, node: int, first: int) -> Statement:
+    """The blocks of the chunks from the index `first` on."""
+    return (
+        f"SELECT coalesce(sum({_UNIT_BLOCKS}), 0)::int8 FROM fusebackend.chunk"
+        " WHERE volume = %s AND node = %s AND idx >= %s",
+        (volume, node, first),
+    )
+
+
+def xattrs(volume: int, node: int) -> Statement:
+    return "SELECT name, value FROM fusebackend.xattr WHERE volume = %s AND node = %s", (volume, node)
+
+
+def _locking(lock: bool, table: str = "inode") -> str:
+    return f" FOR UPDATE OF {table}" if lock else ""
+
+
+# -- writing -------------------------------------------------------------------------------------------------------
+
+
+def delete_names(volume: int, keys: Sequence[tuple[int, bytes]]) -> Statement:
+    return (
+        "DELETE FROM fusebackend.dentry d USING unnest(%b::int8[], %b::bytea[]) AS k (parent, name)"
+        " WHERE d.volume = %s AND d.parent = k.parent AND d.name = k.name",
+        ([parent for parent, _ in keys], [name for _, name in keys], volume),
+    )
+
+
+def put_names(volume: int, rows: Sequence[tuple[int, bytes, int]]) -> Statement:
+    parents, names, nodes = (list(column) for column in zip(*rows, strict=True))
+    return (
+        "INSERT INTO fusebackend.dentry (volume, parent, name, node)"
+        " SELECT %s, * FROM unnest(%b::int8[], %b::bytea[], %b::int8[])"
+        " ON CONFLICT (volume, parent, name) DO UPDATE SET node = EXCLUDED.node",
+        (volume, parents, names, nodes),
+    )
+
+
+_ARRAYS = ", ".join("%b::int8[]" for _ in FIELDS)
+_ASSIGNMENTS = ", ".join(f"{field} = k.{field}" for field in FIELDS if field not in ("node", "rdev"))
+
+
+def add_inodes(volume: int, inodes: Iterable[StoredInode]) -> Statement:
+    """Rows that are new; a number that has one already is an error."""
+    return (
+        f"INSERT INTO fusebackend.inode (volume, {COLUMNS}) SELECT %s, * FROM unnest({_ARRAYS})",
+        (volume, *_columns(inodes)),
+    )
+
+
+def update_inodes(volume: int, inodes: Iterable[StoredInode]) -> Statement:
+    return (
+        f"UPDATE fusebackend.inode i SET {_ASSIGNMENTS} FROM unnest({_ARRAYS}) AS k ({COLUMNS})"
+        " WHERE i.volume = %s AND i.node = k.node",
+        (*_columns(inodes), volume),
+    )
+
+
+def _columns(inodes: Iterable[StoredInode]) -> list[list[int]]:
+    return [list(column) for column in zip(*(inode.row for inode in inodes), strict=True)]
+
+
+def cut(volume: int, node: int, first: int) -> Statement:
+    return "DELETE FROM fusebackend.chunk WHERE volume = %s AND node = %s AND idx >= %s", (volume, node, first)
+
+
+def put_chunks(volume: int, chunks: Mapping[tuple[int, int], Chunk]) -> Statement:
+    return (
+        "INSERT INTO fusebackend.chunk (volume, node, idx, data)"
+        " SELECT %s, * FROM unnest(%b::int8[], %b::int8[], %b::bytea[])"
+        " ON CONFLICT (volume, node, idx) DO UPDATE SET data = EXCLUDED.data",
+        (
+            volume,
+            [node for node, _ in chunks],
+            [index for _, index in chunks],
+            [bytes(chunk.data) for chunk in chunks.values()],
+        ),
+    )
+
+
+def put_xattrs(volume: int, node: int, values: Mapping[bytes, bytes]) -> list[Statement]:
+    return [
+        ("DELETE FROM fusebackend.xattr WHERE volume = %s AND node = %s", (volume, node)),
+        (
+            "INSERT INTO fusebackend.xattr (volume, node, name, value)"
+            " SELECT %s, %s, * FROM unnest(%b::bytea[], %b::bytea[])",
+            (volume, node, list(values), list(values.values())),
+        ),
+    ]
+
+
+def put_nameless(volume: int, sessions: Mapping[int, int]) -> Statement:
+    return (
+        "INSERT INTO fusebackend.nameless (volume, node, session) SELECT %s, * FROM unnest(%b::int8[], %b::int8[])"
+        " ON CONFLICT DO NOTHING",
+        (volume, list(sessions), list(sessions.values())),
+    )
+
+
+def notify(channel: str, payload: str) -> Statement:
+    return "SELECT pg_notify(%s, %s)", (channel, payload)
+
+
+# -- reading -------------------------------------------------------------------------------------------------------
+
+_C = columns_of("c")
+
+
+def inode(volume: int, node: int) -> Statement:
+    return f"SELECT {COLUMNS} FROM fusebackend.inode WHERE volume = %s AND node = %s", (volume, node)
+
+
+def found(volume: int, parent: int, name: bytes) -> Statement:
+    """The mode and link count of a directory, and the inode under a name in it, or nulls."""
+    return (
+        f"SELECT p.mode, p.nlink, {_C} FROM fusebackend.inode p LEFT JOIN fusebackend.dentry d ON d.volume = p.volume"
+        " AND d.parent = p.node AND d.name = %s"
+        " LEFT JOIN fusebackend.inode c ON c.volume = d.volume AND c.node = d.node WHERE p.volume = %s AND p.node = %s",
+        (name, volume, parent),
+    )
+
+
+def listed(volume: int, parent: int, after: bytes, limit: int) -> Statement:
+    """The mode and link count of a directory, and names in it with their inodes, or nulls for none."""
+    return (
+        f"SELECT p.mode, p.nlink, d.name, {_C} FROM fusebackend.inode p LEFT JOIN LATERAL (SELECT name, node"
+        " FROM fusebackend.dentry WHERE volume = %s AND parent = %s AND name > %s ORDER BY name LIMIT %s) d ON true"
+        " LEFT JOIN fusebackend.inode c ON c.volume = p.volume AND c.node = d.node"
+        " WHERE p.volume = %s AND p.node = %s ORDER BY d.name",
+        (volume, parent, after, limit, volume, parent),
+    )
+
+
+def contents(volume: int, node: int, first: int, last: int) -> Statement:
+    """The inode of a file, with each of its chunks, or nulls for none."""
+    return (
+        f"SELECT {_I}, k.idx, k.data FROM fusebackend.inode i LEFT JOIN fusebackend.chunk k ON k.volume = i.volume"
+        " AND k.node = i.node AND k.idx BETWEEN %s AND %s WHERE i.volume = %s AND i.node = %s ORDER BY k.idx",
+        (first, last, volume, node),
+    )
+
+
+def attributes(volume: int, node: int) -> Statement:
+    """The link count of a node, with each of its extended attributes, or nulls for none."""
+    return (
+        "SELECT i.nlink, x.name, x.value FROM fusebackend.inode i LEFT JOIN fusebackend.xattr x"
+        " ON x.volume = i.volume AND x.node = i.node WHERE i.volume = %s AND i.node = %s",
+        (volume, node),
+    )
+
+
+def accessed(volume: int, node: int, atime_ns: int) -> Statement:
+    """Unless somebody is changing the node: then its times will have moved anyway."""
+    return (
+        "UPDATE fusebackend.inode SET atime_ns = %s WHERE volume = %s AND node IN (SELECT node FROM fusebackend.inode"
+        " WHERE volume = %s AND node = %s FOR UPDATE SKIP LOCKED) RETURNING node",
+        (atime_ns, volume, volume, node),
+    )

@@ -1,0 +1,129 @@
+"""`Uses`: which nodes of a volume this process has open, and which its mount's kernel knows. Pure.
+
+Here is also what a rewrite needs to know: whether another host has changed a file since it was opened here to be
+written. A file's row says which version last changed its bytes (`contents`), and which one last made it 0 bytes long
+(`emptied`); a process that has it open for writing keeps what these were.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable
+
+from fusebackend.backends.postgres.rows import StoredInode
+
+WRITING = os.O_WRONLY | os.O_RDWR
+
+
+class Opened:
+    """A node that is open here."""
+
+    __slots__ = ("contents", "count", "emptied", "is_changed_elsewhere", "writers")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.writers = 0
+        self.contents = 0  # the version of the bytes that this host has opened, or made
+        self.emptied: int | None = None  # the version that made it 0 bytes long, where that was done here
+        self.is_changed_elsewhere = False
+
+
+class Uses:
+    """See the module's docstring."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._opened: dict[int, Opened] = {}
+        self._held: set[int] = set()
+        self._nameless: set[int] = set()  # those of ours that have no name, and are noted as used by this session
+        self._unused: set[int] = set()  # those of these that nobody uses any more
+
+    def __contains__(self, node: int) -> bool:
+        return node in self._opened or node in self._held
+
+    # -- opening -----------------------------------------------------------------------------------------------
+
+    def open(self, node: int, flags: int, contents: int) -> None:
+        """One more handle; `contents` is the version of the file's bytes, where the handle is to write."""
+        with self._lock:
+            opened = self._opened.setdefault(node, Opened())
+            opened.count += 1
+            if flags & WRITING:
+                opened.writers += 1
+                opened.contents = contents
+                opened.is_changed_elsewhere = False
+                if opened.writers == 1:
+                    opened.emptied = None
+
+    def release(self, node: int, flags: int) -> None:
+        with self._lock:
+            opened = self._opened.get(node)
+            assert opened is not None, f"node {node} released more often than opened"
+            opened.count -= 1
+            opened.writers -= bool(flags & WRITING)
+            if opened.count == 0:
+                del self._opened[node]
+                self._note_unused(node)
+
+    def hold(self, node: int) -> None:
+        self._held.add(node)
+
+    def forget(self, nodes: Iterable[int]) -> None:
+        with self._lock:
+            for node in nodes:
+                self._held.discard(node)
+                self._note_unused(node)
+
+    # -- without a name ----------------------------------------------------------------------------------------
+
+    def note_nameless(self, node: int) -> None:
+        with self._lock:
+            self._nameless.add(node)
+            self._note_unused(node)  # its last user may have gone meanwhile
+
+    def _note_unused(self, node: int) -> None:
+        if node in self._nameless and node not in self:
+            self._nameless.discard(node)
+            self._unused.add(node)
+
+    def take_unused(self) -> list[int]:
+        """Nodes that this session was noted as a user of, and is no more."""
+        with self._lock:
+            unused, self._unused = self._unused, set()
+            return list(unused)
+
+    def nameless(self) -> list[int]:
+        with self._lock:
+            return list(self._nameless)
+
+    def opened(self) -> list[int]:
+        with self._lock:
+            return list(self._opened)
+
+    # -- who has written ---------------------------------------------------------------------------------------
+
+    # A transaction that is done once more comes with the `version` it had before, and finds what it noted then.
+
+    def may_write(self, inode: StoredInode, version: int) -> bool:
+        """Has nobody else emptied the file since this host did, to write it anew?"""
+        opened = self._opened.get(inode.node)
+        return opened is None or opened.emptied in (None, inode.emptied, version)
+
+    def may_empty(self, inode: StoredInode, version: int) -> bool:
+        """Has nobody else changed the file since it was last opened here to be written?"""
+        opened = self._opened.get(inode.node)
+        if opened is None or opened.writers == 0:
+            return True
+        return not opened.is_changed_elsewhere and opened.contents in (inode.contents, version)
+
+    def wrote(self, inode: StoredInode, version: int, emptied: bool) -> None:
+        """This host changes the bytes, and they will be of `version`. Called with the inode's row locked."""
+        opened = self._opened.get(inode.node)
+        if opened is None:
+            return
+        if opened.contents not in (inode.contents, version):
+            opened.is_changed_elsewhere = True
+        opened.contents = version
+        if emptied and opened.writers:
+            opened.emptied = version

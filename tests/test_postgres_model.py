@@ -1,0 +1,40 @@
+"""Random operations on a `PostgresVolume`, against a dict."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from typing import ClassVar
+
+import hypothesis
+import pytest
+from services.postgres import Postgres
+
+from fusebackend.backends.postgres.volume import PostgresVolume
+from fusebackend.protocol import Volume
+from fusebackend.testing.model import VolumeMachine
+
+
+class PostgresMachine(VolumeMachine):
+    keeps_numbers = True
+    dsn: ClassVar = ""
+
+    def make_volume(self) -> Volume:
+        self.name = uuid.uuid4().hex
+        return self.reopen_volume()
+
+    def reopen_volume(self) -> PostgresVolume:
+        return PostgresVolume(self.dsn, self.name)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def database(postgres: Postgres) -> Iterator[None]:
+    with postgres.database() as PostgresMachine.dsn:
+        yield
+
+
+TestPostgresMachine = PostgresMachine.TestCase
+TestPostgresMachine.settings = hypothesis.settings(
+    max_examples=int(os.environ.get("FUSEBACKEND_EXAMPLES", "12")), stateful_step_count=50, deadline=None, database=None
+)
