@@ -172,7 +172,7 @@ class RangedReader:
                     self._hold(part)
                     self._ahead[part] = run
                     planned.append(part)
-                run.ahead = sum(wanted) if part is None else part.end
+                run.ahead = part.end if part is not None else wanted[0] + BLOCK_BYTES
         for part in planned:
             self._cache.fetchers.submit(part.fetch_ahead)
         if refused and (idlest := self._cache.allowance.idlest(other_than=self)) is not None:
@@ -198,20 +198,17 @@ class RangedReader:
         return run
 
     def _part_ahead(self, offset: int, size: int) -> Part | None:
-        """A part within this range whose blocks are neither under way nor on disk; None when all are."""
-        first, last = offset // BLOCK_BYTES, -(-(offset + size) // BLOCK_BYTES)
-        while first < last and self._is_here(first):
-            first += 1
-        until = first
-        while until < last and not self._is_here(until):
-            until += 1
-        if first == until:
-            return None
-        start = first * BLOCK_BYTES
-        return Part(start, min(until * BLOCK_BYTES, self.size) - start, self._get, self._arrived)
+        """A part at the beginning of this range; None when its first block is under way or kept already.
 
-    def _is_here(self, block: int) -> bool:
-        return block in self._parts or (self._tag is not None and self._cache.has(self._tag, block))
+        Only the first one is looked for on disk: to look for 32 of them took a tenth of the time of a long read.
+        """
+        block = offset // BLOCK_BYTES
+        if block in self._parts or (self._tag is not None and self._cache.has(self._tag, block)):
+            return None
+        until = block + 1
+        while until * BLOCK_BYTES < offset + size and until not in self._parts:
+            until += 1
+        return Part(offset, min(until * BLOCK_BYTES, offset + size) - offset, self._get, self._arrived)
 
     # -- parts in memory; the lock is held -----------------------------------------------------------------------
 
