@@ -35,8 +35,8 @@ PORTION_FILES: Final = 256
 PORTION_BYTES: Final = 2 << 20
 """Bounds of one transaction, which takes some 50 ms of ours and as long again of the server's."""
 
-LOOK_S = 10.0
-"""How often it looks for what other hosts have changed and left, or for its turn."""
+LOOK_S = 5.0
+"""How often it looks whether anything has been changed, or whether it is its turn."""
 
 FAILED_S = 10.0
 """How long nothing is tried after it failed."""
@@ -91,51 +91,33 @@ class SearchIndexer:
     def __init__(self, connections: Connections, volume: int) -> None:
         self._connections = connections
         self._volume = volume
-        self._woken = threading.Event()
-        self._stopping = False
+        self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="fusebackend-index", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def wake(self) -> None:
-        """Contents have changed here."""
-        if not self._woken.is_set():  # cheaper than setting it again, and asked for at every change
-            self._woken.set()
-
     def stop(self) -> None:
-        """End the thread. Call it before the connections are closed; it takes a portion's time at the most."""
-        self._stopping = True
-        self._woken.set()
+        """End the thread, after the portion it is at. To be called before the connections are closed."""
+        self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join()
 
     def _run(self) -> None:
         failing = False
-        while not self._stopping:
+        pause_s = 0.0
+        while not self._stopping.wait(pause_s):
             begun = time.monotonic()
             try:
-                pause_s = self.work()
+                more_s = self.work()
                 failing = False
             except Exception as error:  # the thread goes on, and what it has not done is found without it
                 if not failing:
                     log.warning("the search index of volume %d can't be brought up to date: %s", self._volume, error)
                 failing = True
-                pause_s = FAILED_S
-            if pause_s is None:
-                self._woken.wait(LOOK_S)
-                self._woken.clear()
-            else:
-                # As long as it has worked, that it takes half of a processor at the most.
-                self._rest(max(pause_s, time.monotonic() - begun))
-
-    def _rest(self, seconds: float) -> None:
-        """Sleep; being woken by a change is no reason to begin earlier, being stopped is."""
-        until = time.monotonic() + seconds
-        while not self._stopping and (left := until - time.monotonic()) > 0:
-            self._woken.wait(left)
-            if not self._stopping:
-                self._woken.clear()
+                more_s = FAILED_S
+            # As long as it has worked, so that it takes half of a processor at the most.
+            pause_s = LOOK_S if more_s is None else max(more_s, time.monotonic() - begun)
 
     def work(self, quiet_s: float | None = None) -> float | None:
         """Index a portion; gives the seconds after which there may be more to do, None when nothing is left.

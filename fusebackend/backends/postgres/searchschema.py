@@ -82,15 +82,15 @@ def make_index(connection: Connection[Any]) -> bool:
         connection: one that commits by itself.
 
     Raises:
-        psycopg.OperationalError: the server can't be reached.
+        psycopg.OperationalError: the connection is lost.
     """
     import psycopg
 
     try:
         return _make(connection)
-    except psycopg.OperationalError:
-        raise
     except psycopg.Error as error:
+        if connection.closed:
+            raise
         reason = str(error).partition("\n")[0]
         log.warning(
             "grep has no index in the database '%s' and goes through all files: %s. Have somebody who may run "
@@ -111,7 +111,9 @@ def _make(connection: Connection[Any]) -> bool:
     if made:
         return True
     with connection.transaction():
-        connection.execute("SELECT pg_advisory_xact_lock(%s::int, 0)", [INDEX_LOCK])
+        taken = connection.execute("SELECT pg_try_advisory_xact_lock(%s::int, 0)", [INDEX_LOCK]).fetchone()
+        if taken == (False,):
+            return True  # somebody else makes it, and a search is right without it
         made, _, namespace = _state(connection)
         if namespace is None:
             connection.execute("CREATE EXTENSION pg_trgm")
