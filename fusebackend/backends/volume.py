@@ -228,7 +228,7 @@ class VolumeBackend(BackendProtocol):
     def _create(self, place: Place, data: bytes, changes: Changes) -> None:
         with self._parents(place, changes) as parent:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-            node = self.volume.create(parent, place.name, FILE_MODE, flags, _caller()).node
+            node = self.volume.create(parent, place.name, FILE_MODE, flags, caller()).node
             try:
                 try:
                     write_pieces(self.volume, node, data)
@@ -343,7 +343,7 @@ class VolumeBackend(BackendProtocol):
         parent = place.parent
         try:
             for name in place.missing:
-                node = self.volume.mkdir(parent, name, DIRECTORY_MODE, _caller()).node
+                node = self.volume.mkdir(parent, name, DIRECTORY_MODE, caller()).node
                 made.append((parent, name, node))
                 parent = node
             yield parent
@@ -360,7 +360,8 @@ def _shown(path: AgentPath, attr: Attr) -> str:
     return path + "/" if attr.is_dir else path
 
 
-def _caller() -> Caller:
+def caller() -> Caller:
+    """Whose what an agent makes is: the server's own user."""
     return Caller(os.geteuid(), os.getegid(), os.getpid())
 
 
