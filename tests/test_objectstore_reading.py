@@ -1,0 +1,425 @@
+"""Ranged reads of objects: the right bytes of the right version, each fetched once, far ahead of who reads in order."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import obstore
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from obstore.store import LocalStore, MemoryStore
+
+from fusebackend.backends.objectstore import readahead, reading
+from fusebackend.backends.objectstore.blockcache import BlockCache
+from fusebackend.backends.objectstore.readahead import BLOCK_BYTES, PART_BYTES, Allowance, Run
+from fusebackend.backends.objectstore.reading import WHOLE_BYTES, RangedReader
+
+MIB = 1 << 20
+DATA = random.Random(1).randbytes(20 * MIB + 77)
+
+
+@pytest.fixture
+def cache() -> Iterator[BlockCache]:
+    cache = BlockCache(None, 1 << 30)
+    yield cache
+    assert cache.allowance.total == 0, "a reader that was closed holds what was read ahead"
+    cache.close()
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    store = MemoryStore()
+    obstore.put(store, "key", DATA)
+    return store
+
+
+class Requests:
+    """The ranges that were asked for. `gate` is waited for in each request, `before` called."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ranges: list[tuple[int, int]] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.before: Callable[[tuple[int, int]], None] = lambda _: None
+        self._get = obstore.get
+        self._lock = threading.Lock()
+        monkeypatch.setattr(obstore, "get", self.get)
+
+    def get(self, store: Any, key: str, *, options: Any) -> Any:
+        with self._lock:
+            self.ranges.append(options["range"])
+        assert self.gate.wait(30)
+        self.before(options["range"])
+        return self._get(store, key, options=options)
+
+    @property
+    def bytes(self) -> int:
+        with self._lock:
+            return sum(end - start for start, end in self.ranges)
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 30
+        while not condition():
+            assert time.monotonic() < deadline, f"this never came: {self.ranges}"
+            time.sleep(0.002)
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> Requests:
+    return Requests(monkeypatch)
+
+
+def reader_of(store: Any, cache: BlockCache, key: str = "key") -> RangedReader:
+    head = obstore.head(store, key)
+    return RangedReader(store, key, etag=head["e_tag"], size=head["size"], cache=cache)
+
+
+def put(store: MemoryStore, key: str, data: bytes) -> None:
+    obstore.put(store, key, data)
+
+
+# -- the right bytes ----------------------------------------------------------------------------------------------
+
+PLACES = st.one_of(
+    st.integers(0, len(DATA) + 10),
+    st.integers(0, len(DATA) // BLOCK_BYTES + 1).map(lambda block: block * BLOCK_BYTES),
+    st.integers(len(DATA) - 10, len(DATA) + 10),
+)
+SIZES = st.one_of(st.integers(0, 5000), st.integers(0, 3 * MIB), st.just(BLOCK_BYTES))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    reads=st.lists(st.tuples(PLACES, SIZES, st.booleans()), max_size=20), bound=st.sampled_from([0, 3 * MIB, 1 << 30])
+)
+def test_any_reads_give_the_bytes_of_the_object(reads: list[tuple[int, int, bool]], bound: int) -> None:
+    store = MemoryStore()
+    obstore.put(store, "key", DATA)
+    cache = BlockCache(None, bound)
+    reader = reader_of(store, cache)
+    after = 0
+    try:
+        for offset, size, goes_on in reads:
+            start = after if goes_on else offset
+            assert reader.read(start, size) == DATA[start : start + size]
+            after = start + size
+    finally:
+        reader.close()
+        assert cache.allowance.total == 0
+        cache.close()
+
+
+def test_threads_that_read_at_random_and_in_order_at_once(store: MemoryStore, cache: BlockCache) -> None:
+    reader = reader_of(store, cache)
+
+    def read(number: int) -> bool:
+        chance = random.Random(number)
+        offset, good = 0, True
+        for _ in range(60):
+            if number % 2:
+                offset = chance.randrange(len(DATA))
+            size = 128 << 10
+            good = good and reader.read(offset, size) == DATA[offset : offset + size]
+            offset += size
+        return good
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(read, range(8)))
+    reader.close()
+
+
+def test_an_empty_object_and_reads_beyond_the_end(cache: BlockCache) -> None:
+    store = MemoryStore()
+    put(store, "empty", b"")
+    put(store, "small", b"abc")
+    assert reader_of(store, cache, "empty").read(0, 10) == b""
+    small = reader_of(store, cache, "small")
+    assert small.read(1, 10) == b"bc"
+    assert small.read(3, 10) == b"" and small.read(1 << 40, 10) == b""
+    assert small.read(0, 0) == b""
+
+
+def test_a_store_without_etags_is_read_and_not_cached(store: MemoryStore, cache: BlockCache) -> None:
+    reader = RangedReader(store, "key", etag=None, size=len(DATA), cache=cache)
+    assert reader.read(5 * MIB, 1000) == DATA[5 * MIB : 5 * MIB + 1000]
+    assert [path for path in Path(cache.directory).rglob("*-*") if path.is_file()] == []
+
+
+def test_a_local_directory_is_read_as_well(tmp_path: Path, cache: BlockCache) -> None:
+    store = LocalStore(tmp_path)
+    obstore.put(store, "key", DATA)
+    reader = reader_of(store, cache)
+    assert b"".join(reader.read(offset, MIB) for offset in range(0, len(DATA), MIB)) == DATA
+    reader.close()
+
+
+# -- the right version --------------------------------------------------------------------------------------------
+
+
+def test_an_object_that_has_changed_is_stale(store: MemoryStore, cache: BlockCache) -> None:
+    reader = reader_of(store, cache)
+    assert reader.read(10 * MIB, 100) == DATA[10 * MIB : 10 * MIB + 100]
+    put(store, "key", DATA[::-1])
+    with pytest.raises(OSError) as stale:
+        reader.read(15 * MIB, 100)
+    assert stale.value.errno == errno.ESTALE
+    assert reader_of(store, cache).read(10 * MIB, 100) == DATA[::-1][10 * MIB : 10 * MIB + 100]
+
+
+def test_an_object_that_is_gone_is_stale(store: MemoryStore, cache: BlockCache) -> None:
+    reader = reader_of(store, cache)
+    obstore.delete(store, "key")
+    with pytest.raises(OSError) as stale:
+        reader.read(0, 100)
+    assert stale.value.errno == errno.ESTALE
+
+
+def test_an_answer_of_another_version_is_stale_when_the_store_ignores_conditions(
+    store: MemoryStore, cache: BlockCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = reader_of(store, cache)
+    put(store, "key", DATA[::-1])
+    get = obstore.get
+
+    def careless(store: Any, key: str, *, options: Any) -> Any:
+        return get(store, key, options={"range": options["range"]})
+
+    monkeypatch.setattr(obstore, "get", careless)
+    with pytest.raises(OSError) as stale:
+        reader.read(0, 100)
+    assert stale.value.errno == errno.ESTALE
+
+
+def test_an_error_is_told_once_and_the_next_read_tries_again(
+    store: MemoryStore, cache: BlockCache, requests: Requests
+) -> None:
+    def fail(_: tuple[int, int]) -> None:
+        raise obstore.exceptions.GenericError("HTTP error: error sending request\n\nDebug source: kind: Timeout")
+
+    requests.before = fail
+    reader = reader_of(store, cache)
+    for _ in range(2):
+        with pytest.raises(OSError) as error:
+            reader.read(9 * MIB, 100)
+        assert error.value.errno == errno.ETIMEDOUT
+    requests.before = lambda _: None
+    assert reader.read(9 * MIB, 100) == DATA[9 * MIB : 9 * MIB + 100]
+
+
+def test_an_error_of_what_was_read_ahead_is_forgotten(
+    store: MemoryStore, cache: BlockCache, requests: Requests
+) -> None:
+    reader = reader_of(store, cache)
+    failed = threading.Event()
+
+    def fail_ahead(range_: tuple[int, int]) -> None:
+        if range_[0]:
+            failed.set()
+            raise obstore.exceptions.GenericError("HTTP error: error sending request")
+
+    requests.before = fail_ahead
+    assert reader.read(0, 256 << 10) == DATA[: 256 << 10]
+    assert failed.wait(30)
+    requests.wait_for(lambda: not reader._ahead)
+    requests.before = lambda _: None
+    assert reader.read(256 << 10, 256 << 10) == DATA[256 << 10 : 512 << 10]
+    reader.close()
+
+
+# -- each byte once -----------------------------------------------------------------------------------------------
+
+
+def test_a_small_read_fetches_its_block_and_the_next_one_there_nothing(
+    store: MemoryStore, cache: BlockCache, requests: Requests
+) -> None:
+    reader = reader_of(store, cache)
+    reader.read(5 * MIB + 4096, 4096)
+    assert requests.ranges == [(5 * MIB, 5 * MIB + BLOCK_BYTES)]
+    reader.read(5 * MIB + 100_000, 4096)
+    assert len(requests.ranges) == 1
+
+
+def test_a_small_object_is_one_request(cache: BlockCache, requests: Requests) -> None:
+    store = MemoryStore()
+    put(store, "small", DATA[:WHOLE_BYTES])
+    reader = reader_of(store, cache, "small")
+    for offset in range(0, WHOLE_BYTES, 64 << 10):
+        assert reader.read(offset, 64 << 10) == DATA[offset : offset + (64 << 10)]
+    assert requests.ranges == [(0, WHOLE_BYTES)]
+
+
+def test_readers_of_one_bucket_share_what_is_cached(tmp_path: Path, cache: BlockCache, requests: Requests) -> None:
+    stores = [LocalStore(tmp_path), LocalStore(tmp_path)]
+    obstore.put(stores[0], "key", DATA[:MIB])
+    assert reader_of(stores[0], cache).read(MIB // 2, 100) == DATA[MIB // 2 : MIB // 2 + 100]
+    assert reader_of(stores[1], cache).read(MIB // 2, 100) == DATA[MIB // 2 : MIB // 2 + 100]
+    assert len(requests.ranges) == 1
+
+
+def test_stores_in_memory_never_share(cache: BlockCache) -> None:
+    contents = [b"first", b"other"]
+    stores = [MemoryStore(), MemoryStore()]  # both give their first object the same ETag
+    for store, content in zip(stores, contents, strict=True):
+        put(store, "key", content)
+    assert [reader_of(store, cache).read(0, 5) for store in stores] == contents
+
+
+def test_threads_that_want_one_block_at_once_fetch_it_once(
+    store: MemoryStore, cache: BlockCache, requests: Requests
+) -> None:
+    reader = reader_of(store, cache)
+    requests.gate.clear()
+    with ThreadPoolExecutor(8) as threads:
+        reads = [threads.submit(reader.read, 7 * MIB + 100 * number, 100) for number in range(8)]
+        requests.wait_for(lambda: bool(requests.ranges))
+        requests.gate.set()
+        for number, read in enumerate(reads):
+            assert read.result(30) == DATA[7 * MIB + 100 * number :][:100]
+    assert len(requests.ranges) == 1
+
+
+@pytest.mark.parametrize("size", [4 << 10, 128 << 10, MIB])
+def test_a_whole_file_in_order_is_fetched_once(
+    store: MemoryStore, cache: BlockCache, requests: Requests, size: int
+) -> None:
+    reader = reader_of(store, cache)
+    for offset in range(0, len(DATA), size):
+        assert reader.read(offset, size) == DATA[offset : offset + size]
+    reader.close()
+    requests.wait_for(lambda: requests.bytes >= len(DATA))
+    assert requests.bytes <= len(DATA) + 2 * PART_BYTES  # what was kept on disk may be asked for again at a border
+
+
+def test_requests_that_arrive_in_another_order_are_one_reader(
+    store: MemoryStore, cache: BlockCache, requests: Requests
+) -> None:
+    reader = reader_of(store, cache)
+    offsets = list(range(0, len(DATA), 128 << 10))
+    for first in range(0, len(offsets), 4):
+        group = offsets[first : first + 4]
+        random.Random(first).shuffle(group)
+        for offset in group:
+            assert reader.read(offset, 128 << 10) == DATA[offset : offset + (128 << 10)]
+    reader.close()
+    largest = max(end - start for start, end in requests.ranges)
+    assert largest >= 2 * MIB, "these reads were not recognised as one that goes on"
+    assert requests.bytes <= len(DATA) + 2 * PART_BYTES
+
+
+# -- ahead --------------------------------------------------------------------------------------------------------
+
+
+def test_who_reads_in_order_finds_the_next_parts_under_way_at_once(
+    store: MemoryStore, cache: BlockCache, requests: Requests
+) -> None:
+    reader = reader_of(store, cache)
+    for offset in range(0, 3 * MIB, 256 << 10):
+        reader.read(offset, 256 << 10)
+    requests.wait_for(lambda: max(end for _, end in requests.ranges) >= 8 * MIB)
+    reader.close()
+
+
+def test_reads_at_random_fetch_nothing_ahead(store: MemoryStore, cache: BlockCache, requests: Requests) -> None:
+    reader = reader_of(store, cache)
+    offsets = random.Random(5).sample(range(1, len(DATA) // BLOCK_BYTES), 40)
+    for block in offsets:
+        reader.read(block * BLOCK_BYTES + 5000, 4096)
+    reader.close()
+    assert requests.bytes == 40 * BLOCK_BYTES
+
+
+def test_one_reader_that_hangs_does_not_keep_another_from_reading(
+    store: MemoryStore, cache: BlockCache, requests: Requests
+) -> None:
+    def hang(range_: tuple[int, int]) -> None:
+        if range_[0] == 4 * MIB:
+            assert released.wait(30)
+
+    released = threading.Event()
+    requests.before = hang
+    reader = reader_of(store, cache)
+    with ThreadPoolExecutor(1) as threads:
+        hung = threads.submit(reader.read, 4 * MIB, 100)
+        requests.wait_for(lambda: bool(requests.ranges))
+        assert reader.read(11 * MIB, 100) == DATA[11 * MIB : 11 * MIB + 100]
+        released.set()
+        assert hung.result(30) == DATA[4 * MIB : 4 * MIB + 100]
+
+
+def test_a_file_too_long_for_the_cache_leaves_it_alone(store: MemoryStore, requests: Requests) -> None:
+    cache = BlockCache(None, 8 * len(DATA) - 8)
+    other = cache.tag("x", "y", "z")
+    reader = reader_of(store, cache)
+    for offset in range(0, len(DATA), MIB):
+        assert reader.read(offset, MIB) == DATA[offset : offset + MIB]
+    cache.write(other, 0, b"x")
+    kept = [path for path in Path(cache.directory).rglob("*-*") if path.is_file()]
+    assert len(kept) <= 1 + MIB // BLOCK_BYTES  # what was read before it was clear that this goes on
+    reader.close()
+    cache.close()
+
+
+def test_close_ends_what_is_fetched_ahead(store: MemoryStore, cache: BlockCache, requests: Requests) -> None:
+    reader = reader_of(store, cache)
+    reader.read(0, MIB)
+    reader.close()
+    assert cache.allowance.total == 0
+    assert reader.read(MIB, 10) == DATA[MIB : MIB + 10]
+    assert cache.allowance.total == 0, "a closed reader reads ahead"
+
+
+def test_readers_together_keep_to_their_allowance(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch, cache: BlockCache
+) -> None:
+    cache.allowance = Allowance(4 * MIB)
+    idle, busy = reader_of(store, cache), reader_of(store, cache)
+    for offset in range(0, 2 * MIB, 256 << 10):
+        idle.read(offset, 256 << 10)
+    held = cache.allowance.total
+    assert 0 < held <= 4 * MIB
+    for offset in range(0, len(DATA), 256 << 10):
+        assert busy.read(offset, 256 << 10) == DATA[offset : offset + (256 << 10)]
+        assert cache.allowance.total <= 4 * MIB
+    assert idle._ahead == {}, "who reads no more keeps the memory of who does"
+    idle.close()
+    busy.close()
+
+
+def test_what_is_given_up_is_read_again(store: MemoryStore, cache: BlockCache) -> None:
+    reader = reader_of(store, cache)
+    got = []
+    for offset in range(0, len(DATA), 256 << 10):
+        got.append(reader.read(offset, 256 << 10))
+        if offset % MIB == 0:
+            reader.drop_ahead()
+    assert b"".join(got) == DATA
+    reader.close()
+
+
+def test_a_run_asks_for_whole_blocks_one_after_the_other_and_never_beyond_the_end() -> None:
+    run, size = Run(0, 128 << 10), 100 * MIB + 5
+    expected = BLOCK_BYTES
+    for offset in range(128 << 10, size, 128 << 10):
+        run.advance(offset, min(offset + (128 << 10), size))
+        while (part := run.next_part(size)) is not None:
+            assert part[0] == expected and part[0] % BLOCK_BYTES == 0
+            assert 0 < part[1] <= PART_BYTES and sum(part) <= size
+            assert sum(part) <= run.frontier + readahead.WINDOW_BYTES
+            expected = run.ahead = sum(part)
+    assert expected == size
+
+
+def test_importing_the_readers_does_not_import_obstore() -> None:
+    code = f"import sys, {reading.__name__}; sys.exit('obstore' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, env=os.environ).returncode == 0
