@@ -6,8 +6,10 @@ from typing import Literal
 
 from fusebackend.backends.postgres.connections import CONNECTIONS
 from fusebackend.backends.postgres.schema import NAME_MAX_CHARACTERS
+from fusebackend.backends.postgres.search import Search
 from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.backends.volume import VolumeBackend
+from fusebackend.protocol import GlobResult, GrepResult
 
 
 class PostgresBackend(VolumeBackend):
@@ -45,3 +47,20 @@ class PostgresBackend(VolumeBackend):
             raise ValueError(f"volume must be a name of 1 to {NAME_MAX_CHARACTERS} characters, not {volume!r}")
         kept = PostgresVolume(dsn, volume, conflict=conflict, connections=connections)
         super().__init__(kept, on_exists=on_exists)
+        try:
+            self.search = Search(kept, kept.connections, kept.id)
+        except BaseException:
+            kept.close()
+            raise
+
+    def close(self) -> None:
+        self.search.close()
+        super().close()
+
+    def _grep_files(
+        self, pattern: str, path: str, glob: str | None, max_count: int | None, max_bytes: int
+    ) -> GrepResult:
+        return self.search.grep_files(pattern, path, glob, max_count, max_bytes)
+
+    def _glob_files(self, pattern: str, path: str) -> GlobResult:
+        return self.search.glob_files(pattern, path)

@@ -99,6 +99,11 @@ class PostgresVolume(TreeVolume):
         self._closed = False
 
     @property
+    def connections(self) -> Connections:
+        """For what else is asked of the database on the volume's behalf, as long as it is open."""
+        return self._connections
+
+    @property
     def session(self) -> str:
         """The name under which this process's changes are told."""
         return str(self._session.id)
