@@ -6,7 +6,7 @@
 
     [routes]
     "/memories/" = "sqlite:memories.db"
-    "/project/" = "dir:~/project"
+    "/team/" = { url = "postgres:dbname=team", deadline = "5 s", max_calls = 16 }
 
     [execute]
     network = true
@@ -21,13 +21,15 @@ from __future__ import annotations
 import os
 import re
 import tomllib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-from fusebackend.paths import PathError, normalise_prefix
+from fusebackend.paths import AgentPath, PathError, normalise_prefix
 from fusebackend.shell.options import ShellOptions
+from fusebackend.vfs.limits import DEFAULT_DEADLINE_S, RouteLimits
 
 DEFAULT_TTL_S = 1.0
 """For how long the kernel may believe a route that others change without telling us."""
@@ -56,15 +58,24 @@ class ExecuteTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_o
     env: dict[str, str] | None = None
 
 
+class RouteTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """A route of which more is said than its URL; `vfs.limits.RouteLimits` says what."""
+
+    url: str
+    deadline: float | str | None = None
+    max_calls: int | None = None
+
+
 class ConfigFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """The keys of a TOML file; each has the meaning of the command line's option of that name."""
 
     mountpoint: str | None = None
-    default: str | None = None
-    routes: dict[str, str] = {}
+    default: str | RouteTable | None = None
+    routes: dict[str, str | RouteTable] = {}
     read_only: bool = False
     allow_other: bool = False
     ttl: float | str | None = None
+    deadline: float | str | None = None
     options: list[str] = []
     execute: ExecuteTable = ExecuteTable()
 
@@ -79,6 +90,8 @@ class MountPlan:
     read_only: bool = False
     allow_other: bool = False
     ttl_s: float = DEFAULT_TTL_S
+    deadline_s: float = DEFAULT_DEADLINE_S
+    limits: dict[AgentPath, RouteLimits] = field(default_factory=dict)
     words: tuple[str, ...] = ()
     log: str | None = None
     execute: ShellOptions = field(default_factory=ShellOptions)
@@ -87,7 +100,8 @@ class MountPlan:
     def from_json(cls, fields: dict[str, Any]) -> MountPlan:
         """The plan of which `fields` is `dataclasses.asdict`, once it has been through JSON."""
         execute = ShellOptions(**fields["execute"])
-        return cls(**{**fields, "words": tuple(fields["words"]), "execute": execute})
+        limits = {AgentPath(prefix): RouteLimits(**said) for prefix, said in fields["limits"].items()}
+        return cls(**{**fields, "words": tuple(fields["words"]), "execute": execute, "limits": limits})
 
     def urls(self) -> dict[str, str]:
         """The URL of every route by its prefix, the default's under `/`."""
@@ -110,6 +124,12 @@ def read_file(path: str) -> ConfigFile:
     _check_keys(path, data, ConfigFile.__struct_fields__)
     if isinstance(data.get("execute"), dict):
         _check_keys(path, data["execute"], ExecuteTable.__struct_fields__, "execute.")
+    for where, route in _route_tables(data):
+        _check_keys(path, route, RouteTable.__struct_fields__, f"{where}.")
+        try:
+            msgspec.convert(route, RouteTable)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"'{path}': {_in_words(str(error), route, f'{where}.')}") from None
     try:
         return msgspec.convert(data, ConfigFile)
     except msgspec.ValidationError as error:
@@ -122,17 +142,28 @@ def _check_keys(path: str, table: dict[str, Any], known: tuple[str, ...], prefix
             raise ConfigError(f"'{path}': unknown key '{prefix}{key}'; known: {', '.join(known)}")
 
 
-def _in_words(message: str, data: dict[str, Any]) -> str:
+def _route_tables(data: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Routes that are tables, and what to call them."""
+    if isinstance(data.get("default"), dict):
+        yield "default", data["default"]
+    routes = data.get("routes")
+    for prefix, said in routes.items() if isinstance(routes, dict) else ():
+        if isinstance(said, dict):
+            yield f"routes.{prefix}", said
+
+
+def _in_words(message: str, data: dict[str, Any], table: str = "") -> str:
     """msgspec's "Expected `bool`, got `str` - at `$.read_only`" as "'read_only': expected bool, got str"."""
     what, _, where = message.partition(" - at ")
-    what = what.replace("`", "")
-    key = where.strip("`").removeprefix("$.")
+    what = what.replace("`", "").replace("object | ", "").replace(" | object", "")
+    what = what.replace("Object missing required field url", "url is missing")
+    key = table + where.strip("`").removeprefix("$.")
     if key.endswith("[...]"):  # msgspec does not say which
         key = key.removesuffix("[...]")
         for name in key.split("."):
             data = data[name]
-        key = f"{key}.{next(entry for entry, value in data.items() if not isinstance(value, str))}"
-    return f"'{key}': {what[:1].lower()}{what[1:]}"
+        key = f"{key}.{next(entry for entry, value in data.items() if not isinstance(value, (str, dict)))}"
+    return f"'{key.removesuffix('.')}': {what[:1].lower()}{what[1:]}"
 
 
 def duration_s(value: float | str) -> float:
@@ -181,21 +212,57 @@ def shell_options(table: ExecuteTable) -> ShellOptions:
         raise ConfigError(f"[execute]: {error}") from None
 
 
-def routes_by_prefix(pairs: list[tuple[str, str]]) -> dict[str, str]:
-    """Routes with normalised prefixes.
+def url_of(said: str | RouteTable) -> str:
+    """The URL of a route of the file."""
+    return said if isinstance(said, str) else said.url
+
+
+def limits_of(prefix: str, said: str | RouteTable) -> RouteLimits:
+    """What the file says of a route's limits.
+
+    Raises:
+        ConfigError: a limit that no route can have.
+    """
+    if isinstance(said, str):
+        return RouteLimits()
+    try:
+        return RouteLimits(None if said.deadline is None else duration_s(said.deadline), said.max_calls)
+    except ValueError as error:
+        raise ConfigError(f"route '{prefix}': {error}") from None
+
+
+def deadline_s(value: float | str) -> float:
+    """The deadline of every route of which nothing else is said.
+
+    Raises:
+        ConfigError: it is no length of time, or none at all.
+    """
+    try:
+        return RouteLimits(duration_s(value)).deadline_s or DEFAULT_DEADLINE_S
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+T = TypeVar("T")
+
+
+def routes_by_prefix(pairs: Iterable[tuple[str, T]]) -> dict[AgentPath, T]:
+    """Routes, or what is said of them, with normalised prefixes.
 
     Raises:
         ConfigError: a prefix is malformed, or two of them mean the same.
     """
-    routes: dict[str, str] = {}
-    for prefix, url in pairs:
+    routes: dict[AgentPath, T] = {}
+    for prefix, said in pairs:
         try:
             normal = normalise_prefix(prefix)
         except PathError as error:
             raise ConfigError(str(error)) from None
         if normal in routes:
             raise ConfigError(f"route '{normal}/' is given twice")
-        routes[normal] = url
+        routes[normal] = said
     return routes
 
 
@@ -208,7 +275,7 @@ LIBFUSE_WORDS = (
 )  # fmt: skip
 """Passed on to libfuse as they are. Words that would change what the server relies on are not here."""
 
-OWN_WORDS = ("ro", "rw", "allow_other", "ttl=TIME")
+OWN_WORDS = ("ro", "rw", "allow_other", "ttl=TIME", "deadline=TIME")
 
 
 @dataclass(frozen=True)
@@ -218,6 +285,7 @@ class Words:
     read_only: bool | None = None
     allow_other: bool | None = None
     ttl_s: float | None = None
+    deadline_s: float | None = None
     libfuse: tuple[str, ...] = ()
 
 
@@ -227,7 +295,7 @@ def parse_words(options: list[str]) -> Words:
     Raises:
         ConfigError: a word that is not known.
     """
-    read_only = allow_other = ttl_s = None
+    read_only = allow_other = ttl_s = most_s = None
     libfuse: list[str] = []
     for word in (word.strip() for option in options for word in option.split(",")):
         if word in ("ro", "rw"):
@@ -236,11 +304,13 @@ def parse_words(options: list[str]) -> Words:
             allow_other = True
         elif word.startswith("ttl="):
             ttl_s = duration_s(word.removeprefix("ttl="))
+        elif word.startswith("deadline="):
+            most_s = deadline_s(word.removeprefix("deadline="))
         elif word in LIBFUSE_WORDS:
             libfuse.append(word)
         elif word:
             raise ConfigError(f"unknown option '-o {word}'; known: {', '.join((*OWN_WORDS, *LIBFUSE_WORDS))}")
-    return Words(read_only, allow_other, ttl_s, tuple(libfuse))
+    return Words(read_only, allow_other, ttl_s, most_s, tuple(libfuse))
 
 
 # --------------------------------------------------------------------------------------------------------------

@@ -11,15 +11,21 @@ from fusebackend.config import (
     ConfigFile,
     ExecuteTable,
     MountPlan,
+    RouteTable,
     Words,
+    deadline_s,
     duration_s,
+    limits_of,
     parse_words,
     read_file,
     routes_by_prefix,
     shell_options,
     size_bytes,
+    url_of,
 )
+from fusebackend.paths import AgentPath
 from fusebackend.shell import ShellOptions
+from fusebackend.vfs.limits import RouteLimits
 
 
 class TestFile:
@@ -94,6 +100,10 @@ class TestFile:
             ("execute = 1", "'execute': expected object, got int"),
             ("[execute]\nprocesses = '7'", "'execute.processes': expected int | null, got str"),
             ("[execute.env]\nA = 'a'\nB = 7", "'execute.env.B': expected str, got int"),
+            ("[routes]\na = { deadline = 5 }", "'routes.a': url is missing"),
+            ("[routes]\na = { url = 'memory:', dedline = 5 }", "unknown key 'routes.a.dedline'; known: url, "),
+            ("[routes]\na = { url = 'memory:', max_calls = 'x' }", "'routes.a.max_calls': expected int | null"),
+            ("[default]\nurl = 7", "'default.url': expected str, got int"),
             ("mountpoint = ", "is no TOML: "),
             ("ttl = true", "'ttl': expected"),
         ],
@@ -115,6 +125,35 @@ class TestFile:
             read_file(str(tmp_path / "agent.toml"))
 
 
+class TestLimits:
+    def test_a_route_may_say_more_than_its_url(self, tmp_path) -> None:
+        text = 'default = { url = "memory:", max_calls = 8 }\n[routes]\n"/a/" = { url = "dir:/x", deadline = "2 s" }'
+        (tmp_path / "agent.toml").write_text(text)
+        file = read_file(str(tmp_path / "agent.toml"))
+        assert url_of(file.routes["/a/"]) == "dir:/x" and url_of("state:") == "state:"
+        assert limits_of("/a/", file.routes["/a/"]) == RouteLimits(deadline_s=2)
+        assert file.default is not None and limits_of("/", file.default) == RouteLimits(max_calls=8)
+        assert limits_of("/b/", "memory:") == RouteLimits()
+
+    def test_what_a_route_does_not_say_is_as_for_the_others(self) -> None:
+        assert RouteLimits(max_calls=3).or_else(RouteLimits(5.0, 64)) == RouteLimits(5.0, 3)
+
+    @pytest.mark.parametrize("wrong", [{"deadline": 0}, {"deadline": "week"}, {"max_calls": 0}, {"max_calls": 10**6}])
+    def test_limits_that_no_route_can_have(self, wrong: dict) -> None:
+        with pytest.raises(ConfigError, match="route '/a/': "):
+            limits_of("/a/", RouteTable(url="memory:", **wrong))
+
+    @pytest.mark.parametrize("value", [0, "0 s", "soon"])
+    def test_deadlines_that_make_no_sense(self, value: float | str) -> None:
+        with pytest.raises(ConfigError):
+            deadline_s(value)
+
+    def test_a_plan_keeps_its_limits_on_the_way_to_the_server(self) -> None:
+        limits = {AgentPath("/a"): RouteLimits(2, 3)}
+        plan = MountPlan("/mnt", "memory:", {"/a": "memory:"}, deadline_s=7, limits=limits)
+        assert MountPlan.from_json(json.loads(json.dumps(asdict(plan)))) == plan
+
+
 class TestDuration:
     @pytest.mark.parametrize(
         ("value", "seconds"),
@@ -134,8 +173,8 @@ class TestWords:
         assert parse_words([]) == Words() == parse_words(["", ","])
 
     def test_all_kinds(self) -> None:
-        found = parse_words(["ro,allow_other", "ttl=2 s", "noexec,nosuid"])
-        assert found == Words(read_only=True, allow_other=True, ttl_s=2, libfuse=("noexec", "nosuid"))
+        found = parse_words(["ro,allow_other", "ttl=2 s,deadline=5s", "noexec,nosuid"])
+        assert found == Words(read_only=True, allow_other=True, ttl_s=2, deadline_s=5, libfuse=("noexec", "nosuid"))
 
     def test_the_later_word_counts(self) -> None:
         assert parse_words(["ro", "rw"]).read_only is False

@@ -11,7 +11,9 @@ import click
 from fusebackend import config, urls
 from fusebackend.config import ConfigError, ConfigFile, MountPlan
 from fusebackend.mount import point, table
+from fusebackend.paths import ROOT
 from fusebackend.urls import Url, UrlError
+from fusebackend.vfs.limits import DEFAULT_DEADLINE_S
 
 
 @click.command()
@@ -21,7 +23,7 @@ from fusebackend.urls import Url, UrlError
 @click.option("--config", "config_path", metavar="FILE", help="Read all this from a TOML file; the command line wins.")
 @click.option("--read-only", is_flag=True, help="Nothing can be changed through the mount.")
 @click.option("--foreground", is_flag=True, help="Serve in this process, log to standard error, end with Ctrl-C.")
-@click.option("-o", "options", multiple=True, metavar="OPTION", help="ro, allow_other, ttl=TIME, noexec, nosuid, …")
+@click.option("-o", "options", multiple=True, metavar="OPTION", help="ro, allow_other, ttl=TIME, deadline=TIME, …")
 def mount(
     mountpoint: str | None,
     default: str | None,
@@ -72,18 +74,21 @@ def _plan(
     """Put the file and the command line together; whatever both say, the command line decides."""
     words = config.parse_words([*file.options, *options])
     given = config.routes_by_prefix([_split_route(route) for route in routes])
-    from_file = config.routes_by_prefix(list(file.routes.items()))
-    texts = {
-        **{prefix: urls.parse(url, base=base).text for prefix, url in from_file.items() if prefix not in given},
+    from_file = config.routes_by_prefix(file.routes.items())
+    said = {prefix: table for prefix, table in from_file.items() if prefix not in given}
+    texts: dict[str, str] = {
+        **{prefix: urls.parse(config.url_of(table), base=base).text for prefix, table in said.items()},
         **{prefix: urls.parse(url).text for prefix, url in given.items()},
     }
     if default is not None:
         root = urls.parse(default)
     elif file.default is not None:
-        root = urls.parse(file.default, base=base)
+        root = urls.parse(config.url_of(file.default), base=base)
+        said[ROOT] = file.default
     else:
         root = urls.for_path("sqlite", config.data_file(path))
     ttl_s = config.DEFAULT_TTL_S if file.ttl is None else config.duration_s(file.ttl)
+    deadline_s = DEFAULT_DEADLINE_S if file.deadline is None else config.deadline_s(file.deadline)
     return MountPlan(
         mountpoint=path,
         default=root.text,
@@ -91,6 +96,8 @@ def _plan(
         read_only=read_only or (file.read_only if words.read_only is None else words.read_only),
         allow_other=bool(file.allow_other or words.allow_other),
         ttl_s=ttl_s if words.ttl_s is None else words.ttl_s,
+        deadline_s=deadline_s if words.deadline_s is None else words.deadline_s,
+        limits={prefix: config.limits_of(prefix, table) for prefix, table in said.items()},
         words=words.libfuse,
         log=config.log_file(path),
         execute=config.shell_options(file.execute),

@@ -40,7 +40,6 @@ def serve(plan: MountPlan, on_ready: Callable[[], None], *, log_file: str | None
     from fusebackend.mount.live import LiveMount
     from fusebackend.mount.session import MountOptions
     from fusebackend.urls import mask
-    from fusebackend.vfs.offload import DEFAULT_DEADLINE_S
 
     with contextlib.ExitStack() as opened:
         backends = {}
@@ -58,7 +57,13 @@ def serve(plan: MountPlan, on_ready: Callable[[], None], *, log_file: str | None
         )
         log.info("mounting %s: %s", plan.mountpoint, ", ".join(f"{prefix} = {url}" for prefix, url in shown.items()))
         live = LiveMount(
-            backend, plan.mountpoint, options, ttl_s=plan.ttl_s, deadline_s=DEFAULT_DEADLINE_S, shell=plan.execute
+            backend,
+            plan.mountpoint,
+            options,
+            ttl_s=plan.ttl_s,
+            deadline_s=plan.deadline_s,
+            limits=plan.limits,
+            shell=plan.execute,
         )
         live.run(on_ready)
     log.info("unmounted %s, everything is stored", plan.mountpoint)

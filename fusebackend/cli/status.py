@@ -70,6 +70,20 @@ def _print(states: list[MountState]) -> None:
                 Text(cannot(route.get("features") or {}) or "–"),
             )
         console.print(routes)
+        for route in state.status.get("routes", []):
+            trouble = _trouble(route)
+            if trouble:
+                console.print(Text(f"  {trouble}", style="bold red"), soft_wrap=True)
+
+
+def _trouble(route: dict[str, Any]) -> str | None:
+    """What is wrong with a route, since when and why; None for a healthy one."""
+    health = route.get("health") or {}
+    if health.get("state", "healthy") == "healthy":
+        return None
+    since = datetime.fromtimestamp(health.get("since") or 0).strftime("%Y-%m-%d %H:%M:%S")
+    fails = "; calls fail at once until it answers" if health["state"] == "down" else ""
+    return f"{route.get('prefix')} is {health['state']} since {since}: {health.get('why')}{fails}"
 
 
 def _headline(state: MountState) -> str:

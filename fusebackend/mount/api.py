@@ -13,18 +13,20 @@ import errno
 import logging
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from fusebackend.mount import point
 from fusebackend.mount.error import MountError
 from fusebackend.mount.mounted import MountedBackend
+from fusebackend.paths import ROOT, AgentPath, normalise_prefix
 from fusebackend.protocol import BackendLike
 
 if TYPE_CHECKING:
     from fusebackend.composite import CompositeBackend
     from fusebackend.shell import ShellOptions
+    from fusebackend.vfs.limits import RouteLimits
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +45,7 @@ def mount(
     allow_other: bool = False,
     ttl_s: float = 1.0,
     deadline_s: float = 30.0,
+    limits: Mapping[str, RouteLimits] | None = None,
     options: Iterable[str] = (),
     runtime: Any = None,
     shell: ShellOptions | None = None,
@@ -59,6 +62,7 @@ def mount(
         allow_other: users other than this one may come in, as far as modes allow.
         ttl_s: how many seconds the kernel may believe a backend that others change without telling us.
         deadline_s: seconds after which a call into a backend that may wait (a network) ends with ETIMEDOUT.
+        limits: other limits for single routes, by prefix (`fusebackend.vfs.limits.RouteLimits`); `/` is the default.
         options: `-o` words for libfuse, such as `noexec`.
         runtime: for a backend factory (`lambda runtime: StateBackend(runtime)`, or a class): what it is called with.
         shell: how `execute` runs commands in the mount (`fusebackend.shell.ShellOptions`): sandbox, network, limits.
@@ -76,7 +80,8 @@ def mount(
         read_only=read_only or bool(words.read_only),
         allow_other=allow_other or bool(words.allow_other),
         ttl_s=ttl_s if words.ttl_s is None else words.ttl_s,
-        deadline_s=deadline_s,
+        deadline_s=deadline_s if words.deadline_s is None else words.deadline_s,
+        limits=_by_prefix(limits or {}),
         words=words.libfuse,
         shell=shell,
     )
@@ -95,6 +100,11 @@ def _composite(backend: Any, runtime: Any) -> CompositeBackend:
         raise TypeError(f"a {type(backend).__name__} is no backend: it can't list or fetch files")
     composite = backend if isinstance(backend, CompositeBackend) else CompositeBackend(backend)
     return composite if runtime is None else composite.resolve(runtime)
+
+
+def _by_prefix(limits: Mapping[str, RouteLimits]) -> dict[AgentPath, RouteLimits]:
+    """Raises `PathError` for a prefix that is none."""
+    return {ROOT if prefix == ROOT else normalise_prefix(prefix): given for prefix, given in limits.items()}
 
 
 class Mount(MountedBackend):
@@ -117,6 +127,7 @@ class Mount(MountedBackend):
         allow_other: bool,
         ttl_s: float,
         deadline_s: float,
+        limits: Mapping[AgentPath, RouteLimits],
         words: tuple[str, ...],
         shell: ShellOptions | None,
     ) -> None:
@@ -129,7 +140,7 @@ class Mount(MountedBackend):
             self.mountpoint = point.prepare(mountpoint).path
             options = MountOptions(allow_other=allow_other, read_only=read_only, extra=words)
             self._live = LiveMount(
-                backend, self.mountpoint, options, ttl_s=ttl_s, deadline_s=deadline_s, shell=shell
+                backend, self.mountpoint, options, ttl_s=ttl_s, deadline_s=deadline_s, limits=limits, shell=shell
             )
             super().__init__(backend, self._live.filesystem, self.mountpoint, self._live.shell, self._live.status)
             self._wakeup = threading.Event()

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fusebackend.control.server import ControlServer
@@ -17,6 +17,8 @@ from fusebackend.vfs.filesystem import FileSystem
 
 if TYPE_CHECKING:
     from fusebackend.composite import CompositeBackend
+    from fusebackend.paths import AgentPath
+    from fusebackend.vfs.limits import RouteLimits
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +30,7 @@ class LiveMount:
         backend: what to mount.
         mountpoint: an empty directory, as `point.prepare` gives it.
         options: how to mount.
-        ttl_s, deadline_s: as for `FileSystem`.
+        ttl_s, deadline_s, limits: as for `FileSystem`.
         shell: how `execute` runs commands in the mount.
     """
 
@@ -40,9 +42,10 @@ class LiveMount:
         *,
         ttl_s: float,
         deadline_s: float,
+        limits: Mapping[AgentPath, RouteLimits] | None = None,
         shell: ShellOptions | None = None,
     ) -> None:
-        self.filesystem = FileSystem.of(backend, ttl_s=ttl_s, deadline_s=deadline_s)
+        self.filesystem = FileSystem.of(backend, ttl_s=ttl_s, deadline_s=deadline_s, limits=limits)
         self._session = Session(self.filesystem, mountpoint, options, describe=self._describe, before_end=self._end)
         self.status = self._session.status
         self.shell = Shell(self.filesystem, mountpoint, shell or ShellOptions())

@@ -19,6 +19,7 @@ from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext, Setatt
 from fusebackend.protocol import AttrChanges, Caller
 from fusebackend.vfs.filesystem import FileSystem
 from fusebackend.vfs.inodes import Entry
+from fusebackend.vfs.request import answer
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,8 @@ def answers(handler: Handler) -> Handler:
     @functools.wraps(handler)
     async def answering(self: Operations, *request: Any) -> Any:
         self.counters[name] += 1
+        context = request[-1]
+        answer(name, context.pid if isinstance(context, RequestContext) else 0)
         try:
             return await handler(self, *request)
         except OSError as error:
@@ -154,6 +157,7 @@ class Operations:
     async def forget(self, references: Sequence[tuple[int, int]]) -> None:
         """Has no answer, so an error has nowhere to go but the log."""
         self.counters["forget"] += 1
+        answer("forget", 0)
         try:
             await self.filesystem.forget(references)
         except Exception:

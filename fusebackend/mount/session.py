@@ -25,6 +25,7 @@ from typing import Any, cast
 import pyfuse3
 import trio
 
+from fusebackend.mount import tuning
 from fusebackend.mount.error import MountError
 from fusebackend.mount.loop import EagerTrio
 from fusebackend.mount.operations import Operations
@@ -33,14 +34,12 @@ from fusebackend.vfs.filesystem import FileSystem
 
 log = logging.getLogger(__name__)
 
-READ_AHEAD_KIB = 1024
-"""One request's worth: as much as the kernel asks for at once."""
-
 NOTICE_TIMEOUT_S = 10.0
 """How long the end of a mount waits for what the kernel is being told; it takes as long as a request."""
 
-MAX_TASKS = 256
-"""Requests in the works at once. Enough for every thread of several hung routes, so that others stay served."""
+MAX_TASKS = 4096
+"""Requests in the works at once. Each system call that waits for a hung route is one, until its deadline; others are
+served only while there are more. A task that waits costs some 10 KiB."""
 
 
 @dataclass(frozen=True)
@@ -63,16 +62,6 @@ class MountOptions:
         if self.read_only:
             words.add("ro")
         return words
-
-
-def _raise_read_ahead(device: int) -> None:
-    """Let the kernel read further ahead on this mount, where we may: only root can. A cold read takes half as long."""
-    path = f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb"
-    try:
-        with open(path, "w") as setting:
-            setting.write(str(READ_AHEAD_KIB))
-    except OSError as error:
-        log.debug("read-ahead stays as it is: %s", error)
 
 
 class _Notifier:
@@ -212,6 +201,7 @@ class Session:
                 "features": asdict(route.volume.features),
                 "ttl_s": None if route.policy.coherent else route.policy.timeout_s,
                 "timeouts": route.offload.timeouts,
+                "health": route.offload.describe(),
             }
             for route in self.filesystem.tree.routes
         ]
@@ -267,7 +257,7 @@ class Session:
         except OSError as error:
             log.error("the mount on %s does not answer: %s", self.mountpoint, error.strerror)
             return
-        _raise_read_ahead(status.st_dev)
+        await trio.to_thread.run_sync(tuning.raise_limits, status.st_dev, abandon_on_cancel=True)
         if on_ready is not None:
             await trio.to_thread.run_sync(on_ready, abandon_on_cancel=True)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -29,10 +29,11 @@ from fusebackend.vfs.inodes import (
     Entry,
 )
 from fusebackend.vfs.invalidation import Invalidation, KernelCache
+from fusebackend.vfs.limits import DEFAULT_DEADLINE_S, RouteLimits
 from fusebackend.vfs.listing import Emit, list_directory
 from fusebackend.vfs.mounttree import MountTree, Route
-from fusebackend.vfs.offload import DEFAULT_DEADLINE_S
 from fusebackend.vfs.places import Places, check_name, routes_of
+from fusebackend.vfs.request import on_behalf_of
 from fusebackend.vfs.standins import StandIns
 
 log = logging.getLogger(__name__)
@@ -56,14 +57,16 @@ class FileSystem(Places):
         *,
         ttl_s: float = DEFAULT_TTL_S,
         deadline_s: float = DEFAULT_DEADLINE_S,
+        limits: Mapping[AgentPath, RouteLimits] | None = None,
     ) -> None:
         """
         Args:
             volumes: prefix → volume; `/` is the default and must be there, the others as `normalise_prefix` gives them.
             ttl_s: for how many seconds the kernel may believe a route that has no change feed.
             deadline_s: seconds after which a call into a blocking volume ends with ETIMEDOUT.
+            limits: prefix → other limits for the calls into that volume.
         """
-        super().__init__(MountTree(routes_of(volumes, ttl_s, deadline_s)))
+        super().__init__(MountTree(routes_of(volumes, ttl_s, limits or {}, RouteLimits(deadline_s))))
         self.files: HandleTable[FileHandle] = HandleTable()
         self.directories: HandleTable[DirectoryHandle] = HandleTable()
         self.status: Callable[[], bytes] = lambda: b"{}"
@@ -109,7 +112,7 @@ class FileSystem(Places):
         route, node = await self._place(parent)
         changes = self.invalidation.changes
         try:
-            attr = await self._take(route, route.volume.lookup, node, name)
+            attr = await self._look(route, node, name)
         except OSError as error:
             if error.errno != errno.ENOENT:
                 raise
@@ -164,7 +167,7 @@ class FileSystem(Places):
         if junction is not None:
             return Entry(inode, await junction.shown(self._synthesised), self._junction_timeout(junction))
         route, node = await self._place(inode)
-        return self._told(route, inode, await route.call(route.volume.getattr, node))
+        return self._told(route, inode, await route.ask(route.volume.getattr, node))
 
     async def setattr(self, inode: int, changes: AttrChanges) -> Entry:
         route, node = await self._place(inode, make=True)
@@ -177,7 +180,7 @@ class FileSystem(Places):
 
     async def readlink(self, inode: int) -> bytes:
         route, node = await self._place(inode)
-        return await route.call(route.volume.readlink, node)
+        return await route.ask(route.volume.readlink, node)
 
     async def getxattr(self, inode: int, name: bytes) -> bytes:
         if name == STATUS_XATTR and inode == ROOT_INODE:
@@ -189,7 +192,7 @@ class FileSystem(Places):
         except FileNotFoundError:
             raise oserror(errno.ENODATA) from None  # a synthesised directory has none
         _check_xattr(route, name)
-        return await route.call(route.volume.getxattr, node, name)
+        return await route.ask(route.volume.getxattr, node, name)
 
     async def setxattr(self, inode: int, name: bytes, value: bytes) -> None:
         route, node = await self._place(inode, make=True)
@@ -202,7 +205,7 @@ class FileSystem(Places):
             route, node = await self._place(inode)
         except FileNotFoundError:
             return []  # a synthesised directory has none
-        return list(await route.call(route.volume.listxattr, node)) if route.volume.features.xattrs else []
+        return list(await route.ask(route.volume.listxattr, node)) if route.volume.features.xattrs else []
 
     async def removexattr(self, inode: int, name: bytes) -> None:
         try:
@@ -216,7 +219,7 @@ class FileSystem(Places):
     async def statfs(self) -> StatFs:
         """Of the default volume: FUSE's statfs does not say which inode it is asked for."""
         default = self.tree.routes[0]
-        return await default.call(default.volume.statfs)
+        return await default.ask(default.volume.statfs)
 
     # -- files -------------------------------------------------------------------------------------------------
 
@@ -256,7 +259,7 @@ class FileSystem(Places):
                     self._own_changes += 1
                     await route.call(route.changing.setattr, node, AttrChanges(size=0))
                     self.inodes.told(inode, 0)
-                attr = await route.call(route.volume.getattr, node)
+                attr = await route.ask(route.volume.getattr, node)
             except BaseException:
                 await route.call(route.volume.release, node, handle.flags)
                 raise
@@ -286,10 +289,12 @@ class FileSystem(Places):
 
     async def read(self, number: int, offset: int, size: int) -> bytes:
         handle = self.files[number]
-        return await handle.route.call(handle.route.volume.read, handle.node, offset, size)
+        on_behalf_of(handle.opener)
+        return await handle.route.ask(handle.route.volume.read, handle.node, offset, size)
 
     async def write(self, number: int, offset: int, data: bytes) -> int:
         handle = self.files[number]
+        on_behalf_of(handle.opener)
         self._own_changes += 1
         known = self.inodes.get(handle.inode)
         believed = known.size if known is not None else 0
@@ -303,11 +308,13 @@ class FileSystem(Places):
 
     async def flush(self, number: int) -> None:
         handle = self.files[number]
+        on_behalf_of(handle.opener)
         if not handle.route.volume.features.random_writes:
             await handle.route.call(handle.route.changing.flush, handle.node)
 
     async def fsync(self, number: int, datasync: bool) -> None:
         handle = self.files[number]
+        on_behalf_of(handle.opener)
         await handle.route.offload.sync(partial(handle.route.changing.fsync, handle.node, datasync))
 
     async def release(self, number: int) -> None:

@@ -103,7 +103,7 @@ async def _list_volume(
     while True:
         if not page:
             at = filesystem.changes  # before looking: what changes after is not in the page
-            page = list(await route.call(route.volume.readdir, handle.node, after, PAGE_ENTRIES))
+            page = list(await route.ask(route.volume.readdir, handle.node, after, PAGE_ENTRIES))
             if not page:
                 return
         for index, (name, attr) in enumerate(page):

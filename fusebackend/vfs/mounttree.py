@@ -45,6 +45,7 @@ class Route:
         self.policy = policy
         self.offload = offload
         self.call = offload.call
+        self.ask = offload.ask
 
     def inner(self, outer: AgentPath) -> AgentPath:
         """The path inside the volume, of one of the mounted tree that belongs to this route."""
@@ -101,7 +102,7 @@ class Junction:
         if place is None:
             return synthesised
         route, node = place
-        return await route.call(route.volume.getattr, node)
+        return await route.ask(route.volume.getattr, node)
 
     async def place(self, make: bool = False) -> tuple[Route, int] | None:
         """The directory under the junction: itself for a route's root, else what the backend has there, if anything.
@@ -116,7 +117,7 @@ class Junction:
             return None
         route, node = above
         try:
-            attr = await route.call(route.volume.lookup, node, self.name)
+            attr = await route.ask(route.volume.lookup, node, self.name)
             self.underlying = (route, attr.node) if attr.is_dir else None
         except FileNotFoundError:
             self.underlying = None

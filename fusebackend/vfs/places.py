@@ -10,15 +10,17 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fusebackend.errors import oserror
 from fusebackend.paths import ROOT, AgentPath
-from fusebackend.protocol import NAME_MAX_BYTES, Attr, Volume
+from fusebackend.protocol import NAME_MAX_BYTES, ROOT_NODE, Attr, Volume
 from fusebackend.vfs.cache import CachePolicy
 from fusebackend.vfs.inodes import SYNTHETIC_INDEX, Entry, InodeTable, inode_number, node_of, route_index
+from fusebackend.vfs.limits import DEFAULT_DEADLINE_S, DEFAULT_MAX_CALLS, RouteLimits
 from fusebackend.vfs.mounttree import Junction, MountTree, Route
 from fusebackend.vfs.names import Names
 from fusebackend.vfs.offload import Offload
@@ -88,6 +90,10 @@ class Places:
         """Call into a volume for a node that the kernel will hold, and hold it before anyone can free it."""
         return await route.call(_held, route.volume, function, args)
 
+    async def _look(self, route: Route, node: int, name: bytes) -> Attr:
+        """What a name is, held as in `_take`."""
+        return await route.ask(_held, route.volume, route.volume.lookup, (node, name))
+
     def _entry(self, route: Route, parent: int, name: bytes, attr: Attr) -> Entry:
         inode = inode_number(route.index, attr.node)
         self.inodes.reference(inode, parent, name, attr)
@@ -112,8 +118,15 @@ def check_name(name: bytes) -> None:
         raise oserror(errno.ENAMETOOLONG)
 
 
-def routes_of(volumes: dict[AgentPath, Volume], ttl_s: float, deadline_s: float) -> list[Route]:
-    """A route for each volume, the default first. Arguments as for `FileSystem`."""
+def routes_of(
+    volumes: dict[AgentPath, Volume], ttl_s: float, limits: Mapping[AgentPath, RouteLimits], others: RouteLimits
+) -> list[Route]:
+    """A route for each volume, the default first.
+
+    Args:
+        volumes, ttl_s, limits: as for `FileSystem`.
+        others: the limits of routes for which nothing is said.
+    """
     routes = []
     for index, prefix in enumerate([ROOT, *sorted(prefix for prefix in volumes if prefix != ROOT)]):
         volume = volumes[prefix]
@@ -121,5 +134,15 @@ def routes_of(volumes: dict[AgentPath, Volume], ttl_s: float, deadline_s: float)
         if list(volumes.values()).count(volume) > 1:
             features = replace(features, change_feed=False)  # a change under one prefix shows late under the other
         policy = CachePolicy.of(features, ttl_s if volume.ttl_s is None else volume.ttl_s)
-        routes.append(Route(index, prefix, volume, policy, Offload(features.blocking, deadline_s)))
+        own = limits.get(prefix, RouteLimits()).or_else(others)
+        name = "The default backend" if prefix == ROOT else f"Route '{prefix}/'"
+        probe = partial(volume.readdir, ROOT_NODE, b"", 1)
+        offload = Offload(
+            features.blocking,
+            own.deadline_s or DEFAULT_DEADLINE_S,
+            max_calls=own.max_calls or DEFAULT_MAX_CALLS,
+            name=name,
+            probe=probe,
+        )
+        routes.append(Route(index, prefix, volume, policy, offload))
     return routes

@@ -1,0 +1,104 @@
+"""Calls that may never return, made so that their caller does: each in a thread of its own, given up when time is up.
+
+A thread can't be ended from outside. One that was given up goes on until its backend answers, and holds its place
+among `Calls.most` until then, so that a backend that hangs for ever costs so many threads and no more.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import errno
+import threading
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+POLL_S = 0.1
+"""How often somebody who waits looks whether there is time left: a search may be called off meanwhile."""
+
+
+class GivenUp(TimeoutError):
+    """A call took too long, and its thread was left to end alone. `str` of it says what did not happen."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(errno.ETIMEDOUT, message)
+
+    def __str__(self) -> str:
+        return str(self.strerror)
+
+
+class Pending(Generic[T]):
+    """One call under way."""
+
+    def __init__(self, function: Callable[[], T], at_end: Callable[[Pending[T]], None] | None = None) -> None:
+        self._function = function
+        self._at_end = at_end
+        self._done = threading.Event()
+        self._answer: T
+        self.error: BaseException | None = None
+        self.given_up = False
+        # Budgets and the like travel in context variables.
+        run = contextvars.copy_context().run
+        threading.Thread(target=run, args=(self._run,), name="fusebackend-call", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self._answer = self._function()
+        except BaseException as error:
+            self.error = error
+        self._done.set()
+        if self._at_end is not None:
+            self._at_end(self)
+
+    @property
+    def ended(self) -> bool:
+        return self._done.is_set()
+
+    def result(self, left_s: Callable[[], float]) -> T:
+        """What the function returns or raises.
+
+        Args:
+            left_s: asked now and then: seconds that there are left, 0 when the call is to be given up.
+
+        Raises:
+            GivenUp: it had not ended by then.
+        """
+        while not self._done.wait(min(left_s(), POLL_S)):
+            if left_s() <= 0:
+                self.given_up = True
+                raise GivenUp("no answer in time")
+        if self.error is not None:
+            raise self.error
+        return self._answer
+
+
+class Calls:
+    """All calls into one backend; any thread may make one.
+
+    Args:
+        most: how many may be under way at once, those included that were given up and have not ended.
+        late: told of each call that was given up, when it ends after all; None if it ended well, else its error.
+    """
+
+    def __init__(self, most: int, late: Callable[[BaseException | None], Any] = lambda error: None) -> None:
+        self.most = most
+        self._places = threading.BoundedSemaphore(most)
+        self._late = late
+
+    def run(self, function: Callable[[], T], left_s: Callable[[], float]) -> T:
+        """`Pending.result` of a call, which is begun when there is a place for it.
+
+        Raises:
+            GivenUp: there was no place, or no answer, as long as there was time.
+        """
+        while not self._places.acquire(timeout=min(left_s(), POLL_S)):
+            if left_s() <= 0:
+                raise GivenUp(f"not even begun: {self.most} earlier calls have not ended")
+        call: Pending[T] = Pending(function, self._ended)
+        return call.result(left_s)
+
+    def _ended(self, call: Pending[Any]) -> None:
+        self._places.release()
+        if call.given_up:
+            self._late(call.error)

@@ -1,0 +1,37 @@
+"""`RouteLimits`: how long a route that may wait for a network is waited for, and by how many at once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+DEFAULT_DEADLINE_S = 30.0
+"""How long one call into a blocking volume may take."""
+
+DEFAULT_MAX_CALLS = 64
+"""How many calls into one blocking volume run at once; more wait, under the same deadline."""
+
+MOST_CALLS = 1024
+"""Each is a thread."""
+
+
+@dataclass(frozen=True)
+class RouteLimits:
+    """How long one call into a route that may wait for a network can take, and how many run at once.
+
+    None: as for the mount as a whole.
+    """
+
+    deadline_s: float | None = None
+    max_calls: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.deadline_s is not None and not 0 < self.deadline_s < math.inf:
+            raise ValueError(f"a deadline of {self.deadline_s!r} s: give a number of seconds above 0")
+        if self.max_calls is not None and not 1 <= self.max_calls <= MOST_CALLS:
+            raise ValueError(f"max_calls is {self.max_calls!r}: give a number from 1 to {MOST_CALLS}")
+
+    def or_else(self, others: RouteLimits) -> RouteLimits:
+        """These, and where they say nothing, those."""
+        deadline_s = others.deadline_s if self.deadline_s is None else self.deadline_s
+        return RouteLimits(deadline_s, others.max_calls if self.max_calls is None else self.max_calls)
