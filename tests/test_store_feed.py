@@ -155,7 +155,7 @@ def test_a_lost_connection_is_made_again_and_anything_may_have_changed(store, ba
 
 def test_while_it_is_lost_nothing_is_believed(store, backend):
     feed = backend.items._database.feed()
-    feed.live = False
+    feed._listener.live = False
     assert backend.items.token() is None
 
 

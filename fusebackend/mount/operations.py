@@ -188,7 +188,7 @@ class Operations:
             mtime_ns=wanted.st_mtime_ns if fields.update_mtime else None,
             ctime_ns=wanted.st_ctime_ns if fields.update_ctime else None,
         )
-        return pack(await self.filesystem.setattr(inode, changes))
+        return pack(await self.filesystem.setattr(inode, changes, handle is not None))
 
     @answers
     async def readlink(self, inode: int, context: RequestContext) -> bytes:

@@ -25,6 +25,8 @@ class AbsentNames:
     def note(self, route: Route, parent: int, name: bytes) -> float:
         """A name was not there; returns for how many seconds the kernel may believe that."""
         timeout_s = route.policy.timeout_s
+        if route.shared:
+            return 0.0
         if route.policy.coherent or not timeout_s:
             return timeout_s
         now = time.monotonic()

@@ -2,8 +2,10 @@
 
 The kernel's dentry, attribute and page caches are the performance plan (DESIGN 3): for a volume whose every change
 passes through this process or arrives by its feed they are kept for an hour, with active invalidation, and absence is
-cached as well. For a volume that others may write to unseen, everything expires after the route's TTL, and pages are
-kept across opens only while the file's size and times have not moved.
+cached as well. A volume that other hosts change too is cached the same way while its feed tells of that, and opened as
+`revalidation.py` says; absence is not cached, for a new name is worth a question. For a volume that others may write to
+unseen, everything expires after the route's TTL, and pages are kept across opens only while the file's size and times
+have not moved.
 """
 
 from __future__ import annotations
@@ -14,6 +16,10 @@ from fusebackend.protocol import Attr, Features
 
 COHERENT_TIMEOUT_S = 3600.0
 """Entry and attribute timeout where invalidation is active. Finite, so that a missed one heals some day."""
+
+SHARED_DIRECTORY_TIMEOUT_S = 60.0
+"""Entry timeout of the directories of a shared volume: the way to files leads through them, and while there is no feed
+their names can't be taken back. A lookup in a minute costs nothing."""
 
 DEFAULT_TTL_S = 1.0
 """Entry and attribute timeout of a route without a change feed, unless it says otherwise."""
@@ -35,3 +41,7 @@ class CachePolicy:
     def version(self, attr: Attr) -> object:
         """What to compare at open: pages stay in the kernel's cache while this is the same."""
         return True if self.coherent else (attr.mtime_ns, attr.ctime_ns, attr.size)
+
+    def timeout(self, attr: Attr) -> float:
+        """For how many seconds the kernel may believe an entry of a shared volume."""
+        return min(self.timeout_s, SHARED_DIRECTORY_TIMEOUT_S) if attr.is_dir else self.timeout_s

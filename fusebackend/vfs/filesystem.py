@@ -24,31 +24,25 @@ from fusebackend.vfs.feed import ChangeFeed
 from fusebackend.vfs.filling import fill
 from fusebackend.vfs.grace import Grace
 from fusebackend.vfs.handles import DirectoryHandle, FileHandle, HandleTable, OpenedFile, passes_page_cache
-from fusebackend.vfs.inodes import (
-    ROOT_INODE,
-    Entry,
-)
-from fusebackend.vfs.invalidation import Invalidation, KernelCache
+from fusebackend.vfs.inodes import ROOT_INODE, Entry
+from fusebackend.vfs.invalidation import KernelCache
 from fusebackend.vfs.limits import DEFAULT_DEADLINE_S, RouteLimits
 from fusebackend.vfs.listing import Emit, list_directory
 from fusebackend.vfs.mounttree import MountTree, Route
-from fusebackend.vfs.places import Places, check_name, routes_of
+from fusebackend.vfs.opening import open_node
+from fusebackend.vfs.places import check_name, routes_of
 from fusebackend.vfs.request import on_behalf_of
+from fusebackend.vfs.revalidation import Revalidation
 from fusebackend.vfs.standins import StandIns
+from fusebackend.vfs.xattrs import ExtendedAttributes
 
 log = logging.getLogger(__name__)
-
-STATUS_XATTR = b"user.fusebackend.status"
-"""Read from the mount's root, it is the JSON of `fusebackend status`. Never listed, so that `cp -a` leaves it alone."""
-
-SOCKET_XATTR = b"user.fusebackend.socket"
-"""Read from anything in the mount, it is the path of the control socket. Never listed either."""
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_TRUNC
 _NOT_FOR_VOLUMES = os.O_CREAT | os.O_EXCL | os.O_TRUNC | os.O_NOCTTY
 
 
-class FileSystem(Places):
+class FileSystem(ExtendedAttributes):
     """The mounted tree. See the module's docstring."""
 
     def __init__(
@@ -69,9 +63,7 @@ class FileSystem(Places):
         super().__init__(MountTree(routes_of(volumes, ttl_s, limits or {}, RouteLimits(deadline_s))))
         self.files: HandleTable[FileHandle] = HandleTable()
         self.directories: HandleTable[DirectoryHandle] = HandleTable()
-        self.status: Callable[[], bytes] = lambda: b"{}"
-        self.socket = b""  # the control socket's path, once it listens
-        self.invalidation = Invalidation(self.tree, self.inodes)
+        self.revalidation = Revalidation(self.tree, self.dentries, lambda: self.invalidation.kernel)
         self.stand_ins = StandIns(self.tree, self.invalidation)
         self.feed = ChangeFeed(self.tree, self.names)
         self.grace = Grace(self.files)
@@ -112,14 +104,17 @@ class FileSystem(Places):
         route, node = await self._place(parent)
         changes = self.invalidation.changes
         try:
-            attr = await self._look(route, node, name)
+            if route.shared:
+                attr = await self.revalidation.lookup(route, parent, node, name)
+            else:
+                attr = await self._look(route, node, name)
         except OSError as error:
             if error.errno != errno.ENOENT:
                 raise
             timeout_s = self.invalidation.absent.note(route, parent, name)
             # What has changed while we were asking is not to be believed.
             return Entry(0, None, timeout_s if changes == self.invalidation.changes else 0)
-        return self._entry(route, parent, name, attr)
+        return self._fresh(route, self._entry(route, parent, name, attr), changes)
 
     async def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Entry:
         route, node = await self._place_for_name(parent, name)
@@ -147,10 +142,12 @@ class FileSystem(Places):
     async def unlink(self, parent: int, name: bytes) -> None:
         route, node = await self._place_for_name(parent, name)
         await route.call(route.changing.unlink, node, name)
+        self.dentries.gone((parent, name))
 
     async def rmdir(self, parent: int, name: bytes) -> None:
         route, node = await self._place_for_name(parent, name)
         await route.call(route.changing.rmdir, node, name)
+        self.dentries.gone((parent, name))
 
     async def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int) -> None:
         route, node = await self._place_for_name(parent, name)
@@ -158,7 +155,12 @@ class FileSystem(Places):
         if route is not new_route:
             raise oserror(errno.EXDEV)
         old, new = (parent, node), (new_parent, new_node)
-        await route.call(self.names.rename, route, old, name, new, new_name, flags)
+        if not route.shared:
+            await route.call(self.names.rename, route, old, name, new, new_name, flags)
+            return
+        await route.call(route.changing.rename, node, name, new_node, new_name, flags)
+        for inode, place in self.dentries.renamed((parent, name), (new_parent, new_name), flags):
+            self.names.found(inode, place)
 
     # -- attributes --------------------------------------------------------------------------------------------
 
@@ -167,54 +169,29 @@ class FileSystem(Places):
         if junction is not None:
             return Entry(inode, await junction.shown(self._synthesised), self._junction_timeout(junction))
         route, node = await self._place(inode)
-        return self._told(route, inode, await route.ask(route.volume.getattr, node))
+        changes = self.invalidation.changes
+        attr = await route.ask(route.volume.getattr, node)
+        return self._fresh(route, self._told(route, inode, attr), changes)
 
-    async def setattr(self, inode: int, changes: AttrChanges) -> Entry:
+    async def setattr(self, inode: int, changes: AttrChanges, by_handle: bool = False) -> Entry:
         route, node = await self._place(inode, make=True)
         route.check_writable()
         self._own_changes += 1
         known = self.inodes.get(inode)
         if known is not None:
             known.filled = False  # the kernel drops the pages of a file whose time has moved
-        return self._told(route, inode, await route.call(route.changing.setattr, node, changes))
+        heard = self.invalidation.changes
+        if route.shared and not by_handle and (changes.size is not None or known is None or not known.opens):
+            attr = await self.revalidation.call(route, inode, route.changing.setattr, node, changes)
+        else:
+            attr = await route.call(route.changing.setattr, node, changes)
+        return self._fresh(route, self._told(route, inode, attr), heard)
 
     async def readlink(self, inode: int) -> bytes:
         route, node = await self._place(inode)
+        if route.shared:
+            return await self.revalidation.call(route, inode, route.volume.readlink, node)
         return await route.ask(route.volume.readlink, node)
-
-    async def getxattr(self, inode: int, name: bytes) -> bytes:
-        if name == STATUS_XATTR and inode == ROOT_INODE:
-            return self.status()
-        if name == SOCKET_XATTR and self.socket:
-            return self.socket
-        try:
-            route, node = await self._place(inode)
-        except FileNotFoundError:
-            raise oserror(errno.ENODATA) from None  # a synthesised directory has none
-        _check_xattr(route, name)
-        return await route.ask(route.volume.getxattr, node, name)
-
-    async def setxattr(self, inode: int, name: bytes, value: bytes) -> None:
-        route, node = await self._place(inode, make=True)
-        route.check_writable()
-        _check_xattr(route, name)
-        await route.call(route.changing.setxattr, node, name, value)
-
-    async def listxattr(self, inode: int) -> list[bytes]:
-        try:
-            route, node = await self._place(inode)
-        except FileNotFoundError:
-            return []  # a synthesised directory has none
-        return list(await route.ask(route.volume.listxattr, node)) if route.volume.features.xattrs else []
-
-    async def removexattr(self, inode: int, name: bytes) -> None:
-        try:
-            route, node = await self._place(inode)
-        except FileNotFoundError:
-            raise oserror(errno.ENODATA) from None  # a synthesised directory has none
-        route.check_writable()
-        _check_xattr(route, name)
-        await route.call(route.changing.removexattr, node, name)
 
     async def statfs(self) -> StatFs:
         """Of the default volume: FUSE's statfs does not say which inode it is asked for."""
@@ -250,23 +227,20 @@ class FileSystem(Places):
         route, node = await self._place(inode)
         if flags & _WRITING:
             route.check_writable()
-        handle = FileHandle(inode, route, node, flags & ~_NOT_FOR_VOLUMES)
+        handle, truncate = FileHandle(inode, route, node, flags & ~_NOT_FOR_VOLUMES), bool(flags & os.O_TRUNC)
         number = await self.grace.admit(handle)
         try:
-            await route.call(route.volume.open, node, handle.flags)
-            try:
-                if flags & os.O_TRUNC:
-                    self._own_changes += 1
-                    await route.call(route.changing.setattr, node, AttrChanges(size=0))
-                    self.inodes.told(inode, 0)
-                attr = await route.ask(route.volume.getattr, node)
-            except BaseException:
-                await route.call(route.volume.release, node, handle.flags)
-                raise
+            self._own_changes += truncate
+            if route.shared:
+                attr = await self.revalidation.call(route, inode, open_node, handle, truncate)
+            else:
+                attr = await route.call(open_node, handle, truncate)
+            if truncate:
+                self.inodes.told(inode, 0)
         except BaseException:
             self.grace.dismiss(number)
             raise
-        keep = route.policy.coherent or self._same_version(inode, route.policy.version(attr))
+        keep = self._are_good(route, inode, attr)
         self._opened(handle, attr)
         return OpenedFile(number, keep, passes_page_cache(flags, attr.mode))
 
@@ -280,11 +254,13 @@ class FileSystem(Places):
         elif self.invalidation.kernel is not None:
             fill(self.invalidation.kernel, handle, known, attr)
 
-    def _same_version(self, inode: int, version: object) -> bool:
-        known = self.inodes.get(inode)
-        if known is None:
-            return False
-        same, known.version = known.version == version, version
+    def _are_good(self, route: Route, inode: int, attr: Attr) -> bool:
+        """May the kernel keep the pages that it has of a file?"""
+        if not route.shared:
+            return route.policy.coherent or self.inodes.is_same(inode, route.policy.version(attr))
+        same = self.inodes.is_same(inode, attr.version)
+        if not same and self.invalidation.kernel is not None:
+            self.invalidation.kernel.invalidate_inode(inode, attributes_only=True)  # its size is wrong, too
         return same
 
     async def read(self, number: int, offset: int, size: int) -> bytes:
@@ -336,6 +312,8 @@ class FileSystem(Places):
             if junction is None:
                 raise
             return self.directories.add(DirectoryHandle(inode, None, 0, junction))
+        if route.shared:
+            await self.revalidation.check(route, inode)
         return self.directories.add(DirectoryHandle(inode, route, node, junction))
 
     async def readdir(self, number: int, offset: int, emit: Emit) -> None:
@@ -392,9 +370,3 @@ def _close(volume: Volume, handles: list[FileHandle], nodes: list[int]) -> None:
         volume.release(handle.node, handle.flags)
     volume.forget(nodes)
     volume.sync()
-
-
-def _check_xattr(route: Route, name: bytes) -> None:
-    """ACLs are refused: the kernel checks modes only (`default_permissions`), and would not apply them."""
-    if not route.volume.features.xattrs or name.startswith(b"system."):
-        raise oserror(errno.ENOTSUP)

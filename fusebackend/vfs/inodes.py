@@ -117,6 +117,14 @@ class InodeTable:
         if known is not None:
             known.size = size
 
+    def is_same(self, inode: int, version: object) -> bool:
+        """Is this the version of the data that was opened before? From now on it is."""
+        known = self._known.get(inode)
+        if known is None:
+            return False
+        same, known.version = known.version == version, version
+        return same
+
     def forget(self, references: Iterable[tuple[int, int]]) -> list[int]:
         """The kernel gives back (inode, count) references; returns the inodes it knows no longer."""
         gone = []

@@ -6,14 +6,18 @@ so that whoever wrote through the API finds the mount up to date when the call r
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from fusebackend.protocol import Change
+from fusebackend.protocol import Change, Link
 from fusebackend.vfs.absent import AbsentNames
+from fusebackend.vfs.dentries import Dentries, Name, links_of
 from fusebackend.vfs.inodes import InodeTable, inode_number, route_index
 from fusebackend.vfs.mounttree import MountTree, Route
+
+log = logging.getLogger(__name__)
 
 
 class KernelCache(Protocol):
@@ -30,10 +34,11 @@ class KernelCache(Protocol):
 class Invalidation:
     """Subscribed to every route while the kernel listens."""
 
-    def __init__(self, tree: MountTree, inodes: InodeTable) -> None:
+    def __init__(self, tree: MountTree, inodes: InodeTable, dentries: Dentries) -> None:
         self.changes = 0  # how many were heard of
         self._tree = tree
         self._inodes = inodes
+        self._dentries = dentries
         self.kernel: KernelCache | None = None
         self.absent = AbsentNames()
         self._unsubscribe: list[Callable[[], None]] = []
@@ -59,7 +64,7 @@ class Invalidation:
         absent = set(self.absent.take(route))
         self._changed(route, Change())
         kernel = self.kernel
-        if kernel is None:
+        if kernel is None or route.shared:
             return
         for inode, known in self._inodes.records():
             absent.discard((known.parent, known.name))  # it was made since
@@ -71,14 +76,19 @@ class Invalidation:
 
     def _changed(self, route: Route, change: Change) -> None:
         self.changes += 1
+        anything = change.node is None and change.parent is None
+        if anything and route.shared:
+            route.follow_feed()
         kernel = self.kernel
         if kernel is None:
             return
-        if change.node is None and change.parent is None:
+        if anything:
             for inode, _ in self._inodes.items():
                 if route_index(inode) == route.index:
                     self._unfill(inode)
                     kernel.invalidate_inode(inode)
+            if route.shared:
+                self._drop_names(route, kernel)
             return
         if change.node is not None:
             for inode in self._numbers(route, change.node):
@@ -87,8 +97,33 @@ class Invalidation:
         if change.parent is not None and change.name is not None:
             for inode in self._numbers(route, change.parent):
                 if not self._tree.stands_in(inode, change.name):
-                    kernel.invalidate_entry(inode, change.name)
+                    self._drop_name(kernel, (inode, change.name))
                 kernel.invalidate_inode(inode, attributes_only=True)
+
+    def _drop_name(self, kernel: KernelCache, name: Name) -> None:
+        dentry = self._dentries.get(name)
+        kernel.invalidate_entry(*name)
+        if dentry is not None:
+            self._dentries.gone(name, dentry)
+
+    def _drop_names(self, route: Route, kernel: KernelCache) -> None:
+        """Of a shared route: of files all, of directories those that are wrong, if there is somebody to ask."""
+        directories: dict[Link, Name] = {}
+        for inode, known in self._inodes.records():
+            if route_index(inode) != route.index:
+                continue
+            if known.is_dir:
+                directories.update(links_of(self._tree, self._dentries, route, inode))
+            else:
+                for name in self._dentries.of(inode):
+                    self._drop_name(kernel, name)
+        if not route.volume.features.change_feed:
+            return  # the volume's server may be away: opens look at the names, and they expire soon
+        try:
+            for link in route.volume.wrong_links(list(directories)):
+                self._drop_name(kernel, directories[link])
+        except OSError as error:
+            log.info("route %s: directories are looked at when they are opened: %s", route.prefix, error)
 
     def _unfill(self, inode: int) -> None:
         known = self._inodes.get(inode)

@@ -13,9 +13,13 @@ from fusebackend.vfs.inodes import Entry, inode_number
 
 if TYPE_CHECKING:
     from fusebackend.vfs.filesystem import FileSystem
+    from fusebackend.vfs.mounttree import Route
 
 PAGE_ENTRIES = 128
 """Entries asked of a volume at once: about what one FUSE request takes."""
+
+SHARED_PAGE_ENTRIES = 1024
+"""The same of a volume behind a network: each answer is waited for."""
 
 _SOME_DIRECTORY = Attr(0, stat.S_IFDIR | 0o755, nlink=2)
 """For entries of which the kernel wants no more than that they are directories, or shall ask when it needs to know."""
@@ -49,6 +53,7 @@ async def list_directory(filesystem: FileSystem, handle: DirectoryHandle, offset
 async def _list(filesystem: FileSystem, handle: DirectoryHandle, offset: int, emit: Emit) -> None:
     position = offset
     if position == 0:
+        handle.ahead = []
         handle.names.clear()  # from the start: positions given out before mean nothing any more (POSIX, rewinddir)
     children = sorted(handle.junction.children) if handle.junction is not None else []
     if position == 0:
@@ -96,14 +101,14 @@ async def _list_volume(
     if position - first > len(names):
         return  # a position that this handle never gave out
     after = names[position - first - 1] if position > first else b""
-    at = filesystem.changes
-    page = handle.ahead if handle.ahead_at == (at, position) and route.policy.coherent else []
+    page = handle.ahead if _is_good(filesystem, handle, route, position) else []
+    at = handle.ahead_at[0]
     handle.ahead = []
-    timeout_s = route.policy.timeout_s
+    limit = SHARED_PAGE_ENTRIES if route.shared else PAGE_ENTRIES
     while True:
         if not page:
-            at = filesystem.changes  # before looking: what changes after is not in the page
-            page = list(await route.ask(route.volume.readdir, handle.node, after, PAGE_ENTRIES))
+            at = _changes(filesystem, route)  # before looking: what changes after is not in the page
+            page = list(await route.ask(route.volume.readdir, handle.node, after, limit))
             if not page:
                 return
         for index, (name, attr) in enumerate(page):
@@ -115,6 +120,7 @@ async def _list_volume(
             again = position - first < len(names) and names[position - first] == name
             following = position + 1 if again else first + len(names) + 1
             stands_in = filesystem.tree.stands_in(handle.inode, name)
+            timeout_s = _timeout(filesystem, route, attr, at)
             entry = await filesystem.lookup(handle.inode, name) if stands_in else Entry(inode, attr, timeout_s)
             if not emit(name, entry, following):
                 handle.ahead, handle.ahead_at = page[index:], (at, position)
@@ -123,8 +129,30 @@ async def _list_volume(
                 return
             if not stands_in:
                 filesystem.inodes.reference(inode, handle.inode, name, attr)
+                if route.shared:
+                    filesystem.dentries.found((handle.inode, name), inode)
                 route.volume.hold(attr.node)
             if not again:
                 names.append(name)
             position = following
         page = []
+
+
+def _changes(filesystem: FileSystem, route: Route) -> int:
+    """What a page is as old as: of a shared volume, only what others have changed is of interest."""
+    return filesystem.invalidation.changes if route.shared else filesystem.changes
+
+
+def _is_good(filesystem: FileSystem, handle: DirectoryHandle, route: Route, position: int) -> bool:
+    """May the rest of the page that was read last be given out?
+
+    Of a shared volume in any case, for others change something all the time: the kernel then asks again (`_timeout`).
+    """
+    at, there = handle.ahead_at
+    return there == position and (route.shared or (at == filesystem.changes and route.policy.coherent))
+
+
+def _timeout(filesystem: FileSystem, route: Route, attr: Attr, at: int) -> float:
+    if not route.shared:
+        return route.policy.timeout_s
+    return route.policy.timeout(attr) if at == filesystem.invalidation.changes else 0.0

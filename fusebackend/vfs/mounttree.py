@@ -12,14 +12,14 @@ import contextlib
 import errno
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import trio
 
 from fusebackend.errors import oserror
 from fusebackend.paths import ROOT, AgentPath, join, split, to_text
-from fusebackend.protocol import ROOT_NODE, Attr, Caller, Volume
+from fusebackend.protocol import ROOT_NODE, Attr, Caller, Features, Volume
 from fusebackend.vfs.cache import CachePolicy
 from fusebackend.vfs.inodes import SYNTHETIC_INDEX, inode_number
 from fusebackend.vfs.offload import Offload
@@ -37,15 +37,28 @@ WAY_RETRY_S = 5.0
 class Route:
     """A volume, where it is attached (`/` for the default), and how it is called and cached."""
 
-    def __init__(self, index: int, prefix: AgentPath, volume: Volume, policy: CachePolicy, offload: Offload) -> None:
+    def __init__(
+        self,
+        index: int,
+        prefix: AgentPath,
+        volume: Volume,
+        policy_of: Callable[[Features], CachePolicy],
+        offload: Offload,
+    ) -> None:
         self.index = index
         self.prefix = prefix
         self.volume = volume
         self.changing: Volume | ReportingVolume = volume  # for what changes something; while somebody watches, it tells
-        self.policy = policy
+        self.shared = volume.features.shared
+        self._policy_of = policy_of
+        self.policy = policy_of(volume.features)
         self.offload = offload
         self.call = offload.call
         self.ask = offload.ask
+
+    def follow_feed(self) -> None:
+        """The feed of a shared volume was lost, or is back: its features say which."""
+        self.policy = self._policy_of(self.volume.features)
 
     def inner(self, outer: AgentPath) -> AgentPath:
         """The path inside the volume, of one of the mounted tree that belongs to this route."""

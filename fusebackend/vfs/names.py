@@ -108,6 +108,12 @@ class Names:
             if before is not None:
                 self._carry(route, before, self._inner(route, new_parent, new_name), other is not None)
 
+    def found(self, inode: int, place: tuple[int, bytes]) -> None:
+        """The kernel has an inode under another (directory, name)."""
+        known = self._inodes.get(inode)
+        if known is not None:
+            known.parent, known.name = place
+
     def _inner(self, route: Route, parent: tuple[int, int], name: bytes) -> str | None:
         above = self._path(route, parent[0])
         return None if above is None else paths.join(above, paths.to_text(name))

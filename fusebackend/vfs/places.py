@@ -17,9 +17,11 @@ from typing import Any
 
 from fusebackend.errors import oserror
 from fusebackend.paths import ROOT, AgentPath
-from fusebackend.protocol import NAME_MAX_BYTES, ROOT_NODE, Attr, Volume
+from fusebackend.protocol import NAME_MAX_BYTES, ROOT_NODE, Attr, Features, Volume
 from fusebackend.vfs.cache import CachePolicy
+from fusebackend.vfs.dentries import Dentries
 from fusebackend.vfs.inodes import SYNTHETIC_INDEX, Entry, InodeTable, inode_number, node_of, route_index
+from fusebackend.vfs.invalidation import Invalidation
 from fusebackend.vfs.limits import DEFAULT_DEADLINE_S, DEFAULT_MAX_CALLS, RouteLimits
 from fusebackend.vfs.mounttree import Junction, MountTree, Route
 from fusebackend.vfs.names import Names
@@ -32,6 +34,8 @@ class Places:
     def __init__(self, tree: MountTree) -> None:
         self.tree = tree
         self.inodes = InodeTable()
+        self.dentries = Dentries()  # of shared routes
+        self.invalidation = Invalidation(self.tree, self.inodes, self.dentries)
         self.names = Names(self.tree, self.inodes)
         self._own_changes = 0
         since = time.time_ns()
@@ -46,7 +50,10 @@ class Places:
     def _let_go(self, references: Iterable[tuple[int, int]]) -> list[tuple[Route, list[int]]]:
         """Take references back; gives the nodes that the kernel knows under no number any more, by route."""
         gone: dict[int, list[int]] = {}
-        for inode in self.inodes.forget(references):
+        forgotten = self.inodes.forget(references)
+        if len(self.dentries):
+            self.dentries.forget(forgotten)
+        for inode in forgotten:
             gone.setdefault(route_index(inode), []).append(node_of(inode))
         gone.pop(SYNTHETIC_INDEX, None)
         routes = self.tree.routes
@@ -88,25 +95,41 @@ class Places:
 
     async def _take(self, route: Route, function: Callable[..., Attr], *args: Any) -> Attr:
         """Call into a volume for a node that the kernel will hold, and hold it before anyone can free it."""
-        return await route.call(_held, route.volume, function, args)
+        return await route.call(held, route.volume, function, *args)
 
     async def _look(self, route: Route, node: int, name: bytes) -> Attr:
         """What a name is, held as in `_take`."""
-        return await route.ask(_held, route.volume, route.volume.lookup, (node, name))
+        return await route.ask(held, route.volume, route.volume.lookup, node, name)
 
     def _entry(self, route: Route, parent: int, name: bytes, attr: Attr) -> Entry:
         inode = inode_number(route.index, attr.node)
         self.inodes.reference(inode, parent, name, attr)
         if route.offload.blocking:
             route.volume.hold(attr.node)  # again: a forget may have overtaken the answer of the thread
+        if route.shared:
+            self.dentries.found((parent, name), inode)
+            return Entry(inode, attr, route.policy.timeout(attr))
         return Entry(inode, attr, route.policy.timeout_s)
 
     def _told(self, route: Route, inode: int, attr: Attr) -> Entry:
         self.inodes.told(inode, attr.size)
         return Entry(inode, attr, route.policy.timeout_s)
 
+    def _fresh(self, route: Route, entry: Entry, changes: int) -> Entry:
+        """An entry to be believed only if nothing was heard of since this count of changes, when it was asked for.
 
-def _held(volume: Volume, function: Callable[..., Attr], args: tuple[Any, ...]) -> Attr:
+        An answer in a thread may be overtaken by what is told of a change, of which the kernel then has no use.
+        """
+        if not route.offload.blocking or changes == self.invalidation.changes:
+            return entry
+        return entry._replace(timeout_s=0.0)
+
+
+def held(volume: Volume, function: Callable[..., Attr], *args: Any) -> Attr:
+    if volume.features.shared:  # another host may free it whatever is locked here
+        attr = function(*args)
+        volume.hold(attr.node)
+        return attr
     with volume.lock:
         attr = function(*args)
         volume.hold(attr.node)
@@ -131,9 +154,8 @@ def routes_of(
     for index, prefix in enumerate([ROOT, *sorted(prefix for prefix in volumes if prefix != ROOT)]):
         volume = volumes[prefix]
         features = volume.features
-        if list(volumes.values()).count(volume) > 1:
-            features = replace(features, change_feed=False)  # a change under one prefix shows late under the other
-        policy = CachePolicy.of(features, ttl_s if volume.ttl_s is None else volume.ttl_s)
+        alone = list(volumes.values()).count(volume) == 1
+        policy_of = partial(_policy, alone, ttl_s if volume.ttl_s is None else volume.ttl_s)
         own = limits.get(prefix, RouteLimits()).or_else(others)
         name = "The default backend" if prefix == ROOT else f"Route '{prefix}/'"
         probe = partial(volume.readdir, ROOT_NODE, b"", 1)
@@ -144,5 +166,10 @@ def routes_of(
             name=name,
             probe=probe,
         )
-        routes.append(Route(index, prefix, volume, policy, offload))
+        routes.append(Route(index, prefix, volume, policy_of, offload))
     return routes
+
+
+def _policy(alone: bool, ttl_s: float, features: Features) -> CachePolicy:
+    """Of a volume under two prefixes, a change under one shows late under the other."""
+    return CachePolicy.of(features if alone else replace(features, change_feed=False), ttl_s)

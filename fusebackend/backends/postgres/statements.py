@@ -8,6 +8,7 @@ from typing import TypeAlias
 from fusebackend.backends.chunks import Chunk
 from fusebackend.backends.postgres.rows import COLUMNS, FIELDS, StoredInode, columns_of
 from fusebackend.backends.postgres.schema import CHANGE_LOCK, RENAME_LOCK
+from fusebackend.protocol import Link
 
 Statement: TypeAlias = tuple[str, Sequence[object]]
 
@@ -44,6 +45,15 @@ def entries(volume: int, keys: Sequence[tuple[int, bytes]], lock: bool) -> State
         " JOIN fusebackend.dentry d ON d.volume = %s AND d.parent = k.parent AND d.name = k.name"
         f" JOIN fusebackend.inode i ON i.volume = d.volume AND i.node = d.node ORDER BY i.node{_locking(lock, 'i')}",
         ([parent for parent, _ in keys], [name for _, name in keys], volume),
+    )
+
+
+def links(volume: int, links: Sequence[Link]) -> Statement:
+    """Those of these names that lead to these nodes."""
+    return (
+        "SELECT d.parent, d.name, d.node FROM unnest(%b::int8[], %b::bytea[], %b::int8[]) AS k (parent, name, node)"
+        " JOIN fusebackend.dentry d ON d.volume = %s AND d.parent = k.parent AND d.name = k.name AND d.node = k.node",
+        ([link.parent for link in links], [link.name for link in links], [link.node for link in links], volume),
     )
 
 

@@ -42,6 +42,9 @@ class Uses:
     def __contains__(self, node: int) -> bool:
         return node in self._opened or node in self._held
 
+    def is_open(self, node: int) -> bool:
+        return node in self._opened
+
     # -- opening -----------------------------------------------------------------------------------------------
 
     def open(self, node: int, flags: int, contents: int) -> None:

@@ -28,6 +28,7 @@ from fusebackend.backends.native import Changes
 from fusebackend.backends.postgres import notices, schema, statements
 from fusebackend.backends.postgres.connections import CONNECTIONS, Connections, gone
 from fusebackend.backends.postgres.errors import told
+from fusebackend.backends.postgres.feed import VolumeFeed
 from fusebackend.backends.postgres.rows import StoredInode
 from fusebackend.backends.postgres.session import Session
 from fusebackend.backends.postgres.statements import Statement
@@ -36,7 +37,7 @@ from fusebackend.backends.postgres.uses import Uses
 from fusebackend.backends.storage import Inode
 from fusebackend.backends.tree import TreeVolume, is_access_noted, now_ns
 from fusebackend.errors import oserror
-from fusebackend.protocol import Attr, AttrChanges, Caller, Change, Features, StatFs
+from fusebackend.protocol import Attr, AttrChanges, Caller, Change, Features, Link, StatFs
 
 if TYPE_CHECKING:
     from psycopg import Connection
@@ -93,6 +94,7 @@ class PostgresVolume(TreeVolume):
             self._connections.run(schema.migrate)
             self.id = self._connections.run(lambda connection: schema.volume_id(connection, name))
             self._session = Session(conninfo, self.id, self._uses)
+            self._feed = VolumeFeed(self, conninfo, self.id, self.session)
         except BaseException:
             self._connections.close()
             raise
@@ -231,6 +233,12 @@ class PostgresVolume(TreeVolume):
         rows = self._query(statements.listed(self.id, node, after, limit))
         self._require_directory(rows, node)
         return [(row[2], StoredInode.of(row[3:])) for row in rows if row[2] is not None]
+
+    def wrong_links(self, links: Sequence[Link]) -> Sequence[Link]:
+        if not links:
+            return []
+        found = {Link(*row) for row in self._query(statements.links(self.id, links))}
+        return [link for link in links if link not in found]
 
     def _require_directory(self, rows: Sequence[Any], node: int) -> None:
         if not rows:
@@ -396,6 +404,7 @@ class PostgresVolume(TreeVolume):
         if self._closed:
             return
         self._closed = True
+        self._feed.close()
         try:
             self.sync()
         finally:
@@ -403,6 +412,15 @@ class PostgresVolume(TreeVolume):
                 self._session.close()
             finally:
                 self._connections.close()
+
+    def changed_elsewhere(self, changes: Sequence[Change]) -> None:
+        """Other hosts have made these changes: what is open here may have lost its name."""
+        for change in changes:
+            nodes = [change.node] if change != Change() else self._uses.opened()
+            for node in nodes:
+                if node is not None and self._uses.is_open(node):
+                    self._session.look_after(node)
+        self.publish(*changes)
 
     # -- storage -----------------------------------------------------------------------------------------------
 

@@ -6,21 +6,19 @@ nothing and takes some microseconds. It is installed once for a database and sta
     DROP TRIGGER fusebackend_store_changed ON store;  DROP TRIGGER fusebackend_store_truncated ON store;
     DROP FUNCTION fusebackend_store_notify();
 
-A thread listens, on a connection of its own. While that is lost (`live` is False) nothing is told, and when it is there
-again anything may have changed. Changes made by this process's own backends carry their origin: an agent's are passed
-over, for they were told already, and a mount's are told to everybody but that mount.
+A `Listener` listens, on a connection of its own. While that is lost (`live` is False) nothing is told, and when it is
+there again anything may have changed. Changes made by this process's own backends carry their origin: an agent's are
+passed over, for they were told already, and a mount's are told to everybody but that mount.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
-import select
-import socket
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+from fusebackend.backends.postgres.listening import Listener
 
 if TYPE_CHECKING:
     from psycopg import Connection, Cursor
@@ -31,12 +29,6 @@ CHANNEL = "fusebackend_store"
 TRIGGERS = ("fusebackend_store_changed", "fusebackend_store_truncated")
 LOCK_S = 3
 """How long making the trigger may wait for others that use the table."""
-
-PING_S = 15.0
-"""How often a silent connection is asked whether it is alive."""
-
-RETRY_S = 1.0
-"""How soon a lost one is made again."""
 
 _FUNCTION = """
 CREATE OR REPLACE FUNCTION fusebackend_store_notify() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -103,23 +95,21 @@ class StoreFeed:
     """See the module's docstring.
 
     Attributes:
-        live: every change since it became so has been, or will at once be told.
         changes: grows with each.
     """
 
     def __init__(self, conninfo: str, origin: str) -> None:
         """Connects and listens before it returns. psycopg's error when that fails."""
-        self._conninfo = conninfo
         self._origin = origin
         self._subscribers: list[tuple[str, Callable[[str | None], None], str]] = []
         self.changes = 0
-        self._ended = False
         self._table = 0
-        connection = self._connect()
-        self.live = True
-        self._wake, self._waking = socket.socketpair()
-        self._thread = threading.Thread(target=self._run, args=[connection], name="fusebackend-store-feed", daemon=True)
-        self._thread.start()
+        self._listener = Listener(conninfo, CHANNEL, self, name="fusebackend-store-feed")
+
+    @property
+    def live(self) -> bool:
+        """Every change since it became so has been, or will at once be told."""
+        return self._listener.live
 
     def subscribe(self, namespace: str, changed: Callable[[str | None], None], origin: str) -> Callable[[], None]:
         """Tell `changed` the key of each change in a namespace that has another origin, None for any; returns what ends
@@ -135,62 +125,22 @@ class StoreFeed:
 
     def close(self) -> None:
         """Stop listening. Twice is once."""
-        if self._ended:
-            return
-        self._waking.send(b"x")  # before the thread can know, for it closes this at its end
-        self._ended = True
-        if self._thread is not threading.current_thread():  # as when it collects the garbage that this has become
-            self._thread.join()
+        self._listener.close()
 
-    def _connect(self) -> Connection[Any]:
-        import psycopg
+    # -- `Hearer` ----------------------------------------------------------------------------------------------
 
-        connection = psycopg.connect(self._conninfo, autocommit=True, connect_timeout=10)
-        try:
-            connection.execute(f"LISTEN {CHANNEL}")
-            row = connection.execute("SELECT to_regclass('store')::oid::bigint").fetchone()
-            self._table = row[0] if row is not None else 0
-        except BaseException:
-            connection.close()
-            raise
-        return connection
+    def prepare(self, connection: Connection[Any]) -> None:
+        row = connection.execute("SELECT to_regclass('store')::oid::bigint").fetchone()
+        self._table = row[0] if row is not None else 0
 
-    def _run(self, connection: Connection[Any] | None) -> None:
-        import psycopg
+    def lost(self, error: BaseException) -> None:
+        log.warning("changes of the store are not told until its connection is back: %s", error)
+        self._tell(None, None)
 
-        while not self._ended:
-            try:
-                if connection is None:
-                    connection = self._connect()
-                    self.live = True
-                    self._tell(None, None)
-                self._listen(connection)
-            except (psycopg.Error, OSError) as error:
-                if self.live:
-                    log.warning("changes of the store are not told until its connection is back: %s", error)
-                self.live = False
-                self._tell(None, None)
-                _close(connection)
-                connection = None
-                self._wait(None, RETRY_S)
-        _close(connection)
-        self._wake.close()
-        self._waking.close()
+    def back(self) -> None:
+        self._tell(None, None)
 
-    def _listen(self, connection: Connection[Any]) -> None:
-        """Until the end, or the connection's."""
-        while not self._ended:
-            if not self._wait(connection, PING_S):
-                connection.execute("SELECT 1")
-            for notification in connection.notifies(timeout=0):
-                self._told(notification.payload)
-
-    def _wait(self, connection: Connection[Any] | None, seconds: float) -> bool:
-        """Until there is something to read, or that much time has passed."""
-        readable: list[Any] = [self._wake, *([connection] if connection is not None else [])]
-        return bool(select.select(readable, [], [], seconds)[0])
-
-    def _told(self, payload: str) -> None:
+    def heard(self, payload: str) -> None:
         try:
             note = json.loads(payload)
         except ValueError:
@@ -211,9 +161,3 @@ class StoreFeed:
                     changed(key)
                 except Exception:  # the change is made; the next ones must be heard
                     log.exception("a subscriber failed on %r", key)
-
-
-def _close(connection: Connection[Any] | None) -> None:
-    if connection is not None:
-        with contextlib.suppress(Exception):  # it is lost anyway
-            connection.close()

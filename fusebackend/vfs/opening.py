@@ -1,0 +1,19 @@
+"""What an `open` does in its volume, in one step and one thread."""
+
+from __future__ import annotations
+
+from fusebackend.protocol import Attr, AttrChanges
+from fusebackend.vfs.handles import FileHandle
+
+
+def open_node(handle: FileHandle, truncate: bool) -> Attr:
+    """Open a handle's node, and empty it if asked to; returns what the file then is. An error leaves it closed."""
+    route, node = handle.route, handle.node
+    route.volume.open(node, handle.flags)
+    try:
+        if truncate:
+            route.changing.setattr(node, AttrChanges(size=0))
+        return route.volume.getattr(node)
+    except BaseException:
+        route.volume.release(node, handle.flags)
+        raise

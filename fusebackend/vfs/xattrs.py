@@ -1,0 +1,66 @@
+"""Extended attributes: those of the volumes, and two that tell of the mount itself."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+
+from fusebackend.errors import oserror
+from fusebackend.vfs.inodes import ROOT_INODE
+from fusebackend.vfs.mounttree import MountTree, Route
+from fusebackend.vfs.places import Places
+
+STATUS_XATTR = b"user.fusebackend.status"
+"""Read from the mount's root, it is the JSON of `fusebackend status`. Never listed, so that `cp -a` leaves it alone."""
+
+SOCKET_XATTR = b"user.fusebackend.socket"
+"""Read from anything in the mount, it is the path of the control socket. Never listed either."""
+
+
+class ExtendedAttributes(Places):
+    """The part of the `FileSystem` that answers for extended attributes."""
+
+    def __init__(self, tree: MountTree) -> None:
+        super().__init__(tree)
+        self.status: Callable[[], bytes] = lambda: b"{}"
+        self.socket = b""  # the control socket's path, once it listens
+
+    async def getxattr(self, inode: int, name: bytes) -> bytes:
+        if name == STATUS_XATTR and inode == ROOT_INODE:
+            return self.status()
+        if name == SOCKET_XATTR and self.socket:
+            return self.socket
+        try:
+            route, node = await self._place(inode)
+        except FileNotFoundError:
+            raise oserror(errno.ENODATA) from None  # a synthesised directory has none
+        _check(route, name)
+        return await route.ask(route.volume.getxattr, node, name)
+
+    async def setxattr(self, inode: int, name: bytes, value: bytes) -> None:
+        route, node = await self._place(inode, make=True)
+        route.check_writable()
+        _check(route, name)
+        await route.call(route.changing.setxattr, node, name, value)
+
+    async def listxattr(self, inode: int) -> list[bytes]:
+        try:
+            route, node = await self._place(inode)
+        except FileNotFoundError:
+            return []  # a synthesised directory has none
+        return list(await route.ask(route.volume.listxattr, node)) if route.volume.features.xattrs else []
+
+    async def removexattr(self, inode: int, name: bytes) -> None:
+        try:
+            route, node = await self._place(inode)
+        except FileNotFoundError:
+            raise oserror(errno.ENODATA) from None  # a synthesised directory has none
+        route.check_writable()
+        _check(route, name)
+        await route.call(route.changing.removexattr, node, name)
+
+
+def _check(route: Route, name: bytes) -> None:
+    """ACLs are refused: the kernel checks modes only (`default_permissions`), and would not apply them."""
+    if not route.volume.features.xattrs or name.startswith(b"system."):
+        raise oserror(errno.ENOTSUP)
