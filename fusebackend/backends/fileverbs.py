@@ -48,6 +48,10 @@ class _Unchanged(Exception):
     """An edit that can't be made; the text says why. Never leaves this module."""
 
 
+class Unreadable(Exception):
+    """Raised by `_find` and `_grep` at their end: there was something that could not be looked into."""
+
+
 class FileVerbs(BackendProtocol):
     """See the module's docstring.
 
@@ -88,7 +92,8 @@ class FileVerbs(BackendProtocol):
 
     @abc.abstractmethod
     def _find(self, path: AgentPath, matcher: Matcher) -> Iterator[FileInfo]:
-        """Files below a path, or the one at it, whose path relative to it matches; sorted. `Spent` may end it."""
+        """Files below a path, or the one at it, whose path relative to it matches; sorted.
+        `Spent` may end it, and `Unreadable`."""
 
     @abc.abstractmethod
     def _grep(
@@ -138,7 +143,7 @@ class FileVerbs(BackendProtocol):
                 wanted = None if limit is None else limit + 1
                 for found, lines in self._grep(pattern, checked(ROOT if path is None else path), matcher, wanted):
                     matches += [GrepMatch(path=found, line=number, text=line) for number, line in lines]
-        except Spent:
+        except (Spent, Unreadable):
             truncated = True
         except Refusal as error:
             return GrepResult(error=f"Error searching '{path or ROOT}': {_words(error)}")
@@ -154,6 +159,8 @@ class FileVerbs(BackendProtocol):
                     matches.append(info)  # one by one: what there is when the budget is spent is the answer
         except Spent:
             return GlobResult(matches=matches, truncated=True, truncation_reason="budget")
+        except Unreadable:
+            return GlobResult(matches=matches, truncated=True, truncation_reason="unreadable")
         except Refusal as error:
             return GlobResult(error=f"Error searching '{path or ROOT}': {_words(error)}")
         return GlobResult(matches=matches)

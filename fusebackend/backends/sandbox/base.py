@@ -1,0 +1,272 @@
+"""`BaseSandbox`: every file verb, made from `execute`, `upload_files` and `download_files`.
+
+    class MySandbox(BaseSandbox):
+        @property
+        def id(self): ...
+        def execute(self, command, *, timeout=None): ...
+        def upload_files(self, files): ...        # absolute paths of the sandbox; parents are there
+        def download_files(self, paths): ...
+
+The sandbox needs a POSIX `sh` and the usual tools, GNU's or busybox's (`scripts.py` names them), and no Python. A verb
+is one command, where a file is small; larger ones go by `upload_files` and `download_files`.
+
+- What a verb answers, it answers as every other backend of this package. Paths may be any bytes; names and patterns
+  are never code. Symbolic links are followed as the sandbox's kernel does it; nothing but regular files is read.
+- `write`, `edit` and uploads put the whole of a file in its place at once (`mv`), with the mode and the owner that the
+  old one had; it is another file then, also for those who had it open, and other hard links keep the old contents.
+  Where something is mounted on a file, or only the file may be written, it is overwritten instead.
+- `write` creates only; of two that create one file, one is told. So are, of two `edit`s of what one file held, those
+  who come second: the comparison and the change are one step, among all who use this class on that sandbox.
+- `grep` and `glob` from above leave out `/proc`, `/sys` and `/dev`.
+- A directory named `.fusebackend-lock~` or a file `.fusebackend-…~` is there for the time of a change. They are not
+  listed; one that is left by a change that was killed is not in the way.
+"""
+
+from __future__ import annotations
+
+import abc
+import base64
+import errno
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
+
+from fusebackend import errors, paths, text
+from fusebackend.backends.buffer import digest_of
+from fusebackend.backends.fileverbs import FileVerbs, Loaded, Refusal, checked, code_of
+from fusebackend.backends.sandbox import channel
+from fusebackend.backends.sandbox.answers import (
+    END,
+    ERRNO,
+    Piece,
+    entries_of,
+    failure,
+    info_of,
+    pieces_of,
+    status_of,
+)
+from fusebackend.backends.sandbox.scripts import Script, nonce
+from fusebackend.backends.sandbox.search import Search
+from fusebackend.errors import oserror
+from fusebackend.globs import Matcher
+from fusebackend.paths import AgentPath
+from fusebackend.protocol import (
+    ExecuteResponse,
+    FileDownloadResponse,
+    FileInfo,
+    FileUploadResponse,
+    SandboxBackendProtocol,
+)
+
+PATH_MAX_BYTES = 4095
+"""Longest path that a command can name."""
+
+ATTEMPTS = 5
+"""How often a file that changes while it is read is read again."""
+
+BATCH_FILES = 200
+"""Files that are read with one command."""
+
+
+class BaseSandbox(FileVerbs, SandboxBackendProtocol):
+    """See the module's docstring.
+
+    Args:
+        root: the directory of the sandbox that is `/` for the file verbs. It confines nothing: links lead out of it,
+            and commands go where they like.
+        on_exists: what `write` does to an existing file, `"error"` (the seeds) or `"replace"` (deepagents 0.7).
+
+    Attributes:
+        inline_bytes: what a command can carry of files, there and back. A command line may have 128 KiB.
+        script_timeout_s: seconds for the command of one verb that is no search.
+        max_search_bytes: larger files are passed over by `grep`, and its answer says `truncated`.
+    """
+
+    exact_sizes = True
+    blocking = True
+
+    inline_bytes: int = 48 << 10
+    script_timeout_s: float = 25.0
+    max_search_bytes: int = 64 << 20
+
+    def __init__(self, *, root: str = "/", on_exists: Literal["error", "replace"] = "error") -> None:
+        super().__init__(on_exists=on_exists)
+        self.root = paths.normalise(root)
+        self._prefix = "" if self.root == paths.ROOT else str(self.root)
+
+    # -- what an author gives ----------------------------------------------------------------------------------
+
+    @property
+    @abc.abstractmethod
+    def id(self) -> str:
+        """A name for this sandbox, unique while it lives."""
+
+    @abc.abstractmethod
+    def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
+        """Run `command` with `sh -c`; after `timeout` seconds it is ended and the exit code is 124."""
+
+    @abc.abstractmethod
+    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
+        """Store bytes at paths, replacing what is there."""
+
+    @abc.abstractmethod
+    def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
+        """Fetch the bytes of files."""
+
+    def send(self, files: Sequence[tuple[str, bytes]]) -> None:
+        """Put large files at paths of the sandbox, where nothing is and whose directories are there. OSError."""
+        for response in self.upload_files([(self._shown(path), data) for path, data in files]):
+            if response.error is not None:
+                raise OSError(errors.errno_of(response.error), response.error)
+
+    def fetch(self, path: str) -> bytes:
+        """The bytes of a file at a path of the sandbox. OSError."""
+        (response,) = self.download_files([self._shown(path)])
+        if response.error is not None or response.content is None:
+            error = response.error or "no content"
+            raise OSError(errors.errno_of(error), errors.words_of(error))
+        return response.content
+
+    def ask(self, script: Script, timeout_s: float, *, looks: bool = False) -> bytes:
+        """The answer to a script, by one `execute`. What is faster or more exact overrides it.
+
+        `looks`: it changes nothing. Its answer may then be long, and a search (see `Search`) be cut when the time is
+        over. OSError: ETIMEDOUT, or whatever keeps the sandbox from answering.
+        """
+        return channel.ask(self, script, timeout_s, looks)
+
+    def _shown(self, path: str) -> str:
+        """A path of the sandbox below the root, as the author's verbs know it."""
+        return path.removeprefix(self._prefix)
+
+    def path_of(self, path: AgentPath) -> str:
+        """The path in the sandbox. ENAMETOOLONG."""
+        there = self._prefix + path if path != paths.ROOT else str(self.root)
+        if len(there.encode("utf-8", "surrogateescape")) > PATH_MAX_BYTES:
+            raise oserror(errno.ENAMETOOLONG)
+        return there
+
+    # -- primitives --------------------------------------------------------------------------------------------
+
+    def _list(self, path: AgentPath) -> list[FileInfo]:
+        status, listing = status_of(self._look(Script().call("fb_ls", self.path_of(path))))
+        if status != "ok":
+            raise failure(status)
+        entries = entries_of(listing + END).entries
+        return [info_of(paths.join(path, paths.to_text(entry.path)), entry) for entry in entries]
+
+    def _load(self, path: AgentPath) -> Loaded:
+        there = self.path_of(path)
+        (piece,) = self.pieces([there])
+        if piece.code == "b":
+            return Loaded(self.fetch(there))
+        if piece.code != "f":
+            raise failure(piece.code)
+        return Loaded(piece.data, None, text.iso_time(piece.mtime_ns))
+
+    def pieces(self, wanted: Sequence[str]) -> list[Piece]:
+        """Files at paths of the sandbox: their bytes, or code `b` for a larger one, or why there are none."""
+        if len(wanted) > BATCH_FILES:
+            return self.pieces(wanted[:BATCH_FILES]) + self.pieces(wanted[BATCH_FILES:])
+        for _ in range(ATTEMPTS):
+            mark = nonce()
+            limit = self.inline_bytes if len(wanted) == 1 else self.inline_bytes // 4
+            found = pieces_of(self._look(Script().call("fb_cat", mark, str(limit), *wanted)), mark)
+            if found is not None and len(found) == len(wanted):
+                return found
+            if len(wanted) > 1:
+                return [piece for path in wanted for piece in self.pieces([path])]
+        raise OSError(errno.EIO, "The file changes while it is read")
+
+    def _put(self, path: AgentPath, data: bytes, *, replace: bool) -> None:
+        self._store(path, data, "over" if replace else "new")
+
+    def _store(self, path: AgentPath, data: bytes, how: str) -> None:
+        """Put a file at a path. `how`: `new`, `over`, or the sha256 of the file that is to be replaced."""
+        if path == paths.ROOT:
+            raise oserror(errno.EEXIST if how == "new" else errno.EISDIR)
+        there, number = self.path_of(path), nonce()
+        script = Script()
+        if len(data) <= self.inline_bytes:
+            script.call("fb_put", how, there, number, stdin=inline(data))
+        else:
+            self.change(Script().call("fb_prepare", "new" if how == "new" else "over", there))
+            beside = f"{there.rpartition('/')[0]}/.fusebackend-{number}~"
+            self.send([(beside, data)])
+            script.call("fb_put", how, there, number, beside)
+        self.change(script)
+
+    def _rewrite(self, path: AgentPath, change: Callable[[bytes], bytes]) -> None:
+        before = self._load(path).data
+        after = change(before)
+        if after != before:
+            self._swap(path, before, after)
+
+    def _swap(self, path: AgentPath, before: bytes, after: bytes) -> None:
+        try:
+            self._store(path, after, hashlib.sha256(before).hexdigest())
+        except OSError as error:
+            if error.errno == errno.ESTALE:
+                raise OSError(errno.ESTALE, "Somebody else has changed the file meanwhile; read it again") from None
+            raise
+
+    def upload_if(self, path: str, content: bytes, digest: bytes | None) -> FileUploadResponse:
+        """Write a file if what is there now has this digest (`buffer.digest_of`; None: if there is nothing), in one
+        step. The error is `conflict` if not."""
+        try:
+            found = checked(path)
+            if digest is None:
+                self._put(found, content, replace=False)
+                return FileUploadResponse(path=path)
+            before = self._load(found).data
+            if digest_of(before) != digest:
+                return FileUploadResponse(path=path, error=errors.CONFLICT)
+            self._swap(found, before, content)
+        except Refusal as error:
+            lost = isinstance(error, OSError) and error.errno in (errno.ESTALE, errno.EEXIST, errno.ENOENT)
+            return FileUploadResponse(path=path, error=errors.CONFLICT if lost else code_of(error))
+        return FileUploadResponse(path=path)
+
+    def _remove(self, path: AgentPath) -> None:
+        self.change(Script().call("fb_rm", self.path_of(path)))
+
+    def _rename(self, old: AgentPath, new: AgentPath) -> None:
+        if new == paths.ROOT:
+            raise oserror(errno.EEXIST)
+        self.change(Script().call("fb_mv", self.path_of(old), self.path_of(new)))
+
+    def _find(self, path: AgentPath, matcher: Matcher) -> Iterator[FileInfo]:
+        return Search(self, path, matcher).files()
+
+    def _grep(
+        self, pattern: str, path: AgentPath, matcher: Matcher | None, limit: int | None
+    ) -> Iterator[tuple[str, Sequence[tuple[int, str]]]]:
+        return Search(self, path, matcher).lines(pattern, limit)
+
+    # -- asking ------------------------------------------------------------------------------------------------
+
+    def _look(self, script: Script) -> bytes:
+        return self.ask(script, self.script_timeout_s, looks=True)
+
+    def change(self, script: Script) -> None:
+        """Run a script that answers with a status for each call. OSError for the first that is not `ok`."""
+        for status in self.statuses(script):
+            if status != "ok":
+                raise failure(status)
+
+    def statuses(self, script: Script) -> list[str]:
+        """Run a script of several calls: a status of each, in their order."""
+        lines: list[str] = []
+        for line in self.ask(script, self.script_timeout_s).decode("utf-8", "replace").splitlines():
+            if line == "ok" or line in ERRNO or line.startswith("!"):
+                lines.append(line)
+            elif lines:
+                lines[-1] += f" {line}"  # a tool's message of several lines
+        if not lines:
+            raise OSError(errno.EIO, "The sandbox gave no answer")
+        return lines
+
+
+def inline(data: bytes) -> str:
+    """Bytes as lines that a script reads."""
+    return base64.encodebytes(data).decode("ascii").rstrip("\n")

@@ -1,0 +1,311 @@
+"""The shell scripts that `BaseSandbox` runs, and `Script`, which puts them and their arguments together.
+
+They are for a POSIX `sh` with the usual tools, GNU's or busybox's: base64, cat, chmod, chown, find, grep, ln, mkdir,
+mv, readlink, rm, rmdir, sha256sum, sleep, stat. Names are any bytes: an argument is quoted, or spelled in octal where
+it is no plain text, and is never read as an option, for paths are absolute and patterns follow `-e`.
+
+A script answers with a line that says how it went, one of the keys of `answers.ERRNO` or `! ` and the words of the tool
+that failed, and what was asked for after it. What it makes for the time being is named `.fusebackend-…~`.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+
+_SOURCE = r"""
+LC_ALL=C; TZ=UTC0; export LC_ALL TZ
+fb_stat='//%f %s %y//%n'
+
+# Why there is nothing at a path: n (no such file), t (a file is used as a directory), x (it may not be looked at).
+# With a second argument, x also where nothing may be made.
+fb_why() {
+  fb_q=$1
+  while :; do
+    fb_q=${fb_q%/*}
+    if [ -d "$fb_q/" ]; then
+      if [ ! -x "$fb_q/" ]; then echo x; elif [ -n "${2-}" ] && [ ! -w "$fb_q/" ]; then echo x; else echo n; fi
+      return
+    fi
+    if [ -e "$fb_q" ]; then echo t; return; fi
+    if [ -z "$fb_q" ]; then echo n; return; fi
+  done
+}
+
+# What a directory holds. Links are told as what they lead to, and as themselves where they lead nowhere.
+fb_ls() {
+  if [ -d "$1/" ]; then
+    { [ -r "$1/" ] && cd "$1/"; } || { echo x; return; }
+    echo ok
+    find .//. ! -name . -prune -type l -exec sh -c '
+      fb_stat=$0
+      stat -L -c "$fb_stat" "$@" && exit
+      for fb_f do shift; [ -e "$fb_f" ] || set -- "$@" "$fb_f"; done
+      [ $# -eq 0 ] || stat -c "$fb_stat" "$@"' "$fb_stat" {} + -o ! -name . -prune -exec stat -c "$fb_stat" {} +
+  elif [ -e "$1" ]; then echo t
+  else fb_why "$1"; fi
+}
+
+# Marker, limit, paths: a code for each, f for those whose bytes follow and b for larger files; then for the former
+# what stat says, the bytes of all, the marker, and what stat says now.
+fb_cat() {
+  fb_mark=$1 fb_max=$2 fb_codes=
+  shift 2
+  for fb_f do
+    shift
+    if [ -d "$fb_f" ]; then fb_c=d
+    elif [ -f "$fb_f" ]; then if [ -r "$fb_f" ]; then fb_c=f; set -- "$@" "$fb_f"; else fb_c=x; fi
+    elif [ -e "$fb_f" ]; then fb_c=i
+    else fb_c=$(fb_why "$fb_f"); fi
+    fb_codes="$fb_codes $fb_c"
+  done
+  if [ $# -gt 0 ]; then
+    fb_sizes=$(stat -L -c %s "$@")
+    fb_rest=$fb_codes fb_codes=
+    for fb_c in $fb_rest; do
+      if [ "$fb_c" = f ]; then
+        fb_f=$1 fb_s=${fb_sizes%%
+*}
+        fb_sizes=${fb_sizes#*
+}
+        shift
+        if [ "${fb_s:-0}" -le "$fb_max" ]; then set -- "$@" "$fb_f"; else fb_c=b; fi
+      fi
+      fb_codes="$fb_codes $fb_c"
+    done
+  fi
+  echo "$fb_codes"
+  [ $# -eq 0 ] || stat -L -c '%i %s %y' "$@"
+  echo
+  [ $# -eq 0 ] || cat "$@"
+  printf '\n%s\n' "$fb_mark"
+  [ $# -eq 0 ] || stat -L -c '%i %s %y' "$@"
+}
+
+fb_there() { [ -e "$1" ] || [ -L "$1" ]; }
+
+# The directory of a path is made, or it is said why not.
+fb_parents() {
+  fb_d=${1%/*}/
+  [ -d "$fb_d" ] && return
+  fb_m=$(mkdir -p "$fb_d" 2>&1) && return
+  fb_c=$(fb_why "$1" w)
+  [ "$fb_c" != n ] || fb_c="! $fb_m"
+  echo "$fb_c"
+  return 1
+}
+
+# Those who replace files of one directory do it one after the other. Who was killed in the middle is not waited for.
+fb_lock() {
+  fb_l=$1/.fusebackend-lock~ fb_n=0
+  until mkdir "$fb_l" 2>/dev/null; do
+    [ -d "$fb_l" ] || return 0
+    fb_n=$((fb_n + 1))
+    if [ $fb_n -gt 100 ]; then rmdir "$fb_l"; fb_n=0; fi
+    sleep 0.1 || sleep 1
+  done
+}
+
+# Is a path one that can be replaced? A link is followed, so fb_p is where it leads.
+fb_replaceable() {
+  fb_p=$1
+  if [ -d "$fb_p" ]; then echo d; return 1; fi
+  if [ -L "$fb_p" ]; then
+    fb_p=$(readlink -f "$fb_p" && echo .) && fb_p=${fb_p%??} || { echo n; return 1; }
+  fi
+  if [ -e "$fb_p" ] && [ ! -f "$fb_p" ]; then echo i; return 1; fi
+}
+
+# Before files are sent to be new ones, or over others: what is in the way of each, or ok, with its directory made.
+fb_prepare() {
+  fb_h=$1
+  shift
+  for fb_a do
+    if [ "$fb_h" = new ] && fb_there "$fb_a"; then echo e; continue; fi
+    fb_replaceable "$fb_a" && fb_parents "$fb_a" && fb_parents "$fb_p" && echo ok
+  done
+}
+
+# A name for the file to come, beside it, or elsewhere where only the file itself may be written.
+fb_temporary() {
+  fb_d=${fb_p%/*}
+  fb_t=$fb_d/.fusebackend-$1~
+  [ -w "$fb_d/" ] && return
+  if [ -f "$fb_p" ] && [ -w "$fb_p" ]; then fb_t=${TMPDIR:-/tmp}/.fusebackend-$1~; return; fi
+  echo x
+  return 1
+}
+
+# How (new, over, or the sha256 that is to be replaced), path, number, and where the bytes are if they have been sent;
+# else they come as base64. A new file appears at once and whole, and replaces nothing.
+fb_put() {
+  fb_h=$1 fb_p=$2 fb_t=${4-}
+  if [ "$fb_h" = new ]; then
+    if fb_there "$fb_p"; then fb_drop; echo e; return; fi
+  else
+    fb_replaceable "$2" || { fb_drop; return; }
+  fi
+  fb_parents "$fb_p" || { fb_drop; return; }
+  if [ -z "$fb_t" ]; then
+    fb_temporary "$3" || return
+    fb_m=$(base64 -d 2>&1 >"$fb_t") || { fb_drop; echo "! $fb_m"; return; }
+  elif [ ! -e "$fb_t" ]; then
+    echo m
+    return
+  fi
+  if [ "$fb_h" = new ]; then fb_link; else fb_lock "${fb_p%/*}"; fb_replace; rmdir "$fb_l" 2>/dev/null; fi
+  fb_drop
+}
+
+fb_drop() { [ -z "$fb_t" ] || rm -f "$fb_t"; }
+
+fb_link() {
+  if ln -T "$fb_t" "$fb_p" 2>/dev/null; then echo ok; return; fi
+  if fb_there "$fb_p"; then echo e; return; fi
+  # No hard links here, or no -T: the name is taken first, and filled after that.
+  if fb_m=$( (set -C; cat "$fb_t" >"$fb_p") 2>&1); then echo ok
+  elif [ ! -w "${fb_p%/*}/" ]; then echo x
+  else echo "! $fb_m"; fi
+}
+
+fb_replace() {
+  if [ "$fb_h" != over ]; then
+    fb_now=$(sha256sum <"$fb_p") || { echo c; return; }
+    [ "${fb_now%% *}" = "$fb_h" ] || { echo c; return; }
+  fi
+  if [ -e "$fb_p" ]; then
+    set -- $(stat -c '%a %u:%g' "$fb_p" "$fb_t")
+    [ "${2-}" = "${4-}" ] || chown "$2" "$fb_t"
+    [ "${1-}" = "${3-}" ] && [ "${2-}" = "${4-}" ] || chmod "$1" "$fb_t"
+  fi
+  case $fb_t in
+    "${fb_p%/*}"/*) fb_m=$(mv -f "$fb_t" "$fb_p" 2>&1 </dev/null) && { echo ok; return; } ;;
+  esac
+  # A file that something is mounted on, or in a directory that is not ours, can only be written itself.
+  if fb_m=$( (cat "$fb_t" >"$fb_p") 2>&1); then echo ok; else echo "! $fb_m"; fi
+}
+
+fb_rm() {
+  fb_there "$1" || { fb_why "$1"; return; }
+  fb_m=$(rm -rf "$1" 2>&1 </dev/null)
+  if ! fb_there "$1"; then echo ok
+  elif [ ! -w "${1%/*}/" ]; then echo x
+  else echo "! $fb_m"; fi
+}
+
+# A name that is free is taken before anything is moved to it, so nothing is ever replaced.
+fb_mv() {
+  fb_there "$1" || { fb_why "$1"; return; }
+  if fb_there "$2"; then echo e; return; fi
+  fb_parents "$2" || return
+  if [ -d "$1" ] && [ ! -L "$1" ]; then
+    mkdir "$2" 2>/dev/null || { fb_there "$2" && echo e || echo x; return; }
+    if fb_m=$(mv -fT "$1" "$2" 2>&1 </dev/null); then echo ok; return; fi
+    rmdir "$2" 2>/dev/null
+    case $fb_m in *[Uu]sage* | *option*) fb_m=$(mv "$1" "$2" 2>&1 </dev/null) && { echo ok; return; } ;; esac
+  else
+    (set -C; : >"$2") 2>/dev/null || { fb_there "$2" && echo e || echo x; return; }
+    if fb_m=$(mv -f "$1" "$2" 2>&1 </dev/null); then echo ok; return; fi
+    rm -f "$2"
+  fi
+  if fb_there "$1" && [ ! -w "${1%/*}/" ]; then echo x; else echo "! $fb_m"; fi
+}
+
+# Stand in a directory, and from there in one below it that no link leads to. Else: f (a file), or why not.
+fb_enter() {
+  if [ ! -d "$1/" ]; then
+    if [ -f "$1" ]; then echo f; stat -L -c '//%f %s %y//.//./' "$1"
+    elif [ -e "$1" ]; then echo i
+    else fb_why "$1"; fi
+    return 1
+  fi
+  cd "$1/" 2>/dev/null || { echo x; return 1; }
+  shift
+  echo ok
+  for fb_s do
+    { [ ! -L "./$fb_s" ] && [ -d "./$fb_s" ] && cd "./$fb_s" 2>/dev/null; } || { echo; echo //end; return 1; }
+  done
+}
+
+# find from here, to a depth (empty: any), with what is to be done there. The kernel's own file systems are left out
+# where the search comes from above. An `-exec … +` must not be in parentheses: busybox would not run it in the end.
+fb_walk() {
+  fb_depth=$1
+  shift
+  [ "$(pwd -P)" != / ] || set -- \( -path .//./proc -o -path .//./sys -o -path .//./dev \) -prune -o "$@"
+  if [ -n "$fb_depth" ]; then find .//. -maxdepth "$fb_depth" "$@"; else find .//. "$@"; fi
+}
+
+# The last line of a search: //end, and whether something could not be looked into. For that is looked only after a
+# failure, which a file that vanishes is too. Status of the search, depth, and what find is to look at.
+fb_end() {
+  fb_u=
+  if [ "$1" -ne 0 ]; then
+    shift
+    fb_u=$(fb_walk "$@" -exec sh -c '
+      for fb_f do
+        [ ! -e "$fb_f" ] || { [ -r "$fb_f" ] && { [ ! -d "$fb_f" ] || [ -x "$fb_f" ]; }; } || { echo u; exit; }
+      done' sh {} +)
+  fi
+  printf '\n//end%.1s\n' "$fb_u"
+}
+
+# Depth, where to begin: the regular files there.
+fb_find() {
+  fb_depth=$1
+  shift
+  fb_enter "$@" || return
+  fb_walk "$fb_depth" -type f -exec stat -c "$fb_stat" {} +
+  fb_end $? "$fb_depth" -type d
+}
+
+# Depth, limit in units of 512 bytes, literal, where to begin: the files that hold the literal, and what
+# stat says of those that are too large to be looked into.
+fb_grep() {
+  fb_depth=$1 fb_max=$2 fb_literal=$3
+  shift 3
+  fb_enter "$@" || return
+  fb_walk "$fb_depth" -type f -size +"$fb_max" -exec stat -c "$fb_stat" {} + -o -type f \
+    -exec sh -c 'grep -lsFe "$0" "$@"; [ $? -lt 2 ]' "$fb_literal" {} +
+  fb_end $? "$fb_depth" ! -type l
+}
+"""
+
+LIBRARY = re.sub(r"(?m)^#.*\n|^\n", "", _SOURCE)
+"""Without comments: it goes before each script where the shell does not stay."""
+
+_PLAIN = re.compile(r"[ -~\t\n\u00a0-\ud7ff\ue000-\U0010ffff]*")
+
+
+class Script:
+    """A script that uses the library. `text` is what a shell is given after it."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self._spelled = 0
+
+    def call(self, function: str, *arguments: str, stdin: str | None = None) -> Script:
+        """Add a call. `stdin` is lines of text, without one that is `.`."""
+        words = " ".join([function, *map(self._word, arguments)])
+        self._lines.append(words if stdin is None else f"{words} <<'.'\n{stdin}\n.")
+        return self
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self._lines)
+
+    def _word(self, argument: str) -> str:
+        """An argument as a word of the shell. Surrogates stand for the bytes of `surrogateescape`."""
+        if _PLAIN.fullmatch(argument):
+            return "'" + argument.replace("'", "'\\''") + "'"
+        # The shell cuts off newlines at the end of what a command prints, so there is a full stop after them.
+        octal = "".join(f"\\{byte:03o}" for byte in argument.encode("utf-8", "surrogateescape"))
+        self._spelled += 1
+        name = f"fb_spelled{self._spelled}"
+        self._lines.append(f"{name}=$(printf '{octal}.'); {name}=${{{name}%.}}")
+        return f'"${name}"'
+
+
+def nonce() -> str:
+    """Sixteen digits that nobody can foresee."""
+    return secrets.token_hex(8)
