@@ -8,6 +8,7 @@ from pathlib import Path
 
 import mounts
 import pytest
+from services.postgres import Postgres
 
 from fusebackend.protocol import Features
 from fusebackend.testing.posix import Limits, PosixCases
@@ -60,6 +61,16 @@ class TestForeign(Mounted):
         rename=False, links=False, symlinks=False, special_files=False, xattrs=False, persistent_modes=False
     )
     limits = Limits(huge_files=False, sparse=False, byte_names=False, many_entries=500, other_users=bool(OPTIONS))
+
+
+class TestPostgres(Mounted):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def root(cls, tmp_path_factory: pytest.TempPathFactory, postgres: Postgres) -> Iterator[Path]:
+        tmp = tmp_path_factory.mktemp("mount")
+        with postgres.database() as dsn:
+            with mounts.mounted(tmp / "mnt", f"postgres:{dsn}?volume=posix", options=OPTIONS) as server:
+                yield server.path
 
 
 class TestRoute(Mounted):
