@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from search_corpus import GLOBS, MAX_COUNTS, NAME_GLOBS, ODD, ODD_PATTERNS, PATHS, PATTERNS, PLAIN
 from seed_backends import DuckBackend, SeedInMemoryBackend
+from services.postgres import Postgres
 
-from fusebackend.backends import StoreBackend, directoryface
+from fusebackend.backends import PostgresBackend, StoreBackend, directoryface
 from fusebackend.backends.composite import CompositeBackend
 from fusebackend.backends.filesystem import FilesystemBackend
 from fusebackend.backends.indexer import Indexer
@@ -24,7 +25,7 @@ from fusebackend.backends.state import StateBackend
 
 OURS = (
     "sqlite", "sqlite indexed", "sqlite half indexed", "dir", "dir without rg", "shell", "state", "state v1",
-    "store", "composite",
+    "store", "composite", "postgres", "postgres indexed", "postgres half indexed", "postgres without index",
 )  # fmt: skip
 ELSEWHERE = ("seed", "duck", "composite of others")
 
@@ -59,6 +60,27 @@ def indexed(backend: SqliteBackend) -> None:
         pass
     assert db.execute("SELECT count(*) FROM unindexed").fetchone()[0] == 0
     db.close()
+
+
+def indexed_postgres(backend: PostgresBackend) -> None:
+    indexer = backend.search.indexer
+    assert indexer is not None, "the server of the tests has pg_trgm"
+    while indexer.work(quiet_s=0) is not None:
+        pass
+
+
+def made_in_postgres(kind: str, server: Postgres, corpus: dict[str, bytes], opened: ExitStack) -> PostgresBackend:
+    backend = opened.enter_context(PostgresBackend(opened.enter_context(server.database())))
+    assert backend.search.indexer is not None, "the server of the tests has pg_trgm"
+    backend.search.indexer.stop()  # nothing is indexed but where it is said
+    if kind == "postgres half indexed":
+        filled(backend, dict(list(corpus.items())[::2]))
+        indexed_postgres(backend)
+    filled(backend, corpus)
+    if kind == "postgres indexed":
+        indexed_postgres(backend)
+    backend.search.queries.indexed = kind != "postgres without index"
+    return backend
 
 
 def made(kind: str, directory: Path, corpus: dict[str, bytes], opened: ExitStack) -> Any:
@@ -107,8 +129,11 @@ def ours(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     with pytest.MonkeyPatch.context() as patch, ExitStack() as opened:
         if kind == "dir without rg":
             patch.setattr(directoryface, "find_candidates", lambda *_: None)
-        directory = tmp_path_factory.mktemp("matrix")
-        yield made(kind, directory / "root", corpus, opened), truth(corpus, opened)
+        if kind.startswith("postgres"):
+            backend = made_in_postgres(kind, request.getfixturevalue("postgres"), corpus, opened)
+        else:
+            backend = made(kind, tmp_path_factory.mktemp("matrix") / "root", corpus, opened)
+        yield backend, truth(corpus, opened)
 
 
 @pytest.fixture(scope="module", params=ELSEWHERE)

@@ -7,7 +7,9 @@ the server works on a query, a thread asks the budget, and has the server cancel
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
     from fusebackend.backends.postgres.connections import Connections
 
+log = logging.getLogger(__name__)
+
 QUERIES_AT_ONCE = 4
 """Of the connections of a volume, searches have so many at most."""
 
@@ -27,6 +31,56 @@ POLL_S = 0.05
 
 CANCEL_S = 5.0
 """How long the server may take to hear of it."""
+
+IDLE_S = 1.0
+"""How long the watching thread stays when there is nothing to watch."""
+
+
+class Watch:
+    """Cancels what connections are doing when nobody has a budget for it any more. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: dict[Connection[Any], Budget] = {}
+        self._thread: threading.Thread | None = None
+
+    @contextlib.contextmanager
+    def over(self, connection: Connection[Any], left: Budget) -> Iterator[None]:
+        """Around a query. At the end of it no cancelling is on its way to the server."""
+        with self._lock:
+            self._running[connection] = left
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="fusebackend-search", daemon=True)
+                self._thread.start()
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._running[connection]
+
+    def _run(self) -> None:
+        idle_since = time.monotonic()
+        while True:
+            time.sleep(POLL_S)
+            with self._lock:
+                if self._running:
+                    idle_since = time.monotonic()
+                elif time.monotonic() - idle_since > IDLE_S:
+                    self._thread = None
+                    return
+                for connection, left in self._running.items():
+                    if left.spent:
+                        _cancel(connection)
+
+
+def _cancel(connection: Connection[Any]) -> None:
+    """It may come before the query does, and do nothing: it is done again as long as the query runs."""
+    import psycopg
+
+    try:
+        connection.cancel_safe(timeout=CANCEL_S)
+    except psycopg.Error as error:
+        log.warning("a search can't be cancelled: %s", error)
 
 
 class SearchQueries:
@@ -42,6 +96,7 @@ class SearchQueries:
         self._volume = volume
         self.indexed = indexed
         self._places = threading.BoundedSemaphore(QUERIES_AT_ONCE)
+        self._watch = Watch()
 
     def rows(self, query: str, **parameters: object) -> list[tuple[Any, ...]]:
         """The rows of one statement, which is one moment of the volume; `%(volume)s` is the volume's id.
@@ -56,43 +111,19 @@ class SearchQueries:
         try:
             left.require()
             given = {"volume": self._volume, **parameters}
-            return self._connections.run(lambda connection: _ended_with(left, connection, query, given))
+            return self._connections.run(lambda connection: self._rows(connection, left, query, given))
         finally:
             self._places.release()
 
+    def _rows(
+        self, connection: Connection[Any], left: Budget, query: str, parameters: Mapping[str, object]
+    ) -> list[tuple[Any, ...]]:
+        from psycopg.errors import QueryCanceled
 
-def _ended_with(
-    left: Budget, connection: Connection[Any], query: str, parameters: Mapping[str, object]
-) -> list[tuple[Any, ...]]:
-    from psycopg.errors import QueryCanceled
-
-    try:
-        with _cancelling(left, connection):
-            # Planned each time, for what is sought: a pattern of one letter has another plan than a long one.
-            return connection.execute(query, parameters, prepare=False, binary=True).fetchall()
-    except QueryCanceled:
-        left.require()
-        raise
-
-
-@contextlib.contextmanager
-def _cancelling(left: Budget, connection: Connection[Any]) -> Iterator[None]:
-    """Cancel what the connection does once the budget is spent. At the end nothing is on its way to the server."""
-    done = threading.Event()
-    watch = threading.Thread(target=_watch, args=(left, connection, done), name="fusebackend-search", daemon=True)
-    watch.start()
-    try:
-        yield
-    finally:
-        done.set()
-        watch.join()
-
-
-def _watch(left: Budget, connection: Connection[Any], done: threading.Event) -> None:
-    import psycopg
-
-    while not done.wait(POLL_S):
-        if left.spent:
-            # One that comes before the query does nothing, so it is asked again.
-            with contextlib.suppress(psycopg.Error):
-                connection.cancel_safe(timeout=CANCEL_S)
+        try:
+            with self._watch.over(connection, left):
+                # Planned each time, for what is sought: a pattern of one letter has another plan than a long one.
+                return connection.execute(query, parameters, prepare=False, binary=True).fetchall()
+        except QueryCanceled:
+            left.require()
+            raise
