@@ -64,6 +64,8 @@ def object_errors(key: str) -> Iterator[None]:
     except FileNotFoundError as error:
         if error.errno is not None:
             raise
+        if (code := _CODE.search(str(error))) is not None and code[1] == "NoSuchBucket":
+            log.warning("%s: %s", key, _line(error))
         raise oserror(errno.ENOENT, key) from None
     except NotImplementedError as error:  # a store that lacks a feature, not one of ours
         log.warning("%s: the store can't do it: %s", key, _line(error))

@@ -22,6 +22,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -185,11 +186,14 @@ class _Upload:
 
         part = max(PART_BYTES, -(-len(data) // _MAX_PARTS))
 
+        self._check()
+
         def parts() -> Iterator[memoryview]:
-            self._check()
             for offset in range(0, len(data), part):
                 yield data[offset : offset + part]
-            self._check()  # an error here aborts the upload
+            # In a thread of its own: obstore asks for the parts from its own loop, where it can't be called.
+            with ThreadPoolExecutor(1) as thread:
+                thread.submit(self._check).result()  # an error here aborts the upload
 
         done = obstore.put(
             self._store, self._key, parts(), attributes=self._attributes, use_multipart=True, chunk_size=part,

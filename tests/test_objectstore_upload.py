@@ -1,0 +1,372 @@
+"""Write buffers and uploads: nothing is lost in silence, and nothing that arrived is called lost."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import obstore
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from obstore.store import LocalStore, MemoryStore
+from services.losing import LosingS3
+
+from fusebackend.backends.objectstore import upload
+from fusebackend.backends.objectstore.failures import object_errors
+from fusebackend.backends.objectstore.upload import UPLOAD_ATTRIBUTE, WriteBuffer, put
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def server() -> Iterator[LosingS3]:
+    with LosingS3() as server:
+        yield server
+
+
+class _Closed(WriteBuffer):
+    """Closes its file when it is no longer used: for tests that upload and forget."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def buffer_of(data: bytes) -> WriteBuffer:
+    buffer = _Closed()
+    buffer.write(0, data)
+    return buffer
+
+
+def content(store: object, key: str) -> bytes:
+    return bytes(obstore.get(store, key).bytes())  # type: ignore[arg-type]
+
+
+def files_open() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+# -- the buffer ---------------------------------------------------------------------------------------------------
+
+OFFSETS = st.integers(0, 300)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("write"), OFFSETS, st.binary(max_size=80)),
+        st.tuples(st.just("truncate"), OFFSETS),
+        st.tuples(st.just("read"), OFFSETS, st.integers(0, 200)),
+        st.tuples(st.just("put")),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(steps=STEPS, spill_bytes=st.sampled_from([0, 1, 64, 200, 1 << 20]))
+def test_a_buffer_is_a_file(steps: list[tuple[object, ...]], spill_bytes: int) -> None:
+    buffer, model = WriteBuffer(spill_bytes), bytearray()
+    store = MemoryStore()
+    for step in steps:
+        match step:
+            case ("write", int(offset), bytes(data)):
+                buffer.write(offset, data)
+                if data:
+                    model.extend(bytes(max(0, offset - len(model))))
+                    model[offset : offset + len(data)] = data
+            case ("truncate", int(size)):
+                buffer.truncate(size)
+                del model[size:]
+                model.extend(bytes(size - len(model)))
+            case ("read", int(offset), int(size)):
+                assert buffer.read(offset, size) == model[offset : offset + size]
+            case ("put",):
+                assert put(store, "key", buffer).size == len(model)
+        assert buffer.size == len(model)
+    put(store, "key", buffer)
+    assert content(store, "key") == model
+    buffer.close()
+
+
+def test_a_large_buffer_is_a_sparse_file_without_a_name() -> None:
+    before = files_open()
+    buffer = WriteBuffer()
+    buffer.write(8 * MIB - 1, b"x")
+    assert files_open() == before, "8 MiB fit in memory"
+    buffer.write(1 << 32, b"end")
+    assert files_open() == before + 1
+    assert buffer.size == (1 << 32) + 3
+    assert buffer.read((1 << 32) - 2, 10) == b"\0\0end"
+    assert buffer.read(8 * MIB - 1, 2) == b"x\0"
+    assert buffer._file is not None
+    status = os.fstat(buffer._file.fileno())
+    assert status.st_nlink == 0 and status.st_blocks * 512 < 64 * MIB
+    buffer.close()
+    assert files_open() == before
+
+
+def test_who_writes_during_an_upload_waits_for_its_end() -> None:
+    buffer = buffer_of(bytes(9 * MIB))
+    began, wrote = threading.Event(), threading.Event()
+
+    def truncate() -> None:
+        began.set()
+        buffer.truncate(1)
+        wrote.set()
+
+    with buffer.frozen() as data:
+        thread = threading.Thread(target=truncate)
+        thread.start()
+        assert began.wait(30)
+        assert not wrote.wait(0.05)
+        assert bytes(data[-4:]) == b"\0\0\0\0"  # mapped: if the file were cut short, this would be SIGBUS
+    thread.join(30)
+    assert buffer.size == 1
+    buffer.close()
+
+
+def test_a_store_that_keeps_the_memory_it_was_given_keeps_what_it_was() -> None:
+    store, buffer = MemoryStore(), buffer_of(b"a" * (9 * MIB))
+    put(store, "key", buffer)
+    buffer.write(0, b"b" * MIB)
+    buffer.truncate(10)
+    assert content(store, "key") == b"a" * (9 * MIB)
+    assert buffer.read(0, 100) == b"b" * 10
+    buffer.close()
+
+
+# -- conditions ---------------------------------------------------------------------------------------------------
+
+
+def test_conditions_and_attributes(server: LosingS3) -> None:
+    for store in (MemoryStore(), server.store("bucket")):
+        made = put(store, "key", buffer_of(b"one"), create=True, attributes={"mode": "0644"})
+        assert obstore.get(store, "key").attributes["mode"] == "0644"
+        assert made == (obstore.head(store, "key")["e_tag"], 3)
+        for condition in ({"create": True}, {"if_match": '"other"'}):
+            with pytest.raises(OSError) as lost:
+                put(store, "key", buffer_of(b"two"), **condition)  # type: ignore[arg-type]
+            assert lost.value.errno == errno.ESTALE
+        assert content(store, "key") == b"one"
+        changed = put(store, "key", buffer_of(b"three"), if_match=made.etag)
+        assert content(store, "key") == b"three"
+        assert put(store, "key", buffer_of(b"")).size == 0
+        with pytest.raises(OSError) as lost:
+            put(store, "key", buffer_of(b"four"), if_match=changed.etag)
+        assert lost.value.errno == errno.ESTALE
+        obstore.delete(store, "key")
+        with pytest.raises(OSError) as lost:
+            put(store, "key", buffer_of(b"five"), if_match=changed.etag)
+        assert lost.value.errno == errno.ESTALE
+
+
+def test_a_condition_too_many_is_a_bug() -> None:
+    with pytest.raises(ValueError, match="not both"):
+        put(MemoryStore(), "key", buffer_of(b""), create=True, if_match="x")
+
+
+def test_a_local_directory_has_no_attributes_and_takes_the_file(tmp_path: os.PathLike[str]) -> None:
+    store = LocalStore(tmp_path)  # type: ignore[arg-type]
+    assert put(store, "key", buffer_of(b"data"), create=True, attributes={"mode": "0644"}).size == 4
+    assert content(store, "key") == b"data"
+    with pytest.raises(OSError) as error:
+        put(store, "key", buffer_of(b"data"), if_match='"x"')  # obstore has no such upload for directories
+    assert error.value.errno == errno.ENOTSUP
+
+
+def test_of_many_who_create_or_replace_at_once_one_wins(server: LosingS3) -> None:
+    store = server.store("bucket")
+
+    def attempt(number: int, if_match: str | None) -> int:
+        try:
+            put(store, "key", buffer_of(b"same"), create=if_match is None, if_match=if_match)
+        except OSError as error:
+            assert error.errno == errno.ESTALE
+            return 0
+        return 1
+
+    with ThreadPoolExecutor(8) as threads:
+        assert sum(threads.map(lambda number: attempt(number, None), range(8))) == 1
+
+
+# -- answers that were lost ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", ["after", "error after", "before"])
+@pytest.mark.parametrize("size", [5, 9 * MIB])
+def test_an_upload_whose_answer_was_lost_is_no_conflict(server: LosingS3, fault: str, size: int) -> None:
+    store, data = server.store("bucket"), os.urandom(size)
+    server.lose(fault)
+    made = put(store, "key", buffer_of(data), create=True)
+    assert made == (server.objects["key"].etag, size)
+    server.lose(fault)
+    changed = put(store, "key", buffer_of(data + b"x"), if_match=made.etag)
+    assert changed == (server.objects["key"].etag, size + 1)
+    server.lose(fault)
+    assert put(store, "key", buffer_of(b"last")).etag == server.objects["key"].etag
+    assert server.objects["key"].data == b"last"
+
+
+def test_an_upload_that_never_arrives_is_an_error(server: LosingS3) -> None:
+    server.lose(*["before"] * 20)
+    with pytest.raises(OSError) as error:
+        put(server.store("bucket"), "key", buffer_of(b"data"), create=True)
+    assert error.value.errno in (errno.EIO, errno.ETIMEDOUT)
+    assert server.objects == {}
+
+
+def test_the_same_bytes_of_somebody_else_are_not_ours(server: LosingS3) -> None:
+    """Two hosts that make a lock file of the same content: one of them has it, whatever the network does."""
+    store = server.store("bucket")
+    put(store, "lock", buffer_of(b"taken"), create=True)
+    server.lose("before")
+    with pytest.raises(OSError) as lost:
+        put(store, "lock", buffer_of(b"taken"), create=True)
+    assert lost.value.errno == errno.ESTALE
+
+
+# -- errors -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "number"),
+    [
+        (403, "AccessDenied", errno.EACCES),
+        (401, "Unauthorized", errno.EACCES),
+        (403, "QuotaExceeded", errno.ENOSPC),
+        (507, "InsufficientStorage", errno.ENOSPC),
+        (503, "SlowDown", errno.ETIMEDOUT),
+        (504, "GatewayTimeout", errno.ETIMEDOUT),
+        (404, "NoSuchBucket", errno.ENOENT),
+        (400, "KeyTooLongError", errno.ENAMETOOLONG),
+        (400, "Nonsense", errno.EIO),
+        (500, "InternalError", errno.EIO),
+    ],
+)
+def test_what_the_service_refuses_has_its_errno_and_one_line_in_the_log(
+    server: LosingS3, caplog: pytest.LogCaptureFixture, status: int, code: str, number: int
+) -> None:
+    server.refuse(status, code)
+    with caplog.at_level(logging.WARNING), pytest.raises(OSError) as error:
+        put(server.store("bucket"), "some/key", buffer_of(b"data"), create=True)
+    assert error.value.errno == number
+    assert error.value.filename == "some/key"
+    assert len(caplog.records) == 1
+    line = caplog.records[0].getMessage()
+    assert line.startswith("some/key: ") and "\n" not in line and len(line) < 400
+
+
+def test_a_missing_object_is_enoent_and_not_worth_a_line(server: LosingS3, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG), pytest.raises(FileNotFoundError) as error, object_errors("key"):
+        obstore.get(server.store("bucket"), "key")
+    assert error.value.errno == errno.ENOENT
+    assert [record for record in caplog.records if record.name.startswith("fusebackend")] == []
+
+
+def test_no_server_is_a_time_out() -> None:
+    with LosingS3() as server:
+        store = server.store("bucket")
+    with pytest.raises(OSError) as error:
+        put(store, "key", buffer_of(b"data"))
+    assert error.value.errno == errno.ETIMEDOUT
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "HTTP error: http://host/b/k?X-Amz-Credential=HIDDEN&X-Amz-Signature=HIDDEN failed",
+        "HTTP error: https://account.host/k?sv=1&sig=HIDDEN&se=2030 failed",
+        "HTTP error: https://user:HIDDEN@host/k failed\n\nDebug source:\nHIDDEN",
+    ],
+)
+def test_what_signs_a_request_is_not_logged(caplog: pytest.LogCaptureFixture, text: str) -> None:
+    with caplog.at_level(logging.WARNING), pytest.raises(OSError), object_errors("key"):
+        raise obstore.exceptions.GenericError(text)
+    assert "HTTP error" in caplog.text and "HIDDEN" not in caplog.text
+
+
+def test_errors_of_others_pass_unchanged() -> None:
+    for error in (OSError(errno.ENOTEMPTY, "x"), FileNotFoundError(errno.ENOENT, "x"), ZeroDivisionError()):
+        with pytest.raises(type(error)) as raised, object_errors("key"):
+            raise error
+        assert raised.value is error
+
+
+# -- parts --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uploads of more than 9 MiB in parts of 5 MiB, which is the smallest that S3 has."""
+    monkeypatch.setattr(upload, "MULTIPART_BYTES", 9 * MIB)
+    monkeypatch.setattr(upload, "PART_BYTES", 5 * MIB)
+    monkeypatch.setattr(upload, "SINGLE_BYTES", 12 * MIB)
+
+
+def posts(server: LosingS3) -> int:
+    return sum(request.startswith("POST") for request in server.requests)
+
+
+def test_a_large_upload_goes_in_parts(server: LosingS3, small_parts: None) -> None:
+    data = os.urandom(11 * MIB)
+    done = put(server.store("bucket"), "key", buffer_of(data), attributes={"mode": "0600"})
+    assert done == (server.objects["key"].etag, len(data))
+    assert server.objects["key"].data == data
+    assert sum("partNumber" in request for request in server.requests) == 3
+    assert obstore.get(server.store("bucket"), "key").attributes["mode"] == "0600"
+
+
+def test_a_conditional_upload_is_one_request_up_to_what_services_take(server: LosingS3, small_parts: None) -> None:
+    store, data = server.store("bucket"), os.urandom(11 * MIB)
+    made = put(store, "key", buffer_of(data), create=True)
+    assert posts(server) == 0
+    with pytest.raises(OSError) as lost:
+        put(store, "key", buffer_of(data), if_match='"other"')
+    assert lost.value.errno == errno.ESTALE
+    assert put(store, "key", buffer_of(data[1:]), if_match=made.etag).size == len(data) - 1
+
+
+def test_beyond_that_the_condition_is_looked_at_before_and_after(server: LosingS3, small_parts: None) -> None:
+    store, data = server.store("bucket"), os.urandom(13 * MIB)
+    made = put(store, "key", buffer_of(data), create=True)
+    assert server.objects["key"].data == data and posts(server) == 2
+    for condition in ({"create": True}, {"if_match": '"other"'}):
+        with pytest.raises(OSError) as lost:
+            put(store, "key", buffer_of(data), **condition)  # type: ignore[arg-type]
+        assert lost.value.errno == errno.ESTALE
+    assert server.unfinished == {}
+    assert put(store, "key", buffer_of(data[1:]), if_match=made.etag).size == len(data) - 1
+    assert server.objects["key"].data == data[1:]
+
+
+def test_an_object_that_changes_during_an_upload_in_parts_is_a_conflict(
+    server: LosingS3, small_parts: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, data = server.store("bucket"), os.urandom(13 * MIB)
+    made = put(store, "key", buffer_of(data), create=True)
+    checks = []
+    check = upload._Upload._check
+
+    def after_a_change(self: upload._Upload) -> None:
+        checks.append(1)
+        if len(checks) == 2:
+            obstore.put(store, "key", b"somebody else's")
+        check(self)
+
+    monkeypatch.setattr(upload._Upload, "_check", after_a_change)
+    with pytest.raises(OSError) as lost:
+        put(store, "key", buffer_of(data), if_match=made.etag)
+    assert lost.value.errno == errno.ESTALE
+    assert content(store, "key") == b"somebody else's"
+    assert server.unfinished == {}, "an upload that failed was not aborted"
+
+
+def test_every_upload_has_a_name_of_its_own() -> None:
+    store = MemoryStore()
+    names = set()
+    for _ in range(3):
+        put(store, "key", buffer_of(b"same"))
+        names.add(obstore.get(store, "key").attributes[UPLOAD_ATTRIBUTE])
+    assert len(names) == 3
