@@ -132,7 +132,9 @@ def migrate(connection: Connection[Any]) -> None:
 
 
 def _version(connection: Connection[Any]) -> int:
-    if _scalar(connection, "SELECT to_regclass('fusebackend.schema_version')::text") is None:
+    # Not to_regclass: it may answer from a cache that a wait for an advisory lock does not refresh.
+    tables = "SELECT 1 FROM pg_tables WHERE schemaname = 'fusebackend' AND tablename = 'schema_version'"
+    if _scalar(connection, tables) is None:
         return 0
     return int(_scalar(connection, "SELECT version FROM fusebackend.schema_version"))
 

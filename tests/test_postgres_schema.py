@@ -1,0 +1,153 @@
+"""The database of PostgreSQL volumes: who makes its tables, what it refuses, and what a URL says when it can't be."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import psycopg
+import pytest
+from services.postgres import Postgres
+
+from fusebackend.backends import PostgresBackend
+from fusebackend.backends.postgres import schema
+from fusebackend.backends.postgres.volume import PostgresVolume
+from fusebackend.protocol import ROOT_NODE, Caller
+from fusebackend.urls import UrlError, open_backend
+
+ME = Caller(1000, 1000)
+
+
+def rows(dsn: str, query: str) -> Sequence[tuple[object, ...]]:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        return connection.execute(query).fetchall()
+
+
+def refusal(url: str) -> str:
+    with pytest.raises(UrlError) as caught:
+        open_backend(url)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_whoever_comes_first_makes_the_tables(postgres_dsn: str) -> None:
+    failures: list[BaseException] = []
+    together = threading.Barrier(6)
+
+    def come(number: int) -> None:
+        try:
+            together.wait(30)
+            with PostgresBackend(postgres_dsn, f"volume {number % 2}", connections=2) as backend:
+                assert backend.write(f"/{number}.txt", "here\n").error is None
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=come, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert rows(postgres_dsn, "SELECT version FROM fusebackend.schema_version") == [(len(schema.MIGRATIONS),)]
+    assert len(rows(postgres_dsn, "SELECT id FROM fusebackend.volume")) == 2
+    assert len(rows(postgres_dsn, "SELECT node FROM fusebackend.dentry")) == 6
+    assert rows(postgres_dsn, "SELECT id FROM fusebackend.session") == []
+
+
+def test_an_older_database_is_brought_up_to_date(postgres_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with PostgresBackend(postgres_dsn) as backend:
+        backend.write("/kept.txt", "kept\n")
+    monkeypatch.setattr(schema, "MIGRATIONS", [*schema.MIGRATIONS, "CREATE TABLE fusebackend.later (id integer)"])
+    with PostgresBackend(postgres_dsn) as backend:
+        assert str(backend.read("/kept.txt")).endswith("kept")
+    assert rows(postgres_dsn, "SELECT * FROM fusebackend.later") == []
+    assert rows(postgres_dsn, "SELECT version FROM fusebackend.schema_version") == [(len(schema.MIGRATIONS),)]
+
+
+def test_a_failed_migration_leaves_everything_as_it_was(postgres_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    PostgresBackend(postgres_dsn).close()
+    steps = [*schema.MIGRATIONS, "CREATE TABLE fusebackend.later (id integer); SELECT 1 / 0"]
+    with monkeypatch.context() as patch:
+        patch.setattr(schema, "MIGRATIONS", steps)
+        with pytest.raises(OSError, match="division by zero"):
+            PostgresBackend(postgres_dsn)
+    assert rows(postgres_dsn, "SELECT to_regclass('fusebackend.later')") == [(None,)]
+    PostgresBackend(postgres_dsn).close()
+
+
+def test_a_newer_database_is_refused(postgres_dsn: str) -> None:
+    PostgresBackend(postgres_dsn).close()
+    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+        connection.execute("UPDATE fusebackend.schema_version SET version = 99")
+    message = refusal(f"postgres:{postgres_dsn}?volume=default")
+    assert f"its tables have version 99, this fusebackend knows up to {len(schema.MIGRATIONS)}; upgrade it" in message
+
+
+def test_two_volumes_of_a_database_do_not_see_each_other(postgres_dsn: str) -> None:
+    with PostgresBackend(postgres_dsn, "one") as one, PostgresBackend(postgres_dsn, "two") as two:
+        assert one.write("/same.txt", "one\n").error is None
+        assert two.write("/same.txt", "two\n").error is None
+        node = one.volume.lookup(ROOT_NODE, b"same.txt").node
+        with pytest.raises(FileNotFoundError):
+            two.volume.lookup(ROOT_NODE, b"other.txt")
+        with pytest.raises(OSError, match="Stale"):
+            two.volume.getattr(node)
+        assert one.download_files(["/same.txt"])[0].content == b"one\n"
+        assert two.download_files(["/same.txt"])[0].content == b"two\n"
+        assert one.delete("/same.txt").error is None
+        assert [entry["path"] for entry in two.ls("/").entries or []] == ["/same.txt"]
+
+
+def test_a_volume_is_opened_by_url(postgres_dsn: str) -> None:
+    with open_backend(f"postgres:{postgres_dsn}?volume=work&conflict=last-writer&on_exists=replace") as backend:
+        assert isinstance(backend.volume, PostgresVolume)
+        assert backend.write("/a.txt", "1").error is None
+        assert backend.write("/a.txt", "2").error is None
+    assert "names no volume; add ?volume=NAME, such as ?volume=work; this database holds work" in refusal(
+        f"postgres:{postgres_dsn}"
+    )
+
+
+def test_a_uri_is_as_good_as_words(postgres: Postgres) -> None:
+    with postgres.database() as dsn:
+        name = dsn.rpartition("dbname=")[2]
+        with open_backend(f"postgres:{postgres.uri(name)}?volume=work") as backend:
+            assert backend.write("/a.txt", "1").error is None
+        with open_backend(f"postgres:{dsn}?volume=work") as backend:
+            assert backend.download_files(["/a.txt"])[0].content == b"1"
+
+
+class TestRefused:
+    def test_a_database_that_is_not_there(self, postgres: Postgres) -> None:
+        assert 'database "nowhere" does not exist' in refusal(f"postgres:{postgres.dsn('nowhere')}?volume=work")
+
+    def test_a_server_that_is_not_there(self) -> None:
+        message = refusal("postgres:postgresql://me:secret@127.0.0.1:1/x?volume=work&connect_timeout=2")
+        assert "refused" in message
+        assert "secret" not in message
+        assert "me:***@" in message
+
+    def test_a_user_that_is_not_there(self, postgres_dsn: str) -> None:
+        message = refusal(f"postgres:{postgres_dsn.replace('user=postgres', 'user=nobody')} password=secret?volume=work")
+        assert 'role "nobody" does not exist' in message
+        assert "secret" not in message
+
+    def test_a_user_who_may_not_make_tables(self, postgres: Postgres, postgres_dsn: str) -> None:
+        postgres.execute("CREATE ROLE modest LOGIN")
+        try:
+            message = refusal(f"postgres:{postgres_dsn.replace('user=postgres', 'user=modest')}?volume=work")
+            assert "permission denied for database" in message
+        finally:
+            postgres.execute("DROP ROLE modest")
+
+    @pytest.mark.parametrize("word", ["nonsense", "host=x nonsense=1"])
+    def test_words_that_libpq_does_not_know(self, word: str) -> None:
+        assert "nonsense" in refusal(f"postgres:{word}?volume=work")
+
+    def test_a_parameter_that_is_wrong(self) -> None:
+        assert "must be 'error' or 'last-writer'" in refusal("postgres:dbname=x?volume=work&conflict=both")
+
+    def test_a_volume_without_a_proper_name(self) -> None:
+        with pytest.raises(ValueError, match="volume must be a name"):
+            PostgresBackend("dbname=x", "a\nb")
