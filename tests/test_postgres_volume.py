@@ -1,0 +1,446 @@
+"""One PostgreSQL volume on two hosts, which here are two `PostgresVolume`s: what becomes of what both do."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from services.postgres import Postgres
+
+from fusebackend.backends.postgres import session
+from fusebackend.backends.postgres.volume import PostgresVolume
+from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, Caller, Change
+
+ME = Caller(1000, 1000)
+LIMIT_S = 30.0
+"""How long is waited for what happens in the background."""
+
+
+@pytest.fixture(scope="module")
+def database(postgres: Postgres) -> Iterator[str]:
+    with postgres.database() as dsn:
+        yield dsn
+
+
+class Host(PostgresVolume):
+    """A volume with shorter words for what the tests do."""
+
+    def make(self, name: bytes, data: bytes = b"", parent: int = ROOT_NODE) -> int:
+        """A closed file."""
+        node = self.create(parent, name, 0o644, os.O_RDWR, ME).node
+        self.write(node, 0, data)
+        self.release(node, os.O_RDWR)
+        return node
+
+    def content(self, node: int) -> bytes:
+        return self.read(node, 0, 1 << 20)
+
+
+@pytest.fixture
+def one(database: str, request: pytest.FixtureRequest) -> Iterator[Host]:
+    volume = Host(database, request.node.name)
+    yield volume
+    volume.close()
+
+
+@pytest.fixture
+def two(database: str, request: pytest.FixtureRequest, one: Host) -> Iterator[Host]:
+    volume = Host(database, request.node.name)
+    yield volume
+    volume.close()
+
+
+def fails(number: int, call: Callable[..., object], *arguments: object) -> None:
+    with pytest.raises(OSError) as caught:
+        call(*arguments)
+    assert caught.value.errno == number, caught.value
+
+
+def together(*calls: Callable[[], Any]) -> None:
+    """Run each in a thread of its own; all must succeed."""
+    failures: list[BaseException] = []
+
+    def run(call: Callable[[], Any]) -> None:
+        try:
+            call()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(call,)) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline, "it has not come true"
+        time.sleep(0.02)
+
+
+def rows_of(volume: Host, node: int) -> list[int]:
+    """How many rows the tables have of a node."""
+    with psycopg.connect(volume.conninfo) as connection:
+        return [
+            connection.execute(
+                f"SELECT count(*) FROM fusebackend.{table} WHERE volume = %s AND node = %s", [volume.id, node]
+            ).fetchall()[0][0]
+            for table in ("inode", "chunk", "xattr", "nameless")
+        ]
+
+
+# -- names ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_one_has_done_is_there_for_the_other(one: Host, two: Host) -> None:
+    node = one.make(b"file", b"hello")
+    assert two.lookup(ROOT_NODE, b"file").node == node
+    assert two.content(node) == b"hello"
+    version = two.getattr(node).version
+    one.setattr(node, AttrChanges(mode=0o600))
+    assert two.getattr(node).mode & 0o777 == 0o600
+    assert two.getattr(node).version not in (0, version)
+    one.rename(ROOT_NODE, b"file", ROOT_NODE, b"other")
+    fails(errno.ENOENT, two.lookup, ROOT_NODE, b"file")
+    assert [name for name, _ in two.readdir(ROOT_NODE, b"", 10)] == [b"other"]
+
+
+def test_one_of_many_makes_a_name(one: Host, two: Host) -> None:
+    made: list[int] = []
+    refused: list[int | None] = []
+
+    def make(volume: Host) -> None:
+        for number in range(20):
+            try:
+                made.append(volume.mknod(ROOT_NODE, b"%d" % number, 0o100644, 0, ME).node)
+            except FileExistsError as error:
+                refused.append(error.errno)
+
+    together(*(lambda volume=volume: make(volume) for volume in (one, two, one, two)))
+    assert len(made) == len(set(made)) == 20
+    assert len(refused) == 60
+    assert len(one.readdir(ROOT_NODE, b"", 100)) == 20
+
+
+def test_two_moves_never_make_a_ring(one: Host, two: Host) -> None:
+    """a/ into b/ on one host and b/ into a/ on the other: one of them has to fail, each time."""
+    for number in range(15):
+        first = one.mkdir(ROOT_NODE, b"a%d" % number, 0o755, ME).node
+        second = one.mkdir(ROOT_NODE, b"b%d" % number, 0o755, ME).node
+        outcomes: list[int | None] = []
+
+        def move(volume: Host, name: bytes, into: int, outcomes: list[int | None] = outcomes) -> None:
+            try:
+                volume.rename(ROOT_NODE, name, into, b"moved")
+                outcomes.append(None)
+            except OSError as error:
+                outcomes.append(error.errno)
+
+        together(
+            lambda first=first, second=second, number=number: move(one, b"a%d" % number, second),
+            lambda first=first, second=second, number=number: move(two, b"b%d" % number, first),
+        )
+        assert sorted(outcomes, key=str) == [errno.EINVAL, None]
+    assert one.getattr(ROOT_NODE).nlink == 2 + 15
+
+
+def test_operations_that_want_the_same_rows_all_succeed(one: Host, two: Host) -> None:
+    """Names are exchanged between directories in every direction: what deadlocks is done once more."""
+    nodes = [one.mkdir(ROOT_NODE, b"d%d" % number, 0o755, ME).node for number in range(3)]
+    for node in nodes:
+        one.make(b"file", parent=node)
+        one.mkdir(node, b"sub", 0o755, ME)
+
+    def exchange(volume: Host, seed: int) -> None:
+        chance = random.Random(seed)
+        for _ in range(25):
+            here, there = chance.sample(nodes, 2)
+            name = chance.choice([b"file", b"sub"])
+            volume.rename(here, name, there, name, RENAME_EXCHANGE)
+
+    together(*(lambda volume=volume, seed=seed: exchange(volume, seed) for seed, volume in enumerate((one, two) * 2)))
+    for node in nodes:
+        assert [name for name, _ in two.readdir(node, b"", 10)] == [b"file", b"sub"]
+        assert two.getattr(node).nlink == 3
+    assert two.getattr(ROOT_NODE).nlink == 2 + len(nodes)
+
+
+def test_a_directory_is_not_removed_while_something_is_made_in_it(one: Host, two: Host) -> None:
+    for number in range(15):
+        name = b"d%d" % number
+        directory = one.mkdir(ROOT_NODE, name, 0o755, ME).node
+        outcomes: dict[str, int | None] = {}
+
+        def attempt(key: str, call: Callable[..., object], *arguments: object, outcomes: Any = outcomes) -> None:
+            try:
+                call(*arguments)
+                outcomes[key] = None
+            except OSError as error:
+                outcomes[key] = error.errno
+
+        together(
+            lambda directory=directory: attempt("make", one.mknod, directory, b"x", 0o100644, 0, ME),
+            lambda name=name: attempt("remove", two.rmdir, ROOT_NODE, name),
+        )
+        made, removed = outcomes["make"], outcomes["remove"]
+        assert (made, removed) in ((None, errno.ENOTEMPTY), (errno.ESTALE, None), (errno.ENOENT, None))
+
+
+# -- data ----------------------------------------------------------------------------------------------------------
+
+
+def test_ranges_of_two_writers_merge(one: Host, two: Host) -> None:
+    """Also within one chunk, which is one row."""
+    node = one.make(b"file", bytes(150_000))
+    for volume in (one, two):
+        volume.open(node, os.O_RDWR)
+
+    def write(volume: Host, first: int, byte: bytes) -> None:
+        for offset in range(first, 150_000, 2000):
+            volume.write(node, offset, byte * 1000)
+
+    together(lambda: write(one, 0, b"a"), lambda: write(two, 1000, b"b"))
+    assert two.content(node) == (b"a" * 1000 + b"b" * 1000) * 75
+    for volume in (one, two):
+        volume.release(node, os.O_RDWR)
+
+
+def test_appends_all_land_at_the_true_end(one: Host, two: Host) -> None:
+    node = one.make(b"log")
+    for volume in (one, two):
+        volume.open(node, os.O_WRONLY | os.O_APPEND)
+
+    def write(volume: Host, name: bytes) -> None:
+        for number in range(60):
+            volume.append(node, b"%s %d\n" % (name, number))
+
+    together(lambda: write(one, b"one"), lambda: write(two, b"two"), lambda: write(two, b"three"))
+    lines = one.content(node).splitlines()
+    assert len(lines) == 180
+    for name in (b"one", b"two", b"three"):
+        assert [line for line in lines if line.startswith(name + b" ")] == [b"%s %d" % (name, n) for n in range(60)]
+    for volume in (one, two):
+        volume.release(node, os.O_WRONLY)
+
+
+def test_a_rewrite_of_what_another_host_has_changed_is_stale(one: Host, two: Host) -> None:
+    node = one.make(b"file", b"first")
+    one.open(node, os.O_RDWR)
+    two.open(node, os.O_RDWR)
+    two.write(node, 0, b"other")
+    fails(errno.ESTALE, one.setattr, node, AttrChanges(size=0))
+    assert one.content(node) == b"other"
+    one.write(node, 5, b" and mine")  # a range is no rewrite
+    assert two.content(node) == b"other and mine"
+    fails(errno.ESTALE, one.setattr, node, AttrChanges(size=0))  # still
+    one.open(node, os.O_WRONLY)  # who opens it now knows what is there
+    one.setattr(node, AttrChanges(size=0))
+    one.write(node, 0, b"mine")
+    assert two.content(node) == b"mine"
+
+
+def test_of_two_rewrites_the_later_one_wins_and_the_other_is_told(one: Host, two: Host) -> None:
+    node = one.make(b"file", b"first")
+    for volume in (one, two):
+        volume.open(node, os.O_WRONLY)
+        volume.setattr(node, AttrChanges(size=0))
+    fails(errno.ESTALE, one.write, node, 0, b"from one")
+    two.write(node, 0, b"from two")
+    two.write(node, 8, b"!")
+    assert one.content(node) == b"from two!"
+
+
+def test_a_change_of_attributes_alone_is_no_conflict(one: Host, two: Host) -> None:
+    node = one.make(b"file", b"first")
+    one.open(node, os.O_WRONLY)
+    two.setattr(node, AttrChanges(mode=0o600))
+    two.setxattr(node, b"user.x", b"1")
+    one.setattr(node, AttrChanges(size=0))
+    assert two.getattr(node).size == 0
+
+
+def test_what_this_host_writes_itself_is_no_conflict(one: Host) -> None:
+    node = one.make(b"file", b"first")
+    one.open(node, os.O_WRONLY)
+    one.open(node, os.O_RDWR)
+    for number in range(3):
+        one.setattr(node, AttrChanges(size=0))
+        one.write(node, 0, b"%d" % number)
+    assert one.content(node) == b"2"
+
+
+def test_the_last_writer_wins_where_that_is_wanted(database: str) -> None:
+    one = Host(database, "last", conflict="last-writer")
+    two = Host(database, "last", conflict="last-writer")
+    node = one.make(b"file", b"first")
+    one.open(node, os.O_RDWR)
+    two.open(node, os.O_RDWR)
+    two.write(node, 0, b"other")
+    one.setattr(node, AttrChanges(size=0))
+    two.write(node, 0, b"late")
+    one.write(node, 4, b"r")
+    assert one.content(node) == b"later"
+    for volume in (one, two):
+        volume.release(node, os.O_RDWR)
+        volume.close()
+
+
+def test_times_never_go_back_though_the_clock_of_a_host_does(
+    one: Host, two: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = one.make(b"file", b"x")
+    with monkeypatch.context() as ahead:
+        ahead.setattr(time, "time_ns", lambda now=time.time_ns: now() + 3600 * 10**9)
+        one.write(node, 0, b"y")
+    before = one.getattr(node)
+    two.write(node, 0, b"z")
+    after = two.getattr(node)
+    assert after.mtime_ns >= before.mtime_ns
+    assert after.ctime_ns > before.ctime_ns
+    two.setattr(node, AttrChanges(mtime_ns=5))  # utimes(2) says what it is to be
+    assert one.getattr(node).mtime_ns == 5
+
+
+# -- nodes without a name ------------------------------------------------------------------------------------------
+
+
+def test_what_is_open_elsewhere_outlives_its_name(one: Host, two: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "GRACE_S", 3)
+    monkeypatch.setattr(session, "PERIOD_S", 0.2)
+    node = one.make(b"file", b"hello")
+    two.open(node, os.O_RDONLY)
+    one.unlink(ROOT_NODE, b"file")
+    fails(errno.ESTALE, one.getattr, node)
+    time.sleep(4)  # longer than what nobody has open is kept
+    assert two.content(node) == b"hello"
+    assert two.getattr(node).nlink == 0
+    two.release(node, os.O_RDONLY)
+    fails(errno.ESTALE, two.getattr, node)
+    eventually(lambda: rows_of(one, node) == [0, 0, 0, 0])
+
+
+def test_what_a_dead_host_had_open_is_freed(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "PERIOD_S", 0.2)
+    dead = Host(database, "dead")
+    node = dead.make(b"file", b"hello" * 50_000)
+    dead.setxattr(node, b"user.x", b"1")
+    dead.open(node, os.O_RDWR)
+    dead.unlink(ROOT_NODE, b"file")
+    assert rows_of(dead, node) == [1, 4, 1, 1]
+    dead._session._stop.set()  # as when its process was killed: the connection ends, nothing is said
+    dead._session.wake()
+    dead._session._thread.join()
+    dead._session._connection.close()
+    other = Host(database, "dead")
+    eventually(lambda: rows_of(other, node) == [0, 0, 0, 0])
+    other.close()
+    dead._feed.close()
+    dead._connections.close()
+
+
+def test_closing_frees_what_was_left_open(database: str) -> None:
+    volume = Host(database, "closing")
+    node = volume.make(b"file", b"hello")
+    volume.open(node, os.O_RDWR)
+    volume.unlink(ROOT_NODE, b"file")
+    assert volume.content(node) == b"hello"
+    volume.close()
+    assert rows_of(volume, node) == [0, 0, 0, 0]
+
+
+# -- what is told --------------------------------------------------------------------------------------------------
+
+
+def test_the_other_host_hears_of_every_change(one: Host, two: Host) -> None:
+    heard: list[Change] = []
+    own: list[Change] = []
+    two.subscribe(heard.append)
+    one.subscribe(own.append)
+    directory = one.mkdir(ROOT_NODE, b"d", 0o755, ME).node
+    node = one.make(b"file", b"hello", directory)
+    one.rename(directory, b"file", ROOT_NODE, b"moved")
+    one.setxattr(node, b"user.x", b"1")
+    one.unlink(ROOT_NODE, b"moved")
+    wanted = {
+        Change(directory, ROOT_NODE, b"d"),
+        Change(node, directory, b"file"),
+        Change(None, directory, b"file"),
+        Change(node, ROOT_NODE, b"moved"),
+        Change(None, ROOT_NODE, b"moved"),
+        Change(node=node),
+        Change(node=directory),
+        Change(node=ROOT_NODE),
+    }
+    eventually(lambda: wanted <= set(heard))
+    assert own == []
+
+
+def test_a_change_of_several_operations_is_all_or_nothing(one: Host, two: Host) -> None:
+    node = one.make(b"file", b"hello")
+    told: list[Change] = []
+    one.subscribe(told.append)
+    with one.changing() as changes:
+        changes.append(Change(node=node))
+        one.write(node, 0, b"HELLO")
+        one.mkdir(ROOT_NODE, b"d", 0o755, ME)
+        assert one.content(node) == b"HELLO"
+        assert two.content(node) == b"hello"
+        assert [name for name, _ in two.readdir(ROOT_NODE, b"", 10)] == [b"file"]
+        assert told == []
+    assert two.content(node) == b"HELLO"
+    assert told == [Change(node=node)]
+    with pytest.raises(KeyError), one.changing():
+        one.write(node, 0, b"undone")
+        one.rmdir(ROOT_NODE, b"d")
+        raise KeyError
+    assert two.content(node) == b"HELLO"
+    assert [name for name, _ in two.readdir(ROOT_NODE, b"", 10)] == [b"d", b"file"]
+
+
+def test_nobody_changes_anything_during_a_change_of_several_operations(one: Host, two: Host) -> None:
+    """Counting in a file, as an agent's edit does: read it, and write what it is then."""
+    node = one.make(b"count", b"0")
+
+    def count(volume: Host) -> None:
+        for _ in range(20):
+            with volume.changing():
+                value = int(volume.content(node))
+                volume.write(node, 0, b"%d" % (value + 1))
+
+    together(*(lambda volume=volume: count(volume) for volume in (one, two, one, two)))
+    assert one.content(node) == b"80"
+
+
+def test_a_view_is_of_one_state(one: Host, two: Host) -> None:
+    node = one.make(b"file", b"before")
+    with one.viewing():
+        assert one.getattr(node).size == 6
+        two.write(node, 0, b"afterwards")
+        assert one.content(node) == b"before"
+        assert one.getattr(node).size == 6
+    assert one.content(node) == b"afterwards"
+
+
+def test_what_fills_a_change_of_several_operations_need_not_fit_into_memory(one: Host) -> None:
+    """More than is gathered before it is written; what was written before is still seen."""
+    piece = bytes(range(256)) * 4096
+    with one.changing():
+        node = one.create(ROOT_NODE, b"large", 0o644, os.O_RDWR, ME).node
+        for number in range(12):
+            one.write(node, number * len(piece), piece)
+        assert one.read(node, 0, len(piece)) == piece
+        one.setattr(node, AttrChanges(size=10 * len(piece) + 100))
+        one.release(node, os.O_RDWR)
+    attr = one.getattr(node)
+    assert (attr.size, attr.blocks) == (10 * len(piece) + 100, (10 * len(piece) + 4096) // 512)
+    assert one.read(node, 10 * len(piece), 1000) == piece[:100]
