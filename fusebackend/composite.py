@@ -30,7 +30,7 @@ from fusebackend import budget, errors, paths
 from fusebackend.attaching import familiar, made, seated, supports_execution
 from fusebackend.backends.state import StateBackend
 from fusebackend.backends.statefiles import apply_files_update
-from fusebackend.dialect import AgentFace, accepted, is_factory
+from fusebackend.dialect import AgentFace, Guard, accepted, is_factory
 from fusebackend.globs import GlobError
 from fusebackend.paths import ROOT, AgentPath, PathError
 from fusebackend.protocol import (
@@ -116,6 +116,16 @@ class CompositeBackend(BackendProtocol):
                 if (self._table.route(outer)[0] or "") == own:  # else one of our routes covers it
                     table[outer] = part
         return table
+
+    def guard(self, guards: Mapping[AgentPath, Guard]) -> None:
+        """From now on, have calls into these backends go through these guards; prefixes are those of `mounts`."""
+        for prefix, face in self._routing.faces.items():
+            own = prefix or ROOT
+            if isinstance(face.backend, CompositeBackend):
+                below = {path: guard for path, guard in guards.items() if paths.is_below(path, own)}
+                face.backend.guard({AgentPath(path[len(prefix or "") :] or ROOT): below[path] for path in below})
+            else:
+                face.guard = guards.get(own)
 
     def resolve(self, runtime: Any) -> CompositeBackend:
         """This composite with every factory called with the runtime; itself when there is none.

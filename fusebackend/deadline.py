@@ -28,6 +28,10 @@ class GivenUp(TimeoutError):
         return str(self.strerror)
 
 
+class RouteDown(OSError):
+    """A call that was not made, for those before it were not answered. It has their errno."""
+
+
 class Pending(Generic[T]):
     """One call under way."""
 

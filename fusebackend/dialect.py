@@ -20,7 +20,7 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from fusebackend import paths, text
 from fusebackend.answers import (
@@ -35,6 +35,7 @@ from fusebackend.answers import (
     parse_numbered,
     unpack,
 )
+from fusebackend.deadline import GivenUp, RouteDown
 from fusebackend.paths import AgentPath
 from fusebackend.protocol import (
     READ_LIMIT_LINES,
@@ -56,6 +57,7 @@ log = logging.getLogger(__name__)
 _PROTOCOLS = frozenset({"BackendProtocol", "SandboxBackendProtocol"})
 """Classes whose verbs are defaults that only raise `NotImplementedError`, here and in deepagents."""
 
+T = TypeVar("T")
 Outcome = TypeVar("Outcome", WriteResult, EditResult, DeleteResult, MoveResult)
 
 
@@ -80,17 +82,34 @@ def has_agent_face(found: object) -> bool:
     return not isinstance(found, type) and any(hasattr(found, verb) for verb in verbs)
 
 
+class Guard(Protocol):
+    """What calls into a backend that may hang go through, see `vfs/guard.py`."""
+
+    def run(self, verb: str, call: Callable[[], T], files: int = 1) -> T:
+        """What the call returns or raises; or `GivenUp`, or `RouteDown` if it is not even made.
+
+        Args:
+            verb: which it is.
+            call: the call.
+            files: how many files it is about.
+        """
+
+
 class AgentFace:
     """See the module's docstring.
 
     Args:
         backend: the object. A factory is accepted, and every verb answers that it needs a runtime.
         name: what errors call it, such as `Route '/memories/'`.
+
+    Attributes:
+        guard: what calls go through while the backend is mounted and may hang.
     """
 
     def __init__(self, backend: Any, name: str) -> None:
         self.backend = backend
         self.name = name
+        self.guard: Guard | None = None
         self._exact = isinstance(getattr(backend, "volume", None), Volume)  # ours: nothing to translate or to check
 
     @property
@@ -277,15 +296,24 @@ class AgentFace:
                 method = find(verb)
                 if method is None:
                     continue
+                call = functools.partial(method, *args, **accepted(method, options))
                 try:
-                    return method(*args, **accepted(method, options))
+                    # A coroutine of an asyncio loop that waits for this thread can't be made from another one.
+                    direct = self.guard is None or (find == self._async_method and _waiting_library() == "asyncio")
+                    files = len(args[0]) if verb in ("upload_files", "download_files") else 1
+                    return call() if direct else self._guarded(verb, call, files)
                 except NotImplementedError:
                     continue
+                except (GivenUp, RouteDown) as error:  # logged where it was decided
+                    raise Refusal(f"{self.name}: {error.strerror}") from None
                 except Exception as error:  # somebody else's code: whatever it raises becomes an answer
                     if not _stumbled(str(error)):
                         log.warning("%s: %s failed", self.name, verb, exc_info=True)
                     raise Refusal(f"{self.name}: {verb} failed: {type(error).__name__}: {error}") from error
         raise Unsupported(f"{self.name} ({type(self.backend).__name__}) does not support {verbs[0]}")
+
+    def _guarded(self, verb: str, call: Callable[[], T], files: int = 1) -> T:
+        return call() if self.guard is None else self.guard.run(verb, call, files)
 
     def _method(self, verb: str) -> Callable[..., Any] | None:
         method = getattr(self.backend, verb, None)
@@ -328,14 +356,20 @@ def _run(method: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """Run a coroutine function to its end: on the asyncio loop that waits for this thread, if there is one, for the
     backend's connections may belong to it, and else on a loop of its own."""
     import anyio.from_thread
-    import sniffio
 
     call = functools.partial(method, *args, **options)
+    return anyio.from_thread.run(call) if _waiting_library() == "asyncio" else anyio.run(call)
+
+
+def _waiting_library() -> str | None:
+    """The library whose loop waits for this thread."""
+    import anyio.from_thread
+    import sniffio
+
     try:
-        library = anyio.from_thread.run_sync(sniffio.current_async_library)
+        return anyio.from_thread.run_sync(sniffio.current_async_library)
     except RuntimeError:  # this is no worker thread
-        library = None
-    return anyio.from_thread.run(call) if library == "asyncio" else anyio.run(call)
+        return None
 
 
 def accepted(method: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:

@@ -56,30 +56,30 @@ class Routing:
 
     def __init__(self, table: RouteTable, faces: Mapping[AgentPath | None, AgentFace]) -> None:
         self.table = table
-        self._faces = faces
+        self.faces = faces
 
     def route(self, path: str) -> Routed:
         """Raises `PathError` for a path that no backend may be asked for."""
-        start = self._faces[None].start
+        start = self.faces[None].start
         if start != ROOT and path and not path.startswith(("/", "~")):
             path = f"{start}/{path}"
         outer = paths.normalise(path)
         prefix, inner = self.table.route(outer)
-        return Routed(prefix, self._faces[prefix], inner, outer)
+        return Routed(prefix, self.faces[prefix], inner, outer)
 
     def scope(self, path: str | None) -> Scope:
         """What a search goes through. Without a path that is everything, and the default from where it begins."""
         if path is not None:
             routed = self.route(path)
             return Scope(routed, routed.outer)
-        face = self._faces[None]
+        face = self.faces[None]
         return Scope(Routed(None, face, face.start, face.start), ROOT)
 
     def below(self, directory: AgentPath) -> Iterator[tuple[Routed, tuple[str, ...]]]:
         """The roots of the routes strictly below a directory, each with its segments from there."""
         for prefix in self.table.prefixes_below(directory):
             segments = tuple(segment for segment in prefix[len(directory) :].split("/") if segment)
-            yield Routed(prefix, self._faces[prefix], ROOT, prefix), segments
+            yield Routed(prefix, self.faces[prefix], ROOT, prefix), segments
 
     def outer_keys(self, routed: Routed, update: Mapping[str, Any]) -> dict[str, Any]:
         """A `files_update` with the paths an agent sees."""

@@ -10,6 +10,7 @@ while somebody watches it is asked before.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from fusebackend.backends.foreign import ForeignVolume, foreign_volume
@@ -26,6 +27,8 @@ from fusebackend.protocol import (
     WriteResult,
 )
 
+log = logging.getLogger(__name__)
+
 
 class TellingFace(AgentFace):
     """See the module's docstring."""
@@ -33,13 +36,13 @@ class TellingFace(AgentFace):
     def write(self, path: AgentPath, content: str) -> WriteResult:
         volume, before = self._before(path)
         result = super().write(path, content)
-        _tell(volume, [path], [] if result.error else [_stored(path, before[0])])
+        self._tell(volume, [path], [] if result.error else [_stored(path, before[0])])
         return result
 
     def edit(self, path: AgentPath, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
         volume, _ = self._before()
         result = super().edit(path, old_string, new_string, replace_all)
-        _tell(volume, [path], [] if result.error else [Report("modified", path)])
+        self._tell(volume, [path], [] if result.error else [Report("modified", path)])
         return result
 
     def delete(self, path: AgentPath) -> DeleteResult:
@@ -48,14 +51,14 @@ class TellingFace(AgentFace):
         # A tree may be gone in part.
         kind: Any = "unknown" if result.error else "deleted"
         told = not result.error or _is_dir(before[0])
-        _tell(volume, [path], [Report(kind, _shown(path, before[0]))] if told else [])
+        self._tell(volume, [path], [Report(kind, _shown(path, before[0]))] if told else [])
         return result
 
     def move(self, source: AgentPath, destination: AgentPath) -> MoveResult:
         volume, before = self._before(source)
         result = super().move(source, destination)
         moved = Report("moved", _shown(destination, before[0]), _shown(source, before[0]))
-        _tell(volume, [source, destination], [] if result.error else [moved])
+        self._tell(volume, [source, destination], [] if result.error else [moved])
         return result
 
     def upload_files(self, files: list[tuple[AgentPath, bytes]]) -> list[FileUploadResponse]:
@@ -63,7 +66,7 @@ class TellingFace(AgentFace):
         volume, before = self._before(*wanted)
         answers = super().upload_files(files)
         stored = zip(wanted, before, answers, strict=True)
-        _tell(volume, wanted, [_stored(path, attr) for path, attr, answer in stored if not answer.error])
+        self._tell(volume, wanted, [_stored(path, attr) for path, attr, answer in stored if not answer.error])
         return answers
 
     def _before(self, *wanted: AgentPath) -> tuple[ForeignVolume | None, list[Attr | None]]:
@@ -71,19 +74,21 @@ class TellingFace(AgentFace):
         volume = foreign_volume(self.backend)
         if volume is None or not volume.watched:
             return volume, [None] * len(wanted)
-        return volume, [_look(volume, path) for path in wanted]
+        return volume, [self._look(volume, path) for path in wanted]
 
+    def _look(self, volume: ForeignVolume, path: AgentPath) -> Attr | None:
+        try:
+            return self._guarded("stat", lambda: resolve(volume, path, follow=False).attr)
+        except OSError:  # the verb will say what is wrong
+            return None
 
-def _look(volume: ForeignVolume, path: AgentPath) -> Attr | None:
-    try:
-        return resolve(volume, path, follow=False).attr
-    except OSError:  # the verb will say what is wrong
-        return None
-
-
-def _tell(volume: ForeignVolume | None, changed: list[AgentPath], reports: list[Report]) -> None:
-    if volume is not None:
-        volume.told(*changed, reports=reports)
+    def _tell(self, volume: ForeignVolume | None, changed: list[AgentPath], reports: list[Report]) -> None:
+        if volume is None:
+            return
+        try:
+            self._guarded("tell", lambda: volume.told(*changed, reports=reports))
+        except OSError as error:
+            log.warning("%s: a mount shows changes late: %s", self.name, error)
 
 
 def _stored(path: AgentPath, before: Attr | None) -> Report:

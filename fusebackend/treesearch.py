@@ -8,18 +8,22 @@ given the same pattern, and a pattern can't always be cut where the route begins
 asked for more, for files whose last segment fits, and the whole path then decides, by `globs.compile_glob`. A route
 that can't hold a match is not asked.
 
-When one of several backends fails, the matches of the others are returned with `truncated` set and no error, and the
-failure is logged; only when nothing was found is it the error of the result. When the budget is spent (`budget.py`),
-those that were not asked yet are left out, and the answer says `truncated`.
+When one of several backends fails, the matches of the others are returned with `truncated` set and no error, the
+failure in `missing` and in the log; only when nothing was found is it the error of the result. When the budget is
+spent (`budget.py`), those that were not asked yet are left out, and the answer says `truncated`. Routes that may hang
+(`AgentFace.guard`) are asked first, each in a thread of its own, and nobody else has to wait for them.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TypeVar
 
 from fusebackend import budget, paths
+from fusebackend.deadline import Pending
 from fusebackend.globs import Matcher, compile_glob
 from fusebackend.paths import ROOT, AgentPath
 from fusebackend.protocol import FileInfo, GlobResult, GrepMatch, GrepResult, LsResult
@@ -116,7 +120,7 @@ class TreeSearch:
         matches.sort(key=lambda match: (match["path"], match["line"]))
         cut = limit is not None and len(matches) > limit
         truncated = cut or any(result.truncated or result.error is not None for result in results)
-        return GrepResult(matches=matches[:limit], truncated=truncated)
+        return GrepResult(matches=matches[:limit], truncated=truncated, missing=_missing(results))
 
     def glob(self, scope: Scope, pattern: str) -> GlobResult:
         """Raises `GlobError`."""
@@ -148,6 +152,7 @@ class TreeSearch:
             matches=[found[path] for path in sorted(found)],
             truncated=failed or any(result.truncated for result in results),
             truncation_reason=reasons[0] if reasons else "unreadable" if failed else None,
+            missing=_missing(results),
         )
 
     def _ask_all(
@@ -158,19 +163,18 @@ class TreeSearch:
         Args:
             unasked: stands for those that the budget did not reach.
         """
-        left = budget.current()
         results: list[Found] = []
         failures: list[str] = []
-        for part in self._parts(scope, pattern):
-            if left.spent:
+        for part, result in _answers(list(self._parts(scope, pattern)), ask):
+            if result is None:
                 results.append(unasked)
-                break
-            result = ask(part)
+                continue
             if result.error is not None:
                 if part is scope.own and not _has_directory(part):
                     continue  # a directory that only the routes need
                 named = result.error.startswith(part.face.name)
                 failures.append(result.error if named else f"{part.face.name}: {result.error}")
+                result.missing = failures[-1]
                 log.warning("%s below %s is not complete: %s", verb, scope.top, failures[-1])
             results.append(result)
         if failures and not any(result.matches for result in results):
@@ -192,6 +196,23 @@ class TreeSearch:
             return not covered and (pattern is None or pattern.matches(path[start:]))
 
         return visible
+
+
+def _answers(parts: list[Routed], ask: Callable[[Routed], Found]) -> Iterator[tuple[Routed, Found | None]]:
+    """What each part says; None for those that the budget does not reach. A guard sees to it that a part ends."""
+    left = budget.current()
+    several = len(parts) > 1
+    begun = {index: Pending(partial(ask, part)) for index, part in enumerate(parts) if several and part.face.guard}
+    for index, part in enumerate(parts):
+        if index not in begun:
+            yield part, None if left.spent else ask(part)
+    for index, call in begun.items():
+        yield parts[index], call.result(lambda: math.inf)
+
+
+def _missing(results: Iterable[GrepResult | GlobResult]) -> str | None:
+    """What could not be searched."""
+    return "; ".join(result.missing for result in results if result.missing is not None) or None
 
 
 def _has_directory(routed: Routed) -> bool:

@@ -99,9 +99,10 @@ class TestGrep:
         assert command.json("grep", "two", MOUNT) == {
             "matches": [{"path": f"{MOUNT}/a.md", "line": 2, "text": "two"}],
             "truncated": False,
+            "missing": None,
         }
         done = command("grep", "--json", "none", MOUNT)
-        assert (done.exit_code, json.loads(done.stdout)) == (1, {"matches": [], "truncated": False})
+        assert (done.exit_code, json.loads(done.stdout)) == (1, {"matches": [], "truncated": False, "missing": None})
         done = command("grep", "--json", "-m1", "TODO", MOUNT)
         assert (json.loads(done.stdout)["truncated"], done.stderr) == (True, "")
 

@@ -25,7 +25,7 @@ NO_MATCH, TROUBLE = 1, 2
 @click.option("-m", "max_count", type=click.IntRange(min=1), metavar="N", help="Stop after N matches in all.")
 @click.option("-0", "zero", is_flag=True, help="With -l: end paths with NUL, for 'xargs -0'.")
 @click.option("-n", "-r", "-F", "-H", is_flag=True, expose_value=False, help="Nothing: it is always so.")
-@json_option("{matches: [{path, line, text}], truncated}.")
+@json_option("{matches: [{path, line, text}], truncated, missing}.")
 @mount_option
 def grep(
     pattern: str,
@@ -55,6 +55,7 @@ def grep(
     complaints = Complaints(exit_code=TROUBLE)
     matches: list[GrepMatch] = []
     truncated = False
+    missing: list[str] = []
     for given in paths or (None,):
         left = None if max_count is None else max_count - len(matches)
         with complaints:
@@ -64,14 +65,15 @@ def grep(
                 raise Failed(place.words(found.error))
             matches += [{**match, "path": place.shown(match["path"])} for match in found.matches or ()]
             truncated = truncated or found.truncated
+            missing += [found.missing] if found.missing is not None else []
     if as_json:
-        output.document({"matches": matches, "truncated": truncated})
+        output.document({"matches": matches, "truncated": truncated, "missing": "; ".join(missing) or None})
     elif names or counts:
         _show_files(output, matches, counts, "\0" if zero else "\n")
     else:
         _show_lines(output, matches, pattern)
     if truncated and not as_json:
-        note(_why_not_all(max_count is not None and len(matches) >= max_count))
+        note("; ".join(missing) or _why_not_all(max_count is not None and len(matches) >= max_count))
     complaints.finish(0 if matches else NO_MATCH)
 
 
@@ -112,7 +114,7 @@ def _show_lines(output: Output, matches: list[GrepMatch], pattern: str) -> None:
 @click.argument("pattern")
 @click.argument("path", required=False, shell_complete=complete_path)
 @click.option("-0", "zero", is_flag=True, help="End paths with NUL, for 'xargs -0'.")
-@json_option("{matches: [{path, is_dir, size, modified_at}], truncated, truncation_reason}.")
+@json_option("{matches: [{path, is_dir, size, modified_at}], truncated, truncation_reason, missing}.")
 @mount_option
 def glob(pattern: str, path: str | None, zero: bool, as_json: bool, mount: str | None) -> None:
     """Find the regular files whose names match PATTERN, below PATH.
@@ -131,9 +133,10 @@ def glob(pattern: str, path: str | None, zero: bool, as_json: bool, mount: str |
     if as_json:
         output.document({
             "matches": matches, "truncated": found.truncated, "truncation_reason": found.truncation_reason,
+            "missing": found.missing,
         })  # fmt: skip
         return
     for info in matches:
         output.line(output.name(info["path"]), end="\0" if zero else "\n")
     if found.truncated:
-        note(f"not everything was searched ({found.truncation_reason or 'unknown reason'})")
+        note(f"not everything was searched ({found.missing or found.truncation_reason or 'unknown reason'})")

@@ -14,6 +14,7 @@ from fusebackend.mount.mounted import MountedBackend
 from fusebackend.mount.session import MountOptions, Session
 from fusebackend.shell import Shell, ShellOptions
 from fusebackend.vfs.filesystem import FileSystem
+from fusebackend.vfs.guard import RouteGuard
 
 if TYPE_CHECKING:
     from fusebackend.composite import CompositeBackend
@@ -46,6 +47,9 @@ class LiveMount:
         shell: ShellOptions | None = None,
     ) -> None:
         self.filesystem = FileSystem.of(backend, ttl_s=ttl_s, deadline_s=deadline_s, limits=limits)
+        self._backend = backend
+        routes = [route for route in self.filesystem.tree.routes if route.offload.blocking]
+        self._guards = {route.prefix: RouteGuard(route.offload) for route in routes}
         self._session = Session(self.filesystem, mountpoint, options, describe=self._describe, before_end=self._end)
         self.status = self._session.status
         self.shell = Shell(self.filesystem, mountpoint, shell or ShellOptions())
@@ -54,11 +58,13 @@ class LiveMount:
 
     def run(self, on_ready: Callable[[], None] | None = None) -> None:
         """As `Session.run`. The control socket listens before there is a mount that names it."""
+        self._backend.guard(self._guards)
         self._listen()
         try:
             self._session.run(on_ready)
         finally:
             self._end()
+            self._backend.guard({})
 
     def stop(self) -> None:
         """End `run`: unmount, lazily if files are still open. Thread-safe, and harmless when it has ended."""

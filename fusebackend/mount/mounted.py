@@ -10,6 +10,7 @@ import os
 import stat as stat_module
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from fusebackend import errors, paths
@@ -154,9 +155,8 @@ class MountedBackend(SandboxBackendProtocol):
         """What a path is; a symbolic link itself, unless `follow` says otherwise."""
         try:
             outer = paths.normalise(path)
-            route, attr = self._find(outer, follow)
-            is_link = attr is not None and stat_module.S_ISLNK(attr.mode)
-            target = os.fsdecode(route.volume.readlink(attr.node)) if attr is not None and is_link else None
+            route = self._route_of(outer)
+            attr, target = route.offload.run("stat", partial(self._look, route, outer, follow))
         except PathError as error:
             return StatResult(error=str(error), code=errors.INVALID_PATH)
         except FileNotFoundError:
@@ -181,16 +181,18 @@ class MountedBackend(SandboxBackendProtocol):
             route=prefix,
         )
 
-    def _find(self, outer: AgentPath, follow: bool) -> tuple[Route, Attr | None]:
-        """The route of a path and what its volume has there; None for a directory that only the routes need."""
-        route = self._route_of(outer)
+    def _look(self, route: Route, outer: AgentPath, follow: bool) -> tuple[Attr | None, str | None]:
+        """What the volume has at a path, and where a symbolic link leads. None for what only the routes need."""
         try:
             found = resolve(route.volume, route.inner(outer), follow=follow).found
         except (FileNotFoundError, NotADirectoryError):
             if self._is_way(outer):
-                return route, None
+                return None, None
             raise
-        return route, None if not found.is_dir and self._is_way(outer) else found
+        if not found.is_dir and self._is_way(outer):
+            return None, None
+        is_link = stat_module.S_ISLNK(found.mode)
+        return found, os.fsdecode(route.volume.readlink(found.node)) if is_link else None
 
     def _is_way(self, path: AgentPath) -> bool:
         """Does a path lead to routes below it? It is a directory then, whatever the backend has there."""
@@ -205,11 +207,18 @@ class MountedBackend(SandboxBackendProtocol):
 
         Raises:
             PathError: the path is malformed.
+            OSError: a route did not answer in time; the others are done.
         """
         outer = paths.normalise(path)
+        failure: OSError | None = None
         for route in self.filesystem.tree.routes:
             if route is self._route_of(outer) or paths.is_below(route.prefix, outer):
-                self.filesystem.invalidation.expire(route)
+                try:
+                    route.offload.run("invalidate", partial(self.filesystem.invalidation.expire, route))
+                except OSError as error:
+                    failure = OSError(error.errno, f"{route.offload.name}: {error.strerror}")
+        if failure is not None:
+            raise failure
 
     def watch(self, path: str = "/") -> Watch:
         """The changes at and below a path, from now on, whichever face makes them. Close it when done.

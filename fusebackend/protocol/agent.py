@@ -128,21 +128,27 @@ class MoveResult:
 
 @dataclass
 class GrepResult:
-    """Matches sorted by path and line. `truncated` is True when a limit cut them short."""
+    """Matches sorted by path and line. `truncated` is True when a limit cut them short.
+
+    `missing` says what could not be searched, where that is one of several backends.
+    """
 
     error: str | None = None
     matches: list[GrepMatch] | None = None
     truncated: bool = False
+    missing: str | None = None
 
 
 @dataclass
 class GlobResult:
-    """Matching regular files sorted by path. `truncation_reason` is `budget`, `unreadable` or `transport`."""
+    """Matching regular files sorted by path. `truncation_reason` is `budget`, `unreadable` or `transport`; `missing`
+    is as in `GrepResult`."""
 
     error: str | None = None
     matches: list[FileInfo] | None = None
     truncated: bool = False
     truncation_reason: str | None = None
+    missing: str | None = None
 
 
 @dataclass

@@ -24,6 +24,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from fusebackend.deadline import RouteDown
+
 log = logging.getLogger(__name__)
 
 FAILURES_TO_OPEN = 3
@@ -86,15 +88,12 @@ class Health:
     def down(self) -> bool:
         return self._down
 
-    def refusal(self) -> OSError:
+    def refusal(self) -> RouteDown:
         """The error of a call that is not made. Counts it."""
         with self._lock:
             self.refused += 1
-            return self._cause()
-
-    def _cause(self) -> OSError:
-        number = errno.EIO if self._why is None or self._why.errno is None else self._why.errno
-        return OSError(number, f"{os.strerror(number)}: {self.name} is down")
+            number = errno.EIO if self._why is None or self._why.errno is None else self._why.errno
+        return RouteDown(number, f"it is down, and is not asked until it answers: {os.strerror(number)}")
 
     def answered(self, kind: str) -> None:
         """A call was answered in time, be it with an error."""

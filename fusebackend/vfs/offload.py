@@ -250,12 +250,15 @@ class Offload:
 
     # -- any other thread's ------------------------------------------------------------------------------------
 
-    def run(self, kind: str, function: Callable[[], T], left_s: Callable[[], float] | None = None) -> T:
+    def run(
+        self, kind: str, function: Callable[[], T], *, more_s: float = 0.0, left_s: Callable[[], float] | None = None
+    ) -> T:
         """What `call` is for the loop, for everybody else.
 
         Args:
             kind: of call, for the volume's health.
             function: what to run, in a thread of its own.
+            more_s: by how much later than usual its deadline is.
             left_s: how much time it has, if something else than the deadline says so. A call that is given up then
                 says nothing about the volume.
 
@@ -267,13 +270,14 @@ class Offload:
             return function()
         if self.health.down and not self._is_back():
             raise self.health.refusal()
+        most_s = self.deadline_s + more_s
         try:
-            answer = self._calls.run(function, _countdown(self.deadline_s) if left_s is None else left_s)
+            answer = self._calls.run(function, _countdown(most_s) if left_s is None else left_s)
         except GivenUp:
-            gone = GivenUp(f"no answer within {self.deadline_s:g} s" if left_s is None else "no answer in time")
+            gone = GivenUp(f"no answer to {kind} {'in time' if left_s is not None else f'within {most_s:g} s'}")
             if left_s is None:
                 self.health.failed(kind, gone)
-                log.warning("%s: no answer to %s within %g s; it may still be done", self.name, kind, self.deadline_s)
+                log.warning("%s: %s; whether it is still done is not known", self.name, gone)
             raise gone from None
         except OSError as error:
             if error.errno in TROUBLE:

@@ -1,0 +1,441 @@
+"""Calls into a volume that may hang: deadlines, places, killed clients, repetition, and the way back."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from fusebackend.deadline import Calls, GivenUp, RouteDown
+from fusebackend.vfs import offload as offload_module
+from fusebackend.vfs import request, retry
+from fusebackend.vfs.health import FAILURES_TO_OPEN
+from fusebackend.vfs.offload import Offload
+
+LIMIT_S = 20.0
+
+
+class Hanging:
+    """A volume's method that hangs until it is let go."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.calls = 0
+
+    def __call__(self, answer: Any = None) -> Any:
+        self.calls += 1
+        self.go.wait(LIMIT_S)
+        return answer
+
+
+@pytest.fixture
+def hanging() -> Iterator[Hanging]:
+    call = Hanging()
+    yield call
+    call.go.set()
+
+
+def run(function: Callable[[], Awaitable[Any]]) -> Any:
+    async def main() -> Any:
+        with trio.fail_after(LIMIT_S):
+            return await function()
+
+    return trio.run(main)
+
+
+async def fails(number: int, call: Callable[[], Awaitable[Any]]) -> None:
+    with pytest.raises(OSError) as failure:
+        await call()
+    assert failure.value.errno == number
+
+
+def until(what: Callable[[], bool]) -> None:
+    limit = time.monotonic() + LIMIT_S
+    while not what():
+        assert time.monotonic() < limit
+        time.sleep(0.005)
+
+
+# -- places ------------------------------------------------------------------------------------------------------
+
+
+def test_no_more_threads_than_places_and_first_come_first_served(hanging: Hanging) -> None:
+    offload = Offload(True, deadline_s=LIMIT_S, max_calls=2)
+    order: list[int] = []
+
+    async def main() -> None:
+        async def one(number: int) -> None:
+            order.append(await offload.call(hanging, number))
+
+        async with trio.open_nursery() as nursery:
+            for number in range(6):
+                nursery.start_soon(one, number)
+                await trio.testing.wait_all_tasks_blocked(0.01)
+            assert hanging.calls == 2 and offload.describe()["waiting"] == 4
+            hanging.go.set()
+
+    run(main)
+    assert sorted(order) == list(range(6)) and set(order[:2]) == {0, 1}
+    assert (offload.describe()["running"], offload.describe()["waiting"]) == (0, 0)
+
+
+def test_threads_that_hang_keep_their_places_and_nothing_piles_up(hanging: Hanging) -> None:
+    offload = Offload(True, deadline_s=0.05, max_calls=2)
+    before = threading.active_count()
+
+    async def main() -> None:
+        for _ in range(2):
+            await fails(errno.ETIMEDOUT, lambda: offload.call(hanging))
+        await fails(errno.ETIMEDOUT, lambda: offload.call(hanging))  # it has waited for a place
+
+    run(main)
+    assert hanging.calls == 2 and threading.active_count() <= before + 3
+
+
+def test_places_are_free_again_when_what_hung_has_ended(hanging: Hanging) -> None:
+    offload = Offload(True, deadline_s=0.05, max_calls=1)
+
+    async def main() -> None:
+        await fails(errno.ETIMEDOUT, lambda: offload.call(hanging))
+        hanging.go.set()
+        while offload.describe()["running"]:
+            await trio.sleep(0.005)
+        assert await offload.call(lambda: 7) == 7
+
+    run(main)
+
+
+def test_the_loop_ends_though_a_thread_hangs(hanging: Hanging) -> None:
+    offload = Offload(True, deadline_s=LIMIT_S)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(offload.call, hanging)
+            while not hanging.calls:
+                await trio.sleep(0.005)
+            nursery.cancel_scope.cancel()
+
+    start = time.monotonic()
+    run(main)
+    assert time.monotonic() - start < LIMIT_S / 2
+
+
+# -- what is said ------------------------------------------------------------------------------------------------
+
+
+def test_the_outcome_of_a_change_is_unknown_and_that_of_a_question_no_matter(
+    hanging: Hanging, caplog: pytest.LogCaptureFixture
+) -> None:
+    offload = Offload(True, deadline_s=0.05, name="Route '/x/'")
+
+    async def main() -> None:
+        request.answer("rename", 0)
+        await fails(errno.ETIMEDOUT, lambda: offload.call(hanging))
+        request.answer("read", 4711)
+        await fails(errno.ETIMEDOUT, lambda: offload.ask(hanging))
+
+    run(main)
+    assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
+        "Route '/x/': no answer to rename within 0.05 s; whether it was done is not known",
+        "Route '/x/': no answer to read (thread 4711) within 0.05 s",
+    ]
+
+
+# -- whose request it is ------------------------------------------------------------------------------------------
+
+
+STUCK = """
+import os, signal, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print(os.getpid(), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_living_process_is_waited_for() -> None:
+    assert not request.Request("read", os.getpid()).is_abandoned
+    assert not request.NOBODYS.is_abandoned
+
+
+def test_one_that_has_ended_was_not_waiting_for_this() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "pass"])
+    child.wait()
+    assert not request.Request("read", child.pid).is_abandoned
+
+
+def test_a_signal_that_does_not_kill_is_none() -> None:
+    child = subprocess.Popen([sys.executable, "-c", STUCK], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert child.stdout is not None and child.stdout.readline()
+        child.send_signal(signal.SIGSTOP)  # so that it takes nothing that is sent to it
+        until(lambda: _state(child.pid) == "T")
+        child.send_signal(signal.SIGTERM)
+        assert not request.Request("read", child.pid).is_abandoned
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def _state(pid: int) -> str:
+    with open(f"/proc/{pid}/stat") as stat:
+        return stat.read().rpartition(")")[2].split()[0]
+
+
+def test_nobody_waits_for_a_call_whose_process_was_killed(hanging: Hanging, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That a killed process looks like this, `mounted/test_health.py` knows."""
+    killed: set[int] = set()
+    monkeypatch.setattr(request.Request, "is_abandoned", property(lambda self: self.thread in killed))
+    monkeypatch.setattr(offload_module, "PATIENCE_S", 0.01)
+    offload = Offload(True, deadline_s=LIMIT_S, max_calls=1)
+
+    async def main() -> None:
+        async def ask_for(thread: int) -> None:
+            request.answer("read", thread)
+            await fails(errno.EINTR, lambda: offload.ask(hanging))
+
+        async with trio.open_nursery() as nursery:
+            for thread in (1, 2):
+                nursery.start_soon(ask_for, thread)
+                await trio.testing.wait_all_tasks_blocked(0.005)
+            killed.update((1, 2))
+
+    run(main)
+    assert hanging.calls == 1, "the second one had not begun, and never does"
+    said = offload.describe()
+    assert (said["abandoned"], said["waiting"], said["state"]) == (2, 0, "healthy")
+
+
+# -- repetition --------------------------------------------------------------------------------------------------
+
+
+class Flaky:
+    """Fails so many times, then answers."""
+
+    def __init__(self, *errors: int) -> None:
+        self.errors = list(errors)
+        self.calls = 0
+
+    def __call__(self) -> str:
+        self.calls += 1
+        if self.errors:
+            raise OSError(self.errors.pop(0), "on purpose")
+        return "answer"
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry, "PAUSE_S", 0.001)
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_question_is_asked_again_when_its_connection_was_lost() -> None:
+    flaky = Flaky(errno.ECONNRESET, errno.ECONNREFUSED, errno.EPIPE)
+    offload = Offload(True)
+    assert run(lambda: offload.ask(flaky)) == "answer"
+    assert flaky.calls == 4 and offload.describe()["state"] == "healthy"
+
+
+@pytest.mark.usefixtures("hasty")
+def test_not_for_ever() -> None:
+    flaky = Flaky(*[errno.ECONNRESET] * 100)
+    run(lambda: fails(errno.ECONNRESET, lambda: Offload(True).ask(flaky)))
+    assert flaky.calls == retry.ATTEMPTS
+
+
+def test_a_change_is_never_made_twice() -> None:
+    flaky = Flaky(errno.ECONNRESET)
+    run(lambda: fails(errno.ECONNRESET, lambda: Offload(True).call(flaky)))
+    assert flaky.calls == 1
+
+
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.EIO, errno.ETIMEDOUT])
+def test_an_answer_and_a_time_out_are_not_asked_for_again(number: int) -> None:
+    flaky = Flaky(number)
+    run(lambda: fails(number, lambda: Offload(True).ask(flaky)))
+    assert flaky.calls == 1
+
+
+def test_pauses_between_attempts_grow_and_vary() -> None:
+    asked: list[tuple[float, float]] = []
+
+    def vary(low: float, high: float) -> float:
+        asked.append((low, high))
+        return 0.0
+
+    async def attempt() -> None:
+        raise ConnectionResetError(errno.ECONNRESET, "")
+
+    async def main() -> None:
+        await fails(errno.ECONNRESET, lambda: retry.repeated(attempt, vary=vary))
+
+    run(main)
+    assert asked == [(retry.PAUSE_S * 2**n / 2, retry.PAUSE_S * 2**n) for n in range(retry.ATTEMPTS - 1)]
+
+
+# -- down, and up again ------------------------------------------------------------------------------------------
+
+
+class Service:
+    """A volume's backend that can be lost."""
+
+    def __init__(self) -> None:
+        self.up = True
+        self.probes = 0
+
+    def ask(self) -> str:
+        if not self.up:
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens")
+        return "answer"
+
+    def probe(self) -> None:
+        self.probes += 1
+        self.ask()
+
+
+async def bring_down(offload: Offload, service: Service) -> None:
+    service.up = False
+    for _ in range(FAILURES_TO_OPEN):
+        await fails(errno.ECONNREFUSED, lambda: offload.call(service.ask))
+    assert offload.health.down
+
+
+def test_calls_fail_at_once_until_it_answers_again() -> None:
+    service = Service()
+    offload = Offload(True, probe=service.probe, name="Route '/x/'")
+
+    async def main() -> None:
+        await bring_down(offload, service)
+        asked = 0
+
+        def count() -> None:
+            nonlocal asked
+            asked += 1
+
+        await fails(errno.ECONNREFUSED, lambda: offload.call(count))
+        assert asked == 0, "it is not asked at all"
+        service.up = True
+        while offload.health.down:
+            await trio.sleep(0.01)
+            try:
+                assert await offload.call(service.ask) == "answer"
+            except RouteDown as error:
+                assert error.errno == errno.ECONNREFUSED
+
+    run(main)
+    assert service.probes >= 1 and offload.describe()["state"] == "healthy"
+
+
+def test_the_call_that_finds_it_back_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    service = Service()
+    offload = Offload(True, probe=service.probe)
+
+    async def main() -> None:
+        await bring_down(offload, service)
+        service.up = True
+        monkeypatch.setattr(offload.health, "_probe_at", 0.0)  # the pause is over
+        assert await offload.call(service.ask) == "answer"
+
+    run(main)
+    assert offload.describe()["refused"] == 0
+
+
+def test_a_probe_that_hangs_holds_nobody_up_and_there_is_one(hanging: Hanging, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offload_module, "PROBE_PATIENCE_S", 0.05)
+    service = Service()
+    offload = Offload(True, probe=hanging)
+
+    async def main() -> None:
+        await bring_down(offload, service)
+        for _ in range(20):
+            monkeypatch.setattr(offload.health, "_probe_at", 0.0)
+            with pytest.raises(RouteDown):
+                await offload.call(service.ask)
+
+    start = time.monotonic()
+    run(main)
+    assert time.monotonic() - start < LIMIT_S / 2 and hanging.calls == 1
+
+
+def test_asking_for_the_status_is_a_reason_to_look() -> None:
+    service = Service()
+    offload = Offload(True, probe=service.probe)
+    run(lambda: bring_down(offload, service))
+    service.up = True
+    until(lambda: offload.describe()["state"] == "healthy")
+
+
+def test_application_errors_say_that_it_is_there() -> None:
+    offload = Offload(True)
+
+    async def main() -> None:
+        for _ in range(2 * FAILURES_TO_OPEN):
+            await fails(errno.ENOENT, lambda: offload.call(Flaky(errno.ENOENT)))
+
+    run(main)
+    assert offload.describe()["state"] == "healthy"
+
+
+# -- other threads -----------------------------------------------------------------------------------------------
+
+
+def test_an_agent_is_given_the_same_deadline_and_the_same_health(hanging: Hanging) -> None:
+    offload = Offload(True, deadline_s=0.05)
+    for _ in range(FAILURES_TO_OPEN):
+        with pytest.raises(GivenUp, match=r"^no answer to read within 0.05 s$"):
+            offload.run("read", hanging)
+    with pytest.raises(RouteDown):
+        offload.run("read", hanging)
+    run(lambda: fails(errno.ETIMEDOUT, lambda: offload.call(hanging)))
+    assert hanging.calls == FAILURES_TO_OPEN
+
+
+def test_who_has_a_time_of_its_own_says_nothing_of_the_route(hanging: Hanging) -> None:
+    offload = Offload(True, deadline_s=LIMIT_S)
+    for _ in range(FAILURES_TO_OPEN):
+        with pytest.raises(GivenUp):
+            offload.run("grep", hanging, left_s=lambda: 0.0)
+    assert offload.describe()["state"] == "healthy"
+
+
+def test_a_route_that_does_not_block_is_called_where_we_are() -> None:
+    assert Offload(False).run("read", threading.get_ident) == threading.get_ident()
+
+
+def test_what_a_call_raises_comes_back_from_its_thread() -> None:
+    offload = Offload(True)
+    with pytest.raises(FileNotFoundError):
+        offload.run("read", partial(os.stat, "/nowhere/at/all"))
+    assert offload.run("read", lambda: 7) == 7
+
+
+class TestCalls:
+    def test_there_are_no_more_than_said(self, hanging: Hanging) -> None:
+        calls = Calls(2)
+        for _ in range(2):
+            with pytest.raises(GivenUp, match="no answer"):
+                calls.run(hanging, lambda: 0.0)
+        with pytest.raises(GivenUp, match="not even begun: 2 earlier calls"):
+            calls.run(hanging, lambda: 0.0)
+        until(lambda: hanging.calls == 2)
+        hanging.go.set()
+        assert calls.run(lambda: 7, lambda: LIMIT_S) == 7
+
+    def test_one_that_ends_late_is_told_of(self, hanging: Hanging) -> None:
+        late: list[BaseException | None] = []
+        calls = Calls(2, late.append)
+        with pytest.raises(GivenUp):
+            calls.run(hanging, lambda: 0.0)
+        hanging.go.set()
+        until(lambda: late == [None])
