@@ -59,6 +59,17 @@ DAMAGE = [
     ("UPDATE inode SET mode = 33188 WHERE node = 1", "the root (inode 1) is not a directory that is its own parent"),
     ("DELETE FROM inode WHERE node = 1", "there is no root directory"),
     ("UPDATE inode SET mode = 420 WHERE node = 6", "inode 6 has mode 644, which is no type of file"),
+    ("UPDATE inode SET mode = 98724 WHERE node = 6", "inode 6 has mode 300644, which is no type of file"),
+    ("UPDATE inode SET node = -7 WHERE node = 6", "inode -7 has a number that no inode can have"),
+    ("UPDATE inode SET mtime_ns = 'noon' WHERE node = 6", "inode 6 has a field that is not a number"),
+    (
+        "UPDATE inode SET uid = -1 WHERE node = 6",
+        "inode 6 has owner -1, group 0 and device 0, of which one is out of range",
+    ),
+    (
+        "UPDATE chunk SET data = x'' WHERE node = 5; UPDATE inode SET size = 0 WHERE node = 5",
+        "link inode 5 has no target",
+    ),
     ("UPDATE inode SET size = -1 WHERE node = 4", "inode 4 has a size of -1 and a link count of 2"),
     ("DELETE FROM inode WHERE node = 6", "name b'fifo' in inode 1 leads to inode 6, which does not exist"),
     ("INSERT INTO dentry VALUES (4, x'78', 6)", "name b'x' is in inode 4, which is no directory"),

@@ -16,8 +16,8 @@ _PAIRS = "SELECT term, doc FROM temp.{}_pairs WHERE instr(term, ?) = 0"
 """Trigrams and nodes, sorted. Those across two words depend on the order the words were in; nobody asks for them."""
 
 
-def missing(db: sqlite3.Connection) -> Iterator[str]:
-    """A line for each file that a search may miss."""
+def drift(db: sqlite3.Connection) -> Iterator[tuple[int, str]]:
+    """The node of each file that a search may miss, and a line that says so."""
     _index_again(db)
     db.execute("CREATE VIRTUAL TABLE temp.kept_pairs USING fts5vocab(main, trigram, instance)")
     db.execute("CREATE VIRTUAL TABLE temp.wanted_pairs USING fts5vocab(temp, wanted, instance)")
@@ -30,10 +30,12 @@ def missing(db: sqlite3.Connection) -> Iterator[str]:
             at = kept.fetchone()
         if at != pair and pair[1] not in told:
             told.add(pair[1])
-            yield f"inode {pair[1]} holds {trigram.hidden(pair[0])!r} and the index does not know it"
+            yield pair[1], f"inode {pair[1]} holds {trigram.hidden(pair[0])!r} and the index does not know it"
 
 
 def _index_again(db: sqlite3.Connection) -> None:
+    for table in ("kept_pairs", "wanted_pairs", "wanted"):
+        db.execute(f"DROP TABLE IF EXISTS temp.{table}")  # of an earlier look through this connection
     db.execute(f"CREATE VIRTUAL TABLE temp.wanted {schema.TRIGRAMS}")
     db.execute("INSERT INTO temp.wanted (wanted, rank) VALUES ('hashsize', ?)", (schema.HASH_BYTES,))
     common = {word for (word,) in db.execute("SELECT word FROM common_word")}

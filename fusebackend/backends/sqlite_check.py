@@ -22,25 +22,31 @@ from typing import NamedTuple
 from fusebackend.backends import index_check, schema
 from fusebackend.backends.chunks import ALLOCATION_BYTES, CHUNK_BYTES, CHUNK_SHIFT, allocated_blocks
 from fusebackend.backends.tree import DIRECTORY_BYTES, MAX_FILE_BYTES
-from fusebackend.protocol import BLOCK_BYTES, NAME_MAX_BYTES, ROOT_NODE
+from fusebackend.protocol import BLOCK_BYTES, MAX_NODE, NAME_MAX_BYTES, ROOT_NODE
 
 MAX_PROBLEMS = 1000
 """A file that is broken throughout is described by this many lines, and one more that says so."""
 
-_TYPE = f"(mode & {stat.S_IFMT(0o177777)})"
-_DIRECTORY = f"{_TYPE} = {stat.S_IFDIR}"
-_FILE = f"{_TYPE} = {stat.S_IFREG}"
-_LINK = f"{_TYPE} = {stat.S_IFLNK}"
-_KNOWN_TYPES = ", ".join(
+INODE_NUMBERS = ("mode", "nlink", "uid", "gid", "rdev", "size", "blocks", "atime_ns", "mtime_ns", "ctime_ns", "parent")
+"""The columns of `inode` beside its number."""
+
+TYPE = f"(mode & {stat.S_IFMT(0o177777)})"
+DIRECTORY = f"{TYPE} = {stat.S_IFDIR}"
+FILE = f"{TYPE} = {stat.S_IFREG}"
+LINK = f"{TYPE} = {stat.S_IFLNK}"
+KNOWN_TYPES = ", ".join(
     str(kind)
     for kind in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK, stat.S_IFIFO, stat.S_IFSOCK, stat.S_IFCHR, stat.S_IFBLK)
 )
-_CHUNK_BLOCKS = f"(length(data) + {ALLOCATION_BYTES - 1}) / {ALLOCATION_BYTES} * {ALLOCATION_BYTES // BLOCK_BYTES}"
-_REACHED = f"""WITH RECURSIVE reached (node) AS (
+CHUNK_BLOCKS = f"(length(data) + {ALLOCATION_BYTES - 1}) / {ALLOCATION_BYTES} * {ALLOCATION_BYTES // BLOCK_BYTES}"
+REACHED = f"""WITH RECURSIVE reached (node) AS (
     SELECT {ROOT_NODE} UNION SELECT dentry.node FROM reached JOIN dentry ON dentry.parent = reached.node
 )"""
+INVALID_NAME = f"""(typeof(name) != 'blob' OR length(name) NOT BETWEEN 1 AND {NAME_MAX_BYTES}
+    OR instr(name, x'2f') OR instr(name, x'00') OR name IN (x'2e', x'2e2e'))"""
 _NAMES = "SELECT node AS named, count(*) AS names FROM dentry GROUP BY node"
-_LAST_CHUNK = MAX_FILE_BYTES >> CHUNK_SHIFT
+_MAX_ID = (1 << 32) - 1
+LAST_CHUNK = MAX_FILE_BYTES >> CHUNK_SHIFT
 
 
 class Rule(NamedTuple):
@@ -53,11 +59,25 @@ class Rule(NamedTuple):
 RULES = (
     Rule(
         "the root (inode {}) is not a directory that is its own parent",
-        f"SELECT node FROM inode WHERE node = {ROOT_NODE} AND NOT ({_DIRECTORY} AND parent = node AND nlink > 1)",
+        f"SELECT node FROM inode WHERE node = {ROOT_NODE} AND NOT ({DIRECTORY} AND parent = node AND nlink > 1)",
+    ),
+    Rule(
+        "inode {} has a number that no inode can have",
+        f"SELECT node FROM inode WHERE node NOT BETWEEN 1 AND {MAX_NODE}",
+    ),
+    Rule(
+        "inode {} has a field that is not a number",
+        "SELECT node FROM inode WHERE " + " OR ".join(f"typeof({field}) != 'integer'" for field in INODE_NUMBERS),
+    ),
+    Rule(
+        "inode {} has owner {}, group {} and device {}, of which one is out of range",
+        f"""SELECT node, uid, gid, rdev FROM inode
+            WHERE uid NOT BETWEEN 0 AND {_MAX_ID} OR gid NOT BETWEEN 0 AND {_MAX_ID}
+            OR rdev NOT BETWEEN 0 AND {_MAX_ID}""",
     ),
     Rule(
         "inode {} has mode {}, which is no type of file",
-        f"SELECT node, printf('%o', mode) FROM inode WHERE {_TYPE} NOT IN ({_KNOWN_TYPES})",
+        f"SELECT node, printf('%o', mode) FROM inode WHERE {TYPE} NOT IN ({KNOWN_TYPES}) OR mode > 65535",
     ),
     Rule(
         "inode {} has a size of {} and a link count of {}",
@@ -70,54 +90,52 @@ RULES = (
     Rule(
         "name {!r} is in inode {}, which is no directory",
         f"""SELECT name, parent FROM dentry
-            WHERE parent NOT IN (SELECT node FROM inode WHERE {_DIRECTORY} AND nlink > 0)""",
+            WHERE parent NOT IN (SELECT node FROM inode WHERE {DIRECTORY} AND nlink > 0)""",
     ),
     Rule(
         "name {!r} in inode {} is no name that Linux allows",
-        f"""SELECT name, parent FROM dentry
-            WHERE typeof(name) != 'blob' OR length(name) NOT BETWEEN 1 AND {NAME_MAX_BYTES}
-            OR instr(name, x'2f') OR instr(name, x'00') OR name IN (x'2e', x'2e2e')""",
+        f"SELECT name, parent FROM dentry WHERE {INVALID_NAME}",
     ),
     Rule("the root has the name {!r} in inode {}", f"SELECT name, parent FROM dentry WHERE node = {ROOT_NODE}"),
     Rule(
         "inode {} can't be reached from the root and has a link count of {}",
-        f"{_REACHED} SELECT node, nlink FROM inode WHERE nlink != 0 AND node NOT IN reached",
+        f"{REACHED} SELECT node, nlink FROM inode WHERE nlink != 0 AND node NOT IN reached",
     ),
     Rule(
         "inode {} has a link count of {} and {} names",
         f"""SELECT inode.node, nlink, coalesce(names, 0) FROM inode LEFT JOIN ({_NAMES}) ON named = inode.node
-            WHERE NOT {_DIRECTORY} AND nlink != coalesce(names, 0)""",
+            WHERE NOT {DIRECTORY} AND nlink != coalesce(names, 0)""",
     ),
     Rule(
         "directory inode {} has a link count of {} and {} subdirectories",
         f"""SELECT directory.node, nlink, coalesce(children, 0) FROM inode AS directory LEFT JOIN (
                 SELECT dentry.parent AS holder, count(*) AS children FROM dentry JOIN inode ON inode.node = dentry.node
-                WHERE {_DIRECTORY} GROUP BY dentry.parent
+                WHERE {DIRECTORY} GROUP BY dentry.parent
             ) ON holder = directory.node
-            WHERE {_DIRECTORY} AND nlink != 0 AND nlink != 2 + coalesce(children, 0)""",
+            WHERE {DIRECTORY} AND nlink != 0 AND nlink != 2 + coalesce(children, 0)""",
     ),
     Rule(
         "directory inode {} has {} names",
         f"""SELECT inode.node, coalesce(names, 0) FROM inode LEFT JOIN ({_NAMES}) ON named = inode.node
-            WHERE {_DIRECTORY} AND inode.node != {ROOT_NODE} AND coalesce(names, 0) != (nlink > 0)""",
+            WHERE {DIRECTORY} AND inode.node != {ROOT_NODE} AND coalesce(names, 0) != (nlink > 0)""",
     ),
     Rule(
         "directory inode {} is in inode {} and says its parent is inode {}",
         f"""SELECT inode.node, dentry.parent, inode.parent FROM inode JOIN dentry ON dentry.node = inode.node
-            WHERE {_DIRECTORY} AND dentry.parent != inode.parent""",
+            WHERE {DIRECTORY} AND dentry.parent != inode.parent""",
     ),
     Rule(
         "inode {} is no directory and says its parent is inode {}",
-        f"SELECT node, parent FROM inode WHERE NOT {_DIRECTORY} AND parent != 0",
+        f"SELECT node, parent FROM inode WHERE NOT {DIRECTORY} AND parent != 0",
     ),
     Rule(
         "chunk {} of inode {} belongs to no file and no link",
-        f"SELECT idx, node FROM chunk WHERE node NOT IN (SELECT node FROM inode WHERE {_FILE} OR {_LINK})",
+        f"SELECT idx, node FROM chunk WHERE node NOT IN (SELECT node FROM inode WHERE {FILE} OR {LINK})",
     ),
     Rule(
         "chunk {} of inode {} holds {} bytes",
         f"""SELECT idx, node, length(data) FROM chunk
-            WHERE typeof(data) != 'blob' OR length(data) > {CHUNK_BYTES} OR idx NOT BETWEEN 0 AND {_LAST_CHUNK}""",
+            WHERE typeof(data) != 'blob' OR length(data) > {CHUNK_BYTES} OR idx NOT BETWEEN 0 AND {LAST_CHUNK}""",
     ),
     Rule(
         "chunk {} of inode {} holds {} bytes, beyond the end of the file at {}",
@@ -126,20 +144,25 @@ RULES = (
     ),
     Rule(
         "inode {} says it has {} blocks and its chunks have {}",
-        f"""SELECT inode.node, blocks, coalesce(sum({_CHUNK_BLOCKS}), 0) AS allocated
+        f"""SELECT inode.node, blocks, coalesce(sum({CHUNK_BLOCKS}), 0) AS allocated
             FROM inode LEFT JOIN chunk ON chunk.node = inode.node
-            WHERE NOT {_DIRECTORY} GROUP BY inode.node HAVING blocks != allocated""",
+            WHERE NOT {DIRECTORY} GROUP BY inode.node HAVING blocks != allocated""",
     ),
     Rule(
         "directory inode {} has a size of {} and {} blocks",
-        f"""SELECT node, size, blocks FROM inode WHERE {_DIRECTORY}
+        f"""SELECT node, size, blocks FROM inode WHERE {DIRECTORY}
             AND (size != {DIRECTORY_BYTES} OR blocks != {allocated_blocks(DIRECTORY_BYTES)})""",
     ),
     Rule(
         "link inode {} has a target of {} bytes, and {} of them are there",
         f"""SELECT inode.node, size, coalesce(length(data), 0) FROM inode
             LEFT JOIN chunk ON chunk.node = inode.node AND idx = 0
-            WHERE {_LINK} AND size != coalesce(length(data), 0)""",
+            WHERE {LINK} AND size != coalesce(length(data), 0)""",
+    ),
+    Rule(
+        "link inode {} has no target",
+        f"""SELECT node FROM inode WHERE {LINK} AND nlink != 0
+            AND node NOT IN (SELECT node FROM chunk WHERE length(data) > 0)""",
     ),
     Rule(
         "extended attribute {!r} of inode {}, which does not exist",
@@ -186,12 +209,8 @@ def _check(name: str, how: str) -> list[str]:
     connection = sqlite3.connect(f"{Path(name).absolute().as_uri()}?{how}", uri=True, isolation_level=None)
     try:
         _require_volume(connection, name)
-        problems: list[str] = []
-        for problem in _problems(connection):
-            if len(problems) == MAX_PROBLEMS:
-                return [*problems, f"more than {MAX_PROBLEMS} problems; the rest is not shown"]
-            problems.append(problem)
-        return problems
+        connection.execute("BEGIN")  # all rules see the same moment of a volume that is being written to
+        return describe(connection)
     finally:
         connection.close()
 
@@ -209,28 +228,43 @@ def _require_volume(connection: sqlite3.Connection, name: str) -> None:
         raise schema.VolumeFileError(errno.EINVAL, message)
 
 
+def describe(connection: sqlite3.Connection) -> list[str]:
+    """What is wrong with the file of a connection, of which one transaction sees all."""
+    problems: list[str] = []
+    for problem in _problems(connection):
+        if len(problems) == MAX_PROBLEMS:
+            return [*problems, f"more than {MAX_PROBLEMS} problems; the rest is not shown"]
+        problems.append(problem)
+    return problems
+
+
+def damaged_pages(connection: sqlite3.Connection) -> Iterator[str]:
+    """What SQLite finds wrong below the tables."""
+    for (answer,) in connection.execute(f"PRAGMA integrity_check({MAX_PROBLEMS})"):
+        for line in answer.splitlines():
+            if line != "ok" and not line.startswith("***"):  # the name of the database, always `main`
+                yield f"SQLite: {line}"
+
+
 def _problems(connection: sqlite3.Connection) -> Iterator[str]:
     try:
-        connection.execute("BEGIN")  # all rules see the same moment of a volume that is being written to
-        for (answer,) in connection.execute(f"PRAGMA integrity_check({MAX_PROBLEMS})"):
-            for line in answer.splitlines():
-                if line != "ok" and not line.startswith("***"):  # the name of the database, always `main`
-                    yield f"SQLite: {line}"
+        yield from damaged_pages(connection)
         if connection.execute("SELECT count(*) FROM inode WHERE node = ?", (ROOT_NODE,)).fetchone()[0] != 1:
             yield "there is no root directory"
         for rule in RULES:
             for row in connection.execute(rule.query):
                 yield rule.sentence.format(*row)
-        for node in _below_themselves(connection):
+        for node in below_themselves(connection):
             yield f"directory inode {node} is below itself"
-        yield from index_check.missing(connection)
+        for _, line in index_check.drift(connection):
+            yield line
     except sqlite3.Error as error:
         yield f"SQLite: {error}"
 
 
-def _below_themselves(connection: sqlite3.Connection) -> Iterator[int]:
+def below_themselves(connection: sqlite3.Connection) -> Iterator[int]:
     """One directory of every cycle. None of a cycle is reached from the root, or one of them would have two names."""
-    query = f"{_REACHED} SELECT node, parent FROM inode WHERE {_DIRECTORY} AND node NOT IN reached"
+    query = f"{REACHED} SELECT node, parent FROM inode WHERE {DIRECTORY} AND node NOT IN reached"
     parents = dict(connection.execute(query).fetchall())
     seen_from: dict[int, int] = {}
     for start in parents:

@@ -1,7 +1,8 @@
 """`fusebackend`: the group of commands, and the one place where errors become a line and an exit status.
 
-Exit status: 0 done, 1 it could not be done, 2 the command line is wrong. What a user can cause is one line on standard
-error, without a traceback. A command's module is imported when it is used, so the table here says what each does.
+Exit status: 0 done, 1 it could not be done, 2 the command line is wrong (`check` has those of fsck). What a user can
+cause is one line on standard error, without a traceback. A command's module is imported when it is used, so the table
+here says what each does.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ _SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "umount": ("umount:umount", "Unmount, and wait until everything is stored."),
         "status": ("status:status", "Show mounts and their routes."),
         "backends": ("backends:backends", "List the URLs that can be mounted."),
+        "check": ("check:check", "Check the file of a volume, and mend it."),
     },
     "Files of a mount, as an agent works on them": {
         "ls": ("ls:ls", "List directories."),

@@ -1,0 +1,95 @@
+"""`fusebackend check`: a line for each problem, and the exit status of fsck."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from test_sqlite_check import FILE, damage, volume_file
+
+from fusebackend.backends.sqlite import SqliteVolume
+from fusebackend.cli.main import main
+
+__all__ = ["volume_file"]
+
+
+def check(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["check", *arguments])
+
+
+def test_a_sound_volume(volume_file: Path) -> None:
+    for options in ([], ["--repair"]):
+        done = check(f"sqlite:{volume_file}", *options)
+        assert (done.exit_code, done.stdout, done.stderr) == (0, "the volume is sound\n", "")
+
+
+def test_problems_are_told_mended_and_gone(volume_file: Path) -> None:
+    url = f"sqlite:{volume_file}"
+    damage(volume_file, f"UPDATE inode SET nlink = 7 WHERE node = {FILE}; DELETE FROM dentry WHERE node = 5")
+    lines = ["inode 4 has a link count of 7 and 2 names", "inode 5 can't be reached from the root"]
+    for _ in range(2):
+        found = check(url)
+        assert found.exit_code == 4
+        assert all(line in found.stdout for line in lines)
+        assert "--repair" in found.stderr
+    mended = check(url, "--repair")
+    assert mended.exit_code == 1
+    assert all(line in mended.stdout for line in lines)
+    assert mended.stderr == "fusebackend: all of it has been mended\nfusebackend: put into /lost+found: 1\n"
+    assert check(url).exit_code == 0
+
+
+def test_what_cannot_be_mended_is_left(volume_file: Path) -> None:
+    with volume_file.open("r+b") as file:
+        file.seek(16384)
+        file.write(b"\xa5" * 16384)
+    done = check(f"sqlite:{volume_file}", "--repair")
+    assert done.exit_code == 4
+    assert "still wrong" in done.stderr
+
+
+def test_for_programs(volume_file: Path) -> None:
+    damage(volume_file, f"UPDATE inode SET nlink = 7 WHERE node = {FILE}")
+    done = check(f"sqlite:{volume_file}", "--json")
+    line = "inode 4 has a link count of 7 and 2 names"
+    url = f"sqlite:{volume_file}"
+    assert json.loads(done.stdout) == {"url": url, "problems": [line], "left": [line], "rescued": 0, "status": 4}
+    done = check(url, "--json", "--repair")
+    assert json.loads(done.stdout) == {"url": url, "problems": [line], "left": [], "rescued": 0, "status": 1}
+    assert (done.exit_code, done.stderr) == (1, "")
+
+
+def test_a_volume_in_use_is_checked_and_not_mended(volume_file: Path) -> None:
+    url = f"sqlite:{volume_file}"
+    damage(volume_file, f"UPDATE inode SET nlink = 7 WHERE node = {FILE}")
+    volume = SqliteVolume(volume_file)
+    try:
+        assert check(url).exit_code == 4
+        refused = check(url, "--repair")
+        assert (refused.exit_code, refused.stdout) == (8, "")
+        assert "is in use by another fusebackend; unmount or close that one first" in refused.stderr
+    finally:
+        volume.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("memory:", "'memory:': only the file of a 'sqlite:' volume can be checked"),
+        ("dir:/", "'dir:/': only the file of a 'sqlite:' volume can be checked"),
+        ("nonsense:", "unknown scheme 'nonsense:'"),
+        ("/a/file", "has no scheme"),
+        ("sqlite:/missing/file", "cannot open '/missing/file': No such file or directory"),
+        ("sqlite:/dev/null", "'/dev/null' is not a regular file"),
+        ("sqlite:", "is incomplete"),
+    ],
+)
+def test_what_cannot_be_looked_at(url: str, why: str) -> None:
+    for options in ([], ["--repair"]):
+        done = check(url, *options)
+        assert done.exit_code == 8
+        assert done.stdout == ""
+        assert done.stderr.startswith("Error: ") and why in done.stderr
+        assert done.stderr.count("\n") == 1

@@ -1,0 +1,234 @@
+"""`sqlite_repair`: whatever has been done to the rows of a volume file, it is sound afterwards and no byte is lost."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import stat
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_sqlite_check import BELOW, DAMAGE, DIRECTORY, EMPTY, FILE, LINK, ME, damage, volume_file
+
+from fusebackend.backends.schema import VolumeFileError
+from fusebackend.backends.sqlite import SqliteVolume
+from fusebackend.backends.sqlite_check import check
+from fusebackend.backends.sqlite_repair import repair
+from fusebackend.protocol import ROOT_NODE, Attr, AttrChanges
+
+__all__ = ["volume_file"]
+
+
+@pytest.mark.parametrize(("script", "line"), DAMAGE)
+def test_each_damage_is_mended(volume_file: Path, script: str, line: str) -> None:
+    damage(volume_file, script)
+    before = bytes_held(volume_file)
+    outcome = repair(volume_file)
+    assert any(problem.endswith(line) for problem in outcome.found)
+    assert outcome.left == []
+    assert check(volume_file) == []
+    assert repair(volume_file) == ([], [], 0), "there is nothing left to mend"
+    assert not before - bytes_held(volume_file), "bytes that were in a file have gone"
+    visit(volume_file)
+    assert check(volume_file) == []
+
+
+def test_a_sound_volume_is_left_as_it_is(volume_file: Path) -> None:
+    before = volume_file.read_bytes()
+    assert repair(volume_file) == ([], [], 0)
+    assert volume_file.read_bytes() == before
+    assert os.listdir(volume_file.parent) == ["volume.db"]
+
+
+def test_what_no_path_leads_to_is_in_lost_and_found(volume_file: Path) -> None:
+    damage(volume_file, f"DELETE FROM dentry WHERE node IN ({DIRECTORY}, {EMPTY})")
+    damage(volume_file, f"DELETE FROM inode WHERE node = {FILE}")
+    outcome = repair(volume_file)
+    assert (outcome.left, outcome.rescued) == ([], 1)
+    tree = visit(volume_file)
+    # The file's inode is gone, and both its names are there: a link count of two, and the data.
+    lost = ["lost+found", "lost+found/#2", "lost+found/#2/below", "lost+found/#2/file"]
+    assert sorted(tree) == ["fifo", "hard", "link", *lost]
+    assert tree["hard"] == tree["lost+found/#2/file"] == b"x" * 100_000
+
+
+def test_data_without_an_inode_and_without_a_name_becomes_a_file(volume_file: Path) -> None:
+    damage(volume_file, f"DELETE FROM inode WHERE node = {FILE}; DELETE FROM dentry WHERE node = {FILE}")
+    assert repair(volume_file).rescued == 1
+    assert visit(volume_file)["lost+found/#4"] == b"x" * 100_000
+
+
+def test_a_cycle_of_directories_is_cut(volume_file: Path) -> None:
+    for table in ("dentry", "inode"):
+        damage(volume_file, f"UPDATE {table} SET parent = {BELOW} WHERE node = {DIRECTORY}")
+    assert repair(volume_file).left == []
+    tree = visit(volume_file)
+    assert tree["hard"] == b"x" * 100_000
+    assert any(path.startswith("lost+found/") and path.endswith("/file") for path in tree)
+
+
+def test_a_file_named_lost_and_found_stays(volume_file: Path) -> None:
+    damage(volume_file, "UPDATE dentry SET name = CAST('lost+found' AS BLOB) WHERE name = CAST('hard' AS BLOB)")
+    damage(volume_file, f"DELETE FROM dentry WHERE node = {LINK}")
+    assert repair(volume_file).left == []
+    assert {"lost+found", "lost+found-2", "lost+found-2/#5"} <= set(visit(volume_file))
+
+
+def test_an_index_that_cannot_be_read_is_made_anew(volume_file: Path) -> None:
+    damage(volume_file, "DELETE FROM unindexed; DELETE FROM trigram_data")
+    assert check(volume_file)
+    assert repair(volume_file).left == []
+    assert check(volume_file) == []
+
+
+def test_damaged_pages_are_not_written_to(volume_file: Path) -> None:
+    page_bytes = 16384
+    with volume_file.open("r+b") as file:
+        file.seek(page_bytes)
+        file.write(b"\xa5" * page_bytes)
+    before = volume_file.read_bytes()
+    outcome = repair(volume_file)
+    assert outcome.left and all(line.startswith("SQLite: ") for line in outcome.left)
+    assert volume_file.read_bytes() == before
+
+
+def test_a_file_in_use_is_refused(volume_file: Path) -> None:
+    volume = SqliteVolume(volume_file)
+    try:
+        damage(volume_file, f"UPDATE inode SET nlink = 7 WHERE node = {FILE}")
+        with pytest.raises(VolumeFileError, match="is in use by another fusebackend"):
+            repair(volume_file)
+    finally:
+        volume.close()
+
+
+def test_what_is_no_volume_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(VolumeFileError, match="No such file"):
+        repair(tmp_path / "missing")
+    assert os.listdir(tmp_path) == []
+
+
+# -- any damage ----------------------------------------------------------------------------------------------------
+
+NODES = st.sampled_from([-5, 0, 1, 2, 3, 4, 5, 6, 7, 8, 40, 1 << 50])
+NAMES = st.sampled_from(["x'61'", "x'64'", "x'2e'", "x'2f'", "x''", "'text'", "x'6c6f73742b666f756e64'", "x'2332'"])
+NUMBERS = st.sampled_from(
+    ["-1", "0", "1", "2", "3", "33188", "16877", "41471", "4480", "65537", "1 << 62", "'odd'", "1.5"]
+)
+FIELDS = st.sampled_from(
+    ["mode", "nlink", "uid", "gid", "rdev", "size", "blocks", "atime_ns", "mtime_ns", "ctime_ns", "parent"]
+)
+DATA = st.sampled_from(["x''", "x'00'", "'text'", "zeroblob(65536)", "zeroblob(65537)"])
+TABLES = st.sampled_from(["inode", "dentry", "chunk", "xattr", "unindexed"])
+STATEMENTS = st.one_of(
+    st.builds("UPDATE OR IGNORE inode SET {} = {} WHERE node = {}".format, FIELDS, NUMBERS, NODES),
+    st.builds("UPDATE OR IGNORE inode SET node = {} WHERE node = {}".format, NODES, NODES),
+    st.builds("DELETE FROM {} WHERE node = {}".format, TABLES, NODES),
+    st.builds("DELETE FROM dentry WHERE parent = {}".format, NODES),
+    st.builds("INSERT OR REPLACE INTO dentry VALUES ({}, {}, {})".format, NODES, NAMES, NODES),
+    st.builds("UPDATE OR IGNORE dentry SET parent = {} WHERE node = {}".format, NODES, NODES),
+    st.builds("UPDATE OR IGNORE dentry SET node = {} WHERE node = {}".format, NODES, NODES),
+    st.builds("UPDATE OR IGNORE dentry SET name = {} WHERE node = {}".format, NAMES, NODES),
+    st.builds("INSERT OR IGNORE INTO chunk VALUES (NULL, {}, {}, {})".format, NODES, NUMBERS, DATA),
+    st.builds("UPDATE OR IGNORE chunk SET node = {} WHERE node = {}".format, NODES, NODES),
+    st.builds("INSERT OR REPLACE INTO xattr VALUES ({}, {}, {})".format, NODES, NAMES, DATA),
+    st.builds("UPDATE OR IGNORE xattr SET node = {} WHERE node = {}".format, NODES, NODES),
+    st.builds("INSERT OR REPLACE INTO unindexed VALUES ({}, 0)".format, NODES),
+    st.builds("UPDATE meta SET value = {}".format, NUMBERS),
+    st.sampled_from(["DELETE FROM meta", "DELETE FROM common_word", "DELETE FROM trigram_data"]),
+)
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A closed volume that is copied for each example; what it holds is as in `volume_file`."""
+    path = tmp_path_factory.mktemp("sound") / "volume.db"
+    volume = SqliteVolume(path)
+    directory = volume.mkdir(ROOT_NODE, b"d", 0o755, ME).node
+    volume.mkdir(directory, b"below", 0o755, ME)
+    file = volume.create(directory, b"file", 0o644, os.O_RDWR, ME).node
+    volume.write(file, 0, b"some words " * 10_000)
+    volume.setattr(file, AttrChanges(mtime_ns=1))
+    volume.setxattr(file, b"user.a", b"1")
+    volume.link(file, ROOT_NODE, b"hard")
+    volume.symlink(ROOT_NODE, b"link", b"d/file", ME)
+    volume.mknod(ROOT_NODE, b"fifo", stat.S_IFIFO | 0o600, 0, ME)
+    volume.mkdir(ROOT_NODE, b"empty", 0o755, ME)
+    volume.release(file, os.O_RDWR)
+    volume.close()
+    return path
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(statements=st.lists(STATEMENTS, min_size=1, max_size=8))
+def test_any_damage_is_mended(sound: Path, tmp_path: Path, statements: list[str]) -> None:
+    path = tmp_path / "volume.db"
+    shutil.copyfile(sound, path)
+    damage(path, ";".join(statements))
+    before = bytes_held(path)
+    outcome = repair(path)
+    assert outcome.left == [], outcome.found
+    assert bool(outcome.found) or outcome.rescued == 0
+    assert check(path) == []
+    visit(path)
+    assert check(path) == [], "a volume that has been used is still sound"
+    assert not before - bytes_held(path), "bytes that were in a file have gone"
+
+
+def bytes_held(path: Path) -> Counter[bytes]:
+    """How often each piece of data is kept, of those that a repair may not lose: whole and where a file can have them.
+
+    Without the few bytes that damage itself puts in, without the targets of links, and without what has no name on
+    purpose (a link count of 0).
+    """
+    connection = sqlite3.connect(path)
+    rows = connection.execute(
+        """SELECT data FROM chunk WHERE typeof(data) = 'blob' AND length(data) BETWEEN 10 AND 65536
+           AND hex(data) NOT GLOB '00*' AND typeof(node) = 'integer' AND typeof(idx) = 'integer' AND idx BETWEEN 0 AND 9
+           AND node BETWEEN 1 AND 1000 AND NOT EXISTS (
+               SELECT 1 FROM inode WHERE inode.node = chunk.node AND ((mode & 61440) = 40960 OR nlink = 0))
+           AND NOT EXISTS (SELECT 1 FROM dentry WHERE dentry.parent = chunk.node)"""
+    )
+    held = Counter(bytes(data) for (data,) in rows)
+    connection.close()
+    return held
+
+
+def visit(path: Path) -> dict[str, bytes | None]:
+    """Use everything in a volume once; gives each path, with the contents of files."""
+    volume = SqliteVolume(path)
+    tree: dict[str, bytes | None] = {}
+
+    def walk(node: int, above: str) -> None:
+        for name, attr in list(volume.readdir(node, b"", 1000)):
+            where = above + os.fsdecode(name)
+            assert where not in tree
+            tree[where] = contents(attr)
+            volume.listxattr(attr.node)
+            volume.setattr(attr.node, AttrChanges(atime_ns=5))
+            if attr.is_dir:
+                walk(attr.node, where + "/")
+
+    def contents(attr: Attr) -> bytes | None:
+        if stat.S_ISLNK(attr.mode):
+            return volume.readlink(attr.node)
+        if not stat.S_ISREG(attr.mode):
+            return None
+        volume.open(attr.node, os.O_RDWR)
+        data = volume.read(attr.node, 0, min(attr.size, 1 << 22))
+        volume.write(attr.node, 0, data[:10])
+        volume.release(attr.node, os.O_RDWR)
+        return data
+
+    try:
+        walk(ROOT_NODE, "")
+        made = volume.mkdir(ROOT_NODE, b"made after the repair", 0o755, ME).node
+        volume.rmdir(ROOT_NODE, b"made after the repair")
+        assert all(made != attr.node for _, attr in volume.readdir(ROOT_NODE, b"", 1000))
+    finally:
+        volume.close()
+    return tree
