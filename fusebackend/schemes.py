@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from fusebackend.protocol import Features
 from fusebackend.scheme import Scheme, Url, UrlError
 
-NOT_YET = ("s3", "docker", "overlay")
+NOT_YET = ("docker", "overlay")
 """Schemes that are planned; asking for one says so."""
 
 
@@ -118,6 +119,24 @@ def _open_python(url: Url) -> Any:
     return made
 
 
+def _open_s3(url: Url) -> Any:
+    from fusebackend.backends.objectstore.opening import open_s3
+
+    return open_s3(url)
+
+
+def _open_gs(url: Url) -> Any:
+    from fusebackend.backends.objectstore.opening import open_gs
+
+    return open_gs(url)
+
+
+def _open_az(url: Url) -> Any:
+    from fusebackend.backends.objectstore.opening import open_az
+
+    return open_az(url)
+
+
 # --------------------------------------------------------------------------------------------------------------
 # Parameters
 # --------------------------------------------------------------------------------------------------------------
@@ -168,6 +187,12 @@ def _auto_or_off(value: str) -> bool:
     return value == "auto"
 
 
+def _endpoint(value: str) -> str:
+    if not re.fullmatch(r"https?://[^/?#@\s]+/?", value):
+        raise ValueError("must be a URL such as 'https://s3.example.org:9000'")
+    return value.rstrip("/")
+
+
 LIBPQ_WORDS = (
     "application_name", "channel_binding", "connect_timeout", "gssencmode", "keepalives", "keepalives_count",
     "keepalives_idle", "keepalives_interval", "krbsrvname", "load_balance_hosts", "options", "passfile", "password",
@@ -186,6 +211,23 @@ _WHOLE_FILES = Features(
     persistent_modes=False,
     change_feed=False,
 )
+
+_OBJECTS = Features(
+    random_writes=False,
+    rename=False,
+    links=False,
+    special_files=False,
+    xattrs=False,
+    change_feed=False,
+    blocking=True,
+)
+
+_OBJECT_PARAMETERS: dict[str, Callable[[str], Any]] = {
+    "cache_dir": str,
+    "cache_mb": _positive,
+    "on_exists": _on_exists,
+    "ttl": _seconds,
+}
 
 # --------------------------------------------------------------------------------------------------------------
 # The table
@@ -283,6 +325,34 @@ SCHEMES: dict[str, Scheme] = {
         parameters={"conflict": _conflict, "connections": _positive, "on_exists": _on_exists, "volume": str},
         passed_on=LIBPQ_WORDS,
         features=Features(blocking=True, shared=True),
+    ),
+    "s3": Scheme(
+        "s3://BUCKET/PREFIX?endpoint=URL&region=REGION",
+        "objects in S3, or in what speaks like it, that other programs read as well",
+        _open_s3,
+        parameters={
+            **_OBJECT_PARAMETERS,
+            "access_key_id": str,
+            "endpoint": _endpoint,
+            "region": str,
+            "secret_access_key": str,
+            "session_token": str,
+        },
+        features=_OBJECTS,
+    ),
+    "gs": Scheme(
+        "gs://BUCKET/PREFIX",
+        "the same in Google Cloud Storage",
+        _open_gs,
+        parameters=_OBJECT_PARAMETERS,
+        features=_OBJECTS,
+    ),
+    "az": Scheme(
+        "az://CONTAINER/PREFIX",
+        "the same in Azure Blob Storage",
+        _open_az,
+        parameters=_OBJECT_PARAMETERS,
+        features=_OBJECTS,
     ),
     "python": Scheme(
         "python:package.module:callable",

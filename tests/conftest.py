@@ -8,7 +8,11 @@ from pathlib import Path
 import mounts
 import pytest
 from mounts import Serve
+from services import docker as docker_service
+from services import moto as moto_service
 from services import postgres as postgres_service
+from services import seaweedfs as seaweedfs_service
+from services.s3 import Bucket
 
 # The asserts of the published suites should say what they compared. This comes before anything imports them.
 pytest.register_assert_rewrite("fusebackend.testing")
@@ -54,3 +58,38 @@ def postgres_dsn(postgres: postgres_service.Postgres) -> Iterator[str]:
     """The DSN of an empty database, which is dropped after the test."""
     with postgres.database() as dsn:
         yield dsn
+
+
+@pytest.fixture(scope="session")
+def seaweedfs() -> Iterator[seaweedfs_service.SeaweedFS]:
+    """A real object store for the session; `with seaweedfs.bucket() as bucket:` gives an empty bucket in it."""
+    with seaweedfs_service.running() as server:
+        yield server
+
+
+@pytest.fixture
+def bucket(seaweedfs: seaweedfs_service.SeaweedFS) -> Iterator[Bucket]:
+    """An empty bucket of SeaweedFS, which is dropped after the test."""
+    with seaweedfs.bucket() as bucket:
+        yield bucket
+
+
+@pytest.fixture(scope="session")
+def moto() -> Iterator[moto_service.Moto]:
+    """moto's S3 for the session, with flat keys as in AWS."""
+    with moto_service.running() as server:
+        yield server
+
+
+@pytest.fixture
+def flat_bucket(moto: moto_service.Moto) -> Iterator[Bucket]:
+    """An empty bucket of moto's, which is dropped after the test."""
+    with moto.bucket() as bucket:
+        yield bucket
+
+
+@pytest.fixture(scope="session")
+def docker_engine() -> Iterator[docker_service.DockerEngine]:
+    """A real Docker engine for the session, with an image that has busybox in it."""
+    with docker_service.running() as engine:
+        yield engine

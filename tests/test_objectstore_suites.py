@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from obstore.store import MemoryStore
 
-from fusebackend.backends.objectstore.backend import ObjectStoreBackend
+from fusebackend.backends.objectstore.backend import ObjectStoreBackend, S3Backend
 from fusebackend.testing.conformance import BackendConformance
 
 
@@ -18,3 +20,20 @@ class TestMemory(Objects):
     def backend(self):
         with ObjectStoreBackend(MemoryStore()) as backend:
             yield backend
+
+
+@pytest.mark.services
+class TestSeaweedFS(Objects):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def places(cls, seaweedfs):
+        with seaweedfs.bucket() as bucket:
+            yield (S3Backend(bucket.name, f"some/prefix{number}", **bucket.options()) for number in itertools.count())
+
+    @pytest.fixture
+    def backend(self, places):
+        with next(places) as backend:
+            yield backend
+
+    def test_a_directory_of_many_entries(self):
+        pytest.skip("thousands of requests: `test_objectstore_names.py` has a flat bucket of that size")

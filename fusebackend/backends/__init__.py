@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from fusebackend.backends.foreign import ForeignVolume, volume_of
     from fusebackend.backends.local_shell import LocalShellBackend
     from fusebackend.backends.memory import InMemoryBackend
+    from fusebackend.backends.objectstore.backend import ObjectStoreBackend, S3Backend
     from fusebackend.backends.postgres import PostgresBackend
+    from fusebackend.backends.sandbox.base import BaseSandbox
     from fusebackend.backends.sqlite import SqliteBackend
     from fusebackend.backends.state import StateBackend
     from fusebackend.backends.store import StoreBackend
@@ -43,12 +45,15 @@ if TYPE_CHECKING:
     )
 
 _MODULE_OF = {
+    "BaseSandbox": "fusebackend.backends.sandbox.base",
     "CompositeBackend": "fusebackend.composite",
     "FilesystemBackend": "fusebackend.backends.filesystem",
     "ForeignVolume": "fusebackend.backends.foreign",
     "InMemoryBackend": "fusebackend.backends.memory",
     "LocalShellBackend": "fusebackend.backends.local_shell",
     "PostgresBackend": "fusebackend.backends.postgres",
+    "ObjectStoreBackend": "fusebackend.backends.objectstore.backend",
+    "S3Backend": "fusebackend.backends.objectstore.backend",
     "SqliteBackend": "fusebackend.backends.sqlite",
     "StateBackend": "fusebackend.backends.state",
     "StoreBackend": "fusebackend.backends.store",
@@ -61,6 +66,7 @@ __all__ = [
     "BackendFactory",
     "BackendLike",
     "BackendProtocol",
+    "BaseSandbox",
     "CompositeBackend",
     "DeleteResult",
     "EditResult",
@@ -79,8 +85,10 @@ __all__ = [
     "LocalShellBackend",
     "LsResult",
     "MoveResult",
+    "ObjectStoreBackend",
     "PostgresBackend",
     "ReadResult",
+    "S3Backend",
     "SandboxBackendProtocol",
     "SqliteBackend",
     "StateBackend",

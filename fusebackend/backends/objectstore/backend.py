@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import posixpath
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -39,6 +40,7 @@ class ObjectStoreBackend(VolumeBackend):
         cache_dir: where blocks of objects are kept; a temporary directory by default.
         cache_mb: at most so many MiB.
         on_exists: see `VolumeBackend`.
+        extras: what the service can do beyond obstore, see `s3extras.py`.
     """
 
     def __init__(
@@ -49,10 +51,10 @@ class ObjectStoreBackend(VolumeBackend):
         cache_dir: str | None = None,
         cache_mb: int = CACHE_BYTES >> 20,
         on_exists: Literal["error", "replace"] = "error",
-        lister: Any = None,
+        extras: Any = None,
     ) -> None:
         volume = ObjectStoreVolume(
-            store, ttl_s=ttl, cache_directory=cache_dir, cache_bytes=cache_mb << 20, lister=lister
+            store, ttl_s=ttl, cache_directory=cache_dir, cache_bytes=cache_mb << 20, extras=extras
         )
         super().__init__(volume, on_exists=on_exists)
 
@@ -107,9 +109,9 @@ class ObjectStoreBackend(VolumeBackend):
                 with contextlib.suppress(OSError):
                     self.volume.rmdir(change.parent, change.name)
             raise
-        for change, path in made:
+        for change, shown in made:
             changes.append(change)
-            changes.report("created", path)
+            changes.report("created", shown)
 
     def _edit(self, path: str, old: str, new: str, replace_all: bool) -> int | str:
         outcome: str | tuple[str, int] = ""
@@ -138,7 +140,17 @@ class ObjectStoreBackend(VolumeBackend):
         return outcome[1]
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
-        return each(lambda item: self._upload(*item), files)
+        together: dict[str, list[int]] = {}  # of two for one path the last one wins
+        for number, (path, _) in enumerate(files):
+            together.setdefault(posixpath.normpath(f"/{path}"), []).append(number)
+        answers: dict[int, FileUploadResponse] = {}
+
+        def upload(numbers: list[int]) -> None:
+            for number in numbers:
+                answers[number] = self._upload(*files[number])
+
+        each(upload, together.values())
+        return [answers[number] for number in range(len(files))]
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
         return each(self._download, paths)
@@ -150,15 +162,15 @@ class S3Backend(ObjectStoreBackend):
     Args:
         bucket: its name.
         prefix: the directory in it that is the root.
-        region: where it is.
+        region: where it is; None: as the environment says.
         options: `endpoint`, `access_key_id`, `secret_access_key`, `session_token` for the service; what is not given
             is taken from the environment as AWS's own programs do. `ttl`, `cache_dir`, `cache_mb` and `on_exists` as
             for `ObjectStoreBackend`.
     """
 
-    def __init__(self, bucket: str, prefix: str = "", region: str = "us-east-1", **options: Any) -> None:
-        from fusebackend.backends.objectstore.opening import s3_store
+    def __init__(self, bucket: str, prefix: str = "", region: str | None = "us-east-1", **options: Any) -> None:
+        from fusebackend.backends.objectstore.opening import Service
 
         words = ("endpoint", "access_key_id", "secret_access_key", "session_token")
-        service = {word: options.pop(word) for word in words if options.get(word)}
-        super().__init__(s3_store(bucket, prefix, region=region, **service), **options)
+        service = Service.of(region, {word: options.pop(word) for word in words if word in options})
+        super().__init__(service.store(bucket, prefix), extras=service.extras(bucket, prefix), **options)

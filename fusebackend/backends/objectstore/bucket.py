@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import datetime
 import errno
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import obstore
 
 from fusebackend.backends.objectstore.failures import object_errors
-from fusebackend.backends.objectstore.names import Contents, Found, arrange
+from fusebackend.backends.objectstore.names import MARKER, Contents, Found, arrange
 from fusebackend.backends.objectstore.parallel import each
+from fusebackend.backends.objectstore.s3extras import S3Extras
 from fusebackend.errors import oserror
 
 PAGE_OBJECTS = 1000
 """So many objects come with one answer."""
 
 PIECE_BYTES = 1 << 20
-
-Lister = Callable[[str], tuple[list[str], list[Found]]]
-"""Lists a directory whose keys obstore can't read: the last parts of its prefixes, and its objects."""
 
 
 class Head(NamedTuple):
@@ -41,12 +39,12 @@ class Bucket:
 
     Args:
         store: an obstore store, with the volume's prefix in it.
-        lister: lists what obstore can't, see `Lister`; None where there is no other way.
+        extras: does what obstore can't; None where there is no other way.
     """
 
-    def __init__(self, store: Any, lister: Lister | None = None) -> None:
+    def __init__(self, store: Any, extras: S3Extras | None = None) -> None:
         self.store = store
-        self._lister = lister
+        self.extras = extras
 
     # -- listing -----------------------------------------------------------------------------------------------
 
@@ -57,9 +55,9 @@ class Bucket:
             try:
                 page = obstore.list_with_delimiter(self.store, prefix or None)
             except obstore.exceptions.InvalidPathError:
-                if self._lister is None:
+                if self.extras is None:
                     raise
-                directories, objects = self._lister(directory)
+                directories, objects = self.extras.list_directory(directory)
                 return arrange(directories, objects, top=not directory)
         below = len(directory)
         return arrange(
@@ -142,6 +140,12 @@ class Bucket:
                 obstore.delete(self.store, key)
         except FileNotFoundError:
             return
+
+    def delete_directory(self, directory: str) -> None:
+        """Delete what keeps an empty directory: our sign, and another tool's where there are extras."""
+        self.delete(directory + MARKER)
+        if self.extras is not None and directory:
+            self.extras.delete(directory)
 
     def copy_all(self, pairs: Iterable[tuple[str, str]]) -> None:
         each(lambda pair: self.copy(*pair), pairs)

@@ -26,6 +26,7 @@ from fusebackend.backends.objectstore.bucket import Bucket
 from fusebackend.backends.objectstore.entry import Entry
 from fusebackend.backends.objectstore.gate import Gate
 from fusebackend.backends.objectstore.reading import RangedReader
+from fusebackend.backends.objectstore.s3extras import COPY_BYTES
 from fusebackend.backends.objectstore.tree import ObjectTree
 from fusebackend.backends.objectstore.upload import WriteBuffer, put
 from fusebackend.backends.wholefiles import conflict_path
@@ -430,6 +431,9 @@ class ObjectFiles:
 
     def _restamped(self, entry: Entry, written: dict[str, str]) -> str | None:
         """Put an object again with other attributes; its ETag. ESTALE when it is not the version we know."""
+        extras = self._bucket.extras
+        if extras is not None and entry.size <= COPY_BYTES:
+            return extras.restamp(entry.key, entry.etag, written)
         buffer = self._loaded(entry.key, entry.etag)
         try:
             return put(

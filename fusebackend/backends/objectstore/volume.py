@@ -23,12 +23,13 @@ from fusebackend.backends.foreignfiles import STATFS
 from fusebackend.backends.native import NativeVolume
 from fusebackend.backends.objectstore import attributes
 from fusebackend.backends.objectstore.blockcache import BlockCache
-from fusebackend.backends.objectstore.bucket import Bucket, Lister
+from fusebackend.backends.objectstore.bucket import Bucket
 from fusebackend.backends.objectstore.entry import Entry
 from fusebackend.backends.objectstore.files import ObjectFiles
 from fusebackend.backends.objectstore.gate import Gate
 from fusebackend.backends.objectstore.names import MARKER
 from fusebackend.backends.objectstore.renaming import Renames
+from fusebackend.backends.objectstore.s3extras import S3Extras
 from fusebackend.backends.objectstore.tree import ObjectTree
 from fusebackend.errors import oserror
 from fusebackend.protocol import Attr, AttrChanges, Caller, Change, Features, StatFs
@@ -62,7 +63,7 @@ class ObjectStoreVolume(NativeVolume):
         ttl_s: for how many seconds a listing is believed.
         cache_directory: where blocks of objects are kept; None: a temporary directory, removed by `close`.
         cache_bytes: at most so many.
-        lister: lists what obstore can't, see `bucket.Lister`.
+        extras: does what obstore can't, where there is such a thing.
         clock: seconds that only grow.
     """
 
@@ -75,7 +76,7 @@ class ObjectStoreVolume(NativeVolume):
         ttl_s: float = TTL_S,
         cache_directory: str | None = None,
         cache_bytes: int = CACHE_BYTES,
-        lister: Lister | None = None,
+        extras: S3Extras | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__()
@@ -83,7 +84,7 @@ class ObjectStoreVolume(NativeVolume):
         self.ttl_s = ttl_s
         self._gate = Gate()
         self._cache = BlockCache(cache_directory, cache_bytes)
-        self.bucket = Bucket(store, lister)
+        self.bucket = Bucket(store, extras)
         self._tree = ObjectTree(self.bucket, ttl_s, clock)
         self._files = ObjectFiles(self.bucket, self._tree, self._gate, self._cache)
         self._renames = Renames(self.bucket, self._tree, self._files, self._gate)
@@ -190,7 +191,7 @@ class ObjectStoreVolume(NativeVolume):
                 raise oserror(errno.ENOTDIR, name)
             self._renames.require_empty(entry)
             self._keep(entry)
-            self.bucket.delete(entry.key + MARKER)
+            self.bucket.delete_directory(entry.key)
             self._tree.unlinked(entry)
 
     def _keep(self, entry: Entry) -> None:
@@ -319,3 +320,5 @@ class ObjectStoreVolume(NativeVolume):
         finally:
             self._renames.close()
             self._cache.close()
+            if self.bucket.extras is not None:
+                self.bucket.extras.close()

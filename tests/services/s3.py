@@ -1,0 +1,113 @@
+"""A service that speaks S3, as tests use it: buckets made and dropped, and requests that obstore has no words for."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import urllib.parse
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from xml.etree import ElementTree
+
+REGION = "us-east-1"
+
+
+@dataclass(frozen=True)
+class Service:
+    """Where it is, and who we are."""
+
+    endpoint: str
+    key: str
+    secret: str
+
+    def client(self) -> Any:
+        from fusebackend.backends.objectstore.s3client import S3Client
+
+        return S3Client(self.endpoint, REGION, self.key, self.secret)
+
+    def takes_objects(self) -> bool:
+        name = f"probe-{uuid.uuid4().hex[:12]}"
+        try:
+            with self.bucket(name) as bucket:
+                bucket.put("probe", b"x")
+        except OSError:
+            return False
+        return True
+
+    @contextlib.contextmanager
+    def bucket(self, name: str | None = None) -> Iterator[Bucket]:
+        """An empty bucket, dropped at the end of the block. SeaweedFS drops what is in it as well; moto keeps one that
+        is not empty, until it ends."""
+        bucket = Bucket(self, name or f"test-{uuid.uuid4().hex[:12]}")
+        bucket.request("PUT", "")
+        try:
+            yield bucket
+        finally:
+            with contextlib.suppress(OSError, http.client.HTTPException):  # the server may have been killed
+                bucket.request("DELETE", "")
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """One bucket, as any other client sees it: raw keys."""
+
+    service: Service
+    name: str
+
+    def request(self, method: str, key: str, query: dict[str, str] | None = None, body: bytes = b"",
+                headers: dict[str, str] | None = None) -> Any:  # fmt: skip
+        path = f"/{self.name}" + (f"/{urllib.parse.quote(key, safe='/~')}" if key else "")
+        with contextlib.closing(self.service.client()) as client:
+            return client.request(method, path, query or {}, body, headers or {})
+
+    def put(self, key: str, body: bytes, **attributes: str) -> None:
+        self.request("PUT", key, body=body, headers={f"x-amz-meta-{name}": text for name, text in attributes.items()})
+
+    def get(self, key: str) -> bytes:
+        return bytes(self.request("GET", key).body)
+
+    def attributes(self, key: str) -> dict[str, str]:
+        """The object's metadata."""
+        headers = self.request("HEAD", key).headers
+        return {name[11:]: text for name, text in headers.items() if name.startswith("x-amz-meta-")}
+
+    def delete(self, key: str) -> None:
+        self.request("DELETE", key)
+
+    def keys(self) -> list[str]:
+        """All keys, sorted."""
+        found: list[str] = []
+        after: dict[str, str] = {}
+        while True:
+            answer = self.request("GET", "", {"list-type": "2", "encoding-type": "url", **after})
+            tree = ElementTree.fromstring(answer.body)
+            for element in tree.iter():
+                element.tag = element.tag.rpartition("}")[2]
+            found += [urllib.parse.unquote_plus(item.findtext("Key") or "") for item in tree.findall("Contents")]
+            token = tree.findtext("NextContinuationToken")
+            if not token:
+                return sorted(found)
+            after = {"continuation-token": token}
+
+    def url(self, prefix: str = "", **parameters: str) -> str:
+        """The backend URL of the bucket."""
+        words = {
+            "endpoint": self.service.endpoint,
+            "region": REGION,
+            "access_key_id": self.service.key,
+            "secret_access_key": self.service.secret,
+            **parameters,
+        }
+        query = "&".join(f"{word}={urllib.parse.quote(text, safe='')}" for word, text in words.items())
+        return f"s3://{self.name}/{prefix}?{query}"
+
+    def options(self) -> dict[str, Any]:
+        """For `S3Backend`."""
+        return {
+            "endpoint": self.service.endpoint,
+            "region": REGION,
+            "access_key_id": self.service.key,
+            "secret_access_key": self.service.secret,
+        }

