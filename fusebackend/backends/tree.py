@@ -66,6 +66,8 @@ class TreeVolume(TreeStorage):
 
     def readdir(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
         with self.lock:
+            if not after:
+                self._accessed(self._inode(node))
             return [(name, self._inode(child)) for name, child in self._children(node, after, limit)]
 
     def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr:
@@ -201,6 +203,7 @@ class TreeVolume(TreeStorage):
             inode = self._inode(node)
             if not stat.S_ISLNK(inode.mode):
                 raise oserror(errno.EINVAL)
+            self._accessed(inode)
             return self._get(inode, 0, inode.size)
 
     def getxattr(self, node: int, name: bytes) -> bytes:
@@ -320,6 +323,12 @@ class TreeVolume(TreeStorage):
         directory.mtime_ns = directory.ctime_ns = now
         self._changed(directory)
         return inode
+
+    def _accessed(self, inode: Inode) -> None:
+        """relatime, as Linux mounts by default: the first read after a change, then once a day."""
+        if inode.atime_ns <= max(inode.mtime_ns, inode.ctime_ns) or now_ns() - inode.atime_ns > _DAY_NS:
+            inode.atime_ns = now_ns()
+            self._changed(inode)
 
     def _entry_changed(self, parent: int, now: int) -> None:
         directory = self._inode(parent)

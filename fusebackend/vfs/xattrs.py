@@ -60,7 +60,15 @@ class ExtendedAttributes(Places):
         await route.call(route.changing.removexattr, node, name)
 
 
+_NAMESPACES = (b"user.", b"trusted.", b"security.")
+"""What names may begin with (xattr(7)); who may use which is the kernel's to check.
+
+`system.` is ACLs: the kernel checks modes only (`default_permissions`) and would not apply them.
+"""
+
+
 def _check(route: Route, name: bytes) -> None:
-    """ACLs are refused: the kernel checks modes only (`default_permissions`), and would not apply them."""
-    if not route.volume.features.xattrs or name.startswith(b"system."):
+    if not route.volume.features.xattrs or not name.startswith(_NAMESPACES):
         raise oserror(errno.ENOTSUP)
+    if name in _NAMESPACES:
+        raise oserror(errno.EINVAL)
