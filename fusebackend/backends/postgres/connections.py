@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from fusebackend.backends.postgres.batch import Rows, send
 from fusebackend.backends.postgres.errors import REPEATABLE, told
 from fusebackend.errors import oserror
 
@@ -73,9 +74,9 @@ class Connections:
                 open=True,
             )
 
-    def query(self, query: str, parameters: Sequence[object]) -> list[Any]:
+    def query(self, query: str, parameters: Sequence[object]) -> Rows:
         """The rows that one statement gives, which may be made twice."""
-        return self.run(lambda connection: connection.execute(query, parameters, binary=True).fetchall())
+        return self.run(lambda connection: send(connection, [(query, parameters)])[0])
 
     def run(self, work: Callable[[Connection[Any]], T]) -> T:
         """What `work` makes with a connection. It is called again where nothing of what it did can have happened.

@@ -18,8 +18,9 @@ ERRNO_OF_STATE = {
     "22021": errno.EILSEQ,  # character_not_in_repertoire
 }
 
-REPEATABLE = frozenset({"40001", "40P01"})
-"""Rolled back for the sake of another transaction: the same once more may well succeed."""
+REPEATABLE = frozenset({"40001", "40P01", "26000"})
+"""Rolled back for the sake of another transaction, or because psycopg has let go of all prepared statements of a
+connection, which it does after a rollback of its own: the same once more may well succeed."""
 
 
 @contextlib.contextmanager

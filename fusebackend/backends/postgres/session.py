@@ -140,7 +140,7 @@ class Session:
     def _abandon(self, nodes: list[int]) -> None:
         with self._connection.transaction():
             self._connection.execute(
-                "INSERT INTO fusebackend.nameless (volume, node, session) SELECT %s, n, 0 FROM unnest(%b::int8[]) n"
+                "INSERT INTO fusebackend.nameless (volume, node, session) SELECT %s, n, 0 FROM unnest(%s::int8[]) n"
                 " ON CONFLICT DO NOTHING",
                 [self._volume, nodes],
             )

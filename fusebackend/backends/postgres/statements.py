@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeAlias
 
 from fusebackend.backends.chunks import Chunk
+from fusebackend.backends.postgres.batch import Statement
 from fusebackend.backends.postgres.rows import COLUMNS, FIELDS, StoredInode, columns_of
 from fusebackend.backends.postgres.schema import CHANGE_LOCK, RENAME_LOCK
 from fusebackend.protocol import Link
 
-Statement: TypeAlias = tuple[str, Sequence[object]]
-
 BEGIN: Statement = ("BEGIN", ())
 COMMIT: Statement = ("COMMIT", ())
+ROLLBACK: Statement = ("ROLLBACK", ())
 
 _I = columns_of("i")
 _UNIT_BLOCKS = "((length(data) + 4095) / 4096 * 8)"
@@ -41,7 +40,7 @@ def inodes(volume: int, nodes: Sequence[int], lock: bool) -> Statement:
 
 def entries(volume: int, keys: Sequence[tuple[int, bytes]], lock: bool) -> Statement:
     return (
-        f"SELECT d.parent, d.name, {_I} FROM unnest(%b::int8[], %b::bytea[]) AS k (parent, name)"
+        f"SELECT d.parent, d.name, {_I} FROM unnest(%s::int8[], %s::bytea[]) AS k (parent, name)"
         " JOIN fusebackend.dentry d ON d.volume = %s AND d.parent = k.parent AND d.name = k.name"
         f" JOIN fusebackend.inode i ON i.volume = d.volume AND i.node = d.node ORDER BY i.node{_locking(lock, 'i')}",
         ([parent for parent, _ in keys], [name for _, name in keys], volume),
@@ -51,7 +50,7 @@ def entries(volume: int, keys: Sequence[tuple[int, bytes]], lock: bool) -> State
 def links(volume: int, links: Sequence[Link]) -> Statement:
     """Those of these names that lead to these nodes."""
     return (
-        "SELECT d.parent, d.name, d.node FROM unnest(%b::int8[], %b::bytea[], %b::int8[]) AS k (parent, name, node)"
+        "SELECT d.parent, d.name, d.node FROM unnest(%s::int8[], %s::bytea[], %s::int8[]) AS k (parent, name, node)"
         " JOIN fusebackend.dentry d ON d.volume = %s AND d.parent = k.parent AND d.name = k.name AND d.node = k.node",
         ([link.parent for link in links], [link.name for link in links], [link.node for link in links], volume),
     )
@@ -88,7 +87,7 @@ def children(volume: int, parent: int, after: bytes, limit: int) -> Statement:
 def chunks(volume: int, node: int, first: int, last: int, whole: Sequence[int]) -> Statement:
     """Chunks with their lengths, and their bytes but for those in `whole`."""
     return (
-        "SELECT node, idx, length(data), CASE WHEN idx = ANY(%b::int8[]) THEN NULL ELSE data END"
+        "SELECT node, idx, length(data), CASE WHEN idx = ANY(%s::int8[]) THEN NULL ELSE data END"
         " FROM fusebackend.chunk WHERE volume = %s AND node = %s AND idx BETWEEN %s AND %s",
         (list(whole), volume, node, first, last),
     )
@@ -123,41 +122,65 @@ def _locking(lock: bool, table: str = "inode") -> str:
 
 
 def delete_names(volume: int, keys: Sequence[tuple[int, bytes]]) -> Statement:
+    if len(keys) == 1:
+        return "DELETE FROM fusebackend.dentry WHERE volume = %s AND parent = %s AND name = %s", (volume, *keys[0])
     return (
-        "DELETE FROM fusebackend.dentry d USING unnest(%b::int8[], %b::bytea[]) AS k (parent, name)"
+        "DELETE FROM fusebackend.dentry d USING unnest(%s::int8[], %s::bytea[]) AS k (parent, name)"
         " WHERE d.volume = %s AND d.parent = k.parent AND d.name = k.name",
         ([parent for parent, _ in keys], [name for _, name in keys], volume),
     )
 
 
+_REPLACES = "ON CONFLICT (volume, parent, name) DO UPDATE SET node = EXCLUDED.node"
+
+
 def put_names(volume: int, rows: Sequence[tuple[int, bytes, int]]) -> Statement:
+    if len(rows) == 1:
+        return f"INSERT INTO fusebackend.dentry VALUES (%s, %s, %s, %s) {_REPLACES}", (volume, *rows[0])
     parents, names, nodes = (list(column) for column in zip(*rows, strict=True))
     return (
         "INSERT INTO fusebackend.dentry (volume, parent, name, node)"
-        " SELECT %s, * FROM unnest(%b::int8[], %b::bytea[], %b::int8[])"
-        " ON CONFLICT (volume, parent, name) DO UPDATE SET node = EXCLUDED.node",
+        f" SELECT %s, * FROM unnest(%s::int8[], %s::bytea[], %s::int8[]) {_REPLACES}",
         (volume, parents, names, nodes),
     )
 
 
-_ARRAYS = ", ".join("%b::int8[]" for _ in FIELDS)
+_ARRAYS = ", ".join("%s::int8[]" for _ in FIELDS)
 _ASSIGNMENTS = ", ".join(f"{field} = k.{field}" for field in FIELDS if field not in ("node", "rdev"))
 
 
-def add_inodes(volume: int, inodes: Iterable[StoredInode]) -> Statement:
+FEW = 4
+"""Rows that are written by a statement each, which takes less than to put them into arrays."""
+
+_ADD_ONE = f"INSERT INTO fusebackend.inode (volume, {COLUMNS}) VALUES (%s, {', '.join('%s' for _ in FIELDS)})"
+_UPDATED = tuple(field for field in FIELDS if field not in ("node", "rdev"))
+_UPDATE_ONE = (
+    f"UPDATE fusebackend.inode SET {', '.join(f'{field} = %s' for field in _UPDATED)} WHERE volume = %s AND node = %s"
+)
+
+
+def add_inodes(volume: int, inodes: Sequence[StoredInode]) -> list[Statement]:
     """Rows that are new; a number that has one already is an error."""
-    return (
-        f"INSERT INTO fusebackend.inode (volume, {COLUMNS}) SELECT %s, * FROM unnest({_ARRAYS})",
-        (volume, *_columns(inodes)),
-    )
+    if len(inodes) <= FEW:
+        return [(_ADD_ONE, (volume, *inode.row)) for inode in inodes]
+    return [
+        (
+            f"INSERT INTO fusebackend.inode (volume, {COLUMNS}) SELECT %s, * FROM unnest({_ARRAYS})",
+            (volume, *_columns(inodes)),
+        )
+    ]
 
 
-def update_inodes(volume: int, inodes: Iterable[StoredInode]) -> Statement:
-    return (
-        f"UPDATE fusebackend.inode i SET {_ASSIGNMENTS} FROM unnest({_ARRAYS}) AS k ({COLUMNS})"
-        " WHERE i.volume = %s AND i.node = k.node",
-        (*_columns(inodes), volume),
-    )
+def update_inodes(volume: int, inodes: Sequence[StoredInode]) -> list[Statement]:
+    if len(inodes) <= FEW:
+        return [(_UPDATE_ONE, (*(getattr(inode, field) for field in _UPDATED), volume, inode.node)) for inode in inodes]
+    return [
+        (
+            f"UPDATE fusebackend.inode i SET {_ASSIGNMENTS} FROM unnest({_ARRAYS}) AS k ({COLUMNS})"
+            " WHERE i.volume = %s AND i.node = k.node",
+            (*_columns(inodes), volume),
+        )
+    ]
 
 
 def _columns(inodes: Iterable[StoredInode]) -> list[list[int]]:
@@ -171,7 +194,7 @@ def cut(volume: int, node: int, first: int) -> Statement:
 def put_chunks(volume: int, chunks: Mapping[tuple[int, int], Chunk]) -> Statement:
     return (
         "INSERT INTO fusebackend.chunk (volume, node, idx, data)"
-        " SELECT %s, * FROM unnest(%b::int8[], %b::int8[], %b::bytea[])"
+        " SELECT %s, * FROM unnest(%s::int8[], %s::int8[], %s::bytea[])"
         " ON CONFLICT (volume, node, idx) DO UPDATE SET data = EXCLUDED.data",
         (
             volume,
@@ -187,7 +210,7 @@ def put_xattrs(volume: int, node: int, values: Mapping[bytes, bytes]) -> list[St
         ("DELETE FROM fusebackend.xattr WHERE volume = %s AND node = %s", (volume, node)),
         (
             "INSERT INTO fusebackend.xattr (volume, node, name, value)"
-            " SELECT %s, %s, * FROM unnest(%b::bytea[], %b::bytea[])",
+            " SELECT %s, %s, * FROM unnest(%s::bytea[], %s::bytea[])",
             (volume, node, list(values), list(values.values())),
         ),
     ]
@@ -195,7 +218,7 @@ def put_xattrs(volume: int, node: int, values: Mapping[bytes, bytes]) -> list[St
 
 def put_nameless(volume: int, sessions: Mapping[int, int]) -> Statement:
     return (
-        "INSERT INTO fusebackend.nameless (volume, node, session) SELECT %s, * FROM unnest(%b::int8[], %b::int8[])"
+        "INSERT INTO fusebackend.nameless (volume, node, session) SELECT %s, * FROM unnest(%s::int8[], %s::int8[])"
         " ON CONFLICT DO NOTHING",
         (volume, list(sessions), list(sessions.values())),
     )

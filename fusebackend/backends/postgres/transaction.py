@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 from fusebackend.backends.chunks import CHUNK_BYTES, CHUNK_SHIFT, Chunk
 from fusebackend.backends.postgres import statements
+from fusebackend.backends.postgres.batch import Rows, Statement, send
 from fusebackend.backends.postgres.connections import gone
 from fusebackend.backends.postgres.rows import StoredInode
-from fusebackend.backends.postgres.statements import Statement
 from fusebackend.errors import oserror
 from fusebackend.protocol import Change
 
 if TYPE_CHECKING:
-    from psycopg import Connection, Cursor
+    from psycopg import Connection
 
 MAX_PENDING_BYTES = 8 << 20
 """More than this is written before the commit: a change of several operations may be of any size."""
@@ -88,7 +88,7 @@ class Transaction:
 
     def fetch(self, wanted: Wanted) -> None:
         """Lock and fetch all of it in one round trip."""
-        batch: list[tuple[Statement, Callable[[Cursor[Any]], None] | None]] = []
+        batch: list[tuple[Statement, Callable[[Rows], None] | None]] = []
         if not self._begun:
             self._begun = True
             batch.append((statements.BEGIN, None))
@@ -111,7 +111,7 @@ class Transaction:
         if wanted.cut is not None and wanted.cut[0] not in {node for node, _ in self._set_chunks}:
             node, size = wanted.cut
             first = (size >> CHUNK_SHIFT) + bool(size & (CHUNK_BYTES - 1))
-            batch.append((statements.freed(volume, node, first), lambda cursor: self._take_freed(node, first, cursor)))
+            batch.append((statements.freed(volume, node, first), lambda rows: self._take_freed(node, first, rows)))
         if wanted.xattrs and wanted.xattrs not in self._set_xattrs:
             batch.append((statements.xattrs(volume, wanted.xattrs), lambda c: self._take_xattrs(wanted.xattrs, c)))
         self._send(batch)
@@ -144,50 +144,48 @@ class Transaction:
         whole = [index for index in missing if offset <= index << CHUNK_SHIFT and (index + 1) << CHUNK_SHIFT <= end]
         return [statements.chunks(self._volume, node, missing[0], missing[-1], whole)]
 
-    def _send(self, batch: Sequence[tuple[Statement, Callable[[Cursor[Any]], None] | None]]) -> None:
+    def _send(self, batch: Sequence[tuple[Statement, Callable[[Rows], None] | None]]) -> None:
         if not batch:
             return
         try:
-            with self._connection.pipeline():
-                sent = [(self._connection.execute(*statement, binary=True), take) for statement, take in batch]
+            answers = send(self._connection, [statement for statement, _ in batch])
         except BaseException:
             self._failed = True
             raise
-        for cursor, take in sent:
+        for (_, take), rows in zip(batch, answers, strict=True):
             if take is not None:
-                take(cursor)
+                take(rows)
 
-    def _take_inodes(self, cursor: Cursor[Any]) -> None:
-        for row in cursor:
+    def _take_inodes(self, rows: Rows) -> None:
+        for row in rows:
             if row[0] not in self._inodes:
                 self._inodes[row[0]] = StoredInode.of(row)
 
-    def _take_entries(self, cursor: Cursor[Any]) -> None:
-        for parent, name, *row in cursor:
+    def _take_entries(self, rows: Rows) -> None:
+        for parent, name, *row in rows:
             self._names[parent, name] = row[0]
             if row[0] not in self._inodes:
                 self._inodes[row[0]] = StoredInode.of(row)
 
-    def _take_empty(self, cursor: Cursor[Any]) -> None:
-        self._empty.update(node for (node,) in cursor)
+    def _take_empty(self, rows: Rows) -> None:
+        self._empty.update(node for (node,) in rows)
 
-    def _take_line(self, cursor: Cursor[Any]) -> None:
-        self._parents.update(cursor.fetchall())
+    def _take_line(self, rows: Rows) -> None:
+        self._parents.update(rows)
 
-    def _take_chunks(self, cursor: Cursor[Any]) -> None:
+    def _take_chunks(self, rows: Rows) -> None:
         """A chunk whose bytes were not fetched is going to be replaced: zeros will do for them."""
-        for node, index, size, data in cursor:
+        for node, index, size, data in rows:
             if self._chunks.get((node, index)) is None:
                 self._chunks[node, index] = Chunk(bytes(size) if data is None else data)
 
-    def _take_freed(self, node: int, first: int, cursor: Cursor[Any]) -> None:
-        row = cursor.fetchone()
-        self._freed[node, first] = int(row[0]) if row is not None else 0
+    def _take_freed(self, node: int, first: int, rows: Rows) -> None:
+        ((self._freed[node, first],),) = rows
 
-    def _take_xattrs(self, node: int, cursor: Cursor[Any]) -> None:
+    def _take_xattrs(self, node: int, rows: Rows) -> None:
         inode = self._inodes.get(node)
         if inode is not None and inode.xattrs is None:
-            inode.xattrs = dict(cursor.fetchall())
+            inode.xattrs = dict(rows)
 
     # -- storage -----------------------------------------------------------------------------------------------
 
@@ -231,8 +229,8 @@ class Transaction:
         self.flush()
         found: list[tuple[bytes, int]] = []
 
-        def take(cursor: Cursor[Any]) -> None:
-            for name, *row in cursor:
+        def take(rows: Rows) -> None:
+            for name, *row in rows:
                 found.append((name, row[0]))
                 if row[0] not in self._inodes:
                     self._inodes[row[0]] = StoredInode.of(row)
@@ -324,7 +322,7 @@ class Transaction:
 
         if self._begun and not self._connection.closed:
             try:
-                self._connection.execute("ROLLBACK")
+                send(self._connection, [statements.ROLLBACK])
             except psycopg.Error:
                 self._connection.close()  # which ends it as well
 
@@ -346,9 +344,9 @@ class Transaction:
         added = [inode for inode in self._changed.values() if inode.is_new]
         updated = [inode for inode in self._changed.values() if not inode.is_new]
         if added:
-            batch.append(statements.add_inodes(volume, added))
+            batch += statements.add_inodes(volume, added)
         if updated:
-            batch.append(statements.update_inodes(volume, updated))
+            batch += statements.update_inodes(volume, updated)
         if self._set_chunks:
             batch.append(statements.put_chunks(volume, self._set_chunks))
         for inode in self._set_xattrs.values():

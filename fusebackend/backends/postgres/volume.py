@@ -26,12 +26,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from fusebackend.backends.chunks import CHUNK_BYTES, CHUNK_SHIFT, Chunk
 from fusebackend.backends.native import Changes
 from fusebackend.backends.postgres import notices, schema, statements
+from fusebackend.backends.postgres.batch import Statement, send
 from fusebackend.backends.postgres.connections import CONNECTIONS, Connections, gone
 from fusebackend.backends.postgres.errors import told
 from fusebackend.backends.postgres.feed import VolumeFeed
 from fusebackend.backends.postgres.rows import StoredInode
 from fusebackend.backends.postgres.session import Session
-from fusebackend.backends.postgres.statements import Statement
 from fusebackend.backends.postgres.transaction import Transaction, Wanted
 from fusebackend.backends.postgres.uses import Uses
 from fusebackend.backends.storage import Inode
@@ -176,9 +176,7 @@ class PostgresVolume(TreeVolume):
         self._tell_all(scope.told, reports=True)
 
     def _begin_alone(self, connection: Connection[Any]) -> None:
-        with connection.pipeline():
-            connection.execute(*statements.BEGIN)
-            connection.execute(*statements.lock_changes(self.id, exclusive=True))
+        send(connection, [statements.BEGIN, statements.lock_changes(self.id, exclusive=True)])
 
     def _tell_all(self, told: Sequence[Changes], *, reports: bool) -> None:
         """What has failed is told as well: it may have happened, and if not, looking again does no harm."""
@@ -202,12 +200,12 @@ class PostgresVolume(TreeVolume):
             finally:
                 scope.view = None
                 if not connection.closed:
-                    connection.execute("COMMIT")
+                    send(connection, [statements.COMMIT])
 
     def _query(self, statement: Statement) -> list[Any]:
         if self._scope.view is not None:
             with told():
-                return list(self._scope.view.execute(*statement, binary=True).fetchall())
+                return send(self._scope.view, [statement])[0]
         return self._connections.query(*statement)
 
     @property
@@ -515,7 +513,7 @@ class PostgresVolume(TreeVolume):
 
 
 def _begin_view(connection: Connection[Any]) -> None:
-    connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+    send(connection, [("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", ())])
 
 
 def _cut_out(file_bytes: int, chunks: dict[int, bytes], offset: int, size: int) -> bytes:
@@ -535,8 +533,5 @@ def _cut_out(file_bytes: int, chunks: dict[int, bytes], offset: int, size: int) 
 
 def _sync(connection: Connection[Any]) -> None:
     """A commit that waits for the disk. It must have written something, or it would not wait (xact.c)."""
-    with connection.pipeline():
-        connection.execute("BEGIN")
-        connection.execute("SET LOCAL synchronous_commit = on")
-        connection.execute("SELECT pg_logical_emit_message(true, 'fusebackend', '')")
-        connection.execute("COMMIT")
+    emit = "SELECT pg_logical_emit_message(true, 'fusebackend', '')"
+    send(connection, [statements.BEGIN, ("SET LOCAL synchronous_commit = on", ()), (emit, ()), statements.COMMIT])
