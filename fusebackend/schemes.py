@@ -12,7 +12,7 @@ from typing import Any
 from fusebackend.protocol import Features
 from fusebackend.scheme import Scheme, Url, UrlError
 
-NOT_YET = ("docker", "overlay")
+NOT_YET = ("overlay",)
 """Schemes that are planned; asking for one says so."""
 
 
@@ -89,6 +89,12 @@ def _open_postgres(url: Url) -> Any:
     return open_postgres(url)
 
 
+def _open_docker(url: Url) -> Any:
+    from fusebackend.backends.sandbox.opening import open_docker
+
+    return open_docker(url)
+
+
 def _open_python(url: Url) -> Any:
     """Import `package.module`, also from the current directory, and call its `callable` with the parameters."""
     import importlib
@@ -146,6 +152,15 @@ def _on_exists(value: str) -> str:
     if value not in ("error", "replace"):
         raise ValueError("must be 'error' or 'replace'")
     return value
+
+
+def _root(value: str) -> str:
+    from fusebackend.paths import PathError, normalise
+
+    try:
+        return normalise(value)
+    except PathError:
+        raise ValueError("must be the path of a directory") from None
 
 
 def _positive(value: str) -> int:
@@ -353,6 +368,20 @@ SCHEMES: dict[str, Scheme] = {
         _open_az,
         parameters=_OBJECT_PARAMETERS,
         features=_OBJECTS,
+    ),
+    "docker": Scheme(
+        "docker:IMAGE_OR_CONTAINER",
+        "the files of a container, where agents may run commands; one from an image is gone when the server ends",
+        _open_docker,
+        parameters={
+            "max_output_bytes": _positive,
+            "network": str,
+            "on_exists": _on_exists,
+            "root": _root,
+            "timeout": _positive,
+        },
+        features=replace(_WHOLE_FILES, blocking=True),
+        execute=True,
     ),
     "python": Scheme(
         "python:package.module:callable",

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from fusebackend.backends.objectstore.backend import ObjectStoreBackend, S3Backend
     from fusebackend.backends.postgres import PostgresBackend
     from fusebackend.backends.sandbox.base import BaseSandbox
+    from fusebackend.backends.sandbox.docker import DockerBackend
+    from fusebackend.backends.sandbox.staged import StagedSandbox
     from fusebackend.backends.sqlite import SqliteBackend
     from fusebackend.backends.state import StateBackend
     from fusebackend.backends.store import StoreBackend
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 _MODULE_OF = {
     "BaseSandbox": "fusebackend.backends.sandbox.base",
     "CompositeBackend": "fusebackend.composite",
+    "DockerBackend": "fusebackend.backends.sandbox.docker",
     "FilesystemBackend": "fusebackend.backends.filesystem",
     "ForeignVolume": "fusebackend.backends.foreign",
     "InMemoryBackend": "fusebackend.backends.memory",
@@ -55,6 +58,7 @@ _MODULE_OF = {
     "ObjectStoreBackend": "fusebackend.backends.objectstore.backend",
     "S3Backend": "fusebackend.backends.objectstore.backend",
     "SqliteBackend": "fusebackend.backends.sqlite",
+    "StagedSandbox": "fusebackend.backends.sandbox.staged",
     "StateBackend": "fusebackend.backends.state",
     "StoreBackend": "fusebackend.backends.store",
     "ThreadsBackend": "fusebackend.backends.threads",
@@ -69,6 +73,7 @@ __all__ = [
     "BaseSandbox",
     "CompositeBackend",
     "DeleteResult",
+    "DockerBackend",
     "EditResult",
     "ErrorCode",
     "ExecuteResponse",
@@ -91,6 +96,7 @@ __all__ = [
     "S3Backend",
     "SandboxBackendProtocol",
     "SqliteBackend",
+    "StagedSandbox",
     "StateBackend",
     "StoreBackend",
     "ThreadsBackend",

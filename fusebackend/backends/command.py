@@ -1,8 +1,9 @@
 """A command while it runs: its output read as it comes, its input fed, its end awaited, all by the thread that asks.
 
 `Command` belongs to whoever started the process, and to one thread. Output is kept up to a limit and read beyond it,
-so that a command is never held up by what it prints. `LocalShellBackend` and the shell of a mount both answer with
-`response`, whose format is that of the seeds: stdout, the lines of stderr after `[stderr] `, and 124 for a time-out.
+so that a command is never held up by what it prints. `LocalShellBackend`, `DockerBackend` and the shell of a mount all
+answer with `response`, whose format is that of the seeds: stdout, the lines of stderr after `[stderr] `, and 124 for a
+time-out.
 """
 
 from __future__ import annotations
@@ -46,23 +47,35 @@ class End(enum.Enum):
     STOP = enum.auto()
 
 
-class _Stream:
-    """One stream of output: the first bytes of it, and how much there was."""
+class Kept:
+    """What is kept of one stream of output: the first bytes of it, and how much there was."""
 
-    def __init__(self, pipe: IO[bytes], keep_bytes: int, told: Callable[[bytes], None] | None) -> None:
-        self.pipe = pipe
+    def __init__(self, keep_bytes: int) -> None:
         self.kept = bytearray()
         self.seen = 0
         self._keep = keep_bytes
+
+    def add(self, piece: bytes) -> bytes:
+        """Take note of more output; returns what is kept of it."""
+        self.seen += len(piece)
+        kept = piece[: self._keep - len(self.kept)]
+        self.kept += kept
+        return kept
+
+
+class _Stream(Kept):
+    """One stream of a process."""
+
+    def __init__(self, pipe: IO[bytes], keep_bytes: int, told: Callable[[bytes], None] | None) -> None:
+        super().__init__(keep_bytes)
+        self.pipe = pipe
         self._told = told
         os.set_blocking(pipe.fileno(), False)
 
     def take(self) -> bool:
         """Read what is there; False at the end of the stream. Raises BlockingIOError when nothing is there now."""
         piece = os.read(self.pipe.fileno(), PIECE_BYTES)
-        self.seen += len(piece)
-        kept = piece[: self._keep - len(self.kept)]
-        self.kept += kept
+        kept = self.add(piece)
         if kept and self._told is not None:
             self._told(kept)
         return bool(piece)
@@ -155,37 +168,44 @@ class Command:
         self.stdout.drain()
         self.stderr.drain()
 
-    def output(self, max_bytes: int) -> tuple[str, bool]:
-        """The output as one text, and whether it was cut."""
-        parts = [bytes(self.stdout.kept)]
-        errors = bytes(self.stderr.kept).strip(b"\n")
-        if errors:
-            if self.stdout.kept and not self.stdout.kept.endswith(b"\n"):
-                parts.append(b"\n")
-            parts.append(b"\n".join(b"[stderr] " + line for line in errors.split(b"\n")))
-        output = b"".join(parts)
-        dropped = any(stream.seen > len(stream.kept) for stream in (self.stdout, self.stderr))
-        truncated = len(output) > max_bytes or dropped
-        # Told that there is more to come, the decoder leaves out a character that the limit has cut in two.
-        shown = codecs.getincrementaldecoder("utf-8")("replace").decode(output[:max_bytes], final=not truncated)
-        if truncated:
-            return f"{shown}\n\n... Output truncated at {max_bytes} bytes.", True
-        return shown or NO_OUTPUT, False
-
     def response(self, end: End, code: int, timeout_s: float, max_bytes: int) -> ExecuteResponse:
-        """The answer to `execute`. `code` is the process's, a negative signal number as `Popen` has it."""
-        output, truncated = self.output(max_bytes)
-        if end is not End.EXIT:
-            timed_out = end is End.TIME_OUT
-            message = f"timed out after {timeout_s:.10g} seconds" if timed_out else "was stopped"
-            message = f"Error: Command {message}."
-            shown = message if output == NO_OUTPUT else f"{message}\n\n{output}"
-            return ExecuteResponse(output=shown, exit_code=TIMED_OUT if timed_out else STOPPED, truncated=truncated)
-        if code < 0:
-            code = 128 - code  # as a shell tells of a signal
-        if code != 0:
-            output = f"{output.rstrip()}\n\nExit code: {code}"
-        return ExecuteResponse(output=output, exit_code=code, truncated=truncated)
+        """The answer to `execute`."""
+        return response(self.stdout, self.stderr, end, code, timeout_s, max_bytes)
+
+
+def output(stdout: Kept, stderr: Kept, max_bytes: int) -> tuple[str, bool]:
+    """Two streams as one text, and whether it was cut."""
+    parts = [bytes(stdout.kept)]
+    errors = bytes(stderr.kept).strip(b"\n")
+    if errors:
+        if stdout.kept and not stdout.kept.endswith(b"\n"):
+            parts.append(b"\n")
+        parts.append(b"\n".join(b"[stderr] " + line for line in errors.split(b"\n")))
+    joined = b"".join(parts)
+    dropped = any(stream.seen > len(stream.kept) for stream in (stdout, stderr))
+    truncated = len(joined) > max_bytes or dropped
+    # Told that there is more to come, the decoder leaves out a character that the limit has cut in two.
+    shown = codecs.getincrementaldecoder("utf-8")("replace").decode(joined[:max_bytes], final=not truncated)
+    if truncated:
+        return f"{shown}\n\n... Output truncated at {max_bytes} bytes.", True
+    return shown or NO_OUTPUT, False
+
+
+def response(stdout: Kept, stderr: Kept, end: End, code: int, timeout_s: float, max_bytes: int) -> ExecuteResponse:
+    """The answer to `execute`. `code` is the process's, a negative signal number as `Popen` has it."""
+    shown, truncated = output(stdout, stderr, max_bytes)
+    if end is not End.EXIT:
+        timed_out = end is End.TIME_OUT
+        message = f"timed out after {timeout_s:.10g} seconds" if timed_out else "was stopped"
+        message = f"Error: Command {message}."
+        if shown != NO_OUTPUT:
+            message = f"{message}\n\n{shown}"
+        return ExecuteResponse(output=message, exit_code=TIMED_OUT if timed_out else STOPPED, truncated=truncated)
+    if code < 0:
+        code = 128 - code  # as a shell tells of a signal
+    if code != 0:
+        shown = f"{shown.rstrip()}\n\nExit code: {code}"
+    return ExecuteResponse(output=shown, exit_code=code, truncated=truncated)
 
 
 def nothing_to_run(command: object) -> ExecuteResponse | None:

@@ -137,8 +137,8 @@ def pieces_of(answer: bytes, mark: str) -> list[Piece] | None:
         return None
     content = content[1:]
     sizes = [int(line.split()[1]) for line in before]
-    if count == 1 and (sizes[0] == 0 or before == after.splitlines()):
-        sizes = [len(content)]  # a file of /proc has no size, and yet bytes
+    if count == 1:
+        sizes = [len(content)]  # there is nothing to tell apart; and a file of /proc has no size, and yet bytes
     elif before != after.splitlines() or sum(sizes) != len(content):
         return None
     return list(_cut(codes, sizes, before, content))

@@ -77,7 +77,8 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
         on_exists: what `write` does to an existing file, `"error"` (the seeds) or `"replace"` (deepagents 0.7).
 
     Attributes:
-        inline_bytes: what a command can carry of files, there and back. A command line may have 128 KiB.
+        inline_bytes: what a command can carry of files. A command line may have 128 KiB.
+        answer_bytes: what an answer can carry of a file.
         script_timeout_s: seconds for the command of one verb that is no search.
         max_search_bytes: larger files are passed over by `grep`, and its answer says `truncated`.
     """
@@ -86,6 +87,7 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
     blocking = True
 
     inline_bytes: int = 48 << 10
+    answer_bytes: int = 48 << 10
     script_timeout_s: float = 25.0
     max_search_bytes: int = 64 << 20
 
@@ -127,11 +129,11 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
             raise OSError(errors.errno_of(error), errors.words_of(error))
         return response.content
 
-    def ask(self, script: Script, timeout_s: float, *, looks: bool = False) -> bytes:
+    def ask(self, script: Script, timeout_s: float, *, looks: bool = False, cut: bool = False) -> bytes:
         """The answer to a script, by one `execute`. What is faster or more exact overrides it.
 
-        `looks`: it changes nothing. Its answer may then be long, and a search (see `Search`) be cut when the time is
-        over. OSError: ETIMEDOUT, or whatever keeps the sandbox from answering.
+        `looks`: it changes nothing, so its answer may be long. `cut`: when the time is over, what there is by then may
+        be the answer. OSError: ETIMEDOUT, or whatever keeps the sandbox from answering.
         """
         return channel.ask(self, script, timeout_s, looks)
 
@@ -170,7 +172,7 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
             return self.pieces(wanted[:BATCH_FILES]) + self.pieces(wanted[BATCH_FILES:])
         for _ in range(ATTEMPTS):
             mark = nonce()
-            limit = self.inline_bytes if len(wanted) == 1 else self.inline_bytes // 4
+            limit = self.answer_bytes if len(wanted) == 1 else self.answer_bytes // 4
             found = pieces_of(self._look(Script().call("fb_cat", mark, str(limit), *wanted)), mark)
             if found is not None and len(found) == len(wanted):
                 return found

@@ -14,7 +14,7 @@ import math
 from typing import TYPE_CHECKING
 
 from fusebackend.backends.command import TIMED_OUT
-from fusebackend.backends.sandbox.scripts import LIBRARY, Script, nonce
+from fusebackend.backends.sandbox.scripts import LIBRARY, SETTINGS, Script, nonce
 from fusebackend.errors import oserror
 from fusebackend.paths import AgentPath
 from fusebackend.protocol import ExecuteResponse
@@ -34,7 +34,7 @@ def ask(sandbox: BaseSandbox, script: Script, timeout_s: float, looks: bool) -> 
     """
     mark = nonce()
     quiet = f"{{\n{script.text}\n}} 2>/dev/null </dev/null"
-    command = f"{LIBRARY}printf '\\n%s\\n' {mark}\n{quiet} | base64\nprintf '%s~\\n' {mark}"
+    command = f"{SETTINGS}{LIBRARY}printf '\\n%s\\n' {mark}\n{quiet} | base64\nprintf '%s~\\n' {mark}"
     response = execute(sandbox, command, timeout_s)
     _, begun, rest = response.output.partition(f"\n{mark}\n")
     encoded, ended, _ = rest.partition(f"{mark}~")
@@ -55,7 +55,7 @@ def _ask_for_file(sandbox: BaseSandbox, script: Script, timeout_s: float) -> byt
     path = sandbox.path_of(AgentPath(f"/.fusebackend-{nonce()}~"))
     body = f'fb_body() {{\n{script.text}\n}}\nfb_keep() {{ fb_body 2>/dev/null </dev/null >"$1"; }}\n'
     try:
-        execute(sandbox, LIBRARY + body + Script().call("fb_keep", path).text, timeout_s)
+        execute(sandbox, SETTINGS + LIBRARY + body + Script().call("fb_keep", path).text, timeout_s)
         return sandbox.fetch(path)
     finally:
         execute(sandbox, Script().call("rm -f", path).text, timeout_s)

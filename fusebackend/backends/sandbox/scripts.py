@@ -13,8 +13,10 @@ from __future__ import annotations
 import re
 import secrets
 
+SETTINGS = "LC_ALL=C; TZ=UTC0; export LC_ALL TZ\n"
+"""What scripts go by, and commands of agents do not: bytes are bytes, and times are UTC."""
+
 _SOURCE = r"""
-LC_ALL=C; TZ=UTC0; export LC_ALL TZ
 fb_stat='//%f %s %y//%n'
 
 # Why there is nothing at a path: n (no such file), t (a file is used as a directory), x (it may not be looked at).
@@ -47,7 +49,7 @@ fb_ls() {
 }
 
 # Marker, limit, paths: a code for each, f for those whose bytes follow and b for larger files; then for the former
-# what stat says, the bytes of all, the marker, and what stat says now.
+# what stat says, the bytes of all, the marker, and, where they are several, what stat says now.
 fb_cat() {
   fb_mark=$1 fb_max=$2 fb_codes=
   shift 2
@@ -59,27 +61,33 @@ fb_cat() {
     else fb_c=$(fb_why "$fb_f"); fi
     fb_codes="$fb_codes $fb_c"
   done
+  fb_stats=
   if [ $# -gt 0 ]; then
-    fb_sizes=$(stat -L -c %s "$@")
-    fb_rest=$fb_codes fb_codes=
-    for fb_c in $fb_rest; do
+    fb_rest=$(stat -L -c '%i %s %y' "$@")
+    fb_kinds=$fb_codes fb_codes=
+    for fb_c in $fb_kinds; do
       if [ "$fb_c" = f ]; then
-        fb_f=$1 fb_s=${fb_sizes%%
+        fb_f=$1 fb_line=${fb_rest%%
 *}
-        fb_sizes=${fb_sizes#*
+        fb_rest=${fb_rest#*
 }
         shift
-        if [ "${fb_s:-0}" -le "$fb_max" ]; then set -- "$@" "$fb_f"; else fb_c=b; fi
+        fb_s=${fb_line#* }
+        fb_s=${fb_s%% *}
+        if [ "${fb_s:-0}" -le "$fb_max" ]; then
+          set -- "$@" "$fb_f"
+          fb_stats="$fb_stats$fb_line
+"
+        else fb_c=b; fi
       fi
       fb_codes="$fb_codes $fb_c"
     done
   fi
   echo "$fb_codes"
-  [ $# -eq 0 ] || stat -L -c '%i %s %y' "$@"
-  echo
+  printf '%s\n' "$fb_stats"
   [ $# -eq 0 ] || cat "$@"
   printf '\n%s\n' "$fb_mark"
-  [ $# -eq 0 ] || stat -L -c '%i %s %y' "$@"
+  [ $# -lt 2 ] || stat -L -c '%i %s %y' "$@"
 }
 
 fb_there() { [ -e "$1" ] || [ -L "$1" ]; }
@@ -126,6 +134,16 @@ fb_prepare() {
   done
 }
 
+# After files were sent: which of them are there.
+fb_arrived() {
+  for fb_a do if [ -e "$fb_a" ]; then echo ok; else echo m; fi; done
+}
+
+# Who this shell is: the numbers of its user and its group.
+fb_owner() {
+  while read -r fb_k fb_v fb_a; do case $fb_k in Uid: | Gid:) echo "$fb_v" ;; esac; done </proc/self/status
+}
+
 # A name for the file to come, beside it, or elsewhere where only the file itself may be written.
 fb_temporary() {
   fb_d=${fb_p%/*}
@@ -153,11 +171,13 @@ fb_put() {
     echo m
     return
   fi
-  if [ "$fb_h" = new ]; then fb_link; else fb_lock "${fb_p%/*}"; fb_replace; rmdir "$fb_l" 2>/dev/null; fi
+  if [ "$fb_h" = new ]; then fb_link
+  elif [ "$fb_h" = over ] && [ ! -e "$fb_p" ]; then fb_replace
+  else fb_lock "${fb_p%/*}"; fb_replace; rmdir "$fb_l"; fi
   fb_drop
 }
 
-fb_drop() { [ -z "$fb_t" ] || rm -f "$fb_t"; }
+fb_drop() { [ -z "$fb_t" ] || rm -f "$fb_t"; fb_t=; }
 
 fb_link() {
   if ln -T "$fb_t" "$fb_p" 2>/dev/null; then echo ok; return; fi
@@ -179,7 +199,7 @@ fb_replace() {
     [ "${1-}" = "${3-}" ] && [ "${2-}" = "${4-}" ] || chmod "$1" "$fb_t"
   fi
   case $fb_t in
-    "${fb_p%/*}"/*) fb_m=$(mv -f "$fb_t" "$fb_p" 2>&1 </dev/null) && { echo ok; return; } ;;
+    "${fb_p%/*}"/*) fb_m=$(mv -f "$fb_t" "$fb_p" 2>&1 </dev/null) && { fb_t=; echo ok; return; } ;;
   esac
   # A file that something is mounted on, or in a directory that is not ours, can only be written itself.
   if fb_m=$( (cat "$fb_t" >"$fb_p") 2>&1); then echo ok; else echo "! $fb_m"; fi

@@ -112,7 +112,7 @@ class Search:
         script = Script().call(function, *arguments, self._sandbox.path_of(self._path), *below)
         self._budget.require()
         try:
-            answer = self._sandbox.ask(script, min(self._budget.left_s, LONGEST_S), looks=True)
+            answer = self._sandbox.ask(script, min(self._budget.left_s, LONGEST_S), looks=True, cut=True)
         except OSError as error:
             if error.errno == errno.ETIMEDOUT:
                 raise Spent from None

@@ -1,0 +1,182 @@
+"""`DockerBackend`: the files of a container, and its shell.
+
+    DockerBackend("python:3.11-slim", timeout=120, max_output_bytes=100_000)      its own container, from an image
+    DockerBackend(container="box")                                                one that runs already
+    docker:IMAGE_OR_CONTAINER?timeout=…&max_output_bytes=…&root=…&network=…&on_exists=…
+
+Files are in the container, so that its commands see them and the verbs see theirs. A container of its own is started
+at the first call, and removed with its files by `close`, at the end of the process, or, when the process was killed, by
+the next one that opens a `docker:` backend on this machine. One that runs already is never stopped or removed, and any
+number of servers may share it.
+
+Commands and file verbs are run by shells that stay (`dockershell.py`), some milliseconds each; several at the same time
+where they are asked for at the same time. Large files go by the engine's archive calls. When a container is gone,
+stopped or paused, or the engine is, a verb says so in one line, and the next one tries again.
+
+The image needs `sh` and the usual tools, GNU's or busybox's, see `BaseSandbox`; for commands also `mkfifo`, and
+`setsid`, without which a command that runs out of time takes what earlier ones left in the background with it.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+import uuid
+import weakref
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from fusebackend.backends.command import nothing_to_run, require_positive
+from fusebackend.backends.sandbox import dockerarchive
+from fusebackend.backends.sandbox.answers import pieces_of
+from fusebackend.backends.sandbox.dockercontainer import DockerContainer
+from fusebackend.backends.sandbox.dockershell import kill_script, send_to
+from fusebackend.backends.sandbox.scripts import Script, nonce
+from fusebackend.backends.sandbox.staged import StagedSandbox
+from fusebackend.errors import oserror
+from fusebackend.protocol import ExecuteResponse
+
+IMAGE = "python:3.11-slim"
+"""The seeds' default."""
+
+
+class DockerBackend(StagedSandbox):
+    """See the module's docstring.
+
+    Args:
+        image: what its own container is started from; it is pulled where it is not there.
+        timeout: seconds that a command may take, unless `execute` is told otherwise.
+        max_output_bytes: output beyond this is dropped, and the answer says `truncated`.
+        container: name or id of a container that runs, instead of an image.
+        root: the directory of the container that is `/` for the file verbs, and where commands begin.
+        on_exists: what `write` does to an existing file, `"error"` (the seeds) or `"replace"` (deepagents 0.7).
+        options: for the SDK's `containers.create`, such as `{"mem_limit": "1g", "network_mode": "none"}`.
+        base_url: where the engine is; None: as the environment says.
+
+    Raises:
+        ValueError: `timeout` not above 0, `max_output_bytes` below 0, or both an image and a container.
+    """
+
+    inline_bytes = 64 << 10
+    answer_bytes = 1 << 20
+
+    def __init__(
+        self,
+        image: str | None = None,
+        timeout: float = 120.0,
+        max_output_bytes: int = 100_000,
+        *,
+        container: str | None = None,
+        root: str = "/",
+        on_exists: Literal["error", "replace"] = "error",
+        options: Mapping[str, Any] | None = None,
+        base_url: str | None = None,
+    ) -> None:
+        require_positive(timeout)
+        if max_output_bytes < 0:
+            raise ValueError(f"max_output_bytes must not be negative, but is {max_output_bytes}")
+        if image is not None and container is not None:
+            raise ValueError("give an image or a container, not both")
+        super().__init__(root=root, on_exists=on_exists)
+        self.timeout = timeout
+        self.max_output_bytes = max_output_bytes
+        self.container = DockerContainer(
+            None if container is not None else image or IMAGE, container, options or {}, base_url
+        )
+        self._id = f"docker-{uuid.uuid4().hex[:8]}"
+        self._finalizer = weakref.finalize(self, self.container.close)  # also at the end of the process
+
+    @property
+    def id(self) -> str:
+        return self._id
+
+    @property
+    def durable(self) -> bool:
+        """Do the files outlive this process?"""
+        return not self.container.is_ours
+
+    def check(self) -> None:
+        """Is there an engine, and what is to be used there? OSError, in one line."""
+        self.container.check()
+
+    def close(self) -> None:
+        """Let go of the container, and remove it if it was started here. Twice is once."""
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- commands ----------------------------------------------------------------------------------------------
+
+    def execute(self, command: str, *, timeout: float | None = None) -> ExecuteResponse:
+        """Run `command` with `sh -c` in `root`, with no input and with the container's environment.
+
+        What it leaves running in the background goes on, unless it ran out of time: then all that is in its session is
+        killed. Output is stdout, then the lines of stderr prefixed `[stderr] `.
+
+        Raises:
+            ValueError: `timeout` is not above 0.
+        """
+        seconds = self.timeout if timeout is None else timeout
+        require_positive(seconds)
+        refusal = nothing_to_run(command)
+        if refusal is not None:
+            return refusal
+        try:
+            if "\0" in command:
+                raise OSError(errno.EINVAL, "embedded null byte")
+            with self.container.shells().borrowed() as shell:
+                return shell.run(command, str(self.root), seconds, self.max_output_bytes, self._kill)
+        except UnicodeEncodeError as error:
+            return ExecuteResponse(output=f"Error executing command: {error}", exit_code=1)
+        except OSError as error:
+            told = self.container.lost(error)
+            return ExecuteResponse(output=f"Error executing command: {told.strerror or told}", exit_code=1)
+
+    def _kill(self, mark: str) -> None:
+        self.ask(kill_script(mark), self.script_timeout_s)
+
+    # -- transports --------------------------------------------------------------------------------------------
+
+    def ask(self, script: Script, timeout_s: float, *, looks: bool = False, cut: bool = False) -> bytes:
+        deadline = time.monotonic() + timeout_s
+        try:
+            with self.container.shells().borrowed() as shell:
+                answer, whole = shell.ask(script, deadline)
+            if not whole and not cut:
+                raise OSError(errno.ETIMEDOUT, "The container does not answer")
+        except OSError as error:
+            raise self.container.lost(error) from error
+        return answer
+
+    def send(self, files: Sequence[tuple[str, bytes]]) -> None:
+        uid, gid = map(int, self.ask(Script().call("fb_owner"), self.script_timeout_s).split()[:2])
+        container = self.container.shells().container
+        try:
+            dockerarchive.put(self.container.api, container, files, (uid, gid))
+        except OSError as error:
+            raise self.container.lost(error) from error
+        arrived = self.statuses(Script().call("fb_arrived", *(path for path, _ in files)))
+        for (path, data), status in zip(files, arrived, strict=True):
+            if status != "ok":  # the engine has put it underneath what is mounted there
+                send_to(self.container.api, container, path, data)
+
+    def fetch(self, path: str) -> bytes:
+        try:
+            return dockerarchive.get(self.container.api, self.container.shells().container, path)
+        except OSError:  # a link, or a file that the engine does not see: the shell does
+            return self._fetch_by_shell(path)
+
+    def _fetch_by_shell(self, path: str) -> bytes:
+        mark = nonce()
+        answer = self.ask(Script().call("fb_cat", mark, str(1 << 40), path), self.timeout, looks=True)
+        pieces = pieces_of(answer, mark)
+        if not pieces or pieces[0].code != "f":
+            raise oserror(errno.ENOENT)
+        return pieces[0].data

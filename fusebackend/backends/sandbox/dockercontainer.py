@@ -1,0 +1,216 @@
+"""`DockerContainer`: the container of a `DockerBackend`, started when it is needed, or somebody else's.
+
+One that was started here is ours: it is removed with everything in it by `close`, at the end of the process, and, where
+the process was killed, by the next one that starts or opens a container on this machine (`remove_left`). It has an init
+that collects processes nobody waits for, and goes away when it stops (`--rm`). Somebody else's is never started,
+stopped or removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from fusebackend.backends.sandbox import owner
+from fusebackend.backends.sandbox.dockershell import DockerShells
+from fusebackend.backends.sandbox.engine import connect, speaking
+
+log = logging.getLogger(__name__)
+
+KEEP_RUNNING = ["-c", "while :; do sleep 86400; done"]
+"""What the container does: nothing, for as long as it is there. Its processes come by `exec`."""
+
+
+class DockerContainer:
+    """See the module's docstring. Safe in threads.
+
+    Args:
+        image: what to start a container from, pulled if it is not there; or
+        container: name or id of one that runs.
+        options: passed on to the SDK's `containers.create`, such as `mem_limit` or `network_mode`.
+        base_url: where the engine is; None: as the environment says.
+    """
+
+    def __init__(
+        self, image: str | None, container: str | None, options: Mapping[str, Any], base_url: str | None
+    ) -> None:
+        self.image = image
+        self.name = container
+        self._options = dict(options)
+        self._base_url = base_url
+        self._lock = threading.RLock()
+        self._client: Any = None
+        self._shells: DockerShells | None = None
+        self._pid = os.getpid()
+        self._closed = False
+
+    @property
+    def is_ours(self) -> bool:
+        return self.image is not None
+
+    @property
+    def api(self) -> Any:
+        """The SDK's low-level client. OSError where there is no engine."""
+        return self._connected().api
+
+    @property
+    def id(self) -> str | None:
+        """The container's, once there is one."""
+        return self._shells.container if self._shells is not None else None
+
+    def _connected(self) -> Any:
+        with self._lock:
+            if self._closed:
+                raise OSError(errno.EBADF, "The backend is closed")
+            if self._client is None:
+                self._client = connect(self._base_url)
+            return self._client
+
+    def check(self) -> None:
+        """Is there an engine, and has it the container, or the image, which is pulled if not? OSError."""
+        client = self._connected()
+        remove_left(client)
+        if self.name is not None:
+            self._require_running(client)
+        else:
+            self._require_image(client)
+
+    def shells(self) -> DockerShells:
+        """The shells in the container, which is started if there is none. OSError."""
+        with self._lock:
+            if self._shells is None:
+                client = self._connected()
+                found = self._require_running(client) if self.name is not None else self._start(client)
+                self._shells = DockerShells(client.api, found)
+            return self._shells
+
+    def lost(self, error: OSError) -> OSError:
+        """What is to be told instead of an error of the container's: that it is gone, stopped or paused, if it is.
+
+        After that a call begins anew: with another container where it was ours, and else with the same, if it runs.
+        """
+        with self._lock:
+            if self._shells is None:
+                return error
+            container = self._shells.container
+            try:
+                with speaking():
+                    state = self._connected().api.inspect_container(container)["State"]
+            except FileNotFoundError:
+                state = {}
+            except OSError as unreachable:
+                self._forget()
+                return unreachable
+            shown = self.name or container[:12]
+            if state.get("Paused"):
+                return OSError(errno.EBUSY, f"Container '{shown}' is paused")
+            if state.get("Running"):
+                return error
+            self._forget()
+        if not self.is_ours:
+            return OSError(errno.ENXIO, f"Container '{shown}' does not run any more")
+        self._remove(container)
+        return OSError(errno.ENXIO, f"Container '{shown}' is gone, and its files with it; the next call starts another")
+
+    def _forget(self) -> None:
+        shells, self._shells = self._shells, None
+        if shells is not None:
+            shells.close()
+
+    def close(self) -> None:
+        """Let go of it, and remove it where it is ours. Twice is once; a child of this process does nothing."""
+        with self._lock:
+            if self._closed:
+                return
+            container = self.id
+            self._forget()
+            if container is not None and self.is_ours and os.getpid() == self._pid:
+                self._remove(container)
+            self._closed = True
+            client, self._client = self._client, None
+            if client is not None:
+                client.close()
+
+    def _remove(self, container: str) -> None:
+        try:
+            with speaking():
+                self._client.api.remove_container(container, force=True, v=True)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if error.errno != errno.EBUSY:  # it is being removed already
+                log.warning("container %s could not be removed: %s", container[:12], error.strerror)
+
+    # -- starting ----------------------------------------------------------------------------------------------
+
+    def _require_running(self, client: Any) -> str:
+        try:
+            with speaking():
+                found = client.api.inspect_container(self.name)
+        except FileNotFoundError:
+            raise OSError(errno.ENXIO, f"There is no container '{self.name}'") from None
+        if not found["State"]["Running"]:
+            raise OSError(
+                errno.ENXIO, f"Container '{self.name}' does not run; start it with 'docker start {self.name}'"
+            )
+        return str(found["Id"])
+
+    def _require_image(self, client: Any) -> None:
+        try:
+            with speaking():
+                client.images.get(self.image)
+            return
+        except FileNotFoundError:
+            log.info("pulling the image %s", self.image)
+        try:
+            with speaking():
+                client.images.pull(self.image)
+        except OSError as error:
+            text = f"There is no image '{self.image}' here, and it can't be pulled: {error.strerror}"
+            raise OSError(errno.ENXIO, text) from None
+
+    def _start(self, client: Any) -> str:
+        remove_left(client)
+        self._require_image(client)
+        options = {
+            "entrypoint": "sh",
+            "command": KEEP_RUNNING,
+            "labels": owner.labels(),
+            "init": True,
+            "auto_remove": True,
+            "detach": True,
+            **self._options,
+        }
+        with speaking():
+            container = client.containers.create(self.image, **options)
+            try:
+                container.start()
+            except BaseException:
+                with contextlib.suppress(Exception):
+                    container.remove(force=True)
+                raise
+        log.info("started container %s from %s", container.id[:12], self.image)
+        return str(container.id)
+
+
+def remove_left(client: Any) -> None:
+    """Remove the containers that servers of this machine have left when they were killed."""
+    try:
+        with speaking():
+            found = client.api.containers(all=True, filters={"label": owner.OWNER})
+    except OSError as error:
+        log.warning("containers of killed servers could not be looked for: %s", error.strerror)
+        return
+    for container in found:
+        if owner.is_left(container.get("Labels") or {}, running=container.get("State") == "running"):
+            log.info("removing container %s, whose server is gone", container["Id"][:12])
+            try:
+                with speaking():
+                    client.api.remove_container(container["Id"], force=True, v=True)
+            except OSError as error:
+                log.info("container %s: %s", container["Id"][:12], error.strerror)

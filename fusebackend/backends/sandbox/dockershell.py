@@ -1,0 +1,338 @@
+"""`DockerShell`: a shell in a container that stays, over one attached socket. A command in it takes some milliseconds;
+an `exec` of its own would take seventy.
+
+The shell reads what it is to do from its standard input, and what it prints comes back in frames that tell stdout from
+stderr. The end of each answer is a mark that nobody can foresee. A script of ours prints its answer itself. A command
+of an agent may do anything: it runs in a session of its own with pipes of its own, and the mark goes through these
+pipes after the command's last byte; so it may exit, print any bytes, leave processes that go on printing, or never end.
+
+One thread uses a shell at a time (`DockerShells` hands them out). After an error a shell is closed and not used again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from fusebackend.backends.command import End, Kept, response
+from fusebackend.backends.sandbox.engine import speaking
+from fusebackend.backends.sandbox.scripts import LIBRARY, SETTINGS, Script, nonce
+from fusebackend.errors import oserror
+from fusebackend.protocol import ExecuteResponse
+
+STDOUT, STDERR = 1, 2
+HEADER = struct.Struct(">BxxxL")
+PIECE_BYTES = 256 << 10
+
+IDLE_SHELLS = 4
+"""Shells that are kept for later."""
+
+KILL_S = 10.0
+"""How long the end of a command that was killed is waited for."""
+
+ANSWER_BYTES = 2 << 30
+"""The longest answer to a script."""
+
+RUN = r"""
+fb_base=${TMPDIR:-/tmp}
+for fb_d in "$fb_base" /dev/shm /run /; do if [ -d "$fb_d" ] && [ -w "$fb_d" ]; then fb_base=$fb_d; break; fi; done
+fb_setsid=; command -v setsid >/dev/null && fb_setsid=1
+# Mark, where to begin, command. The pipes are another command's when this one has ended, so that nobody who is left
+# over from it can write to them.
+fb_run() {
+  fb_mark=$1 fb_in=$fb_base/.fusebackend-$1~
+  shift
+  if ! mkdir "$fb_in" || ! mkfifo "$fb_in/o" "$fb_in/e"; then
+    printf '\n%s\n' "$fb_mark" >&2
+    printf '\n%s 126\n' "$fb_mark"
+    return
+  fi
+  cat <"$fb_in/o" & fb_o=$!
+  cat <"$fb_in/e" >&2 & fb_e=$!
+  exec 8>"$fb_in/o" 9>"$fb_in/e"
+  if [ -n "$fb_setsid" ]; then
+    (cd "$1" && exec setsid sh -c "$2") </dev/null >&8 2>&9 8>&- 9>&- & fb_c=$!
+    echo $fb_c >"$fb_in/p"
+  else
+    echo $$ >"$fb_in/p"
+    (cd "$1" && exec sh -c "$2") </dev/null >&8 2>&9 8>&- 9>&- & fb_c=$!
+  fi
+  wait $fb_c 2>/dev/null
+  fb_status=$?
+  rm -rf "$fb_in"
+  printf '\n%s %s\n' "$fb_mark" $fb_status >&8
+  printf '\n%s\n' "$fb_mark" >&9
+  exec 8>&- 9>&-
+}
+fb_over() {
+  kill -9 $fb_o $fb_e
+  wait $fb_o $fb_e
+  printf '\n%s~\n' "$1"
+} 2>/dev/null
+# Everything in the session of a command, until there is nothing left.
+fb_kill() {
+  read -r fb_c <"$fb_base/.fusebackend-$1~/p" || { echo n; return; }
+  fb_n=0 fb_some=1
+  while [ -n "$fb_some" ] && [ $fb_n -lt 50 ]; do
+    fb_some= fb_n=$((fb_n + 1))
+    for fb_f in /proc/[0-9]*; do
+      fb_line=
+      while IFS= read -r fb_x; do fb_line=$fb_line$fb_x; done <"$fb_f/stat"
+      fb_line=${fb_line##*) }
+      set -- $fb_line
+      if [ "${4-}" = "$fb_c" ] && [ "$1" != Z ] && [ "$1" != X ]; then kill -9 "${fb_f#/proc/}"; fb_some=1; fi
+    done
+  done 2>/dev/null
+  echo ok
+}
+"""
+"""Functions for commands, besides those for scripts."""
+
+
+class DockerShell:
+    """See the module's docstring.
+
+    Args:
+        api: the SDK's low-level client.
+        container: id of a container that runs.
+    """
+
+    def __init__(self, api: Any, container: str) -> None:
+        with speaking():
+            made = api.exec_create(container, ["sh"], stdin=True, stdout=True, stderr=True)
+            self._stream = api.exec_start(made["Id"], socket=True)
+        self._socket: socket.socket = getattr(self._stream, "_sock", self._stream)
+        self._read = bytearray()  # what has come, and is not used yet
+        self._left = 0  # bytes of the frame that has begun
+        self._kind = STDOUT
+        self.usable = True  # it waits for what is to be done next
+        try:
+            self._send(LIBRARY + RUN)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End it. The shell sees the end of its input, and ends when it has nothing more to do."""
+        for part in (self._socket, self._stream):
+            with contextlib.suppress(OSError):
+                part.close()
+
+    @property
+    def is_alive(self) -> bool:
+        """Is it still connected, and has nothing to say that nobody has asked for?"""
+        if self._read:
+            return False
+        self._socket.setblocking(False)
+        try:
+            self._socket.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False  # the end, or an answer that came too late
+
+    # -- scripts -----------------------------------------------------------------------------------------------
+
+    def ask(self, script: Script, deadline: float) -> tuple[bytes, bool]:
+        """The answer to a script, and whether it is whole: not if `deadline` (monotonic) has come.
+
+        Raises:
+            OSError: the shell is gone.
+        """
+        end = f"\n{nonce()}\n".encode()
+        self._send(f"( {SETTINGS}{script.text}\n) 2>/dev/null </dev/null; printf '\\n%s\\n' {end.decode().strip()}\n")
+        answer = bytearray()
+        while not answer.endswith(end):
+            try:
+                kind, piece = self._receive(deadline)
+            except TimeoutError:
+                self.usable = False
+                return bytes(answer), False
+            if kind == STDOUT:
+                answer += piece
+            if len(answer) > ANSWER_BYTES:
+                raise oserror(errno.EFBIG)
+        return bytes(answer[: -len(end)]), True
+
+    # -- commands ----------------------------------------------------------------------------------------------
+
+    def run(
+        self, command: str, directory: str, timeout_s: float, max_bytes: int, kill: Callable[[str], None]
+    ) -> ExecuteResponse:
+        """Run an agent's command.
+
+        `kill` is called when the time is over, with what `kill_script` takes; it has to be done by another shell, for
+        this one waits.
+        """
+        mark = nonce()
+        self._send(Script().call("fb_run", mark, directory, command).text + "\n")
+        streams = {STDOUT: _Marked(mark, max_bytes), STDERR: _Marked(mark, max_bytes)}
+        end = End.EXIT
+        deadline = time.monotonic() + timeout_s
+        while not all(stream.ended for stream in streams.values()):
+            try:
+                kind, piece = self._receive(deadline)
+            except OSError as error:
+                if end is End.TIME_OUT:
+                    self.usable = False
+                    break
+                if not isinstance(error, TimeoutError):
+                    raise
+                end = End.TIME_OUT
+                kill(mark)
+                deadline = time.monotonic() + KILL_S
+                continue
+            streams[kind].take(piece)
+        if self.usable:
+            self._settle(mark)
+        out, err = streams[STDOUT], streams[STDERR]
+        return response(out, err, end, out.status, timeout_s, max_bytes)
+
+    def _settle(self, mark: str) -> None:
+        """Cut off those who still print, and drop what they have printed."""
+        self._send(f"fb_over {mark}\n")
+        end, tail = f"\n{mark}~\n".encode(), b""
+        deadline = time.monotonic() + KILL_S
+        while not tail.endswith(end):
+            kind, piece = self._receive(deadline)
+            if kind == STDOUT:
+                tail = (tail + piece)[-len(end) :]
+
+    # -- the socket --------------------------------------------------------------------------------------------
+
+    def _send(self, text: str) -> None:
+        self._socket.settimeout(KILL_S)
+        try:
+            self._socket.sendall(text.encode("utf-8", "surrogateescape"))
+        except TimeoutError:
+            raise TimeoutError(errno.ETIMEDOUT, "The container's shell does not read") from None
+
+    def _receive(self, deadline: float) -> tuple[int, bytes]:
+        """The next piece of output. TimeoutError; ECONNRESET when the shell is gone."""
+        while self._left == 0:
+            while len(self._read) < HEADER.size:
+                self._fill(deadline)
+            self._kind, self._left = HEADER.unpack_from(self._read)
+            del self._read[: HEADER.size]
+        if not self._read:
+            self._fill(deadline)
+        piece = bytes(self._read[: self._left])
+        del self._read[: len(piece)]
+        self._left -= len(piece)
+        return self._kind, piece
+
+    def _fill(self, deadline: float) -> None:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise oserror(errno.ETIMEDOUT)
+        self._socket.settimeout(left_s)
+        piece = self._socket.recv(PIECE_BYTES)
+        if not piece:
+            raise OSError(errno.ECONNRESET, "The container's shell has ended")
+        self._read += piece
+
+
+def kill_script(mark: str) -> Script:
+    """Ends the command that `run` is waiting for, and all that is in its session."""
+    return Script().call("fb_kill", mark)
+
+
+class _Marked(Kept):
+    """A stream up to its mark, which may come in pieces. What follows it is dropped."""
+
+    def __init__(self, mark: str, keep_bytes: int) -> None:
+        super().__init__(keep_bytes)
+        self._mark = f"\n{mark}".encode()
+        self._held = b""  # what may be the beginning of the mark
+        self._after: bytes | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self._after is not None and b"\n" in self._after
+
+    @property
+    def status(self) -> int:
+        """What the mark says, where there is one."""
+        return int(self._after.split()[0]) if self._after is not None else 0
+
+    def take(self, piece: bytes) -> None:
+        if self._after is not None:
+            self._after += piece[:16] if not self.ended else b""
+            return
+        piece = self._held + piece
+        before, found, after = piece.partition(self._mark)
+        if found:
+            self.add(before)
+            self._held, self._after = b"", after
+            return
+        keep = len(self._mark) - 1
+        self.add(piece[:-keep])
+        self._held = piece[-keep:]
+
+
+class DockerShells:
+    """The shells in one container: one that is free, or another one. Safe in threads."""
+
+    def __init__(self, api: Any, container: str) -> None:
+        self._api = api
+        self.container = container
+        self._idle: list[DockerShell] = []
+        self._lock = threading.Lock()
+        self._closed = False
+
+    @contextlib.contextmanager
+    def borrowed(self) -> Iterator[DockerShell]:
+        """A shell for the length of a block. One that raises is not used again."""
+        shell = self._take() or DockerShell(self._api, self.container)
+        try:
+            yield shell
+        except BaseException:
+            shell.close()
+            raise
+        with self._lock:
+            if shell.usable and len(self._idle) < IDLE_SHELLS and not self._closed:
+                self._idle.append(shell)
+                return
+        shell.close()
+
+    def _take(self) -> DockerShell | None:
+        while True:
+            with self._lock:
+                shell = self._idle.pop() if self._idle else None
+            if shell is None or shell.is_alive:
+                return shell
+            shell.close()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            shells, self._idle = self._idle, []
+        for shell in shells:
+            shell.close()
+
+
+def send_to(api: Any, container: str, path: str, data: bytes) -> None:
+    """Write a file through a command of its own: where the engine's archives do not reach. OSError."""
+    with speaking():
+        made = api.exec_create(container, ["sh", "-c", 'cat >"$1"', "sh", path], stdin=True)
+        stream = api.exec_start(made["Id"], socket=True)
+        connection: socket.socket = getattr(stream, "_sock", stream)
+        try:
+            connection.settimeout(None)
+            connection.sendall(data)
+            connection.shutdown(socket.SHUT_WR)
+            said = b"".join(iter(lambda: connection.recv(PIECE_BYTES), b""))
+        finally:
+            connection.close()
+            stream.close()
+        code = api.exec_inspect(made["Id"])["ExitCode"]
+    if code != 0:
+        words = said[HEADER.size :].decode("utf-8", "replace").strip().rpartition(": ")[2]
+        raise OSError(errno.EIO, words or f"cat ended with {code}")

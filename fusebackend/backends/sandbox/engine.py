@@ -1,0 +1,79 @@
+"""The Docker engine as `DockerBackend` speaks to it: the SDK imported when it is needed, its errors as `OSError`.
+
+Every call of the SDK is made inside of `speaking()`, so what a caller sees is one line, whatever has gone wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Iterator
+from typing import Any
+
+REQUEST_TIMEOUT_S = 60
+"""For one request; a pull and an attached socket are not limited by it."""
+
+
+def connect(base_url: str | None = None) -> Any:
+    """A client of the engine at `base_url`, or where the environment says (`DOCKER_HOST`).
+
+    Raises:
+        OSError: the SDK is missing, or nobody answers.
+    """
+    try:
+        import docker  # type: ignore[import-untyped]
+    except ImportError:
+        raise OSError(errno.ENOENT, "The Docker SDK is not installed: pip install 'fusebackend[docker]'") from None
+    with speaking(base_url or "DOCKER_HOST, or /var/run/docker.sock"):
+        if base_url is not None:
+            client = docker.DockerClient(base_url=base_url, timeout=REQUEST_TIMEOUT_S)
+        else:
+            client = docker.from_env(timeout=REQUEST_TIMEOUT_S)
+        try:
+            client.ping()
+        except BaseException:
+            client.close()
+            raise
+    return client
+
+
+@contextlib.contextmanager
+def speaking(where: str = "the Docker engine") -> Iterator[None]:
+    """Whatever the SDK raises inside, as an `OSError`: ENOENT for what the engine does not have, EBUSY for what it
+    can't do now, ECONNREFUSED where there is no engine."""
+    import docker.errors  # type: ignore[import-untyped]
+    import requests.exceptions
+    import urllib3.exceptions
+
+    try:
+        yield
+    except docker.errors.NotFound as error:
+        raise OSError(errno.ENOENT, _line(error.explanation)) from error
+    except docker.errors.APIError as error:
+        number = errno.EBUSY if error.status_code == 409 else errno.EIO
+        raise OSError(number, _line(error.explanation or error)) from error
+    except requests.exceptions.Timeout as error:
+        raise OSError(errno.ETIMEDOUT, "The Docker engine does not answer") from error
+    except docker.errors.DockerException as error:
+        raise OSError(errno.ECONNREFUSED, f"There is no Docker engine at {where}: {_cause(error)}") from error
+    except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError) as error:
+        raise OSError(errno.ECONNREFUSED, f"The Docker engine has gone away: {_cause(error)}") from error
+
+
+def _line(message: object) -> str:
+    return " ".join(str(message).split())
+
+
+def _cause(error: BaseException) -> str:
+    """The words of the system's error at the bottom of several libraries' errors."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, OSError) and seen.strerror:
+            return seen.strerror
+        for argument in seen.args:
+            if isinstance(argument, BaseException):
+                seen = argument
+                break
+        else:
+            seen = seen.__cause__ or seen.__context__
+    return _line(error)

@@ -1,0 +1,167 @@
+"""`StagedSandbox`: `upload_files` and `download_files` too, for sandboxes that have no more than plain transports.
+
+    class MySandbox(StagedSandbox):
+        @property
+        def id(self): ...
+        def execute(self, command, *, timeout=None): ...
+        def send(self, files): ...      # bytes to paths of the sandbox where nothing is; OSError
+        def fetch(self, path): ...      # the bytes of a regular file; OSError
+
+A small file is a part of the command that puts it in its place. Others are sent beside their places first, and put
+there by one command, so that each file is the old one or the new one, whole, and each item of a batch has its own
+outcome.
+"""
+
+from __future__ import annotations
+
+import abc
+import errno
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fusebackend import paths
+from fusebackend.backends.fileverbs import Refusal, checked, code_of
+from fusebackend.backends.sandbox.answers import failure
+from fusebackend.backends.sandbox.base import BaseSandbox, inline
+from fusebackend.backends.sandbox.scripts import Script, nonce
+from fusebackend.errors import oserror
+from fusebackend.protocol import FileDownloadResponse, FileUploadResponse
+
+INLINE_FILES = 8
+"""More files than this are sent: each of them costs a command two processes more, and sending costs a request."""
+
+BATCH_FILES = 500
+"""Files that are put in their places by one command, whose line holds their paths."""
+
+BATCH_BYTES = 64 << 20
+"""Bytes that are sent at a time, more only in one file."""
+
+PATHS_BYTES = 32 << 10
+"""Paths in one command line."""
+
+
+class _Item(NamedTuple):
+    """One file of a batch that can be tried."""
+
+    position: int
+    there: str
+    data: bytes
+
+
+class StagedSandbox(BaseSandbox):
+    """See the module's docstring."""
+
+    @abc.abstractmethod
+    def send(self, files: Sequence[tuple[str, bytes]]) -> None:
+        """Put files at paths of the sandbox, where nothing is and whose directories are there. OSError."""
+
+    @abc.abstractmethod
+    def fetch(self, path: str) -> bytes:
+        """The bytes of a regular file at a path of the sandbox. OSError."""
+
+    # -- uploads -----------------------------------------------------------------------------------------------
+
+    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
+        outcomes: list[str | None] = [None] * len(files)
+        items: list[_Item] = []
+        for index, (path, content) in enumerate(files):
+            if not isinstance(content, (bytes, bytearray, memoryview)):
+                outcomes[index] = f"content must be bytes, not {type(content).__name__}"
+                continue
+            try:
+                there = self._place_of(path)
+            except Refusal as error:
+                outcomes[index] = code_of(error)
+                continue
+            items.append(_Item(index, there, bytes(content)))
+        for batch in _batches(items):
+            for item, failed in zip(batch, self._put_batch(batch), strict=True):
+                outcomes[item.position] = None if failed is None else code_of(failed)
+        return [FileUploadResponse(path=path, error=error) for (path, _), error in zip(files, outcomes, strict=True)]
+
+    def _place_of(self, path: str) -> str:
+        found = checked(path)
+        if found == paths.ROOT:
+            raise oserror(errno.EISDIR)
+        return self.path_of(found)
+
+    def _put_batch(self, batch: list[_Item]) -> list[OSError | None]:
+        """Put files in their places; why not, for each."""
+        try:
+            small = sum(len(item.data) for item in batch) <= self.inline_bytes
+            if len(batch) <= INLINE_FILES and small:
+                script = Script()
+                for item in batch:
+                    script.call("fb_put", "over", item.there, nonce(), stdin=inline(item.data))
+                return self._outcomes(script, len(batch))
+            return self._send_batch(batch)
+        except OSError as error:
+            return [error] * len(batch)
+
+    def _send_batch(self, batch: list[_Item]) -> list[OSError | None]:
+        outcomes = self._outcomes(Script().call("fb_prepare", "over", *(item.there for item in batch)), len(batch))
+        number = nonce()
+        sent = {
+            index: f"{item.there.rpartition('/')[0]}/.fusebackend-{number}-{index}~"
+            for index, item in enumerate(batch)
+            if outcomes[index] is None
+        }
+        if sent:
+            self.send([(beside, batch[index].data) for index, beside in sent.items()])
+            script = Script()
+            for index, beside in sent.items():
+                script.call("fb_put", "over", batch[index].there, number, beside)
+            for index, outcome in zip(sent, self._outcomes(script, len(sent)), strict=True):
+                outcomes[index] = outcome
+        return outcomes
+
+    def _outcomes(self, script: Script, count: int) -> list[OSError | None]:
+        statuses = self.statuses(script)
+        if len(statuses) != count:
+            raise OSError(errno.EIO, f"The sandbox gave {len(statuses)} answers for {count} files")
+        return [None if status == "ok" else failure(status) for status in statuses]
+
+    # -- downloads ---------------------------------------------------------------------------------------------
+
+    def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
+        responses = [FileDownloadResponse(path=path) for path in paths]
+        wanted: list[tuple[FileDownloadResponse, str]] = []
+        for response in responses:
+            try:
+                wanted.append((response, self.path_of(checked(response.path))))
+            except Refusal as error:
+                response.error = code_of(error)
+        for start in range(0, len(wanted), BATCH_FILES):
+            self._load_batch(wanted[start : start + BATCH_FILES])
+        return responses
+
+    def _load_batch(self, wanted: list[tuple[FileDownloadResponse, str]]) -> None:
+        try:
+            pieces = self.pieces([there for _, there in wanted])
+        except OSError as error:
+            for response, _ in wanted:
+                response.error = code_of(error)
+            return
+        for (response, there), piece in zip(wanted, pieces, strict=True):
+            try:
+                if piece.code == "b":
+                    response.content = self.fetch(there)
+                elif piece.code == "f":
+                    response.content = piece.data
+                else:
+                    raise failure(piece.code)
+            except OSError as error:
+                response.error = code_of(error)
+
+
+def _batches(items: list[_Item]) -> list[list[_Item]]:
+    """In their order, and of a size that one command and one request can take."""
+    batches: list[list[_Item]] = []
+    sent = named = 0
+    for item in items:
+        sent, named = sent + len(item.data), named + 2 * len(item.there)
+        if not batches or len(batches[-1]) >= BATCH_FILES or sent > BATCH_BYTES or named > PATHS_BYTES:
+            batches.append([])
+            sent, named = len(item.data), 2 * len(item.there)
+        batches[-1].append(item)
+    return batches

@@ -1,0 +1,210 @@
+"""A throwaway Docker engine: its own dockerd on a socket in a temporary directory, without a network, and an image.
+
+    def test_something(docker_engine):            # the fixture in conftest.py, one engine for the session
+        DockerBackend(docker_engine.image, base_url=docker_engine.url)
+
+No registry is asked: the image is made of this machine's busybox. The engine is this process's child and ended by its
+process id, as is the containerd that it starts; the kernel ends it when the tests are killed. Its directory goes with
+whatever is still mounted in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import shutil
+import signal
+import subprocess
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+START_LIMIT_S = 60.0
+STOP_LIMIT_S = 30.0
+
+IMAGE = "fusebackend-test:latest"
+PASSWD = "root:x:0:0:root:/root:/bin/sh\nagent:x:1000:1000:agent:/home/agent:/bin/sh\n"
+
+
+def missing() -> str | None:
+    """Why no engine can be started on this machine, or None."""
+    for program, package in (("dockerd", "docker.io"), ("busybox", "busybox-static")):
+        if shutil.which(program) is None:
+            return f"{program} is not installed (Debian: {package})"
+    if find_spec("docker") is None:
+        return "the Docker SDK is not installed (pip install 'fusebackend[docker]')"
+    if os.geteuid() != 0:
+        return "only root can start a Docker engine"
+    return None
+
+
+def skip(reason: str) -> None:
+    """Skip the test; in CI that is a failure, for nobody would see the skip."""
+    if os.environ.get("CI"):
+        pytest.fail(f"CI must have a Docker engine: {reason}", pytrace=False)
+    pytest.skip(reason)
+
+
+class DockerEngine:
+    """One engine. `start` and `stop` may follow each other; `remove` ends it for good."""
+
+    image = IMAGE
+
+    def __init__(self) -> None:
+        # Not pytest's directory: the path of a socket may have 107 bytes.
+        self.directory = Path(tempfile.mkdtemp(prefix="fusebackend-docker-"))
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self.directory}/docker.sock"
+
+    @property
+    def log_text(self) -> str:
+        return (self.directory / "log").read_text(errors="replace")
+
+    def client(self) -> Any:
+        """A client of the SDK, to be closed."""
+        import docker
+
+        return docker.DockerClient(base_url=self.url, timeout=60)
+
+    def start(self) -> None:
+        """Start it; a failure is a reason to skip, for not every machine lets one run."""
+        command = [
+            "setpriv", "--pdeathsig=TERM", "--", shutil.which("dockerd"), "--host", self.url,
+            "--data-root", f"{self.directory}/data", "--exec-root", f"{self.directory}/exec",
+            "--pidfile", f"{self.directory}/docker.pid", "--iptables=false", "--ip6tables=false", "--bridge=none",
+            "--default-ulimit", "nofile=1024:1024",
+        ]  # fmt: skip
+        with (self.directory / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.directory, start_new_session=True
+            )
+        deadline = time.monotonic() + START_LIMIT_S
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                reason = self.log_text[-500:].replace("\n", " ")
+                self.stop()
+                skip(f"dockerd does not start here: {reason}")
+            time.sleep(0.02)
+
+    def _answers(self) -> bool:
+        import docker.errors
+        import requests.exceptions
+
+        if not (self.directory / "docker.sock").exists():
+            return False
+        try:
+            with contextlib.closing(self.client()) as client:
+                return bool(client.ping())
+        except (docker.errors.DockerException, requests.exceptions.RequestException):
+            return False
+
+    def stop(self) -> None:
+        """End it, and its containers."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise AssertionError(f"dockerd did not end within {STOP_LIMIT_S:.0f} s of SIGTERM") from None
+        finally:
+            self._end_containerd()
+
+    def _end_containerd(self) -> None:
+        """dockerd takes its containerd with it, unless it is killed itself."""
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, ValueError):
+            pid = int((self.directory / "exec/containerd/containerd.pid").read_text())
+            if str(self.directory) in Path(f"/proc/{pid}/cmdline").read_text():
+                os.kill(pid, signal.SIGKILL)
+
+    def remove(self) -> None:
+        try:
+            self.stop()
+        finally:
+            mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+            for mount in reversed(mounts):
+                if mount.startswith(f"{self.directory}/"):
+                    subprocess.run(["umount", "-l", mount], check=True, timeout=STOP_LIMIT_S)
+            shutil.rmtree(self.directory)
+
+    # -- images and containers ---------------------------------------------------------------------------------
+
+    def make_image(self) -> None:
+        with contextlib.closing(self.client()) as client:
+            name, _, tag = IMAGE.partition(":")
+            client.api.import_image_from_data(_root_filesystem(), repository=name, tag=tag)
+            client.images.get(IMAGE)
+
+    @contextlib.contextmanager
+    def container(self, **options: Any) -> Iterator[Any]:
+        """A container that runs for the length of a block, started by the test and not by a backend."""
+        with contextlib.closing(self.client()) as client:
+            made = client.containers.create(
+                IMAGE, entrypoint="sh", command=["-c", "while :; do sleep 1000; done"],
+                **{"network_mode": "none", **options},
+            )  # fmt: skip
+            try:
+                made.start()
+                yield made
+            finally:
+                made.remove(force=True)
+
+    def containers(self) -> list[str]:
+        """Ids of all containers, running or not."""
+        with contextlib.closing(self.client()) as client:
+            return [container["Id"] for container in client.api.containers(all=True)]
+
+
+def _root_filesystem() -> bytes:
+    """A tar of busybox, a link to it for each of its tools, and the directories that programs expect."""
+    busybox = shutil.which("busybox")
+    assert busybox is not None
+    tools = subprocess.run([busybox, "--list"], capture_output=True, text=True, check=True, timeout=30).stdout.split()
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for name, mode in (("bin", 0o755), ("etc", 0o755), ("root", 0o700), ("tmp", 0o1777), ("home", 0o755),
+                           ("home/agent", 0o755), ("proc", 0o755), ("sys", 0o755), ("dev", 0o755)):  # fmt: skip
+            member = tarfile.TarInfo(name)
+            member.type, member.mode = tarfile.DIRTYPE, mode
+            if name == "home/agent":
+                member.uid = member.gid = 1000
+            archive.addfile(member)
+        archive.add(os.path.realpath(busybox), "bin/busybox")
+        for tool in tools:
+            if tool != "busybox":
+                link = tarfile.TarInfo(f"bin/{tool}")
+                link.type, link.linkname = tarfile.SYMTYPE, "busybox"
+                archive.addfile(link)
+        for name, text in (("etc/passwd", PASSWD), ("etc/group", "root:x:0:\nagent:x:1000:\n")):
+            member = tarfile.TarInfo(name)
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text.encode()))
+    return file.getvalue()
+
+
+@contextlib.contextmanager
+def running() -> Iterator[DockerEngine]:
+    """An engine with the image for the length of a block. Skips or fails the test where there can be none."""
+    reason = missing()
+    if reason is not None:
+        skip(reason)
+    engine = DockerEngine()
+    try:
+        engine.start()
+        engine.make_image()
+        yield engine
+    finally:
+        engine.remove()
