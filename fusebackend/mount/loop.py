@@ -27,6 +27,8 @@ from typing import Any
 
 import trio
 
+from fusebackend.mount.handshake import Handshake
+
 SPIN_S = 50e-6
 """How long to poll for the next request. Longer saves nothing more and takes the core from the caller."""
 
@@ -60,10 +62,12 @@ class _EagerLock:
 class _Lowlevel:
     """`trio.lowlevel` with a `wait_readable` that looks before it sleeps."""
 
-    def __init__(self) -> None:
+    def __init__(self, handshake: type[Handshake] | None) -> None:
+        self._begin = handshake
         self._poll = select.poll()
         self._registered = -1
         self._served = 0
+        self.handshake: Handshake | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(trio.lowlevel, name)
@@ -71,9 +75,12 @@ class _Lowlevel:
     async def wait_readable(self, descriptor: int) -> None:
         if descriptor != self._registered:
             os.set_blocking(descriptor, False)
+            self.handshake = self._begin(descriptor) if self._begin is not None else None
             self._poll = select.poll()
             self._poll.register(descriptor, select.POLLIN)
             self._registered = descriptor
+        if self.handshake is not None and not self.handshake.is_over:
+            await self.handshake.go_on()
         self._served += 1
         if self._served < BURST:
             give_up = time.perf_counter() + SPIN_S
@@ -120,8 +127,14 @@ class EagerTrio:
         async with trio.open_nursery() as nursery:
             yield _Nursery(nursery)
 
-    def __init__(self) -> None:
-        self.lowlevel = _Lowlevel()
+    def __init__(self, handshake: type[Handshake] | None = None) -> None:
+        """With a `handshake`, it is had on the descriptor that is waited for."""
+        self.lowlevel = _Lowlevel(handshake)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(trio, name)
+
+    def close(self) -> None:
+        """The mount has ended, perhaps before it has begun."""
+        if self.lowlevel.handshake is not None:
+            self.lowlevel.handshake.close()

@@ -38,7 +38,10 @@ def answers(handler: Handler) -> Handler:
     async def answering(self: Operations, *request: Any) -> Any:
         self.counters[name] += 1
         context = request[-1]
-        answer(name, context.pid if isinstance(context, RequestContext) else 0)
+        if isinstance(context, RequestContext):
+            answer(name, context.pid, context.uid)
+        else:
+            answer(name, 0, 0)
         try:
             return await handler(self, *request)
         except OSError as error:
@@ -157,7 +160,7 @@ class Operations:
     async def forget(self, references: Sequence[tuple[int, int]]) -> None:
         """Has no answer, so an error has nowhere to go but the log."""
         self.counters["forget"] += 1
-        answer("forget", 0)
+        answer("forget", 0, 0)
         try:
             await self.filesystem.forget(references)
         except Exception:

@@ -27,6 +27,7 @@ import trio
 
 from fusebackend.mount import tuning
 from fusebackend.mount.error import MountError
+from fusebackend.mount.handshake import Handshake
 from fusebackend.mount.loop import EagerTrio
 from fusebackend.mount.operations import Operations
 from fusebackend.mount.table import SUBTYPE
@@ -152,6 +153,7 @@ class Session:
         self.options = options or MountOptions()
         self.operations = Operations(filesystem)
         self._token: trio.lowlevel.TrioToken | None = None
+        self._eager = EagerTrio(Handshake)
         self._stop = trio.Event()  # of the loop's thread
         self._mounted = False
         self._stop_asked = False  # of any thread, also before there is a loop
@@ -176,6 +178,7 @@ class Session:
                 trio.run(self._serve, on_ready)
             finally:
                 self.filesystem.detach()
+                self._eager.close()
                 if self._mounted:
                     pyfuse3.close(unmount=True)
                 self.filesystem.close()
@@ -219,7 +222,7 @@ class Session:
         }
 
     def _mount(self) -> None:
-        setattr(pyfuse3, "trio", EagerTrio())  # noqa: B010 - not in its types
+        setattr(pyfuse3, "trio", self._eager)  # noqa: B010 - not in its types
         try:
             pyfuse3.init(cast(pyfuse3.Operations, self.operations), self.mountpoint, self.options.words())
         except RuntimeError as error:

@@ -24,15 +24,16 @@ from fusebackend.vfs.feed import ChangeFeed
 from fusebackend.vfs.filling import fill
 from fusebackend.vfs.grace import Grace
 from fusebackend.vfs.handles import DirectoryHandle, FileHandle, HandleTable, OpenedFile, passes_page_cache
-from fusebackend.vfs.inodes import ROOT_INODE, Entry
+from fusebackend.vfs.inodes import ROOT_INODE, Entry, KnownInode
 from fusebackend.vfs.invalidation import KernelCache
 from fusebackend.vfs.limits import DEFAULT_DEADLINE_S, RouteLimits
 from fusebackend.vfs.listing import Emit, list_directory
 from fusebackend.vfs.mounttree import MountTree, Route
 from fusebackend.vfs.opening import open_node
 from fusebackend.vfs.places import check_name, routes_of
-from fusebackend.vfs.request import on_behalf_of
+from fusebackend.vfs.request import current, on_behalf_of
 from fusebackend.vfs.revalidation import Revalidation
+from fusebackend.vfs.setid import disarm, disarming
 from fusebackend.vfs.standins import StandIns
 from fusebackend.vfs.xattrs import ExtendedAttributes
 
@@ -171,6 +172,8 @@ class FileSystem(ExtendedAttributes):
         route, node = await self._place(inode)
         changes = self.invalidation.changes
         attr = await route.ask(route.volume.getattr, node)
+        if route.shared:
+            self.settling.answered(inode, attr.version)
         return self._fresh(route, self._told(route, inode, attr), changes)
 
     async def setattr(self, inode: int, changes: AttrChanges, by_handle: bool = False) -> Entry:
@@ -180,6 +183,9 @@ class FileSystem(ExtendedAttributes):
         known = self.inodes.get(inode)
         if known is not None:
             known.filled = False  # the kernel drops the pages of a file whose time has moved
+        if known is None or known.sets_id:
+            privileged = current().uid == 0
+            changes = await route.call(disarming, route.volume, node, changes, privileged)
         heard = self.invalidation.changes
         if route.shared and not by_handle and (changes.size is not None or known is None or not known.opens):
             attr = await self.revalidation.call(route, inode, route.changing.setattr, node, changes)
@@ -190,7 +196,7 @@ class FileSystem(ExtendedAttributes):
     async def readlink(self, inode: int) -> bytes:
         route, node = await self._place(inode)
         if route.shared:
-            return await self.revalidation.call(route, inode, route.volume.readlink, node)
+            return await self.revalidation.readlink(route, inode, node)
         return await route.ask(route.volume.readlink, node)
 
     async def statfs(self) -> StatFs:
@@ -236,11 +242,11 @@ class FileSystem(ExtendedAttributes):
             else:
                 attr = await route.call(open_node, handle, truncate)
             if truncate:
-                self.inodes.told(inode, 0)
+                self._truncated(inode, attr)
         except BaseException:
             self.grace.dismiss(number)
             raise
-        keep = self._are_good(route, inode, attr)
+        keep = await self._are_good(route, inode, attr)
         self._opened(handle, attr)
         return OpenedFile(number, keep, passes_page_cache(flags, attr.mode))
 
@@ -254,14 +260,17 @@ class FileSystem(ExtendedAttributes):
         elif self.invalidation.kernel is not None:
             fill(self.invalidation.kernel, handle, known, attr)
 
-    def _are_good(self, route: Route, inode: int, attr: Attr) -> bool:
+    async def _are_good(self, route: Route, inode: int, attr: Attr) -> bool:
         """May the kernel keep the pages that it has of a file?"""
         if not route.shared:
             return route.policy.coherent or self.inodes.is_same(inode, route.policy.version(attr))
-        same = self.inodes.is_same(inode, attr.version)
-        if not same and self.invalidation.kernel is not None:
+        known = self.inodes.get(inode)
+        if known is not None and known.version == attr.version:
+            return True
+        await self.settling.begin(inode, attr.version)
+        if self.invalidation.kernel is not None:
             self.invalidation.kernel.invalidate_inode(inode, attributes_only=True)  # its size is wrong, too
-        return same
+        return False
 
     async def read(self, number: int, offset: int, size: int) -> bytes:
         handle = self.files[number]
@@ -278,9 +287,23 @@ class FileSystem(ExtendedAttributes):
             written = await handle.route.call(handle.append, offset, data, believed)
         else:
             written = await handle.route.call(handle.route.changing.write, handle.node, offset, data)
-        if known is not None and offset + written > known.size:
-            known.size = offset + written
+        if known is not None:
+            known.size = max(known.size, offset + written)
+            if known.sets_id and not handle.privileged:
+                await self._disarm(handle, known)
         return written
+
+    def _truncated(self, inode: int, attr: Attr) -> None:
+        known = self.inodes.get(inode)
+        if known is not None and known.sets_id and self.invalidation.kernel is not None:
+            self.invalidation.kernel.invalidate_inode(inode, attributes_only=True)  # its mode may be another one
+        self.inodes.told(inode, attr)
+
+    async def _disarm(self, handle: FileHandle, known: KnownInode) -> None:
+        known.sets_id = False
+        await handle.route.call(disarm, handle.route.volume, handle.route.changing, handle.node)
+        if self.invalidation.kernel is not None:
+            self.invalidation.kernel.invalidate_inode(handle.inode, attributes_only=True)
 
     async def flush(self, number: int) -> None:
         handle = self.files[number]

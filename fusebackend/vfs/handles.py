@@ -32,7 +32,7 @@ class OpenedFile(NamedTuple):
 class FileHandle:
     """One open file."""
 
-    __slots__ = ("accessed", "flags", "inode", "node", "opened_at", "opener", "route")
+    __slots__ = ("accessed", "flags", "inode", "node", "opened_at", "opener", "privileged", "route")
 
     def __init__(self, inode: int, route: Route, node: int, flags: int) -> None:
         self.inode = inode
@@ -41,7 +41,9 @@ class FileHandle:
         self.flags = flags  # of open(2)
         self.accessed = False  # the access time has moved, and the kernel does not know
         self.opened_at = time.monotonic()
-        self.opener = request.current().thread
+        opener = request.current()
+        self.opener = opener.thread
+        self.privileged = opener.uid == 0  # may write to a file that runs as its owner, and leave it one
 
     def append(self, offset: int, data: bytes, believed_size: int) -> int:
         """A write with O_APPEND: the end of the file is decided here, where all writers meet, and not by the size that
@@ -58,9 +60,10 @@ class FileHandle:
 def passes_page_cache(flags: int, mode: int) -> bool:
     """May the writes of a handle pass the kernel's page cache by? Each then is one request instead of two.
 
-    Before a cached write the kernel asks for `security.capability`, whatever was answered before. A handle that can't
-    read gains nothing from the cache: nobody can map it, and the pages would be dropped anyway when the file's new time
-    is seen. Not for setuid and setgid files, whose bits only a cached write clears.
+    Before a cached write the kernel asks for `security.capability`: for each, or, where `mount/handshake.py` has agreed
+    on more, for the first after it has looked at the file's attributes. A handle that can't read gains nothing from the
+    cache: nobody can map it, and the pages would be dropped anyway when the file's new time is seen. Not for setuid and
+    setgid files, whose bits a kernel before 5.12 clears only with a cached write.
     """
     return flags & os.O_ACCMODE == os.O_WRONLY and not mode & (stat.S_ISUID | stat.S_ISGID)
 

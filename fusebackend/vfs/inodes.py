@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from fusebackend.protocol import MAX_NODE, ROOT_NODE, Attr
+from fusebackend.vfs.setid import SET_ID
 
 NODE_BITS = MAX_NODE.bit_length()
 ROOT_INODE = ROOT_NODE
@@ -45,13 +46,14 @@ class Entry(NamedTuple):
 class KnownInode:
     """What the mount remembers of an inode the kernel knows."""
 
-    __slots__ = ("filled", "is_dir", "lookups", "name", "opens", "parent", "size", "version")
+    __slots__ = ("filled", "is_dir", "lookups", "name", "opens", "parent", "sets_id", "size", "version")
 
     def __init__(self, is_dir: bool) -> None:
         self.is_dir = is_dir
         self.lookups = 0
         self.opens = 0  # open handles
         self.filled = False  # the kernel was given the file's pages, see `filling.py`
+        self.sets_id = False  # it may have set-user-ID or set-group-ID bits, see `setid.py`
         self.size = 0  # bytes, as the kernel believes: what it was told, or has written itself
         self.parent = 0  # the directory in which it was last found …
         self.name = b""  # … and by which name; see `names.py`
@@ -100,6 +102,7 @@ class InodeTable:
             self.renamed(inode, parent, name, attr)
         known.lookups += 1
         known.size = attr.size
+        known.sets_id = bool(attr.mode & SET_ID)
 
     def renamed(self, inode: int, parent: int, name: bytes, attr: Attr) -> None:
         """An inode has another name, if the kernel knows it."""
@@ -111,11 +114,12 @@ class InodeTable:
             self.others[inode] = [*others, (known.parent, known.name)][-OTHER_NAMES:]
         known.parent, known.name = parent, name
 
-    def told(self, inode: int, size: int) -> None:
-        """The kernel is told the size of an inode it knows."""
+    def told(self, inode: int, attr: Attr) -> None:
+        """The kernel is told the attributes of an inode it knows."""
         known = self._known.get(inode)
         if known is not None:
-            known.size = size
+            known.size = attr.size
+            known.sets_id = bool(attr.mode & SET_ID)
 
     def is_same(self, inode: int, version: object) -> bool:
         """Is this the version of the data that was opened before? From now on it is."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fusebackend.protocol import Attr, AttrChanges
 from fusebackend.vfs.handles import FileHandle
+from fusebackend.vfs.setid import disarming
 
 
 def open_node(handle: FileHandle, truncate: bool) -> Attr:
@@ -12,7 +13,7 @@ def open_node(handle: FileHandle, truncate: bool) -> Attr:
     route.volume.open(node, handle.flags)
     try:
         if truncate:
-            route.changing.setattr(node, AttrChanges(size=0))
+            route.changing.setattr(node, disarming(route.volume, node, AttrChanges(size=0), handle.privileged))
         return route.volume.getattr(node)
     except BaseException:
         route.volume.release(node, handle.flags)

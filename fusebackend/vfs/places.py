@@ -26,6 +26,7 @@ from fusebackend.vfs.limits import DEFAULT_DEADLINE_S, DEFAULT_MAX_CALLS, RouteL
 from fusebackend.vfs.mounttree import Junction, MountTree, Route
 from fusebackend.vfs.names import Names
 from fusebackend.vfs.offload import Offload
+from fusebackend.vfs.settling import Settling
 
 
 class Places:
@@ -35,7 +36,8 @@ class Places:
         self.tree = tree
         self.inodes = InodeTable()
         self.dentries = Dentries()  # of shared routes
-        self.invalidation = Invalidation(self.tree, self.inodes, self.dentries)
+        self.settling = Settling(self.inodes)  # of shared routes, too
+        self.invalidation = Invalidation(self.tree, self.inodes, self.dentries, self.settling)
         self.names = Names(self.tree, self.inodes)
         self._own_changes = 0
         since = time.time_ns()
@@ -112,7 +114,7 @@ class Places:
         return Entry(inode, attr, route.policy.timeout_s)
 
     def _told(self, route: Route, inode: int, attr: Attr) -> Entry:
-        self.inodes.told(inode, attr.size)
+        self.inodes.told(inode, attr)
         return Entry(inode, attr, route.policy.timeout_s)
 
     def _fresh(self, route: Route, entry: Entry, changes: int) -> Entry:

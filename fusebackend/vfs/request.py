@@ -17,10 +17,11 @@ _KILLED = 1 << (signal.SIGKILL - 1)
 
 
 class Request(NamedTuple):
-    """What is asked, and by which thread: 0 for the kernel's own, or where it is not known."""
+    """What is asked, by which thread (0 for the kernel's own, or where it is not known) and which user."""
 
     verb: str
     thread: int = 0
+    uid: int = 0
 
     @property
     def is_abandoned(self) -> bool:
@@ -45,9 +46,9 @@ def current() -> Request:
     return _current.get()
 
 
-def answer(verb: str, thread: int) -> None:
+def answer(verb: str, thread: int, uid: int) -> None:
     """This task answers another request from now on."""
-    _current.set(Request(verb, thread))
+    _current.set(Request(verb, thread, uid))
 
 
 def on_behalf_of(thread: int) -> None:

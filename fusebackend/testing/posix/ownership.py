@@ -5,11 +5,35 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from fusebackend.testing.posix.case import NOBODY, Case, as_user, fails, needs, opened
 
 OTHER = 12345
+
+
+def _write(path: str, flags: int) -> None:
+    with opened(path, flags) as fd:
+        if not flags & os.O_TRUNC:
+            os.write(fd, b"patched")
+
+
+def _ftruncate(path: str) -> None:
+    with opened(path, os.O_RDWR) as fd:
+        os.ftruncate(fd, 10)
+
+
+CHANGES_OF_CONTENTS: dict[str, Callable[[str], None]] = {
+    "write": lambda path: _write(path, os.O_WRONLY),
+    "write in a file that can be read": lambda path: _write(path, os.O_RDWR),
+    "append": lambda path: _write(path, os.O_WRONLY | os.O_APPEND),
+    "O_TRUNC": lambda path: _write(path, os.O_WRONLY | os.O_TRUNC),
+    "truncate": lambda path: os.truncate(path, 10),
+    "ftruncate": _ftruncate,
+}
 
 
 class OwnershipCases(Case):
@@ -186,6 +210,45 @@ class OwnershipCases(Case):
         def write() -> None:
             with opened("file", os.O_WRONLY) as fd:
                 os.write(fd, b"patched")
+
+        as_user(d, write)
+        assert stat.S_IMODE((d / "file").stat().st_mode) == 0o755
+
+    @needs("root", "persistent_modes", "other_users")
+    @pytest.mark.parametrize("how", CHANGES_OF_CONTENTS)
+    @pytest.mark.parametrize(
+        ("mode", "left"), [(0o4755, 0o755), (0o2755, 0o755), (0o6755, 0o755), (0o6745, 0o2745), (0o644, 0o644)]
+    )
+    def test_changing_contents_without_privileges_clears_the_bits(
+        self, d: Path, how: str, mode: int, left: int
+    ) -> None:
+        """POSIX, write() and truncate(); a set-group-ID bit without the right to execute is left alone by Linux."""
+        (d / "file").write_bytes(b"x" * 100)
+        os.chown(d / "file", NOBODY, NOBODY)
+        os.chmod(d / "file", mode)
+        as_user(d, lambda: CHANGES_OF_CONTENTS[how]("file"))
+        assert oct(stat.S_IMODE((d / "file").stat().st_mode)) == oct(left)
+
+    @needs("root", "persistent_modes")
+    @pytest.mark.parametrize("how", CHANGES_OF_CONTENTS)
+    @pytest.mark.parametrize("mode", [0o4755, 0o2755, 0o6745])
+    def test_root_may_change_them_and_leave_the_bits(self, d: Path, how: str, mode: int) -> None:
+        (d / "file").write_bytes(b"x" * 100)
+        os.chmod(d / "file", mode)
+        CHANGES_OF_CONTENTS[how](str(d / "file"))
+        assert oct(stat.S_IMODE((d / "file").stat().st_mode)) == oct(mode)
+
+    @needs("root", "persistent_modes", "other_users")
+    def test_a_handle_opened_before_the_bits_were_set_clears_them_too(self, d: Path) -> None:
+        (d / "file").write_bytes(b"x" * 100)
+        os.chown(d / "file", NOBODY, NOBODY)
+
+        def write() -> None:
+            with opened("file", os.O_RDWR) as fd:
+                os.fchmod(fd, 0o4755)
+                os.write(fd, b"patched")
+                assert stat.S_IMODE(os.fstat(fd).st_mode) == 0o755
+                os.write(fd, b"again")
 
         as_user(d, write)
         assert stat.S_IMODE((d / "file").stat().st_mode) == 0o755

@@ -1,0 +1,101 @@
+"""`Handshake`: the first two messages of a mount, with a capability agreed on that libfuse 3.14 does not know.
+
+Before a write through the page cache the kernel asks for the extended attribute `security.capability`, each time, since
+a file of a FUSE mount may have got one behind its back: two requests for each write of a database. A server that says
+FUSE_HANDLE_KILLPRIV_V2 (Linux 5.12) takes over clearing the set-user-ID bits (`vfs/setid.py`), and is asked once for
+each file. FUSE_PARALLEL_DIROPS lets several look into one directory at a time, as routes that wait for a network need.
+libfuse offers neither to pyfuse3, and pyfuse3 neither to us.
+
+So the descriptor that libfuse reads from is, until it has answered FUSE_INIT, one end of a socket pair. What the kernel
+asks goes through it as it is; in libfuse's answer the two flags are set if the kernel has offered them; then the
+kernel's own descriptor takes the place again, and everything else goes straight. A message that is not what is expected
+here goes through unchanged: then nothing is agreed on beyond what libfuse knows.
+
+The layouts are those of include/uapi/linux/fuse.h, which never change: `fuse_in_header` and `fuse_init_in` of the
+request, `fuse_out_header` and `fuse_init_out` of the answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import struct
+
+import trio
+
+log = logging.getLogger(__name__)
+
+FUSE_PARALLEL_DIROPS = 1 << 18
+FUSE_HANDLE_KILLPRIV_V2 = 1 << 28
+WANTED = FUSE_PARALLEL_DIROPS | FUSE_HANDLE_KILLPRIV_V2
+
+_INIT = 26
+_QUESTION = struct.Struct("=II 32x 3I I")  # len, opcode, …; major, minor, max_readahead, flags
+_ANSWER = struct.Struct("=IiQ 3I I")  # len, error, unique; major, minor, max_readahead, flags
+_MESSAGE_BYTES = 1 << 20
+"""More than any first message has, and what the kernel wants a reader to have room for."""
+
+
+class Handshake:
+    """Stands between the kernel and libfuse from the moment it is made until `is_over`.
+
+    Args:
+        descriptor: libfuse's, of `/dev/fuse`, from which nothing has been read yet.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.is_over = False
+        self.agreed = 0
+        """The flags that were added to libfuse's answer."""
+        self._descriptor = descriptor
+        self._kernel = os.dup(descriptor)
+        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # keeps messages apart
+        with theirs:
+            theirs.setblocking(False)
+            os.dup2(theirs.fileno(), descriptor, inheritable=False)
+        self._offered: int | None = None
+
+    async def go_on(self) -> None:
+        """Called before libfuse reads: first for the kernel's question, then when it has been answered."""
+        try:
+            if self._offered is None:
+                await trio.lowlevel.wait_readable(self._kernel)
+                question = os.read(self._kernel, _MESSAGE_BYTES)
+                self._offered = _offered_by(question)
+                self._ours.send(question)
+                return
+            await trio.lowlevel.wait_readable(self._ours)
+            answer = bytearray(self._ours.recv(_MESSAGE_BYTES))
+            self.agreed = _agree(answer, self._offered)
+            os.write(self._kernel, answer)
+        except OSError:
+            log.debug("no handshake", exc_info=True)  # unmounted already: libfuse will find out as well
+        self.close()
+
+    def close(self) -> None:
+        """Give the kernel's descriptor back to libfuse, at the latest when the mount ends."""
+        if self.is_over:
+            return
+        self.is_over = True
+        os.dup2(self._kernel, self._descriptor, inheritable=False)
+        os.close(self._kernel)
+        self._ours.close()
+
+
+def _offered_by(question: bytes) -> int:
+    if len(question) < _QUESTION.size:
+        return 0
+    _, opcode, *_, flags = _QUESTION.unpack_from(question)
+    return int(flags) if opcode == _INIT else 0
+
+
+def _agree(answer: bytearray, offered: int) -> int:
+    """Set what is wanted and was offered in libfuse's answer; gives what was set."""
+    if len(answer) < _ANSWER.size or not offered & WANTED:
+        return 0
+    *head, flags = _ANSWER.unpack_from(answer)
+    if head[0] != len(answer) or head[1] != 0:  # an error, which has nothing to add to
+        return 0
+    _ANSWER.pack_into(answer, 0, *head, flags | offered & WANTED)
+    return offered & WANTED
