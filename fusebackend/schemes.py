@@ -380,7 +380,6 @@ SCHEMES: dict[str, Scheme] = {
             "root": _root,
             "timeout": _positive,
         },
-        features=replace(_WHOLE_FILES, blocking=True),
         execute=True,
     ),
     "python": Scheme(

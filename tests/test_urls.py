@@ -138,7 +138,7 @@ class TestMask:
         assert str(refusal.value) == "parameter 'key' of 'lock:' must be a number, not '***'"
 
 
-ELSEWHERE = ("postgres", "python", "store+postgres", "threads+postgres")
+ELSEWHERE = ("docker", "postgres", "python", "store+postgres", "threads+postgres")
 """Schemes of which there is nothing to open on every machine."""
 
 
