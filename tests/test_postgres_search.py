@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
+import tempfile
 import threading
 import time
 import uuid
@@ -16,7 +18,8 @@ import pytest
 from agentface import node_at, put
 from hypothesis.stateful import rule
 from search_machine import SearchMachine, scan
-from services.postgres import Postgres
+from services.postgres import PORT, Postgres
+from services.stall import Stall
 
 from fusebackend import budget
 from fusebackend.backends import PostgresBackend, search
@@ -341,12 +344,12 @@ def test_a_failure_of_the_indexer_is_told_and_not_the_end_of_it(
     monkeypatch.setattr(searchindexer, "QUIET_S", 0.0)
     for pause in ("LOOK_S", "FAILED_S"):
         monkeypatch.setattr(searchindexer, pause, 0.05)
-    index = SearchIndexer._index
+    indexing = SearchIndexer._indexing
 
     def fail(*_: object) -> None:
         raise OSError("no room for an entry")
 
-    monkeypatch.setattr(SearchIndexer, "_index", fail)
+    monkeypatch.setattr(SearchIndexer, "_indexing", fail)
     with (
         caplog.at_level(logging.WARNING, searchindexer.__name__),
         PostgresBackend(database, uuid.uuid4().hex) as backend,
@@ -354,7 +357,7 @@ def test_a_failure_of_the_indexer_is_told_and_not_the_end_of_it(
         node = put(backend, "/file.txt", b"needle\n")
         wait_until(lambda: "no room for an entry" in caplog.text)
         assert found(backend, "needle") == ["/file.txt"]
-        monkeypatch.setattr(SearchIndexer, "_index", index)
+        monkeypatch.setattr(SearchIndexer, "_indexing", indexing)
         wait_until(lambda: nodes_in(sql, "entry", backend) == {node})
     assert caplog.text.count("can't be brought up to date") == 1
 
@@ -518,6 +521,29 @@ def test_searches_leave_connections_to_others(backend: PostgresBackend) -> None:
     for thread in threads:
         thread.join(PATIENCE_S)
     assert ended == [Spent] * len(threads) and found(backend, "needle") == ["/file.txt"]
+
+
+def test_a_search_ends_when_the_server_says_nothing(
+    postgres: Postgres, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(searchquery, "STALL_S", 0.5)
+    monkeypatch.setattr(searchquery, "CANCEL_S", 0.2)
+    name = uuid.uuid4().hex
+    with opened(database, name) as backend:
+        put(backend, "/file.txt", b"needle\n")
+    socket = f".s.PGSQL.{PORT}"
+    with contextlib.ExitStack() as stack:
+        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="fusebackend-"))
+        network = stack.enter_context(Stall(str(postgres.directory / socket), f"{directory}/{socket}"))
+        backend = stack.enter_context(opened(database.replace(str(postgres.directory), directory), name))
+        assert found(backend, "needle") == ["/file.txt"]
+        network.stall()
+        begun = time.monotonic()
+        with budget.limited(0.2), pytest.raises(Spent):
+            backend.search.queries.rows("SELECT 1")
+        assert time.monotonic() - begun < PATIENCE_S
+        network.resume()
+        wait_until(lambda: len(backend.grep("needle").matches or []) == 1)
 
 
 # -- where there is no index ---------------------------------------------------------------------------------------

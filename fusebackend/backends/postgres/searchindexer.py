@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fusebackend.backends import trigram
 from fusebackend.backends.chunks import CHUNK_BYTES
+from fusebackend.backends.postgres.batch import Statement, send
 from fusebackend.backends.postgres.searchschema import INDEX_LOCK, INDEXED_BYTES
 from fusebackend.backends.postgres.searchwalk import REGULAR
+from fusebackend.backends.postgres.statements import BEGIN, COMMIT
 
 if TYPE_CHECKING:
     from psycopg import Connection
@@ -49,7 +51,7 @@ SELECT unindexed.node, change::text, (
     SELECT FROM fusebackend.inode WHERE inode.volume = unindexed.volume AND inode.node = unindexed.node AND {REGULAR}
 )
 FROM fusebackend.unindexed
-WHERE volume = %s AND NOT large AND changed_at NOT BETWEEN clock_timestamp() - make_interval(secs => %s)
+WHERE volume = %s AND NOT large AND changed_at NOT BETWEEN clock_timestamp() - make_interval(secs => %s::float8)
     AND clock_timestamp()
 ORDER BY node LIMIT {PORTION_FILES}
 """
@@ -57,7 +59,7 @@ _CHUNKS: Final = """
 SELECT node, idx, data FROM fusebackend.chunk WHERE volume = %s AND node = ANY(%s::bigint[]) ORDER BY node, idx
 """
 _PUT: Final = """
-INSERT INTO fusebackend.entry (volume, node, words) SELECT %s, * FROM unnest(%s::bigint[], %s::text[])
+INSERT INTO fusebackend.entry (volume, node, words) SELECT %s::int, * FROM unnest(%s::bigint[], %s::text[])
 ON CONFLICT (volume, node) DO UPDATE SET words = excluded.words WHERE entry.words <> excluded.words
 """
 _REMOVE: Final = "DELETE FROM fusebackend.entry WHERE volume = %s AND node = ANY(%s::bigint[])"
@@ -129,41 +131,44 @@ class SearchIndexer:
         return self._connections.run(lambda connection: self._work(connection, quiet_s))
 
     def _work(self, connection: Connection[Any], quiet_s: float) -> float | None:
-        with connection.transaction():
-            locked = connection.execute(
-                "SELECT pg_try_advisory_xact_lock(%s::int, %s::int)", [INDEX_LOCK, self._volume]
-            )
-            if not _scalar(locked):
-                return LOOK_S
-            rows = connection.execute(_WAITING, [self._volume, quiet_s]).fetchall()
-            portion = _portion([Changed(*row) for row in rows])
-            if portion:
-                self._index(connection, portion)
-                return 0.0
-            return quiet_s if _scalar(connection.execute(_LEFT, [self._volume])) else None
+        """One transaction of three round trips, which the pool rolls back if it fails."""
+        lock = ("SELECT pg_try_advisory_xact_lock(%s::int, %s::int)", [INDEX_LOCK, self._volume])
+        waiting = (_WAITING, [self._volume, quiet_s])
+        _, locked, rows, left = send(connection, [BEGIN, lock, waiting, (_LEFT, [self._volume])])
+        portion = _portion([Changed(*row) for row in rows]) if locked == [(True,)] else []
+        send(connection, [*self._indexing(connection, portion), COMMIT])
+        if portion:
+            return 0.0
+        if locked == [(False,)]:
+            return LOOK_S
+        return quiet_s if left == [(True,)] else None
 
-    def _index(self, connection: Connection[Any], portion: list[Changed]) -> None:
+    def _indexing(self, connection: Connection[Any], portion: list[Changed]) -> list[Statement]:
+        """What is to be written. Last comes what others may wait for: who changes one of these files just now."""
         large = [file for file in portion if file.is_file and file.bytes > INDEXED_BYTES]
-        read = [file.node for file in portion if file.is_file and 0 < file.bytes <= INDEXED_BYTES]
-        entries = self._entries(connection, read)
+        entries = self._entries(connection, [file.node for file in portion if file.is_file and file not in large])
         without = [file.node for file in portion if file.node not in entries]
+        statements: list[Statement] = []
         if entries:
-            connection.execute(_PUT, [self._volume, list(entries), list(entries.values())])
+            statements.append((_PUT, [self._volume, list(entries), list(entries.values())]))
         if without:
-            connection.execute(_REMOVE, [self._volume, without])
-        # The last thing before the commit, for whoever changes one of these files now waits for it.
+            statements.append((_REMOVE, [self._volume, without]))
         for statement, files in ((_LARGE, large), (_DONE, [file for file in portion if file not in large])):
             if files:
                 seen = [[file.node for file in files], [file.change for file in files]]
-                connection.execute(statement, [*seen, self._volume, self._volume])
+                statements.append((statement, [*seen, self._volume, self._volume]))
+        return statements
 
     def _entries(self, connection: Connection[Any], nodes: list[int]) -> dict[int, str]:
         """What is to be known of each of these; a file that no search may find has none.
 
         It is read after the changes that it is known by: what came in between is indexed now, and once more.
         """
+        if not nodes:
+            return {}
         chunks: dict[int, list[tuple[int, bytes]]] = {}
-        for node, index, data in connection.execute(_CHUNKS, [self._volume, nodes], binary=True):
+        (rows,) = send(connection, [(_CHUNKS, [self._volume, nodes])])
+        for node, index, data in rows:
             chunks.setdefault(node, []).append((index, data))
         texts = ((node, text_of(found)) for node, found in chunks.items())
         return {node: words_of(text) for node, text in texts if text is not None}
@@ -203,9 +208,3 @@ def text_of(chunks: list[tuple[int, bytes]]) -> bytes | None:
 def words_of(text: bytes) -> str:
     """An entry: the words of which a search may ask for a part."""
     return b" ".join(sorted(word for word in trigram.words(text) if len(word) >= trigram.TRIGRAM)).decode("utf-8")
-
-
-def _scalar(cursor: Any) -> Any:
-    row = cursor.fetchone()
-    assert row is not None, "a SELECT without FROM has a row"
-    return row[0]

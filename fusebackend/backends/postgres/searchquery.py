@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -29,19 +31,23 @@ QUERIES_AT_ONCE = 4
 POLL_S = 0.05
 """How long a cancelled search goes on."""
 
-CANCEL_S = 5.0
+CANCEL_S = 2.0
 """How long the server may take to hear of it."""
+
+STALL_S = 4.0
+"""How long it may take to do so: a connection that still says nothing is cut."""
 
 IDLE_S = 1.0
 """How long the watching thread stays when there is nothing to watch."""
 
 
 class Watch:
-    """Cancels what connections are doing when nobody has a budget for it any more. Any thread may use it."""
+    """Ends what connections are doing when nobody has a budget for it any more. Any thread may use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._running: dict[Connection[Any], Budget] = {}
+        self._spent: dict[Connection[Any], float] = {}  # since when
         self._thread: threading.Thread | None = None
 
     @contextlib.contextmanager
@@ -57,6 +63,7 @@ class Watch:
         finally:
             with self._lock:
                 del self._running[connection]
+                self._spent.pop(connection, None)
 
     def _run(self) -> None:
         idle_since = time.monotonic()
@@ -70,17 +77,22 @@ class Watch:
                     return
                 for connection, left in self._running.items():
                     if left.spent:
-                        _cancel(connection)
+                        self._end(connection)
 
+    def _end(self, connection: Connection[Any]) -> None:
+        """A cancelling may come before the query does, and do nothing: it is done again as long as the query runs."""
+        import psycopg
 
-def _cancel(connection: Connection[Any]) -> None:
-    """It may come before the query does, and do nothing: it is done again as long as the query runs."""
-    import psycopg
-
-    try:
-        connection.cancel_safe(timeout=CANCEL_S)
-    except psycopg.Error as error:
-        log.warning("a search can't be cancelled: %s", error)
+        now = time.monotonic()
+        try:
+            if now - self._spent.setdefault(connection, now) < STALL_S:
+                connection.cancel_safe(timeout=CANCEL_S)
+            else:
+                # Who waits for it is woken by that, and finds the server gone.
+                with socket.socket(fileno=os.dup(connection.fileno())) as same:
+                    same.shutdown(socket.SHUT_RDWR)
+        except (psycopg.Error, OSError) as error:
+            log.info("a search that is over can't be ended yet: %s", error)
 
 
 class SearchQueries:
@@ -118,12 +130,12 @@ class SearchQueries:
     def _rows(
         self, connection: Connection[Any], left: Budget, query: str, parameters: Mapping[str, object]
     ) -> list[tuple[Any, ...]]:
-        from psycopg.errors import QueryCanceled
+        from psycopg import OperationalError
 
         try:
             with self._watch.over(connection, left):
                 # Planned each time, for what is sought: a pattern of one letter has another plan than a long one.
                 return connection.execute(query, parameters, prepare=False, binary=True).fetchall()
-        except QueryCanceled:
+        except OperationalError:  # cancelled, or cut
             left.require()
             raise
