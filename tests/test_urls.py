@@ -138,7 +138,7 @@ class TestMask:
         assert str(refusal.value) == "parameter 'key' of 'lock:' must be a number, not '***'"
 
 
-ELSEWHERE = ("docker", "postgres", "python", "store+postgres", "threads+postgres")
+ELSEWHERE = ("az", "docker", "gs", "postgres", "python", "s3", "store+postgres", "threads+postgres")
 """Schemes of which there is nothing to open on every machine."""
 
 

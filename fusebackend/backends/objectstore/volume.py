@@ -5,8 +5,7 @@
 and `renaming.py` what a rename is made of. Hard links, special files and extended attributes are ENOTSUP.
 
 No lock is held over a request but those of the file or the directory it is about, so that a hundred files can be read
-at once, and `lock` excludes nobody: what has to be one step is one conditional request, or `locked` for the content of
-one file. The rename of a directory waits until nobody puts anything, and has those who would wait.
+at once, and `lock` excludes nobody: what has to be one step is one conditional request. The rename of a directory waits until nobody puts anything, and has those who would wait.
 """
 
 from __future__ import annotations
@@ -93,10 +92,6 @@ class ObjectStoreVolume(NativeVolume):
         except BaseException:
             self._cache.close()
             raise
-
-    def locked(self, node: int) -> AbstractContextManager[Any]:
-        """Held around several calls about the content of one file."""
-        return self._tree.entry(node).lock
 
     # -- names -------------------------------------------------------------------------------------------------
 
@@ -288,6 +283,11 @@ class ObjectStoreVolume(NativeVolume):
             raise oserror(errno.EFBIG)
         self._files.write(self._tree.entry(node), offset, data)
         return len(data)
+
+    def append(self, node: int, data: bytes) -> int:
+        entry = self._tree.entry(node)
+        with entry.lock:
+            return self.write(node, entry.size, data)
 
     def flush(self, node: int) -> None:
         if self._files.store(self._tree.entry(node)):
