@@ -1,0 +1,361 @@
+"""The benchmark of `postgres:`: does it stay quick with a million files, and what does a change cost beside its SQL?
+
+    scripts/bench --postgres [--rounds N] [--quick] [--only scale|metadata] [--write]
+
+It starts a PostgreSQL of its own, without waiting for the disk, and goes through the volume in this process.
+
+- **Scale.** A volume of 10,000 files in 100 directories, and one of 1,000,000 in 10,000, each in a database of its own,
+  filled by COPY and indexed. In turns: `ls` of a directory of 100, `stat` of files here and there, and `grep` for a
+  string that one file holds. The searches' plans are looked at: none of them reads a table from end to end.
+- **Metadata.** Each operation against the SQL that it takes at least, on the same connection settings and with the same
+  code to send it: what it decides on is locked and read in one round trip, written, told and committed in another.
+
+Numbers are medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import string
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+from bench import REPOSITORY, write_between
+from measures import timed
+
+from fusebackend.backends import PostgresBackend, trigram
+from fusebackend.backends.postgres import schema, searchschema
+from fusebackend.backends.postgres.batch import Statement, send
+from fusebackend.backends.postgres.rows import FIELDS
+from fusebackend.backends.postgres.searchquery import SearchQueries
+from fusebackend.backends.postgres.statements import BEGIN, COMMIT
+from fusebackend.protocol import ROOT_NODE, Caller
+
+sys.path.insert(0, str(REPOSITORY / "tests"))
+from services import postgres as service
+
+FILES_PER_DIRECTORY = 100
+SMALL, LARGE = 100, 10_000
+"""Directories."""
+
+NEEDLE = "rare_needle_7b"
+FIRST_NODE = 1 << 20
+ME = Caller(0, 0)
+
+Seconds = dict[str, list[float]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--quick", action="store_true", help="100,000 files instead of 1,000,000")
+    parser.add_argument("--only", choices=["scale", "metadata"])
+    parser.add_argument("--write", action="store_true", help="write the tables to BENCHMARKS.md")
+    arguments = parser.parse_args()
+    if reason := service.missing():
+        raise SystemExit(reason)
+    kept = [setting for setting in service.SETTINGS if not setting.startswith("shared_buffers=")]
+    service.SETTINGS = (*kept, "shared_buffers=256MB", "maintenance_work_mem=256MB")
+    reports: list[str] = []
+    with service.running() as server:
+        if arguments.only != "metadata":
+            reports.append(scale(server, arguments.rounds, LARGE // 10 if arguments.quick else LARGE))
+        if arguments.only != "scale":
+            reports.append(metadata(server, arguments.rounds))
+    report = "\n\n".join(reports)
+    print(report)
+    if arguments.write:
+        write_between("postgres", report)
+
+
+# -- scale ---------------------------------------------------------------------------------------------------------
+
+
+def scale(server: service.Postgres, rounds: int, large: int) -> str:
+    measures: dict[int, dict[str, Callable[[], object]]] = {}
+    with ExitStack() as stack:
+        for directories in (SMALL, large):
+            dsn = stack.enter_context(server.database())
+            print(f"filling a volume of {directories * FILES_PER_DIRECTORY:,} files", file=sys.stderr)
+            print(f"  took {timed(partial(fill, dsn, directories)):.0f} s", file=sys.stderr)
+            backend = stack.enter_context(PostgresBackend(dsn))
+            measures[directories] = scale_measures(backend, directories)
+            check_plans(backend)
+        seconds: dict[int, Seconds] = {size: {name: [] for name in found} for size, found in measures.items()}
+        for number in range(rounds + 1):
+            for name in measures[SMALL]:
+                for size in (SMALL, large) if number % 2 else (large, SMALL):
+                    taken = timed(measures[size][name])
+                    if number:  # the first round fills caches
+                        seconds[size][name].append(taken)
+    rows = ["| what | files | files | ratio |", "|---|---:|---:|---:|"]
+    rows[0] = f"| what | {SMALL * FILES_PER_DIRECTORY:,} files | {large * FILES_PER_DIRECTORY:,} files | ratio |"
+    for name in measures[SMALL]:
+        few, many = (statistics.median(seconds[size][name]) * 1000 for size in (SMALL, large))
+        rows.append(f"| {name} | {few:.2f} ms | {many:.2f} ms | {many / few:.2f} |")
+    return "\n".join(rows)
+
+
+def scale_measures(backend: PostgresBackend, directories: int) -> dict[str, Callable[[], object]]:
+    chance = random.Random(directories)
+    volume = backend.volume
+
+    def ls() -> None:
+        found = backend.ls(f"/d{chance.randrange(directories):05}")
+        assert len(found.entries or ()) == FILES_PER_DIRECTORY
+
+    def stat() -> None:
+        for _ in range(20):
+            parent = volume.lookup(ROOT_NODE, b"d%05d" % chance.randrange(directories)).node
+            attr = volume.getattr(volume.lookup(parent, b"f%02d.txt" % chance.randrange(FILES_PER_DIRECTORY)).node)
+            assert attr.size > 0
+
+    def grep(path: str | None = None) -> None:
+        found = backend.grep(NEEDLE, path)
+        assert not found.truncated and len(found.matches or ()) == 1, found
+
+    middle = f"/d{directories // 2:05}"
+    return {
+        "`ls` of a directory of 100": ls,
+        "20 × `lookup`, `lookup`, `getattr`": stat,
+        "`grep` of a string that one file holds": grep,
+        "the same, below a directory of 100": partial(grep, middle),
+        "`glob` of `*.txt` below a directory of 100": partial(backend.glob, "*.txt", middle),
+    }
+
+
+@contextmanager
+def noted_queries() -> Iterator[list[tuple[str, dict[str, Any]]]]:
+    noted: list[tuple[str, dict[str, Any]]] = []
+    rows = SearchQueries.rows
+
+    def note(queries: SearchQueries, query: str, **parameters: Any) -> list[tuple[Any, ...]]:
+        noted.append((query, parameters))
+        return rows(queries, query, **parameters)
+
+    SearchQueries.rows = note  # type: ignore[method-assign]
+    try:
+        yield noted
+    finally:
+        SearchQueries.rows = rows  # type: ignore[method-assign]
+
+
+def check_plans(backend: PostgresBackend) -> None:
+    """A search for which the server would read a whole table ends the benchmark."""
+    with noted_queries() as noted:
+        backend.grep(NEEDLE)
+        backend.glob("*.txt", "/d00001")
+    for query, parameters in noted:
+        plan = "\n".join(line for (line,) in backend.search.queries.rows(f"EXPLAIN {query}", **parameters))
+        for table in ("inode", "dentry", "chunk", "entry"):
+            if f"Seq Scan on {table}" in plan:
+                raise SystemExit(f"{table} is read from end to end:\n{plan}")
+
+
+def fill(dsn: str, directories: int) -> None:
+    """A volume as if its files had been written and indexed, by COPY."""
+    import psycopg
+
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        schema.migrate(connection)
+        volume = schema.volume_id(connection, "default")
+        connection.execute("ALTER TABLE fusebackend.chunk DISABLE TRIGGER contents_changed")
+        files = FIRST_NODE + directories
+        copy = partial(copy_rows, connection)
+        copy("inode", (("volume", *FIELDS)), inode_rows(volume, directories))
+        copy("dentry", ("volume", "parent", "name", "node"), dentry_rows(volume, directories))
+        texts = partial(all_texts, directories * FILES_PER_DIRECTORY)
+        copy("chunk", ("volume", "node", "idx", "data"), ((volume, files + n, 0, text) for n, text in texts()))
+        entries = ((volume, files + n, b" ".join(trigram.words(text)).decode()) for n, text in texts())
+        copy("entry", ("volume", "node", "words"), entries)
+        connection.execute("ALTER TABLE fusebackend.chunk ENABLE TRIGGER contents_changed")
+        if not searchschema.make_index(connection):
+            raise SystemExit("the server has no pg_trgm (Debian: postgresql-contrib)")
+        connection.execute("VACUUM ANALYZE")
+
+
+def copy_rows(connection: Any, table: str, columns: tuple[str, ...], rows: Iterator[tuple[Any, ...]]) -> None:
+    with connection.cursor().copy(f"COPY fusebackend.{table} ({', '.join(columns)}) FROM STDIN") as copy:
+        for row in rows:
+            copy.write_row(row)
+
+
+def inode_rows(volume: int, directories: int) -> Iterator[tuple[Any, ...]]:
+    common = {"uid": 0, "gid": 0, "rdev": 0, "blocks": 8, "version": 0, "contents": 0, "emptied": 0}
+    common |= {"atime_ns": 0, "mtime_ns": 0, "ctime_ns": 0}
+    for number in range(directories):
+        inode = common | {"node": FIRST_NODE + number, "mode": 0o40755, "nlink": 2, "size": 4096, "parent": ROOT_NODE}
+        yield (volume, *(inode[field] for field in FIELDS))
+    for number, text in all_texts(directories * FILES_PER_DIRECTORY):
+        node = FIRST_NODE + directories + number
+        inode = common | {"node": node, "mode": 0o100644, "nlink": 1, "size": len(text), "parent": 0}
+        yield (volume, *(inode[field] for field in FIELDS))
+
+
+def dentry_rows(volume: int, directories: int) -> Iterator[tuple[Any, ...]]:
+    for number in range(directories):
+        yield volume, ROOT_NODE, b"d%05d" % number, FIRST_NODE + number
+    for number in range(directories * FILES_PER_DIRECTORY):
+        parent, place = divmod(number, FILES_PER_DIRECTORY)
+        yield volume, FIRST_NODE + parent, b"f%02d.txt" % place, FIRST_NODE + directories + number
+
+
+def all_texts(files: int) -> Iterator[tuple[int, bytes]]:
+    """A dozen of 2,000 words each, and a number; the one in the middle holds the needle. The same at each call."""
+    chance = random.Random(7)
+    words = ["".join(chance.choices(string.ascii_lowercase, k=chance.randint(2, 9))) for _ in range(2000)]
+    for number in range(files):
+        needle = f"{NEEDLE}\n" if number == files // 2 else ""
+        yield number, f"file {number}\n{needle}{' '.join(chance.choices(words, k=12))}\n".encode()
+
+
+# -- metadata ------------------------------------------------------------------------------------------------------
+
+OPERATIONS = 200
+
+
+def metadata(server: service.Postgres, rounds: int) -> str:
+    with server.database() as dsn, PostgresBackend(dsn) as backend:
+        seconds: dict[str, Seconds] = {}
+        for number in range(rounds + 1):
+            # In directories of their own, so that neither has the other's leavings.
+            runs = {"ours": Ours(backend, number).times, "bare": Bare(backend, number).times}
+            for who in sorted(runs, reverse=bool(number % 2)):
+                for name, taken in runs[who]().items():
+                    if number:
+                        seconds.setdefault(name, {"ours": [], "bare": []})[who].append(taken)
+    rows = ["| operation | `postgres:` | its SQL alone | ratio |", "|---|---:|---:|---:|"]
+    for name, found in seconds.items():
+        ours, bare = (statistics.median(found[who]) * 1e6 / OPERATIONS for who in ("ours", "bare"))
+        rows.append(f"| {name} | {ours:.0f} µs | {bare:.0f} µs | {ours / bare:.2f} |")
+    return "\n".join(rows)
+
+
+class Ours:
+    """Operations of the kernel face."""
+
+    def __init__(self, backend: PostgresBackend, number: int) -> None:
+        self._volume = backend.volume
+        self._directory = self._volume.mkdir(ROOT_NODE, b"ours%d" % number, 0o755, ME).node
+
+    def times(self) -> dict[str, float]:
+        volume, directory = self._volume, self._directory
+        flags = 0o101
+
+        def create(number: int) -> None:
+            node = volume.create(directory, b"f%d" % number, 0o644, flags, ME).node
+            volume.release(node, flags)
+
+        each: dict[str, Callable[[int], object]] = {
+            "create": create,
+            "mkdir": lambda number: volume.mkdir(directory, b"d%d" % number, 0o755, ME),
+            "stat (`lookup`)": lambda number: volume.lookup(directory, b"f%d" % number),
+            "rename": lambda number: volume.rename(directory, b"f%d" % number, directory, b"r%d" % number),
+            "unlink": lambda number: volume.unlink(directory, b"r%d" % number),
+        }
+        return {name: timed(partial(repeat, operation)) for name, operation in each.items()}
+
+
+class Bare:
+    """The same by SQL, with its numbers and names known beforehand."""
+
+    def __init__(self, backend: PostgresBackend, number: int) -> None:
+        self._backend = backend
+        self._id = backend.volume.id
+        self._directory = backend.volume.mkdir(ROOT_NODE, b"bare%d" % number, 0o755, ME).node
+        self._first = FIRST_NODE + 4 * OPERATIONS * number
+
+    def times(self) -> dict[str, float]:
+        return self._backend.volume.connections.run(self._times)
+
+    def _times(self, connection: Any) -> dict[str, float]:
+        def change(
+            name: str, decide: Callable[[int], list[Statement]], write: Callable[[int], list[Statement]]
+        ) -> float:
+            def operation(number: int) -> None:
+                send(connection, [BEGIN, self._lock_directory, *decide(number)])
+                send(connection, [*write(number), self._touch_directory, self._notify, COMMIT])
+
+            return timed(partial(repeat, operation))
+
+        return {
+            "create": change("f", lambda n: [self._entry(b"f%d" % n)], lambda n: self._make(b"f%d" % n, n, 0o100644)),
+            "mkdir": change(
+                "d",
+                lambda n: [self._entry(b"d%d" % n)],
+                lambda n: self._make(b"d%d" % n, OPERATIONS + n, 0o40755),
+            ),
+            "stat (`lookup`)": timed(
+                partial(repeat, lambda n: send(connection, [self._entry(b"f%d" % n, lock=False)]))
+            ),
+            "rename": change(
+                "r",
+                lambda n: [self._entry(b"f%d" % n), self._entry(b"r%d" % n)],
+                lambda n: [self._unname(b"f%d" % n), self._name(b"r%d" % n, n), self._touch(n)],
+            ),
+            "unlink": change(
+                "u", lambda n: [self._entry(b"r%d" % n)], lambda n: [self._unname(b"r%d" % n), self._remove(n)]
+            ),
+        }
+
+    # Each is a statement with its parameters.
+
+    @property
+    def _lock_directory(self) -> Statement:
+        query = f"SELECT {', '.join(FIELDS)} FROM fusebackend.inode WHERE volume = %s AND node = %s FOR UPDATE"
+        return query, (self._id, self._directory)
+
+    def _entry(self, name: bytes, *, lock: bool = True) -> Statement:
+        fields = ", ".join(f"i.{field}" for field in FIELDS)
+        return (
+            f"SELECT {fields} FROM fusebackend.dentry d JOIN fusebackend.inode i"
+            " ON i.volume = d.volume AND i.node = d.node WHERE d.volume = %s AND d.parent = %s AND d.name = %s"
+            + (" FOR UPDATE OF i" if lock else ""),
+            (self._id, self._directory, name),
+        )
+
+    def _make(self, name: bytes, number: int, mode: int) -> list[Statement]:
+        values = dict.fromkeys(FIELDS, 0) | {"node": self._first + number, "mode": mode, "nlink": 1}
+        places = ", ".join("%s" for _ in FIELDS)
+        inode = f"INSERT INTO fusebackend.inode (volume, {', '.join(FIELDS)}) VALUES (%s, {places})"
+        return [(inode, (self._id, *(values[field] for field in FIELDS))), self._name(name, number)]
+
+    def _name(self, name: bytes, number: int) -> Statement:
+        query = "INSERT INTO fusebackend.dentry (volume, parent, name, node) VALUES (%s, %s, %s, %s)"
+        return query, (self._id, self._directory, name, self._first + number)
+
+    def _unname(self, name: bytes) -> Statement:
+        query = "DELETE FROM fusebackend.dentry WHERE volume = %s AND parent = %s AND name = %s"
+        return query, (self._id, self._directory, name)
+
+    def _remove(self, number: int) -> Statement:
+        return "DELETE FROM fusebackend.inode WHERE volume = %s AND node = %s", (self._id, self._first + number)
+
+    def _touch(self, number: int) -> Statement:
+        query = "UPDATE fusebackend.inode SET ctime_ns = %s WHERE volume = %s AND node = %s"
+        return query, (number, self._id, self._first + number)
+
+    @property
+    def _touch_directory(self) -> Statement:
+        query = (
+            "UPDATE fusebackend.inode SET mtime_ns = %s, ctime_ns = %s, version = %s WHERE volume = %s AND node = %s"
+        )
+        return query, (1, 1, 1, self._id, self._directory)
+
+    @property
+    def _notify(self) -> Statement:
+        return "SELECT pg_notify(%s, %s)", (f"fusebackend_{self._id}", "bench 1//")
+
+
+def repeat(operation: Callable[[int], object]) -> None:
+    for number in range(OPERATIONS):
+        operation(number)
+
+
+if __name__ == "__main__":
+    main()
