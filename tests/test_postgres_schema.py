@@ -129,7 +129,8 @@ class TestRefused:
         assert "me:***@" in message
 
     def test_a_user_that_is_not_there(self, postgres_dsn: str) -> None:
-        message = refusal(f"postgres:{postgres_dsn.replace('user=postgres', 'user=nobody')} password=secret?volume=work")
+        dsn = postgres_dsn.replace('user=postgres', 'user=nobody password=secret')
+        message = refusal(f"postgres:{dsn}?volume=work")
         assert 'role "nobody" does not exist' in message
         assert "secret" not in message
 

@@ -19,9 +19,10 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from fusebackend.backends.postgres.errors import is_lost
+
 if TYPE_CHECKING:
     from psycopg import Connection
-    from psycopg.adapt import Transformer
 
 Statement: TypeAlias = tuple[str, Sequence[object]]
 Rows: TypeAlias = list[tuple[Any, ...]]
@@ -54,13 +55,13 @@ def send(connection: Connection[Any], statements: Sequence[Statement]) -> list[R
     except OSError as error:  # of the socket
         connection.close()
         raise OperationalError(f"the connection was lost: {error}") from error
-    except OperationalError:
-        if connection.pgconn.status != 0:
+    except OperationalError as error:
+        if is_lost(connection, error):
             connection.close()
         raise
 
 
-def _exchange(connection: Connection[Any], transformer: Transformer, statements: Sequence[Statement]) -> list[Rows]:
+def _exchange(connection: Connection[Any], transformer: Any, statements: Sequence[Statement]) -> list[Rows]:
     from psycopg.errors import error_from_result
     from psycopg.pq import ExecStatus
 
@@ -91,7 +92,7 @@ def _exchange(connection: Connection[Any], transformer: Transformer, statements:
     return answers
 
 
-def _start(connection: Connection[Any], transformer: Transformer, statement: Statement) -> tuple[bool, ...]:
+def _start(connection: Connection[Any], transformer: Any, statement: Statement) -> tuple[bool, ...]:
     """Queue a statement; for each answer that will come, whether it is that of the statement itself."""
     from psycopg.adapt import PyFormat
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fusebackend.backends.postgres.batch import Rows, send
-from fusebackend.backends.postgres.errors import REPEATABLE, told
+from fusebackend.backends.postgres.errors import REPEATABLE, is_lost, told
 from fusebackend.errors import oserror
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Connections:
                         if attempts == ATTEMPTS:
                             raise
                         time.sleep(random.uniform(0, 0.002 * attempts))
-                    elif not connection.closed or time.monotonic() > deadline:
+                    elif not is_lost(connection, error) or time.monotonic() > deadline:
                         raise
                 except BaseException:
                     self._pool.putconn(connection)

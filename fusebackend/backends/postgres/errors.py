@@ -5,6 +5,10 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from psycopg import Connection
 
 ERRNO_OF_STATE = {
     "42501": errno.EACCES,  # insufficient_privilege
@@ -21,6 +25,11 @@ ERRNO_OF_STATE = {
 REPEATABLE = frozenset({"40001", "40P01", "26000"})
 """Rolled back for the sake of another transaction, or because psycopg has let go of all prepared statements of a
 connection, which it does after a rollback of its own: the same once more may well succeed."""
+
+
+def is_lost(connection: Connection[Any], error: BaseException) -> bool:
+    """Is a connection good for nothing any more? A server that is being shut down says so before it hangs up."""
+    return connection.closed or (getattr(error, "sqlstate", None) or "").startswith("57P")
 
 
 @contextlib.contextmanager

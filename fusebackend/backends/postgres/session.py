@@ -18,10 +18,11 @@ import os
 import socket
 import threading
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from fusebackend.backends.postgres.connections import connect
-from fusebackend.backends.postgres.errors import told
+from fusebackend.backends.postgres.errors import is_lost, told
 from fusebackend.backends.postgres.schema import NODES_AT_ONCE, REAP_LOCK, SESSION_LOCK
 from fusebackend.backends.postgres.uses import Uses
 
@@ -37,6 +38,8 @@ GATHER_S = 0.5
 """What is to be noted waits so long for more of the same."""
 
 FREED_AT_ONCE = 500
+
+T = TypeVar("T")
 
 
 class Session:
@@ -79,19 +82,17 @@ class Session:
         with self._numbers:
             node = next(self._nodes, None)
             if node is None:
-                first = self._block()
+                first = self._connected(self._block)
                 self._nodes = iter(range(first, first + NODES_AT_ONCE))
                 node = next(self._nodes)
             return node
 
     def _block(self) -> int:
         """The next numbers, never given again even if the server crashes: their commit waits for the disk."""
-        with told(), self._mutex:
-            self._require_connection()
-            with self._connection.transaction():
-                self._connection.execute("SET LOCAL synchronous_commit = on")
-                row = self._connection.execute("SELECT nextval('fusebackend.node_block')").fetchone()
-                return int(row[0])
+        with self._connection.transaction():
+            self._connection.execute("SET LOCAL synchronous_commit = on")
+            row = self._connection.execute("SELECT nextval('fusebackend.node_block')").fetchone()
+            return int(row[0])
 
     # -- nodes without a name ----------------------------------------------------------------------------------
 
@@ -108,12 +109,10 @@ class Session:
         freed_at = 0.0
         while not self._stop.is_set():
             try:
-                with told(), self._mutex:
-                    self._require_connection()
-                    self._note()
-                    if time.monotonic() - freed_at >= PERIOD_S:
-                        self._free()
-                        freed_at = time.monotonic()
+                self._connected(self._note)
+                if time.monotonic() - freed_at >= PERIOD_S:
+                    self._connected(self._free)
+                    freed_at = time.monotonic()
             except OSError as error:
                 log.warning("session %d of the volume has no connection: %s", self.id, error)
                 self._stop.wait(1)
@@ -123,17 +122,19 @@ class Session:
 
     def _note(self) -> None:
         """Note which nameless nodes are used here, and which no more."""
-        unused = self._uses.take_unused()
+        unused = self._uses.unused()
         if unused:
             self._abandon(unused)
-        looked_after, self._unregistered = self._unregistered, set()
+            self._uses.forget_unused(unused)
+        looked_after = list(self._unregistered)
         if looked_after:
             rows = self._connection.execute(
                 "INSERT INTO fusebackend.nameless (volume, node, session) SELECT volume, node, %s"
                 " FROM fusebackend.inode WHERE volume = %s AND node = ANY(%s) AND nlink = 0"
                 " ON CONFLICT (volume, node, session) DO UPDATE SET since = now() RETURNING node",
-                [self.id, self._volume, list(looked_after)],
+                [self.id, self._volume, looked_after],
             ).fetchall()
+            self._unregistered.difference_update(looked_after)
             for (node,) in rows:
                 self._uses.note_nameless(node)
 
@@ -167,16 +168,20 @@ class Session:
         ).fetchall()
         dead = [number for number, is_free in others if is_free]
         if dead:
-            self._connection.execute(
-                "INSERT INTO fusebackend.nameless (volume, node, session) SELECT volume, node, 0"
-                " FROM fusebackend.nameless WHERE volume = %s AND session = ANY(%s) ON CONFLICT DO NOTHING",
-                [self._volume, dead],
-            )
-            for table, column in (("nameless", "session"), ("session", "id")):
-                self._connection.execute(
-                    f"DELETE FROM fusebackend.{table} WHERE volume = %s AND {column} = ANY(%s)", [self._volume, dead]
-                )
+            self._bury(dead)
         return len(dead) < len(others)
+
+    def _bury(self, sessions: list[int]) -> None:
+        """What these sessions used is nobody's."""
+        self._connection.execute(
+            "INSERT INTO fusebackend.nameless (volume, node, session) SELECT volume, node, 0"
+            " FROM fusebackend.nameless WHERE volume = %s AND session = ANY(%s) ON CONFLICT DO NOTHING",
+            [self._volume, sessions],
+        )
+        for table, column in (("nameless", "session"), ("session", "id")):
+            self._connection.execute(
+                f"DELETE FROM fusebackend.{table} WHERE volume = %s AND {column} = ANY(%s)", [self._volume, sessions]
+            )
 
     def _free_some(self, grace_s: float) -> int:
         rows = self._connection.execute(
@@ -198,6 +203,26 @@ class Session:
     def _claim(self) -> None:
         self._connection.execute("SELECT pg_advisory_lock(%s::int, %s::int)", [SESSION_LOCK, self.id])
 
+    def _leave(self) -> None:
+        with self._connection.transaction():
+            self._bury([self.id])
+        self._free()
+
+    def _connected(self, work: Callable[[], T]) -> T:
+        """What `work` makes with the connection: once more, with a new one, if that was dead and nobody knew."""
+        import psycopg
+
+        with told(), self._mutex:
+            self._require_connection()
+            try:
+                return work()
+            except psycopg.OperationalError as error:
+                if not is_lost(self._connection, error):
+                    raise
+                self._connection.close()
+                self._require_connection()
+                return work()
+
     def _require_connection(self) -> None:
         """A connection that is lost is made again, and what this session is noted for is noted once more."""
         if not self._connection.closed:
@@ -216,10 +241,6 @@ class Session:
         self._wake.set()
         self._thread.join()
         try:
-            with told(), self._mutex:
-                self._require_connection()
-                self._abandon([*self._uses.take_unused(), *self._uses.nameless()])
-                self._free()
-                self._connection.execute("DELETE FROM fusebackend.session WHERE id = %s", [self.id])
+            self._connected(self._leave)
         finally:
             self._connection.close()

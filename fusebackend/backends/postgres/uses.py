@@ -90,11 +90,15 @@ class Uses:
             self._nameless.discard(node)
             self._unused.add(node)
 
-    def take_unused(self) -> list[int]:
-        """Nodes that this session was noted as a user of, and is no more."""
+    def unused(self) -> list[int]:
+        """Nodes that this session is noted as a user of, and is no more."""
         with self._lock:
-            unused, self._unused = self._unused, set()
-            return list(unused)
+            return list(self._unused)
+
+    def forget_unused(self, nodes: Iterable[int]) -> None:
+        """That has been noted."""
+        with self._lock:
+            self._unused.difference_update(nodes)
 
     def nameless(self) -> list[int]:
         with self._lock:

@@ -1,0 +1,208 @@
+"""A PostgreSQL server that crashes, is restarted, says nothing or refuses, below a volume."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import psycopg
+import pytest
+from services.postgres import Postgres, running
+
+from fusebackend.backends import PostgresBackend
+from fusebackend.backends.postgres import batch, connections
+from fusebackend.backends.postgres.volume import PostgresVolume
+from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
+
+ME = Caller(1000, 1000)
+LIMIT_S = 60.0
+"""How long is waited for a server or a connection to be there again."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Postgres]:
+    """One that may be ended, and keeps what it has promised to."""
+    with running(durable=True) as server:
+        yield server
+
+
+@pytest.fixture
+def volume(server: Postgres, request: pytest.FixtureRequest) -> Iterator[PostgresVolume]:
+    made = PostgresVolume(server.dsn(), request.node.name)
+    yield made
+    made.close()
+
+
+def eventually(call: Callable[[], object]) -> None:
+    """Until the volume works again."""
+    deadline = time.monotonic() + LIMIT_S
+    while True:
+        try:
+            call()
+            return
+        except OSError as error:
+            assert error.errno == errno.EIO, error
+            assert time.monotonic() < deadline, f"it does not work again: {error}"
+
+
+def test_nothing_that_was_fsynced_is_lost_when_the_server_crashes(server: Postgres, volume: PostgresVolume) -> None:
+    """And what was written last is kept as a prefix of what was done, whatever of it was on the disk."""
+    for attempt in range(3):
+        directory = volume.mkdir(ROOT_NODE, b"d%d" % attempt, 0o755, ME).node
+        node = volume.create(directory, b"file", 0o644, os.O_RDWR, ME).node
+        volume.write(node, 0, b"durable" * 20_000)
+        volume.fsync(node)
+        for number in range(50):
+            volume.write(node, number, b"%d" % (number % 10))
+            volume.mknod(directory, b"n%02d" % number, 0o100644, 0, ME)
+        server.crash()
+        server.start()
+        eventually(lambda: volume.getattr(ROOT_NODE))
+        assert volume.lookup(ROOT_NODE, b"d%d" % attempt).node == directory
+        content = volume.read(node, 0, 1 << 20)
+        names = [name for name, _ in volume.readdir(directory, b"", 100)]
+        made = len(names) - 1
+        assert names == [b"file", *(b"n%02d" % number for number in range(made))]
+        digits = bytes(b"0123456789"[number % 10] for number in range(50))
+        written = made if content[: made + 1] != digits[: made + 1] else min(made + 1, 50)
+        assert content == digits[:written] + (b"durable" * 20_000)[written:]
+        volume.release(node, os.O_RDWR)
+
+
+def test_numbers_are_never_given_twice_though_the_server_forgets(server: Postgres, volume: PostgresVolume) -> None:
+    seen: set[int] = set()
+    versions: set[int] = set()
+    for attempt in range(2):
+        for number in range(300):
+            attr = volume.mknod(ROOT_NODE, b"%d-%d" % (attempt, number), 0o100644, 0, ME)
+            assert attr.node not in seen
+            assert attr.version not in versions
+            seen.add(attr.node)
+            versions.add(attr.version)
+        server.crash()
+        server.start()
+        eventually(lambda: volume.getattr(ROOT_NODE))
+
+
+def test_a_server_that_is_away_is_an_error_within_a_bound(
+    server: Postgres, volume: PostgresVolume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "PATIENCE_S", 0.5)
+    node = volume.create(ROOT_NODE, b"file", 0o644, os.O_RDWR, ME).node
+    volume.fsync(node)
+    server.stop()
+    try:
+        for call in (
+            lambda: volume.getattr(ROOT_NODE),
+            lambda: volume.write(node, 0, b"x"),
+            lambda: volume.mkdir(ROOT_NODE, b"d", 0o755, ME),
+            lambda: volume.fsync(node),
+        ):
+            before = time.monotonic()
+            with pytest.raises(OSError, match="PostgreSQL") as caught:
+                call()
+            assert caught.value.errno == errno.EIO
+            assert time.monotonic() - before < 30
+    finally:
+        server.start()
+    monkeypatch.undo()
+    eventually(lambda: volume.write(node, 0, b"here again"))
+    assert volume.read(node, 0, 100) == b"here again"
+    volume.release(node, os.O_RDWR)
+
+
+def test_a_restart_between_two_operations_is_not_noticed(server: Postgres, volume: PostgresVolume) -> None:
+    """All connections are dead, and nothing has been begun on them: another one will do."""
+    node = volume.create(ROOT_NODE, b"file", 0o644, os.O_RDWR, ME).node
+    together = [threading.Thread(target=volume.getattr, args=(ROOT_NODE,)) for _ in range(4)]
+    for thread in together:
+        thread.start()
+    for thread in together:
+        thread.join()
+    server.stop()
+    server.start()
+    volume.write(node, 0, b"one")
+    with volume.changing():
+        volume.mkdir(ROOT_NODE, b"d", 0o755, ME)
+    with volume.viewing():
+        assert volume.read(node, 0, 10) == b"one"
+    volume.release(node, os.O_RDWR)
+
+
+def test_a_commit_that_is_not_answered_is_an_error(volume: PostgresVolume, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody knows whether it has happened, so it is not done once more."""
+    sends: list[list[str]] = []
+    whole = batch.send
+
+    def cut_off(connection: psycopg.Connection[object], statements: list[batch.Statement]) -> list[batch.Rows]:
+        sends.append([query for query, _ in statements])
+        answers = whole(connection, statements)
+        if sends[-1][-1] == "COMMIT":
+            connection.close()
+            raise psycopg.OperationalError("the connection was cut off")
+        return answers
+
+    monkeypatch.setattr("fusebackend.backends.postgres.transaction.send", cut_off)
+    with pytest.raises(OSError, match="while a change was being committed") as caught:
+        volume.mkdir(ROOT_NODE, b"d", 0o755, ME)
+    assert caught.value.errno == errno.EIO
+    assert len(sends) == 2
+    monkeypatch.undo()
+    assert volume.lookup(ROOT_NODE, b"d").is_dir  # this time it has
+
+
+def test_an_agent_is_told_of_a_failed_commit(server: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[object] = []
+    with PostgresBackend(server.dsn(), "agent") as backend:
+        backend.volume.subscribe(told.append)
+        whole = batch.send
+
+        def refuse(connection: psycopg.Connection[object], statements: list[batch.Statement]) -> list[batch.Rows]:
+            if statements[-1][0] == "COMMIT":
+                told.clear()
+                statements = [*statements[:-1], ("SELECT 1 / 0", ())]
+            return whole(connection, statements)
+
+        monkeypatch.setattr("fusebackend.backends.postgres.transaction.send", refuse)
+        error = backend.write("/file.txt", "x").error
+        assert error is not None
+        assert "division by zero" in error
+        assert "\n" not in error
+        assert told, "whoever keeps caches looks again"
+        monkeypatch.undo()
+        assert backend.ls("/").entries == []
+        assert backend.write("/file.txt", "x").error is None
+
+
+def test_a_server_that_says_nothing_is_not_waited_for_without_end(
+    server: Postgres, volume: PostgresVolume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch, "STALL_S", 0.5)
+    monkeypatch.setattr(connections, "PATIENCE_S", 0.5)
+    with psycopg.connect(server.dsn(), autocommit=True) as other, other.transaction():
+        other.execute("LOCK TABLE fusebackend.inode IN ACCESS EXCLUSIVE MODE")
+        before = time.monotonic()
+        for call in (lambda: volume.getattr(ROOT_NODE), lambda: volume.setattr(ROOT_NODE, AttrChanges(mode=0o700))):
+            with pytest.raises(OSError, match="no answer within") as caught:
+                call()
+            assert caught.value.errno == errno.EIO
+        assert time.monotonic() - before < 30
+    monkeypatch.undo()
+    eventually(lambda: volume.getattr(ROOT_NODE))
+
+
+def test_a_change_waits_for_another_one_for_a_while(server: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that stops in the middle of a change holds the others up for so long, and then they say so."""
+    assert connections.LOCK_S < batch.STALL_S
+    monkeypatch.setattr(connections, "SETTINGS", connections.SETTINGS.replace(f"{connections.LOCK_S}s", "300ms"))
+    volume = PostgresVolume(server.dsn(), "waiting")
+    with psycopg.connect(server.dsn(), autocommit=True) as other, other.transaction():
+        other.execute("SELECT FROM fusebackend.inode WHERE volume = %s AND node = 1 FOR UPDATE", [volume.id])
+        with pytest.raises(OSError, match="lock timeout") as caught:
+            volume.mkdir(ROOT_NODE, b"d", 0o755, ME)
+        assert caught.value.errno == errno.EBUSY
+    volume.mkdir(ROOT_NODE, b"d", 0o755, ME)
+    volume.close()
