@@ -82,7 +82,7 @@ class DockerBackend(StagedSandbox):
         self.timeout = timeout
         self.max_output_bytes = max_output_bytes
         self.container = DockerContainer(
-            None if container is not None else image or IMAGE, container, options or {}, base_url
+            None if container is not None else image or IMAGE, container, str(self.root), options or {}, base_url
         )
         self._id = f"docker-{uuid.uuid4().hex[:8]}"
         self._finalizer = weakref.finalize(self, self.container.close)  # also at the end of the process

@@ -13,17 +13,23 @@ import errno
 import logging
 import os
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from fusebackend.backends.sandbox import owner
 from fusebackend.backends.sandbox.dockershell import DockerShells
 from fusebackend.backends.sandbox.engine import connect, speaking
+from fusebackend.backends.sandbox.scripts import Script
 
 log = logging.getLogger(__name__)
 
 KEEP_RUNNING = ["-c", "while :; do sleep 86400; done"]
 """What the container does: nothing, for as long as it is there. Its processes come by `exec`."""
+
+
+START_S = 30.0
+"""How long the first shell of a container may take."""
 
 
 class DockerContainer:
@@ -32,15 +38,17 @@ class DockerContainer:
     Args:
         image: what to start a container from, pulled if it is not there; or
         container: name or id of one that runs.
+        root: a directory that is made in a container that is started here.
         options: passed on to the SDK's `containers.create`, such as `mem_limit` or `network_mode`.
         base_url: where the engine is; None: as the environment says.
     """
 
     def __init__(
-        self, image: str | None, container: str | None, options: Mapping[str, Any], base_url: str | None
+        self, image: str | None, container: str | None, root: str, options: Mapping[str, Any], base_url: str | None
     ) -> None:
         self.image = image
         self.name = container
+        self._root = root
         self._options = dict(options)
         self._base_url = base_url
         self._lock = threading.RLock()
@@ -86,7 +94,12 @@ class DockerContainer:
             if self._shells is None:
                 client = self._connected()
                 found = self._require_running(client) if self.name is not None else self._start(client)
-                self._shells = DockerShells(client.api, found)
+                shells = DockerShells(client.api, found)
+                if self.is_ours:
+                    self._shells = shells  # so that `close` knows of it, whatever comes
+                    with shells.borrowed() as shell:
+                        shell.ask(Script().call("mkdir -p", self._root), time.monotonic() + START_S)
+                self._shells = shells
             return self._shells
 
     def lost(self, error: OSError) -> OSError:

@@ -1,0 +1,25 @@
+"""The published suite on a `DockerBackend`: one container for all cases, emptied for each."""
+
+from __future__ import annotations
+
+import pytest
+
+from fusebackend.backends import DockerBackend
+from fusebackend.testing.conformance import BackendConformance
+
+pytestmark = pytest.mark.services
+
+
+@pytest.fixture(scope="module")
+def container_backend(docker_engine):
+    with DockerBackend(
+        docker_engine.image, root="/work", base_url=docker_engine.url, options={"network_mode": "none"}
+    ) as backend:
+        yield backend
+
+
+class TestDocker(BackendConformance):
+    @pytest.fixture
+    def backend(self, container_backend):
+        assert container_backend.execute("cd / && rm -rf /work && mkdir /work").exit_code == 0
+        return container_backend
