@@ -8,7 +8,7 @@ A listing has no modes, owners, times and links: these are asked for object by o
 known for as long as the object stays that version.
 
 Entries live until the kernel has held and forgotten them and their directory, and then while they are open or hold what
-the store does not. The lock is held for moments, never over a request.
+the store does not; the first `KEPT_ENTRIES` stay, with their numbers and what was asked about them. The lock is held for moments, never over a request.
 """
 
 from __future__ import annotations
@@ -36,6 +36,12 @@ log = logging.getLogger(__name__)
 
 PAGE_TTLS = 10
 """A listing that is read page by page may grow this much older before it is read anew: a long one would never end."""
+
+KEPT_ENTRIES = 1 << 16
+"""So many entries stay when the kernel forgets them: about 1 KiB each, and else a request each when they are seen again.
+
+Their numbers matter too: git reads every file anew whose inode has another number than in its index.
+"""
 
 
 class ObjectTree:
@@ -186,6 +192,9 @@ class ObjectTree:
                 if entry is None or entry.parent is None:
                     continue
                 entry.held, entry.forgotten = False, True
+                if len(self._entries) <= KEPT_ENTRIES:
+                    self.reap(entry)
+                    continue
                 for child in list(entry.children.values()):
                     self._drop(child)
                 if entry.parent.forgotten:
