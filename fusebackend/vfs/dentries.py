@@ -10,12 +10,17 @@ Noted on the mount's loop, dropped there and by the threads that tell the kernel
 from __future__ import annotations
 
 import threading
+import time
+from collections import deque
 from collections.abc import Iterable
 from typing import TypeAlias
 
 from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, Link
 from fusebackend.vfs.inodes import SYNTHETIC_INDEX, node_of, route_index
 from fusebackend.vfs.mounttree import MountTree, Route
+
+LINGER_S = 5.0
+"""How long a dropped name is kept: longer than it takes from the kernel's finding it to our hearing of that."""
 
 Name: TypeAlias = tuple[int, bytes]
 """A directory's inode number, and a name in it."""
@@ -36,6 +41,7 @@ class Dentries:
     def __init__(self) -> None:
         self._dentries: dict[Name, Dentry] = {}
         self._names: dict[int, tuple[Name, ...]] = {}
+        self._lingering: deque[tuple[float, Name, Dentry]] = deque()
         self._guard = threading.Lock()
 
     def __len__(self) -> int:
@@ -51,6 +57,7 @@ class Dentries:
     def found(self, name: Name, inode: int) -> None:
         """The kernel is told that this name leads to this inode."""
         with self._guard:
+            self._purge()
             before = self._dentries.get(name)
             self._dentries[name] = Dentry(inode)
             if before is None or before.inode != inode:
@@ -58,13 +65,28 @@ class Dentries:
                     self._unname(before.inode, name)
                 self._names[inode] = (*self._names.get(inode, ()), name)
 
-    def gone(self, name: Name, dentry: Dentry | None = None) -> None:
-        """The kernel has dropped a name; if a dentry is given, then only if it is still this one."""
+    def gone(self, name: Name) -> None:
+        """The kernel has removed a name itself."""
         with self._guard:
-            before = self._dentries.get(name)
-            if before is not None and dentry in (None, before):
-                del self._dentries[name]
-                self._unname(before.inode, name)
+            self._remove(name, self._dentries.get(name))
+
+    def dropped(self, name: Name, dentry: Dentry) -> None:
+        """The kernel was told to drop a name, and has done it. Somebody may have come by it just before."""
+        with self._guard:
+            self._purge()
+            self._lingering.append((time.monotonic() + LINGER_S, name, dentry))
+
+    def _purge(self) -> None:
+        now = time.monotonic()
+        while self._lingering and self._lingering[0][0] < now:
+            _, name, dentry = self._lingering.popleft()
+            if self._dentries.get(name) is dentry:  # it was not found again
+                self._remove(name, dentry)
+
+    def _remove(self, name: Name, dentry: Dentry | None) -> None:
+        if dentry is not None:
+            del self._dentries[name]
+            self._unname(dentry.inode, name)
 
     def renamed(self, name: Name, new_name: Name, flags: int) -> list[tuple[int, Name]]:
         """The kernel has renamed what it has under a name; returns the inodes that have other names since."""

@@ -163,6 +163,10 @@ class FileSystem(ExtendedAttributes):
         for inode, place in self.dentries.renamed((parent, name), (new_parent, new_name), flags):
             self.names.found(inode, place)
 
+    async def _place_for_name(self, parent: int, name: bytes) -> tuple[Route, int]:
+        self.revalidation.arrived()
+        return await super()._place_for_name(parent, name)
+
     # -- attributes --------------------------------------------------------------------------------------------
 
     async def getattr(self, inode: int) -> Entry:

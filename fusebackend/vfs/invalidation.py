@@ -16,6 +16,7 @@ from fusebackend.vfs.absent import AbsentNames
 from fusebackend.vfs.dentries import Dentries, Name, links_of
 from fusebackend.vfs.inodes import InodeTable, inode_number, route_index
 from fusebackend.vfs.mounttree import MountTree, Route
+from fusebackend.vfs.settling import Settling
 
 log = logging.getLogger(__name__)
 
@@ -34,11 +35,12 @@ class KernelCache(Protocol):
 class Invalidation:
     """Subscribed to every route while the kernel listens."""
 
-    def __init__(self, tree: MountTree, inodes: InodeTable, dentries: Dentries) -> None:
+    def __init__(self, tree: MountTree, inodes: InodeTable, dentries: Dentries, settling: Settling) -> None:
         self.changes = 0  # how many were heard of
         self._tree = tree
         self._inodes = inodes
         self._dentries = dentries
+        self._settling = settling
         self.kernel: KernelCache | None = None
         self.absent = AbsentNames()
         self._unsubscribe: list[Callable[[], None]] = []
@@ -85,26 +87,31 @@ class Invalidation:
         if anything:
             for inode, _ in self._inodes.items():
                 if route_index(inode) == route.index:
-                    self._unfill(inode)
-                    kernel.invalidate_inode(inode)
+                    self._invalidate(route, kernel, inode)
             if route.shared:
                 self._drop_names(route, kernel)
             return
         if change.node is not None:
             for inode in self._numbers(route, change.node):
-                self._unfill(inode)
-                kernel.invalidate_inode(inode)
+                self._invalidate(route, kernel, inode)
         if change.parent is not None and change.name is not None:
             for inode in self._numbers(route, change.parent):
                 if not self._tree.stands_in(inode, change.name):
                     self._drop_name(kernel, (inode, change.name))
                 kernel.invalidate_inode(inode, attributes_only=True)
 
+    def _invalidate(self, route: Route, kernel: KernelCache, inode: int) -> None:
+        self._unfill(inode)
+        if route.shared:
+            self._settling.tell(inode, partial(kernel.invalidate_inode, inode))
+        else:
+            kernel.invalidate_inode(inode)
+
     def _drop_name(self, kernel: KernelCache, name: Name) -> None:
         dentry = self._dentries.get(name)
         kernel.invalidate_entry(*name)
         if dentry is not None:
-            self._dentries.gone(name, dentry)
+            self._dentries.dropped(name, dentry)
 
     def _drop_names(self, route: Route, kernel: KernelCache) -> None:
         """Of a shared route: of files all, of directories those that are wrong, if there is somebody to ask."""

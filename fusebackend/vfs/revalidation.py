@@ -7,8 +7,9 @@ that the kernel has for it, and every name of the directories above, still leads
 ESTALE, which Linux keeps from the caller: it walks the path once more and looks up each name of it (LOOKUP_REVAL).
 
 What comes from the same thread next is that second walk, or a file that has no path, as /proc/self/fd/N: it is
-believed. Names that proved wrong are dropped from the kernel's cache in the background, and counted as known until they
-are.
+believed. In a second walk each name is looked up, so what was found last is what the path leads to, whatever other
+names it had. Names that proved wrong are dropped from the kernel's cache in the background, and counted as known until
+they are.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from fusebackend.errors import oserror
 from fusebackend.protocol import Attr, Link, Volume
 from fusebackend.vfs import request
 from fusebackend.vfs.dentries import Dentries, Dentry, Name, links_of
+from fusebackend.vfs.inodes import inode_number
 from fusebackend.vfs.invalidation import KernelCache
 from fusebackend.vfs.mounttree import MountTree, Route
 from fusebackend.vfs.places import held
@@ -32,7 +34,7 @@ from fusebackend.vfs.places import held
 SECOND_WALK_S = 2.0
 """How long after an ESTALE its caller is expected back."""
 
-MAX_REFUSED = 1_000
+MAX_WALKS = 1_000
 """Threads whose second walk is waited for; it takes a millisecond."""
 
 P = ParamSpec("P")
@@ -58,7 +60,7 @@ class Revalidation:
         self._tree = tree
         self._dentries = dentries
         self._kernel = kernel
-        self._refused: dict[int, tuple[int, float]] = {}  # thread → the inode it was refused, and when
+        self._walks: dict[int, tuple[int, float]] = {}  # thread on its second walk → the inode it has come to, and when
 
     async def call(self, route: Route, inode: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call into the volume for an inode, if that is where the kernel's path leads.
@@ -66,27 +68,64 @@ class Revalidation:
         Raises:
             Misled: it may be not.
         """
-        return await self._call(_checked, route, inode, partial(function, *args, **kwargs))
+        believed = self._is_believed(inode)
+        self.arrived()
+        return await self._call(_checked, route, inode, believed, partial(function, *args, **kwargs))
+
+    def arrived(self) -> None:
+        """This thread's walk has ended with something else."""
+        self._walks.pop(request.current().thread, None)
+
+    async def readlink(self, route: Route, inode: int, node: int) -> bytes:
+        """`call` in the middle of a walk."""
+        volume = route.volume
+        return await self._call(_checked, route, inode, self._is_believed(inode), partial(volume.readlink, node))
 
     async def check(self, route: Route, inode: int) -> None:
         """`call` of nothing."""
         if self._dentries.of(inode):
             await self.call(route, inode, lambda: None)
+        self.arrived()
 
     async def lookup(self, route: Route, parent: int, node: int, name: bytes) -> Attr:
         """What a name is, held. The way to its directory is of interest only if there is no such name."""
-        return await self._call(_found, route, parent, partial(held, route.volume, route.volume.lookup, node, name))
+        look = partial(held, route.volume, route.volume.lookup, node, name)
+        thread, believed = request.current().thread, self._is_believed(parent)
+        try:
+            attr = await self._call(_found, route, parent, believed, look)
+        except Misled:
+            raise
+        except OSError:
+            self._walks.pop(thread, None)
+            raise
+        if thread in self._walks:
+            self._walks[thread] = (inode_number(route.index, attr.node), time.monotonic())
+        return attr
 
-    async def _call(self, check: Callable[..., T], route: Route, inode: int, function: Callable[[], T]) -> T:
-        names = {} if self._is_second_walk(inode) else self._names(route, inode)
+    async def _call(
+        self,
+        check: Callable[[Volume, Sequence[Link], Callable[[], T]], T],
+        route: Route,
+        inode: int,
+        believed: bool,
+        function: Callable[[], T],
+    ) -> T:
+        names = {} if believed else self._names(route, inode)
         way = route.ask if check is _found else route.call
         try:
             return await way(check, route.volume, list(names), function)
         except Misled as error:
-            self._refuse(inode)
+            if len(self._walks) >= MAX_WALKS:
+                self._walks.pop(next(iter(self._walks)))
+            self._walks[request.current().thread] = (inode, time.monotonic())
             for link in error.links:
                 self.drop(names[link])
             raise
+
+    def _is_believed(self, inode: int) -> bool:
+        """Is this thread on its second walk, and has come here by it?"""
+        reached, at = self._walks.get(request.current().thread, (0, 0.0))
+        return reached == inode and time.monotonic() < at + SECOND_WALK_S
 
     # -- names -------------------------------------------------------------------------------------------------
 
@@ -104,22 +143,6 @@ class Revalidation:
                     pending.append(parent)
         return names
 
-    # -- refusals ----------------------------------------------------------------------------------------------
-
-    def _is_second_walk(self, inode: int) -> bool:
-        """Was this thread refused the inode just now? It is believed once."""
-        thread = request.current().thread
-        refused, at = self._refused.get(thread, (0, 0.0))
-        if refused != inode:
-            return False
-        del self._refused[thread]
-        return time.monotonic() < at + SECOND_WALK_S
-
-    def _refuse(self, inode: int) -> None:
-        if len(self._refused) >= MAX_REFUSED:
-            self._refused.pop(next(iter(self._refused)))
-        self._refused[request.current().thread] = (inode, time.monotonic())
-
     def drop(self, name: Name) -> None:
         """Have the kernel drop a name, in a thread: it may wait for a request to be answered first."""
         dentry = self._dentries.get(name)
@@ -130,7 +153,7 @@ class Revalidation:
         kernel = self._kernel()
         if kernel is not None and self._dentries.get(name) is dentry:  # it has not been found again since
             await trio.to_thread.run_sync(kernel.invalidate_entry, *name)
-            self._dentries.gone(name, dentry)
+            self._dentries.dropped(name, dentry)
 
 
 def _checked(volume: Volume, links: Sequence[Link], function: Callable[[], T]) -> T:

@@ -1,0 +1,316 @@
+"""Two hosts (processes here) change one tree at random, through both faces each; a model knows what must be there.
+
+After every change the names that it touched, and some others, are opened at both hosts: by processes and by agents. A
+file must have the bytes that were in it when it was last closed, a directory its names, and what is gone must be gone.
+What may be as late as the change feed, or as a TTL, is waited for: then the next change is made at either host.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+NAMES = ("a", "b", "c", "d", "d/a", "d/b", "e", "e/a")
+DIRECTORIES = ("d", "e")
+PATIENCE_S = 30.0
+POLL_S = 0.0005
+
+CONTENTS = (b"", b"x", b"one two\n", b"three\n" * 700, b"0123456789abcdef" * 8200)
+OFFSETS = (0, 1, 4095, 4096, 65_530)
+
+
+class File:
+    """What a file holds, under all its names."""
+
+    def __init__(self, content: bytes = b"") -> None:
+        self.content = bytearray(content)
+
+    def write(self, offset: int, data: bytes) -> None:
+        if data:
+            self.content.extend(bytes(max(0, offset + len(data) - len(self.content))))
+            self.content[offset : offset + len(data)] = data
+
+
+class Host(NamedTuple):
+    """A mount, and the agent face of what is mounted: `base` is the directory of both that is worked in."""
+
+    path: Path
+    agent: Any
+    base: str
+
+    def place(self, name: str) -> str:
+        return f"{self.path}{self.base}/{name}"
+
+
+class TwoHosts:
+    """See the module's docstring.
+
+    Args:
+        hosts: who takes turns.
+        seed: the same seed makes the same changes.
+        catch_up: called with the host that has changed something and the other one; returns when the other knows.
+        links: whether there are hard and symbolic links.
+        strict: whether an open must be right at once, or may take until `PATIENCE_S`.
+    """
+
+    def __init__(
+        self,
+        hosts: tuple[Host, Host],
+        seed: int,
+        catch_up: Callable[[Host, Host], None] = lambda here, there: None,
+        *,
+        links: bool = True,
+        strict: bool = True,
+    ) -> None:
+        self.hosts = hosts
+        self.random = random.Random(seed)
+        self.tree: dict[str, File | None] = {}  # None is a directory
+        self.target = ""  # of the symbolic link, if it is there
+        self.log: list[str] = []
+        self._catch_up = catch_up
+        self._strict = strict
+        self._changes = [self.put, self.put, self.write_within, self.append, self.truncate, self.make_directory]
+        self._changes += [self.remove, self.rename, self.replace, self.upload, self.edit, self.delete, self.move]
+        if links:
+            self._changes += [self.link, self.point]
+        os.makedirs(hosts[0].place(""), exist_ok=True)
+
+    def run(self, steps: int) -> None:
+        try:
+            for step in range(steps):
+                here, there = self.random.sample(self.hosts, 2)
+                change = self.random.choice(self._changes)
+                name = self.random.choice(NAMES)
+                self.log.append(f"{step}: {here.path.name} {change.__name__} {name}")
+                touched = change(here, name)
+                for host in (there, here):
+                    for shown in {name, *touched, *self.random.sample(NAMES, 2)}:
+                        self.check(host, shown)
+                self._catch_up(here, there)
+        except (AssertionError, OSError) as error:
+            raise AssertionError("\n".join([str(error), *self.log[-12:]])) from error
+
+    # -- the model ---------------------------------------------------------------------------------------------
+
+    def holder_is_there(self, name: str) -> bool:
+        above = name.rpartition("/")[0]
+        return above == "" or (above in self.tree and self.tree[above] is None)
+
+    def is_dir(self, name: str) -> bool:
+        return name in self.tree and self.tree[name] is None
+
+    def below(self, name: str) -> list[str]:
+        return [path for path in self.tree if path == name or path.startswith(name + "/")]
+
+    def carry(self, old: str, new: str) -> None:
+        moved = {path: self.tree.pop(path) for path in self.below(old)}
+        for path, file in moved.items():
+            self.tree[new + path[len(old) :]] = file
+
+    def other(self, name: str) -> str:
+        """Another name; only directories' names are such that what is below has a name of ours too."""
+        others = DIRECTORIES if self.is_dir(name) else [o for o in NAMES if not self.is_dir(o)]
+        return self.random.choice([o for o in others if o != name] or list(NAMES))
+
+    def content(self) -> bytes:
+        return self.random.choice(CONTENTS)
+
+    @staticmethod
+    def system(wanted: bool, call: Callable[..., Any], *arguments: Any) -> None:
+        """A system call that succeeds exactly if it is wanted, and is never told that something is stale."""
+        try:
+            call(*arguments)
+        except OSError as error:
+            assert not wanted and error.errno != errno.ESTALE, f"{call.__name__}{arguments}: {error}"
+        else:
+            assert wanted, f"{call.__name__}{arguments} should have failed"
+
+    # -- changes by processes ----------------------------------------------------------------------------------
+
+    def _write(self, host: Host, name: str, flags: int, offset: int, data: bytes) -> None:
+        def write() -> None:
+            fd = os.open(host.place(name), os.O_WRONLY | os.O_CREAT | flags, 0o644)
+            try:
+                assert os.pwrite(fd, data, offset) == len(data)
+            finally:
+                os.close(fd)
+
+        wanted = self.holder_is_there(name) and not self.is_dir(name)
+        self.system(wanted, write)
+        if wanted:
+            file = self.tree.setdefault(name, File())
+            assert file is not None
+            if flags & os.O_TRUNC:
+                file.content.clear()
+            file.write(len(file.content) if flags & os.O_APPEND else offset, data)
+
+    def put(self, host: Host, name: str) -> list[str]:
+        self._write(host, name, os.O_TRUNC, 0, self.content())
+        return []
+
+    def write_within(self, host: Host, name: str) -> list[str]:
+        self._write(host, name, 0, self.random.choice(OFFSETS), self.content())
+        return []
+
+    def append(self, host: Host, name: str) -> list[str]:
+        self._write(host, name, os.O_APPEND, 0, self.content())
+        return []
+
+    def truncate(self, host: Host, name: str) -> list[str]:
+        file, size = self.tree.get(name), self.random.choice(OFFSETS)
+        self.system(file is not None, os.truncate, host.place(name), size)
+        if file is not None:
+            del file.content[size:]
+            file.content.extend(bytes(size - len(file.content)))
+        return []
+
+    def make_directory(self, host: Host, name: str) -> list[str]:
+        name = self.random.choice(DIRECTORIES)
+        wanted = name not in self.tree
+        self.system(wanted, os.mkdir, host.place(name))
+        if wanted:
+            self.tree[name] = None
+        return [name]
+
+    def remove(self, host: Host, name: str) -> list[str]:
+        call = os.rmdir if self.is_dir(name) else os.unlink
+        wanted = name in self.tree and self.below(name) == [name]
+        self.system(wanted, call, host.place(name))
+        if wanted:
+            del self.tree[name]
+        return []
+
+    def rename(self, host: Host, name: str) -> list[str]:
+        new = self.other(name)
+        wanted = name in self.tree and self.holder_is_there(new)
+        if wanted and self.is_dir(name):
+            wanted = new not in self.tree or (self.is_dir(new) and self.below(new) == [new])
+        elif wanted:
+            wanted = not self.is_dir(new)
+        self.system(wanted, os.rename, host.place(name), host.place(new))
+        if wanted and (self.is_dir(name) or self.tree[name] is not self.tree.get(new)):  # else: two names of one file
+            self.tree.pop(new, None)
+            self.carry(name, new)
+        return [new]
+
+    def replace(self, host: Host, name: str) -> list[str]:
+        """As an editor does: a new file, renamed over the old one."""
+        if self.holder_is_there(name) and not self.is_dir(name):
+            data = self.content()
+            Path(host.place("new")).write_bytes(data)
+            os.rename(host.place("new"), host.place(name))
+            self.tree[name] = File(data)
+        return []
+
+    def link(self, host: Host, name: str) -> list[str]:
+        new = self.other(name)
+        wanted = self.tree.get(name) is not None and new not in self.tree and self.holder_is_there(new)
+        self.system(wanted, os.link, host.place(name), host.place(new))
+        if wanted:
+            self.tree[new] = self.tree[name]
+        return [new]
+
+    def point(self, host: Host, name: str) -> list[str]:
+        """Have the symbolic link lead there, by a new one in its place."""
+        os.symlink(name, host.place("new"))
+        os.rename(host.place("new"), host.place("link"))
+        self.target = name
+        return []
+
+    # -- changes by agents -------------------------------------------------------------------------------------
+
+    def upload(self, host: Host, name: str) -> list[str]:
+        data = self.content()
+        wanted = not self.is_dir(name) and (self.holder_is_there(name) or name.rpartition("/")[0] not in self.tree)
+        (answer,) = host.agent.upload_files([(f"{host.base}/{name}", data)])
+        assert (answer.error is None) == wanted, answer
+        if wanted:
+            if "/" in name:
+                self.tree.setdefault(name.rpartition("/")[0], None)
+            file = self.tree.setdefault(name, File())
+            assert file is not None
+            file.content[:] = data
+        return []
+
+    def edit(self, host: Host, name: str) -> list[str]:
+        file = self.tree.get(name)
+        wanted = file is not None and file.content.count(b"one") == 1 and b"\0" not in file.content
+        answer = host.agent.edit(f"{host.base}/{name}", "one", "1")
+        assert (answer.error is None) or not wanted, answer
+        if answer.error is None:
+            assert file is not None and file.content.count(b"one") == 1, answer
+            file.content[:] = file.content.replace(b"one", b"1")
+        return []
+
+    def delete(self, host: Host, name: str) -> list[str]:
+        answer = host.agent.delete(f"{host.base}/{name}")
+        assert (answer.error is None) == (name in self.tree), answer
+        for path in self.below(name):
+            del self.tree[path]
+        return []
+
+    def move(self, host: Host, name: str) -> list[str]:
+        new = self.other(name)
+        wanted = name in self.tree and new not in self.tree and self.holder_is_there(new)
+        if not wanted:
+            return []  # that an agent makes directories on the way is tried elsewhere
+        answer = host.agent.move(f"{host.base}/{name}", f"{host.base}/{new}")
+        assert answer.error is None, answer
+        self.carry(name, new)
+        return [new]
+
+    # -- what both must see ------------------------------------------------------------------------------------
+
+    def check(self, host: Host, name: str) -> None:
+        if self._strict:
+            self._check(host, name)
+            return None
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return self._check(host, name)
+            except AssertionError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(POLL_S)
+
+    def _check(self, host: Host, name: str) -> None:
+        wanted = self.tree.get(name)
+        where = f"{name} at {host.path.name}"
+        try:
+            if self.is_dir(name):
+                inside = {path.rpartition("/")[2] for path in self.below(name) if path != name}
+                assert set(os.listdir(host.place(name))) == inside, f"the names in {where}"
+            else:
+                self._same(read(host.place(name)), wanted, where)
+        except (FileNotFoundError, NotADirectoryError):
+            assert name not in self.tree, f"{where} is not found"
+        (answer,) = host.agent.download_files([f"{host.base}/{name}"])
+        assert answer.content == (None if wanted is None else bytes(wanted.content)), f"{where} for the agent"
+        if self.target == name and wanted is not None:
+            self._same(read(host.place("link")), wanted, f"what the link to {where} shows")
+
+    def _same(self, found: bytes, wanted: File | None, where: str) -> None:
+        assert wanted is not None, f"{where} should be gone, and has {len(found)} bytes"
+        assert found == wanted.content, f"{where} has {found[:20]!r} ({len(found)}), not {bytes(wanted.content[:20])!r}"
+
+
+def read(path: str) -> bytes:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return os.pread(fd, 1 << 20, 0)
+    finally:
+        os.close(fd)
+
+
+def until(seen: Callable[[], bool], what: str) -> None:
+    """Wait until something shows."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not seen():
+        assert time.monotonic() < deadline, f"{what} did not show in {PATIENCE_S:g} s"
+        time.sleep(POLL_S)
