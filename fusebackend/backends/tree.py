@@ -253,9 +253,7 @@ class TreeVolume(TreeStorage):
             inode = self._inode(node)
             if stat.S_ISDIR(inode.mode):
                 raise oserror(errno.EISDIR)
-            if is_access_noted(inode):
-                inode.atime_ns = now_ns()
-                self._changed(inode)
+            self._accessed(inode)
             return self._get(inode, offset, size)
 
     def write(self, node: int, offset: int, data: bytes) -> int:
@@ -325,8 +323,8 @@ class TreeVolume(TreeStorage):
         return inode
 
     def _accessed(self, inode: Inode) -> None:
-        """relatime, as Linux mounts by default: the first read after a change, then once a day."""
-        if inode.atime_ns <= max(inode.mtime_ns, inode.ctime_ns) or now_ns() - inode.atime_ns > _DAY_NS:
+        """The inode has been read."""
+        if is_access_noted(inode):
             inode.atime_ns = now_ns()
             self._changed(inode)
 

@@ -248,9 +248,10 @@ def found(volume: int, parent: int, name: bytes) -> Statement:
 
 
 def listed(volume: int, parent: int, after: bytes, limit: int) -> Statement:
-    """The mode and link count of a directory, and names in it with their inodes, or nulls for none."""
+    """The mode, link count and times of a directory, and names in it with their inodes, or nulls for none."""
     return (
-        f"SELECT p.mode, p.nlink, d.name, {_C} FROM fusebackend.inode p LEFT JOIN LATERAL (SELECT name, node"
+        f"SELECT p.mode, p.nlink, p.atime_ns, p.mtime_ns, p.ctime_ns, d.name, {_C}"
+        " FROM fusebackend.inode p LEFT JOIN LATERAL (SELECT name, node"
         " FROM fusebackend.dentry WHERE volume = %s AND parent = %s AND name > %s ORDER BY name LIMIT %s) d ON true"
         " LEFT JOIN fusebackend.inode c ON c.volume = p.volume AND c.node = d.node"
         " WHERE p.volume = %s AND p.node = %s ORDER BY d.name",

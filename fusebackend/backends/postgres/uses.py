@@ -100,6 +100,10 @@ class Uses:
         with self._lock:
             self._unused.difference_update(nodes)
 
+    def is_noted(self, node: int) -> bool:
+        """Does the database know that this session uses it, though it has no name?"""
+        return node in self._nameless
+
     def nameless(self) -> list[int]:
         with self._lock:
             return list(self._nameless)

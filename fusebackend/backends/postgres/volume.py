@@ -19,23 +19,20 @@ from __future__ import annotations
 import contextlib
 import errno
 import stat
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from fusebackend.backends.chunks import CHUNK_BYTES, CHUNK_SHIFT, Chunk
-from fusebackend.backends.native import Changes
-from fusebackend.backends.postgres import notices, schema, statements
-from fusebackend.backends.postgres.batch import Statement, send
+from fusebackend.backends.chunks import CHUNK_BYTES, CHUNK_SHIFT
+from fusebackend.backends.postgres import schema, statements
+from fusebackend.backends.postgres.batch import send
 from fusebackend.backends.postgres.connections import CONNECTIONS, Connections, gone
-from fusebackend.backends.postgres.errors import told
 from fusebackend.backends.postgres.feed import VolumeFeed
 from fusebackend.backends.postgres.rows import StoredInode
 from fusebackend.backends.postgres.session import Session
-from fusebackend.backends.postgres.transaction import Transaction, Wanted
+from fusebackend.backends.postgres.storedtree import StoredTree
+from fusebackend.backends.postgres.transaction import Wanted
 from fusebackend.backends.postgres.uses import Uses
-from fusebackend.backends.storage import Inode
-from fusebackend.backends.tree import TreeVolume, is_access_noted, now_ns
+from fusebackend.backends.tree import is_access_noted, now_ns
 from fusebackend.errors import oserror
 from fusebackend.protocol import Attr, AttrChanges, Caller, Change, Features, Link, StatFs
 
@@ -48,17 +45,7 @@ FREE_BLOCKS = 1 << 38
 """Of 4 KiB: a server does not tell how much room it has, so `df` shows 1 PiB."""
 
 
-class _Scope(threading.local):
-    """What a thread is in the middle of."""
-
-    def __init__(self) -> None:
-        self.transaction: Transaction | None = None
-        self.view: Any = None  # a connection in the middle of a transaction that only reads
-        self.told: list[Changes] = []
-        self.lost_names: list[int] = []
-
-
-class PostgresVolume(TreeVolume):
+class PostgresVolume(StoredTree):
     """See the module's docstring.
 
     Args:
@@ -82,137 +69,25 @@ class PostgresVolume(TreeVolume):
         conflict: Literal["error", "last-writer"] = "error",
         connections: int = CONNECTIONS,
     ) -> None:
-        super().__init__()
-        self.lock = contextlib.nullcontext()
         self.name = name
         self.conninfo = conninfo
-        self._last_writer_wins = conflict == "last-writer"
-        self._scope = _Scope()
-        self._uses = Uses()
-        self._connections = Connections(conninfo, connections)
-        try:
-            self._connections.run(schema.migrate)
-            self.id = self._connections.run(lambda connection: schema.volume_id(connection, name))
-            self._session = Session(conninfo, self.id, self._uses)
+        uses = Uses()
+        with contextlib.ExitStack() as undo:
+            pool = Connections(conninfo, connections)
+            undo.callback(pool.close)
+            pool.run(schema.migrate)
+            number = pool.run(lambda connection: schema.volume_id(connection, name))
+            session = Session(conninfo, number, uses)
+            undo.callback(session.close)
+            super().__init__(pool, number, session, uses, last_writer_wins=conflict == "last-writer")
             self._feed = VolumeFeed(self, conninfo, self.id, self.session)
-        except BaseException:
-            self._connections.close()
-            raise
+            undo.pop_all()
         self._closed = False
 
     @property
     def connections(self) -> Connections:
         """For what else is asked of the database on the volume's behalf, as long as it is open."""
         return self._connections
-
-    @property
-    def session(self) -> str:
-        """The name under which this process's changes are told."""
-        return str(self._session.id)
-
-    # -- transactions ------------------------------------------------------------------------------------------
-
-    def _change(self, wanted: Wanted, rule: Callable[..., T], *arguments: Any) -> T:
-        """Run a rule in a transaction: that of the scope, or one of its own."""
-        transaction = self._scope.transaction
-        if transaction is not None:
-            with told():
-                if transaction.is_large:
-                    transaction.flush()
-                transaction.fetch(wanted)
-                return rule(*arguments)
-        version = self._session.new_version()
-
-        def attempt(connection: Connection[Any]) -> T:
-            with self._transaction(Transaction(connection, self.id, version)) as transaction:
-                transaction.fetch(wanted)
-                return rule(*arguments)
-
-        return self._connections.run(attempt)
-
-    @contextlib.contextmanager
-    def _transaction(self, transaction: Transaction) -> Iterator[Transaction]:
-        """What this thread does in between is one transaction, which is committed at the end."""
-        scope = self._scope
-        scope.transaction = transaction
-        scope.lost_names = []
-        try:
-            yield transaction
-            transaction.commit(self._notices)
-        except BaseException:
-            transaction.rollback()
-            raise
-        finally:
-            scope.transaction = None
-        for node in scope.lost_names:
-            if node in self._uses:
-                self._uses.note_nameless(node)
-
-    def _notices(self, changes: Sequence[Change]) -> list[Statement]:
-        channel = notices.channel(self.id)
-        return [statements.notify(channel, payload) for payload in notices.encode(self.session, changes)]
-
-    @contextlib.contextmanager
-    def changing(self) -> Iterator[Changes]:
-        """As in `NativeVolume`: one transaction, alone with the volume. An error undoes all of it.
-
-        Observers and subscribers are told when it has been committed.
-        """
-        changes = Changes()
-        scope = self._scope
-        if scope.transaction is not None:  # inside of another one, which will tell
-            scope.told.append(changes)
-            yield changes
-            return
-        scope.told = [changes]
-        try:
-            with told(), self._connections.leased(self._begin_alone) as connection:
-                version = self._session.new_version()
-                with self._transaction(Transaction(connection, self.id, version, exclusive=True, begun=True)):
-                    yield changes
-        except BaseException:
-            self._tell_all(scope.told, reports=False)
-            raise
-        self._tell_all(scope.told, reports=True)
-
-    def _begin_alone(self, connection: Connection[Any]) -> None:
-        send(connection, [statements.BEGIN, statements.lock_changes(self.id, exclusive=True)])
-
-    def _tell_all(self, told: Sequence[Changes], *, reports: bool) -> None:
-        """What has failed is told as well: it may have happened, and if not, looking again does no harm."""
-        shown = [self.report(changes.reports) for changes in told if reports]
-        for changes in told:
-            self.tell(changes)
-        for tell in shown:
-            tell()
-
-    @contextlib.contextmanager
-    def viewing(self) -> Iterator[None]:
-        """What this thread reads in between is one state of the volume."""
-        scope = self._scope
-        if scope.transaction is not None or scope.view is not None:
-            yield
-            return
-        with told(), self._connections.leased(_begin_view) as connection:
-            scope.view = connection
-            try:
-                yield
-            finally:
-                scope.view = None
-                if not connection.closed:
-                    send(connection, [statements.COMMIT])
-
-    def _query(self, statement: Statement) -> list[Any]:
-        if self._scope.view is not None:
-            with told():
-                return send(self._scope.view, [statement])[0]
-        return self._connections.query(*statement)
-
-    @property
-    def _here(self) -> Transaction:
-        transaction = self._scope.transaction
-        assert transaction is not None, "a rule runs in a transaction"
-        return transaction
 
     # -- names -------------------------------------------------------------------------------------------------
 
@@ -230,7 +105,10 @@ class PostgresVolume(TreeVolume):
             return self._change(Wanted(nodes=(node,)), super().readdir, node, after, limit)
         rows = self._query(statements.listed(self.id, node, after, limit))
         self._require_directory(rows, node)
-        return [(row[2], StoredInode.of(row[3:])) for row in rows if row[2] is not None]
+        if not after:
+            mode, _, atime_ns, mtime_ns, ctime_ns = rows[0][:5]
+            self._note_access(Attr(node, mode, atime_ns=atime_ns, mtime_ns=mtime_ns, ctime_ns=ctime_ns))
+        return [(row[5], StoredInode.of(row[6:])) for row in rows if row[5] is not None]
 
     def wrong_links(self, links: Sequence[Link]) -> Sequence[Link]:
         if not links:
@@ -251,7 +129,8 @@ class PostgresVolume(TreeVolume):
         """A node without a name is there for who uses it."""
         if node not in self._uses:
             raise gone()
-        self._session.look_after(node)
+        if not self._uses.is_noted(node):
+            self._session.look_after(node)
 
     def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr:
         return self._change(Wanted(entries=((parent, name),)), super().mknod, parent, name, mode, rdev, caller)
@@ -304,6 +183,7 @@ class PostgresVolume(TreeVolume):
         inode, chunks = self._read_contents(node, 0, 0)
         if not stat.S_ISLNK(inode.mode):
             raise oserror(errno.EINVAL)
+        self._note_access(inode)
         return bytes(chunks[0])
 
     def getxattr(self, node: int, name: bytes) -> bytes:
@@ -359,9 +239,12 @@ class PostgresVolume(TreeVolume):
         inode, chunks = self._read_contents(node, first, last)
         if stat.S_ISDIR(inode.mode):
             raise oserror(errno.EISDIR)
-        if is_access_noted(inode) and self._scope.view is None:
-            self._query(statements.accessed(self.id, node, now_ns()))
+        self._note_access(inode)
         return _cut_out(inode.size, chunks, offset, size)
+
+    def _note_access(self, attr: Attr) -> None:
+        if is_access_noted(attr) and self._scope.view is None:
+            self._query(statements.accessed(self.id, attr.node, now_ns()))
 
     def _read_contents(self, node: int, first: int, last: int) -> tuple[StoredInode, dict[int, bytes]]:
         rows = self._query(statements.contents(self.id, node, first, last))
@@ -419,101 +302,6 @@ class PostgresVolume(TreeVolume):
                 if node is not None and self._uses.is_open(node):
                     self._session.look_after(node)
         self.publish(*changes)
-
-    # -- storage -----------------------------------------------------------------------------------------------
-
-    def _stored(self, node: int) -> StoredInode:
-        return self._here.inode(node)
-
-    def _inode(self, node: int) -> Inode:
-        inode = self._here.inode(node)
-        if inode.nlink == 0 and not inode.is_new and node not in self._uses:
-            raise gone()
-        return inode
-
-    def _parent_of(self, node: int) -> int:
-        return self._here.parent(node)
-
-    def _new_inode(self, mode: int, parent: int) -> Inode:
-        inode = StoredInode(self._session.new_node(), mode, parent=parent)
-        self._here.add(inode)
-        return inode
-
-    def _changed(self, inode: Inode) -> None:
-        assert isinstance(inode, StoredInode)
-        self._here.changed(inode)
-
-    def _reap(self, inode: Inode) -> None:
-        """A node without a name is freed by `Session`, when nobody on any host uses it any more."""
-        if inode.nlink == 0:
-            used = inode.node in self._uses
-            self._here.set_nameless(inode.node, self._session.id if used else 0)
-            self._scope.lost_names.append(inode.node)
-
-    def _drop(self, inode: Inode) -> None:
-        raise AssertionError("nodes are freed by `Session`")
-
-    def _child(self, parent: int, name: bytes) -> int | None:
-        return self._here.child(parent, name)
-
-    def _set_child(self, parent: int, name: bytes, node: int | None) -> None:
-        self._here.set_child(parent, name, node)
-
-    def _children(self, parent: int, after: bytes, limit: int) -> list[tuple[bytes, int]]:
-        self._directory(parent)
-        return self._here.children(parent, after, limit)
-
-    def _chunk(self, node: int, index: int) -> Chunk | None:
-        return self._here.chunk(node, index)
-
-    def _new_chunk(self, node: int, index: int) -> Chunk:
-        return Chunk()
-
-    def _chunk_changed(self, node: int, index: int, chunk: Chunk) -> None:
-        self._here.set_chunk(node, index, chunk)
-
-    def _drop_chunks(self, node: int, first: int) -> int:
-        return self._here.cut(node, first)
-
-    def _xattrs(self, inode: Inode) -> dict[bytes, bytes]:
-        assert isinstance(inode, StoredInode)
-        return self._here.xattrs(inode)
-
-    def _xattrs_changed(self, inode: Inode) -> None:
-        assert isinstance(inode, StoredInode)
-        self._here.set_xattrs(inode)
-
-    # -- who has written ---------------------------------------------------------------------------------------
-
-    def _put(self, inode: Inode, offset: int, data: bytes) -> None:
-        self._rewritten(inode, empties=False)
-        super()._put(inode, offset, data)
-
-    def _resize(self, inode: Inode, size: int) -> None:
-        if not stat.S_ISDIR(inode.mode):
-            self._rewritten(inode, empties=size == 0)
-        super()._resize(inode, size)
-
-    def _rewritten(self, inode: Inode, *, empties: bool) -> None:
-        """The bytes of a file are about to change. ESTALE where that would undo what another host has written.
-
-        That is when it is emptied though another host has changed it since it was opened here to be written; and when
-        it was emptied here, to be written anew, and another host has done the same since.
-        """
-        assert isinstance(inode, StoredInode)
-        uses, version = self._uses, self._here.version
-        if not self._last_writer_wins:
-            may = uses.may_empty if empties else uses.may_write
-            if not may(inode, version):
-                raise gone()
-        uses.wrote(inode, version, empties)
-        inode.contents = version
-        if empties:
-            inode.emptied = version
-
-
-def _begin_view(connection: Connection[Any]) -> None:
-    send(connection, [("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", ())])
 
 
 def _cut_out(file_bytes: int, chunks: dict[int, bytes], offset: int, size: int) -> bytes:
