@@ -840,6 +840,20 @@ def test_what_the_other_face_changes_is_told_at_once(duck):
     assert len(heard) == 4
 
 
+def test_what_is_held_again_after_it_was_forgotten_stays(volume, duck):
+    """A lookup in a thread is under way when the kernel gives back what it had: the loop forgets, then holds."""
+    duck.write("/f", "x")
+    node = volume.lookup(ROOT_NODE, b"f").node
+    volume.hold(node)
+    volume.lock.acquire()  # so that what `forget` leaves for later is left
+    thread = threading.Thread(target=lambda: (volume.forget([node]), volume.hold(node)))
+    thread.start()
+    thread.join()
+    volume.lock.release()
+    assert volume.lookup(ROOT_NODE, b"f").node == node
+    assert volume.getattr(node).node == node
+
+
 def test_hold_and_forget_never_wait(volume, duck):
     duck.put("/f", b"x")
     node = at(volume, "/f")

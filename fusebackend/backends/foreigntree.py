@@ -234,16 +234,19 @@ class ForeignTree:
 
     def forget(self, nodes: Iterable[int]) -> None:
         """Needs no lock: the caller may be an event loop that must not wait for the backend. See `settle`."""
-        self._let_go.extend(nodes)
+        for node in nodes:
+            entry = self._entries.get(node)
+            if entry is not None and entry.parent is not None:
+                entry.held, entry.forgotten = False, True
+                self._let_go.append(node)
 
     def settle(self) -> None:
-        """Do what `forget` has put off. With a directory go the entries in it that were shown and never held."""
+        """Do what `forget` has put off, but for what is held again by now. With a directory go the entries in it that
+        were shown and never held."""
         while self._let_go:
             entry = self._entries.get(self._let_go.popleft())
-            if entry is None or entry.parent is None:
+            if entry is None or entry.held:
                 continue
-            entry.held = False
-            entry.forgotten = True
             self._drop_listing(entry)
             for child in list(entry.children.values()):
                 child.forgotten = not child.held
