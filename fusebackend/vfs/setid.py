@@ -43,4 +43,6 @@ def disarming(volume: Volume, node: int, changes: AttrChanges, privileged: bool)
     if changes.mode is not None or not (taken or (changes.size is not None and not privileged)):
         return changes
     mode = volume.getattr(node).mode
-    return changes._replace(mode=_harmless(stat.S_IMODE(mode))) if sets_id(mode) else changes
+    # A change of owner clears the bits of everything but directories, where they mean something else (chown(2)).
+    armed = taken and not stat.S_ISDIR(mode) and mode & SET_ID
+    return changes._replace(mode=_harmless(stat.S_IMODE(mode))) if armed or sets_id(mode) else changes

@@ -9,6 +9,7 @@ from fusebackend.errors import oserror
 from fusebackend.vfs.inodes import ROOT_INODE
 from fusebackend.vfs.mounttree import MountTree, Route
 from fusebackend.vfs.places import Places
+from fusebackend.vfs.request import current
 
 STATUS_XATTR = b"user.fusebackend.status"
 """Read from the mount's root, it is the JSON of `fusebackend status`. Never listed, so that `cp -a` leaves it alone."""
@@ -48,7 +49,11 @@ class ExtendedAttributes(Places):
             route, node = await self._place(inode)
         except FileNotFoundError:
             return []  # a synthesised directory has none
-        return list(await route.ask(route.volume.listxattr, node)) if route.volume.features.xattrs else []
+        if not route.volume.features.xattrs:
+            return []
+        names = await route.ask(route.volume.listxattr, node)
+        privileged = current().uid == 0
+        return [name for name in names if privileged or not name.startswith(_FOR_ROOT)]
 
     async def removexattr(self, inode: int, name: bytes) -> None:
         try:
@@ -59,6 +64,9 @@ class ExtendedAttributes(Places):
         _check(route, name)
         await route.call(route.changing.removexattr, node, name)
 
+
+_FOR_ROOT = b"trusted."
+"""Other users are not told that these exist (xattr(7)); reading them is what the kernel prevents."""
 
 _NAMESPACES = (b"user.", b"trusted.", b"security.")
 """What names may begin with (xattr(7)); who may use which is the kernel's to check.
