@@ -61,6 +61,7 @@ class Listener:
         self._conninfo = conninfo
         self._channel = channel
         self._hearer = hearer
+        self._name = name
         self._ended = False
         self._early: deque[str] = deque()  # heard together with the answer to LISTEN
         connection = self._connect()
@@ -81,7 +82,8 @@ class Listener:
     def _connect(self) -> Connection[Any]:
         import psycopg
 
-        connection = psycopg.connect(self._conninfo, autocommit=True, connect_timeout=CONNECT_S)
+        options: dict[str, Any] = {"application_name": self._name, "connect_timeout": CONNECT_S}
+        connection = psycopg.connect(self._conninfo, autocommit=True, **options)
         try:
             self._hearer.prepare(connection)
             self._early.clear()

@@ -1,0 +1,339 @@
+"""One PostgreSQL volume, mounted by two hosts (server processes here): what one has closed, the other opens.
+
+With `FUSEBACKEND_FULL` set, the random changes are 20,000 instead of some hundreds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import itertools
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import mounts
+import psycopg
+import pytest
+from mounts import Serve
+from two_hosts import Host, TwoHosts, read, until
+
+import fusebackend
+
+pytestmark = [pytest.mark.mounted, pytest.mark.services]
+
+STEPS = 20_000 if os.environ.get("FUSEBACKEND_FULL") else 200
+RUN_STEPS = 100
+"""Changes of one tree, before the next one with another seed."""
+
+LISTENING = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'fusebackend-feed%'"
+
+
+class Pair:
+    """Two mounts of one volume."""
+
+    def __init__(self, dsn: str, first: mounts.Mounted, second: mounts.Mounted) -> None:
+        self.dsn = dsn
+        self.first = first.path
+        self.second = second.path
+        self.agents = (fusebackend.connect(first.path), fusebackend.connect(second.path))
+        self._beats = itertools.count(1)
+        (first.path / "beat").touch()
+
+    def hosts(self, base: str) -> tuple[Host, Host]:
+        return Host(self.first, self.agents[0], base), Host(self.second, self.agents[1], base)
+
+    def catch_up(self, here: Host, there: Host) -> None:
+        """Returns when the feed has brought to one host what was done at the other. It keeps the order of commits."""
+        beat = next(self._beats)
+        os.utime(here.path / "beat", ns=(beat, beat))
+        until(lambda: os.stat(there.path / "beat").st_mtime_ns == beat, "a change at the other host")
+
+    def route(self, agent: int) -> dict[str, Any]:
+        route: dict[str, Any] = self.agents[agent].status()["routes"][0]
+        return route
+
+    def execute(self, statement: str) -> None:
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            connection.execute(statement)  # type: ignore[call-overload]
+
+    def close(self) -> None:
+        for agent in self.agents:
+            agent.close()
+
+
+Mount = Callable[..., Pair]
+
+
+@pytest.fixture
+def mount(postgres_dsn: str, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mount]:
+    """A function that mounts the volume twice; the second host may be one of `odd_hosts`."""
+    monkeypatch.setenv("TWO_MOUNTS_DSN", postgres_dsn)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    with contextlib.ExitStack() as stack:
+
+        def two(options: str = "", second: str | None = None) -> Pair:
+            url = f"postgres:{postgres_dsn}?volume=v{options}"
+            pair = Pair(postgres_dsn, serve(url), serve(second or url))
+            stack.callback(pair.close)
+            return pair
+
+        yield two
+
+
+@pytest.fixture
+def pair(mount: Mount) -> Pair:
+    return mount()
+
+
+def run_at_random(hosts: Callable[[str], tuple[Host, Host]], steps: int, **options: Any) -> None:
+    for base in range(0, steps, RUN_STEPS):
+        seed = random.randrange(1 << 32)
+        print(f"seed {seed}")
+        TwoHosts(hosts(f"/run{base}"), seed, **options).run(min(RUN_STEPS, steps - base))
+
+
+# -- at random ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_was_closed_at_one_host_is_opened_at_the_other(pair: Pair) -> None:
+    run_at_random(pair.hosts, STEPS, catch_up=pair.catch_up)
+
+
+def test_and_while_the_feed_is_cut_again_and_again(pair: Pair) -> None:
+    done = threading.Event()
+
+    def cut() -> None:
+        with psycopg.connect(pair.dsn, autocommit=True) as connection:
+            while not done.wait(0.2):
+                connection.execute(LISTENING)
+
+    cutting = threading.Thread(target=cut)
+    cutting.start()
+    try:
+        # Names that are not opened, but changed by, are as late as the feed; it is not waited for here.
+        run_at_random(pair.hosts, STEPS // 4, catch_up=lambda _, there: there.agent.invalidate("/"))
+    finally:
+        done.set()
+        cutting.join()
+
+
+def test_and_when_one_hosts_clock_is_an_hour_behind(mount: Mount) -> None:
+    pair = mount(second="python:odd_hosts:open_slow_clock")
+    run_at_random(pair.hosts, STEPS // 4, catch_up=pair.catch_up)
+    (pair.first / "file").write_text("one")
+    changed_ns = os.stat(pair.first / "file").st_ctime_ns
+    (pair.second / "file").write_text("two")
+    until(lambda: os.stat(pair.first / "file").st_ctime_ns > changed_ns, "a change by the host that is behind")
+
+
+# -- without any feed --------------------------------------------------------------------------------------------------
+
+
+def test_a_host_that_hears_nothing_opens_what_is_there(mount: Mount) -> None:
+    """What it has in its caches is believed for an hour, and yet each open is right."""
+    pair = mount(second="python:odd_hosts:open_deaf")
+    here, there = pair.first, pair.second
+    (here / "d").mkdir()
+    (here / "d/file").write_text("old")
+    os.symlink("d/file", here / "link")
+    assert read(str(there / "d/file")) == read(str(there / "link")) == b"old"
+
+    (here / "d/file").write_text("written")
+    assert (there / "d/file").read_text() == "written"
+    (here / "new").write_text("renamed over")
+    (here / "new").rename(here / "d/file")
+    assert (there / "d/file").read_text() == "renamed over"
+    (here / "d/file").unlink()
+    with pytest.raises(FileNotFoundError):
+        (there / "d/file").read_text()
+    (here / "d/file").write_text("made again")
+    assert (there / "d/file").read_text() == "made again"
+
+    (here / "d").rename(here / "moved")
+    (here / "d").mkdir()
+    (here / "d/file").write_text("in a new directory")
+    assert (there / "d/file").read_text() == "in a new directory"
+    assert (there / "moved/file").read_text() == "made again"
+    assert os.listdir(there / "d") == ["file"]
+    (here / "d").rename(here / "moved too")
+    (here / "d").mkdir()
+    (here / "d/other").write_text("beside it")
+    assert (there / "d/other").read_text() == "beside it"
+    assert os.listdir(there / "d") == ["other"]
+
+    os.symlink("moved/file", here / "new")
+    (here / "new").rename(here / "link")
+    assert (there / "link").read_text() == "made again"
+    os.link(here / "moved/file", here / "a")
+    assert (there / "a").read_text() == "made again"
+    (here / "a").unlink()
+    (here / "a").write_text("no link any more")
+    assert (there / "a").read_text() == "no link any more"
+    os.truncate(there / "a", 2)
+    assert (here / "a").read_text() == "no"
+    (here / "b").write_text("b")
+    assert (there / "b").read_text() == "b"
+    (here / "b").rename(here / "c")
+    (here / "b").write_text("another b")
+    os.truncate(there / "b", 3)
+    assert ((here / "b").read_text(), (here / "c").read_text()) == ("ano", "b")
+
+
+def test_a_file_that_lost_its_name_elsewhere_can_be_opened_by_its_descriptor(mount: Mount) -> None:
+    pair = mount(second="python:odd_hosts:open_deaf")
+    (pair.first / "file").write_text("kept")
+    with (pair.second / "file").open() as opened:
+        (pair.first / "file").unlink()
+        assert Path(f"/proc/self/fd/{opened.fileno()}").read_text() == "kept"
+        with pytest.raises(FileNotFoundError):
+            (pair.second / "file").open()
+        assert opened.read() == "kept"
+
+
+def test_status_says_whether_the_feed_is_there(pair: Pair) -> None:
+    assert pair.route(1)["ttl_s"] is None and pair.route(1)["features"]["change_feed"]
+    (pair.first / "d").mkdir()
+    (pair.first / "d/file").write_text("one")
+    assert (pair.second / "d/file").read_text() == "one"
+    database = psycopg.conninfo.conninfo_to_dict(pair.dsn)["dbname"]
+    elsewhere = psycopg.conninfo.make_conninfo(pair.dsn, dbname="postgres")
+    with psycopg.connect(elsewhere, autocommit=True) as connection:
+        connection.execute(f"ALTER DATABASE {database} ALLOW_CONNECTIONS false")  # type: ignore[call-overload]
+        connection.execute(LISTENING)
+        until(lambda: pair.route(1)["ttl_s"] == 1.0, "the loss of the feed")
+        assert not pair.route(1)["features"]["change_feed"]
+        (pair.first / "d/file").write_text("three")
+        assert (pair.second / "d/file").read_text() == "three"
+        (pair.first / "d/file").write_text("seven")
+        until(lambda: os.stat(pair.second / "d/file").st_size == 5, "a change, by its TTL")
+        (pair.first / "d").rename(pair.first / "e")
+        connection.execute(f"ALTER DATABASE {database} ALLOW_CONNECTIONS true")  # type: ignore[call-overload]
+    until(lambda: pair.route(1)["ttl_s"] is None, "the feed's return")
+    until(lambda: not os.path.exists(pair.second / "d"), "that a directory was renamed meanwhile")
+    assert (pair.second / "e/file").read_text() == "seven"
+
+
+# -- writing from both -------------------------------------------------------------------------------------------------
+
+
+def test_appends_of_both_hosts_all_land_at_the_end(pair: Pair) -> None:
+    lines = {path: [f"{path.name} {number} {'x' * (number * 37 % 900)}\n" for number in range(150)] for path in
+             (pair.first, pair.second)}  # fmt: skip
+
+    def append(path: Path) -> None:
+        fd = os.open(path / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            for line in lines[path]:
+                os.write(fd, line.encode())
+        finally:
+            os.close(fd)
+
+    threads = [threading.Thread(target=append, args=[path]) for path in lines]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for path in lines:
+        found = (path / "log").read_text().splitlines(keepends=True)
+        for own in lines.values():
+            assert [line for line in found if line in own] == own
+        assert len(found) == 300
+
+
+def test_ranges_that_two_hosts_write_are_merged(pair: Pair) -> None:
+    size = 300_000
+    (pair.first / "file").write_bytes(bytes(size))
+    opened = [os.open(path / "file", os.O_RDWR) for path in (pair.first, pair.second)]
+    expected = bytearray(size)
+    chance = random.Random(5)
+    for _ in range(60):
+        for index, fd in enumerate(opened):
+            offset, data = chance.randrange(0, size - 500, 500), bytes([65 + index]) * 500
+            os.pwrite(fd, data, offset)
+            expected[offset : offset + 500] = data
+    for fd in opened:
+        os.close(fd)
+    assert read(str(pair.first / "file")) == read(str(pair.second / "file")) == expected
+
+
+@pytest.mark.parametrize("how", ["ftruncate", "O_TRUNC"])
+def test_a_rewrite_of_what_the_other_host_has_changed_is_an_error(pair: Pair, how: str) -> None:
+    (pair.first / "file").write_text("first\n")
+    fd = os.open(pair.first / "file", os.O_RDWR)
+    try:
+        if how == "O_TRUNC":
+            os.close(fd)
+            fd = os.open(pair.first / "file", os.O_WRONLY | os.O_TRUNC)
+        (pair.second / "file").write_text("by the other host\n")
+        with pytest.raises(OSError) as failure:
+            if how == "ftruncate":
+                os.ftruncate(fd, 0)
+            os.pwrite(fd, b"lost update\n", 0)
+        assert failure.value.errno == errno.ESTALE
+    finally:
+        os.close(fd)
+    assert (pair.first / "file").read_text() == (pair.second / "file").read_text() == "by the other host\n"
+    (pair.first / "file").write_text("and now anew\n")
+    assert (pair.second / "file").read_text() == "and now anew\n"
+
+
+def test_unless_the_last_writer_is_to_win(mount: Mount) -> None:
+    pair = mount("&conflict=last-writer")
+    (pair.first / "file").write_text("first\n")
+    fd = os.open(pair.first / "file", os.O_RDWR)
+    (pair.second / "file").write_text("by the other host\n")
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, b"last\n", 0)
+    os.close(fd)
+    assert (pair.second / "file").read_text() == "last\n"
+
+
+# -- what else is told, and what is not --------------------------------------------------------------------------------
+
+
+def test_what_the_other_host_does_is_seen_without_opening(pair: Pair) -> None:
+    (pair.first / "d").mkdir()
+    (pair.first / "d/file").write_text("one")
+    assert os.stat(pair.second / "d/file").st_size == 3
+    with (pair.second / "d/file").open("rb", buffering=0) as opened:
+        assert opened.read() == b"one"
+        (pair.first / "d/file").write_text("three")
+        until(lambda: os.pread(opened.fileno(), 9, 0) == b"three", "new bytes in an open file")
+    until(lambda: os.stat(pair.second / "d/file").st_size == 5, "a new size")
+    (pair.first / "d/file").rename(pair.first / "d/other")
+    until(lambda: not os.path.exists(pair.second / "d/file"), "that a name is gone")
+    assert os.path.exists(pair.second / "d/other")
+    pair.agents[0].delete("/d")
+    until(lambda: not os.path.exists(pair.second / "d"), "that a directory is gone")
+
+
+def test_a_watcher_hears_that_the_other_host_has_changed_something(pair: Pair) -> None:
+    with pair.agents[1].watch("/") as watch:
+        (pair.first / "file").write_text("one")
+        deadline = time.monotonic() + 30
+        kinds = []
+        while time.monotonic() < deadline and "unknown" not in kinds:
+            event = watch.get(1)
+            kinds += [event.kind] if event is not None else []
+    assert "unknown" in kinds
+
+
+def test_an_open_file_outlives_its_name_at_the_other_host(pair: Pair) -> None:
+    (pair.first / "file").write_bytes(b"kept" * 50_000)
+    with (pair.second / "file").open("rb", buffering=0) as opened:
+        (pair.first / "file").unlink()
+        until(lambda: os.fstat(opened.fileno()).st_nlink == 0, "that its name is gone")
+        assert opened.read() == b"kept" * 50_000
+
+
+def test_locks_hold_on_one_host_only(pair: Pair) -> None:
+    (pair.first / "file").touch()
+    with (pair.first / "file").open("r+") as here, (pair.second / "file").open("r+") as there:
+        fcntl.flock(here, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(there, fcntl.LOCK_EX | fcntl.LOCK_NB)
