@@ -28,6 +28,9 @@ KEEP_RUNNING = ["-c", "while :; do sleep 86400; done"]
 """What the container does: nothing, for as long as it is there. Its processes come by `exec`."""
 
 
+NOTICE_S = 0.5
+"""How long the engine may take to notice that a container has ended."""
+
 START_S = 30.0
 """How long the first shell of a container may take."""
 
@@ -112,10 +115,7 @@ class DockerContainer:
                 return error
             container = self._shells.container
             try:
-                with speaking():
-                    state = self._connected().api.inspect_container(container)["State"]
-            except FileNotFoundError:
-                state = {}
+                state = self._state(container, settled=error.errno != errno.ECONNRESET)
             except OSError as unreachable:
                 self._forget()
                 return unreachable
@@ -129,6 +129,20 @@ class DockerContainer:
             return OSError(errno.ENXIO, f"Container '{shown}' does not run any more")
         self._remove(container)
         return OSError(errno.ENXIO, f"Container '{shown}' is gone, and its files with it; the next call starts another")
+
+    def _state(self, container: str, *, settled: bool) -> dict[str, Any]:
+        """What the engine says of a container, nothing if it does not know it. When its shell has just ended and that
+        is not `settled`, it may be a moment before the engine notices that the container has, too."""
+        deadline = time.monotonic() + (0 if settled else NOTICE_S)
+        while True:
+            try:
+                with speaking():
+                    state: dict[str, Any] = self._connected().api.inspect_container(container)["State"]
+            except FileNotFoundError:
+                return {}
+            if not state.get("Running") or time.monotonic() >= deadline:
+                return state
+            time.sleep(NOTICE_S / 10)
 
     def _forget(self) -> None:
         shells, self._shells = self._shells, None

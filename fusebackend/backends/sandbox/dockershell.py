@@ -192,6 +192,9 @@ class DockerShell:
             streams[kind].take(piece)
         if self.usable:
             self._settle(mark)
+        else:
+            for stream in streams.values():
+                stream.give_up()
         out, err = streams[STDOUT], streams[STDERR]
         return response(out, err, end, out.status, timeout_s, max_bytes)
 
@@ -272,6 +275,14 @@ class _Marked(Kept):
             self.add(before)
             self._held, self._after = b"", after
             return
+        self._hold(piece)
+
+    def give_up(self) -> None:
+        """There will be no mark."""
+        held, self._held = self._held, b""
+        self.add(held)
+
+    def _hold(self, piece: bytes) -> None:
         keep = len(self._mark) - 1
         self.add(piece[:-keep])
         self._held = piece[-keep:]

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,7 +26,9 @@ def connect(base_url: str | None = None) -> Any:
         import docker  # type: ignore[import-untyped]
     except ImportError:
         raise OSError(errno.ENOENT, "The Docker SDK is not installed: pip install 'fusebackend[docker]'") from None
-    with speaking(base_url or "DOCKER_HOST, or /var/run/docker.sock"):
+    where = base_url or os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+    _require_socket(where)
+    with speaking(where):
         if base_url is not None:
             client = docker.DockerClient(base_url=base_url, timeout=REQUEST_TIMEOUT_S)
         else:
@@ -35,6 +39,20 @@ def connect(base_url: str | None = None) -> Any:
             client.close()
             raise
     return client
+
+
+def _require_socket(url: str) -> None:
+    """Is there anybody at a Unix socket? The SDK would say it in four lines, and leave a socket open."""
+    scheme, _, path = url.partition("://")
+    if scheme != "unix":
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(REQUEST_TIMEOUT_S)
+        try:
+            probe.connect(path)
+        except OSError as error:
+            words = f"There is no Docker engine at {url}: {error.strerror or error}"
+            raise OSError(errno.ECONNREFUSED, words) from None
 
 
 @contextlib.contextmanager
