@@ -71,23 +71,28 @@ def until(what: Callable[[], bool]) -> None:
 # -- places ------------------------------------------------------------------------------------------------------
 
 
-def test_no_more_threads_than_places_and_first_come_first_served(hanging: Hanging) -> None:
-    offload = Offload(True, deadline_s=LIMIT_S, max_calls=2)
-    order: list[int] = []
+@pytest.mark.parametrize("places", [1, 3])
+def test_no_more_threads_than_places_and_first_come_first_served(hanging: Hanging, places: int) -> None:
+    offload = Offload(True, deadline_s=LIMIT_S, max_calls=places)
+    begun: list[int] = []
 
     async def main() -> None:
-        async def one(number: int) -> None:
-            order.append(await offload.call(hanging, number))
+        def begin(number: int) -> None:
+            begun.append(number)
+            hanging()
 
         async with trio.open_nursery() as nursery:
             for number in range(6):
-                nursery.start_soon(one, number)
+                nursery.start_soon(offload.call, begin, number)
                 await trio.testing.wait_all_tasks_blocked(0.01)
-            assert hanging.calls == 2 and offload.describe()["waiting"] == 4
+            while hanging.calls < places:
+                await trio.sleep(0.005)
+            assert (hanging.calls, offload.describe()["waiting"]) == (places, 6 - places)
             hanging.go.set()
 
     run(main)
-    assert sorted(order) == list(range(6)) and set(order[:2]) == {0, 1}
+    assert sorted(begun) == list(range(6)) and set(begun[:places]) == set(range(places))
+    assert places > 1 or begun == list(range(6))
     assert (offload.describe()["running"], offload.describe()["waiting"]) == (0, 0)
 
 

@@ -1,0 +1,100 @@
+"""A backend in memory whose every call can be made slow, or hang, for `python:stalling:backend` URLs.
+
+The file that `FUSEBACKEND_TEST_STALL` names says how: `0.05` is a latency in seconds, `hang` is until it says something
+else; without the file, calls take no time. Nothing is locked meanwhile, as in a volume that waits for a network.
+
+    with control(tmp_path, monkeypatch) as stall:
+        serve("memory:", routes={"/hung": "python:stalling:backend"})
+        stall.hang()
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fusebackend.backends.memory import InMemoryVolume
+from fusebackend.backends.volume import VolumeBackend
+
+VARIABLE = "FUSEBACKEND_TEST_STALL"
+
+CALLS = frozenset({
+    "lookup", "readdir", "mknod", "mkdir", "symlink", "link", "unlink", "rmdir", "rename", "getattr", "setattr",
+    "readlink", "getxattr", "setxattr", "listxattr", "removexattr", "create", "open", "read", "write", "fsync",
+    "release", "statfs", "sync",
+})  # fmt: skip
+
+
+class StallingVolume(InMemoryVolume):
+    """See the module's docstring."""
+
+    features = replace(InMemoryVolume.features, blocking=True)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = threading.local()
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        return partial(self.stalled, found) if name in CALLS else found
+
+    def stalled(self, call: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(self.inside, "call", False):
+            return call(*args, **kwargs)
+        self.inside.call = True
+        try:
+            self.stall()
+            return call(*args, **kwargs)
+        finally:
+            self.inside.call = False
+
+    def stall(self) -> None:
+        lock: Any = self.lock
+        held = lock._release_save() if lock._is_owned() else None  # as threading.Condition does
+        try:
+            while (said := said_to()) == "hang":
+                time.sleep(0.01)
+            time.sleep(float(said or 0))
+        finally:
+            if held is not None:
+                lock._acquire_restore(held)
+
+
+def said_to() -> str:
+    try:
+        return Path(os.environ[VARIABLE]).read_text()
+    except (FileNotFoundError, KeyError):
+        return ""
+
+
+def backend() -> VolumeBackend:
+    return VolumeBackend(StallingVolume())
+
+
+class Control:
+    """What a test says to the volumes of the servers it starts from now on."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._file = directory / "stall"
+        monkeypatch.setenv(VARIABLE, str(self._file))
+
+    def hang(self) -> None:
+        self._say("hang")
+
+    def delay(self, seconds: float) -> None:
+        self._say(str(seconds))
+
+    def resume(self) -> None:
+        self._file.unlink(missing_ok=True)
+
+    def _say(self, what: str) -> None:
+        whole = self._file.with_suffix(".new")
+        whole.write_text(what)
+        whole.replace(self._file)
