@@ -144,7 +144,7 @@ class PostgresSearchMachine(SearchMachine):
         self.bounds.setattr(searchtree, "ENTRIES_AHEAD", 3)
         self.bounds.setattr(searchfiles, "FILES_FIRST", 1)
         self.bounds.setattr(searchfiles, "FILES_AHEAD", 3)
-        self.bounds.setattr(searchwalk, "CANDIDATES_ELSEWHERE", 3)
+        self.bounds.setattr(searchwalk, "MAX_CANDIDATES", 3)
         self.backend = opened(self.dsn)
 
     def index_portion(self) -> bool:
@@ -434,16 +434,18 @@ def test_a_directory_too_large_for_a_question_is_read_page_by_page(
     assert tree.glob("**") == search.glob_files(tree.volume, "**", "/")
 
 
-def test_below_a_directory_what_is_elsewhere_is_not_looked_at(
+def test_where_the_index_names_too_many_it_is_left(
     tree: PostgresBackend, monkeypatch: pytest.MonkeyPatch, questions: Questions
 ) -> None:
-    monkeypatch.setattr(searchwalk, "CANDIDATES_ELSEWHERE", 50)
+    monkeypatch.setattr(searchwalk, "MAX_CANDIDATES", 50)
     put(tree, "/d1/e1/rare", b"rare\n")
     index_all(tree)
     assert found(tree, "needle", "/d1/e1") == ["/d1/e1/f0", "/d1/e1/f1"]
     assert questions == ["indexed", "listings", "contents"]
     questions.clear()
     assert found(tree, "rare", "/d1/e1") == ["/d1/e1/rare"] and questions == ["indexed", "contents"]
+    questions.clear()
+    assert len(found(tree, "needle")) == 1800 and questions[:2] == ["indexed", "all"]
 
 
 def test_nothing_is_read_from_end_to_end(tree: PostgresBackend, sql: Sql) -> None:

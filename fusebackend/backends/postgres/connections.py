@@ -39,6 +39,7 @@ ATTEMPTS = 20
 
 SETTINGS = f"""
 SET synchronous_commit = off;
+SET jit = off;
 SET lock_timeout = '{LOCK_S}s';
 SET idle_in_transaction_session_timeout = '{IDLE_S}s';
 SET client_encoding = 'UTF8';

@@ -4,8 +4,8 @@ It stands where a plain search has its `FileWalk`, and gives the files in the sa
 match. The server goes by the index, adds what is in `unindexed`, drops what has a single chunk without the pattern, and
 answers with the names and all directories above them. That is one statement, so one moment of the volume.
 
-A pattern of which no entry can tell is looked for in all chunks when the whole volume is searched. Below a directory,
-which may be a small one, a `TreeWalk` takes over then, and where the index names too many files elsewhere.
+A pattern of which no entry can tell, or of which too many do, is looked for in all chunks when the whole volume is
+searched. Below a directory, which may be a small one, a `TreeWalk` takes over then.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from fusebackend.backends.postgres.searchquery import SearchQueries
 from fusebackend.backends.postgres.searchtree import TreeWalk
 from fusebackend.protocol import ROOT_NODE, Attr, Volume
 
-CANDIDATES_ELSEWHERE: Final = 20_000
-"""Files that are looked at, 10 µs each, to find those below a directory. If there are more, the directory is walked."""
+MAX_CANDIDATES: Final = 20_000
+"""Files that are looked up one by one, 10 µs each. If there are more, the way without an index is the quicker one."""
 
 REGULAR: Final = f"(mode & {stat.S_IFMT(0o177777)}) = {stat.S_IFREG}"
 
@@ -43,10 +43,10 @@ _CANDIDATES = f"""
         CROSS JOIN LATERAL (
             SELECT parent, name FROM fusebackend.dentry WHERE volume = %(volume)s AND node = candidate.node OFFSET 0
         ) AS dentry
-        WHERE size > {CHUNK_BYTES} OR EXISTS (
+        WHERE (SELECT count(*) FROM candidate) < %(limit)s AND (size > {CHUNK_BYTES} OR EXISTS (
             SELECT FROM fusebackend.chunk WHERE volume = %(volume)s AND node = candidate.node AND idx = 0
             AND position(%(needle)s::bytea IN data) > 0 OFFSET 0
-        )
+        ))
     )
 """
 _ALL = f"""
@@ -110,19 +110,22 @@ class EntryWalk:
             needle = self._pattern.encode("utf-8")
         except UnicodeEncodeError:
             return None
-        parts = telling(needle) if self._queries.indexed else []
-        if not parts:
-            if self._directory != ROOT_NODE:
-                return None
+        rows = self._indexed(needle) if self._queries.indexed else None
+        if rows is None and self._directory == ROOT_NODE:
             rows = self._queries.rows(_NAMES.format(files=_ALL, count="0"), needle=needle)
-            return self._below(rows)
+        return None if rows is None else self._below(rows)
+
+    def _indexed(self, needle: bytes) -> list[tuple[Any, ...]] | None:
+        """What the index leads to; None when that is nothing, or too much."""
+        parts = telling(needle)
+        if not parts:
+            return None
         likes = " AND ".join(f"words LIKE %(like{number})s" for number in range(len(parts)))
         query = _NAMES.format(files=_CANDIDATES.format(likes=likes), count="(SELECT count(*) FROM candidate)")
-        limit = None if self._directory == ROOT_NODE else CANDIDATES_ELSEWHERE
         given = {f"like{number}": like(part) for number, part in enumerate(parts)}
-        rows = self._queries.rows(query, needle=needle, limit=limit, **given)
+        rows = self._queries.rows(query, needle=needle, limit=MAX_CANDIDATES, **given)
         candidates = next(node for parent, _, node, *_ in rows if parent is None)
-        return None if candidates == limit else self._below(rows)
+        return None if candidates == MAX_CANDIDATES else rows
 
     def _below(self, rows: list[tuple[Any, ...]]) -> list[tuple[str, Attr]]:
         """What is below the directory, of files and the directories above them."""
