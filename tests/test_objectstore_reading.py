@@ -423,3 +423,15 @@ def test_a_run_asks_for_whole_blocks_one_after_the_other_and_never_beyond_the_en
 def test_importing_the_readers_does_not_import_obstore() -> None:
     code = f"import sys, {reading.__name__}; sys.exit('obstore' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, env=os.environ).returncode == 0
+
+
+def test_content_that_came_in_another_way_is_not_fetched_again(cache: BlockCache, requests: Requests) -> None:
+    store = MemoryStore()
+    put(store, "key", DATA[:MIB])
+    etag = obstore.head(store, "key")["e_tag"]
+    assert etag is not None
+    assert not reading.is_kept(cache, store, "key", etag)
+    reading.keep(cache, store, "key", etag, DATA[:MIB])
+    assert reading.is_kept(cache, store, "key", etag)
+    assert reader_of(store, cache).read(300_000, MIB) == DATA[300_000:MIB]
+    assert requests.ranges == []

@@ -30,10 +30,12 @@ import trio
 
 from fusebackend.deadline import Calls, GivenUp, Pending
 from fusebackend.errors import oserror
+from fusebackend.protocol import Volume
 from fusebackend.vfs import request
 from fusebackend.vfs.health import TROUBLE, Health
 from fusebackend.vfs.limits import DEFAULT_DEADLINE_S, DEFAULT_MAX_CALLS
 from fusebackend.vfs.retry import repeated
+from fusebackend.waiting import WouldWait, at_once
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +90,7 @@ class Offload:
         max_calls: int = DEFAULT_MAX_CALLS,
         name: str = "the volume",
         probe: Callable[[], object] = lambda: None,
+        volume: Volume | None = None,
     ) -> None:
         self.blocking = blocking
         self.deadline_s = deadline_s
@@ -96,6 +99,8 @@ class Offload:
         self.health = Health(name)
         self.abandoned = 0  # calls whose process was killed while they waited
         self._probe = probe
+        self._volume = volume
+        self._at_once = volume.at_once if volume is not None else frozenset()
         self._sync_s = INLINE_SYNC_S  # a moving average of how long a sync takes
         self._running = 0
         self._waiting: deque[trio.Event] = deque()
@@ -123,6 +128,9 @@ class Offload:
         """The function's result; ETIMEDOUT when the deadline passes, and at once while the volume is down."""
         if not self.blocking:
             return function(*args, **kwargs)
+        if getattr(function, "__self__", self) is self._volume and getattr(function, "__name__", "") in self._at_once:
+            with contextlib.suppress(WouldWait):
+                return self._tried(partial(function, *args, **kwargs))
         change = partial(self._in_thread, partial(function, *args, **kwargs), True)
         return await self._judged(change)
 
@@ -130,8 +138,17 @@ class Offload:
         """`call` of something that changes nothing: it is repeated when its connection was lost."""
         if not self.blocking:
             return function(*args, **kwargs)
+        if self._at_once:
+            with contextlib.suppress(WouldWait):
+                return self._tried(partial(function, *args, **kwargs))
         question = partial(self._in_thread, partial(function, *args, **kwargs), False)
         return await self._judged(lambda: repeated(question))
+
+    def _tried(self, function: Callable[[], T]) -> T:
+        """What it returns if it need not wait. `WouldWait` else; while the volume is down, nothing is tried."""
+        if self.health.down:
+            raise WouldWait
+        return at_once(function)
 
     async def sync(self, function: Callable[[], T]) -> T:
         """Run an `fsync`, which waits for the disk in any volume: in a thread, so that other requests go on.

@@ -167,6 +167,7 @@ def routes_of(
             max_calls=own.max_calls or DEFAULT_MAX_CALLS,
             name=name,
             probe=probe,
+            volume=volume,
         )
         routes.append(Route(index, prefix, volume, policy_of, offload))
     return routes

@@ -100,6 +100,16 @@ class Bucket:
             return None
         return _head(answer)
 
+    def fetch(self, key: str, most: int) -> tuple[Head, memoryview | None] | None:
+        """An object, and its content if that is at most so many bytes. None when there is no object."""
+        try:
+            with object_errors(key):
+                answer = obstore.get(self.store, key)
+                head = _head(answer)
+                return head, memoryview(answer.bytes()) if head.size <= most else None
+        except FileNotFoundError:
+            return None
+
     def pieces(self, key: str, etag: str | None = None) -> Iterator[bytes]:
         """The content of an object, in pieces. ENOENT; ESTALE when it is not that version."""
         with object_errors(key):

@@ -7,13 +7,13 @@ takes the entry's first.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from fusebackend.backends.objectstore.attributes import DIRECTORY_MODE, FILE_MODE, Stamp
 from fusebackend.protocol import BLOCK_BYTES, Attr
+from fusebackend.waiting import Lock
 
 if TYPE_CHECKING:
     from fusebackend.backends.objectstore.reading import RangedReader
@@ -36,7 +36,7 @@ class Entry(Attr):
         self.parent = parent
         self.name = name
         self.segment = segment  # the last part of its key
-        self.lock = threading.RLock()
+        self.lock = Lock()
         self.held = False  # known to the kernel
         self.forgotten = False  # was held: the number need not be stable any more
         self.gone = False  # it has no name any more

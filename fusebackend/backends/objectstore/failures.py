@@ -15,6 +15,7 @@ from contextlib import contextmanager
 
 from fusebackend.errors import oserror
 from fusebackend.scheme import mask
+from fusebackend.waiting import will_wait
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ _LINE_CHARACTERS = 300
 @contextmanager
 def object_errors(key: str) -> Iterator[None]:
     """Calls about the object `key`: obstore's exceptions leave as `OSError`, any other one as it is."""
+    will_wait()
     from obstore.exceptions import BaseError
 
     try:

@@ -20,18 +20,20 @@ from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 
+from fusebackend.backends.buffer import MEMORY_BYTES
 from fusebackend.backends.objectstore import attributes
 from fusebackend.backends.objectstore.blockcache import BlockCache
-from fusebackend.backends.objectstore.bucket import Bucket
+from fusebackend.backends.objectstore.bucket import Bucket, Head
 from fusebackend.backends.objectstore.entry import Entry
 from fusebackend.backends.objectstore.gate import Gate
-from fusebackend.backends.objectstore.reading import RangedReader
+from fusebackend.backends.objectstore.reading import WHOLE_BYTES, RangedReader, is_kept, keep
 from fusebackend.backends.objectstore.s3extras import COPY_BYTES
 from fusebackend.backends.objectstore.tree import ObjectTree
 from fusebackend.backends.objectstore.upload import WriteBuffer, put
 from fusebackend.backends.wholefiles import conflict_path
 from fusebackend.errors import oserror
 from fusebackend.paths import AgentPath
+from fusebackend.waiting import will_wait
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +56,7 @@ class ObjectFiles:
         """One more handle with these `open(2)` flags. ESTALE when the file is gone."""
         with entry.lock:
             if not entry.is_dir and not entry.dirty and not entry.unlinked:
-                self._look(entry)
+                self._look(entry, fetch=flags & os.O_ACCMODE == os.O_RDONLY)
             with self._tree.lock:
                 entry.opens += 1
             self.admit(entry, flags)
@@ -67,6 +69,8 @@ class ObjectFiles:
 
     def release(self, entry: Entry, flags: int) -> None:
         """One handle less. What could not be stored stays, and is logged: an error here reaches nobody."""
+        if entry.dirty:
+            will_wait()
         with self._gate.passing(), entry.lock:
             assert entry.opens > 0, f"node {entry.node} released more often than opened"
             if _writes_anywhere(flags):
@@ -83,9 +87,13 @@ class ObjectFiles:
                 entry.drop_content()
                 self._tree.reap(entry)
 
-    def _look(self, entry: Entry) -> None:
-        """See which version the store has now. ESTALE when it has none."""
-        head = self._bucket.head(entry.key)
+    def _look(self, entry: Entry, *, fetch: bool = False) -> None:
+        """See which version the store has now. ESTALE when it has none.
+
+        Args:
+            fetch: the content is wanted next. That of a small file comes with the same request, if it is not here.
+        """
+        head = self._fetched(entry) if fetch and 0 < entry.size <= WHOLE_BYTES else self._bucket.head(entry.key)
         if head is None:
             if not entry.opens:
                 self._tree.detach(entry)
@@ -93,6 +101,18 @@ class ObjectFiles:
         if head.etag != entry.etag:
             entry.drop_content()
         self._tree.know(entry, head)
+
+    def _fetched(self, entry: Entry) -> Head | None:
+        store = self._bucket.store
+        if entry.etag is None or is_kept(self._cache, store, entry.key, entry.etag):
+            return self._bucket.head(entry.key)
+        found = self._bucket.fetch(entry.key, WHOLE_BYTES)
+        if found is None:
+            return None
+        head, content = found
+        if content is not None and head.etag is not None:
+            keep(self._cache, store, entry.key, head.etag, content)
+        return head
 
     # -- reading -----------------------------------------------------------------------------------------------
 
@@ -283,6 +303,7 @@ class ObjectFiles:
         """Put a buffer that was written to; passes the gate. Returns and raises as `store_now`."""
         if not entry.dirty:
             return False
+        will_wait()
         with self._gate.passing(), entry.lock:
             return self.store_now(entry)
 
@@ -320,14 +341,18 @@ class ObjectFiles:
         return differs
 
     def _put(self, key: str, entry: Entry, buffer: WriteBuffer, base: str | None) -> str | None:
-        return put(
-            self._bucket.store,
+        store = self._bucket.store
+        etag = put(
+            store,
             key,
             buffer,
             if_match=base,
             create=entry.local,
             attributes=attributes.written(entry.stamp, entry.extra),
         ).etag
+        if etag is not None and 0 < buffer.size <= MEMORY_BYTES:  # who has written a file will often read it
+            self._cache.fetchers.submit(partial(keep, self._cache, store, key, etag, buffer.read(0, buffer.size)))
+        return etag
 
     def _same_already(self, entry: Entry, key: str) -> str | None:
         """The ETag of what is there, if it is what we have: then a put whose answer was lost has succeeded."""

@@ -11,6 +11,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from fusebackend.waiting import will_wait
+
 
 class Gate:
     """Not re-entrant: who passes must not pass again."""
@@ -24,6 +26,8 @@ class Gate:
     @contextmanager
     def passing(self) -> Iterator[None]:
         with self._changed:
+            if self._alone or self._waiting:
+                will_wait()
             self._changed.wait_for(lambda: not self._alone and not self._waiting)
             self._passing += 1
         try:

@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+from fusebackend.waiting import will_wait
+
 WIDTH = 16
 """Requests at a time: at 50 ms each, a page of 128 attributes takes 0.4 s."""
 
@@ -20,6 +22,7 @@ R = TypeVar("R")
 def each(function: Callable[[T], R], items: Iterable[T], width: int = WIDTH) -> list[R]:
     """The results for the items, in their order. The first error is raised when those under way have ended, and no
     further one is begun."""
+    will_wait()
     work = list(items)
     results: dict[int, R] = {}
     errors: list[BaseException] = []

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 
 from fusebackend.errors import oserror
+from fusebackend.waiting import will_wait
 
 Fetch = Callable[[int, int], memoryview]
 """Gives the bytes (offset, size) of the object, or raises OSError."""
@@ -45,6 +46,8 @@ class Part:
 
     def data(self) -> memoryview:
         """The bytes; fetches them unless somebody does or has done so."""
+        if not self._done.is_set():
+            will_wait()
         if self._claim():
             self._run()
         else:

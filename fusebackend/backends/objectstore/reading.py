@@ -38,6 +38,18 @@ _BEHIND_BYTES = PART_BYTES
 """What was read ahead and lies so far behind its reader was skipped, and is let go."""
 
 
+def is_kept(cache: BlockCache, store: ObjectStore, key: str, etag: str) -> bool:
+    """Is the beginning of this version in the cache?"""
+    return cache.has(cache.tag(identity_of(store), key, etag), 0)
+
+
+def keep(cache: BlockCache, store: ObjectStore, key: str, etag: str, content: bytes | memoryview) -> None:
+    """Have a version in the cache whose content came in another way."""
+    tag, view = cache.tag(identity_of(store), key, etag), memoryview(content)
+    for offset in range(0, len(view), BLOCK_BYTES):
+        cache.write(tag, offset // BLOCK_BYTES, view[offset : offset + BLOCK_BYTES])
+
+
 class RangedReader:
     """One version of the object `key`: `size` bytes, named by `etag`. None: the store has no ETags; nothing is kept."""
 

@@ -22,6 +22,7 @@ from urllib.parse import quote, urlsplit
 
 from fusebackend.backends.objectstore.failures import ERRNO_OF_CODE, ERRNO_OF_STATUS
 from fusebackend.errors import oserror
+from fusebackend.waiting import will_wait
 
 TIMEOUT_S = 30.0
 
@@ -60,6 +61,7 @@ class S3Client:
     ) -> Answer:
         """One request; `path` is quoted as it is to be sent. Raises `OSError` for any answer that is not 2xx."""
         pairs = sorted((query or {}).items())
+        will_wait()
         words = "&".join(f"{quote(name, safe='')}={quote(text, safe='')}" for name, text in pairs)
         signed = self._signed(method, path, words, body, headers or {})
         target = f"{path}?{words}" if words else path

@@ -8,7 +8,8 @@ A listing has no modes, owners, times and links: these are asked for object by o
 known for as long as the object stays that version.
 
 Entries live until the kernel has held and forgotten them and their directory, and then while they are open or hold what
-the store does not; the first `KEPT_ENTRIES` stay, with their numbers and what was asked about them. The lock is held for moments, never over a request.
+the store does not; the first `KEPT_ENTRIES` stay, with their numbers and what was asked about them. The lock is held
+for moments, never over a request.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ PAGE_TTLS = 10
 """A listing that is read page by page may grow this much older before it is read anew: a long one would never end."""
 
 KEPT_ENTRIES = 1 << 16
-"""So many entries stay when the kernel forgets them: about 1 KiB each, and else a request each when they are seen again.
+"""So many entries stay when the kernel forgets them: about 1 KiB each, or a request each when they are seen again.
 
 Their numbers matter too: git reads every file anew whose inode has another number than in its index.
 """
@@ -281,9 +282,11 @@ class ObjectTree:
         directory.large = len(contents.infos) > PAGE_OBJECTS
         marker = contents.marker
         directory.marker = marker is not None
-        if marker is not None and (marker.etag, marker.modified_ns) != (directory.etag, directory.modified_ns):
+        if marker is not None:
+            ours = directory.modified_ns is None and directory.etag == marker.etag  # we have put it
+            if not ours and (marker.etag, marker.modified_ns) != (directory.etag, directory.modified_ns):
+                directory.stamped = False
             directory.etag, directory.modified_ns = marker.etag, marker.modified_ns
-            directory.stamped = False
 
     def _show(self, directory: Entry, name: bytes, info: Info, began: float) -> Entry:
         child = directory.children.get(name)

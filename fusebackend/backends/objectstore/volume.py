@@ -32,6 +32,7 @@ from fusebackend.backends.objectstore.s3extras import S3Extras
 from fusebackend.backends.objectstore.tree import ObjectTree
 from fusebackend.errors import oserror
 from fusebackend.protocol import Attr, AttrChanges, Caller, Change, Features, StatFs
+from fusebackend.waiting import will_wait
 
 TTL_S = 1.0
 """For how long a listing is believed."""
@@ -67,6 +68,7 @@ class ObjectStoreVolume(NativeVolume):
     """
 
     features = FEATURES
+    at_once = frozenset({"write", "flush", "setattr", "release"})
 
     def __init__(
         self,
@@ -229,6 +231,8 @@ class ObjectStoreVolume(NativeVolume):
 
     def setattr(self, node: int, changes: AttrChanges) -> Attr:
         entry = self._tree.entry(node)
+        if not (entry.dirty and entry.opens):
+            will_wait()  # what is not put with the content is put at once
         if changes.size is not None:
             if changes.size > MAX_FILE_BYTES:
                 raise oserror(errno.EFBIG)

@@ -1,0 +1,54 @@
+"""Calls into a volume that may wait for a network, made on a thread that must not: `at_once`, `will_wait`, `Lock`.
+
+Most calls into such a volume find what they need in memory, and a hop to a thread and back costs more than they do. So
+the mount tries them on its own thread first: whatever is about to wait says `will_wait()`, which gives the attempt up
+there, and the call is made again in a thread. What is called so must not have changed anything by then that it would
+not change again in the same way.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import TypeVar
+
+T = TypeVar("T")
+
+_here = threading.local()
+
+
+class WouldWait(BaseException):
+    """An attempt that was given up. No `Exception`: nobody on the way may take it for an error and go on."""
+
+
+def at_once(function: Callable[[], T]) -> T:
+    """What the function returns, if it need not wait; `WouldWait` otherwise."""
+    _here.hurried = True
+    try:
+        return function()
+    finally:
+        _here.hurried = False
+
+
+def will_wait() -> None:
+    """Said before waiting for anything but the disk of this machine or a lock that is held for moments."""
+    if getattr(_here, "hurried", False):
+        raise WouldWait
+
+
+class Lock:
+    """A re-entrant lock that others may hold while they wait."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            will_wait()
+            self._lock.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._lock.release()

@@ -1,0 +1,136 @@
+"""Calls that are tried where nothing may wait, and made again elsewhere."""
+
+from __future__ import annotations
+
+import errno
+import threading
+
+import pytest
+import trio
+
+from fusebackend.protocol import Features, Volume
+from fusebackend.vfs.offload import Offload
+from fusebackend.waiting import Lock, WouldWait, at_once, will_wait
+
+
+def test_only_an_attempt_may_not_wait() -> None:
+    will_wait()
+    with pytest.raises(WouldWait):
+        at_once(will_wait)
+    will_wait()
+    assert at_once(lambda: 5) == 5
+    with pytest.raises(ZeroDivisionError):
+        at_once(lambda: 1 // 0)
+    will_wait()
+
+
+def test_an_attempt_does_not_bind_other_threads() -> None:
+    ended = []
+
+    def other() -> None:
+        will_wait()
+        ended.append(True)
+
+    def attempt() -> None:
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join(30)
+
+    at_once(attempt)
+    assert ended == [True]
+
+
+def test_a_lock_is_taken_at_once_or_waited_for() -> None:
+    lock = Lock()
+    with lock:
+        at_once(lambda: lock.__enter__())  # its own
+        lock.__exit__(None, None, None)
+        outcome: list[str] = []
+
+        def other() -> None:
+            try:
+                at_once(lambda: lock.__enter__())
+            except WouldWait:
+                outcome.append("would wait")
+            with lock:
+                outcome.append("waited")
+
+        thread = threading.Thread(target=other)
+        thread.start()
+        while not outcome:
+            thread.join(0.01)
+        assert outcome == ["would wait"]
+    thread.join(30)
+    assert outcome == ["would wait", "waited"]
+
+
+class Waiting(Volume):
+    """Waits when told to. Counts the threads it was called in."""
+
+    features = Features(blocking=True)
+    at_once = frozenset({"write"})
+
+    def __init__(self) -> None:
+        self.waits = False
+        self.threads: list[str] = []
+
+    def _called(self) -> None:
+        if self.waits:
+            will_wait()
+        self.threads.append(threading.current_thread().name)
+
+    def lookup(self, parent, name):  # type: ignore[no-untyped-def]
+        self._called()
+        raise OSError(errno.ENOENT, "x")
+
+    def read(self, node, offset, size):  # type: ignore[no-untyped-def]
+        self._called()
+        return b"data"
+
+    def write(self, node, offset, data):  # type: ignore[no-untyped-def]
+        self._called()
+        return len(data)
+
+    def unlink(self, parent, name):  # type: ignore[no-untyped-def]
+        self._called()
+
+    def readdir(self, node, after, limit):  # type: ignore[no-untyped-def]
+        return ()
+
+    def getattr(self, node):  # type: ignore[no-untyped-def]
+        raise OSError(errno.ESTALE, "x")
+
+    def statfs(self):  # type: ignore[no-untyped-def]
+        raise OSError(errno.ENOSYS, "x")
+
+
+def test_what_need_not_wait_is_done_on_the_loop_and_all_else_in_threads() -> None:
+    volume = Waiting()
+
+    async def main() -> None:
+        offload = Offload(True, volume=volume)
+        here = threading.current_thread().name
+        assert await offload.ask(volume.read, 1, 0, 4) == b"data"
+        assert await offload.call(volume.write, 1, 0, b"xyz") == 3
+        with pytest.raises(FileNotFoundError):
+            await offload.ask(volume.lookup, 1, b"name")
+        assert volume.threads == [here] * 3
+        await offload.call(volume.unlink, 1, b"name")  # not one that says so before it changes something
+        volume.waits = True
+        assert await offload.ask(volume.read, 1, 0, 4) == b"data"
+        assert await offload.call(volume.write, 1, 0, b"xyz") == 3
+        assert len(volume.threads) == 6 and here not in volume.threads[3:]
+
+    trio.run(main)
+
+
+def test_nothing_is_tried_on_the_loop_for_a_volume_that_does_not_say_so() -> None:
+    volume = Waiting()
+    volume.at_once = frozenset()  # type: ignore[misc]
+
+    async def main() -> None:
+        offload = Offload(True, volume=volume)
+        await offload.ask(volume.read, 1, 0, 4)
+        assert threading.current_thread().name not in volume.threads
+
+    trio.run(main)
