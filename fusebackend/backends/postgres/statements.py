@@ -277,6 +277,12 @@ def attributes(volume: int, node: int) -> Statement:
     )
 
 
+def with_xattrs(volume: int, nodes: Sequence[int]) -> Statement:
+    """Which of these nodes have extended attributes."""
+    query = "SELECT DISTINCT node FROM fusebackend.xattr WHERE volume = %s AND node = ANY(%s)"
+    return query, (volume, list(nodes))
+
+
 def accessed(volume: int, node: int, atime_ns: int) -> Statement:
     """Unless somebody is changing the node: then its times will have moved anyway."""
     return (

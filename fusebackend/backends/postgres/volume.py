@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from fusebackend.backends.chunks import CHUNK_BYTES, CHUNK_SHIFT
 from fusebackend.backends.postgres import schema, statements
+from fusebackend.backends.postgres.bare import BareNodes
 from fusebackend.backends.postgres.batch import send
 from fusebackend.backends.postgres.connections import CONNECTIONS, Connections, gone
 from fusebackend.backends.postgres.feed import VolumeFeed
@@ -72,6 +73,7 @@ class PostgresVolume(StoredTree):
         self.name = name
         self.conninfo = conninfo
         uses = Uses()
+        self._bare = BareNodes()
         with contextlib.ExitStack() as undo:
             pool = Connections(conninfo, connections)
             undo.callback(pool.close)
@@ -108,7 +110,9 @@ class PostgresVolume(StoredTree):
         if not after:
             mode, _, atime_ns, mtime_ns, ctime_ns = rows[0][:5]
             self._note_access(Attr(node, mode, atime_ns=atime_ns, mtime_ns=mtime_ns, ctime_ns=ctime_ns))
-        return [(row[5], StoredInode.of(row[6:])) for row in rows if row[5] is not None]
+        listed = [(row[5], StoredInode.of(row[6:])) for row in rows if row[5] is not None]
+        self._bare.listed(inode.node for _, inode in listed)
+        return listed
 
     def wrong_links(self, links: Sequence[Link]) -> Sequence[Link]:
         if not links:
@@ -200,6 +204,11 @@ class PostgresVolume(StoredTree):
         return sorted(self._read_xattrs(node))
 
     def _read_xattrs(self, node: int) -> dict[bytes, bytes]:
+        if self._scope.view is None and self._feed.live:
+            if node not in self._bare:
+                self._look_for_bare(node)
+            if node in self._bare:
+                return {}
         rows = self._query(statements.attributes(self.id, node))
         if not rows:
             raise gone()
@@ -207,8 +216,20 @@ class PostgresVolume(StoredTree):
             self._require_used(node)
         return {name: value for _, name, value in rows if name is not None}
 
+    def _look_for_bare(self, node: int) -> None:
+        """Ask once for all that were listed together."""
+        nodes = self._bare.beside(node)
+        if len(nodes) > 1:
+            moment = self._bare.moment
+            having = {node for (node,) in self._query(statements.with_xattrs(self.id, nodes))}
+            self._bare.note(moment, set(nodes) - having)
+
     def setxattr(self, node: int, name: bytes, value: bytes) -> None:
-        self._change(Wanted(nodes=(node,), xattrs=node), super().setxattr, node, name, value)
+        self._bare.changed(node)
+        try:
+            self._change(Wanted(nodes=(node,), xattrs=node), super().setxattr, node, name, value)
+        finally:
+            self._bare.changed(node)
 
     def removexattr(self, node: int, name: bytes) -> None:
         self._change(Wanted(nodes=(node,), xattrs=node), super().removexattr, node, name)
@@ -297,6 +318,8 @@ class PostgresVolume(StoredTree):
     def changed_elsewhere(self, changes: Sequence[Change]) -> None:
         """Other hosts have made these changes: what is open here may have lost its name."""
         for change in changes:
+            if change.node is not None or change == Change():
+                self._bare.changed(change.node)
             nodes = [change.node] if change != Change() else self._uses.opened()
             for node in nodes:
                 if node is not None and self._uses.is_open(node):

@@ -1,0 +1,81 @@
+"""How many round trips to PostgreSQL a mount takes for what people do."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import mounts
+import psycopg
+import pytest
+from services.postgres import Postgres
+
+pytestmark = [pytest.mark.mounted, pytest.mark.services]
+
+FILES = 10_000
+
+FILL = f"""
+INSERT INTO fusebackend.inode
+    SELECT 1, 1000000 + n, 33188, 1, 0, 0, 0, 0, 0, n, n, n, 0, n, 0, 0 FROM generate_series(1, {FILES}) n;
+INSERT INTO fusebackend.dentry
+    SELECT 1, 1, convert_to('file' || to_char(n, 'FM00000'), 'UTF8'), 1000000 + n FROM generate_series(1, {FILES}) n;
+ANALYZE fusebackend.inode; ANALYZE fusebackend.dentry
+"""
+
+
+class Counted:
+    """A mount, and how many statements it has had executed: the server writes each of them to its log."""
+
+    def __init__(self, postgres: Postgres, path: Path) -> None:
+        self._postgres = postgres
+        self.path = path
+
+    def statements(self, work: Callable[[], object]) -> Counter[str]:
+        """How often each was, by how it begins; without what is done in the background."""
+        before = len(self._postgres.log_text)
+        work()
+        found = re.findall(r" ms  execute fusebackend\S*: (.{1,60})", self._postgres.log_text[before:])
+        return Counter(found)
+
+
+@pytest.fixture(scope="module")
+def counted(postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Counted]:
+    tmp = tmp_path_factory.mktemp("mount")
+    with postgres.database() as dsn:
+        url = f"postgres:{dsn} options='-c log_min_duration_statement=0'?volume=many"
+        with mounts.mounted(tmp / "mnt", url) as server:
+            with psycopg.connect(dsn, autocommit=True) as connection:
+                connection.execute(FILL, prepare=False)
+            yield Counted(postgres, server.path)
+
+
+def run(*command: object) -> list[str]:
+    words = list(map(str, command))
+    return subprocess.run(words, check=True, capture_output=True, text=True, timeout=120).stdout.splitlines()
+
+
+def test_a_listing_of_10_000_files_takes_a_handful(counted: Counted) -> None:
+    listed: list[str] = []
+    taken = counted.statements(lambda: listed.extend(run("find", counted.path, "-type", "f", "-newermt", "1960-01-01")))
+    assert len(listed) == FILES
+    assert 5 <= taken.total() <= 40, taken
+    listed.clear()
+    taken = counted.statements(lambda: listed.extend(run("ls", "-l", counted.path)))
+    assert len(listed) == FILES + 1
+    assert taken.total() <= 40, taken
+
+
+def test_a_change_takes_two_round_trips_of_a_few_statements(counted: Counted) -> None:
+    directory = counted.path
+    (directory / "first").mkdir()
+    for work, most in (
+        (lambda: (directory / "dir").mkdir(), 12),
+        (lambda: (directory / "dir").rename(directory / "moved"), 14),
+        (lambda: (directory / "moved").rmdir(), 14),
+    ):
+        taken = counted.statements(work)
+        assert taken["BEGIN"] == taken["COMMIT"] == 1, taken
+        assert 5 <= taken.total() <= most, taken
