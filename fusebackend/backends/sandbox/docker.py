@@ -29,7 +29,7 @@ from typing import Any, Literal, Self
 
 from fusebackend.backends.command import nothing_to_run, require_positive
 from fusebackend.backends.sandbox import dockerarchive
-from fusebackend.backends.sandbox.answers import pieces_of
+from fusebackend.backends.sandbox.answers import failure, pieces_of, status_of
 from fusebackend.backends.sandbox.dockercontainer import DockerContainer
 from fusebackend.backends.sandbox.dockershell import kill_script, send_to
 from fusebackend.backends.sandbox.scripts import Script, nonce
@@ -99,6 +99,11 @@ class DockerBackend(StagedSandbox):
     def check(self) -> None:
         """Is there an engine, and what is to be used there? OSError, in one line."""
         self.container.check()
+        if not self.container.is_ours:
+            status, _ = status_of(self.ask(Script().call("fb_ls", str(self.root)), self.script_timeout_s, looks=True))
+            if status != "ok":
+                words = failure(status).strerror
+                raise OSError(errno.ENXIO, f"Directory '{self.root}' of container '{self.container.name}': {words}")
 
     def close(self) -> None:
         """Let go of the container, and remove it if it was started here. Twice is once."""

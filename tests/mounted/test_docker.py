@@ -1,0 +1,196 @@
+"""A container's files on a mount: what its commands see, the kernel shows, and the other way round."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import fusebackend
+from fusebackend.backends import DockerBackend
+
+pytestmark = [pytest.mark.mounted, pytest.mark.services]
+
+PATIENCE_S = 30.0
+
+
+@pytest.fixture
+def engine(docker_engine, monkeypatch):
+    monkeypatch.setenv("DOCKER_HOST", docker_engine.url)
+    return docker_engine
+
+
+@pytest.fixture
+def box(engine):
+    """A container, and a way to run commands in it that knows nothing of the mount."""
+    with engine.container(name="box") as container, DockerBackend(container="box", base_url=engine.url) as backend:
+        yield backend
+        container.reload()
+        assert container.status == "running", "somebody else's container is left alone"
+
+
+def shell(command: str, cwd: Path) -> str:
+    done = subprocess.run(["sh", "-ec", command], cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def until(seen) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not seen():
+        assert time.monotonic() < deadline, "it never showed"
+        time.sleep(0.05)
+
+
+def test_both_sides_see_the_same_files(box, serve):
+    there = serve("memory:", routes={"/box": "docker:box"}).path / "box"
+    assert (there / "etc/passwd").read_text().startswith("root:x:0:0:")
+    assert {"bin", "etc", "tmp"} <= set(os.listdir(there))
+
+    shell("mkdir -p work/deep; printf 'by the kernel' > work/deep/one.txt", there)
+    shell("cp work/deep/one.txt 'work/-n $(x) \n'", there)
+    assert box.execute("cat /work/deep/one.txt; ls -A /work/deep").output == "by the kernelone.txt\n"
+    assert box.execute("cat '/work/-n $(x) \n'").output == "by the kernel"
+
+    box.execute("printf 'by a command' > /work/deep/two.txt; printf longer >> /work/deep/one.txt")
+    until(lambda: (there / "work/deep/two.txt").exists())
+    assert (there / "work/deep/two.txt").read_text() == "by a command"
+    until(lambda: (there / "work/deep/one.txt").read_text() == "by the kernellonger")
+
+    shell("mv work/deep work/moved; rm work/moved/two.txt; echo end >> work/moved/one.txt", there)
+    assert box.execute("cd /work && ls -A moved; cat moved/one.txt").output == "one.txt\nby the kernellongerend\n"
+    shell("rm -r work", there)
+    assert box.execute("ls -d /work").exit_code == 1
+
+
+def test_a_repository_in_a_container(box, serve):
+    """Lock files, renames over what is there, and many small files."""
+    box.execute("mkdir /tmp/repo")
+    there = serve("memory:", routes={"/box": "docker:box?root=/tmp/repo"}).path / "box"
+    git = "git -c user.name=a -c user.email=a@example.com -c core.fsync=none"
+    shell(f"{git} init -q .; for n in 1 2 3; do echo $n > $n.txt; done; {git} add .; {git} commit -qm one", there)
+    assert shell("git status --porcelain; git fsck --strict 2>&1; git log --format=%s", there).split() == ["one"]
+    assert box.execute("cat /tmp/repo/2.txt").output == "2\n"
+
+
+def test_large_files_are_exact(box, serve):
+    there = serve("memory:", routes={"/box": "docker:box?root=/tmp"}).path / "box"
+    content = os.urandom(1 << 20) * 24
+    (there / "up.bin").write_bytes(content)
+    (response,) = box.download_files(["/tmp/up.bin"])
+    assert response.content == content
+    box.execute("cat /tmp/up.bin /tmp/up.bin > /tmp/down.bin; : > /tmp/empty")
+    until(lambda: (there / "down.bin").exists())
+    assert (there / "down.bin").stat().st_size == 2 * len(content)
+    assert (there / "down.bin").read_bytes() == content * 2
+    assert (there / "empty").stat().st_size == 0
+    box.execute("rm /tmp/*.bin /tmp/empty")
+
+
+def test_a_change_in_the_container_meanwhile_is_a_conflict(box, serve):
+    server = serve("memory:", routes={"/box": "docker:box?root=/tmp"})
+    server.expected_log = "note.txt was changed by others"
+    there = server.path / "box"
+    (there / "note.txt").write_text("first\n")
+    fd = os.open(there / "note.txt", os.O_RDWR)
+    box.execute("echo theirs > /tmp/note.txt")
+    os.pwrite(fd, b"ours!", 0)
+    with pytest.raises(OSError) as raised:
+        os.close(fd)
+    assert raised.value.errno == errno.ESTALE
+    assert box.execute("cat /tmp/note.txt").output == "theirs\n"
+    (beside,) = box.glob("note.txt.conflict-*", "/tmp").matches
+    assert "ours!" in box.read(beside["path"])
+    box.execute("rm /tmp/note.txt*")
+
+
+def test_what_a_container_can_not_keep_is_said(box, serve):
+    there = serve("memory:", routes={"/box": "docker:box?root=/tmp"}).path / "box"
+    box.execute("mkfifo /tmp/fifo; ln -s nowhere /tmp/dangling; ln -s /etc/passwd /tmp/link")
+    assert {"fifo", "dangling", "link"} <= set(os.listdir(there))
+    assert (there / "link").read_text().startswith("root:")
+    for name in ("fifo", "dangling"):
+        with pytest.raises(OSError):
+            (there / name).read_bytes()
+    with pytest.raises(OSError) as raised:
+        os.symlink("x", there / "made")
+    assert raised.value.errno == errno.ENOTSUP
+    box.execute("rm /tmp/fifo /tmp/dangling /tmp/link")
+
+
+def test_verbs_and_commands_through_the_control_socket(engine, serve):
+    server = serve(f"docker:{engine.image}", routes={"/notes": "memory:"})
+    with contextlib.closing(fusebackend.connect(server.path)) as client:
+        assert client.write("/root/made.txt", "by a verb\n").error is None
+        assert client.write("/notes/n.txt", "a note\n").error is None
+        assert (server.path / "root/made.txt").read_text() == "by a verb\n"
+        assert [match["path"] for match in client.grep("by a verb").matches] == ["/root/made.txt"]
+        assert client.move("/notes/n.txt", "/root/n.txt").error is None
+        response = client.execute("cat /root/made.txt /root/n.txt; echo new > /root/found.txt", timeout=60)
+        assert (response.output, response.exit_code) == ("by a verb\na note\n", 0)
+        assert "new" in client.read("/root/found.txt")
+    (container,) = engine.containers()
+    server.stop()
+    until(lambda: engine.containers() == [])
+    assert container
+
+
+def test_a_killed_servers_container_goes_with_the_next_mount(engine, serve):
+    first = serve(f"docker:{engine.image}")
+    (first.path / "tmp/x").write_text("x")
+    (left,) = engine.containers()
+    first.process.send_signal(signal.SIGKILL)
+    first.process.wait()
+    first.kill()
+    assert engine.containers() == [left]
+    second = serve(f"docker:{engine.image}", at="second")
+    assert (second.path / "etc/passwd").exists()
+    until(lambda: left not in engine.containers())
+    second.stop()
+    until(lambda: engine.containers() == [])
+
+
+def test_a_container_that_stops_hurts_nobody_else(engine, box, serve):
+    server = serve("memory:", routes={"/box": "docker:box", "/notes": "memory:"})
+    (server.path / "box/tmp/a").write_text("x")
+    with contextlib.closing(engine.client()) as client:
+        container = client.containers.get("box")
+        container.stop(timeout=0)
+        with pytest.raises(OSError):
+            (server.path / "box/tmp/b").write_text("x")
+        (server.path / "notes/n").write_text("works")
+        container.start()
+    until(lambda: _reads(server.path / "box/tmp/a", "x"))
+    server.expected_log = "/tmp/b was closed unsaved"
+    server.stop()
+    assert box.execute("cat /tmp/b").output == "x", "it was kept, and stored when that was possible"
+
+
+def _reads(path: Path, text: str) -> bool:
+    try:
+        return path.read_text() == text
+    except OSError:
+        return False
+
+
+def test_a_mount_that_can_not_be_made_says_why_in_one_line(box, tmp_path):
+    (tmp_path / "mnt").mkdir()
+    command = [sys.executable, "-m", "fusebackend.cli.main", "mount"]
+    command += [str(tmp_path / "mnt"), "--foreground", "--default"]
+    for url, said in (
+        ("docker:localhost:1/none", "There is no image 'localhost:1/none' here, and it can't be pulled: "),
+        ("docker:box?root=/none", "Directory '/none' of container 'box': No such file or directory"),
+    ):
+        done = subprocess.run(
+            [*command, url], capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[2], check=False
+        )
+        assert done.returncode != 0
+        (error,) = [line for line in done.stderr.splitlines() if " INFO " not in line]
+        assert error.startswith(f"Error: '{url}': {said}")
