@@ -67,10 +67,12 @@ class Renames:
             # Always in the same order, for two files may change places.
             for one in sorted({entry, *([target] if target is not None else [])}, key=lambda one: one.node):
                 locks.enter_context(one.lock)
+            if target is not None and flags == RENAME_NOREPLACE:
+                raise oserror(errno.EEXIST, name)
             if target is entry:
                 return
             segment = names.new_segment(name, directory.key)
-            self._require_possible(entry, target, directory, name, flags)
+            self._require_possible(entry, target, directory, name)
             if target is not None and not target.is_dir:
                 self._files.keep_open(target)
             keep(entry)
@@ -79,15 +81,13 @@ class Renames:
                 self._tree.unlinked(target)
             self._tree.relink(entry, directory, name, segment)
 
-    def _require_possible(self, entry: Entry, target: Entry | None, directory: Entry, name: bytes, flags: int) -> None:
+    def _require_possible(self, entry: Entry, target: Entry | None, directory: Entry, name: bytes) -> None:
         if entry.is_gone or directory.is_gone:
             raise oserror(errno.ENOENT, name)
         if entry.is_dir and directory.is_within(entry):
             raise oserror(errno.EINVAL, name)
         if target is None:
             return
-        if flags == RENAME_NOREPLACE:
-            raise oserror(errno.EEXIST, name)
         if target.is_dir and not entry.is_dir:
             raise oserror(errno.EISDIR, name)
         if entry.is_dir:

@@ -1,0 +1,67 @@
+"""Random operations on a bucket in memory, against a dict: with listings that are believed, and with ones that are not."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import hypothesis
+from hypothesis import strategies as st
+from hypothesis.stateful import rule
+from obstore.store import MemoryStore
+
+from fusebackend.backends.objectstore import names
+from fusebackend.backends.objectstore.volume import ObjectStoreVolume
+from fusebackend.protocol import RENAME_NOREPLACE
+from fusebackend.testing.model import VolumeMachine
+
+
+def made(call, named):
+    return named[-1] if call.__name__ == "do_rename" else named[0]
+
+
+class ObjectMachine(VolumeMachine):
+    """Files that are closed and nobody can reach by a name are not kept, as with all whole-file volumes."""
+
+    directory_links = False
+    ttl_s = 0.0
+
+    def make_volume(self):
+        self.store = MemoryStore()
+        return self.reopen_volume()
+
+    def reopen_volume(self):
+        return ObjectStoreVolume(self.store, ttl_s=self.ttl_s)
+
+    def draw_node(self, data, wanted=lambda node: True):
+        return super().draw_node(data, lambda node: wanted(node) and (node.links > 0 or self.is_open(node)))
+
+    def attempt(self, refusals, call, *arguments):
+        """Names that no key can hold are refused, of the last argument that is one: where it would be made."""
+        named = [argument for argument in arguments if isinstance(argument, bytes)]
+        if call.__name__ in ("do_create", "do_make", "do_rename") and named and names.segment_of(made(call, named)) is None:
+            refusals = refusals | {errno.EILSEQ}
+        return super().attempt(refusals, call, *arguments)
+
+    @rule(data=st.data(), flags=st.sampled_from((0, RENAME_NOREPLACE)))
+    def rename_by_copy(self, data, flags):
+        parent, new_parent = self.draw_directory(data), self.draw_directory(data)
+        move = parent, self.draw_name(data, parent), new_parent, self.draw_name(data, new_parent), flags
+        if self.attempt(self.tree.may_rename(*move), self.do_rename, *move):
+            replaced = self.tree.rename(*move)
+            if replaced is not None:
+                self.lost_name(replaced)
+
+
+class BelievingMachine(ObjectMachine):
+    ttl_s = 3600.0
+
+
+SETTINGS = hypothesis.settings(
+    max_examples=int(os.environ.get("FUSEBACKEND_EXAMPLES", "12")), stateful_step_count=50, deadline=None, database=None
+)
+
+TestNeverBelieved = ObjectMachine.TestCase
+TestNeverBelieved.settings = SETTINGS
+TestBelieved = BelievingMachine.TestCase
+TestBelieved.settings = SETTINGS
