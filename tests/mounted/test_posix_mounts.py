@@ -64,6 +64,10 @@ class TestForeign(Mounted):
 
 
 class TestPostgres(Mounted):
+    """Each operation is two round trips, so there are fewer entries where there are many."""
+
+    limits = Limits(many_entries=500, other_users=bool(OPTIONS))
+
     @pytest.fixture(scope="class")
     @classmethod
     def root(cls, tmp_path_factory: pytest.TempPathFactory, postgres: Postgres) -> Iterator[Path]:

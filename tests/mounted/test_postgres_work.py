@@ -1,0 +1,66 @@
+"""Real work on a mount of a volume in PostgreSQL: the cases of the other volumes, with fewer files.
+
+Each operation is two round trips to a server on the same two processors; a thousand files would take minutes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import mounts
+import pytest
+import test_real_work
+import trees
+from kinds import Kind
+from services.postgres import Postgres
+from test_builds import test_two_writers_on_one_sqlite_database
+from test_real_work import (
+    test_git_clone_commit_branch_gc_fsck,
+    test_mv_across_routes_and_back,
+    test_mv_within_a_route,
+    test_rm_removes_a_tree,
+    test_rsync_twice_moves_nothing_the_second_time,
+    test_saving_as_editors_do,
+    test_sed_and_patch_in_place,
+    test_tar_in_and_out,
+    test_vim_edits_a_file,
+)
+
+__all__ = [
+    "test_git_clone_commit_branch_gc_fsck",
+    "test_mv_across_routes_and_back",
+    "test_mv_within_a_route",
+    "test_rm_removes_a_tree",
+    "test_rsync_twice_moves_nothing_the_second_time",
+    "test_saving_as_editors_do",
+    "test_sed_and_patch_in_place",
+    "test_tar_in_and_out",
+    "test_two_writers_on_one_sqlite_database",
+    "test_vim_edits_a_file",
+]
+
+pytestmark = [pytest.mark.mounted, pytest.mark.services]
+
+FILES = 120
+
+
+@pytest.fixture(scope="module")
+def server(postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Kind]]:
+    tmp = tmp_path_factory.mktemp("postgres")
+    with postgres.database() as dsn:
+        url = f"postgres:{dsn}?volume=work"
+        with mounts.mounted(tmp / "mnt", url, routes={"/other": "memory:"}) as server:
+            yield server.path, Kind(url)
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    root = tmp_path_factory.mktemp("sources")
+    trees.make_sources(root, FILES)
+    trees.git(root, "init", "--quiet", "--initial-branch=main")
+    trees.git(root, "add", ".")
+    trees.git(root, "commit", "--quiet", "--message=some files")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(test_real_work, "SOURCES", FILES)
+        yield root
