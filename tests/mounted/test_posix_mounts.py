@@ -72,9 +72,11 @@ class TestPostgres(Mounted):
     @classmethod
     def root(cls, tmp_path_factory: pytest.TempPathFactory, postgres: Postgres) -> Iterator[Path]:
         tmp = tmp_path_factory.mktemp("mount")
-        with postgres.database() as dsn:
-            with mounts.mounted(tmp / "mnt", f"postgres:{dsn}?volume=posix", options=OPTIONS) as server:
-                yield server.path
+        with (
+            postgres.database() as dsn,
+            mounts.mounted(tmp / "mnt", f"postgres:{dsn}?volume=posix", options=OPTIONS) as server,
+        ):
+            yield server.path
 
 
 class TestRoute(Mounted):
