@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from fusebackend.backends import trigram
 from fusebackend.backends.chunks import CHUNK_BYTES
 from fusebackend.backends.postgres.batch import Statement, send
-from fusebackend.backends.postgres.searchschema import INDEX_LOCK, INDEXED_BYTES
+from fusebackend.backends.postgres.searchschema import INDEX, INDEX_LOCK, INDEXED_BYTES
 from fusebackend.backends.postgres.searchwalk import REGULAR
 from fusebackend.backends.postgres.statements import BEGIN, COMMIT
 
@@ -75,6 +75,9 @@ _DONE: Final = _SEEN + "DELETE FROM fusebackend.unindexed USING seen WHERE volum
 _LARGE: Final = _SEEN + (
     "UPDATE fusebackend.unindexed SET large = true FROM seen WHERE volume = %s AND unindexed.node = seen.node"
 )
+_SORT_IN: Final = f"""
+SELECT gin_clean_pending_list(oid) FROM pg_class WHERE oid = to_regclass('{INDEX}') AND pg_has_role(relowner, 'USAGE')
+"""
 _LEFT: Final = "SELECT EXISTS (SELECT FROM fusebackend.unindexed WHERE volume = %s AND NOT large)"
 
 
@@ -93,6 +96,7 @@ class SearchIndexer:
     def __init__(self, connections: Connections, volume: int) -> None:
         self._connections = connections
         self._volume = volume
+        self._unsorted = False  # the index has gathered some of what was put into it here
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="fusebackend-index", daemon=True)
 
@@ -135,12 +139,16 @@ class SearchIndexer:
         lock = ("SELECT pg_try_advisory_xact_lock(%s::int, %s::int)", [INDEX_LOCK, self._volume])
         waiting = (_WAITING, [self._volume, quiet_s])
         _, locked, rows, left = send(connection, [BEGIN, lock, waiting, (_LEFT, [self._volume])])
-        portion = _portion([Changed(*row) for row in rows]) if locked == [(True,)] else []
-        send(connection, [*self._indexing(connection, portion), COMMIT])
-        if portion:
-            return 0.0
         if locked == [(False,)]:
+            send(connection, [COMMIT])
             return LOOK_S
+        portion = _portion([Changed(*row) for row in rows])
+        if portion:
+            self._unsorted = True
+            send(connection, [*self._indexing(connection, portion), COMMIT])
+            return 0.0
+        send(connection, [(_SORT_IN, []), COMMIT] if self._unsorted else [COMMIT])
+        self._unsorted = False
         return quiet_s if left == [(True,)] else None
 
     def _indexing(self, connection: Connection[Any], portion: list[Changed]) -> list[Statement]:

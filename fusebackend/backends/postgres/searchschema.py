@@ -34,9 +34,9 @@ INDEX_LOCK: Final = 0x66620010
 
 INDEX: Final = "fusebackend.entry_words"
 
-PENDING_KIB: Final = 512
-"""How much new text the index gathers before it sorts it in. A search goes through all of that: 4 MiB, which is usual,
-take it some 10 ms."""
+PENDING_KIB: Final = 4096
+"""How much new text the index gathers before it sorts that in. A search goes through it, for up to 10 ms; with 64 KiB,
+the least there may be, indexing takes five times as long. The indexer has it sorted in when all else is done."""
 
 SEARCH_TABLES: Final = """
 CREATE TABLE fusebackend.unindexed (
