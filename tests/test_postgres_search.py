@@ -236,6 +236,18 @@ def test_another_volume_is_not_searched(database: str, backend: PostgresBackend,
         assert len(backend.grep("needle").matches or []) == len(other.grep("needle").matches or []) == 1
 
 
+def test_what_another_host_has_closed_is_found(database: str, backend: PostgresBackend, sql: Sql) -> None:
+    with opened(database, backend.volume.name) as other:
+        put(other, "/file.txt", b"first\n")
+        assert found(backend, "first") == ["/file.txt"]
+        index_all(backend)
+        assert found(other, "first") == ["/file.txt"] and nodes_in(sql, "unindexed", backend) == set()
+        assert other.edit("/file.txt", "first", "second").error is None
+        assert backend.move("/file.txt", "/dir/moved.txt").error is None
+        for host in (backend, other):
+            assert found(host, "second") == ["/dir/moved.txt"] and found(host, "first") == []
+
+
 def test_a_large_file_is_always_read(
     backend: PostgresBackend, sql: Sql, monkeypatch: pytest.MonkeyPatch, questions: Questions
 ) -> None:
