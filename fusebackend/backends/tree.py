@@ -237,9 +237,11 @@ class TreeVolume(TreeStorage):
 
     # -- data --------------------------------------------------------------------------------------------------
 
-    def open(self, node: int, flags: int) -> None:
+    def open(self, node: int, flags: int) -> Attr | None:
         with self.lock:
-            self._inode(node).opens += 1
+            inode = self._inode(node)
+            inode.opens += 1
+            return inode
 
     def release(self, node: int, flags: int) -> None:
         with self.lock:

@@ -10,11 +10,12 @@ from fusebackend.vfs.setid import disarming
 def open_node(handle: FileHandle, truncate: bool) -> Attr:
     """Open a handle's node, and empty it if asked to; returns what the file then is. An error leaves it closed."""
     route, node = handle.route, handle.node
-    route.volume.open(node, handle.flags)
+    attr = route.volume.open(node, handle.flags)
     try:
         if truncate:
-            route.changing.setattr(node, disarming(route.volume, node, AttrChanges(size=0), handle.privileged))
-        return route.volume.getattr(node)
+            empty = disarming(route.volume, node, AttrChanges(size=0), handle.privileged)
+            return route.changing.setattr(node, empty)
+        return route.volume.getattr(node) if attr is None else attr
     except BaseException:
         route.volume.release(node, handle.flags)
         raise

@@ -21,13 +21,16 @@ import mounts
 import psycopg
 import pytest
 from mounts import Serve
+from services.postgres import Postgres
 from two_hosts import Host, TwoHosts, read, until
 
 import fusebackend
 
 pytestmark = [pytest.mark.mounted, pytest.mark.services]
 
-STEPS = 20_000 if os.environ.get("FUSEBACKEND_FULL") else 200
+FULL = bool(os.environ.get("FUSEBACKEND_FULL"))
+STEPS = 20_000 if FULL else 200
+LIMIT_S = 7200.0 if FULL else mounts.LIFE_LIMIT_S
 RUN_STEPS = 100
 """Changes of one tree, before the next one with another seed."""
 
@@ -35,18 +38,25 @@ LISTENING = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE applic
 
 
 class Pair:
-    """Two mounts of one volume."""
+    """Two mounts of one volume. `first` and `second` are the same directory in them, for one test."""
 
     def __init__(self, dsn: str, first: mounts.Mounted, second: mounts.Mounted) -> None:
         self.dsn = dsn
-        self.first = first.path
-        self.second = second.path
+        self.roots = (first.path, second.path)
+        self.first, self.second = self.roots
         self.agents = (fusebackend.connect(first.path), fusebackend.connect(second.path))
         self._beats = itertools.count(1)
         (first.path / "beat").touch()
 
+    def enter(self, name: str) -> None:
+        """A directory for one test."""
+        self.first, self.second = (root / name for root in self.roots)
+        self.first.mkdir()
+
     def hosts(self, base: str) -> tuple[Host, Host]:
-        return Host(self.first, self.agents[0], base), Host(self.second, self.agents[1], base)
+        base = "/" + str(self.first.relative_to(self.roots[0]) / base)
+        first, second = (Host(root, agent, base) for root, agent in zip(self.roots, self.agents, strict=True))
+        return first, second
 
     def catch_up(self, here: Host, there: Host) -> None:
         """Returns when the feed has brought to one host what was done at the other. It keeps the order of commits."""
@@ -79,23 +89,36 @@ def mount(postgres_dsn: str, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> I
 
         def two(options: str = "", second: str | None = None) -> Pair:
             url = f"postgres:{postgres_dsn}?volume=v{options}"
-            pair = Pair(postgres_dsn, serve(url), serve(second or url))
+            pair = Pair(postgres_dsn, serve(url, limit_s=LIMIT_S), serve(second or url, limit_s=LIMIT_S))
             stack.callback(pair.close)
             return pair
 
         yield two
 
 
+@pytest.fixture(scope="module")
+def mounted_pair(postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    tmp = tmp_path_factory.mktemp("pair")
+    with (
+        postgres.database() as dsn,
+        mounts.mounted(tmp / "first", f"postgres:{dsn}?volume=v", limit_s=LIMIT_S) as first,
+        mounts.mounted(tmp / "second", f"postgres:{dsn}?volume=v", limit_s=LIMIT_S) as second,
+        contextlib.closing(Pair(dsn, first, second)) as pair,
+    ):
+        yield pair
+
+
 @pytest.fixture
-def pair(mount: Mount) -> Pair:
-    return mount()
+def pair(mounted_pair: Pair, request: pytest.FixtureRequest) -> Pair:
+    mounted_pair.enter(request.node.name)
+    return mounted_pair
 
 
 def run_at_random(hosts: Callable[[str], tuple[Host, Host]], steps: int, **options: Any) -> None:
     for base in range(0, steps, RUN_STEPS):
         seed = random.randrange(1 << 32)
         print(f"seed {seed}")
-        TwoHosts(hosts(f"/run{base}"), seed, **options).run(min(RUN_STEPS, steps - base))
+        TwoHosts(hosts(f"run{base}"), seed, **options).run(min(RUN_STEPS, steps - base))
 
 
 # -- at random ---------------------------------------------------------------------------------------------------------
@@ -196,7 +219,8 @@ def test_a_file_that_lost_its_name_elsewhere_can_be_opened_by_its_descriptor(mou
         assert opened.read() == "kept"
 
 
-def test_status_says_whether_the_feed_is_there(pair: Pair) -> None:
+def test_status_says_whether_the_feed_is_there(mount: Mount) -> None:
+    pair = mount()
     assert pair.route(1)["ttl_s"] is None and pair.route(1)["features"]["change_feed"]
     (pair.first / "d").mkdir()
     (pair.first / "d/file").write_text("one")
@@ -223,7 +247,7 @@ def test_status_says_whether_the_feed_is_there(pair: Pair) -> None:
 
 
 def test_appends_of_both_hosts_all_land_at_the_end(pair: Pair) -> None:
-    lines = {path: [f"{path.name} {number} {'x' * (number * 37 % 900)}\n" for number in range(150)] for path in
+    lines = {path: [f"{path.parent.name} {number} {'x' * (number * 37 % 900)}\n" for number in range(150)] for path in
              (pair.first, pair.second)}  # fmt: skip
 
     def append(path: Path) -> None:
@@ -309,7 +333,7 @@ def test_what_the_other_host_does_is_seen_without_opening(pair: Pair) -> None:
     (pair.first / "d/file").rename(pair.first / "d/other")
     until(lambda: not os.path.exists(pair.second / "d/file"), "that a name is gone")
     assert os.path.exists(pair.second / "d/other")
-    pair.agents[0].delete("/d")
+    pair.agents[0].delete(f"/{pair.first.name}/d")
     until(lambda: not os.path.exists(pair.second / "d"), "that a directory is gone")
 
 

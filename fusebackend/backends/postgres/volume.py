@@ -241,12 +241,13 @@ class PostgresVolume(StoredTree):
         self._uses.open(attr.node, flags, 0)
         return attr
 
-    def open(self, node: int, flags: int) -> None:
+    def open(self, node: int, flags: int) -> Attr:
         if self._scope.transaction is not None:
-            contents = self._change(Wanted(nodes=(node,)), self._stored, node).contents
+            inode = self._change(Wanted(nodes=(node,)), self._stored, node)
         else:
-            contents = self._read_inode(node).contents
-        self._uses.open(node, flags, contents)
+            inode = self._read_inode(node)
+        self._uses.open(node, flags, inode.contents)
+        return inode
 
     def release(self, node: int, flags: int) -> None:
         self._uses.release(node, flags)
