@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,7 +27,10 @@ CONNECTIONS = 16
 
 CONNECT_S = 10
 PATIENCE_S = 5.0
-"""How long a server may be away, or no connection be free, before an operation fails."""
+"""How long a server may be away before an operation fails."""
+
+BUSY_S = 25
+"""How long an operation waits for those that have the connections, of which none takes longer (`batch.STALL_S`)."""
 
 LOCK_S = 10
 """How long a change waits for another one, of any host, before it fails with EBUSY."""
@@ -62,6 +66,7 @@ class Connections:
         from psycopg_pool import ConnectionPool
 
         self.conninfo = conninfo
+        self._places = threading.BoundedSemaphore(size)
         self._broken: tuple[type[Exception], ...] = (psycopg.OperationalError, psycopg.InterfaceError)
         with told():
             psycopg.connect(conninfo, connect_timeout=CONNECT_S).close()  # a pool would not say why
@@ -85,18 +90,30 @@ class Connections:
         Raises:
             OSError: what the server says, or EIO when it can't be reached.
         """
-        connection, result = self._begin(work)
-        self._pool.putconn(connection)
-        return result
+        with self._place():
+            connection, result = self._begin(work)
+            self._pool.putconn(connection)
+            return result
 
     @contextlib.contextmanager
     def leased(self, begin: Callable[[Connection[Any]], object]) -> Iterator[Connection[Any]]:
         """A connection for a transaction of several calls, which `begin` begins; errors as of `run`."""
-        connection, _ = self._begin(begin)
+        with self._place():
+            connection, _ = self._begin(begin)
+            try:
+                yield connection
+            finally:
+                self._pool.putconn(connection)
+
+    @contextlib.contextmanager
+    def _place(self) -> Iterator[None]:
+        """Wait until a connection is not used: the pool can't tell that from a server that is away."""
+        if not self._places.acquire(timeout=BUSY_S):
+            raise OSError(errno.ETIMEDOUT, f"PostgreSQL: all connections have been busy for {BUSY_S} s")
         try:
-            yield connection
+            yield
         finally:
-            self._pool.putconn(connection)
+            self._places.release()
 
     def _begin(self, work: Callable[[Connection[Any]], T]) -> tuple[Connection[Any], T]:
         with told():
