@@ -65,10 +65,12 @@ def passes_page_cache(flags: int, mode: int) -> bool:
     cache: nobody can map it, and the pages would be dropped anyway when the file's new time is seen. Not for setuid and
     setgid files, whose bits a kernel before 5.12 clears only with a cached write.
 
-    Only for a file that this opening has made or emptied, which nobody else is at work in yet. Where one process writes
-    past the cache and another has the same page mapped, the other's page, written back as a whole, undoes the write.
+    Only for a file that this opening has made or emptied, which nobody else is at work in yet, and for appending. Where
+    one process writes past the cache and another has the same page mapped, the other's page, written back as a whole,
+    undoes the write. Appending is the other way about: beside a mapping of the last page, a sync at the same moment has
+    undone what was appended through the cache (seen with Linux 6.18).
     """
-    made = bool(flags & (os.O_CREAT | os.O_TRUNC))
+    made = bool(flags & (os.O_CREAT | os.O_TRUNC | os.O_APPEND))
     return made and flags & os.O_ACCMODE == os.O_WRONLY and not mode & (stat.S_ISUID | stat.S_ISGID)
 
 
