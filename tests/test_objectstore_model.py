@@ -1,4 +1,4 @@
-"""Random operations on a bucket in memory, against a dict: with listings that are believed, and with ones that are not."""
+"""Random operations on a bucket in memory, against a dict; with listings that are believed, and with none that is."""
 
 from __future__ import annotations
 
@@ -14,10 +14,6 @@ from fusebackend.backends.objectstore import names
 from fusebackend.backends.objectstore.volume import ObjectStoreVolume
 from fusebackend.protocol import RENAME_NOREPLACE
 from fusebackend.testing.model import VolumeMachine
-
-
-def made(call, named):
-    return named[-1] if call.__name__ == "do_rename" else named[0]
 
 
 class ObjectMachine(VolumeMachine):
@@ -37,9 +33,10 @@ class ObjectMachine(VolumeMachine):
         return super().draw_node(data, lambda node: wanted(node) and (node.links > 0 or self.is_open(node)))
 
     def attempt(self, refusals, call, *arguments):
-        """Names that no key can hold are refused, of the last argument that is one: where it would be made."""
-        named = [argument for argument in arguments if isinstance(argument, bytes)]
-        if call.__name__ in ("do_create", "do_make", "do_rename") and named and names.segment_of(made(call, named)) is None:
+        """A name that no key can hold is refused where it would be made."""
+        given = [argument for argument in arguments if isinstance(argument, bytes)]
+        new = {"do_create": given[:1], "do_make": given[:1], "do_rename": given[1:2]}.get(call.__name__, [])
+        if any(names.segment_of(name) is None for name in new):
             refusals = refusals | {errno.EILSEQ}
         return super().attempt(refusals, call, *arguments)
 

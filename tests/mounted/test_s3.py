@@ -1,4 +1,4 @@
-"""`s3://` on a mount, against a real SeaweedFS: the POSIX cases, and everyday programs, within what SEMANTICS promises."""
+"""`s3://` on a mount, over a real SeaweedFS: the POSIX cases and everyday programs, as far as SEMANTICS promises."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class Bucket:
     def delete(self, key: str) -> None:
         self.request("DELETE", key)
 
-    def keys(self) -> list[str]:
+    def all_keys(self) -> list[str]:
         """All keys, sorted."""
         found: list[str] = []
         after: dict[str, str] = {}

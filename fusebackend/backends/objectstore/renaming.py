@@ -38,6 +38,14 @@ BATCH = 256
 """So many objects are copied or deleted before the record is renewed, if it is time."""
 
 
+class _TakenBack(Exception):
+    """A rename has failed, and has left nothing behind. Never leaves this module."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 class Renames:
     """See the module's docstring."""
 
@@ -126,10 +134,9 @@ class Renames:
                     if below.opens and not below.is_dir:
                         with below.lock:
                             self._files.relocate(below, f"{new}/{below.key[len(old) :]}")
-            except BaseException:
-                self._bucket.delete_all(copy for _, copy in pairs)
-                self._journal.end(key)
-                raise
+            except OSError as error:
+                self._bucket.delete_all([copy for _, copy in pairs])
+                raise _TakenBack(error) from None
             self._in_batches(self._bucket.delete_all, [source for source, _ in pairs], key, record)
         for below in entry.tree():
             below.modified_ns = None  # the copies were put just now, and are not other versions for that
@@ -158,6 +165,9 @@ class Renames:
         key, record = self._journal.begin(source, destination, etag, replaced)
         try:
             yield key, record
+        except _TakenBack as taken_back:
+            self._journal.end(key)
+            raise taken_back.error from None
         except BaseException:
             with self._left_guard:
                 self._left[key] = record

@@ -101,20 +101,33 @@ class ObjectTree:
         entry.stamped = entry.local = True
         return entry
 
-    def link(self, entry: Entry) -> None:
-        """Give a new entry its name. EEXIST; ENOENT when its directory is gone."""
+    def link(self, entry: Entry) -> Entry:
+        """Give a new entry its name; the entry that has it.
+
+        What is in the store already may have been listed by now, and have an entry: then that is the one. EEXIST for
+        one that is not in the store; ENOENT when its directory is gone.
+        """
         with self.lock:
             parent = entry.parent
             assert parent is not None
             if parent.is_gone:
                 raise oserror(errno.ENOENT, entry.name)
-            if entry.name in parent.children:
+            there = parent.children.get(entry.name)
+            if there is not None and (entry.local or there.is_dir != entry.is_dir):
                 raise oserror(errno.EEXIST, entry.name)
-            self._entries[entry.node] = entry
-            parent.children[entry.name] = entry
+            if there is None:
+                there = entry
+                self._entries[entry.node] = entry
+                parent.children[entry.name] = entry
             parent.ghosts.discard(entry.segment)
-            self.changed(entry)
+            self.changed(there)
             self._touch(parent)
+            return there
+
+    def distrust(self, directory: Entry) -> None:
+        """There is something in a directory that its listing does not show."""
+        with self.lock:
+            directory.listed_at = NEVER
 
     def relink(self, entry: Entry, directory: Entry, name: bytes, segment: str) -> None:
         """An entry has moved to another name."""

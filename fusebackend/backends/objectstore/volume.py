@@ -5,7 +5,8 @@
 and `renaming.py` what a rename is made of. Hard links, special files and extended attributes are ENOTSUP.
 
 No lock is held over a request but those of the file or the directory it is about, so that a hundred files can be read
-at once, and `lock` excludes nobody: what has to be one step is one conditional request. The rename of a directory waits until nobody puts anything, and has those who would wait.
+at once, and `lock` excludes nobody: what has to be one step is one conditional request. The rename of a directory waits
+until nobody puts anything, and has those who would wait.
 """
 
 from __future__ import annotations
@@ -138,24 +139,28 @@ class ObjectStoreVolume(NativeVolume):
 
     def _make(self, parent: int, name: bytes, mode: int, content: bytes, caller: Caller) -> Attr:
         """Something new, in the store at once."""
-        with self._gate.passing():
-            entry = self._new(parent, name, mode, caller)
-            key = entry.key
-            if entry.is_dir:
-                key += MARKER
-                entry.etag = self.bucket.make(key, b"", attributes.written(entry.stamp, {}))
-                entry.marker, entry.local = True, False
-            else:
-                self._files.put_new(entry, content)
+        directory = self._tree.entry(parent)
+        # Who finds a directory made by another thread wants to use it: then it must have an entry.
+        one_by_one = directory.lock if stat.S_ISDIR(mode) else contextlib.nullcontext()
+        with self._gate.passing(), one_by_one:
+            entry = self._new(directory, name, mode, caller)
+            key = entry.key + MARKER if entry.is_dir else entry.key
             try:
-                self._tree.link(entry)
-            except OSError:
+                if entry.is_dir:
+                    entry.etag = self.bucket.make(key, b"", attributes.written(entry.stamp, {}))
+                    entry.marker, entry.local = True, False
+                else:
+                    self._files.put_new(entry, content)
+            except FileExistsError:
+                self._tree.distrust(directory)
+                raise
+            try:
+                return self._tree.link(entry)
+            except FileNotFoundError:
                 self.bucket.delete(key)
                 raise
-            return entry
 
-    def _new(self, parent: int, name: bytes, mode: int, caller: Caller) -> Entry:
-        directory = self._tree.entry(parent)
+    def _new(self, directory: Entry, name: bytes, mode: int, caller: Caller) -> Entry:
         if self._tree.child(directory, name) is not None:
             raise oserror(errno.EEXIST, name)
         if directory.is_gone:
@@ -164,7 +169,7 @@ class ObjectStoreVolume(NativeVolume):
 
     def create(self, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> Attr:
         """The file is in this volume alone until it is flushed."""
-        entry = self._new(parent, name, stat.S_IFREG | stat.S_IMODE(mode), caller)
+        entry = self._new(self._tree.entry(parent), name, stat.S_IFREG | stat.S_IMODE(mode), caller)
         self._files.create(entry, flags)
         self._tree.link(entry)
         return entry
