@@ -136,15 +136,17 @@ class Work:
         return timed(lambda: shell("git -c safe.directory='*' status", root / "tree"))
 
     def untar(self, root: Path) -> float:
-        (root / "new").mkdir()
+        """Into a directory of a new name: SeaweedFS lists one for a while after its last object has gone."""
+        self.new = f"new{time.monotonic_ns()}"
+        (root / self.new).mkdir()
         self._began = time.perf_counter()
-        return timed(lambda: shell(f"tar xf {self.small}", root / "new"))
+        return timed(lambda: shell(f"tar xf {self.small}", root / self.new))
 
     def stored(self, root: Path) -> float:
         """From the beginning of the untar until the last of its files is in the bucket."""
         import obstore
 
-        prefix = f"{root.name}/new"
+        prefix = f"{root.name}/{self.new}"
         while sum(len(page) for page in obstore.list(self.store, prefix)) < self.scale.small_files:
             if time.perf_counter() - self._began > STORED_LIMIT_S:
                 raise SystemExit(f"{root.name} has not stored its files after {STORED_LIMIT_S:.0f} s")
@@ -155,10 +157,9 @@ class Work:
         """Remove what the untar has made."""
         import obstore
 
-        keys = [item["path"] for page in obstore.list(self.store, f"{prefix}/new") for item in page]
-        obstore.delete(self.store, keys)
-        for marker in (f"{prefix}/new/", *sorted({f"{key.rpartition('/')[0]}/" for key in keys}, reverse=True)):
-            self.bucket.delete(marker)
+        obstore.delete(
+            self.store, [item["path"] for page in obstore.list(self.store, f"{prefix}/{self.new}") for item in page]
+        )
 
 
 def make_small_files(target: Path, count: int) -> None:
