@@ -265,15 +265,21 @@ class FileSystem(ExtendedAttributes):
             fill(self.invalidation.kernel, handle, known, attr)
 
     async def _are_good(self, route: Route, inode: int, attr: Attr) -> bool:
-        """May the kernel keep the pages that it has of a file?"""
+        """May the kernel keep the pages that it has of a file? If not, its size may be wrong, too: it asks again."""
+        if not route.shared and route.policy.coherent:
+            return True
+        known, kernel = self.inodes.get(inode), self.invalidation.kernel
         if not route.shared:
-            return route.policy.coherent or self.inodes.is_same(inode, route.policy.version(attr))
-        known = self.inodes.get(inode)
+            size = known.size if known is not None else -1
+            same = self.inodes.is_same(inode, route.policy.version(attr))
+            if not same and size != attr.size and kernel is not None:
+                kernel.invalidate_inode(inode, attributes_only=True)
+            return same
         if known is not None and known.version == attr.version:
             return True
         await self.settling.begin(inode, attr.version)
-        if self.invalidation.kernel is not None:
-            self.invalidation.kernel.invalidate_inode(inode, attributes_only=True)  # its size is wrong, too
+        if kernel is not None:
+            kernel.invalidate_inode(inode, attributes_only=True)
         return False
 
     async def read(self, number: int, offset: int, size: int) -> bytes:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from mounts import Serve
 from two_faces import TwoFaces, two_faces
 
 pytestmark = pytest.mark.mounted
@@ -364,3 +365,14 @@ def test_modes_and_types_reach_the_other_face(faces: TwoFaces) -> None:
     listed = {entry["path"]: entry["is_dir"] for entry in faces.call("ls", "/")["entries"]}
     assert listed == {"/made": False, "/pipe": False}
     assert faces.ask("read", "/pipe")["error"], "a pipe is never waited for"
+
+
+def test_a_file_that_was_changed_behind_a_route_is_read_to_its_new_end(tmp_path: Path, serve: Serve) -> None:
+    """Its size is believed for the TTL by who does not open it, and by nobody who does."""
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files/file").write_text("one")
+    path = serve(f"dir:{tmp_path}/files", options=["ttl=600"]).path / "file"
+    assert path.stat().st_size == 3
+    for text in ("a longer text", "x", "three"):
+        (tmp_path / "files/file").write_text(text)
+        assert path.read_text() == text

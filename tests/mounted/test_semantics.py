@@ -145,6 +145,27 @@ def test_a_route_that_others_change_unseen_is_believed_for_its_ttl(tmp_path: Pat
     assert '"ttl_s": 0.2' in status
 
 
+@pytest.mark.services
+def test_what_one_host_closes_another_one_opens(postgres_dsn: str, serve: Serve) -> None:
+    """`test_two_mounts.py` does it at random, without a feed, and with other routes."""
+    here, there = (serve(f"postgres:{postgres_dsn}?volume=v").path for _ in range(2))
+    assert not (there / "d").exists()
+    (here / "d").mkdir()
+    for text in ("one", "three", "a longer text", ""):
+        (here / "d/file").write_text(text)
+        assert (there / "d/file").read_text() == text
+    (there / "new").write_text("from there")
+    (there / "new").rename(there / "d/file")
+    assert (here / "d/file").read_text() == "from there"
+    with fusebackend.connect(here) as agent:
+        assert agent.edit("/d/file", "there", "an agent here").error is None
+    assert (there / "d/file").read_text() == "from an agent here"
+    (here / "d").rename(here / "e")
+    with pytest.raises(FileNotFoundError):
+        (there / "d/file").read_text()
+    assert os.listdir(there / "e") == ["file"]
+
+
 def test_when_fsync_returns_the_data_is_durable(tmp_path: Path, serve: Serve) -> None:
     server = serve(f"sqlite:{tmp_path}/volume.db")
     with (server.path / "file").open("wb") as file:

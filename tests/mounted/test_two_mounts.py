@@ -22,6 +22,7 @@ import psycopg
 import pytest
 from mounts import Serve
 from services.postgres import Postgres
+from services.s3 import Bucket
 from two_hosts import Host, TwoHosts, read, until
 
 import fusebackend
@@ -361,3 +362,71 @@ def test_locks_hold_on_one_host_only(pair: Pair) -> None:
     with (pair.first / "file").open("r+") as here, (pair.second / "file").open("r+") as there:
         fcntl.flock(here, fcntl.LOCK_EX | fcntl.LOCK_NB)
         fcntl.flock(there, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+# -- other routes that two hosts mount ---------------------------------------------------------------------------------
+
+
+def beside(serve: Serve, url: str) -> Iterator[tuple[Host, Host]]:
+    """Two mounts that have a route in common."""
+    first, second = (serve("memory:", routes={"/route": url}).path for _ in range(2))
+    with fusebackend.connect(first) as agent, fusebackend.connect(second) as other:
+        yield Host(first, agent, "/route"), Host(second, other, "/route")
+
+
+@pytest.fixture
+def store_hosts(postgres_dsn: str, serve: Serve) -> Iterator[tuple[Host, Host]]:
+    yield from beside(serve, f"store+postgres:{postgres_dsn}?ns=memories")
+
+
+@pytest.fixture
+def bucket_hosts(bucket: Bucket, serve: Serve) -> Iterator[tuple[Host, Host]]:
+    yield from beside(serve, bucket.url("shared"))
+
+
+def say(host: Host, name: str, content: bytes) -> None:
+    Path(host.place(name)).write_bytes(content)
+
+
+@pytest.mark.parametrize("which", ["store_hosts", "bucket_hosts"])
+def test_hosts_that_share_a_route_of_whole_files_come_to_the_same(which: str, request: pytest.FixtureRequest) -> None:
+    here, there = request.getfixturevalue(which)
+    chance = random.Random(11)
+    contents: dict[str, bytes] = {}
+    for number in range(24):
+        host, other = chance.sample((here, there), 2)
+        name = chance.choice("abc")
+        how = chance.choice(["write", "replace", "remove", "agent"])
+        contents[name] = b"%d %s\n" % (number, how.encode()) * chance.choice([1, 2000])
+        if how == "write":
+            say(host, name, contents[name])
+        elif how == "replace":
+            say(host, "new", contents[name])
+            os.rename(host.place("new"), host.place(name))
+        elif how == "agent":
+            assert host.agent.upload_files([(f"{host.base}/{name}", contents[name])])[0].error is None
+        elif os.path.exists(host.place(name)):
+            os.unlink(host.place(name))
+            del contents[name]
+        else:
+            del contents[name]
+        for each, shown in itertools.product((other, host), "abc"):
+            wanted = contents.get(shown)
+            until(lambda each=each, shown=shown, wanted=wanted: found(each, shown) == wanted, f"{number} {how} {name}")
+
+
+def found(host: Host, name: str) -> bytes | None:
+    try:
+        return read(host.place(name))
+    except FileNotFoundError:
+        return None
+
+
+def test_a_bucket_s_file_is_opened_as_it_is_whatever_the_ttl(bucket: Bucket, serve: Serve) -> None:
+    for here, there in beside(serve, bucket.url("shared", ttl="600")):
+        say(here, "file", b"one")
+        assert read(there.place("file")) == b"one"
+        assert os.stat(there.place("file")).st_size == 3
+        for content in (b"three", b"x", b"seven" * 30_000):
+            say(here, "file", content)
+            assert read(there.place("file")) == content
