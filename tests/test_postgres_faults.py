@@ -17,6 +17,8 @@ from fusebackend.backends.postgres import batch, connections
 from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
 
+pytestmark = pytest.mark.services
+
 ME = Caller(1000, 1000)
 LIMIT_S = 60.0
 """How long is waited for a server or a connection to be there again."""

@@ -15,6 +15,8 @@ from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.protocol import Volume
 from fusebackend.testing.model import VolumeMachine
 
+pytestmark = pytest.mark.services
+
 
 class PostgresMachine(VolumeMachine):
     keeps_numbers = True

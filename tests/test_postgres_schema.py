@@ -15,6 +15,8 @@ from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.protocol import ROOT_NODE, Caller
 from fusebackend.urls import UrlError, open_backend
 
+pytestmark = pytest.mark.services
+
 ME = Caller(1000, 1000)
 
 
@@ -129,7 +131,7 @@ class TestRefused:
         assert "me:***@" in message
 
     def test_a_user_that_is_not_there(self, postgres_dsn: str) -> None:
-        dsn = postgres_dsn.replace('user=postgres', 'user=nobody password=secret')
+        dsn = postgres_dsn.replace("user=postgres", "user=nobody password=secret")
         message = refusal(f"postgres:{dsn}?volume=work")
         assert 'role "nobody" does not exist' in message
         assert "secret" not in message

@@ -14,9 +14,11 @@ import psycopg
 import pytest
 from services.postgres import Postgres
 
-from fusebackend.backends.postgres import session
+from fusebackend.backends.postgres import session, transaction
 from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, Caller, Change
+
+pytestmark = pytest.mark.services
 
 ME = Caller(1000, 1000)
 LIMIT_S = 30.0
@@ -405,6 +407,35 @@ def test_a_change_of_several_operations_is_all_or_nothing(one: Host, two: Host) 
         raise KeyError
     assert two.content(node) == b"HELLO"
     assert [name for name, _ in two.readdir(ROOT_NODE, b"", 10)] == [b"d", b"file"]
+
+
+def test_a_change_of_several_operations_sees_what_it_has_done(one: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether that is gathered here still, or has been written to the tables already."""
+    for limit in (8 << 20, 0):
+        monkeypatch.setattr(transaction, "MAX_PENDING_BYTES", limit)
+        with one.changing():
+            directory = one.mkdir(ROOT_NODE, b"d", 0o755, ME).node
+            node = one.make(b"file", b"hello" * 30_000, directory)
+            one.setxattr(node, b"user.x", b"1")
+            fails(errno.ENOTEMPTY, one.rmdir, ROOT_NODE, b"d")
+            fails(errno.EEXIST, one.mkdir, directory, b"file", 0o755, ME)
+            assert [name for name, _ in one.readdir(directory, b"", 10)] == [b"file"]
+            one.setattr(node, AttrChanges(size=70_000))
+            one.write(node, 80_000, b"end")
+            assert one.content(node) == b"hello" * 14_000 + bytes(10_000) + b"end"
+            assert one.getxattr(node, b"user.x") == b"1"
+            one.removexattr(node, b"user.x")
+            assert one.listxattr(node) == []
+            link = one.symlink(directory, b"link", b"file", ME).node
+            assert one.readlink(link) == b"file"
+            one.rename(directory, b"file", ROOT_NODE, b"moved")
+            one.unlink(directory, b"link")
+            one.rmdir(ROOT_NODE, b"d")
+            assert [name for name, _ in one.readdir(ROOT_NODE, b"", 10)] == [b"moved"]
+            fails(errno.ENOENT, one.lookup, ROOT_NODE, b"d")
+        assert one.content(node) == b"hello" * 14_000 + bytes(10_000) + b"end"
+        one.unlink(ROOT_NODE, b"moved")
+        assert one.getattr(ROOT_NODE).nlink == 2
 
 
 def test_nobody_changes_anything_during_a_change_of_several_operations(one: Host, two: Host) -> None:

@@ -222,9 +222,11 @@ class Transaction:
 
     def set_child(self, parent: int, name: bytes, node: int | None) -> None:
         self._names[parent, name] = self._set_names[parent, name] = node
+        if node is not None:
+            self._empty.discard(parent)
 
     def children(self, parent: int, after: bytes, limit: int) -> list[tuple[bytes, int]]:
-        if parent in self._empty and all(directory != parent for directory, _ in self._set_names):
+        if parent in self._empty:
             return []
         self.flush()
         found: list[tuple[bytes, int]] = []
@@ -235,7 +237,6 @@ class Transaction:
                 if row[0] not in self._inodes:
                     self._inodes[row[0]] = StoredInode.of(row)
 
-        self._empty.discard(parent)
         self._send([(statements.children(self._volume, parent, after, limit), take)])
         return found
 
