@@ -1,0 +1,298 @@
+"""Services that are killed, stall or come back while a mount works with them: what was synced stays, calls end at their
+deadline, and the other routes don't notice."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import signal
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mounts import Mounted, Serve
+from services import postgres as postgres_service
+from services import seaweedfs as seaweedfs_service
+from services.postgres import PORT, Postgres
+from services.seaweedfs import SeaweedFS
+from services.stall import Stall
+
+pytestmark = [pytest.mark.mounted, pytest.mark.services]
+
+SLACK_S = 15.0
+"""How much later than its deadline a call may end on a busy machine: several requests make one, each with its own."""
+
+LIMIT_S = 180.0
+
+TROUBLE = {
+    errno.ETIMEDOUT, errno.EIO, errno.ECONNREFUSED, errno.ECONNRESET, errno.EPIPE, errno.ESTALE, errno.ENOTCONN,
+    errno.ECONNABORTED,
+}  # fmt: skip
+"""What a service that is lost may look like. An ESTALE is a change whose answer was lost, seen when it is made
+again."""
+
+EXPECTED = "fusebackend|Traceback|OSError|TimeoutError|Error:|postgres|psycopg|PostgreSQL"
+"""What the server says of it is for people to read; these tests ask what it does."""
+
+
+def until(what: Callable[[], bool]) -> None:
+    limit = time.monotonic() + LIMIT_S
+    while not what():
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+
+
+class Load:
+    """Files written and synced in a directory by a few threads, from the start of a block to its end."""
+
+    def __init__(self, directory: Path, threads: int = 3) -> None:
+        self.directory = directory
+        self.synced: dict[str, bytes] = {}
+        self.errors: list[int | None] = []
+        self.slowest_s = 0.0
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._run, args=(number,), daemon=True) for number in range(threads)]
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(LIMIT_S)
+            assert not thread.is_alive(), "a call did not end"
+
+    def _run(self, number: int) -> None:
+        for round_ in range(10**6):
+            if self._stop.is_set():
+                return
+            name, content = f"file-{number}-{round_}", f"{number} {round_}".encode() * 50
+            start = time.monotonic()
+            try:
+                self._write(name, content)
+                self.synced[name] = content
+            except OSError as error:
+                self.errors.append(error.errno)
+                time.sleep(0.02)
+            self.slowest_s = max(self.slowest_s, time.monotonic() - start)
+
+    def _write(self, name: str, content: bytes) -> None:
+        file = os.open(self.directory / name, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o644)
+        try:
+            os.write(file, content)
+            os.fsync(file)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.close(file)
+            raise
+        os.close(file)
+
+    def wait_for_more(self, files: int) -> None:
+        enough = len(self.synced) + files
+        until(lambda: len(self.synced) >= enough)
+
+
+def check_synced(directory: Path, synced: dict[str, bytes]) -> None:
+    names = set(os.listdir(directory))
+    assert not set(synced) - names
+    for name, content in synced.items():
+        assert (directory / name).read_bytes() == content
+
+
+class Elsewhere:
+    """How long small pieces of work on another route take, before and during a block."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.before = self._worst(60)
+        self.meanwhile = 0.0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _work(self) -> float:
+        start = time.perf_counter()
+        path = self._root / "elsewhere"
+        path.write_bytes(b"some words")
+        assert path.read_bytes() == b"some words"
+        path.unlink()
+        return time.perf_counter() - start
+
+    def _worst(self, rounds: int) -> float:
+        return statistics.quantiles([self._work() for _ in range(rounds)], n=100)[97]
+
+    def _run(self) -> None:
+        took = []
+        while not self._stop.is_set():
+            took.append(self._work())
+            time.sleep(0.005)
+        self.meanwhile = statistics.quantiles(took, n=100)[97]
+
+    def __enter__(self) -> Elsewhere:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(LIMIT_S)
+        assert not self._thread.is_alive()
+        # Twice, when the machine does nothing else; the rest is for one that does.
+        assert self.meanwhile < 2 * self.before + 0.25
+
+
+def health(server: Mounted, prefix: str) -> dict[str, Any]:
+    routes = json.loads(os.getxattr(server.path, "user.fusebackend.status"))["routes"]
+    return next(route["health"] for route in routes if route["prefix"] == prefix)
+
+
+# -- PostgreSQL --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def database() -> Iterator[Postgres]:
+    """A server of these tests' own: the others' is not to be killed. It waits for the disk."""
+    with postgres_service.running(durable=True) as server:
+        yield server
+
+
+def kill(server: Postgres) -> None:
+    os.kill(server.pid, signal.SIGKILL)
+    server.crash()  # it is gone already; this takes note of it
+
+
+def restart(server: Postgres) -> None:
+    """The killed server's children notice that it is gone within moments; until then they hold its memory."""
+    for _ in range(50):
+        try:
+            server.start()
+            return
+        except pytest.fail.Exception:
+            time.sleep(0.1)
+    server.start()
+
+
+def test_postgres_is_killed_under_load_and_comes_back(database: Postgres, serve: Serve) -> None:
+    deadline_s = 8.0
+    url = f"postgres:{database.dsn()}?volume=killed"
+    server = serve("memory:", routes={"/pg": url}, options=[f"deadline={deadline_s}"])
+    server.expected_log = EXPECTED
+    with Elsewhere(server.path), Load(server.path / "pg") as load:
+        load.wait_for_more(20)
+        kill(database)
+        time.sleep(0.5)
+        restart(database)
+        load.wait_for_more(20)
+    assert load.slowest_s < deadline_s + SLACK_S
+    assert set(load.errors) <= TROUBLE
+    check_synced(server.path / "pg", load.synced)
+    server.kill()
+    again = serve("memory:", routes={"/pg": url})
+    check_synced(again.path / "pg", load.synced)
+
+
+def test_the_network_to_postgres_stalls(database: Postgres, serve: Serve) -> None:
+    deadline_s = 2.0
+    directory = tempfile.mkdtemp(prefix="fusebackend-net-")  # the path of a socket may have 107 bytes
+    socket_name = f".s.PGSQL.{PORT}"
+    try:
+        with Stall(f"{database.directory}/{socket_name}", listen=f"{directory}/{socket_name}") as network:
+            url = f"postgres:host={directory} port={PORT} user=postgres dbname=postgres?volume=stalled"
+            server = serve("memory:", routes={"/pg": url}, options=[f"deadline={deadline_s}"])
+            server.expected_log = EXPECTED
+            with Elsewhere(server.path), Load(server.path / "pg") as load:
+                load.wait_for_more(10)
+                network.stall()
+                until(lambda: health(server, "/pg/")["state"] == "down")
+                assert health(server, "/pg/")["why"]
+                network.resume()
+                load.wait_for_more(10)
+                network.cut()
+                load.wait_for_more(10)
+            assert load.slowest_s < deadline_s + SLACK_S
+            assert set(load.errors) <= TROUBLE | {errno.EEXIST}
+            check_synced(server.path / "pg", load.synced)
+            server.stop()
+    finally:
+        shutil.rmtree(directory)
+
+
+# -- an object store ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def objects() -> Iterator[SeaweedFS]:
+    with seaweedfs_service.running() as server:
+        yield server
+
+
+def test_an_object_store_stalls_is_killed_and_comes_back(objects: SeaweedFS, serve: Serve) -> None:
+    deadline_s = 3.0
+    host, port = objects.service.endpoint.removeprefix("http://").split(":")
+    with objects.service.bucket() as bucket, Stall((host, int(port))) as network:
+        url = bucket.url(endpoint=f"http://{network.address[0]}:{network.address[1]}")
+        server = serve("memory:", routes={"/s3": url}, options=[f"deadline={deadline_s}"])
+        server.expected_log = EXPECTED
+        with Elsewhere(server.path), Load(server.path / "s3", threads=2) as load:
+            load.wait_for_more(5)
+            network.stall()
+            until(lambda: health(server, "/s3/")["state"] == "down")
+            network.resume()
+            load.wait_for_more(5)
+            objects.crash()
+            time.sleep(0.5)
+            objects.start()
+            load.wait_for_more(5)
+        assert load.slowest_s < 3 * deadline_s + SLACK_S  # a write is several requests
+        assert set(load.errors) <= TROUBLE
+        check_synced(server.path / "s3", load.synced)
+        server.kill()
+        again = serve("memory:", routes={"/s3": bucket.url()})
+        check_synced(again.path / "s3", load.synced)
+        again.stop()
+
+
+# -- the mount's own server --------------------------------------------------------------------------------------
+
+
+def check_killed_while_it_renames(serve: Serve, url: str) -> None:
+    server = serve("memory:", routes={"/there": url})
+    directory = server.path / "there"
+    (directory / "a").write_bytes(b"precious" * 1000)
+    renamed = 0
+
+    def rename_on_and_on() -> None:
+        nonlocal renamed
+        with contextlib.suppress(OSError):  # the server is gone
+            while True:
+                os.rename(directory / "a", directory / "b")
+                os.rename(directory / "b", directory / "a")
+                renamed += 1
+
+    thread = threading.Thread(target=rename_on_and_on)
+    thread.start()
+    until(lambda: renamed >= 3)
+    server.kill()
+    thread.join(LIMIT_S)
+    again = serve("memory:", routes={"/there": url})
+    left = [name for name in os.listdir(again.path / "there") if name in ("a", "b")]
+    assert len(left) == 1
+    assert (again.path / "there" / left[0]).read_bytes() == b"precious" * 1000
+    again.stop()
+
+
+def test_the_server_is_killed_while_it_renames_in_postgres(database: Postgres, serve: Serve) -> None:
+    check_killed_while_it_renames(serve, f"postgres:{database.dsn()}?volume=renames")
+
+
+def test_the_server_is_killed_while_it_renames_objects(objects: SeaweedFS, serve: Serve) -> None:
+    with objects.bucket() as bucket:
+        check_killed_while_it_renames(serve, bucket.url())
