@@ -263,10 +263,10 @@ class ObjectFiles:
             for _ in range(ATTEMPTS):
                 if not entry.dirty:
                     self._look(entry)
-                data = change(partial(self._bytes, entry))
-                with self._tree.lock:
-                    before, entry.mtime_ns = entry.mtime_ns, time.time_ns()
+                before = entry.mtime_ns
                 try:
+                    data = change(partial(self._bytes, entry))
+                    entry.mtime_ns = time.time_ns()
                     with closing(WriteBuffer()) as buffer:
                         buffer.write(0, data)
                         etag = self._put(entry.key, entry, buffer, entry.etag)
@@ -351,7 +351,7 @@ class ObjectFiles:
             attributes=attributes.written(entry.stamp, entry.extra),
         ).etag
         if etag is not None and 0 < buffer.size <= MEMORY_BYTES:  # who has written a file will often read it
-            self._cache.fetchers.submit(partial(keep, self._cache, store, key, etag, buffer.read(0, buffer.size)))
+            keep(self._cache, store, key, etag, buffer.read(0, buffer.size))
         return etag
 
     def _same_already(self, entry: Entry, key: str) -> str | None:

@@ -1,0 +1,353 @@
+"""What holds of a bucket beyond the published suites: who else writes to it, odd keys, metadata, many at once."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import threading
+import time
+
+import obstore
+import pytest
+from obstore.store import MemoryStore
+
+from fusebackend.backends import InMemoryBackend, S3Backend
+from fusebackend.backends.objectstore.backend import ObjectStoreBackend
+from fusebackend.backends.objectstore.volume import ObjectStoreVolume
+from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
+
+ME = Caller(os.geteuid(), os.getegid())
+RW, READ, APPEND = os.O_RDWR, os.O_RDONLY, os.O_WRONLY | os.O_APPEND
+
+
+@pytest.fixture
+def store():
+    return MemoryStore()
+
+
+@pytest.fixture
+def volume(store):
+    with contextlib.closing(ObjectStoreVolume(store, ttl_s=0.0)) as volume:
+        yield volume
+
+
+@pytest.fixture
+def other(store):
+    """Another host's."""
+    with contextlib.closing(ObjectStoreVolume(store, ttl_s=0.0)) as volume:
+        yield volume
+
+
+def make(volume, name, content):
+    node = volume.create(ROOT_NODE, name, 0o644, RW, ME).node
+    volume.write(node, 0, content)
+    volume.flush(node)
+    volume.release(node, RW)
+    return node
+
+
+def content(store, key):
+    return bytes(store.get(key).bytes())
+
+
+def keys(store):
+    return sorted(meta["path"] for meta in store.list().collect())
+
+
+def names(volume, node=ROOT_NODE):
+    return [name for name, _ in volume.readdir(node, b"", 1000)]
+
+
+# -- two hosts -------------------------------------------------------------------------------------------------
+
+
+def test_a_lost_update_is_an_error_and_both_versions_are_kept(store, volume, other, caplog):
+    node = make(volume, b"f", b"before")
+    theirs = other.lookup(ROOT_NODE, b"f").node
+    volume.open(node, RW)
+    other.open(theirs, RW)
+    volume.write(node, 0, b"ours, ")
+    other.write(theirs, 0, b"theirs")
+    other.flush(theirs)
+    with pytest.raises(OSError) as refusal:
+        volume.flush(node)
+    assert refusal.value.errno == errno.ESTALE
+    volume.release(node, RW)
+    other.release(theirs, RW)
+    assert content(store, "f") == b"theirs"
+    (beside,) = [key for key in keys(store) if key.startswith("f.conflict-")]
+    assert content(store, beside) == b"ours, "
+    assert "changed by others" in caplog.text
+
+
+def test_a_version_that_is_gone_is_not_written_over(store, volume, other):
+    """It was opened and not read: it can't be had any more, so the first write is refused."""
+    node = make(volume, b"f", b"before")
+    volume.open(node, RW)
+    store.put("f", b"theirs")
+    with pytest.raises(OSError) as refusal:
+        volume.write(node, 3, b"ours")
+    assert refusal.value.errno == errno.ESTALE
+    volume.release(node, RW)
+    assert (keys(store), content(store, "f")) == (["f"], b"theirs")
+
+
+def test_of_two_who_make_a_file_one_is_told(store, volume, other, caplog):
+    one = volume.create(ROOT_NODE, b"f", 0o644, RW, ME).node
+    two = other.create(ROOT_NODE, b"f", 0o644, RW, ME).node
+    volume.write(one, 0, b"one")
+    other.write(two, 0, b"two")
+    volume.flush(one)
+    with pytest.raises(OSError) as refusal:
+        other.flush(two)
+    assert refusal.value.errno == errno.ESTALE
+    assert content(store, "f") == b"one"
+    assert [content(store, key) for key in keys(store) if ".conflict-" in key] == [b"two"]
+
+
+def test_what_was_only_appended_goes_to_the_end_of_what_is_there(store, volume, other):
+    node = make(volume, b"log", b"0\n")
+    theirs = other.lookup(ROOT_NODE, b"log").node
+    volume.open(node, APPEND)
+    other.open(theirs, APPEND)
+    assert volume.append(node, b"ours\n") == 5
+    assert other.append(theirs, b"theirs\n") == 7
+    other.flush(theirs)
+    volume.flush(node)
+    assert content(store, "log") == b"0\ntheirs\nours\n"
+    assert volume.read(node, 0, 100) == b"0\ntheirs\nours\n"
+    volume.release(node, APPEND)
+    other.release(theirs, APPEND)
+
+
+def test_a_put_whose_answer_was_lost_is_no_conflict(store, volume):
+    node = make(volume, b"f", b"before")
+    volume.open(node, RW)
+    volume.write(node, 0, b"after!")
+    # As if a put of exactly this had arrived after its caller had given up on it.
+    entry = volume._tree.entry(node)
+    store.put("f", b"after!", attributes={"mtime": volume._files._mtime(entry)})
+    volume.flush(node)
+    volume.release(node, RW)
+    assert keys(store) == ["f"]
+
+
+def test_agents_that_edit_one_file_at_once_lose_nothing(store):
+    with ObjectStoreBackend(store) as one, ObjectStoreBackend(store) as two:
+        one.write("/counts", "".join(f"line {number}: old\n" for number in range(20)))
+
+        def edit(backend, numbers):
+            for number in numbers:
+                assert backend.edit("/counts", f"line {number}: old", f"line {number}: new").error is None
+
+        threads = [
+            threading.Thread(target=edit, args=(backend, range(start, 20, 4)))
+            for start, backend in enumerate((one, two, one, two))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert b"old" not in content(store, "counts")
+
+
+def test_what_others_do_is_seen_after_the_ttl_and_at_open(store):
+    now = [0.0]
+    with contextlib.closing(ObjectStoreVolume(store, ttl_s=5.0, clock=lambda: now[0])) as volume:
+        make(volume, b"f", b"first")
+        assert names(volume) == [b"f"]
+        store.put("g", b"new")
+        store.put("f", b"second")
+        assert names(volume) == [b"f"]
+        node = volume.lookup(ROOT_NODE, b"f").node
+        assert volume.getattr(node).size == 5
+        volume.open(node, READ)
+        assert (volume.getattr(node).size, volume.read(node, 0, 100)) == (6, b"second")
+        volume.release(node, READ)
+        now[0] += 5.0
+        assert names(volume) == [b"f", b"g"]
+        store.delete("f")
+        volume.expire()
+        with pytest.raises(FileNotFoundError):
+            volume.lookup(ROOT_NODE, b"f")
+
+
+def test_an_open_file_that_others_replace_is_stale_and_no_mixture(store, volume):
+    store.put("f", bytes(9 << 20))
+    node = volume.lookup(ROOT_NODE, b"f").node
+    volume.open(node, READ)
+    assert volume.read(node, 0, 10) == bytes(10)
+    store.put("f", b"x" * (9 << 20))
+    with pytest.raises(OSError) as refusal:
+        volume.read(node, 8 << 20, 10)
+    assert refusal.value.errno == errno.ESTALE
+    volume.release(node, READ)
+    volume.open(node, READ)
+    assert volume.read(node, 8 << 20, 10) == b"x" * 10
+    volume.release(node, READ)
+
+
+# -- keys ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.services
+def test_keys_that_are_no_paths_never_end_a_listing(flat_bucket):
+    for key in ("t/ok", "t/a//b", "t/a/fine", "t//lead", "t/d/../x", "t/d/./y", "t/d/fine", "t/both", "t/both/below",
+                "t/marked/", "t/" + "n" * 256, "t/only//odd"):  # fmt: skip
+        flat_bucket.put(key, key.encode())
+    with S3Backend(flat_bucket.name, "t", ttl=0.0, **flat_bucket.options()) as backend:
+        shown = [info["path"] for info in backend.ls("/").entries]
+        assert shown == ["/a/", "/both%=", "/both/", "/d/", "/marked/", "/ok", "/only/"]
+        assert [info["path"] for info in backend.ls("/a").entries] == ["/a/fine"]
+        assert [info["path"] for info in backend.ls("/d").entries] == ["/d/fine"]
+        assert backend.ls("/only").entries == []
+        assert backend.download_files(["/both%="])[0].content == b"t/both"
+        assert backend.download_files(["/both/below"])[0].content == b"t/both/below"
+        with pytest.raises(OSError, match="Directory not empty"):
+            backend.volume.rmdir(ROOT_NODE, b"only")
+        backend.volume.rmdir(ROOT_NODE, b"marked")
+        assert backend.edit("/both%=", "t/both", "changed").error is None
+    assert flat_bucket.get("t/both") == b"changed"
+    assert "t/marked/" not in flat_bucket.all_keys()
+    assert flat_bucket.get("t/a//b") == b"t/a//b"
+
+
+def test_a_flat_bucket_of_ten_thousand_keys_is_listed_and_asked_for_single_names(store, monkeypatch):
+    for number in range(10_000):
+        store.put(f"key-{number:05}", b"")
+    with contextlib.closing(ObjectStoreVolume(store, ttl_s=0.0)) as volume:
+        found, after = [], b""
+        while page := volume.readdir(ROOT_NODE, after, 1000):
+            found += [name for name, _ in page]
+            after = found[-1]
+            volume._tree._ttl_s = 3600.0  # a listing that is read page by page is read once
+        assert found == [b"key-%05d" % number for number in range(10_000)]
+        volume._tree._ttl_s = 0.0
+        listings = []
+        monkeypatch.setattr(obstore, "list_with_delimiter", lambda *args: listings.append(args))
+        store.put("late", b"x")
+        assert volume.lookup(ROOT_NODE, b"late").size == 1
+        with pytest.raises(FileNotFoundError):
+            volume.lookup(ROOT_NODE, b"none")
+        assert listings == []
+
+
+def test_empty_directories_outlive_their_last_file_and_leave_nothing_behind(store, volume, other):
+    directory = volume.mkdir(ROOT_NODE, b"d", 0o750, ME).node
+    store.put("theirs/file", b"")
+    theirs = volume.lookup(ROOT_NODE, b"theirs").node
+    volume.unlink(theirs, b"file")
+    assert names(other) == [b"d", b"theirs"]
+    assert keys(store) == ["d/.fusebackend.directory", "theirs/.fusebackend.directory"]
+    assert names(volume, directory) == []
+    volume.rmdir(ROOT_NODE, b"d")
+    volume.rmdir(ROOT_NODE, b"theirs")
+    assert keys(store) == []
+    with pytest.raises(OSError, match="Invalid or incomplete multibyte"):
+        volume.mkdir(ROOT_NODE, b".fusebackend.directory", 0o755, ME)
+
+
+# -- metadata --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.services
+@pytest.mark.parametrize("service", ["seaweedfs", "moto"])
+def test_modes_owners_times_and_links_are_metadata_that_other_tools_know(service, request):
+    with request.getfixturevalue(service).bucket() as bucket:
+        options = {**bucket.options(), "ttl": 0.0}
+        with S3Backend(bucket.name, "", **options) as backend:
+            volume = backend.volume
+            node = make(volume, b"f", b"text")
+            volume.setattr(node, AttrChanges(mode=0o4750, uid=12, gid=34, mtime_ns=-1_500_000_001))
+            volume.symlink(ROOT_NODE, b"link", b"../some/where", ME)
+            volume.mkdir(ROOT_NODE, b"d", 0o2770, Caller(5, 6))
+            for refused in (
+                lambda: volume.link(node, ROOT_NODE, b"hard"),
+                lambda: volume.mknod(ROOT_NODE, b"fifo", stat.S_IFIFO | 0o600, 0, ME),
+                lambda: volume.setxattr(node, b"user.x", b""),
+            ):
+                with pytest.raises(OSError) as refusal:
+                    refused()
+                assert refusal.value.errno == errno.ENOTSUP
+        assert bucket.get("link") == b"../some/where"
+        known = {name: bucket.attributes("f")[name] for name in ("mode", "uid", "gid", "mtime")}
+        assert known == {"mode": str(0o104750), "uid": "12", "gid": "34", "mtime": "-1.500000001"}
+        bucket.put("s3fs", b"x", mode="33188", uid="7", gid="8", mtime="981173106")
+        bucket.put("rclone", b"x", mode="0100600", mtime="981173106.5")
+        bucket.put("nonsense", b"x", mode="rwx", uid="-1", mtime="yesterday")
+        with S3Backend(bucket.name, "", **options) as again:
+            look = lambda name: again.volume.lookup(ROOT_NODE, name)  # noqa: E731
+            attr = look(b"f")
+            assert (attr.mode, attr.uid, attr.gid, attr.mtime_ns) == (0o104750, 12, 34, -1_500_000_001)
+            assert again.volume.readlink(look(b"link").node) == b"../some/where"
+            assert (look(b"d").mode, look(b"d").uid, look(b"d").gid) == (0o042770, 5, 6)
+            assert (look(b"s3fs").mode, look(b"s3fs").uid, look(b"s3fs").mtime_ns) == (0o100644, 7, 981173106 * 10**9)
+            assert (look(b"rclone").mode, look(b"rclone").mtime_ns) == (0o100600, 981173106_500_000_000)
+            assert (look(b"nonsense").mode, look(b"nonsense").uid) == (0o100644, os.geteuid())
+            assert abs(look(b"nonsense").mtime_ns / 1e9 - time.time()) < 3600
+            again.volume.setattr(look(b"rclone").node, AttrChanges(mode=0o640))
+        assert bucket.get("rclone") == b"x"
+        assert bucket.attributes("rclone")["mode"] == str(0o100640)
+
+
+def test_attributes_that_are_none_of_ours_are_carried_along(store, volume):
+    store.put("f", b"1", attributes={"Content-Type": "text/x-mine", "colour": "blue"})
+    node = volume.lookup(ROOT_NODE, b"f").node
+    volume.setattr(node, AttrChanges(mode=0o600))
+    volume.open(node, RW)
+    volume.write(node, 1, b"2")
+    volume.flush(node)
+    volume.release(node, RW)
+    kept = obstore.get(store, "f", options={"head": True}).attributes
+    assert (kept["Content-Type"], kept["colour"], kept["mode"]) == ("text/x-mine", "blue", str(0o100600))
+
+
+# -- many at once ----------------------------------------------------------------------------------------------
+
+
+def test_64_readers_of_different_files_read_at_once(store, monkeypatch):
+    """Each request waits until 48 are under way: readers that waited for each other would never get there."""
+    for number in range(64):
+        store.put(f"f{number}", b"x" * 1000)
+    with contextlib.closing(ObjectStoreVolume(store, ttl_s=60.0)) as volume:
+        nodes = [volume.lookup(ROOT_NODE, b"f%d" % number).node for number in range(64)]
+        for node in nodes:
+            volume.open(node, READ)
+        barrier = threading.Barrier(48)
+        original = obstore.get
+
+        def slow(*args, **options):
+            with contextlib.suppress(threading.BrokenBarrierError):
+                barrier.wait(30)
+            return original(*args, **options)
+
+        monkeypatch.setattr(obstore, "get", slow)
+        results = []
+        read = lambda node: results.append(volume.read(node, 0, 10))  # noqa: E731
+        threads = [threading.Thread(target=read, args=(node,)) for node in nodes]
+        for thread in threads:
+            thread.start()
+        while sum(thread.is_alive() for thread in threads) > 16:
+            time.sleep(0.01)
+        assert not barrier.broken
+        barrier.abort()
+        for thread in threads:
+            thread.join()
+        assert results == [b"x" * 10] * 64
+        monkeypatch.undo()
+        for node in nodes:
+            volume.release(node, READ)
+
+
+def test_agents_and_kernel_share_one_truth(store):
+    """The agent's verbs and the kernel's calls meet in the same entries, here as in memory."""
+    for backend in (ObjectStoreBackend(store), InMemoryBackend()):
+        with backend:
+            node = make(backend.volume, b"f", b"kernel\n")
+            backend.volume.open(node, READ)
+            assert backend.edit("/f", "kernel", "agent").error is None
+            assert backend.volume.read(node, 0, 100) == b"agent\n"
+            assert backend.volume.getattr(node).size == 6
+            backend.volume.release(node, READ)
