@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from fusebackend.backends.objectstore import blockcache
 from fusebackend.backends.objectstore.blockcache import BlockCache
 
 BOUND = 256 << 10
@@ -230,6 +232,51 @@ def test_threads_and_two_caches_on_one_directory_never_see_a_wrong_byte(tmp_path
         thread.join(60)
     assert wrong == []
     assert disk_bytes(caches[0]) <= BOUND + 8 * (BOUND // 16)
+
+
+def test_a_block_that_is_offered_can_be_read_at_once_and_comes_to_the_disk(cache: BlockCache) -> None:
+    tag = cache.tag("bucket", "key", "etag")
+    assert not cache.has(tag, 0)
+    cache.offer(tag, 0, memoryview(b"0123456789"))
+    assert cache.has(tag, 0)
+    assert cache.read(tag, 0, 2, 3) == b"234"
+    deadline = time.monotonic() + 30
+    while not files_of(cache):
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    assert cache.read(tag, 0, 2, 100) == b"23456789"
+
+
+def test_what_the_disk_does_not_keep_up_with_is_not_kept(cache: BlockCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    tag = cache.tag("bucket", "key", "etag")
+    disk = threading.Event()
+    write = BlockCache.write
+
+    def slow(self: BlockCache, tag: str, number: int, data: bytes) -> None:
+        assert disk.wait(30)
+        write(self, tag, number, data)
+
+    monkeypatch.setattr(blockcache, "PENDING_BYTES", 25_000)
+    monkeypatch.setattr(BlockCache, "write", slow)
+    for number in range(4):
+        cache.offer(tag, number, bytes(10_000))
+    assert [cache.has(tag, number) for number in range(4)] == [True, True, False, False]
+    disk.set()
+    deadline = time.monotonic() + 30
+    while len(files_of(cache)) < 2 or cache._pending:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    cache.offer(tag, 2, bytes(10_000))
+    assert cache.has(tag, 2)
+
+
+def test_blocks_that_wait_for_the_disk_go_with_the_cache() -> None:
+    cache = BlockCache(None, BOUND)
+    for number in range(200):
+        cache.offer(cache.tag("bucket", "key", "etag"), number, bytes(100))
+    cache.close()
+    assert not Path(cache.directory).exists()
+    assert cache._pending == {}
 
 
 class CacheModel(RuleBasedStateMachine):

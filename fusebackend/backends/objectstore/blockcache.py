@@ -7,6 +7,8 @@
 - The bound holds for the directory: who has written a sixteenth of it looks at what is there, and removes the blocks
   that were used longest ago, as the times of the files tell. So several processes that share a directory exceed the
   bound by a sixteenth each, at most.
+- `offer` is what readers use: the block can be read at once, and is written by a thread of the cache; when that is
+  behind by `PENDING_BYTES` the block is not kept. So a busy disk slows nobody who reads from the network.
 - Thread-safe; nothing is locked during input and output. An error of the disk costs speed and nothing else: it is
   logged once, and the block is not kept.
 - A private directory is removed by `close`; one whose process was killed, by the next process that makes one.
@@ -37,6 +39,9 @@ log = logging.getLogger(__name__)
 
 FETCHERS = 64
 """Threads that read ahead, for all readers of a cache: so many requests are under way at once."""
+
+PENDING_BYTES = 32 << 20
+"""Blocks that wait for the disk, in memory."""
 
 _HEADER = struct.Struct("<4sII")  # magic, bytes of data, CRC-32 of name and data
 _MAGIC = b"fbk1"
@@ -76,6 +81,10 @@ class BlockCache:
             self.directory, self._owner = _private_directory()
         else:
             self.directory = _shared_directory(directory)
+        self._writer = Fetchers(1)
+        self._writing = threading.Lock()  # held by the writer, and by `close`, which removes what is being written
+        self._pending: dict[str, bytes] = {}
+        self._pending_bytes = 0
         self._lock = threading.Lock()
         self._checked: dict[str, None] = {}
         self._complained = False
@@ -93,6 +102,9 @@ class BlockCache:
     def read(self, tag: str, number: int, offset: int, size: int) -> bytes | None:
         """Up to `size` bytes at `offset` of a block, or None when it is not here."""
         name = f"{tag}-{number:x}"
+        pending = self._pending.get(name)
+        if pending is not None:
+            return pending[offset : offset + size]
         path = self._path(name)
         try:
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -124,7 +136,29 @@ class BlockCache:
 
     def has(self, tag: str, number: int) -> bool:
         """Whether a block seems to be here. A `read` may still find that it is not."""
-        return os.access(self._path(f"{tag}-{number:x}"), os.F_OK)
+        name = f"{tag}-{number:x}"
+        return name in self._pending or os.access(self._path(name), os.F_OK)
+
+    def offer(self, tag: str, number: int, data: bytes | memoryview) -> None:
+        """Keep a block if there is room for it and the disk keeps up; without waiting for it."""
+        name = f"{tag}-{number:x}"
+        with self._lock:
+            if name in self._pending or self._pending_bytes + len(data) > PENDING_BYTES or not self.max_bytes:
+                return
+            self._pending_bytes += len(data)
+            self._pending[name] = bytes(data)
+        self._writer.submit(lambda: self._write_pending(tag, number, name))
+
+    def _write_pending(self, tag: str, number: int, name: str) -> None:
+        try:
+            with self._writing:
+                data = self._pending.get(name)
+                if data is None:
+                    return  # closed meanwhile
+                self.write(tag, number, data)
+        finally:
+            with self._lock:
+                self._pending_bytes -= len(self._pending.pop(name, b""))
 
     def write(self, tag: str, number: int, data: bytes | memoryview) -> None:
         """Keep a block, if there is room for it."""
@@ -150,8 +184,13 @@ class BlockCache:
     def close(self) -> None:
         """Forget what is to be fetched; remove a private directory. Reads and writes find nothing from now on."""
         self.fetchers.close()
+        self._writer.close()
+        with self._lock:
+            self._pending.clear()
+            self._pending_bytes = 0
         if self._owner is not None:
-            shutil.rmtree(self.directory, ignore_errors=True)
+            with self._writing:
+                shutil.rmtree(self.directory, ignore_errors=True)
             os.close(self._owner)
             self._owner = None
 
@@ -175,7 +214,8 @@ class BlockCache:
             try:
                 os.rename(unfinished, path)
             except FileNotFoundError:
-                os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+                with suppress(FileExistsError):
+                    os.mkdir(os.path.dirname(path), 0o700)
                 os.rename(unfinished, path)
         except OSError:
             with suppress(FileNotFoundError):

@@ -47,7 +47,7 @@ def keep(cache: BlockCache, store: ObjectStore, key: str, etag: str, content: by
     """Have a version in the cache whose content came in another way."""
     tag, view = cache.tag(identity_of(store), key, etag), memoryview(content)
     for offset in range(0, len(view), BLOCK_BYTES):
-        cache.write(tag, offset // BLOCK_BYTES, view[offset : offset + BLOCK_BYTES])
+        cache.offer(tag, offset // BLOCK_BYTES, view[offset : offset + BLOCK_BYTES])
 
 
 class RangedReader:
@@ -160,7 +160,7 @@ class RangedReader:
         if data is not None and self._tag is not None:
             for offset in range(0, part.size, BLOCK_BYTES):
                 number = (part.offset + offset) // BLOCK_BYTES
-                self._cache.write(self._tag, number, data[offset : offset + BLOCK_BYTES])
+                self._cache.offer(self._tag, number, data[offset : offset + BLOCK_BYTES])
         with self._lock:
             if data is None or part not in self._ahead:
                 self._drop(part)
