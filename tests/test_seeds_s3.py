@@ -1,7 +1,7 @@
 """The seeds' sample of a backend in S3 (*custom backends*, Korean), with `S3Backend` of `fusebackend.backends`.
 
-The sample writes the class itself, over boto3. Ours has its name, its arguments and its answers; where it was wrong, the
-test says what is right.
+The sample writes the class itself, over boto3. Ours has its name, its arguments and its answers; where it was wrong,
+the test says what is right.
 """
 
 from __future__ import annotations
