@@ -264,24 +264,6 @@ class FileSystem(ExtendedAttributes):
         elif self.invalidation.kernel is not None:
             fill(self.invalidation.kernel, handle, known, attr)
 
-    async def _are_good(self, route: Route, inode: int, attr: Attr) -> bool:
-        """May the kernel keep the pages that it has of a file? If not, its size may be wrong, too: it asks again."""
-        if not route.shared and route.policy.coherent:
-            return True
-        known, kernel = self.inodes.get(inode), self.invalidation.kernel
-        if not route.shared:
-            size = known.size if known is not None else -1
-            same = self.inodes.is_same(inode, route.policy.version(attr))
-            if not same and size != attr.size and kernel is not None:
-                kernel.invalidate_inode(inode, attributes_only=True)
-            return same
-        if known is not None and known.version == attr.version:
-            return True
-        await self.settling.begin(inode, attr.version)
-        if kernel is not None:
-            kernel.invalidate_inode(inode, attributes_only=True)
-        return False
-
     async def read(self, number: int, offset: int, size: int) -> bytes:
         handle = self.files[number]
         on_behalf_of(handle.opener)

@@ -117,6 +117,24 @@ class Places:
         self.inodes.told(inode, attr)
         return Entry(inode, attr, route.policy.timeout_s)
 
+    async def _are_good(self, route: Route, inode: int, attr: Attr) -> bool:
+        """May the kernel keep the pages that it has of a file? If not, its size may be wrong, too: it asks again."""
+        if not route.shared and route.policy.coherent:
+            return True
+        known, kernel = self.inodes.get(inode), self.invalidation.kernel
+        if not route.shared:
+            size = known.size if known is not None else -1
+            same = self.inodes.is_same(inode, route.policy.version(attr))
+            if not same and size != attr.size and kernel is not None:
+                kernel.invalidate_inode(inode, attributes_only=True)
+            return same
+        if known is not None and known.version == attr.version:
+            return True
+        await self.settling.begin(inode, attr.version)
+        if kernel is not None:
+            kernel.invalidate_inode(inode, attributes_only=True)
+        return False
+
     def _fresh(self, route: Route, entry: Entry, changes: int) -> Entry:
         """An entry to be believed only if nothing was heard of since this count of changes, when it was asked for.
 

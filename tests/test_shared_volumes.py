@@ -1,0 +1,382 @@
+"""Volumes that other hosts change too, without a kernel: what an open asks, and what the kernel is told and when."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import trio
+
+from fusebackend.backends.memory import InMemoryVolume
+from fusebackend.backends.storage import Inode
+from fusebackend.paths import ROOT
+from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller, Change, Features
+from fusebackend.vfs import dentries, request, settling
+from fusebackend.vfs.cache import COHERENT_TIMEOUT_S, SHARED_DIRECTORY_TIMEOUT_S
+from fusebackend.vfs.dentries import Dentries
+from fusebackend.vfs.filesystem import FileSystem
+from fusebackend.vfs.inodes import ROOT_INODE, InodeTable
+from fusebackend.vfs.settling import Settling
+
+ME = Caller(os.geteuid(), os.getegid())
+PATIENCE_S = 30.0
+
+
+class SharedVolume(InMemoryVolume):
+    """One that another host, the test, changes by calling it."""
+
+    features = Features(shared=True)
+
+    def _changed(self, inode: Inode) -> None:
+        super()._changed(inode)
+        inode.version += 1
+
+
+class Kernel:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[object, ...]] = []
+
+    def invalidate_inode(self, inode: int, *, attributes_only: bool = False) -> None:
+        self.told.append(("attributes" if attributes_only else "inode", inode))
+
+    def invalidate_entry(self, parent: int, name: bytes) -> None:
+        self.told.append(("entry", parent, name))
+
+    def store(self, inode: int, content: bytes) -> None:
+        self.told.append(("store", inode))
+
+
+class World:
+    """A mount of a shared volume that holds `/d/f`, which the kernel has looked up."""
+
+    def __init__(self) -> None:
+        self.volume = SharedVolume()
+        self.kernel = Kernel()
+        self.filesystem = FileSystem({ROOT: self.volume})
+        self.filesystem.attach(self.kernel)
+        self.directory = self.volume.mkdir(ROOT_NODE, b"d", 0o755, ME).node
+        self.file = self.make(self.directory, b"f")
+
+    def make(self, parent: int, name: bytes) -> int:
+        """What another host does."""
+        return self.volume.mknod(parent, name, 0o100644, 0, ME).node
+
+    async def walk(self, thread: int, path: str) -> int:
+        """Look up every name of a path, as Linux does on a second walk."""
+        inode = ROOT_INODE
+        for name in path.split("/"):
+            request.answer("lookup", thread, ME.uid)
+            inode = (await self.filesystem.lookup(inode, name.encode())).inode
+        return inode
+
+    async def open(self, thread: int, inode: int, flags: int = os.O_RDONLY) -> bool:
+        """Open it and close it again; returns whether pages were kept."""
+        request.answer("open", thread, ME.uid)
+        opened = await self.filesystem.open(inode, flags)
+        await self.filesystem.release(opened.number)
+        return opened.keep_pages
+
+    async def refused(self, thread: int, inode: int) -> None:
+        with pytest.raises(OSError) as failure:
+            await self.open(thread, inode)
+        assert failure.value.errno == errno.ESTALE
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+async def settled(seen: Callable[[], bool]) -> None:
+    with trio.fail_after(PATIENCE_S):
+        while not seen():
+            await trio.sleep(0.001)
+
+
+# -- names -------------------------------------------------------------------------------------------------------------
+
+
+def replace_file(world: World) -> None:
+    world.volume.unlink(world.directory, b"f")
+    world.make(world.directory, b"f")
+
+
+def rename_file(world: World) -> None:
+    world.volume.rename(world.directory, b"f", ROOT_NODE, b"elsewhere")
+
+
+def replace_directory(world: World) -> None:
+    world.volume.rename(ROOT_NODE, b"d", ROOT_NODE, b"elsewhere")
+    world.make(world.volume.mkdir(ROOT_NODE, b"d", 0o755, ME).node, b"f")
+
+
+@pytest.mark.parametrize("change", [replace_file, rename_file, replace_directory])
+def test_what_has_lost_its_name_is_not_opened_by_it(world: World, change: Callable[[World], None]) -> None:
+    async def main() -> None:
+        inode = await world.walk(1, "d/f")
+        await world.open(1, inode)
+        change(world)
+        await world.refused(1, inode)
+        found = await world.walk(1, "d/f")
+        assert found != inode
+        if found:
+            await world.open(1, found)
+        else:
+            await settled(lambda: any(notice[0] == "entry" for notice in world.kernel.told))
+
+    trio.run(main)
+
+
+def test_whoever_comes_back_without_a_path_is_believed_and_nobody_else(world: World) -> None:
+    async def main() -> None:
+        inode = await world.walk(1, "d/f")
+        rename_file(world)
+        await world.refused(1, inode)
+        await world.refused(2, inode)
+        await world.open(1, inode)
+        await world.refused(1, inode)
+
+    trio.run(main)
+
+
+def test_a_second_walk_that_finds_it_by_another_name_is_believed(world: World) -> None:
+    async def main() -> None:
+        inode = await world.walk(1, "d/f")
+        rename_file(world)
+        assert await world.walk(1, "elsewhere") == inode
+        await world.refused(1, inode)  # nobody knows by which of the two it has come
+        assert await world.walk(1, "elsewhere") == inode
+        await world.open(1, inode)
+
+    trio.run(main)
+
+
+def test_what_was_refused_and_ended_otherwise_is_not_believed_later(world: World) -> None:
+    async def main() -> None:
+        inode = await world.walk(1, "d/f")
+        rename_file(world)
+        await world.refused(1, inode)
+        request.answer("mkdir", 1, ME.uid)
+        await world.filesystem.mkdir(ROOT_INODE, b"other", 0o755, ME)
+        await world.refused(1, inode)
+
+    trio.run(main)
+
+
+def test_a_name_is_absent_only_if_its_directory_is_the_right_one(world: World) -> None:
+    async def main() -> None:
+        directory = await world.walk(1, "d")
+        absent = await world.filesystem.lookup(directory, b"new")
+        assert absent.inode == 0 and absent.timeout_s == 0, "absence is not cached"
+        world.volume.rename(ROOT_NODE, b"d", ROOT_NODE, b"elsewhere")
+        world.make(world.volume.mkdir(ROOT_NODE, b"d", 0o755, ME).node, b"new")
+        with pytest.raises(OSError) as failure:
+            await world.filesystem.lookup(directory, b"new")
+        assert failure.value.errno == errno.ESTALE
+        assert await world.walk(1, "d/new")
+
+    trio.run(main)
+
+
+def test_a_truncation_by_a_wrong_name_changes_nothing(world: World) -> None:
+    async def main() -> None:
+        world.volume.write(world.file, 0, b"kept")
+        inode = await world.walk(1, "d/f")
+        rename_file(world)
+        for truncate in (
+            lambda: world.filesystem.setattr(inode, AttrChanges(size=0)),
+            lambda: world.filesystem.open(inode, os.O_WRONLY | os.O_TRUNC),
+        ):
+            request.answer("setattr", 7, ME.uid)
+            with pytest.raises(OSError) as failure:
+                await truncate()  # type: ignore[no-untyped-call]
+            assert failure.value.errno == errno.ESTALE
+            world.filesystem.revalidation.arrived()
+        assert world.volume.getattr(world.file).size == 4
+
+    trio.run(main)
+
+
+def test_what_this_host_renames_is_opened_without_a_question_asked_twice(world: World) -> None:
+    async def main() -> None:
+        inode = await world.walk(1, "d/f")
+        directory = await world.walk(1, "d")
+        await world.filesystem.rename(directory, b"f", ROOT_INODE, b"g", 0)
+        await world.open(1, inode)
+        other = (await world.filesystem.mknod(ROOT_INODE, b"h", 0o100644, 0, ME)).inode
+        await world.filesystem.rename(ROOT_INODE, b"g", ROOT_INODE, b"h", 2)  # RENAME_EXCHANGE
+        await world.open(1, inode)
+        await world.open(1, other)
+        await world.filesystem.unlink(ROOT_INODE, b"g")
+        await world.open(1, other)  # by /proc/self/fd, say
+
+    trio.run(main)
+
+
+def test_names_that_a_listing_gave_are_looked_at_too(world: World) -> None:
+    async def main() -> None:
+        directory = await world.walk(1, "d")
+        number = await world.filesystem.opendir(directory)
+        given: dict[bytes, int] = {}
+
+        def emit(name: bytes, entry: Any, after: int) -> bool:
+            given[name] = entry.inode
+            return True
+
+        await world.filesystem.readdir(number, 0, emit)
+        await world.open(1, given[b"f"])
+        rename_file(world)
+        await world.refused(1, given[b"f"])
+
+    trio.run(main)
+
+
+def test_a_name_the_kernel_was_told_to_drop_counts_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = Dentries()
+    known.found((1, b"f"), 5)
+    dentry = known.get((1, b"f"))
+    assert dentry is not None
+    known.dropped((1, b"f"), dentry)
+    assert known.of(5) == ((1, b"f"),), "somebody may have come by it just before"
+    monkeypatch.setattr(dentries, "LINGER_S", -1.0)
+    known.dropped((1, b"f"), dentry)
+    known.found((1, b"other"), 6)
+    known.found((1, b"other"), 6)
+    monkeypatch.setattr(dentries.time, "monotonic", lambda: float("inf"))
+    known.found((1, b"third"), 7)
+    assert known.of(5) == () and len(known) == 2
+    known.found((1, b"f"), 8)
+    known.dropped((1, b"f"), dentry)
+    known.found((1, b"third"), 7)
+    assert known.of(8) == ((1, b"f"),), "it was found again since"
+    known.forget([6, 7, 8])
+    assert len(known) == 0
+
+
+# -- attributes and pages ----------------------------------------------------------------------------------------------
+
+
+def test_pages_are_kept_while_the_version_is_the_one_the_kernel_has_asked_for(world: World) -> None:
+    async def main() -> None:
+        inode = await world.walk(1, "d/f")
+        assert not await world.open(1, inode)
+        assert ("attributes", inode) in world.kernel.told
+        assert not await world.open(1, inode), "it has not asked for the size since"
+        await world.filesystem.getattr(inode)
+        assert await world.open(1, inode)
+        world.volume.write(world.file, 0, b"by another host")
+        world.kernel.told.clear()
+        assert not await world.open(1, inode)
+        assert ("attributes", inode) in world.kernel.told
+
+    trio.run(main)
+
+
+def test_a_notice_waits_while_the_kernel_takes_in_what_it_has_asked() -> None:
+    async def main() -> None:
+        table = InodeTable()
+        told: list[int] = []
+        waiting = Settling(table)
+        waiting.tell(5, lambda: told.append(1))
+        assert told == [1], "nobody has just opened it"
+        await waiting.begin(5, version=2)
+        for number in (2, 3):
+            waiting.tell(5, lambda number=number: told.append(number))
+        waiting.tell(6, lambda: told.append(6))
+        assert told == [1, 6]
+        await settled(lambda: told == [1, 6, 3])
+        waiting.tell(5, lambda: told.append(4))
+        assert told == [1, 6, 3, 4]
+
+    trio.run(main)
+
+
+def test_an_open_waits_for_a_notice_that_is_on_its_way() -> None:
+    async def main() -> None:
+        waiting = Settling(InodeTable())
+        telling, opened = trio.Event(), trio.Event()
+        token = trio.lowlevel.current_trio_token()
+
+        def notice() -> None:
+            trio.from_thread.run_sync(telling.set, trio_token=token)
+            trio.from_thread.run(trio.sleep, 0.05, trio_token=token)
+            assert not opened.is_set()
+
+        async def open_it() -> None:
+            await telling.wait()
+            await waiting.begin(5, version=2)
+            opened.set()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(open_it)
+            await trio.to_thread.run_sync(waiting.tell, 5, notice)
+
+    trio.run(main)
+
+
+def test_what_is_settled_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settling, "QUIET_S", -1.0)
+    monkeypatch.setattr(settling, "MAX_OPENED", 10)
+
+    async def main() -> None:
+        waiting = Settling(InodeTable())
+        for inode in range(1000):
+            await waiting.begin(inode, version=1)
+        assert len(waiting._opened) <= 10
+
+    trio.run(main)
+
+
+# -- the feed ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_heard_of_reaches_the_kernel(world: World) -> None:
+    async def main() -> None:
+        inode = await world.walk(1, "d/f")
+        directory = await world.walk(1, "d")
+        world.volume.publish(Change(node=world.file, parent=world.directory, name=b"f"))
+        assert world.kernel.told == [("inode", inode), ("entry", directory, b"f"), ("attributes", directory)]
+
+    trio.run(main)
+
+
+def test_a_lost_feed_makes_it_a_route_with_a_ttl_until_it_is_back(world: World) -> None:
+    async def main() -> None:
+        (route,) = world.filesystem.tree.routes
+        file, directory = await world.walk(1, "d/f"), await world.walk(1, "d")
+        assert (await world.filesystem.lookup(directory, b"f")).timeout_s == COHERENT_TIMEOUT_S
+        assert (await world.filesystem.lookup(ROOT_INODE, b"d")).timeout_s == SHARED_DIRECTORY_TIMEOUT_S
+        world.volume.features = replace(world.volume.features, change_feed=False)
+        world.volume.publish(Change())
+        assert not route.policy.coherent
+        assert (await world.filesystem.lookup(directory, b"f")).timeout_s == 1.0
+        assert {("inode", file), ("inode", directory), ("entry", directory, b"f")} <= set(world.kernel.told)
+        assert ("entry", ROOT_INODE, b"d") not in world.kernel.told, "somebody may stand in it"
+
+        world.volume.rename(ROOT_NODE, b"d", ROOT_NODE, b"elsewhere")
+        world.kernel.told.clear()
+        world.volume.features = replace(world.volume.features, change_feed=True)
+        world.volume.publish(Change())
+        assert route.policy.coherent
+        assert ("entry", ROOT_INODE, b"d") in world.kernel.told
+
+    trio.run(main)
+
+
+def test_an_explicit_invalidation_looks_at_directories_too(world: World) -> None:
+    async def main() -> None:
+        await world.walk(1, "d/f")
+        await world.walk(1, "d")
+        world.filesystem.invalidation.expire(world.filesystem.tree.routes[0])
+        assert ("entry", ROOT_INODE, b"d") not in world.kernel.told
+        world.volume.rename(ROOT_NODE, b"d", ROOT_NODE, b"elsewhere")
+        world.filesystem.invalidation.expire(world.filesystem.tree.routes[0])
+        assert ("entry", ROOT_INODE, b"d") in world.kernel.told
+
+    trio.run(main)
