@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import abc
 import base64
+import contextlib
 import errno
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -121,6 +122,15 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
             if response.error is not None:
                 raise OSError(errors.errno_of(response.error), response.error)
 
+    def deliver(self, files: Sequence[tuple[str, bytes]]) -> None:
+        """`send`, or nothing: what has arrived of a transfer that failed is taken away again."""
+        try:
+            self.send(files)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self.ask(Script().call("rm -f", *(path for path, _ in files)), self.script_timeout_s)
+            raise
+
     def fetch(self, path: str) -> bytes:
         """The bytes of a file at a path of the sandbox. OSError."""
         (response,) = self.download_files([self._shown(path)])
@@ -194,7 +204,7 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
         else:
             self.change(Script().call("fb_prepare", "new" if how == "new" else "over", there))
             beside = f"{there.rpartition('/')[0]}/.fusebackend-{number}~"
-            self.send([(beside, data)])
+            self.deliver([(beside, data)])
             script.call("fb_put", how, there, number, beside)
         self.change(script)
 
@@ -260,10 +270,8 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
         """Run a script of several calls: a status of each, in their order."""
         lines: list[str] = []
         for line in self.ask(script, self.script_timeout_s).decode("utf-8", "replace").splitlines():
-            if line == "ok" or line in ERRNO or line.startswith("!"):
+            if line == "ok" or line in ERRNO or line.startswith("!"):  # else a tool's second line
                 lines.append(line)
-            elif lines:
-                lines[-1] += f" {line}"  # a tool's message of several lines
         if not lines:
             raise OSError(errno.EIO, "The sandbox gave no answer")
         return lines

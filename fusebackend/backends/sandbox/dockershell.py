@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from fusebackend.backends.command import End, Kept, response
+from fusebackend.backends.sandbox.answers import failure
 from fusebackend.backends.sandbox.engine import speaking
 from fusebackend.backends.sandbox.scripts import LIBRARY, SETTINGS, Script, nonce
 from fusebackend.errors import oserror
@@ -35,6 +36,9 @@ IDLE_SHELLS = 4
 
 KILL_S = 10.0
 """How long the end of a command that was killed is waited for."""
+
+SEND_S = 60.0
+"""How long nothing may move while a file is sent."""
 
 ANSWER_BYTES = 2 << 30
 """The longest answer to a script."""
@@ -329,15 +333,21 @@ class DockerShells:
             shell.close()
 
 
+TAKE = 'cat >"$1" || { code=$?; cat >/dev/null; exit $code; }'
+"""Write what is read to a file; and read on where that fails, for who sends it waits until it is read."""
+
+
 def send_to(api: Any, container: str, path: str, data: bytes) -> None:
     """Write a file through a command of its own: where the engine's archives do not reach. OSError."""
     with speaking():
-        made = api.exec_create(container, ["sh", "-c", 'cat >"$1"', "sh", path], stdin=True)
+        made = api.exec_create(container, ["sh", "-c", TAKE, "sh", path], stdin=True)
         stream = api.exec_start(made["Id"], socket=True)
         connection: socket.socket = getattr(stream, "_sock", stream)
         try:
-            connection.settimeout(None)
-            connection.sendall(data)
+            connection.settimeout(SEND_S)
+            view = memoryview(data)
+            for start in range(0, len(view), PIECE_BYTES):
+                connection.sendall(view[start : start + PIECE_BYTES])
             connection.shutdown(socket.SHUT_WR)
             said = b"".join(iter(lambda: connection.recv(PIECE_BYTES), b""))
         finally:
@@ -345,5 +355,5 @@ def send_to(api: Any, container: str, path: str, data: bytes) -> None:
             stream.close()
         code = api.exec_inspect(made["Id"])["ExitCode"]
     if code != 0:
-        words = said[HEADER.size :].decode("utf-8", "replace").strip().rpartition(": ")[2]
-        raise OSError(errno.EIO, words or f"cat ended with {code}")
+        words = said[HEADER.size :].decode("utf-8", "replace").strip().partition("\n")[0]
+        raise failure(f"! {words or f'cat ended with {code}'}")

@@ -166,7 +166,8 @@ fb_put() {
   fb_parents "$fb_p" || { fb_drop; return; }
   if [ -z "$fb_t" ]; then
     fb_temporary "$3" || return
-    fb_m=$(base64 -d 2>&1 >"$fb_t") || { fb_drop; echo "! $fb_m"; return; }
+    # busybox's complains of a full disk and says that all is well.
+    fb_m=$(base64 -d 2>&1 >"$fb_t") && [ -z "$fb_m" ] || { fb_drop; echo "! $fb_m"; return; }
   elif [ ! -e "$fb_t" ]; then
     echo m
     return

@@ -107,7 +107,7 @@ class StagedSandbox(BaseSandbox):
             if outcomes[index] is None
         }
         if sent:
-            self.send([(beside, batch[index].data) for index, beside in sent.items()])
+            self.deliver([(beside, batch[index].data) for index, beside in sent.items()])
             script = Script()
             for index, beside in sent.items():
                 script.call("fb_put", "over", batch[index].there, number, beside)

@@ -1,0 +1,355 @@
+"""`BaseSandbox` and `StagedSandbox`: names that look like code, links, modes, who comes second, and costs."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import stat
+import threading
+
+import pytest
+import sandboxes
+
+from fusebackend.backends import DockerBackend
+from fusebackend.backends.buffer import digest_of
+from fusebackend.backends.sandbox.scripts import Script
+from fusebackend.backends.sandbox.staged import StagedSandbox
+from fusebackend.protocol import ExecuteResponse
+
+NAMES = (
+    "$(touch pwned)", "`touch pwned`", "; touch pwned #", "'; touch pwned; '", '"; touch pwned; "', "a\nb", "\n",
+    "ends\n\n", "-rf", "--", "-e", "*", "?", "[a-z]", "\\", "\\n", "%s%n", "$HOME", "!!", "&& touch pwned",
+    "| touch pwned", "é\udcff\udc80", "\udcff\n", "\x01\x02", "tab\there", "~", ".fusebackend", ".fusebackend-x~",
+    "'", "''", "\r", "日本",
+)  # fmt: skip
+
+
+class StagedLocal(StagedSandbox):
+    """`LocalSandbox` with plain transports."""
+
+    def __init__(self, *args, **options):
+        self._local = sandboxes.LocalSandbox(*args)
+        super().__init__(root=self._local.root, **options)
+        self.sent = []
+
+    @property
+    def id(self) -> str:
+        return self._local.id
+
+    @property
+    def commands(self) -> list[str]:
+        return self._local.commands
+
+    def execute(self, command, *, timeout=None) -> ExecuteResponse:
+        return self._local.execute(command, timeout=timeout)
+
+    def send(self, files) -> None:
+        self.sent.append(len(files))
+        for path, data in files:
+            assert not os.path.lexists(path.encode("utf-8", "surrogateescape"))
+            with open(os.fsencode(path), "wb") as file:
+                file.write(data)
+
+    def fetch(self, path) -> bytes:
+        with open(os.fsencode(path), "rb") as file:
+            return file.read()
+
+
+@pytest.fixture(params=["gnu", "busybox", "bash", "staged"])
+def sandbox(request, tmp_path):
+    (tmp_path / "root").mkdir()
+    tools = sandboxes.tools("gnu" if request.param == "staged" else request.param, tmp_path / "tools")
+    kind = StagedLocal if request.param == "staged" else sandboxes.LocalSandbox
+    return kind(tmp_path / "root", tools)
+
+
+@pytest.fixture
+def root(sandbox, tmp_path):
+    return tmp_path / "root"
+
+
+def names(backend, path="/") -> list[str]:
+    result = backend.ls(path)
+    assert result.error is None, result.error
+    return [info["path"] for info in result.entries]
+
+
+# -- names and contents ------------------------------------------------------------------------------------------------
+
+
+def test_names_are_never_code(sandbox, root):
+    uploads = [(f"/{name}/{name}", name.encode("utf-8", "surrogateescape")) for name in NAMES]
+    assert {response.error for response in sandbox.upload_files(uploads)} == {None}
+    assert sorted(os.listdir(os.fsencode(root))) == sorted(name.encode("utf-8", "surrogateescape") for name in NAMES)
+    assert [response.content for response in sandbox.download_files([path for path, _ in uploads])] == [
+        content for _, content in uploads
+    ]
+    assert names(sandbox) == sorted(f"/{name}/" for name in NAMES)
+    assert [info["path"] for info in sandbox.glob("**/*").matches] == sorted(
+        path for path, _ in uploads if not path.split("/")[1].startswith(".")
+    )
+    for name in NAMES[:8]:
+        found = [match["path"] for match in sandbox.grep(name).matches]
+        expected = [] if "\n" in name else [f"/{name}/{name}"]
+        assert found == expected or name in ("*", "?"), name
+        assert names(sandbox, f"/{name}") == [f"/{name}/{name}"]
+        assert sandbox.edit(f"/{name}/{name}", name, "x\n").error is None
+        assert sandbox.move(f"/{name}/{name}", f"/{name}/other").error is None
+        assert sandbox.delete(f"/{name}").error is None
+    assert not list(root.rglob("pwned"))
+
+
+@pytest.mark.parametrize(
+    "pattern", ["$(touch pwned)", "-e", "--", "-f /etc/passwd", "'", '"', "\\", "[", "*", ".", "^", "%"]
+)
+def test_patterns_are_never_code(sandbox, root, pattern):
+    sandbox.write("/a.txt", f"one\nwith {pattern} inside\n")
+    sandbox.write("/b.txt", "another\n")
+    assert [(match["path"], match["line"]) for match in sandbox.grep(pattern).matches][:1] == [("/a.txt", 2)] or (
+        pattern == "."
+    )
+    assert [info["path"] for info in sandbox.glob(pattern).matches or ()] in ([], ["/a.txt", "/b.txt"])
+    assert names(sandbox) == ["/a.txt", "/b.txt"]
+
+
+def test_contents_are_never_code(sandbox):
+    for number, content in enumerate(("$(touch /pwned)\n.\nEOF\n'\"\\", ".", ".\n", "\n.\n", "", "\0", "x" * 100_000)):
+        assert sandbox.write(f"/{number}", content).error is None
+        assert sandbox.download_files([f"/{number}"])[0].content == content.encode()
+
+
+def test_any_bytes_of_any_size(sandbox):
+    source = random.Random(7)
+    for size in (0, 1, 57, 49_151, 49_152, 49_153, 200_000):
+        content = source.randbytes(size)
+        assert sandbox.upload_files([("/bytes", content)])[0].error is None
+        assert sandbox.download_files(["/bytes"])[0].content == content
+        assert sandbox.ls("/").entries[0]["size"] == size
+
+
+# -- what is in a sandbox besides files --------------------------------------------------------------------------------
+
+
+def test_links_are_followed_as_the_kernel_does(sandbox, root):
+    (root / "dir").mkdir()
+    (root / "dir/file").write_text("needle")
+    (root / "absolute").symlink_to(root / "dir/file")
+    (root / "to-dir").symlink_to("dir")
+    (root / "dangling").symlink_to("nowhere")
+    (root / "loop").symlink_to("loop")
+    shown = {info["path"]: (info["is_dir"], info["size"]) for info in sandbox.ls("/").entries}
+    assert shown == {
+        "/absolute": (False, 6), "/dangling": (False, 7), "/dir/": (True, 0), "/loop": (False, 4),
+        "/to-dir/": (True, 0),
+    }  # fmt: skip
+    assert "needle" in sandbox.read("/absolute") and "needle" in sandbox.read("/to-dir/file")
+    assert sandbox.read("/dangling").error == "File '/dangling' not found"
+    assert [match["path"] for match in sandbox.grep("needle").matches] == ["/dir/file"], "a walk follows no link"
+    assert [match["path"] for match in sandbox.grep("needle", "/to-dir").matches] == ["/to-dir/file"]
+    assert sandbox.edit("/absolute", "needle", "pin").error is None
+    assert (root / "absolute").is_symlink() and (root / "dir/file").read_text() == "pin"
+    assert sandbox.write("/dangling", "x").error.startswith("Cannot write to /dangling because it already exists.")
+    assert sandbox.delete("/to-dir").error is None
+    assert (root / "dir/file").exists(), "the link is deleted, and not where it leads"
+    assert sandbox.move("/absolute", "/moved").error is None
+    assert (root / "moved").is_symlink()
+
+
+def test_special_files_are_not_read(sandbox, root):
+    os.mkfifo(root / "fifo")
+    assert names(sandbox) == ["/fifo"]
+    assert sandbox.read("/fifo").error == "File '/fifo': Invalid argument"
+    assert sandbox.edit("/fifo", "a", "b").error == "Error editing file '/fifo': Invalid argument"
+    assert sandbox.glob("*").matches == [] and sandbox.grep("x").matches == []
+    if isinstance(sandbox, StagedSandbox):
+        assert sandbox.download_files(["/fifo"])[0].error == "invalid_path"
+        assert sandbox.upload_files([("/fifo", b"x")])[0].error == "invalid_path"
+    assert sandbox.move("/fifo", "/pipe").error is None
+    assert sandbox.delete("/pipe").error is None
+
+
+def test_modes_and_owners_stay(sandbox, root):
+    (root / "script.sh").write_text("old")
+    os.chmod(root / "script.sh", 0o4751)
+    if os.geteuid() == 0:
+        os.chown(root / "script.sh", 1234, 4321)
+        os.chmod(root / "script.sh", 0o4751)
+    assert sandbox.edit("/script.sh", "old", "new").error is None
+    status = os.stat(root / "script.sh")
+    assert stat.S_IMODE(status.st_mode) == 0o4751
+    assert os.geteuid() != 0 or (status.st_uid, status.st_gid) == (1234, 4321)
+    assert (root / "script.sh").read_text() == "new"
+
+
+def test_an_edit_replaces_the_file_at_once(sandbox, root):
+    (root / "file").write_text("old\n")
+    with open(root / "file") as before:
+        assert sandbox.edit("/file", "old", "new").error is None
+        assert before.read() == "old\n", "who has it open keeps what it has opened"
+    assert os.listdir(root) == ["file"]
+
+
+def test_nothing_is_left_behind(sandbox, root):
+    sandbox.write("/a.txt", "x" * 100)
+    sandbox.write("/a.txt", "y")
+    sandbox.write("/dir/b.txt", "z" * 100_000)
+    sandbox.edit("/dir/b.txt", "z", "y", replace_all=True)
+    sandbox.edit("/dir/b.txt", "none", "y")
+    sandbox.upload_files([(f"/many/{number}", b"x") for number in range(12)] + [("/a.txt/x", b""), ("/dir", b"")])
+    sandbox.grep("x")
+    left = [path for path in root.rglob("*") if "fusebackend" in path.name]
+    assert left == []
+
+
+# -- who comes second --------------------------------------------------------------------------------------------------
+
+
+def at_once(calls) -> list:
+    results = [None] * len(calls)
+    start = threading.Barrier(len(calls))
+
+    def run(number):
+        start.wait()
+        results[number] = calls[number]()
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def test_of_two_that_create_a_file_one_is_told(sandbox):
+    for attempt in range(5):
+        path = f"/{attempt}.txt"
+        results = at_once([lambda n=n, path=path: sandbox.write(path, f"{n}" * 1000) for n in range(3)])
+        (winner,) = [number for number, result in enumerate(results) if result.error is None]
+        assert sandbox.download_files([path])[0].content == f"{winner}".encode() * 1000
+
+
+def test_of_edits_at_the_same_time_none_is_lost(sandbox):
+    sandbox.write("/list.txt", "".join(f"<{number}>\n" for number in range(6)))
+    results = at_once([lambda n=n: sandbox.edit("/list.txt", f"<{n}>", f"done {n}") for n in range(6)])
+    content = sandbox.download_files(["/list.txt"])[0].content.decode()
+    done = [number for number, result in enumerate(results) if result.error is None]
+    assert done, "one always comes first"
+    for number, result in enumerate(results):
+        assert (f"done {number}\n" in content) == (number in done)
+        assert result.error is None or "Somebody else has changed the file meanwhile" in result.error
+
+
+def test_a_lock_that_was_left_is_not_in_the_way(sandbox, root, monkeypatch):
+    """Waited for ten seconds in earnest; here the wait is shortened."""
+    from fusebackend.backends.sandbox import channel
+
+    monkeypatch.setattr(channel, "LIBRARY", channel.LIBRARY.replace("-gt 100", "-gt 2"))
+    sandbox.write("/a.txt", "old")
+    (root / ".fusebackend-lock~").mkdir()
+    assert names(sandbox) == ["/a.txt"]
+    assert sandbox.edit("/a.txt", "old", "new").error is None
+    assert os.listdir(root) == ["a.txt"]
+
+
+def test_upload_if(sandbox):
+    assert sandbox.upload_if("/a.txt", b"one", digest_of(b"other")).error == "conflict"
+    assert sandbox.upload_if("/a.txt", b"one", None).error is None
+    assert sandbox.upload_if("/a.txt", b"two", None).error == "conflict"
+    assert sandbox.upload_if("/a.txt", b"two" * 30_000, digest_of(b"one")).error is None
+    assert sandbox.upload_if("/a.txt", b"three", digest_of(b"one")).error == "conflict"
+    assert sandbox.download_files(["/a.txt"])[0].content == b"two" * 30_000
+    assert sandbox.upload_if("/../x", b"", None).error == "invalid_path"
+
+
+# -- costs and limits --------------------------------------------------------------------------------------------------
+
+
+def test_a_verb_is_one_command(sandbox):
+    def cost(call) -> int:
+        before = len(sandbox.commands)
+        assert call().error is None
+        return len(sandbox.commands) - before
+
+    assert cost(lambda: sandbox.write("/a.txt", "one")) == 1
+    assert cost(lambda: sandbox.read("/a.txt")) == 1
+    assert cost(lambda: sandbox.edit("/a.txt", "one", "two")) == 2
+    assert cost(lambda: sandbox.ls("/")) == 1
+    assert cost(lambda: sandbox.glob("*.txt")) == 1
+    assert cost(lambda: sandbox.grep("two")) == 2
+    assert cost(lambda: sandbox.grep("none")) == 1
+    assert cost(lambda: sandbox.move("/a.txt", "/b/c.txt")) == 1
+    assert cost(lambda: sandbox.delete("/b")) == 1
+
+
+def test_an_answer_that_the_output_can_not_hold(tmp_path):
+    (tmp_path / "root").mkdir()
+    small = sandboxes.LocalSandbox(tmp_path / "root", sandboxes.tools("gnu", tmp_path / "tools"), limit=2000)
+    for number in range(200):
+        (tmp_path / f"root/a-name-of-some-length-{number:03}").write_text("needle\n")
+    assert len(names(small)) == 200
+    assert len(small.grep("needle").matches) == 200
+    assert names(small) == sorted(f"/{name}" for name in os.listdir(tmp_path / "root"))
+
+
+def test_a_thousand_files_in_one_upload(tmp_path):
+    (tmp_path / "root").mkdir()
+    staged = StagedLocal(tmp_path / "root", sandboxes.tools("gnu", tmp_path / "tools"))
+    files = [(f"/{number % 5}/{number}", b"%d" % number) for number in range(1000)]
+    files[10] = ("/../bad", b"")
+    files[20] = ("/0", b"")
+    files[999] = files[998][0], b"the last one wins"
+    responses = staged.upload_files(files)
+    failed = {number: response.error for number, response in enumerate(responses) if response.error}
+    assert failed == {10: "invalid_path", 20: "is_directory"}
+    assert [response.path for response in responses] == [path for path, _ in files]
+    found = staged.download_files([path for path, _ in files[500:]])
+    assert found[-1].content == found[-2].content == b"the last one wins"
+    assert [response.content for response in found[:-2]] == [content for _, content in files[500:-2]]
+    assert len(staged.commands) < 30 and sum(staged.sent) == 998
+
+
+@pytest.mark.parametrize(
+    ("execute", "said"),
+    [
+        (lambda *_, **__: ExecuteResponse("sh: base64: not found", 127), "gave no answer: sh: base64: not found"),
+        (lambda *_, **__: ExecuteResponse("", 0), "gave no answer: nothing at all"),
+        (lambda *_, **__: ExecuteResponse("Error: Command timed out", 124), "Connection timed out"),
+    ],
+)
+def test_a_sandbox_that_does_not_answer(tmp_path, execute, said):
+    sandbox = sandboxes.LocalSandbox(tmp_path, tmp_path)
+    sandbox.execute = execute
+    for result in (sandbox.read("/a"), sandbox.write("/a", ""), sandbox.ls("/"), sandbox.delete("/a")):
+        error = result.error
+        assert said in error and "\n" not in error
+
+
+def test_a_sandbox_that_raises(tmp_path):
+    class Broken(sandboxes.LocalSandbox):
+        def execute(self, command, *, timeout=None):
+            raise RuntimeError("the service says\nno")
+
+    assert Broken(tmp_path, tmp_path).read("/a").error == "File '/a': RuntimeError: the service says"
+
+
+@pytest.mark.services
+def test_a_full_disk_is_told_in_the_systems_words(docker_engine):
+    options = {"network_mode": "none", "tmpfs": {"/small": "size=256k"}}
+    with DockerBackend(docker_engine.image, root="/small", base_url=docker_engine.url, options=options) as backend:
+        assert backend.write("/a", "x" * 1000).error is None
+        assert backend.write("/most", "x" * 200_000).error is None
+        for size in (60_000, 600_000):  # in the command, and sent
+            (response,) = backend.upload_files([("/big", b"x" * size)])
+            assert response.error == os.strerror(errno.ENOSPC)
+        assert names(backend) == ["/a", "/most"]
+        assert backend.execute("ls -A").output == "a\nmost\n"
+        assert backend.delete("/most").error is None
+        assert backend.write("/b", "y").error is None
+
+
+def test_scripts_spell_what_is_no_text():
+    assert Script().call("f", "plain", "it's", "日本").text == "f 'plain' 'it'\\''s' '日本'"
+    spelled = Script().call("f", "\udcff\n").text
+    assert spelled == "fb_spelled1=$(printf '\\377\\012.'); fb_spelled1=${fb_spelled1%.}\nf \"$fb_spelled1\""
+    assert Script().call("f", stdin="eA==").call("g").text == "f <<'.'\neA==\n.\ng"
