@@ -40,6 +40,7 @@ class _Scope(threading.local):
         self.view: Any = None  # a connection in the middle of a transaction that only reads
         self.told: list[Changes] = []
         self.lost_names: list[int] = []
+        self.written: list[tuple[int, int, bool]] = []  # nodes, what their `contents` were, and whether it emptied them
 
 
 class StoredTree(TreeVolume):
@@ -92,9 +93,11 @@ class StoredTree(TreeVolume):
         """What this thread does in between is one transaction, which is committed at the end."""
         scope = self._scope
         scope.transaction = transaction
-        scope.lost_names = []
+        scope.lost_names, scope.written = [], []
         try:
             yield transaction
+            for node, contents, emptied in scope.written:
+                self._uses.wrote(node, contents, transaction.version, emptied)
             transaction.commit(self._notices)
         except BaseException:
             transaction.rollback()
@@ -260,7 +263,7 @@ class StoredTree(TreeVolume):
             may = uses.may_empty if empties else uses.may_write
             if not may(inode, version):
                 raise gone()
-        uses.wrote(inode, version, empties)
+        self._scope.written.append((inode.node, inode.contents, empties))
         inode.contents = version
         if empties:
             inode.emptied = version

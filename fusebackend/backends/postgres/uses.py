@@ -119,7 +119,7 @@ class Uses:
     def may_write(self, inode: StoredInode, version: int) -> bool:
         """Has nobody else emptied the file since this host did, to write it anew?"""
         opened = self._opened.get(inode.node)
-        return opened is None or opened.emptied in (None, inode.emptied, version)
+        return opened is None or inode.emptied == version or opened.emptied in (None, inode.emptied, version)
 
     def may_empty(self, inode: StoredInode, version: int) -> bool:
         """Has nobody else changed the file since it was last opened here to be written?"""
@@ -128,12 +128,12 @@ class Uses:
             return True
         return not opened.is_changed_elsewhere and opened.contents in (inode.contents, version)
 
-    def wrote(self, inode: StoredInode, version: int, emptied: bool) -> None:
-        """This host changes the bytes, and they will be of `version`. Called with the inode's row locked."""
-        opened = self._opened.get(inode.node)
+    def wrote(self, node: int, contents: int, version: int, emptied: bool) -> None:
+        """This host is about to commit other bytes, of `version` instead of `contents`. The inode's row is locked."""
+        opened = self._opened.get(node)
         if opened is None:
             return
-        if opened.contents not in (inode.contents, version):
+        if opened.contents not in (contents, version):
             opened.is_changed_elsewhere = True
         opened.contents = version
         if emptied and opened.writers:

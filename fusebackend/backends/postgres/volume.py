@@ -22,6 +22,7 @@ import stat
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from fusebackend.backends import tree
 from fusebackend.backends.chunks import CHUNK_BYTES, CHUNK_SHIFT
 from fusebackend.backends.postgres import schema, statements
 from fusebackend.backends.postgres.bare import BareNodes
@@ -33,7 +34,6 @@ from fusebackend.backends.postgres.session import Session
 from fusebackend.backends.postgres.storedtree import StoredTree
 from fusebackend.backends.postgres.transaction import Wanted
 from fusebackend.backends.postgres.uses import Uses
-from fusebackend.backends.tree import is_access_noted, now_ns
 from fusebackend.errors import oserror
 from fusebackend.protocol import Attr, AttrChanges, Caller, Change, Features, Link, StatFs
 
@@ -265,8 +265,8 @@ class PostgresVolume(StoredTree):
         return _cut_out(inode.size, chunks, offset, size)
 
     def _note_access(self, attr: Attr) -> None:
-        if is_access_noted(attr) and self._scope.view is None:
-            self._query(statements.accessed(self.id, attr.node, now_ns()))
+        if tree.is_access_noted(attr) and self._scope.view is None:
+            self._query(statements.accessed(self.id, attr.node, tree.now_ns()))
 
     def _read_contents(self, node: int, first: int, last: int) -> tuple[StoredInode, dict[int, bytes]]:
         rows = self._query(statements.contents(self.id, node, first, last))
