@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Iterator
+import shutil
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import mounts
 import pytest
+import trees
+from mounts import Serve
+from services.s3 import Bucket
 from services.seaweedfs import SeaweedFS
 
 from fusebackend.schemes import SCHEMES
@@ -49,3 +55,138 @@ class TestPosix(PosixCases):
                 deep = deep / ("level-" + "x" * 90)
                 deep.mkdir()
         assert len(str(deep.relative_to(d.parent))) > 900
+
+
+# -- everyday programs -----------------------------------------------------------------------------------------
+
+SOURCES = 60
+
+
+@pytest.fixture(scope="module")
+def work(seaweedfs: SeaweedFS, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Bucket]]:
+    """A bucket on a mount, for all of these."""
+    tmp = tmp_path_factory.mktemp("work")
+    with (
+        seaweedfs.bucket() as bucket,
+        mounts.mounted(tmp / "mnt", "memory:", routes={"/s3": bucket.url("work")}) as server,
+    ):
+        yield server.path / "s3", bucket
+
+
+@pytest.fixture(scope="module")
+def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A git repository, on a plain directory."""
+    root = tmp_path_factory.mktemp("origin")
+    trees.make_sources(root, SOURCES)
+    trees.git(root, "init", "--quiet", "--initial-branch=main")
+    trees.git(root, "add", ".")
+    trees.git(root, "commit", "--quiet", "--message=sources")
+    return root
+
+
+def test_git_clones_commits_and_checks(work: tuple[Path, Bucket], origin: Path) -> None:
+    path, bucket = work
+    trees.git(path, "clone", "--quiet", "--no-local", origin, "clone")
+    clone = path / "clone"
+    assert len(trees.git(clone, "ls-files").splitlines()) == SOURCES
+    assert trees.git(clone, "status", "--porcelain") == ""
+    trees.git(clone, "checkout", "--quiet", "-b", "topic")
+    (clone / "new.txt").write_text("new\n")
+    trees.git(clone, "add", "--all")
+    trees.git(clone, "commit", "--quiet", "--message=topic")
+    trees.git(clone, "gc", "--quiet", "--prune=now")
+    trees.git(clone, "fsck", "--strict", "--full", "--no-dangling")
+    assert trees.git(clone, "status", "--porcelain") == ""
+    assert bucket.get("work/clone/new.txt") == b"new\n"
+
+
+def test_tar_rsync_and_cp_keep_modes_times_and_links(work: tuple[Path, Bucket], tmp_path: Path) -> None:
+    path, _ = work
+    origin = tmp_path / "origin"
+    trees.make_zoo(origin, links=False, symlinks=True, special=False, xattrs=False)
+    for odd in [*origin.rglob("*\n*")]:
+        odd.rename(odd.with_name(odd.name.replace("\n", " ")))  # no key can hold that
+    look = lambda root: trees.snapshot(root, modes=True, times=True, xattrs=False, links=False)  # noqa: E731
+    before = look(origin)
+    trees.run("tar", "--format=posix", "-cf", tmp_path / "in.tar", "-C", origin, ".")
+    (path / "tar").mkdir()
+    trees.run("tar", "-xpf", tmp_path / "in.tar", "-C", path / "tar")
+    assert look(path / "tar") == before
+    command = ["rsync", "-a", "--checksum", "--modify-window=-1", "--delete", "--itemize-changes", f"{origin}/"]
+    assert trees.run(*command, path / "rsync")
+    assert trees.run(*command, path / "rsync") == ""
+    assert look(path / "rsync") == before
+    trees.run("cp", "-a", path / "rsync", tmp_path / "back")
+    assert look(tmp_path / "back") == before
+    trees.run("mv", path / "rsync", path / "moved")
+    assert look(path / "moved") == before
+    trees.run("rm", "-r", path / "moved", path / "tar")
+    assert not (path / "moved").exists()
+
+
+@pytest.mark.parametrize("backupcopy", ["yes", "no"])
+def test_vim_saves(work: tuple[Path, Bucket], backupcopy: str) -> None:
+    vim = shutil.which("vim") or shutil.which("vim.tiny")
+    if vim is None:
+        pytest.skip("vim is not installed (Debian: vim-tiny)")
+    path, bucket = work
+    file = path / f"vim-{backupcopy}.txt"
+    file.write_text("one old line\n")
+    file.chmod(0o640)
+    options = f"set backup backupskip= backupcopy={backupcopy} backupdir=."
+    trees.run(vim, "-es", "-u", "NONE", "-N", "-c", options, "-c", "%s/old/new/", "-c", "wq", file.name, cwd=path)
+    assert bucket.get(f"work/{file.name}") == b"one new line\n"
+    assert (path / f"{file.name}~").read_text() == "one old line\n"
+    assert file.stat().st_mode & 0o777 == 0o640
+
+
+# -- what SEMANTICS promises -----------------------------------------------------------------------------------
+
+
+def test_a_killed_server_loses_nothing_that_was_closed_or_synced(bucket: Bucket, serve: Serve) -> None:
+    server = serve("memory:", routes={"/s3": bucket.url()})
+    (server.path / "s3/d").mkdir()
+    (server.path / "s3/d/closed").write_text("closed")
+    fd = os.open(server.path / "s3/d/synced", os.O_CREAT | os.O_WRONLY)
+    os.write(fd, b"synced")
+    os.fsync(fd)
+    server.kill()
+    with pytest.raises(OSError):
+        os.close(fd)
+    assert (bucket.get("d/closed"), bucket.get("d/synced")) == (b"closed", b"synced")
+
+
+def test_two_mounts_see_what_was_closed_and_conflicts_are_errors(bucket: Bucket, serve: Serve) -> None:
+    one = serve("memory:", routes={"/s3": bucket.url(ttl="0.1")})
+    two = serve("memory:", routes={"/s3": bucket.url(ttl="0.1")})
+    one.expected_log = two.expected_log = "was changed by others|closed unsaved"
+    mine, theirs = one.path / "s3/file", two.path / "s3/file"
+    mine.write_text("first\n")
+    _eventually(lambda: theirs.read_text() == "first\n")
+    for number in range(5):  # of two that are as long, at about the same time
+        theirs.write_text(f"from {number}\n")
+        _eventually(lambda number=number: mine.read_text() == f"from {number}\n")  # type: ignore[misc]
+    fd = os.open(mine, os.O_RDWR)
+    os.pwrite(fd, b"ours", 0)
+    theirs.write_text("theirs\n")
+    with pytest.raises(OSError) as refusal:
+        os.fsync(fd)
+    assert refusal.value.errno == errno.ESTALE
+    os.close(fd)
+    assert theirs.read_text() == "theirs\n"
+    (beside,) = [key for key in bucket.all_keys() if key.startswith("file.conflict-")]
+    assert bucket.get(beside) == b"ours 4\n"
+
+
+def _eventually(condition: Callable[[], bool], limit_s: float = 30.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not _holds(condition):
+        assert time.monotonic() < deadline, f"it did not come true within {limit_s:.0f} s"
+        time.sleep(0.02)
+
+
+def _holds(condition: Callable[[], bool]) -> bool:
+    try:
+        return condition()
+    except FileNotFoundError:
+        return False
