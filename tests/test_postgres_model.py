@@ -9,6 +9,8 @@ from typing import ClassVar
 
 import hypothesis
 import pytest
+from hypothesis.stateful import rule
+from postgres_check import check
 from services.postgres import Postgres
 
 from fusebackend.backends.postgres.volume import PostgresVolume
@@ -27,7 +29,16 @@ class PostgresMachine(VolumeMachine):
         return self.reopen_volume()
 
     def reopen_volume(self) -> PostgresVolume:
-        return PostgresVolume(self.dsn, self.name)
+        self.opened = PostgresVolume(self.dsn, self.name)
+        return self.opened
+
+    @rule()
+    def check(self) -> None:
+        assert check(self.dsn, self.opened.id) == []
+
+    def teardown(self) -> None:
+        super().teardown()
+        assert check(self.dsn, self.opened.id) == []
 
 
 @pytest.fixture(scope="module", autouse=True)

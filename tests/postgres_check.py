@@ -1,0 +1,50 @@
+"""What must hold in the tables of a PostgreSQL volume at every moment, whatever was killed when."""
+
+from __future__ import annotations
+
+import psycopg
+
+_RULES = {
+    "a name leads to nothing": """
+        SELECT d.parent, d.node FROM fusebackend.dentry d LEFT JOIN fusebackend.inode i USING (volume, node)
+        WHERE d.volume = %(volume)s AND (i.node IS NULL OR i.nlink = 0)""",
+    "a name is in no directory": """
+        SELECT d.parent, d.node FROM fusebackend.dentry d
+        LEFT JOIN fusebackend.inode p ON p.volume = d.volume AND p.node = d.parent
+        WHERE d.volume = %(volume)s AND (p.node IS NULL OR p.mode & 61440 <> 16384)""",
+    "a file has another number of names than its link count": """
+        SELECT i.node, i.nlink FROM fusebackend.inode i WHERE i.volume = %(volume)s AND i.mode & 61440 <> 16384
+        AND i.nlink <> (SELECT count(*) FROM fusebackend.dentry d WHERE d.volume = i.volume AND d.node = i.node)""",
+    "a directory has another number of directories than its link count says": """
+        SELECT i.node, i.nlink FROM fusebackend.inode i WHERE i.volume = %(volume)s AND i.mode & 61440 = 16384
+        AND i.nlink > 0 AND i.nlink <> 2 + (SELECT count(*) FROM fusebackend.dentry d
+            JOIN fusebackend.inode c ON c.volume = d.volume AND c.node = d.node
+            WHERE d.volume = i.volume AND d.parent = i.node AND c.mode & 61440 = 16384)""",
+    "a directory is not where it says": """
+        SELECT i.node, i.parent FROM fusebackend.inode i WHERE i.volume = %(volume)s AND i.mode & 61440 = 16384
+        AND i.nlink > 0 AND i.node <> 1 AND 1 <> (SELECT count(*) FROM fusebackend.dentry d
+            WHERE d.volume = i.volume AND d.node = i.node AND d.parent = i.parent)""",
+    "a node without a name is on nobody's list": """
+        SELECT i.node, i.nlink FROM fusebackend.inode i WHERE i.volume = %(volume)s AND i.nlink = 0
+        AND NOT EXISTS (SELECT FROM fusebackend.nameless n WHERE n.volume = i.volume AND n.node = i.node)""",
+    "a chunk belongs to no file, or lies behind its end": """
+        SELECT c.node, c.idx FROM fusebackend.chunk c LEFT JOIN fusebackend.inode i USING (volume, node)
+        WHERE c.volume = %(volume)s AND (i.node IS NULL OR c.idx * 65536 + length(c.data) > i.size)""",
+    "an extended attribute belongs to nothing": """
+        SELECT x.node, x.node FROM fusebackend.xattr x LEFT JOIN fusebackend.inode i USING (volume, node)
+        WHERE x.volume = %(volume)s AND i.node IS NULL""",
+    "the blocks of a file are not those of its chunks": """
+        SELECT i.node, i.blocks FROM fusebackend.inode i WHERE i.volume = %(volume)s AND i.mode & 61440 <> 16384
+        AND i.blocks <> (SELECT coalesce(sum((length(data) + 4095) / 4096 * 8), 0) FROM fusebackend.chunk c
+            WHERE c.volume = i.volume AND c.node = i.node)""",
+}
+
+
+def check(dsn: str, volume: int) -> list[str]:
+    """What is wrong, in sentences; none when all is well."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        return [
+            f"{rule}: {row}"
+            for rule, query in _RULES.items()
+            for row in connection.execute(query, {"volume": volume}).fetchmany(3)
+        ]
