@@ -1,0 +1,89 @@
+"""Is a file system like a plain directory? A large table of calls, each made in both, and everything compared.
+
+    from fusebackend.testing.likeness import LikenessCases
+
+    class TestMine(LikenessCases):
+        @pytest.fixture(scope="class")
+        @classmethod
+        def root(cls):
+            yield pathlib.Path("/mnt/mine")
+
+A row is a scene (files of all kinds with owners and modes), a user, and one call. Compared are what the call returned
+or its errno, and of everything in the scene afterwards: type, mode, owner, link count, size, contents, target, which
+name it had before, and whether its modification and change time have moved. So no row says what is right: the plain
+directory does, on the same kernel. Any two of ext4 and tmpfs agree on all of it.
+
+There are tens of thousands of rows; `rows_per_table` of them are drawn, the same each time. Needs root, for the users.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from fusebackend.testing.likeness import tables
+from fusebackend.testing.likeness.observing import Row, observe
+from fusebackend.testing.posix.case import in_child
+
+__all__ = ["LikenessCases", "Row"]
+
+LIMIT_S = 3600.0
+SHOWN = 20
+
+
+class LikenessCases:
+    """Override the fixture `root`."""
+
+    rows_per_table: int = 150
+    """How many rows of each table are drawn; 0 takes all."""
+
+    @pytest.fixture
+    def root(self) -> Path:
+        raise NotImplementedError("override the fixture `root`: it gives the directory under test, as a Path")
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def plain(cls) -> Iterator[Path]:
+        """The directory that is right."""
+        if os.geteuid() != 0:
+            pytest.skip("needs root")
+        with tempfile.TemporaryDirectory() as directory:
+            yield Path(directory)
+
+    def test_names(self, root: Path, plain: Path) -> None:
+        self._compare(root, plain, tables.names)
+
+    def test_attributes(self, root: Path, plain: Path) -> None:
+        self._compare(root, plain, tables.attributes)
+
+    def test_extended_attributes(self, root: Path, plain: Path) -> None:
+        self._compare(root, plain, tables.extended_attributes)
+
+    def test_renaming(self, root: Path, plain: Path) -> None:
+        self._compare(root, plain, tables.renaming)
+
+    def test_sticky_directories(self, root: Path, plain: Path) -> None:
+        self._compare(root, plain, tables.sticky_directories)
+
+    def _compare(self, root: Path, plain: Path, table: Callable[[], Iterable[Row]]) -> None:
+        rows = _drawn(table, self.rows_per_table)
+        wanted, found = (in_child(partial(observe, where, rows), LIMIT_S) for where in (plain, root))
+        wrong = [
+            f"{row.label}:\n  a plain directory: {right}\n  here:              {here}"
+            for row, right, here in zip(rows, wanted, found, strict=True)
+            if right != here
+        ]
+        assert not wrong, f"{len(wrong)} of {len(rows)} rows differ:\n" + "\n".join(wrong[:SHOWN])
+
+
+@functools.cache
+def _drawn(table: Callable[[], Iterable[Row]], count: int) -> list[Row]:
+    rows = list(table())
+    return random.Random(table.__name__).sample(rows, count) if 0 < count < len(rows) else rows

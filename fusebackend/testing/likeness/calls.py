@@ -1,0 +1,196 @@
+"""The calls of the tables: on the name `p` (with endings), beside a file `o` and a directory `od`."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import stat
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fusebackend.testing.likeness.scenes import Owner
+from fusebackend.testing.posix.case import NOBODY, renameat2
+from fusebackend.testing.posix.times import UTIME_NOW, UTIME_OMIT, utimensat
+
+OTHER = 12345
+AT_SYMLINK_NOFOLLOW = 0x100
+
+Call = tuple[str, Callable[[], Any]]
+
+OPENINGS = {
+    "O_RDONLY": os.O_RDONLY,
+    "O_WRONLY": os.O_WRONLY,
+    "O_RDWR": os.O_RDWR,
+    "O_WRONLY|O_CREAT": os.O_WRONLY | os.O_CREAT,
+    "O_RDONLY|O_CREAT": os.O_RDONLY | os.O_CREAT,
+    "O_RDWR|O_CREAT|O_EXCL": os.O_RDWR | os.O_CREAT | os.O_EXCL,
+    "O_WRONLY|O_TRUNC": os.O_WRONLY | os.O_TRUNC,
+    "O_WRONLY|O_TRUNC|O_CREAT": os.O_WRONLY | os.O_TRUNC | os.O_CREAT,
+    "O_RDONLY|O_NOFOLLOW": os.O_RDONLY | os.O_NOFOLLOW,
+    "O_WRONLY|O_NOFOLLOW|O_CREAT": os.O_WRONLY | os.O_NOFOLLOW | os.O_CREAT,
+    "O_DIRECTORY": os.O_DIRECTORY,
+    "O_RDWR|O_DIRECTORY": os.O_RDWR | os.O_DIRECTORY,
+    "O_DIRECTORY|O_CREAT": os.O_DIRECTORY | os.O_CREAT,
+    "O_PATH": os.O_PATH,
+    "O_PATH|O_NOFOLLOW": os.O_PATH | os.O_NOFOLLOW,
+    "O_WRONLY|O_APPEND": os.O_WRONLY | os.O_APPEND,
+    "O_NOATIME": os.O_NOATIME,
+}
+
+
+def opening(path: str, flags: int, then: Callable[[int], Any] = lambda fd: "opened") -> Any:
+    """Open and close; a FIFO that nobody reads is ENXIO and not waited for."""
+    fd = os.open(path, flags | os.O_NONBLOCK, 0o6777)
+    try:
+        return then(fd)
+    finally:
+        os.close(fd)
+
+
+def on_names(p: str) -> Iterator[Call]:
+    """Everything that takes a name."""
+    yield f"stat {p}", lambda: stat.S_IFMT(os.stat(p).st_mode)
+    yield f"lstat {p}", lambda: stat.S_IFMT(os.lstat(p).st_mode)
+    yield f"unlink {p}", lambda: os.unlink(p)
+    yield f"rmdir {p}", lambda: os.rmdir(p)
+    yield f"mkdir {p}", lambda: os.mkdir(p, 0o777)
+    yield f"mkfifo {p}", lambda: os.mkfifo(p, 0o777)
+    yield f"mknod {p} as a file", lambda: os.mknod(p, stat.S_IFREG | 0o666)
+    yield f"mknod {p} as a socket", lambda: os.mknod(p, stat.S_IFSOCK | 0o6777)
+    yield f"mknod {p} as a device", lambda: os.mknod(p, stat.S_IFCHR | 0o666, os.makedev(1, 7))
+    yield f"symlink {p}", lambda: os.symlink("target", p)
+    yield f"link {p} new", lambda: os.link(p, "new", follow_symlinks=False)
+    yield f"link o {p}", lambda: os.link("o", p)
+    yield f"rename {p} new", lambda: os.rename(p, "new")
+    yield f"rename {p} new/", lambda: os.rename(p, "new/")
+    yield f"rename {p} od/new", lambda: os.rename(p, "od/new")
+    yield f"rename o {p}", lambda: os.rename("o", p)
+    yield f"rename od {p}", lambda: os.rename("od", p)
+    yield f"readlink {p}", lambda: os.readlink(p)
+    yield f"listdir {p}", lambda: sorted(os.listdir(p))
+    for size in (0, 10, -1):
+        yield f"truncate {p} {size}", partial(os.truncate, p, size)
+    yield f"chmod {p}", lambda: os.chmod(p, 0o600)
+    yield f"chown {p}", lambda: os.chown(p, NOBODY, OTHER)
+    yield f"utime {p}", lambda: os.utime(p, ns=(5, 6))
+    yield f"access {p}", lambda: [os.access(p, mode) for mode in range(8)]
+    for name, flags in OPENINGS.items():
+        yield f"open {p} {name}", partial(opening, p, flags)
+
+
+def on_attributes(kind: str) -> Iterator[Call]:
+    """Everything whose outcome hangs on owner and mode of `p`."""
+    for mode in (0, 0o1, 0o444, 0o755, 0o1755, 0o2755, 0o4755, 0o6755, 0o7777):
+        yield f"chmod {mode:o}", partial(os.chmod, "p", mode)
+    for owner in itertools.product((-1, 0, NOBODY, OTHER), repeat=2):
+        yield f"chown {owner}", partial(os.chown, "p", *owner)
+        yield f"lchown {owner}", partial(os.lchown, "p", *owner)
+    for times in itertools.product(((0, UTIME_NOW), (0, UTIME_OMIT), (5, 7), (-7, 5), (1 << 33, 9)), repeat=2):
+        yield f"utimensat {times}", partial(utimensat, Path("p"), times[0], times[1])
+        yield f"utimensat of a link {times}", partial(utimensat, Path("p"), times[0], times[1], AT_SYMLINK_NOFOLLOW)
+    for size in (0, 2, 4, 9):
+        yield f"truncate {size}", partial(os.truncate, "p", size)
+    for mode in range(8):
+        yield f"access {mode}", partial(os.access, "p", mode)
+        yield f"faccessat {mode}", partial(os.access, "p", mode, effective_ids=True)
+    if kind not in ("fifo", "character device"):  # a FUSE mount is not told what passes through these
+        yield from _on_handles()
+    yield from (
+        ("open p/new", lambda: opening("p/new", os.O_WRONLY | os.O_CREAT)),
+        ("mkdir p/new", lambda: os.mkdir("p/new", 0o7777)),
+        ("mkfifo p/new", lambda: os.mkfifo("p/new", 0o6777)),
+        ("symlink p/new", lambda: os.symlink("x", "p/new")),
+        ("link o p/new", lambda: os.link("o", "p/new")),
+        ("rename o p/new", lambda: os.rename("o", "p/new")),
+        ("rename od p/new", lambda: os.rename("od", "p/new")),
+        ("rename p/in new", lambda: os.rename("p/in", "new")),
+        ("unlink p/in", lambda: os.unlink("p/in")),
+        ("stat p/in", lambda: os.stat("p/in").st_size),
+        ("listdir p", lambda: sorted(os.listdir("p"))),
+        ("unlink p", lambda: os.unlink("p")),
+        ("rename p o", lambda: os.rename("p", "o")),
+        ("rename p od", lambda: os.rename("p", "od")),
+        ("rename p od/new", lambda: os.rename("p", "od/new")),
+        ("exchange p o", lambda: renameat2(Path("p"), Path("o"), 2)),
+        ("exchange p od", lambda: renameat2(Path("p"), Path("od"), 2)),
+        ("link p new", lambda: os.link("p", "new")),
+    )
+
+
+def _on_handles() -> Iterator[Call]:
+    for mode in (0, 0o444, 0o2755, 0o6755):
+        yield f"fchmod {mode:o}", partial(opening, "p", os.O_RDONLY, partial(_fchmod, mode))
+    for owner in ((-1, -1), (0, -1), (-1, OTHER), (NOBODY, NOBODY)):
+        yield f"fchown {owner}", partial(opening, "p", os.O_RDONLY, partial(_fchown, owner))
+    for flags in (os.O_WRONLY, os.O_RDWR, os.O_WRONLY | os.O_APPEND, os.O_WRONLY | os.O_TRUNC):
+        yield f"write {flags:o}", partial(opening, "p", flags, _write)
+    yield "write nothing", lambda: opening("p", os.O_RDWR, lambda fd: os.write(fd, b""))
+    yield "read", lambda: opening("p", os.O_RDONLY, lambda fd: os.read(fd, 10))
+    for size in (0, 4, 9):
+        yield f"ftruncate {size}", partial(opening, "p", os.O_RDWR, partial(_ftruncate, size))
+    yield "ftruncate of a reader", lambda: opening("p", os.O_RDONLY, lambda fd: os.ftruncate(fd, 3))
+
+
+def _fchmod(mode: int, fd: int) -> None:
+    os.fchmod(fd, mode)
+
+
+def _fchown(owner: Owner, fd: int) -> None:
+    os.fchown(fd, *owner)
+
+
+def _ftruncate(size: int, fd: int) -> None:
+    os.ftruncate(fd, size)
+
+
+def _write(fd: int) -> int:
+    return os.write(fd, b"xy")
+
+
+XATTRS = (
+    "user.", "user.a", "user", "trusted.a", "trusted.", "security.a", "security.", "system.a", "foo", "foo.bar", "",
+    "btrfs.x",
+)  # fmt: skip
+
+
+def on_extended_attributes() -> Iterator[Call]:
+    """All but ACLs, and both flags at once, of which a FUSE mount is not told."""
+    for name in XATTRS:
+        for flags in (0, os.XATTR_CREATE, os.XATTR_REPLACE):
+            yield f"setxattr {name} {flags}", partial(os.setxattr, "p", name, b"v", flags)
+        yield f"lsetxattr {name}", partial(os.setxattr, "p", name, b"v", follow_symlinks=False)
+        yield f"getxattr {name}", partial(os.getxattr, "p", name)
+        yield f"lgetxattr {name}", partial(os.getxattr, "p", name, follow_symlinks=False)
+        yield f"removexattr {name}", partial(os.removexattr, "p", name)
+        yield f"setxattr, all others and removexattr {name}", partial(_all_of, name)
+    yield "listxattr", lambda: sorted(os.listxattr("p"))
+
+
+def _all_of(name: str) -> Any:
+    os.setxattr("p", name, b"v")
+    found = os.getxattr("p", name), sorted(os.listxattr("p"))
+    os.removexattr("p", name)
+    return *found, sorted(os.listxattr("p"))
+
+
+def in_sticky_directories() -> Iterator[Call]:
+    yield "unlink p", lambda: os.unlink("p")
+    yield "rmdir p", lambda: os.rmdir("p")
+    yield "rename p new", lambda: os.rename("p", "new")
+    yield "rename p o", lambda: os.rename("p", "o")
+    yield "rename o p", lambda: os.rename("o", "p")
+    yield "rename od p", lambda: os.rename("od", "p")
+    yield "rename p od/new", lambda: os.rename("p", "od/new")
+    yield "exchange p o", lambda: renameat2(Path("p"), Path("o"), 2)
+    yield "listdir", lambda: sorted(os.listdir("."))
+    yield "lstat p", lambda: os.lstat("p").st_uid
+    yield "link p new", lambda: os.link("p", "new", follow_symlinks=False)
+    yield "open p O_CREAT", lambda: opening("p", os.O_WRONLY | os.O_CREAT)
+    yield "open p O_CREAT|O_EXCL", lambda: opening("p", os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    yield "open new O_CREAT", lambda: opening("new", os.O_WRONLY | os.O_CREAT)
+    yield "truncate p", lambda: os.truncate("p", 0)
+
+
+OWNERS: tuple[Owner, ...] = ((0, 0), (NOBODY, NOBODY), (OTHER, OTHER))
