@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from fusebackend.backends.postgres import PostgresBackend
     from fusebackend.backends.sandbox.base import BaseSandbox
     from fusebackend.backends.sandbox.docker import DockerBackend
+    from fusebackend.backends.sandbox.e2b import E2BBackend
+    from fusebackend.backends.sandbox.modal import ModalBackend
     from fusebackend.backends.sandbox.staged import StagedSandbox
     from fusebackend.backends.sqlite import SqliteBackend
     from fusebackend.backends.state import StateBackend
@@ -50,10 +52,12 @@ _MODULE_OF = {
     "BaseSandbox": "fusebackend.backends.sandbox.base",
     "CompositeBackend": "fusebackend.composite",
     "DockerBackend": "fusebackend.backends.sandbox.docker",
+    "E2BBackend": "fusebackend.backends.sandbox.e2b",
     "FilesystemBackend": "fusebackend.backends.filesystem",
     "ForeignVolume": "fusebackend.backends.foreign",
     "InMemoryBackend": "fusebackend.backends.memory",
     "LocalShellBackend": "fusebackend.backends.local_shell",
+    "ModalBackend": "fusebackend.backends.sandbox.modal",
     "PostgresBackend": "fusebackend.backends.postgres",
     "ObjectStoreBackend": "fusebackend.backends.objectstore.backend",
     "S3Backend": "fusebackend.backends.objectstore.backend",
@@ -74,6 +78,7 @@ __all__ = [
     "CompositeBackend",
     "DeleteResult",
     "DockerBackend",
+    "E2BBackend",
     "EditResult",
     "ErrorCode",
     "ExecuteResponse",
@@ -89,6 +94,7 @@ __all__ = [
     "InMemoryBackend",
     "LocalShellBackend",
     "LsResult",
+    "ModalBackend",
     "MoveResult",
     "ObjectStoreBackend",
     "PostgresBackend",
