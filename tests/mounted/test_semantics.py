@@ -21,6 +21,7 @@ from pathlib import Path
 import mounts
 import pytest
 from mounts import Serve
+from services.s3 import Bucket
 from two_faces import TwoFaces, two_faces
 
 import fusebackend
@@ -337,6 +338,31 @@ def test_every_key_of_a_store_has_a_name(tmp_path: Path, serve: Serve) -> None:
             with pytest.raises(PermissionError):
                 attempt()
         assert store.get(("m",), "prefs").value == {"theme": "dark"}
+
+
+@pytest.mark.services
+def test_a_bucket_holds_plain_objects(bucket: Bucket, serve: Serve) -> None:
+    """More in `test_s3.py` and `tests/test_objectstore_*.py`."""
+    bucket.put("theirs/a.txt", b"theirs\n")
+    root = serve("memory:", routes={"/s3": bucket.url()}).path / "s3"
+    assert (root / "theirs/a.txt").read_text() == "theirs\n"
+    assert stat.S_IMODE((root / "theirs/a.txt").stat().st_mode) == 0o644
+    (root / "d").mkdir()
+    (root / "d/file").write_text("ours\n")
+    (root / "d/file").chmod(0o600)
+    (root / "d/link").symlink_to("file")
+    (root / "theirs/a.txt").unlink()
+    assert (bucket.get("d/file"), bucket.attributes("d/file")["mode"]) == (b"ours\n", str(0o100600))
+    assert bucket.get("d/link") == b"file"
+    assert os.listdir(root / "theirs") == []
+    (root / "d").rename(root / "e")
+    assert (root / "e/link").read_text() == "ours\n"
+    with pytest.raises(OSError, match="Operation not supported"):
+        os.link(root / "e/file", root / "hard")
+    with pytest.raises(OSError, match="Invalid or incomplete multibyte"):
+        (root / "two\nlines").touch()
+    marker = ".fusebackend.directory"
+    assert bucket.all_keys() == [f"e/{marker}", "e/file", "e/link", f"theirs/{marker}"]
 
 
 def test_files_may_have_holes(native: Path) -> None:
