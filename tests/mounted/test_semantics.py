@@ -21,6 +21,7 @@ from pathlib import Path
 import mounts
 import pytest
 from mounts import Serve
+from services.docker import DockerEngine
 from services.s3 import Bucket
 from two_faces import TwoFaces, two_faces
 
@@ -514,6 +515,29 @@ def test_a_thread_shows_what_its_agent_saw(tmp_path: Path, serve: Serve) -> None
         deadline = time.monotonic() + 1
         while len(os.listdir(mounted.path / "t/history")) == len(ids):
             assert time.monotonic() < deadline
+
+
+def test_a_container_s_files_are_what_its_commands_see(
+    docker_engine: DockerEngine, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", docker_engine.url)
+    with docker_engine.container(name="there-before") as container:
+        mounted = serve("memory:", routes={"/box": "docker:there-before?root=/tmp"})
+        (mounted.path / "box/file").write_text("by the mount\n")
+        assert container.exec_run(["cat", "/tmp/file"]).output == b"by the mount\n"
+        held = os.open(mounted.path / "box/file", os.O_WRONLY)
+        container.exec_run(["sh", "-c", "chmod 600 /tmp/file; echo by a command > /tmp/file"])
+        os.write(held, b"late")
+        with pytest.raises(OSError) as lost:
+            os.close(held)
+        assert lost.value.errno == errno.ESTALE
+        mounted.expected_log = "was changed by others"
+        deadline = time.monotonic() + 20
+        while (mounted.path / "box/file").read_text() != "by a command\n":
+            assert time.monotonic() < deadline
+        mounted.stop()
+        container.reload()
+        assert container.status == "running"
 
 
 def test_a_verb_over_the_control_socket_is_the_verb(tmp_path: Path) -> None:
