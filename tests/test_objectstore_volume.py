@@ -128,7 +128,7 @@ def test_a_put_whose_answer_was_lost_is_no_conflict(store, volume):
     volume.write(node, 0, b"after!")
     # As if a put of exactly this had arrived after its caller had given up on it.
     entry = volume._tree.entry(node)
-    store.put("f", b"after!", attributes={"mtime": volume._files._mtime(entry)})
+    store.put("f", b"after!", attributes={"mtime": volume._files.uploads.mtime_of(entry)})
     volume.flush(node)
     volume.release(node, RW)
     assert keys(store) == ["f"]

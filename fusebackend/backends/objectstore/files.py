@@ -1,10 +1,8 @@
 """`ObjectFiles`: the contents of files: ranges read from the store, and what is written kept until it is put.
 
 A file that is only read has a `RangedReader` of the version it had when it was opened. The first write loads it into a
-`WriteBuffer`; the whole is put when the file is flushed, synced or closed for the last time, on the condition that the
-store still has the version that was opened, or nothing where the file is new. When it has something else, that stays,
-ours is put beside it as `name.conflict-<time>`, and `store` raises ESTALE. A put that fails leaves the buffer and its
-`dirty` mark, so that it is tried again at the next flush, at `sync` and at the end.
+`WriteBuffer`; the whole is put when the file is flushed, synced or closed for the last time (`uploads.py`). A put that
+fails is tried again at the next flush, at `sync` and at the end.
 
 An entry's own lock is held around all that is done to its content, requests included: one file never waits for another.
 Whatever puts something passes the gate first.
@@ -20,25 +18,18 @@ from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 
-from fusebackend.backends.buffer import MEMORY_BYTES
-from fusebackend.backends.objectstore import attributes
 from fusebackend.backends.objectstore.blockcache import BlockCache
-from fusebackend.backends.objectstore.bucket import Bucket, Head
+from fusebackend.backends.objectstore.bucket import Bucket
 from fusebackend.backends.objectstore.entry import Entry
 from fusebackend.backends.objectstore.gate import Gate
-from fusebackend.backends.objectstore.reading import WHOLE_BYTES, RangedReader, is_kept, keep
-from fusebackend.backends.objectstore.s3extras import COPY_BYTES
+from fusebackend.backends.objectstore.reading import RangedReader
 from fusebackend.backends.objectstore.tree import ObjectTree
-from fusebackend.backends.objectstore.upload import WriteBuffer, put
-from fusebackend.backends.wholefiles import conflict_path
+from fusebackend.backends.objectstore.upload import WriteBuffer
+from fusebackend.backends.objectstore.uploads import ATTEMPTS, Uploads
 from fusebackend.errors import oserror
-from fusebackend.paths import AgentPath
 from fusebackend.waiting import will_wait
 
 log = logging.getLogger(__name__)
-
-ATTEMPTS = 20
-"""How often an append, or a change of attributes, is tried on a file that others change all the time."""
 
 
 class ObjectFiles:
@@ -49,6 +40,7 @@ class ObjectFiles:
         self._tree = tree
         self._gate = gate
         self._cache = cache
+        self.uploads = Uploads(bucket, tree, cache)
 
     # -- handles -----------------------------------------------------------------------------------------------
 
@@ -56,7 +48,7 @@ class ObjectFiles:
         """One more handle with these `open(2)` flags. ESTALE when the file is gone."""
         with entry.lock:
             if not entry.is_dir and not entry.dirty and not entry.unlinked:
-                self._look(entry, fetch=flags & os.O_ACCMODE == os.O_RDONLY)
+                self.uploads.look(entry, fetch=flags & os.O_ACCMODE == os.O_RDONLY)
             with self._tree.lock:
                 entry.opens += 1
             self.admit(entry, flags)
@@ -77,7 +69,7 @@ class ObjectFiles:
                 entry.writers -= 1
             if entry.opens == 1:
                 try:
-                    self.store_now(entry)
+                    self.uploads.store(entry)
                 except OSError as error:
                     log.error("%s was closed unsaved: %s", entry.key, error)
                 entry.poisoned = False
@@ -86,33 +78,6 @@ class ObjectFiles:
             if not entry.busy:
                 entry.drop_content()
                 self._tree.reap(entry)
-
-    def _look(self, entry: Entry, *, fetch: bool = False) -> None:
-        """See which version the store has now. ESTALE when it has none.
-
-        Args:
-            fetch: the content is wanted next. That of a small file comes with the same request, if it is not here.
-        """
-        head = self._fetched(entry) if fetch and 0 < entry.size <= WHOLE_BYTES else self._bucket.head(entry.key)
-        if head is None:
-            if not entry.opens:
-                self._tree.detach(entry)
-            raise oserror(errno.ESTALE, entry.key)
-        if head.etag != entry.etag:
-            entry.drop_content()
-        self._tree.know(entry, head)
-
-    def _fetched(self, entry: Entry) -> Head | None:
-        store = self._bucket.store
-        if entry.etag is None or is_kept(self._cache, store, entry.key, entry.etag):
-            return self._bucket.head(entry.key)
-        found = self._bucket.fetch(entry.key, WHOLE_BYTES)
-        if found is None:
-            return None
-        head, content = found
-        if content is not None and head.etag is not None:
-            keep(self._cache, store, entry.key, head.etag, content)
-        return head
 
     # -- reading -----------------------------------------------------------------------------------------------
 
@@ -167,20 +132,8 @@ class ObjectFiles:
         if entry.poisoned:
             raise oserror(errno.ESTALE, entry.key)
         if entry.buffer is None:
-            entry.buffer = self._loaded(entry.key, entry.etag) if entry.size else WriteBuffer()
+            entry.buffer = self.uploads.loaded(entry.key, entry.etag) if entry.size else WriteBuffer()
         return entry.buffer
-
-    def _loaded(self, key: str, etag: str | None) -> WriteBuffer:
-        buffer = WriteBuffer()
-        try:
-            for piece in self._bucket.pieces(key, etag):
-                buffer.write(buffer.size, piece)
-        except BaseException as error:
-            buffer.close()
-            if isinstance(error, FileNotFoundError):
-                raise oserror(errno.ESTALE, key) from None
-            raise
-        return buffer
 
     def _changed(self, entry: Entry, buffer: WriteBuffer) -> None:
         """The buffer has other bytes now. Those of a file that was unlinked here go when it is closed."""
@@ -193,7 +146,7 @@ class ObjectFiles:
         """Cut or extend a file; at once where nobody has it open, else with what is written next."""
         with self._gate.passing(), entry.lock:
             if not entry.busy and not entry.unlinked:
-                self._look(entry)
+                self.uploads.look(entry)
             before, was_dirty = (entry.size, entry.mtime_ns), entry.dirty
             if size == 0 and entry.buffer is None and not entry.is_dir and not entry.poisoned:
                 entry.buffer = WriteBuffer()
@@ -204,7 +157,7 @@ class ObjectFiles:
             if entry.opens:
                 return
             try:
-                self.store_now(entry)
+                self.uploads.store(entry)
             except OSError:
                 if not was_dirty:
                     entry.dirty = False
@@ -244,7 +197,7 @@ class ObjectFiles:
         with closing(WriteBuffer()) as buffer:
             buffer.write(0, data)
             try:
-                entry.etag = self._put(entry.key, entry, buffer, None)
+                entry.etag = self.uploads.put(entry.key, entry, buffer, None)
             except OSError as error:
                 raise oserror(errno.EEXIST, entry.key) if error.errno == errno.ESTALE else error from None
         entry.local = False
@@ -262,14 +215,14 @@ class ObjectFiles:
                 raise oserror(errno.ESTALE, entry.key)
             for _ in range(ATTEMPTS):
                 if not entry.dirty:
-                    self._look(entry)
+                    self.uploads.look(entry)
                 before = entry.mtime_ns
                 try:
                     data = change(partial(self._bytes, entry))
                     entry.mtime_ns = time.time_ns()
                     with closing(WriteBuffer()) as buffer:
                         buffer.write(0, data)
-                        etag = self._put(entry.key, entry, buffer, entry.etag)
+                        etag = self.uploads.put(entry.key, entry, buffer, entry.etag)
                 except OSError as error:
                     entry.mtime_ns = before
                     if error.errno != errno.ESTALE or entry.dirty:
@@ -280,7 +233,7 @@ class ObjectFiles:
                     entry.resize(len(data))
                     entry.ctime_ns = entry.mtime_ns
                     entry.version += 1
-                    self._is_stored(entry, etag)
+                    self.uploads.is_stored(entry, etag)
                 return
         raise oserror(errno.EAGAIN, entry.key)
 
@@ -289,183 +242,15 @@ class ObjectFiles:
             return entry.buffer.read(0, entry.buffer.size)
         return b"".join(self._bucket.pieces(entry.key, entry.etag)) if entry.size else b""
 
-    def _is_stored(self, entry: Entry, etag: str | None) -> None:
-        entry.etag = entry.base = etag
-        entry.modified_ns = None
-        entry.dirty = entry.local = False
-        entry.stamped = True
-        entry.tail_from = None
-        self._tree.changed(entry)
-
     # -- storing -----------------------------------------------------------------------------------------------
 
     def store(self, entry: Entry) -> bool:
-        """Put a buffer that was written to; passes the gate. Returns and raises as `store_now`."""
+        """Put a buffer that was written to; passes the gate. Returns and raises as `Uploads.store`."""
         if not entry.dirty:
             return False
         will_wait()
         with self._gate.passing(), entry.lock:
-            return self.store_now(entry)
-
-    def store_now(self, entry: Entry) -> bool:
-        """Put a buffer that was written to; the gate has been passed, and the entry's lock is held.
-
-        Returns:
-            Does the file differ now from what was written here? What others have put before an append is there as well.
-
-        Raises:
-            OSError: ESTALE after a conflict, which is settled then; another errno, and the buffer is still dirty.
-        """
-        if not entry.dirty:
-            return False
-        assert entry.buffer is not None, f"node {entry.node} has nothing to store"
-        key, differs = entry.key, False
-        base = entry.base if entry.writers and not entry.local else entry.etag
-        try:
-            if entry.gone:
-                raise oserror(errno.ESTALE, key)
-            etag = self._put(key, entry, entry.buffer, base)
-        except OSError as error:
-            if error.errno not in (errno.ESTALE, errno.EEXIST):
-                raise
-            found = self._same_already(entry, key)
-            if found is None:
-                found = self._append_again(entry, key)
-                differs = found is not None
-            if found is None:
-                self._keep_beside(entry, key)
-                raise oserror(errno.ESTALE, key) from None
-            etag = found
-        with self._tree.lock:
-            self._is_stored(entry, etag)
-        return differs
-
-    def _put(self, key: str, entry: Entry, buffer: WriteBuffer, base: str | None) -> str | None:
-        store = self._bucket.store
-        etag = put(
-            store,
-            key,
-            buffer,
-            if_match=base,
-            create=entry.local,
-            attributes=attributes.written(entry.stamp, entry.extra),
-        ).etag
-        if etag is not None and 0 < buffer.size <= MEMORY_BYTES:  # who has written a file will often read it
-            keep(self._cache, store, key, etag, buffer.read(0, buffer.size))
-        return etag
-
-    def _same_already(self, entry: Entry, key: str) -> str | None:
-        """The ETag of what is there, if it is what we have: then a put whose answer was lost has succeeded."""
-        head = None if entry.gone else self._bucket.head(key)
-        buffer = entry.buffer
-        assert buffer is not None
-        if head is None or head.size != buffer.size or head.attributes.get("mtime") != self._mtime(entry):
-            return None
-        offset = 0
-        for piece in self._bucket.pieces(key, head.etag):
-            if buffer.read(offset, len(piece)) != piece:
-                return None
-            offset += len(piece)
-        return head.etag
-
-    def _mtime(self, entry: Entry) -> str:
-        return attributes.written(entry.stamp, {})["mtime"]
-
-    def _append_again(self, entry: Entry, key: str) -> str | None:
-        """Append to what is there now what was appended to the buffer, if that is all that was done to it."""
-        buffer = entry.buffer
-        assert buffer is not None
-        if entry.tail_from is None or entry.local or entry.gone:
-            return None
-        for _ in range(ATTEMPTS):
-            head = self._bucket.head(key)
-            if head is None:
-                return None
-            theirs = None
-            try:
-                theirs = self._loaded(key, head.etag)
-                offset = entry.tail_from
-                while piece := buffer.read(offset, 1 << 20):
-                    theirs.write(theirs.size, piece)
-                    offset += len(piece)
-                etag = self._put(key, entry, theirs, head.etag)
-            except OSError as error:
-                if theirs is not None:
-                    theirs.close()
-                if error.errno != errno.ESTALE:
-                    raise
-                continue
-            entry.drop_content()
-            entry.buffer = theirs
-            with self._tree.lock:
-                entry.resize(theirs.size)
-                entry.touch()
-            return etag
-        return None
-
-    def _keep_beside(self, entry: Entry, key: str) -> None:
-        assert entry.buffer is not None
-        if entry.buffer.size:
-            beside = conflict_path(AgentPath("/" + key))[1:]
-            put(
-                self._bucket.store,
-                beside,
-                entry.buffer,
-                if_match=None,
-                create=True,
-                attributes=attributes.written(entry.stamp, entry.extra),
-            )
-            log.error("%s was changed by others; what was written here is in %s", key, beside)
-        with self._tree.lock:
-            entry.dirty = entry.stamped = False
-            if entry.local and not entry.gone:
-                self._tree.detach(entry)
-            entry.etag = None
-            entry.poisoned = entry.opens > 0
-            entry.drop_content()
-            self._tree.expire()
-
-    # -- attributes --------------------------------------------------------------------------------------------
-
-    def keep_stamp(self, entry: Entry) -> None:
-        """Put the attributes of a file that has new ones: with its content where that is waiting to be put, else alone.
-
-        The gate has been passed, and the entry's lock is held.
-        """
-        if entry.dirty or entry.unlinked:
-            return
-        wanted = entry.stamp
-        for _ in range(ATTEMPTS):
-            written = attributes.written(wanted, entry.extra)
-            try:
-                etag = self._restamped(entry, written)
-            except OSError as error:
-                if error.errno != errno.ESTALE:
-                    entry.stamped = False
-                    raise
-                self._look(entry)
-                continue
-            with self._tree.lock:
-                entry.restamp(wanted)
-                if entry.base == entry.etag:
-                    entry.base = etag
-                entry.etag, entry.modified_ns = etag, None
-                self._tree.changed(entry)
-            return
-        raise oserror(errno.EAGAIN, entry.key)
-
-    def _restamped(self, entry: Entry, written: dict[str, str]) -> str | None:
-        """Put an object again with other attributes; its ETag. ESTALE when it is not the version we know."""
-        extras = self._bucket.extras
-        if extras is not None and entry.size <= COPY_BYTES:
-            return extras.restamp(entry.key, entry.etag, written)
-        buffer = self._loaded(entry.key, entry.etag)
-        try:
-            return put(
-                self._bucket.store, entry.key, buffer, if_match=entry.etag, create=False, attributes=written
-            ).etag
-        finally:
-            buffer.close()
+            return self.uploads.store(entry)
 
     # -- the end -----------------------------------------------------------------------------------------------
 

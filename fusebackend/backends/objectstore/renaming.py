@@ -115,7 +115,7 @@ class Renames:
     def _move(self, entry: Entry, target: Entry | None, directory: Entry, segment: str) -> None:
         new = directory.key + segment
         if not entry.is_dir:
-            self._files.store_now(entry)
+            self._files.uploads.store(entry)
             with self._recorded(entry.key, new, entry.etag, target.etag if target is not None else None):
                 self._bucket.copy(entry.key, new)
                 self._files.relocate(entry, new)
@@ -125,7 +125,7 @@ class Renames:
         for below in entry.tree():
             if below.dirty:
                 with below.lock:
-                    self._files.store_now(below)
+                    self._files.uploads.store(below)
         with self._recorded(old, new + "/", None, None) as (key, record):
             pairs = [(source, copy) for source, copy, _, _ in self._pairs(record)]
             try:

@@ -260,7 +260,7 @@ class ObjectStoreVolume(NativeVolume):
 
     def _keep_stamp(self, entry: Entry) -> None:
         if not entry.is_dir:
-            self._files.keep_stamp(entry)
+            self._files.uploads.keep_stamp(entry)
         elif not entry.is_gone:
             self._put_marker(entry)
 
