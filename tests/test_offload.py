@@ -199,7 +199,7 @@ def _state(pid: int) -> str:
 
 
 def test_nobody_waits_for_a_call_whose_process_was_killed(hanging: Hanging, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That a killed process looks like this, `mounted/test_health.py` knows."""
+    """That a killed process looks like this, `mounted/test_route_health.py` knows."""
     killed: set[int] = set()
     monkeypatch.setattr(request.Request, "is_abandoned", property(lambda self: self.thread in killed))
     monkeypatch.setattr(offload_module, "PATIENCE_S", 0.01)
