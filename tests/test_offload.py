@@ -146,9 +146,9 @@ def test_the_outcome_of_a_change_is_unknown_and_that_of_a_question_no_matter(
     offload = Offload(True, deadline_s=0.05, name="Route '/x/'")
 
     async def main() -> None:
-        request.answer("rename", 0)
+        request.answer("rename", 0, 0)
         await fails(errno.ETIMEDOUT, lambda: offload.call(hanging))
-        request.answer("read", 4711)
+        request.answer("read", 4711, 0)
         await fails(errno.ETIMEDOUT, lambda: offload.ask(hanging))
 
     run(main)
@@ -207,7 +207,7 @@ def test_nobody_waits_for_a_call_whose_process_was_killed(hanging: Hanging, monk
 
     async def main() -> None:
         async def ask_for(thread: int) -> None:
-            request.answer("read", thread)
+            request.answer("read", thread, 0)
             await fails(errno.EINTR, lambda: offload.ask(hanging))
 
         async with trio.open_nursery() as nursery:
