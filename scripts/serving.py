@@ -1,0 +1,156 @@
+"""A mount under measurement: its server is started, waited for, weighed, and ended by its process id.
+
+    with mounted(["bindfs", "-f", files, mountpoint], mountpoint, log) as server: ...
+
+Ends with the process that measures, also when that is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+START_LIMIT_S = 60.0
+END_LIMIT_S = 120.0
+IDLE_LIMIT_S = 600.0
+
+IDLE_SHARE = 0.02
+"""A server that takes less of one processor than this, for a second, has nothing left to do."""
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class Server:
+    """The processes that serve one mount: those that were started, and their children."""
+
+    def __init__(self, processes: Sequence[subprocess.Popen[bytes]], answered_s: float = 0.0) -> None:
+        self._processes = processes
+        self.answered_s = answered_s
+        """Seconds from the start of the mount's process until the mount answered."""
+
+    def pids(self) -> list[int]:
+        return family([process.pid for process in self._processes])
+
+    def memory_mib(self) -> float:
+        """Resident memory (VmRSS) now. Pages that two of its processes share count twice."""
+        return self._sum_kib("VmRSS") / 1024
+
+    def peak_mib(self) -> float:
+        """The most each process has had resident (VmHWM)."""
+        return self._sum_kib("VmHWM") / 1024
+
+    def _sum_kib(self, field: str) -> int:
+        found = [re.search(rf"^{field}:\s+(\d+) kB", _proc(pid, "status"), re.MULTILINE) for pid in self.pids()]
+        return sum(int(match[1]) for match in found if match)
+
+    def processor_s(self) -> float:
+        """Processor time used so far, of user and system."""
+        fields = [_proc(pid, "stat").rpartition(")")[2].split() for pid in self.pids()]
+        return sum(int(each[11]) + int(each[12]) for each in fields if each) / _TICKS_PER_S
+
+    def wait_idle(self) -> None:
+        """Wait until it has done what it put off: writing back, indexing, forgetting."""
+        deadline = time.monotonic() + IDLE_LIMIT_S
+        before, quiet = self.processor_s(), 0
+        while quiet < 3:
+            if time.monotonic() > deadline:
+                print(f"the server is still busy after {IDLE_LIMIT_S:.0f} s", file=sys.stderr)
+                return
+            time.sleep(1)
+            now = self.processor_s()
+            quiet = quiet + 1 if now - before < IDLE_SHARE else 0
+            before = now
+
+
+def family(pids: Sequence[int]) -> list[int]:
+    """These processes and all that descend from them."""
+    children: dict[int, list[int]] = {}
+    for entry in os.scandir("/proc"):
+        if entry.name.isdecimal() and (stat := _proc(int(entry.name), "stat")):
+            children.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(int(entry.name))
+    found, pending = [], list(pids)
+    while pending:
+        found.append(pending.pop())
+        pending += children.get(found[-1], [])
+    return found
+
+
+def _proc(pid: int, name: str) -> str:
+    """A file of /proc/PID, or nothing when the process has gone."""
+    try:
+        return Path(f"/proc/{pid}/{name}").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+@contextmanager
+def started(command: Sequence[str], log: Path, end: int = signal.SIGTERM) -> Iterator[subprocess.Popen[bytes]]:
+    """A process and its children, for the length of a block: told to end by the signal `end`, and killed if need be."""
+    # The kernel ends it when this process is killed.
+    bound = ["setpriv", f"--pdeathsig={signal.Signals(end).name[3:]}", "--", *command]
+    with open(log, "wb") as output:
+        process = subprocess.Popen(bound, cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+    try:
+        yield process
+    finally:
+        _end(process, end)
+
+
+def _end(process: subprocess.Popen[bytes], how: int) -> None:
+    """A process that does not end by itself is killed, for its files are about to be removed; so are its children."""
+    with contextlib.ExitStack() as descriptors:
+        children: list[int] = []
+        for pid in family([process.pid])[1:]:
+            with contextlib.suppress(ProcessLookupError):
+                children.append(os.pidfd_open(pid))
+                descriptors.callback(os.close, children[-1])
+        process.send_signal(how)
+        try:
+            process.wait(END_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            print(f"{process.args} did not end and was killed", file=sys.stderr)
+        for child in children:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(child, signal.SIGKILL)
+
+
+@contextmanager
+def mounted(
+    command: Sequence[str], mountpoint: Path, log: Path, behind: Sequence[subprocess.Popen[bytes]] = ()
+) -> Iterator[Server]:
+    """A mount that a process serves in the foreground.
+
+    Args:
+        behind: other processes that belong to the server and are ended by somebody else.
+    """
+    mountpoint.mkdir()
+    start = time.perf_counter()
+    try:
+        with started(command, log) as process:
+            while not os.path.ismount(mountpoint):
+                if process.poll() is not None or time.perf_counter() - start > START_LIMIT_S:
+                    raise SystemExit(f"the mount did not start: {' '.join(command)}\n{log.read_text(errors='replace')}")
+                time.sleep(0.005)
+            mountpoint.stat()
+            yield Server([process, *behind], time.perf_counter() - start)
+    finally:
+        if _is_listed(mountpoint):
+            subprocess.run(["fusermount3", "-u", "-z", "--", mountpoint], check=True)
+
+
+def _is_listed(mountpoint: Path) -> bool:
+    """Is it in the mount table? A dead mount is, though `ismount` says no."""
+    with open("/proc/self/mountinfo") as table:
+        return any(line.split(" ")[4] == str(mountpoint) for line in table)
