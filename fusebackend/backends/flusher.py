@@ -2,8 +2,9 @@
 
 It flushes half a second after a change, so that this is the most a killed server loses of what nobody synced, and
 checkpoints on a connection of its own, without the volume's lock for all but the last of it. On that connection it also
-has the index brought up to date, in portions with pauses between: three times as long as a portion while there are
-changes to be flushed, half as long when there are none.
+has the index brought up to date, in portions with pauses between. While the other threads of the process have much to
+do, which is to answer the kernel most of the time, a portion is due every `BUSY_PAUSE_S` only: it takes Python's lock
+from them again and again, and they have somebody waiting.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 from fusebackend.backends import schema
 from fusebackend.backends.indexer import Indexer
+from fusebackend.backends.otherthreads import OtherThreads
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +35,11 @@ CHECKPOINT_REST_PAGES = 512
 
 INDEX_CACHE_KIB = 4096
 """Of the connection that indexes; what it reads is read once."""
+
+BUSY_SHARE = 0.1
+BUSY_PAUSE_S = 0.5
+BUSY_LOOK_S = 0.05
+"""Other threads that keep so much of a processor busy are given so long before the next portion. How often to look."""
 
 INDEX_RETRY_S = 10.0
 """How long the index is left as it is after it failed."""
@@ -81,6 +88,8 @@ class Flusher:
     def _run(self) -> None:
         flush_at: float | None = None
         index_at: float | None = time.monotonic() + FLUSH_AFTER_S
+        index_by = 0.0
+        others = OtherThreads()
         try:
             while not self._stopping.is_set():
                 if flush_at is None:
@@ -93,7 +102,11 @@ class Flusher:
                     flush_at = None
                     index_at = index_at or time.monotonic()
                 if index_at is not None and time.monotonic() >= index_at:
-                    index_at = self._index(hurry=flush_at is None)
+                    if others.share() > BUSY_SHARE and time.monotonic() < index_by:
+                        index_at = time.monotonic() + BUSY_LOOK_S
+                    else:
+                        index_at = self._index()
+                        index_by = time.monotonic() + BUSY_PAUSE_S
         finally:
             if self._connection is not None:
                 self._connection.close()
@@ -123,7 +136,7 @@ class Flusher:
         else:
             self._failing = False
 
-    def _index(self, hurry: bool) -> float | None:
+    def _index(self) -> float | None:
         """Index a portion; gives when the next one is due."""
         start = time.monotonic()
         try:
@@ -137,7 +150,7 @@ class Flusher:
         if pause_s is None:
             return None
         spent_s = time.monotonic() - start
-        return time.monotonic() + max(pause_s, spent_s * (0.5 if hurry else 3))
+        return time.monotonic() + max(pause_s, spent_s / 2)
 
     def _keep_short(self) -> None:
         if self._wal_bytes() > CHECKPOINT_BYTES:
