@@ -24,7 +24,8 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from bench import REPOSITORY, mounted, write_between
+from report import write_between
+from serving import REPOSITORY, mounted
 
 sys.path.insert(0, str(REPOSITORY / "tests"))
 

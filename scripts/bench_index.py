@@ -24,8 +24,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench import REPOSITORY, mounted, write_between
 from measures import timed
+from report import write_between
+from serving import REPOSITORY, mounted
 
 import fusebackend
 

