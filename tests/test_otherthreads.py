@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from pathlib import Path
@@ -70,6 +71,6 @@ def test_the_index_is_made_beside_others_that_never_rest(tmp_path: Path, monkeyp
         give_up = time.monotonic() + PATIENCE_S
         while len(begun) < 5 and time.monotonic() < give_up:
             time.sleep(0.01)
-    pauses = [after - before for before, after in zip(begun, begun[1:], strict=False)]
+    pauses = [after - before for before, after in itertools.pairwise(begun)]
     assert len(pauses) >= 4
     assert min(pauses) >= 0.1

@@ -6,7 +6,7 @@ import time
 
 
 class OtherThreads:
-    """Made and asked by one thread. What the others do is not counted by them: the kernel knows their processor time."""
+    """Made and asked by one thread. The others need not count what they do: the kernel knows their processor time."""
 
     def __init__(self) -> None:
         self._looked_s = time.monotonic()
