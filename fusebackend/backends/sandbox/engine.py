@@ -25,7 +25,8 @@ def connect(base_url: str | None = None) -> Any:
     try:
         import docker  # type: ignore[import-untyped]
     except ImportError:
-        raise OSError(errno.ENOENT, "The Docker SDK is not installed: pip install 'fusebackend[docker]'") from None
+        # Not ENOENT: every file would seem to be missing.
+        raise OSError(errno.ENOPKG, "The Docker SDK is not installed: pip install 'fusebackend[docker]'") from None
     where = base_url or os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
     _require_socket(where)
     with speaking(where):
