@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 
 import psycopg
+import psycopg_pool.base
 import pytest
-from services.postgres import Postgres, running
+from services.postgres import PORT, Postgres, running
+from services.stall import Stall
 
 from fusebackend.backends import PostgresBackend
-from fusebackend.backends.postgres import batch, connections
+from fusebackend.backends.postgres import batch, connections, schema
 from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
 
@@ -46,7 +50,7 @@ def eventually(call: Callable[[], object]) -> None:
             call()
             return
         except OSError as error:
-            assert error.errno == errno.EIO, error
+            assert error.errno in (errno.EIO, errno.ETIMEDOUT), error
             assert time.monotonic() < deadline, f"it does not work again: {error}"
 
 
@@ -106,7 +110,7 @@ def test_a_server_that_is_away_is_an_error_within_a_bound(
             before = time.monotonic()
             with pytest.raises(OSError, match="PostgreSQL") as caught:
                 call()
-            assert caught.value.errno == errno.EIO
+            assert caught.value.errno == errno.ETIMEDOUT
             assert time.monotonic() - before < 30
     finally:
         server.start()
@@ -114,6 +118,22 @@ def test_a_server_that_is_away_is_an_error_within_a_bound(
     eventually(lambda: volume.write(node, 0, b"here again"))
     assert volume.read(node, 0, 100) == b"here again"
     volume.release(node, os.O_RDWR)
+
+
+def test_after_a_long_absence_the_server_is_asked_at_once(server: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pool's own pauses between its attempts double, up to minutes."""
+    monkeypatch.setattr(psycopg_pool.base.AttemptWithBackoff, "INITIAL_DELAY", 600.0)
+    monkeypatch.setattr(connections, "PATIENCE_S", 0.5)
+    volume = PostgresVolume(server.dsn(), "absence")
+    server.stop()
+    try:
+        for _ in range(3):
+            with pytest.raises(OSError, match="PostgreSQL"):
+                volume.getattr(ROOT_NODE)
+    finally:
+        server.start()
+    eventually(lambda: volume.getattr(ROOT_NODE))
+    eventually(volume.close)
 
 
 def test_a_restart_between_two_operations_is_not_noticed(server: Postgres, volume: PostgresVolume) -> None:
@@ -156,6 +176,30 @@ def test_a_commit_that_is_not_answered_is_an_error(volume: PostgresVolume, monke
     assert volume.lookup(ROOT_NODE, b"d").is_dir  # this time it has
 
 
+def test_a_write_that_failed_is_no_conflict(volume: PostgresVolume, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a full disk: what is open here may be emptied then, for no other host has changed it."""
+    node = volume.create(ROOT_NODE, b"log", 0o644, os.O_RDWR, ME).node
+    volume.setattr(node, AttrChanges(size=0))
+    volume.write(node, 0, b"first")
+    whole = batch.send
+
+    def refuse(connection: psycopg.Connection[object], statements: list[batch.Statement]) -> list[batch.Rows]:
+        if statements[-1][0] == "COMMIT":
+            statements = [*statements[:-1], ("SELECT 1 / 0", ())]
+        return whole(connection, statements)
+
+    monkeypatch.setattr("fusebackend.backends.postgres.transaction.send", refuse)
+    for change in (lambda: volume.write(node, 5, b"second"), lambda: volume.setattr(node, AttrChanges(size=0))):
+        with pytest.raises(OSError, match="division by zero"):
+            change()
+    monkeypatch.undo()
+    volume.write(node, 5, b", third")
+    volume.setattr(node, AttrChanges(size=0))
+    volume.write(node, 0, b"anew")
+    assert volume.read(node, 0, 100) == b"anew"
+    volume.release(node, os.O_RDWR)
+
+
 def test_an_agent_is_told_of_a_failed_commit(server: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[object] = []
     with PostgresBackend(server.dsn(), "agent") as backend:
@@ -190,7 +234,7 @@ def test_a_server_that_says_nothing_is_not_waited_for_without_end(
         for call in (lambda: volume.getattr(ROOT_NODE), lambda: volume.setattr(ROOT_NODE, AttrChanges(mode=0o700))):
             with pytest.raises(OSError, match="no answer within") as caught:
                 call()
-            assert caught.value.errno == errno.EIO
+            assert caught.value.errno == errno.ETIMEDOUT
         assert time.monotonic() - before < 30
     monkeypatch.undo()
     eventually(lambda: volume.getattr(ROOT_NODE))
@@ -199,7 +243,7 @@ def test_a_server_that_says_nothing_is_not_waited_for_without_end(
 def test_a_change_waits_for_another_one_for_a_while(server: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
     """A host that stops in the middle of a change holds the others up for so long, and then they say so."""
     assert connections.LOCK_S < batch.STALL_S
-    monkeypatch.setattr(connections, "SETTINGS", connections.SETTINGS.replace(f"{connections.LOCK_S}s", "300ms"))
+    monkeypatch.setitem(connections.SETTINGS, "lock_timeout", "300ms")
     volume = PostgresVolume(server.dsn(), "waiting")
     with psycopg.connect(server.dsn(), autocommit=True) as other, other.transaction():
         other.execute("SELECT FROM fusebackend.inode WHERE volume = %s AND node = 1 FOR UPDATE", [volume.id])
@@ -207,4 +251,72 @@ def test_a_change_waits_for_another_one_for_a_while(server: Postgres, monkeypatc
             volume.mkdir(ROOT_NODE, b"d", 0o755, ME)
         assert caught.value.errno == errno.EBUSY
     volume.mkdir(ROOT_NODE, b"d", 0o755, ME)
+    volume.close()
+
+
+# -- a network that says nothing -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def network(server: Postgres) -> Iterator[Stall]:
+    directory = tempfile.mkdtemp(prefix="fusebackend-net-")  # the path of a socket may have 107 bytes
+    name = f".s.PGSQL.{PORT}"
+    try:
+        with Stall(f"{server.directory}/{name}", listen=f"{directory}/{name}") as network:
+            yield network
+    finally:
+        shutil.rmtree(directory)
+
+
+def behind(network: Stall) -> str:
+    return f"host={os.path.dirname(str(network.address))} port={PORT} user=postgres dbname=postgres"
+
+
+def take_all_numbers(volume: PostgresVolume) -> None:
+    """The next file needs a block of new ones."""
+    while volume._session.new_node() % schema.NODES_AT_ONCE != schema.NODES_AT_ONCE - 1:
+        pass
+
+
+def test_new_numbers_are_not_waited_for_without_end(network: Stall, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come by the session's own connection."""
+    volume = PostgresVolume(behind(network), "numbers")
+    take_all_numbers(volume)
+    errors: list[int | None] = []
+
+    def ask() -> None:
+        try:
+            volume._session.new_node()
+        except OSError as error:
+            errors.append(error.errno)
+
+    monkeypatch.setattr(batch, "STALL_S", 0.5)
+    monkeypatch.setattr(connections, "CONNECT_S", 2)
+    network.stall()
+    asking = threading.Thread(target=ask)
+    asking.start()
+    asking.join(LIMIT_S)
+    assert not asking.is_alive()
+    assert errors != []
+    network.resume()
+    monkeypatch.undo()
+    eventually(lambda: volume.mkdir(ROOT_NODE, b"d", 0o755, ME))
+    volume.close()
+
+
+def test_a_connection_that_the_server_still_believes_in_keeps_nobody_out(server: Postgres, network: Stall) -> None:
+    """It holds the lock by which others know that this session lives, and may hold it for hours."""
+    volume = PostgresVolume(behind(network), "believed")
+    node = volume.create(ROOT_NODE, b"file", 0o644, os.O_RDWR, ME).node
+    take_all_numbers(volume)
+    network.stall()
+    volume._session._connection.close()  # of which the server hears nothing
+    volume._session._conninfo = server.dsn()
+    before = time.monotonic()
+    volume._session.new_node()
+    assert time.monotonic() - before < connections.LOCK_S
+    network.resume()
+    eventually(lambda: volume.unlink(ROOT_NODE, b"file"))
+    assert volume.getattr(node).nlink == 0
+    volume.release(node, os.O_RDWR)
     volume.close()

@@ -191,6 +191,11 @@ def test_postgres_is_killed_under_load_and_comes_back(database: Postgres, serve:
         time.sleep(0.5)
         restart(database)
         load.wait_for_more(20)
+        kill(database)
+        until(lambda: health(server, "/pg/")["state"] == "down")
+        assert "PostgreSQL can't be reached" in health(server, "/pg/")["why"]
+        restart(database)
+        load.wait_for_more(20)
     assert load.slowest_s < deadline_s + SLACK_S
     assert set(load.errors) <= TROUBLE
     check_synced(server.path / "pg", load.synced)

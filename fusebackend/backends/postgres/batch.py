@@ -61,6 +61,19 @@ def send(connection: Connection[Any], statements: Sequence[Statement]) -> list[R
         raise
 
 
+def rollback(connection: Connection[Any]) -> None:
+    """End a transaction with nothing done, if there is one. A connection that is lost has done the same."""
+    from psycopg import Error
+    from psycopg.pq import TransactionStatus
+
+    if connection.pgconn.transaction_status not in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
+        return
+    try:
+        send(connection, [("ROLLBACK", ())])
+    except Error:
+        connection.close()  # which ends it as well
+
+
 def _exchange(connection: Connection[Any], transformer: Any, statements: Sequence[Statement]) -> list[Rows]:
     from psycopg.errors import error_from_result
     from psycopg.pq import ExecStatus

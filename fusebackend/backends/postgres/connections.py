@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fusebackend.backends.postgres.batch import Rows, send
+from fusebackend.backends.postgres.batch import Rows, rollback, send
 from fusebackend.backends.postgres.errors import REPEATABLE, is_lost, told
 from fusebackend.errors import oserror
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from psycopg import Connection
 
 CONNECTIONS = 16
-"""As many as the mount has threads for a route."""
+"""Operations that run at once. A mount may ask for four times as many; a server takes 100 from all hosts together."""
 
 CONNECT_S = 10
 PATIENCE_S = 5.0
@@ -41,14 +41,15 @@ IDLE_S = 30
 ATTEMPTS = 20
 """So often a transaction is begun that the server gives up for another's sake."""
 
-SETTINGS = f"""
-SET synchronous_commit = off;
-SET jit = off;
-SET lock_timeout = '{LOCK_S}s';
-SET idle_in_transaction_session_timeout = '{IDLE_S}s';
-SET client_encoding = 'UTF8';
-SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE
-"""
+SETTINGS = {
+    "synchronous_commit": "off",
+    "jit": "off",
+    "lock_timeout": f"{LOCK_S}s",
+    "idle_in_transaction_session_timeout": f"{IDLE_S}s",
+    "client_encoding": "UTF8",
+    "default_transaction_isolation": "read committed",
+    "default_transaction_read_only": "off",
+}
 
 T = TypeVar("T")
 
@@ -75,7 +76,8 @@ class Connections:
                 min_size=1,
                 max_size=size,
                 timeout=PATIENCE_S,
-                kwargs={"autocommit": True, "prepare_threshold": 0, "connect_timeout": CONNECT_S},
+                reconnect_timeout=PATIENCE_S,  # then it is tried anew when somebody asks: its own pauses double
+                kwargs={"autocommit": True, "prepare_threshold": None, "connect_timeout": CONNECT_S},
                 configure=configure,
                 open=True,
             )
@@ -92,7 +94,7 @@ class Connections:
         """
         with self._place():
             connection, result = self._begin(work)
-            self._pool.putconn(connection)
+            self._give_back(connection)
             return result
 
     @contextlib.contextmanager
@@ -103,7 +105,7 @@ class Connections:
             try:
                 yield connection
             finally:
-                self._pool.putconn(connection)
+                self._give_back(connection)
 
     @contextlib.contextmanager
     def _place(self) -> Iterator[None]:
@@ -124,7 +126,7 @@ class Connections:
                 try:
                     return connection, work(connection)
                 except self._broken as error:
-                    self._pool.putconn(connection)
+                    self._give_back(connection)
                     attempts += 1
                     if getattr(error, "sqlstate", None) in REPEATABLE:
                         if attempts == ATTEMPTS:
@@ -133,8 +135,13 @@ class Connections:
                     elif not is_lost(connection, error) or time.monotonic() > deadline:
                         raise
                 except BaseException:
-                    self._pool.putconn(connection)
+                    self._give_back(connection)
                     raise
+
+    def _give_back(self, connection: Connection[Any]) -> None:
+        """The pool would end a transaction as well, but wait without a bound for a server that says nothing."""
+        rollback(connection)
+        self._pool.putconn(connection)
 
     def close(self) -> None:
         self._pool.close()
@@ -145,19 +152,23 @@ def connect(conninfo: str) -> Connection[Any]:
     import psycopg
 
     with told():
-        connection = psycopg.connect(conninfo, autocommit=True, prepare_threshold=0, connect_timeout=CONNECT_S)
-        configure(connection)
+        connection = psycopg.connect(conninfo, autocommit=True, prepare_threshold=None, connect_timeout=CONNECT_S)
+        try:
+            configure(connection)
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
 
 def configure(connection: Connection[Any]) -> None:
     from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper
 
-    connection.execute(SETTINGS, prepare=False)
-    connection.prepared_max = 200
     # One type for all numbers: else every statement is prepared again for each size of them.
     for dumper in (Int8Dumper, Int8BinaryDumper):
         connection.adapters.register_dumper(int, dumper)
+    settings = ", ".join(f"set_config('{name}', '{value}', false)" for name, value in SETTINGS.items())
+    send(connection, [(f"SELECT {settings}", ())])
 
 
 def gone() -> OSError:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import psycopg
     from psycopg import Connection
 
 ERRNO_OF_STATE = {
@@ -32,6 +33,15 @@ def is_lost(connection: Connection[Any], error: BaseException) -> bool:
     return connection.closed or (getattr(error, "sqlstate", None) or "").startswith("57P")
 
 
+def errno_of(error: psycopg.Error) -> int:
+    """ETIMEDOUT for a server that says nothing or can't be reached: a mount counts these (`vfs/health.py`)."""
+    from psycopg_pool import PoolTimeout
+
+    if isinstance(error, PoolTimeout) or isinstance(error.__cause__, TimeoutError):
+        return errno.ETIMEDOUT
+    return ERRNO_OF_STATE.get(error.sqlstate or "", errno.EIO)
+
+
 @contextlib.contextmanager
 def told() -> Iterator[None]:
     """psycopg's errors as `OSError`s in the server's words."""
@@ -41,10 +51,9 @@ def told() -> Iterator[None]:
     try:
         yield
     except (PoolTimeout, PoolClosed) as error:
-        raise OSError(errno.EIO, f"PostgreSQL can't be reached: {error}") from error
+        raise OSError(errno_of(error), f"PostgreSQL can't be reached: {error}") from error
     except psycopg.Error as error:
-        number = ERRNO_OF_STATE.get(error.sqlstate or "", errno.EIO)
         words = error.diag.message_primary or " ".join(str(error).split())
-        raise OSError(number, f"PostgreSQL: {words}") from error
+        raise OSError(errno_of(error), f"PostgreSQL: {words}") from error
     except UnicodeEncodeError as error:
         raise OSError(errno.EILSEQ, "Text in PostgreSQL must be UTF-8") from error

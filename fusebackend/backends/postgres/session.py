@@ -12,19 +12,25 @@ for is kept for `GRACE_S`, unless this is the only session. Those of a dead sess
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from fusebackend.backends.postgres.batch import Rows, rollback, send
 from fusebackend.backends.postgres.connections import connect
 from fusebackend.backends.postgres.errors import is_lost, told
 from fusebackend.backends.postgres.schema import NODES_AT_ONCE, REAP_LOCK, SESSION_LOCK
+from fusebackend.backends.postgres.statements import BEGIN, COMMIT
 from fusebackend.backends.postgres.uses import Uses
+
+if TYPE_CHECKING:
+    from psycopg import Connection
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +44,17 @@ GATHER_S = 0.5
 """What is to be noted waits so long for more of the same."""
 
 FREED_AT_ONCE = 500
+
+_DURABLE = ("SET LOCAL synchronous_commit = on", ())
+
+_CLAIM = "SELECT pg_advisory_lock(%s::int, %s::int)"
+
+_CUT_OFF = """
+SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid <> pg_backend_pid()
+AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+AND classid = %s::int::oid AND objid = %s::int::oid AND objsubid = 2
+"""
+"""An older connection of this session: lost here, though the server has not noticed, and may not for hours."""
 
 T = TypeVar("T")
 
@@ -56,22 +73,31 @@ class Session:
         self._volume = volume
         self._uses = uses
         self._mutex = threading.Lock()  # for the connection
-        self._connection: Any = connect(conninfo)
+        self._connection: Connection[Any] = connect(conninfo)
         self._numbers = threading.Lock()
         self._nodes = iter(range(0))
         self._counts = itertools.count(1)
         self._unregistered: set[int] = set()  # open here, and changed elsewhere: perhaps without a name now
         self._stop = threading.Event()
         self._wake = threading.Event()
-        with told(), self._connection.transaction():
-            self._connection.execute("SET LOCAL synchronous_commit = on")
-            (self.id,) = self._connection.execute(
-                "INSERT INTO fusebackend.session (volume, host, pid) VALUES (%s, %s, %s) RETURNING id",
-                [volume, socket.gethostname(), os.getpid()],
-            ).fetchall()[0]
-            self._claim()
+        try:
+            with told():
+                self.id = self._register()
+        except BaseException:
+            self._connection.close()
+            raise
         self._thread = threading.Thread(target=self._work, name=f"fusebackend-session-{self.id}", daemon=True)
         self._thread.start()
+
+    def _register(self) -> int:
+        with self._transaction():
+            self._ask(*_DURABLE)
+            ((number,),) = self._ask(
+                "INSERT INTO fusebackend.session (volume, host, pid) VALUES (%s, %s, %s) RETURNING id",
+                (self._volume, socket.gethostname(), os.getpid()),
+            )
+            self._ask(_CLAIM, (SESSION_LOCK, number))
+        return int(number)
 
     # -- numbers -----------------------------------------------------------------------------------------------
 
@@ -89,10 +115,10 @@ class Session:
 
     def _block(self) -> int:
         """The next numbers, never given again even if the server crashes: their commit waits for the disk."""
-        with self._connection.transaction():
-            self._connection.execute("SET LOCAL synchronous_commit = on")
-            row = self._connection.execute("SELECT nextval('fusebackend.node_block')").fetchone()
-            return int(row[0])
+        with self._transaction():
+            self._ask(*_DURABLE)
+            ((first,),) = self._ask("SELECT nextval('fusebackend.node_block')")
+        return int(first)
 
     # -- nodes without a name ----------------------------------------------------------------------------------
 
@@ -111,7 +137,7 @@ class Session:
             try:
                 self._connected(self._note)
                 if time.monotonic() - freed_at >= PERIOD_S:
-                    self._connected(self._free)
+                    self._free()
                     freed_at = time.monotonic()
             except OSError as error:
                 log.warning("session %d of the volume has no connection: %s", self.id, error)
@@ -128,44 +154,58 @@ class Session:
             self._uses.forget_unused(unused)
         looked_after = list(self._unregistered)
         if looked_after:
-            rows = self._connection.execute(
+            rows = self._ask(
                 "INSERT INTO fusebackend.nameless (volume, node, session) SELECT volume, node, %s"
                 " FROM fusebackend.inode WHERE volume = %s AND node = ANY(%s) AND nlink = 0"
                 " ON CONFLICT (volume, node, session) DO UPDATE SET since = now() RETURNING node",
-                [self.id, self._volume, looked_after],
-            ).fetchall()
+                (self.id, self._volume, looked_after),
+            )
             self._unregistered.difference_update(looked_after)
             for (node,) in rows:
                 self._uses.note_nameless(node)
 
     def _abandon(self, nodes: list[int]) -> None:
-        with self._connection.transaction():
-            self._connection.execute(
+        with self._transaction():
+            self._ask(
                 "INSERT INTO fusebackend.nameless (volume, node, session) SELECT %s, n, 0 FROM unnest(%s::int8[]) n"
                 " ON CONFLICT DO NOTHING",
-                [self._volume, nodes],
+                (self._volume, nodes),
             )
-            self._connection.execute(
+            self._ask(
                 "DELETE FROM fusebackend.nameless WHERE volume = %s AND node = ANY(%s) AND session = %s",
-                [self._volume, nodes, self.id],
+                (self._volume, nodes, self.id),
             )
 
     def _free(self) -> None:
-        """Free what nobody uses, unless another session is at it."""
-        while True:
-            with self._connection.transaction():
-                row = self._connection.execute(
-                    "SELECT pg_try_advisory_xact_lock(%s::int, %s::int)", [REAP_LOCK, self._volume]
-                ).fetchone()
-                if not row[0] or self._free_some(GRACE_S if self._others_live() else 0) < FREED_AT_ONCE:
-                    return
+        """Free what nobody uses, unless another session is at it. In between others may have the connection."""
+        while self._connected(self._free_some) == FREED_AT_ONCE:
+            pass
+
+    def _free_some(self) -> int:
+        """Returns how many nodes have been freed."""
+        with self._transaction():
+            if self._ask("SELECT pg_try_advisory_xact_lock(%s::int, %s::int)", (REAP_LOCK, self._volume)) == [(False,)]:
+                return 0
+            grace_s = GRACE_S if self._others_live() else 0
+            rows = self._ask(
+                "SELECT node FROM fusebackend.nameless n WHERE volume = %s AND session = 0"
+                " AND since <= now() - make_interval(secs => %s::float8) AND NOT EXISTS (SELECT 1"
+                " FROM fusebackend.nameless u WHERE u.volume = n.volume AND u.node = n.node AND u.session <> 0)"
+                " LIMIT %s",
+                (self._volume, float(grace_s), FREED_AT_ONCE),
+            )
+            nodes = [node for (node,) in rows]
+            for table in ("chunk", "xattr", "inode", "nameless") if nodes else ():
+                query = f"DELETE FROM fusebackend.{table} WHERE volume = %s AND node = ANY(%s)"
+                self._ask(query, (self._volume, nodes))
+            return len(nodes)
 
     def _others_live(self) -> bool:
         """Are there other sessions? Those that are dead are removed."""
-        others = self._connection.execute(
+        others = self._ask(
             "SELECT id, pg_try_advisory_xact_lock(%s::int, id) FROM fusebackend.session WHERE volume = %s AND id <> %s",
-            [SESSION_LOCK, self._volume, self.id],
-        ).fetchall()
+            (SESSION_LOCK, self._volume, self.id),
+        )
         dead = [number for number, is_free in others if is_free]
         if dead:
             self._bury(dead)
@@ -173,40 +213,30 @@ class Session:
 
     def _bury(self, sessions: list[int]) -> None:
         """What these sessions used is nobody's."""
-        self._connection.execute(
+        self._ask(
             "INSERT INTO fusebackend.nameless (volume, node, session) SELECT volume, node, 0"
             " FROM fusebackend.nameless WHERE volume = %s AND session = ANY(%s) ON CONFLICT DO NOTHING",
-            [self._volume, sessions],
+            (self._volume, sessions),
         )
         for table, column in (("nameless", "session"), ("session", "id")):
-            self._connection.execute(
-                f"DELETE FROM fusebackend.{table} WHERE volume = %s AND {column} = ANY(%s)", [self._volume, sessions]
-            )
+            query = f"DELETE FROM fusebackend.{table} WHERE volume = %s AND {column} = ANY(%s)"
+            self._ask(query, (self._volume, sessions))
 
-    def _free_some(self, grace_s: float) -> int:
-        rows = self._connection.execute(
-            "SELECT node FROM fusebackend.nameless n WHERE volume = %s AND session = 0"
-            " AND since <= now() - make_interval(secs => %s) AND NOT EXISTS (SELECT 1 FROM fusebackend.nameless u"
-            " WHERE u.volume = n.volume AND u.node = n.node AND u.session <> 0) LIMIT %s",
-            [self._volume, float(grace_s), FREED_AT_ONCE],
-        ).fetchall()
-        nodes = [node for (node,) in rows]
-        if nodes:
-            for table in ("chunk", "xattr", "inode", "nameless"):
-                self._connection.execute(
-                    f"DELETE FROM fusebackend.{table} WHERE volume = %s AND node = ANY(%s)", [self._volume, nodes]
-                )
-        return len(nodes)
+    # -- the connection ----------------------------------------------------------------------------------------
 
-    # -- life --------------------------------------------------------------------------------------------------
+    def _ask(self, query: str, parameters: tuple[object, ...] = ()) -> Rows:
+        return send(self._connection, [(query, parameters)])[0]
 
-    def _claim(self) -> None:
-        self._connection.execute("SELECT pg_advisory_lock(%s::int, %s::int)", [SESSION_LOCK, self.id])
-
-    def _leave(self) -> None:
-        with self._connection.transaction():
-            self._bury([self.id])
-        self._free()
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        connection = self._connection
+        send(connection, [BEGIN])
+        try:
+            yield
+            send(connection, [COMMIT])
+        except BaseException:
+            rollback(connection)
+            raise
 
     def _connected(self, work: Callable[[], T]) -> T:
         """What `work` makes with the connection: once more, with a new one, if that was dead and nobody knew."""
@@ -227,13 +257,23 @@ class Session:
         """A connection that is lost is made again, and what this session is noted for is noted once more."""
         if not self._connection.closed:
             return
-        self._connection = connect(self._conninfo)
-        self._claim()
-        self._connection.execute(
-            "INSERT INTO fusebackend.session (volume, id, host, pid) VALUES (%s, %s, %s, %s) ON CONFLICT DO NOTHING",
-            [self._volume, self.id, socket.gethostname(), os.getpid()],
-        )
+        connection = connect(self._conninfo)
+        try:
+            send(connection, [(_CUT_OFF, (SESSION_LOCK, self.id)), (_CLAIM, (SESSION_LOCK, self.id))])
+            session = "INSERT INTO fusebackend.session (volume, id, host, pid) VALUES (%s, %s, %s, %s)"
+            row = (self._volume, self.id, socket.gethostname(), os.getpid())
+            send(connection, [(f"{session} ON CONFLICT DO NOTHING", row)])
+        except BaseException:
+            connection.close()
+            raise
+        self._connection = connection
         self._unregistered.update(self._uses.nameless(), self._uses.opened())
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    def _leave(self) -> None:
+        with self._transaction():
+            self._bury([self.id])
 
     def close(self) -> None:
         """Free what this session was the last to use. OSError when the server can't be reached."""
@@ -242,5 +282,6 @@ class Session:
         self._thread.join()
         try:
             self._connected(self._leave)
+            self._free()
         finally:
             self._connection.close()

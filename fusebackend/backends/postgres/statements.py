@@ -12,7 +12,6 @@ from fusebackend.protocol import Link
 
 BEGIN: Statement = ("BEGIN", ())
 COMMIT: Statement = ("COMMIT", ())
-ROLLBACK: Statement = ("ROLLBACK", ())
 
 _I = columns_of("i")
 _UNIT_BLOCKS = "((length(data) + 4095) / 4096 * 8)"

@@ -40,7 +40,7 @@ class _Scope(threading.local):
         self.view: Any = None  # a connection in the middle of a transaction that only reads
         self.told: list[Changes] = []
         self.lost_names: list[int] = []
-        self.written: list[tuple[int, int, bool]] = []  # nodes, what their `contents` were, and whether it emptied them
+        self.written: list[tuple[int, int, int | None]] = []  # nodes, and their `contents` and `emptied` before
 
 
 class StoredTree(TreeVolume):
@@ -97,7 +97,7 @@ class StoredTree(TreeVolume):
         try:
             yield transaction
             for node, contents, emptied in scope.written:
-                self._uses.wrote(node, contents, transaction.version, emptied)
+                self._uses.wrote(node, transaction.version, contents, emptied)
             transaction.commit(self._notices)
         except BaseException:
             transaction.rollback()
@@ -263,7 +263,7 @@ class StoredTree(TreeVolume):
             may = uses.may_empty if empties else uses.may_write
             if not may(inode, version):
                 raise gone()
-        self._scope.written.append((inode.node, inode.contents, empties))
+        self._scope.written.append((inode.node, inode.contents, inode.emptied if empties else None))
         inode.contents = version
         if empties:
             inode.emptied = version

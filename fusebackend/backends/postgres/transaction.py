@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from fusebackend.backends.chunks import CHUNK_BYTES, CHUNK_SHIFT, Chunk
 from fusebackend.backends.postgres import statements
-from fusebackend.backends.postgres.batch import Rows, Statement, send
+from fusebackend.backends.postgres.batch import Rows, Statement, rollback, send
 from fusebackend.backends.postgres.connections import gone
+from fusebackend.backends.postgres.errors import errno_of
 from fusebackend.backends.postgres.rows import StoredInode
 from fusebackend.errors import oserror
 from fusebackend.protocol import Change
@@ -314,18 +315,12 @@ class Transaction:
         except psycopg.OperationalError as error:
             if self._connection.closed:
                 words = "PostgreSQL: the connection was lost while a change was being committed"
-                raise OSError(errno.EIO, words) from error
+                raise OSError(errno_of(error), words) from error
             raise
 
     def rollback(self) -> None:
-        """End it with nothing done. A connection that is lost has done the same."""
-        import psycopg
-
-        if self._begun and not self._connection.closed:
-            try:
-                send(self._connection, [statements.ROLLBACK])
-            except psycopg.Error:
-                self._connection.close()  # which ends it as well
+        """End it with nothing done."""
+        rollback(self._connection)
 
     def _writing(self) -> list[Statement]:
         volume = self._volume

@@ -19,13 +19,16 @@ WRITING = os.O_WRONLY | os.O_RDWR
 class Opened:
     """A node that is open here."""
 
-    __slots__ = ("contents", "count", "emptied", "is_changed_elsewhere", "writers")
+    __slots__ = ("contents", "contents_before", "count", "emptied", "emptied_before", "is_changed_elsewhere", "writers")
 
     def __init__(self) -> None:
         self.count = 0
         self.writers = 0
         self.contents = 0  # the version of the bytes that this host has opened, or made
         self.emptied: int | None = None  # the version that made it 0 bytes long, where that was done here
+        # What the row had before it was last written here. If that failed it has them still, and else never again.
+        self.contents_before = 0
+        self.emptied_before = 0
         self.is_changed_elsewhere = False
 
 
@@ -54,7 +57,7 @@ class Uses:
             opened.count += 1
             if flags & WRITING:
                 opened.writers += 1
-                opened.contents = contents
+                opened.contents = opened.contents_before = contents
                 opened.is_changed_elsewhere = False
                 if opened.writers == 1:
                     opened.emptied = None
@@ -114,27 +117,35 @@ class Uses:
 
     # -- who has written ---------------------------------------------------------------------------------------
 
-    # A transaction that is done once more comes with the `version` it had before, and finds what it noted then.
+    # `version` is that of the transaction that asks; a row that has it was written by it before.
 
     def may_write(self, inode: StoredInode, version: int) -> bool:
         """Has nobody else emptied the file since this host did, to write it anew?"""
         opened = self._opened.get(inode.node)
-        return opened is None or inode.emptied == version or opened.emptied in (None, inode.emptied, version)
+        if opened is None or opened.emptied is None:
+            return True
+        return inode.emptied in (opened.emptied, opened.emptied_before, version)
 
     def may_empty(self, inode: StoredInode, version: int) -> bool:
         """Has nobody else changed the file since it was last opened here to be written?"""
         opened = self._opened.get(inode.node)
         if opened is None or opened.writers == 0:
             return True
-        return not opened.is_changed_elsewhere and opened.contents in (inode.contents, version)
+        known = (opened.contents, opened.contents_before, version)
+        return not opened.is_changed_elsewhere and inode.contents in known
 
-    def wrote(self, node: int, contents: int, version: int, emptied: bool) -> None:
-        """This host is about to commit other bytes, of `version` instead of `contents`. The inode's row is locked."""
+    def wrote(self, node: int, version: int, contents: int, emptied: int | None) -> None:
+        """This host is about to commit other bytes of a file, whose row is locked.
+
+        Args:
+            contents: what the row has had for it until now; as `emptied`, which is None where it is not emptied.
+        """
         opened = self._opened.get(node)
         if opened is None:
             return
-        if opened.contents not in (contents, version):
-            opened.is_changed_elsewhere = True
-        opened.contents = version
-        if emptied and opened.writers:
-            opened.emptied = version
+        if contents != version:  # else this transaction has written to it before
+            if contents not in (opened.contents, opened.contents_before):
+                opened.is_changed_elsewhere = True
+            opened.contents, opened.contents_before = version, contents
+        if emptied is not None and emptied != version and opened.writers:
+            opened.emptied, opened.emptied_before = version, emptied

@@ -88,6 +88,7 @@ class PostgresDatabase:
                 min_size=1,
                 max_size=CONNECTIONS,
                 timeout=POOL_S,
+                reconnect_timeout=POOL_S,  # then it is tried anew when somebody asks: its own pauses double
                 kwargs={"autocommit": True},
                 check=ConnectionPool.check_connection,  # a server that was away has left dead ones
                 open=True,
