@@ -58,11 +58,11 @@ class Server:
         fields = [_proc(pid, "stat").rpartition(")")[2].split() for pid in self.pids()]
         return sum(int(each[11]) + int(each[12]) for each in fields if each) / _TICKS_PER_S
 
-    def wait_idle(self) -> None:
-        """Wait until it has done what it put off: writing back, indexing, forgetting."""
+    def wait_idle(self, quiet_s: int = 3) -> None:
+        """Wait until it has done what it put off: writing back, indexing, forgetting; it then rests for `quiet_s`."""
         deadline = time.monotonic() + IDLE_LIMIT_S
         before, quiet = self.processor_s(), 0
-        while quiet < 3:
+        while quiet < quiet_s:
             if time.monotonic() > deadline:
                 print(f"the server is still busy after {IDLE_LIMIT_S:.0f} s", file=sys.stderr)
                 return
