@@ -8,7 +8,8 @@ It starts a PostgreSQL of its own, without waiting for the disk, and goes throug
   filled by COPY and indexed. In turns: `ls` of a directory of 100, `stat` of files here and there, and `grep` for a
   string that one file holds. The searches' plans are looked at: none of them reads a table from end to end.
 - **Metadata.** Each operation against the SQL that it takes at least, on the same connection settings and with the same
-  code to send it: what it decides on is locked and read in one round trip, written, told and committed in another.
+  code to send it: what it decides on is locked and read in one round trip, written, told and committed in another. And
+  the same as system calls on a mount, where the kernel also looks names up.
 
 Numbers are medians.
 """
@@ -16,18 +17,22 @@ Numbers are medians.
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import statistics
 import string
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from measures import timed
-from report import write_between
-from serving import REPOSITORY
+from measures import drop_caches, timed
+from peers import serve_command
+from report import markdown, write_between
+from serving import REPOSITORY, mounted
 
 from fusebackend.backends import PostgresBackend, trigram
 from fusebackend.backends.postgres import schema, searchschema
@@ -62,16 +67,17 @@ def main() -> None:
         raise SystemExit(reason)
     kept = [setting for setting in service.SETTINGS if not setting.startswith("shared_buffers=")]
     service.SETTINGS = (*kept, "shared_buffers=256MB", "maintenance_work_mem=256MB")
-    reports: list[str] = []
+    if arguments.write and arguments.quick:
+        parser.error("--write is for all the work: without --quick")
     with service.running() as server:
-        if arguments.only != "metadata":
-            reports.append(scale(server, arguments.rounds, LARGE // 10 if arguments.quick else LARGE))
-        if arguments.only != "scale":
-            reports.append(metadata(server, arguments.rounds))
-    report = "\n\n".join(reports)
-    print(report)
-    if arguments.write:
-        write_between("postgres", report)
+        for name in [arguments.only] if arguments.only else ["scale", "metadata"]:
+            if name == "scale":
+                report = scale(server, arguments.rounds, LARGE // 10 if arguments.quick else LARGE)
+            else:
+                report = metadata(server, arguments.rounds)
+            print(report, end="\n\n")
+            if arguments.write:
+                write_between(f"postgres {name}", report)
 
 
 # -- scale ---------------------------------------------------------------------------------------------------------
@@ -94,12 +100,12 @@ def scale(server: service.Postgres, rounds: int, large: int) -> str:
                     taken = timed(measures[size][name])
                     if number:  # the first round fills caches
                         seconds[size][name].append(taken)
-    rows = ["| what | files | files | ratio |", "|---|---:|---:|---:|"]
-    rows[0] = f"| what | {SMALL * FILES_PER_DIRECTORY:,} files | {large * FILES_PER_DIRECTORY:,} files | ratio |"
+    rows = []
     for name in measures[SMALL]:
         few, many = (statistics.median(seconds[size][name]) * 1000 for size in (SMALL, large))
-        rows.append(f"| {name} | {few:.2f} ms | {many:.2f} ms | {many / few:.2f} |")
-    return "\n".join(rows)
+        rows.append([name, f"{few:.2f}", f"{many:.2f}", f"{many / few:.2f}"])
+    heads = [f"of {size * FILES_PER_DIRECTORY:,} files (ms)" for size in (SMALL, large)]
+    return "\n".join(markdown(["what", *heads, "ratio"], rows))
 
 
 def scale_measures(backend: PostgresBackend, directories: int) -> dict[str, Callable[[], object]]:
@@ -218,23 +224,54 @@ def all_texts(files: int) -> Iterator[tuple[int, bytes]]:
 # -- metadata ------------------------------------------------------------------------------------------------------
 
 OPERATIONS = 200
+STAT = "stat (`lookup`)"
 
 
 def metadata(server: service.Postgres, rounds: int) -> str:
-    with server.database() as dsn, PostgresBackend(dsn) as backend:
+    with ExitStack() as stack:
+        dsn = stack.enter_context(server.database())
+        backend = stack.enter_context(PostgresBackend(dsn))
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fusebackend-bench-")))
+        mountpoint = directory / "mount"
+        command = serve_command(f"postgres:{dsn}?volume=mounted", mountpoint)
+        stack.enter_context(mounted(command, mountpoint, directory / "log"))
         seconds: dict[str, Seconds] = {}
         for number in range(rounds + 1):
             # In directories of their own, so that neither has the other's leavings.
             runs = {"ours": Ours(backend, number).times, "bare": Bare(backend, number).times}
+            runs["mount"] = partial(mount_times, mountpoint / f"mount{number}")
             for who in sorted(runs, reverse=bool(number % 2)):
                 for name, taken in runs[who]().items():
                     if number:
-                        seconds.setdefault(name, {"ours": [], "bare": []})[who].append(taken)
-    rows = ["| operation | `postgres:` | its SQL alone | ratio |", "|---|---:|---:|---:|"]
+                        seconds.setdefault(name, {who: [] for who in runs})[who].append(taken)
+    rows = []
     for name, found in seconds.items():
-        ours, bare = (statistics.median(found[who]) * 1e6 / OPERATIONS for who in ("ours", "bare"))
-        rows.append(f"| {name} | {ours:.0f} µs | {bare:.0f} µs | {ours / bare:.2f} |")
-    return "\n".join(rows)
+        bare, ours, mount = (statistics.median(found[who]) * 1e6 / OPERATIONS for who in ("bare", "ours", "mount"))
+        rows.append([name, f"{bare:.0f}", f"{ours:.0f}", f"{ours / bare:.2f}", f"{mount:.0f}", f"{mount / bare:.2f}"])
+    heads = ["operation", "its SQL alone (µs)", "the volume (µs)", "ratio", "on a mount (µs)", "ratio"]
+    return "\n".join(markdown(heads, rows))
+
+
+def mount_times(directory: Path) -> dict[str, float]:
+    """System calls on a mount. The kernel has forgotten the names that `stat` is asked for, where it can be told to."""
+    directory.mkdir()
+
+    def create(number: int) -> None:
+        os.close(os.open(directory / f"f{number}", os.O_WRONLY | os.O_CREAT, 0o644))
+
+    each: dict[str, Callable[[int], object]] = {
+        "create": create,
+        "mkdir": lambda number: os.mkdir(directory / f"d{number}"),
+        STAT: lambda number: os.stat(directory / f"f{number}"),
+        "rename": lambda number: os.rename(directory / f"f{number}", directory / f"r{number}"),
+        "unlink": lambda number: os.unlink(directory / f"r{number}"),
+    }
+    times = {}
+    for name, operation in each.items():
+        if name == STAT:
+            drop_caches()
+        times[name] = timed(partial(repeat, operation))
+    return times
 
 
 class Ours:
@@ -255,7 +292,7 @@ class Ours:
         each: dict[str, Callable[[int], object]] = {
             "create": create,
             "mkdir": lambda number: volume.mkdir(directory, b"d%d" % number, 0o755, ME),
-            "stat (`lookup`)": lambda number: volume.lookup(directory, b"f%d" % number),
+            STAT: lambda number: volume.lookup(directory, b"f%d" % number),
             "rename": lambda number: volume.rename(directory, b"f%d" % number, directory, b"r%d" % number),
             "unlink": lambda number: volume.unlink(directory, b"r%d" % number),
         }
@@ -291,9 +328,7 @@ class Bare:
                 lambda n: [self._entry(b"d%d" % n)],
                 lambda n: self._make(b"d%d" % n, OPERATIONS + n, 0o40755),
             ),
-            "stat (`lookup`)": timed(
-                partial(repeat, lambda n: send(connection, [self._entry(b"f%d" % n, lock=False)]))
-            ),
+            STAT: timed(partial(repeat, lambda n: send(connection, [self._entry(b"f%d" % n, lock=False)]))),
             "rename": change(
                 "r",
                 lambda n: [self._entry(b"f%d" % n), self._entry(b"r%d" % n)],
