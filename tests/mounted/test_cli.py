@@ -339,7 +339,7 @@ class TestRefusals:
         ("words", "message"),
         [
             (["--default", "nope:x"], "'nope:x': unknown scheme 'nope:'; known: sqlite:, memory:"),
-            (["--default", "s3://bucket"], "'s3:' is not available in this version"),
+            (["--default", "overlay:x"], "'overlay:' is not available in this version"),
             (["--default", "sqlite:x.db?colour=red"], "'sqlite:' knows no parameter 'colour'; known: on_exists"),
             (["--default", "sqlite:/no/such/x.db"], "'sqlite:/no/such/x.db': there is no directory '/no/such'"),
             (["--default", "dir:missing"], "there is no directory"),
@@ -595,4 +595,4 @@ class TestStatus:
         assert schemes["memory"]["features"]["durable"] is False
         said = shell.ok("backends")
         assert all(each["form"] in said for each in schemes.values())
-        assert "Not in this version: postgres:, s3:" in said
+        assert "Not in this version: overlay:" in said
