@@ -31,6 +31,9 @@ def lock_renames(volume: int) -> Statement:
 
 def inodes(volume: int, nodes: Sequence[int], lock: bool) -> Statement:
     """In the order of their numbers: two that lock the same can't wait for each other."""
+    if len(nodes) == 1:
+        query, parameters = inode(volume, nodes[0])
+        return query + _locking(lock), parameters
     return (
         f"SELECT {COLUMNS} FROM fusebackend.inode WHERE volume = %s AND node = ANY(%s) ORDER BY node{_locking(lock)}",
         (volume, list(nodes)),
@@ -38,6 +41,12 @@ def inodes(volume: int, nodes: Sequence[int], lock: bool) -> Statement:
 
 
 def entries(volume: int, keys: Sequence[tuple[int, bytes]], lock: bool) -> Statement:
+    if len(keys) == 1:  # as nearly always; arrays take longer to send, and to plan for
+        return (
+            f"SELECT d.parent, d.name, {_I} FROM fusebackend.dentry d JOIN fusebackend.inode i ON i.volume = d.volume"
+            f" AND i.node = d.node WHERE d.volume = %s AND d.parent = %s AND d.name = %s{_locking(lock, 'i')}",
+            (volume, *keys[0]),
+        )
     return (
         f"SELECT d.parent, d.name, {_I} FROM unnest(%s::int8[], %s::bytea[]) AS k (parent, name)"
         " JOIN fusebackend.dentry d ON d.volume = %s AND d.parent = k.parent AND d.name = k.name"
