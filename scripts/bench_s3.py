@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from bench import REPOSITORY, mounted
 from measures import BLOCK, MIB, drop_caches, make_source_tree, shell, timed
-from serving import REPOSITORY, mounted
 
 sys.path.insert(0, str(REPOSITORY / "tests"))
 

@@ -24,8 +24,9 @@ from fusebackend.errors import oserror
 log = logging.getLogger(__name__)
 
 CACHE_INODES = 20_000
+CACHE_NAMES = 20_000
 CACHE_CHUNKS = 256
-"""Bounds of what is kept in memory though the file has it: some 10 MiB of inodes and 16 MiB of chunks."""
+"""Bounds of what is kept in memory though the file has it: some 10 MiB of inodes, 5 of names, and 16 MiB of chunks."""
 
 _INODE_FIELDS = "node, mode, nlink, uid, gid, rdev, size, blocks, atime_ns, mtime_ns, ctime_ns, parent"
 _ERRNO_OF_SQLITE = {sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_READONLY: errno.EROFS}
@@ -54,6 +55,8 @@ class StoredTree(TreeVolume):
         self._db = db
         self._overlay = Overlay()
         self._inodes: OrderedDict[int, Inode] = OrderedDict()
+        # None for a name that the file does not have: the kernel looks before it creates.
+        self._names: OrderedDict[tuple[int, bytes], int | None] = OrderedDict()
         self._chunks: OrderedDict[tuple[int, int], Chunk] = OrderedDict()
         self._unstored: set[int] = set()  # nodes the file has no row for yet
         # A number that is in use already would overwrite what has it, so the table has a say as well.
@@ -124,11 +127,18 @@ class StoredTree(TreeVolume):
             return names[name]
         if parent in self._unstored:
             return None
+        key = (parent, name)
+        if key in self._names:
+            return self._names[key]
         with sqlite_errors():
-            row = self._db.execute("SELECT node FROM dentry WHERE parent = ? AND name = ?", (parent, name)).fetchone()
-        return None if row is None else int(row[0])
+            row = self._db.execute("SELECT node FROM dentry WHERE parent = ? AND name = ?", key).fetchone()
+        node = self._names[key] = None if row is None else int(row[0])
+        if len(self._names) > CACHE_NAMES:
+            self._names.popitem(last=False)
+        return node
 
     def _set_child(self, parent: int, name: bytes, node: int | None) -> None:
+        self._names.pop((parent, name), None)
         names = self._overlay.names.setdefault(parent, {})
         if node is None and parent in self._unstored:
             names.pop(name, None)  # the file never had it
@@ -252,6 +262,10 @@ class StoredTree(TreeVolume):
             self._chunks[key] = chunk
         while len(self._chunks) > CACHE_CHUNKS:
             self._chunks.popitem(last=False)
+        for parent, names in overlay.names.items():
+            self._names.update({(parent, name): node for name, node in names.items()})
+        while len(self._names) > CACHE_NAMES:
+            self._names.popitem(last=False)
         self._unstored.clear()
         self._stored_next_node = self._next_node
         self._overlay = Overlay()

@@ -406,7 +406,8 @@ class TreeVolume(TreeStorage):
         while done < len(data):
             index, start = offset >> CHUNK_SHIFT, offset & (CHUNK_BYTES - 1)
             length = min(len(data) - done, CHUNK_BYTES - start)
-            chunk = self._chunk(node, index)
+            # Beyond the end there is no chunk, and no need to look for one.
+            chunk = self._chunk(node, index) if index << CHUNK_SHIFT < inode.size else None
             if chunk is None:
                 chunk = self._new_chunk(node, index)
             before = len(chunk.data)
