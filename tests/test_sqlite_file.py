@@ -47,6 +47,22 @@ def elsewhere(code: str, *arguments: object) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
+def test_there_is_never_more_room_than_blocks(volume: SqliteVolume) -> None:
+    """Also while pages that were freed are in the WAL alone, and the file itself is still small."""
+    node = volume.create(ROOT_NODE, b"large", 0o644, os.O_RDWR, ME).node
+    volume.write(node, 0, os.urandom(8 << 20))
+    volume.write_back()
+    volume.release(node, os.O_RDWR)
+    large = volume.statfs()
+    volume.unlink(ROOT_NODE, b"large")
+    volume.forget([node])
+    volume.write_back()
+    for room in (large, volume.statfs()):
+        assert 0 < room.blocks_free <= room.blocks and 0 < room.files_free <= room.files
+    used_bytes = (large.blocks - large.blocks_free) * large.block_bytes
+    assert 8 << 20 <= used_bytes < 12 << 20
+
+
 OPEN = """
 from fusebackend.backends.sqlite import SqliteVolume
 try:

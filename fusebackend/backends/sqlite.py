@@ -209,9 +209,10 @@ class SqliteVolume(StoredTree):
     def statfs(self) -> StatFs:
         disk = os.statvfs(self.path)
         with self.lock:
-            free_pages = self._scalar("PRAGMA freelist_count") * schema.PAGE_BYTES
-            used = (os.stat(self.path).st_size + self._overlay.bytes - free_pages) // disk.f_frsize
-        free = (self._spare(disk) + free_pages) // disk.f_frsize
+            free_bytes = self._scalar("PRAGMA freelist_count") * schema.PAGE_BYTES
+            # Not the size of the file, to which the pages that are only in the WAL yet do not count.
+            used_bytes = self._scalar("PRAGMA page_count") * schema.PAGE_BYTES - free_bytes + self._overlay.bytes
+        used, free = used_bytes // disk.f_frsize, (self._spare(disk) + free_bytes) // disk.f_frsize
         # Counting the inodes would read the whole table; no volume has more than the numbers it gave out.
         return StatFs(disk.f_frsize, used + free, free, self._next_node + 2**31, 2**31)
 

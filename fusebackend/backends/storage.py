@@ -15,12 +15,13 @@ from fusebackend.protocol import Attr
 class Inode(Attr):
     """An `Attr` that the volume changes in place, with what the kernel does not see."""
 
-    __slots__ = ("opens", "parent", "xattrs")
+    __slots__ = ("opens", "parent", "unnoted", "xattrs")
 
     def __init__(self, node: int, mode: int, *, parent: int = 0) -> None:
         super().__init__(node, mode)
         self.parent = parent  # of a directory, whose only name is there; 0 for anything else
-        self.opens = 0  # open handles
+        self.opens = 0  # open handles …
+        self.unnoted = 0  # … and those of them that were opened with O_NOATIME
         self.xattrs: dict[bytes, bytes] | None = None  # None until they are asked for
 
 

@@ -10,6 +10,7 @@ Every public method holds `lock` and is atomic; none of them blocks except for t
 from __future__ import annotations
 
 import errno
+import os
 import stat
 import time
 from collections.abc import Iterable, Sequence
@@ -241,6 +242,7 @@ class TreeVolume(TreeStorage):
         with self.lock:
             inode = self._inode(node)
             inode.opens += 1
+            inode.unnoted += bool(flags & os.O_NOATIME)
             return inode
 
     def release(self, node: int, flags: int) -> None:
@@ -248,6 +250,7 @@ class TreeVolume(TreeStorage):
             inode = self._inode(node)
             assert inode.opens > 0, f"node {node} released more often than opened"
             inode.opens -= 1
+            inode.unnoted -= bool(flags & os.O_NOATIME)
             self._reap(inode)
 
     def read(self, node: int, offset: int, size: int) -> bytes:
@@ -325,8 +328,8 @@ class TreeVolume(TreeStorage):
         return inode
 
     def _accessed(self, inode: Inode) -> None:
-        """The inode has been read."""
-        if is_access_noted(inode):
+        """The inode has been read. Who has read it is not known: it is noted, if anybody has it open who wants that."""
+        if is_access_noted(inode) and not (inode.unnoted and inode.unnoted == inode.opens):
             inode.atime_ns = now_ns()
             self._changed(inode)
 

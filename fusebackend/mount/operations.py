@@ -39,7 +39,7 @@ def answers(handler: Handler) -> Handler:
         self.counters[name] += 1
         context = request[-1]
         if isinstance(context, RequestContext):
-            answer(name, context.pid, context.uid)
+            answer(name, context.pid, context.uid, context.gid)
         else:
             answer(name, 0, 0)
         try:

@@ -106,7 +106,8 @@ class Exerciser:
     # -- where -------------------------------------------------------------------------------------------------
 
     def _number(self, highest: int) -> int:
-        """From 0 to `highest`, often beside an edge."""
+        """From 0 to `highest`, often beside an edge; 0 where `others` have left more in the file than `largest`."""
+        highest = max(0, highest)
         if self._chance.random() < 0.4:
             edge = self._chance.choice(EDGES)
             near = self._chance.randint(0, highest // edge) * edge + self._chance.randint(-2, 2)
@@ -114,7 +115,7 @@ class Exerciser:
         return self._chance.randint(0, highest)
 
     def _size(self, highest: int) -> int:
-        return min(self._number(self._chance.choice((16, PAGE, 3 * PAGE, 1 << 17))), highest)
+        return min(self._number(self._chance.choice((16, PAGE, 3 * PAGE, 1 << 17))), max(0, highest))
 
     def _range(self, *, extend: bool) -> tuple[int, int]:
         """An offset in the part and a size; beyond the end of the file only if it may be extended."""

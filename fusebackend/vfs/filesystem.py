@@ -33,7 +33,7 @@ from fusebackend.vfs.opening import open_node
 from fusebackend.vfs.places import check_name, routes_of
 from fusebackend.vfs.request import current, on_behalf_of
 from fusebackend.vfs.revalidation import Revalidation
-from fusebackend.vfs.setid import disarm, disarming
+from fusebackend.vfs.setid import disarm, disarming, discharge
 from fusebackend.vfs.standins import StandIns
 from fusebackend.vfs.xattrs import ExtendedAttributes
 
@@ -188,8 +188,7 @@ class FileSystem(ExtendedAttributes):
         if known is not None:
             known.filled = False  # the kernel drops the pages of a file whose time has moved
         if known is None or known.sets_id:
-            privileged = current().uid == 0
-            changes = await route.call(disarming, route.volume, node, changes, privileged)
+            changes = await route.call(disarming, route.volume, node, changes, current())
         heard = self.invalidation.changes
         if route.shared and not by_handle and (changes.size is not None or known is None or not known.opens):
             attr = await self.revalidation.call(route, inode, route.changing.setattr, node, changes)
@@ -230,8 +229,12 @@ class FileSystem(ExtendedAttributes):
                 raise
         entry = self._entry(route, parent, name, attr)
         handle = FileHandle(entry.inode, route, attr.node, for_volume)
+        known = self.inodes.get(entry.inode)
+        if known is not None:
+            known.capable = False
+        handle.direct = passes_page_cache(flags, attr.mode)
         self._opened(handle, attr)
-        return entry, OpenedFile(self.files.add(handle), True, passes_page_cache(flags, attr.mode))
+        return entry, OpenedFile(self.files.add(handle), True, handle.direct)
 
     async def open(self, inode: int, flags: int) -> OpenedFile:
         route, node = await self._place(inode)
@@ -251,8 +254,9 @@ class FileSystem(ExtendedAttributes):
             self.grace.dismiss(number)
             raise
         keep = await self._are_good(route, inode, attr)
+        handle.direct = passes_page_cache(flags, attr.mode)
         self._opened(handle, attr)
-        return OpenedFile(number, keep, passes_page_cache(flags, attr.mode))
+        return OpenedFile(number, keep, handle.direct)
 
     def _opened(self, handle: FileHandle, attr: Attr) -> None:
         known = self.inodes.get(handle.inode)
@@ -266,46 +270,50 @@ class FileSystem(ExtendedAttributes):
 
     async def read(self, number: int, offset: int, size: int) -> bytes:
         handle = self.files[number]
-        on_behalf_of(handle.opener)
+        on_behalf_of(handle.opener.thread)
         return await handle.route.ask(handle.route.volume.read, handle.node, offset, size)
 
     async def write(self, number: int, offset: int, data: bytes) -> int:
         handle = self.files[number]
-        on_behalf_of(handle.opener)
+        on_behalf_of(handle.opener.thread)
         self._own_changes += 1
         known = self.inodes.get(handle.inode)
-        believed = known.size if known is not None else 0
         if handle.flags & os.O_APPEND:
-            written = await handle.route.call(handle.append, offset, data, believed)
+            written = await handle.route.call(handle.append, offset, data, known)
         else:
             written = await handle.route.call(handle.route.changing.write, handle.node, offset, data)
         if known is not None:
             known.size = max(known.size, offset + written)
             if known.sets_id and not handle.privileged:
                 await self._disarm(handle, known)
+            if known.capable and handle.direct:
+                known.capable = False
+                await handle.route.call(discharge, handle.route.volume, handle.route.changing, handle.node)
         return written
 
     def _truncated(self, inode: int, attr: Attr) -> None:
         known = self.inodes.get(inode)
         if known is not None and known.sets_id and self.invalidation.kernel is not None:
             self.invalidation.kernel.invalidate_inode(inode, attributes_only=True)  # its mode may be another one
+        if known is not None:
+            known.capable = False  # what there was the kernel has taken before it opened the file to be emptied
         self.inodes.told(inode, attr)
 
     async def _disarm(self, handle: FileHandle, known: KnownInode) -> None:
         known.sets_id = False
-        await handle.route.call(disarm, handle.route.volume, handle.route.changing, handle.node)
+        await handle.route.call(disarm, handle.route.volume, handle.route.changing, handle.node, handle.opener)
         if self.invalidation.kernel is not None:
             self.invalidation.kernel.invalidate_inode(handle.inode, attributes_only=True)
 
     async def flush(self, number: int) -> None:
         handle = self.files[number]
-        on_behalf_of(handle.opener)
+        on_behalf_of(handle.opener.thread)
         if not handle.route.volume.features.random_writes:
             await handle.route.call(handle.route.changing.flush, handle.node)
 
     async def fsync(self, number: int, datasync: bool) -> None:
         handle = self.files[number]
-        on_behalf_of(handle.opener)
+        on_behalf_of(handle.opener.thread)
         await handle.route.offload.sync(partial(handle.route.changing.fsync, handle.node, datasync))
 
     async def release(self, number: int) -> None:

@@ -10,13 +10,10 @@ from typing import Generic, NamedTuple, TypeVar
 
 from fusebackend.protocol import Attr
 from fusebackend.vfs import request
+from fusebackend.vfs.inodes import KnownInode
 from fusebackend.vfs.mounttree import Junction, Route
 
 Handle = TypeVar("Handle", "FileHandle", "DirectoryHandle")
-
-
-PAGE_BYTES = 4096
-"""Pages of a mapping are written from a multiple of this on. The kernel's are as large or larger."""
 
 
 class OpenedFile(NamedTuple):
@@ -32,7 +29,7 @@ class OpenedFile(NamedTuple):
 class FileHandle:
     """One open file."""
 
-    __slots__ = ("accessed", "flags", "inode", "node", "opened_at", "opener", "privileged", "route")
+    __slots__ = ("_privileged", "accessed", "direct", "flags", "inode", "node", "opened_at", "opener", "route")
 
     def __init__(self, inode: int, route: Route, node: int, flags: int) -> None:
         self.inode = inode
@@ -40,21 +37,28 @@ class FileHandle:
         self.node = node
         self.flags = flags  # of open(2)
         self.accessed = False  # the access time has moved, and the kernel does not know
+        self.direct = False  # its writes pass the kernel's page cache by
         self.opened_at = time.monotonic()
-        opener = request.current()
-        self.opener = opener.thread
-        self.privileged = opener.uid == 0  # may write to a file that runs as its owner, and leave it one
+        self.opener = request.current()
+        self._privileged: bool | None = None
 
-    def append(self, offset: int, data: bytes, believed_size: int) -> int:
-        """A write with O_APPEND: the end of the file is decided here, where all writers meet, and not by the size that
-        the kernel believes, which is where it has put `offset`.
+    @property
+    def privileged(self) -> bool:
+        """May whoever has opened it write to a file that runs as its owner, and leave it one?"""
+        if self._privileged is None:
+            self._privileged = self.opener.can(request.CAP_FSETID)
+        return self._privileged
 
-        Except for pages of a shared mapping: they go where they are mapped, which is always before that size. It may
-        have become known after the kernel has put `offset` at another one, so that alone would not do.
+    def append(self, offset: int, data: bytes, believed: KnownInode | None) -> int:
+        """A write through a handle that was opened with O_APPEND: the end of the file is decided here, where all
+        writers meet, and not by the size that the kernel believes, which is where it has put `offset`.
+
+        Elsewhere go only pages of a shared mapping, where they are mapped, and what is written after `fcntl` has taken
+        O_APPEND back, of which a server is not told.
         """
-        if offset < believed_size and offset % PAGE_BYTES == 0:
-            return self.route.changing.write(self.node, offset, data)
-        return self.route.changing.append(self.node, data)
+        if believed is None or believed.may_end_at(offset):
+            return self.route.changing.append(self.node, data)
+        return self.route.changing.write(self.node, offset, data)
 
 
 def passes_page_cache(flags: int, mode: int) -> bool:

@@ -46,19 +46,48 @@ class Entry(NamedTuple):
 class KnownInode:
     """What the mount remembers of an inode the kernel knows."""
 
-    __slots__ = ("filled", "is_dir", "lookups", "name", "opens", "parent", "sets_id", "size", "version")
+    __slots__ = (
+        "capable", "earlier_sizes", "filled", "is_dir", "lookups", "name", "opens", "parent", "sets_id", "size",
+        "version",
+    )  # fmt: skip
 
     def __init__(self, is_dir: bool) -> None:
         self.is_dir = is_dir
         self.lookups = 0
         self.opens = 0  # open handles
         self.filled = False  # the kernel was given the file's pages, see `filling.py`
-        self.sets_id = False  # it may have set-user-ID or set-group-ID bits, see `setid.py`
+        self.sets_id = False  # it may have set-user-ID or set-group-ID bits …
+        self.capable = True  # … or capabilities, see `setid.py`
         self.size = 0  # bytes, as the kernel believes: what it was told, or has written itself
+        self.earlier_sizes: tuple[int, ...] = ()  # what it believed before it was told another
         self.parent = 0  # the directory in which it was last found …
         self.name = b""  # … and by which name; see `names.py`
         self.version: object = None  # of the data in the kernel's page cache; see `cache.py`
 
+    def told(self, attr: Attr) -> None:
+        """The kernel is told these attributes."""
+        if attr.size != self.size:
+            if self.lookups:
+                self.earlier_sizes = (*self.earlier_sizes[1 - EARLIER_SIZES :], self.size)
+            self.size = attr.size
+        self.sets_id = bool(attr.mode & SET_ID)
+
+    def may_end_at(self, offset: int) -> bool:
+        """Did the kernel take this offset for the end of the file, when it sent what has just arrived?
+
+        It may have been told another size since then, but not when the offset is one that pages of a mapping have,
+        which are written where they are.
+        """
+        if offset == self.size:
+            return True
+        return offset in self.earlier_sizes and not (offset < self.size and offset % PAGE_BYTES == 0)
+
+
+EARLIER_SIZES = 4
+"""So many changes of a file's size may be told of while one write is on its way."""
+
+PAGE_BYTES = 4096
+"""Pages of a mapping are written from a multiple of this on. The kernel's are as large or larger."""
 
 OTHER_NAMES = 8
 """Names of a file with several that are kept besides the last one, in case that one goes."""
@@ -100,9 +129,8 @@ class InodeTable:
             known.parent, known.name = parent, name
         elif known.name != name or known.parent != parent:
             self.renamed(inode, parent, name, attr)
+        known.told(attr)
         known.lookups += 1
-        known.size = attr.size
-        known.sets_id = bool(attr.mode & SET_ID)
 
     def renamed(self, inode: int, parent: int, name: bytes, attr: Attr) -> None:
         """An inode has another name, if the kernel knows it."""
@@ -118,8 +146,7 @@ class InodeTable:
         """The kernel is told the attributes of an inode it knows."""
         known = self._known.get(inode)
         if known is not None:
-            known.size = attr.size
-            known.sets_id = bool(attr.mode & SET_ID)
+            known.told(attr)
 
     def is_same(self, inode: int, version: object) -> bool:
         """Is this the version of the data that was opened before? From now on it is."""

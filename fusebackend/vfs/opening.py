@@ -13,7 +13,7 @@ def open_node(handle: FileHandle, truncate: bool) -> Attr:
     attr = route.volume.open(node, handle.flags)
     try:
         if truncate:
-            empty = disarming(route.volume, node, AttrChanges(size=0), handle.privileged)
+            empty = disarming(route.volume, node, AttrChanges(size=0), handle.opener)
             return route.changing.setattr(node, empty)
         return route.volume.getattr(node) if attr is None else attr
     except BaseException:

@@ -15,6 +15,9 @@ from typing import NamedTuple
 
 _KILLED = 1 << (signal.SIGKILL - 1)
 
+CAP_FOWNER, CAP_FSETID = 3, 4
+"""Capabilities by their numbers (linux/capability.h)."""
+
 
 class Request(NamedTuple):
     """What is asked, by which thread (0 for the kernel's own, or where it is not known) and which user."""
@@ -22,18 +25,32 @@ class Request(NamedTuple):
     verb: str
     thread: int = 0
     uid: int = 0
+    gid: int = 0
 
     @property
     def is_abandoned(self) -> bool:
         """Has whoever waits for the answer been killed?"""
+        pending = self._status(b"SigPnd:")
+        return bool(pending and int(pending[0], 16) & _KILLED)  # if it has ended, somebody else waits for this
+
+    def can(self, capability: int) -> bool:
+        """Has the thread this capability? Where that is not to be found out, root has all and others none."""
+        effective = self._status(b"CapEff:")
+        return bool(int(effective[0], 16) >> capability & 1) if effective else self.uid == 0
+
+    def is_in(self, group: int) -> bool:
+        """Is the user in a group, by its first one or by the others that the thread has?"""
+        return self.gid == group or b"%d" % group in (self._status(b"Groups:") or ())
+
+    def _status(self, field: bytes) -> list[bytes] | None:
+        """The words of a line in the thread's /proc/…/status; None when it is not known or has ended."""
         if self.thread == 0:
-            return False
+            return None
         try:
             with open(f"/proc/{self.thread}/status", "rb") as status:
-                pending = next((line for line in status if line.startswith(b"SigPnd:")), b"SigPnd: 0")
+                return next((line.split()[1:] for line in status if line.startswith(field)), None)
         except OSError:
-            return False  # it has ended: then it was not waiting for this, and somebody else is
-        return bool(int(pending.split()[1], 16) & _KILLED)
+            return None
 
 
 NOBODYS = Request("a call")
@@ -46,9 +63,9 @@ def current() -> Request:
     return _current.get()
 
 
-def answer(verb: str, thread: int, uid: int) -> None:
+def answer(verb: str, thread: int, uid: int, gid: int = 0) -> None:
     """This task answers another request from now on."""
-    _current.set(Request(verb, thread, uid))
+    _current.set(Request(verb, thread, uid, gid))
 
 
 def on_behalf_of(thread: int) -> None:

@@ -1,8 +1,10 @@
-"""Who changes a file takes away its power to run as somebody else: the set-user-ID and set-group-ID bits.
+"""Who changes a file takes away its power to run as somebody else: the set-user-ID and set-group-ID bits, capabilities.
 
 POSIX has the bits cleared by chown, and by write and truncate of a process without privileges. The kernel would ask for
 two more requests around each write to do so itself; a mount that agrees on FUSE_HANDLE_KILLPRIV_V2 does it here instead
-(`mount/handshake.py`). A process has the privilege (CAP_FSETID) if it is root's, as far as a request says.
+(`mount/handshake.py`), by Linux's rules (fs/attr.c, `setattr_should_drop_suidgid`): a set-group-ID bit without the
+right to execute goes only where whoever changes the file is not in its group. A process has the privilege if it has the
+capability CAP_FSETID, as root's mostly have.
 """
 
 from __future__ import annotations
@@ -10,39 +12,60 @@ from __future__ import annotations
 import stat
 from typing import TYPE_CHECKING
 
-from fusebackend.protocol import AttrChanges, Volume
+from fusebackend.protocol import Attr, AttrChanges, Volume
+from fusebackend.vfs.request import CAP_FOWNER, CAP_FSETID, Request
 
 if TYPE_CHECKING:
     from fusebackend.vfs.reporting import ReportingVolume
 
-
 SET_ID = stat.S_ISUID | stat.S_ISGID
 
-
-def sets_id(mode: int) -> bool:
-    """Is it a file that runs as its owner or its group? A set-group-ID bit without the right to execute is another
-    thing (mandatory locking, once) and stays."""
-    return stat.S_ISREG(mode) and bool(mode & stat.S_ISUID or (mode & stat.S_ISGID and mode & stat.S_IXGRP))
+CAPABILITY = b"security.capability"
+"""The extended attribute in which a file has capabilities (capabilities(7))."""
 
 
-def _harmless(mode: int) -> int:
-    mode &= ~stat.S_ISUID
-    return mode & ~stat.S_ISGID if mode & stat.S_IXGRP else mode
+def _harmless(attr: Attr, who: Request) -> int:
+    """The mode that is left of a file when somebody changes it."""
+    mode = stat.S_IMODE(attr.mode) & ~stat.S_ISUID
+    if mode & stat.S_ISGID and (mode & stat.S_IXGRP or not (who.is_in(attr.gid) or who.can(CAP_FSETID))):
+        mode &= ~stat.S_ISGID
+    return mode
 
 
-def disarm(volume: Volume, changing: Volume | ReportingVolume, node: int) -> None:
-    """Clear the bits of a file that was written to, by the face of its volume for changes."""
-    mode = volume.getattr(node).mode
-    if sets_id(mode):
-        changing.setattr(node, AttrChanges(mode=_harmless(stat.S_IMODE(mode))))
+def disarm(volume: Volume, changing: Volume | ReportingVolume, node: int, who: Request) -> None:
+    """Clear the bits of a file that was written to by an unprivileged process, by its volume's face for changes."""
+    attr = volume.getattr(node)
+    if stat.S_ISREG(attr.mode) and attr.mode & SET_ID:
+        mode = _harmless(attr, who)
+        if mode != stat.S_IMODE(attr.mode):
+            changing.setattr(node, AttrChanges(mode=mode))
 
 
-def disarming(volume: Volume, node: int, changes: AttrChanges, privileged: bool) -> AttrChanges:
-    """`changes` of a file's size or owner, with what they have to do to its mode."""
-    taken = changes.uid is not None or changes.gid is not None
-    if changes.mode is not None or not (taken or (changes.size is not None and not privileged)):
+def disarming(volume: Volume, node: int, changes: AttrChanges, who: Request) -> AttrChanges:
+    """`changes` of a file's size or owner, with what they have to do to its mode.
+
+    No change at all is what the kernel makes of `chown(path, -1, -1)`, and of what it does before some writes, so it is
+    no error where it is not the caller's to make.
+    """
+    nothing = changes == AttrChanges()
+    taken = nothing or changes.uid is not None or changes.gid is not None
+    if changes.mode is not None or not (taken or changes.size is not None):
         return changes
-    mode = volume.getattr(node).mode
+    attr = volume.getattr(node)
     # A change of owner clears the bits of everything but directories, where they mean something else (chown(2)).
-    armed = taken and not stat.S_ISDIR(mode) and mode & SET_ID
-    return changes._replace(mode=_harmless(stat.S_IMODE(mode))) if armed or sets_id(mode) else changes
+    if not attr.mode & SET_ID or stat.S_ISDIR(attr.mode) or not (taken or stat.S_ISREG(attr.mode)):
+        return changes
+    if not taken and who.can(CAP_FSETID):
+        return changes
+    mode = _harmless(attr, who)
+    if mode == stat.S_IMODE(attr.mode):
+        return changes
+    if nothing and who.uid != attr.uid and not who.can(CAP_FOWNER):
+        return changes
+    return changes._replace(mode=mode)
+
+
+def discharge(volume: Volume, changing: Volume | ReportingVolume, node: int) -> None:
+    """Take the capabilities of a file that was written to. The kernel does, where a write takes its page cache."""
+    if volume.features.xattrs and CAPABILITY in volume.listxattr(node):
+        changing.removexattr(node, CAPABILITY)

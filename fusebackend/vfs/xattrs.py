@@ -10,6 +10,7 @@ from fusebackend.vfs.inodes import ROOT_INODE
 from fusebackend.vfs.mounttree import MountTree, Route
 from fusebackend.vfs.places import Places
 from fusebackend.vfs.request import current
+from fusebackend.vfs.setid import CAPABILITY
 
 STATUS_XATTR = b"user.fusebackend.status"
 """Read from the mount's root, it is the JSON of `fusebackend status`. Never listed, so that `cp -a` leaves it alone."""
@@ -42,6 +43,9 @@ class ExtendedAttributes(Places):
         route, node = await self._place(inode, make=True)
         route.check_writable()
         _check(route, name)
+        known = self.inodes.get(inode)
+        if name == CAPABILITY and known is not None:
+            known.capable = True
         await route.call(route.changing.setxattr, node, name, value)
 
     async def listxattr(self, inode: int) -> list[bytes]:

@@ -45,6 +45,16 @@ def test_a_plain_directory(tmp_path: Path, seed: int) -> None:
     _share(tmp_path / "shared", seed, STEPS)
 
 
+def test_a_file_that_others_make_larger_than_the_exerciser_would(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+
+    def grow(expected: bytes) -> bytes:
+        path.write_bytes(expected + bytes(9000))
+        return path.read_bytes()
+
+    Exerciser(path, SEED, largest=5000, others={"grow": grow}).run(3000)
+
+
 @pytest.mark.slow
 def test_one_process(serve: Serve, url: str) -> None:
     server = serve(url, limit_s=LIMIT_S)

@@ -49,7 +49,7 @@ class TestDirectory(Mounted):
     """Bound by what the disk below can do: here as narrow as ext4."""
 
     url = "dir:{tmp}/files"
-    limits = Limits(huge_files=False, xattr_value_bytes=3000, other_users=bool(OPTIONS))
+    limits = Limits(huge_files=False, xattr_value_bytes=3000, other_users=bool(OPTIONS), noatime=False)
 
 
 class TestForeign(Mounted):
@@ -66,7 +66,7 @@ class TestForeign(Mounted):
 class TestPostgres(Mounted):
     """Each operation is two round trips, so there are fewer entries where there are many."""
 
-    limits = Limits(many_entries=500, other_users=bool(OPTIONS))
+    limits = Limits(many_entries=500, other_users=bool(OPTIONS), noatime=False)
 
     @pytest.fixture(scope="class")
     @classmethod

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
+from functools import partial
 from pathlib import Path
 
+import pytest
+
 from fusebackend.testing.posix.case import Case, fails, needs, opened
+
+CAPABILITIES = bytes.fromhex("0100000200040000000000000000000000000000")
+"""cap_net_bind_service, effective and permitted, as setcap(8) writes it."""
 
 
 class ExtendedAttributeCases(Case):
@@ -131,6 +137,40 @@ class ExtendedAttributeCases(Case):
             os.setxattr(d / "link", "user.a", b"1", follow_symlinks=False)
         os.setxattr(d / "link", "user.a", b"1")
         assert os.getxattr(d / "file", "user.a") == b"1"
+
+
+    @needs("xattrs", "root")
+    @pytest.mark.parametrize(
+        "flags", [os.O_WRONLY, os.O_RDWR, os.O_WRONLY | os.O_APPEND, os.O_RDWR | os.O_APPEND, os.O_WRONLY | os.O_TRUNC]
+    )
+    def test_a_write_takes_the_capabilities_of_a_file(self, d: Path, flags: int) -> None:
+        for _ in range(2):  # the second time the file is known
+            (d / "file").write_bytes(b"x")
+            os.setxattr(d / "file", "security.capability", CAPABILITIES)
+            assert os.getxattr(d / "file", "security.capability") == CAPABILITIES
+            with opened(d / "file", flags) as fd:
+                os.write(fd, b"changed")
+            with fails(errno.ENODATA):
+                os.getxattr(d / "file", "security.capability")
+
+    @needs("xattrs", "root")
+    def test_a_write_takes_capabilities_that_were_set_meanwhile(self, d: Path) -> None:
+        with opened(d / "file", os.O_WRONLY | os.O_CREAT) as fd:
+            for _ in range(2):
+                os.write(fd, b"x")
+                os.setxattr(d / "file", "security.capability", CAPABILITIES)
+                os.write(fd, b"y")
+                with fails(errno.ENODATA):
+                    os.getxattr(d / "file", "security.capability")
+
+    @needs("xattrs", "root")
+    def test_truncate_and_chown_take_the_capabilities_of_a_file(self, d: Path) -> None:
+        (d / "file").write_bytes(b"xyz")
+        for change in (partial(os.truncate, d / "file", 1), partial(os.chown, d / "file", 5, 5)):
+            os.setxattr(d / "file", "security.capability", CAPABILITIES)
+            change()
+            with fails(errno.ENODATA):
+                os.getxattr(d / "file", "security.capability")
 
 
 def _listed(path: Path) -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fusebackend.testing.posix.case import Case, fails, fork, needs, opened, umask
+from fusebackend.testing.posix.case import Case, as_user, fails, fork, needs, opened, umask
 
 
 class OpenCases(Case):
@@ -163,6 +163,38 @@ class OpenCases(Case):
             fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
             os.write(fd, b"-end")
         assert (d / "file").read_bytes() == b"start-end"
+
+    @pytest.mark.parametrize("access", [os.O_WRONLY, os.O_RDWR])
+    def test_o_append_taken_back_by_fcntl(self, d: Path, access: int) -> None:
+        (d / "file").write_bytes(b"start")
+        with opened(d / "file", access | os.O_APPEND) as fd:
+            os.write(fd, b"-one")
+            fcntl.fcntl(fd, fcntl.F_SETFL, 0)
+            os.pwrite(fd, b"S", 0)
+            assert os.lseek(fd, 0, os.SEEK_CUR) == 9
+            os.lseek(fd, 6, os.SEEK_SET)
+            os.write(fd, b"ONE-and-more")
+            os.pwrite(fd, b"far", 20)
+            fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)
+            os.lseek(fd, 0, os.SEEK_SET)
+            os.write(fd, b"-end")
+        assert (d / "file").read_bytes() == b"Start-ONE-and-more\0\0far-end"
+
+    @needs("persistent_modes", "noatime")
+    @pytest.mark.parametrize("size", [100, 300_000])
+    def test_o_noatime_leaves_the_access_time(self, d: Path, size: int) -> None:
+        (d / "file").write_bytes(b"x" * size)
+        os.utime(d / "file", ns=(10**18, 2 * 10**18))
+        with opened(d / "file", os.O_RDONLY | os.O_NOATIME) as fd:
+            assert os.read(fd, 10) == b"x" * 10
+            assert os.fstat(fd).st_atime_ns == 10**18
+        assert (d / "file").stat().st_atime_ns == 10**18
+
+    @needs("root", "persistent_modes", "other_users")
+    def test_o_noatime_is_for_the_owner(self, d: Path) -> None:
+        (d / "file").write_bytes(b"x")
+        with fails(errno.EPERM):
+            as_user(d, lambda: os.open("file", os.O_RDONLY | os.O_NOATIME))
 
     def test_read_on_a_handle_opened_write_only_is_ebadf(self, d: Path) -> None:
         (d / "file").write_bytes(b"secret")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fusebackend.testing.posix.case import NOBODY, Case, as_user, fails, needs, opened
+from fusebackend.testing.posix.case import NOBODY, Case, as_user, drop_capabilities, fails, in_child, needs, opened
 
 OTHER = 12345
 
@@ -252,6 +252,55 @@ class OwnershipCases(Case):
 
         as_user(d, write)
         assert stat.S_IMODE((d / "file").stat().st_mode) == 0o755
+
+    @needs("root", "persistent_modes", "other_users")
+    @pytest.mark.parametrize("how", CHANGES_OF_CONTENTS)
+    @pytest.mark.parametrize(
+        ("group", "groups", "left"), [(0, (), 0o666), (OTHER, (), 0o666), (OTHER, (OTHER,), 0o2666)]
+    )
+    def test_a_stranger_to_the_group_clears_its_bit(
+        self, d: Path, how: str, group: int, groups: tuple[int, ...], left: int
+    ) -> None:
+        """A set-group-ID bit without the right to execute stays where whoever changes the file is in the group."""
+        (d / "file").write_bytes(b"x" * 100)
+        os.chown(d / "file", OTHER, group)
+        os.chmod(d / "file", 0o2666)
+        as_user(d, lambda: CHANGES_OF_CONTENTS[how]("file"), groups=groups)
+        assert oct(stat.S_IMODE((d / "file").stat().st_mode)) == oct(left)
+
+    @needs("root", "persistent_modes")
+    @pytest.mark.parametrize("how", CHANGES_OF_CONTENTS)
+    def test_root_without_its_capabilities_clears_the_bits(self, d: Path, how: str) -> None:
+        (d / "file").write_bytes(b"x" * 100)
+        os.chmod(d / "file", 0o6755)
+
+        def change() -> None:
+            drop_capabilities()
+            CHANGES_OF_CONTENTS[how](str(d / "file"))
+
+        in_child(change)
+        assert oct(stat.S_IMODE((d / "file").stat().st_mode)) == oct(0o755)
+
+    @needs("root", "persistent_modes", "other_users", "special_files")
+    @pytest.mark.parametrize("kind", [stat.S_IFREG, stat.S_IFIFO])
+    @pytest.mark.parametrize(("mode", "left"), [(0o6755, 0o755), (0o2755, 0o755), (0o4644, 0o644), (0o755, 0o755)])
+    def test_chown_to_nobody_in_particular_clears_the_bits(self, d: Path, kind: int, mode: int, left: int) -> None:
+        """`chown` with -1 for both changes no owner, and counts as a change (POSIX, chown())."""
+        for uid in (0, NOBODY):
+            os.mknod(d / "file", kind | 0o644)
+            os.chown(d / "file", NOBODY, NOBODY)
+            os.chmod(d / "file", mode)
+            as_user(d, lambda: os.chown("file", -1, -1), uid=uid)
+            assert oct(stat.S_IMODE((d / "file").stat().st_mode)) == oct(left)
+            os.unlink(d / "file")
+
+    @needs("root", "persistent_modes")
+    def test_chown_leaves_the_bits_of_a_directory(self, d: Path) -> None:
+        (d / "dir").mkdir()
+        os.chmod(d / "dir", 0o6755)
+        os.chown(d / "dir", OTHER, OTHER)
+        os.chown(d / "dir", -1, -1)
+        assert stat.S_IMODE((d / "dir").stat().st_mode) == 0o6755
 
     @needs("root", "persistent_modes", "other_users")
     def test_setgid_is_dropped_for_a_group_one_is_not_in(self, d: Path) -> None:
