@@ -56,7 +56,8 @@ class _EagerLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._held = False
-        self._waiting.unpark()
+        if self._waiting:
+            self._waiting.unpark()
 
 
 class _Lowlevel:
@@ -83,12 +84,15 @@ class _Lowlevel:
             await self.handshake.go_on()
         self._served += 1
         if self._served < BURST:
-            give_up = time.perf_counter() + SPIN_S
-            while True:
-                if self._poll.poll(0):
-                    return
-                if time.perf_counter() > give_up:
+            give_up = 0.0
+            while not self._poll.poll(0):
+                now = time.perf_counter()
+                if not give_up:
+                    give_up = now + SPIN_S
+                elif now > give_up:
                     break
+            else:
+                return
         self._served = 0
         await trio.lowlevel.wait_readable(descriptor)
 
