@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import obstore
 import pytest
@@ -15,9 +19,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from obstore.store import LocalStore, MemoryStore
 from services.losing import LosingS3
+from services.s3 import Bucket
 
-from fusebackend.backends.objectstore import upload
+from fusebackend.backends import S3Backend
+from fusebackend.backends.objectstore import multipart, upload
 from fusebackend.backends.objectstore.failures import object_errors
+from fusebackend.backends.objectstore.s3extras import S3Extras
 from fusebackend.backends.objectstore.upload import UPLOAD_ATTRIBUTE, WriteBuffer, put
 
 MIB = 1 << 20
@@ -29,15 +36,20 @@ def server() -> Iterator[LosingS3]:
         yield server
 
 
-class _Closed(WriteBuffer):
-    """Closes its file when it is no longer used: for tests that upload and forget."""
+_made: list[WriteBuffer] = []
 
-    def __del__(self) -> None:
-        self.close()
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    """For tests that upload and forget."""
+    yield
+    while _made:
+        _made.pop().close()
 
 
 def buffer_of(data: bytes) -> WriteBuffer:
-    buffer = _Closed()
+    buffer = WriteBuffer()
+    _made.append(buffer)
     buffer.write(0, data)
     return buffer
 
@@ -301,7 +313,7 @@ def test_errors_of_others_pass_unchanged() -> None:
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Uploads of more than 9 MiB in parts of 5 MiB, which is the smallest that S3 has."""
     monkeypatch.setattr(upload, "MULTIPART_BYTES", 9 * MIB)
-    monkeypatch.setattr(upload, "PART_BYTES", 5 * MIB)
+    monkeypatch.setattr(multipart, "PART_BYTES", 5 * MIB)
     monkeypatch.setattr(upload, "SINGLE_BYTES", 12 * MIB)
 
 
@@ -361,6 +373,128 @@ def test_an_object_that_changes_during_an_upload_in_parts_is_a_conflict(
     assert lost.value.errno == errno.ESTALE
     assert content(store, "key") == b"somebody else's"
     assert server.unfinished == {}, "an upload that failed was not aborted"
+
+
+@pytest.fixture
+def extras(server: LosingS3, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Extras]:
+    """What makes uploads in parts conditional, in no time."""
+    monkeypatch.setattr(multipart, "PAUSE_S", 0.001)
+    with contextlib.closing(server.extras("bucket")) as extras:
+        yield extras
+
+
+def test_in_s3_a_conditional_upload_goes_in_parts_too(server: LosingS3, extras: S3Extras, small_parts: None) -> None:
+    store, data = server.store("bucket"), os.urandom(11 * MIB)
+    made = put(store, "key", buffer_of(data), create=True, attributes={"mode": "33188"}, extras=extras)
+    assert (server.objects["key"].data, made.etag) == (data, server.objects["key"].etag)
+    assert obstore.get(store, "key").attributes["mode"] == "33188"
+    assert sum("partNumber" in request for request in server.requests) == 3
+    replaced = put(store, "key", buffer_of(data[1:]), if_match=made.etag, extras=extras)
+    assert server.objects["key"].data == data[1:] and replaced.size == len(data) - 1
+    for condition in ({"create": True}, {"if_match": made.etag}):
+        with pytest.raises(OSError) as lost:
+            put(store, "key", buffer_of(data), extras=extras, **condition)  # type: ignore[arg-type]
+        assert lost.value.errno == errno.ESTALE
+    assert server.objects["key"].data == data[1:] and server.unfinished == {}
+
+
+@pytest.mark.parametrize("heeds", [True, False], ids=["S3", "a service that ignores conditions there"])
+@pytest.mark.parametrize("gone", [True, False])
+def test_who_changes_an_object_during_an_upload_in_parts_is_not_overwritten(
+    server: LosingS3, extras: S3Extras, small_parts: None, monkeypatch: pytest.MonkeyPatch, heeds: bool, gone: bool
+) -> None:
+    store, data = server.store("bucket"), os.urandom(11 * MIB)
+    made = put(store, "key", buffer_of(b"first"), create=True)
+    server.heeds = heeds
+    put_part, sent = S3Extras.put_part, []
+
+    def change(self: S3Extras, *args: Any) -> str:
+        sent.append(args)
+        if len(sent) == 2:
+            obstore.delete(store, "key") if gone else obstore.put(store, "key", b"somebody else's")
+        return put_part(self, *args)
+
+    monkeypatch.setattr(S3Extras, "put_part", change)
+    with pytest.raises(OSError) as lost:
+        put(store, "key", buffer_of(data), if_match=made.etag, extras=extras)
+    assert lost.value.errno == errno.ESTALE
+    assert "key" not in server.objects if gone else content(store, "key") == b"somebody else's"
+    assert server.unfinished == {}
+
+
+def test_a_part_that_is_lost_is_sent_again(server: LosingS3, extras: S3Extras, small_parts: None) -> None:
+    data = os.urandom(11 * MIB)
+    server.spoil("cut", "cut")
+    put(server.store("bucket"), "key", buffer_of(data), create=True, extras=extras)
+    assert server.objects["key"].data == data and server.unfinished == {}
+
+
+@pytest.mark.parametrize(("faults", "number"), [(["", "", "full"], errno.ENOSPC), (["cut"] * 9, errno.ECONNRESET)])
+def test_no_parts_are_left_of_an_upload_that_fails(
+    server: LosingS3, extras: S3Extras, small_parts: None, faults: list[str], number: int
+) -> None:
+    store = server.store("bucket")
+    made = put(store, "key", buffer_of(b"before"), create=True)
+    server.spoil(*faults)
+    with pytest.raises(OSError) as refusal:
+        put(store, "key", buffer_of(os.urandom(11 * MIB)), if_match=made.etag, extras=extras)
+    assert refusal.value.errno == number
+    assert content(store, "key") == b"before" and server.unfinished == {}
+
+
+def test_the_lost_answer_to_the_last_request_is_no_conflict(
+    server: LosingS3, extras: S3Extras, small_parts: None
+) -> None:
+    store, data = server.store("bucket"), os.urandom(11 * MIB)
+    server.lose("after")
+    done = put(store, "key", buffer_of(data), create=True, extras=extras)
+    assert server.objects["key"] == (data, done.etag, server.objects["key"].attributes)
+
+
+@pytest.mark.services
+def test_a_real_service_heeds_the_condition_on_the_last_request(bucket: Bucket, small_parts: None) -> None:
+    data = os.urandom(11 * MIB)
+    with S3Backend(bucket.name, **bucket.options()) as backend:
+        store, extras = backend.volume.bucket.store, backend.volume.bucket.extras
+        condition = {"if-none-match": "*"}
+        etag = multipart.send_in_parts(extras, "key", memoryview(data), {"mode": "33188"}, condition, lambda: None)
+        assert obstore.head(store, "key")["e_tag"] == etag and content(store, "key") == data
+        assert bucket.attributes("key")["mode"] == "33188"
+        for wrong in (condition, {"if-match": '"another"'}):
+            with pytest.raises(OSError) as lost:
+                multipart.send_in_parts(extras, "key", memoryview(data), {}, wrong, lambda: None)
+            assert lost.value.errno == errno.ESTALE
+        assert b"<UploadId>" not in bucket.request("GET", "", {"uploads": ""}).body
+        again = put(store, "key", buffer_of(data[1:]), if_match=etag, extras=extras)
+        assert (again.size, content(store, "key")) == (len(data) - 1, data[1:])
+
+
+# -- a disk that is full ------------------------------------------------------------------------------------------
+
+FULL_DISK = """
+import os, resource, signal
+from fusebackend.backends.buffer import MEMORY_BYTES
+from fusebackend.backends.objectstore.upload import WriteBuffer
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+buffer, data = WriteBuffer(), os.urandom(MEMORY_BYTES)
+buffer.write(0, data)
+resource.setrlimit(resource.RLIMIT_FSIZE, (MEMORY_BYTES // 2, resource.RLIM_INFINITY))
+for _ in range(2):
+    try:
+        buffer.write(buffer.size, b"more")
+    except OSError as error:
+        print(type(error).__name__, error.errno)
+print(buffer.size == len(data) and buffer.read(0, buffer.size) == data)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+buffer.write(buffer.size, b"more")
+print(buffer.read(0, buffer.size) == data + b"more")
+"""
+
+
+def test_a_buffer_that_finds_the_disk_full_on_the_way_there_keeps_its_bytes() -> None:
+    done = subprocess.run([sys.executable, "-c", FULL_DISK], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines() == [f"OSError {errno.EFBIG}"] * 2 + ["True", "True"]
 
 
 def test_every_upload_has_a_name_of_its_own() -> None:

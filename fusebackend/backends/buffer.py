@@ -73,7 +73,9 @@ class Buffer:
         if self._file is None and size > self._spill_bytes:
             file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed by `close`
             try:
-                file.write(self._memory)
+                view = memoryview(self._memory)
+                while view:  # a disk that is nearly full takes a part of it, and says so only the next time
+                    view = view[file.write(view) :]
             except BaseException:
                 file.close()
                 raise

@@ -5,8 +5,10 @@
         server.lose("after")          # the next upload is done, and its connection is cut before the answer
         server.lose("before")         # ... is not done, and its connection is cut
         server.refuse(507, "QuotaExceeded")   # every upload is answered so, until `accept`
+    server.spoil("cut", "", "full")       # the next parts: lost, taken, refused with ENOSPC's code
 
-It keeps what it was asked (`requests`), its objects (`objects`) and the unfinished multipart uploads (`unfinished`).
+With `heeds = False` it ignores conditions on the last request of an upload in parts, as moto does. It keeps what it was
+asked (`requests`), its objects (`objects`) and the unfinished multipart uploads (`unfinished`).
 It is no opinion on S3: for that there are SeaweedFS and moto.
 """
 
@@ -22,6 +24,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from fusebackend.backends.objectstore.s3client import S3Client
+from fusebackend.backends.objectstore.s3extras import S3Extras
 
 MODIFIED = "Sat, 21 Nov 2026 12:00:00 GMT"
 
@@ -51,6 +56,8 @@ class LosingS3:
         self.requests: list[str] = []
         self.lock = threading.Lock()
         self.faults: list[str] = []
+        self.part_faults: list[str] = []
+        self.heeds = True
         self.refusal: tuple[int, str] | None = None
         self._server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"service": self}))
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
@@ -63,6 +70,11 @@ class LosingS3:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(10)
+
+    def extras(self, bucket: str) -> S3Extras:
+        """What goes past obstore."""
+        endpoint = f"http://127.0.0.1:{self._server.server_port}"
+        return S3Extras(S3Client(endpoint, "us-east-1", "access", "secret"), bucket, "")
 
     def store(self, bucket: str) -> Any:
         from obstore.store import S3Store
@@ -84,6 +96,10 @@ class LosingS3:
     def lose(self, *faults: str) -> None:
         with self.lock:
             self.faults.extend(faults)
+
+    def spoil(self, *faults: str) -> None:
+        with self.lock:
+            self.part_faults.extend(faults)
 
     def refuse(self, status: int, code: str) -> None:
         self.refusal = (status, code)
@@ -127,6 +143,14 @@ class _Handler(BaseHTTPRequestHandler):
     def do_PUT(self) -> None:
         key, query, body = self._begin()
         if "uploadId" in query:
+            with self.service.lock:
+                fault = self.service.part_faults.pop(0) if self.service.part_faults else ""
+            if fault == "cut":
+                self._cut()
+                return
+            if fault == "full":
+                self._refuse(507, "QuotaExceeded")
+                return
             self.service.unfinished[query["uploadId"][0]][int(query["partNumber"][0])] = body
             self._answer(200, ETag=f'"{hashlib.md5(body).hexdigest()}"')
             return
@@ -139,13 +163,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(*self.service.refusal)
             return
         with self.service.lock:
-            there = self.service.objects.get(key)
-            if self.headers.get("If-None-Match") == "*" and there is not None:
-                status, code = 412, "PreconditionFailed"
-            elif (wanted := self.headers.get("If-Match")) is not None and (there is None or there.etag != wanted):
-                status, code = (412, "PreconditionFailed") if there is not None else (404, "NoSuchKey")
-            else:
-                status, code = 200, ""
+            status, code = self._judged(key)
+            if status == 200:
                 etag = self._store(key, body)
         if fault == "after":
             self._cut()
@@ -155,6 +174,15 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, ETag=etag)
         else:
             self._refuse(status, code)
+
+    def _judged(self, key: str) -> tuple[int, str]:
+        """The answer to an upload, by its condition."""
+        there = self.service.objects.get(key)
+        if self.headers.get("If-None-Match") == "*" and there is not None:
+            return 412, "PreconditionFailed"
+        if (wanted := self.headers.get("If-Match")) is not None and (there is None or there.etag != wanted):
+            return (412, "PreconditionFailed") if there is not None else (404, "NoSuchKey")
+        return 200, ""
 
     def _store(self, key: str, body: bytes, attributes: dict[str, str] | None = None) -> str:
         etag = f'"{hashlib.md5(body).hexdigest()}"'
@@ -180,14 +208,26 @@ class _Handler(BaseHTTPRequestHandler):
                 self.service.attributes_of[upload] = self._attributes()
             self._answer(200, f"<R><UploadId>{upload}</UploadId></R>".encode())
             return
-        upload = query["uploadId"][0]
-        parts = self.service.unfinished.pop(upload)
+        self._end(key, query["uploadId"][0])
+
+    def _end(self, key: str, upload: str) -> None:
         with self.service.lock:
-            etag = self._store(
-                key, b"".join(parts[number] for number in sorted(parts)), self.service.attributes_of[upload]
-            )
-        body = f"<CompleteMultipartUploadResult><ETag>{etag}</ETag></CompleteMultipartUploadResult>"
-        self._answer(200, body.encode())
+            fault = self.service.faults.pop(0) if self.service.faults else ""
+            if upload not in self.service.unfinished:
+                status, code = 404, "NoSuchUpload"
+            else:
+                status, code = self._judged(key) if self.service.heeds else (200, "")
+            if status == 200:
+                parts = self.service.unfinished.pop(upload)
+                whole = b"".join(parts[number] for number in sorted(parts))
+                etag = self._store(key, whole, self.service.attributes_of[upload])
+        if fault == "after":
+            self._cut()
+        elif status == 200:
+            body = f"<CompleteMultipartUploadResult><ETag>{etag}</ETag></CompleteMultipartUploadResult>"
+            self._answer(200, body.encode())
+        else:
+            self._refuse(status, code)
 
     def do_DELETE(self) -> None:
         key, query, _ = self._begin()

@@ -24,8 +24,11 @@ ERRNO_OF_CODE: dict[str, int] = {
     "XMinioStorageFull": errno.ENOSPC,
     "EntityTooLarge": errno.EFBIG,
     "RequestTimeout": errno.ETIMEDOUT,  # the service waited for us: a stalled network
+    "PreconditionFailed": errno.ESTALE,
+    "ConditionalRequestConflict": errno.ESTALE,
     "SlowDown": errno.ETIMEDOUT,  # still so after all retries: EAGAIN would be a lie to a program that can't poll
     "NoSuchBucket": errno.ENOENT,
+    "NoSuchUpload": errno.EIO,  # it says nothing about the object
     "KeyTooLongError": errno.ENAMETOOLONG,
     "XMinioInvalidObjectName": errno.EINVAL,
 }
@@ -80,9 +83,11 @@ def object_errors(key: str) -> Iterator[None]:
 
 
 def errno_of(error: BaseException) -> int:
-    """The errno of one of obstore's exceptions; EIO when it tells nothing."""
+    """The errno of one of obstore's exceptions, or of an `OSError`; EIO when it tells nothing."""
     from obstore import exceptions
 
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno
     text = str(error)
     code = _CODE.search(text)
     if code is not None and code[1] in ERRNO_OF_CODE:

@@ -1,9 +1,9 @@
 """`S3Client`: signed requests to S3 for the few things that obstore has no words for.
 
 A key with an empty segment ends a listing of obstore's, whatever else is in it; it can't copy an object onto itself
-with other attributes; and it can neither see nor delete an object whose key ends with a slash. Everything else goes
-through obstore. AWS Signature Version 4 with the payload's hash, paths in the URL (not host names), and connections
-that are used again. Thread-safe.
+with other attributes; it can neither see nor delete an object whose key ends with a slash; and it can't make the last
+step of an upload in parts conditional. Everything else goes through obstore. AWS Signature Version 4 with the payload's
+hash, paths in the URL (not host names), and connections that are used again. Thread-safe.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import hashlib
 import hmac
 import http.client
 import re
+import socket
 import ssl
 from collections import deque
 from collections.abc import Mapping
@@ -56,7 +57,7 @@ class S3Client:
         method: str,
         path: str,
         query: Mapping[str, str] | None = None,
-        body: bytes = b"",
+        body: bytes | memoryview = b"",
         headers: Mapping[str, str] | None = None,
     ) -> Answer:
         """One request; `path` is quoted as it is to be sent. Raises `OSError` for any answer that is not 2xx."""
@@ -65,7 +66,10 @@ class S3Client:
         words = "&".join(f"{quote(name, safe='')}={quote(text, safe='')}" for name, text in pairs)
         signed = self._signed(method, path, words, body, headers or {})
         target = f"{path}?{words}" if words else path
-        status, answer = self._exchange(method, target, body, signed)
+        try:
+            status, answer = self._exchange(method, target, body, signed)
+        except OSError as error:
+            raise oserror(_errno_of(error), path) from error
         if 200 <= status < 300:
             return answer
         code = _CODE.search(answer.body)
@@ -74,7 +78,9 @@ class S3Client:
 
     # -- the wire ----------------------------------------------------------------------------------------------
 
-    def _exchange(self, method: str, target: str, body: bytes, headers: Mapping[str, str]) -> tuple[int, Answer]:
+    def _exchange(
+        self, method: str, target: str, body: bytes | memoryview, headers: Mapping[str, str]
+    ) -> tuple[int, Answer]:
         """A kept connection may have been closed by the other side: then a new one is tried, once."""
         try:
             kept = self._idle.pop()
@@ -86,21 +92,23 @@ class S3Client:
             return self._send(self._connection(), method, target, body, headers)
 
     def _send(
-        self, connection: http.client.HTTPConnection, method: str, target: str, body: bytes, headers: Mapping[str, str]
+        self,
+        connection: http.client.HTTPConnection,
+        method: str,
+        target: str,
+        body: bytes | memoryview,
+        headers: Mapping[str, str],
     ) -> tuple[int, Answer]:
         try:
             connection.request(method, target, body or None, dict(headers))
             response = connection.getresponse()
             content = response.read()
-        except http.client.RemoteDisconnected:
+        except OSError:
             connection.close()
             raise
         except http.client.HTTPException as error:
             connection.close()
             raise OSError(errno.EIO, f"{type(error).__name__}: {error}") from None
-        except OSError:
-            connection.close()
-            raise
         if response.will_close or len(self._idle) >= MAX_IDLE:
             connection.close()
         else:
@@ -119,7 +127,7 @@ class S3Client:
     # -- the signature -----------------------------------------------------------------------------------------
 
     def _signed(
-        self, method: str, path: str, words: str, body: bytes, headers: Mapping[str, str]
+        self, method: str, path: str, words: str, body: bytes | memoryview, headers: Mapping[str, str]
     ) -> dict[str, str]:
         """The headers with their signature (AWS, "Signature Version 4")."""
         now = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
@@ -140,3 +148,14 @@ class S3Client:
             f"AWS4-HMAC-SHA256 Credential={self._key}/{scope}, SignedHeaders={names}, Signature={key.hex()}"
         )
         return sent
+
+
+def _errno_of(error: OSError) -> int:
+    """Python's own errors of a connection have no errno, or one of another kind."""
+    if isinstance(error, (TimeoutError, socket.gaierror)):
+        return errno.ETIMEDOUT
+    if isinstance(error, http.client.RemoteDisconnected):
+        return errno.ECONNRESET
+    if isinstance(error, ssl.SSLError):
+        return errno.EIO
+    return error.errno or errno.EIO

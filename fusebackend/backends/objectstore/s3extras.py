@@ -7,23 +7,24 @@ from a machine's metadata service there are no extras, and the volume does witho
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
+import errno
+from collections.abc import Mapping, Sequence
 from urllib.parse import quote, unquote_plus
 from xml.etree import ElementTree
+from xml.sax.saxutils import escape
 
+from fusebackend.backends.objectstore.failures import ERRNO_OF_CODE
 from fusebackend.backends.objectstore.names import Found
 from fusebackend.backends.objectstore.s3client import S3Client
+from fusebackend.errors import oserror
 
 COPY_BYTES = 5 << 30
 """The largest object that one request copies."""
 
-_HEADERS = {
-    "content-type": "content-type",
-    "content-encoding": "content-encoding",
-    "content-language": "content-language",
-    "content-disposition": "content-disposition",
-    "cache-control": "cache-control",
-}
+_HEADERS = frozenset({
+    "content-type", "content-encoding", "content-language", "content-disposition", "cache-control",
+})  # fmt: skip
+"""Attributes that are no metadata of a user's."""
 
 
 class S3Extras:
@@ -41,9 +42,7 @@ class S3Extras:
         prefixes: list[str] = []
         objects: list[Found] = []
         while True:
-            tree = ElementTree.fromstring(self._client.request("GET", f"/{self._bucket}", query).body)
-            for element in tree.iter():
-                element.tag = element.tag.rpartition("}")[2]
+            tree = _tree(self._client.request("GET", f"/{self._bucket}", query).body)
             prefixes += [_key(item, "Prefix")[start:].removesuffix("/") for item in tree.findall("CommonPrefixes")]
             for item in tree.findall("Contents"):
                 modified = datetime.datetime.fromisoformat(item.findtext("LastModified") or "1970-01-01T00:00:00Z")
@@ -62,25 +61,74 @@ class S3Extras:
 
     def restamp(self, key: str, etag: str | None, attributes: Mapping[str, str]) -> str | None:
         """Copy an object onto itself with other attributes; its ETag. ESTALE when it is not the version `etag`."""
-        source = f"/{self._bucket}/{quote(self._prefix + key)}"
-        headers = {"x-amz-copy-source": source, "x-amz-metadata-directive": "REPLACE"}
+        source = self._path(key)
+        headers = {"x-amz-copy-source": source, "x-amz-metadata-directive": "REPLACE", **_headers(attributes)}
         if etag is not None:
             headers["x-amz-copy-source-if-match"] = etag
-        for name, text in attributes.items():
-            headers[_HEADERS.get(name.lower(), f"x-amz-meta-{name.lower()}")] = text
-        answer = self._client.request("PUT", source, headers=headers)
-        tree = ElementTree.fromstring(answer.body)
-        found = next((element.text for element in tree.iter() if element.tag.rpartition("}")[2] == "ETag"), None)
-        if found is None:
-            return etag
-        return found if found.startswith('"') else f'"{found}"'
+        return _etag(_tree(self._client.request("PUT", source, headers=headers).body)) or etag
 
     def delete(self, key: str) -> None:
         """Delete an object; its key may end with a slash."""
-        self._client.request("DELETE", f"/{self._bucket}/{quote(self._prefix + key)}")
+        self._client.request("DELETE", self._path(key))
+
+    def _path(self, key: str) -> str:
+        return f"/{self._bucket}/{quote(self._prefix + key)}"
+
+    # -- uploads in parts --------------------------------------------------------------------------------------
+
+    def begin_parts(self, key: str, attributes: Mapping[str, str]) -> str:
+        """Begin an upload of an object with these attributes; its name."""
+        answer = self._client.request("POST", self._path(key), {"uploads": ""}, headers=_headers(attributes))
+        upload = _tree(answer.body).findtext("UploadId")
+        if not upload:
+            raise oserror(errno.EIO, key)
+        return upload
+
+    def put_part(self, key: str, upload: str, number: int, data: memoryview) -> str:
+        """Send a part; numbers begin with 1. Its ETag."""
+        query = {"partNumber": str(number), "uploadId": upload}
+        return self._client.request("PUT", self._path(key), query, data).headers.get("etag", "")
+
+    def end_parts(self, key: str, upload: str, etags: Sequence[str], condition: Mapping[str, str]) -> str | None:
+        """Make the object of its parts, if the condition (headers) holds; its ETag. ESTALE."""
+        parts = "".join(
+            f"<Part><PartNumber>{number}</PartNumber><ETag>{escape(etag)}</ETag></Part>"
+            for number, etag in enumerate(etags, 1)
+        )
+        body = f"<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>".encode()
+        return _etag(_tree(self._client.request("POST", self._path(key), {"uploadId": upload}, body, condition).body))
+
+    def abort_parts(self, key: str, upload: str) -> None:
+        """Drop an upload and its parts; one that is not there is dropped."""
+        try:
+            self._client.request("DELETE", self._path(key), {"uploadId": upload})
+        except FileNotFoundError:
+            return
 
     def close(self) -> None:
         self._client.close()
+
+
+def _headers(attributes: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name.lower() if name.lower() in _HEADERS else f"x-amz-meta-{name.lower()}": text
+        for name, text in attributes.items()
+    }
+
+
+def _tree(body: bytes) -> ElementTree.Element:
+    """An answer without its namespaces. OSError for an error whose status was sent before the outcome was known."""
+    tree = ElementTree.fromstring(body)
+    for element in tree.iter():
+        element.tag = element.tag.rpartition("}")[2]
+    if tree.tag == "Error":
+        raise oserror(ERRNO_OF_CODE.get(tree.findtext("Code") or "", errno.EIO))
+    return tree
+
+
+def _etag(tree: ElementTree.Element) -> str | None:
+    found = next((element.text for element in tree.iter("ETag")), None)
+    return found if found is None or found.startswith('"') else f'"{found}"'
 
 
 def _key(item: ElementTree.Element, name: str) -> str:

@@ -6,11 +6,12 @@ What is promised of `put`:
   not hold is ESTALE, and nothing was changed.
 - An answer that was lost (time-out, broken connection, a repeated request that met its own first try) is not guessed:
   every upload carries a name of its own (`UPLOAD_ATTRIBUTE`), and the object that is there says whether it was ours.
-- Beyond `MULTIPART_BYTES` an unconditional upload goes in parts, several at once, read from the spill file; it is
-  aborted when a part fails. obstore can't make the last step of such an upload conditional, and neither can Google's
-  XML interface. So a conditional one is a single request, streamed from the spill file, up to the 5 GiB that the
-  services accept. What is larger goes in parts, and its condition is looked at before the first and after the last of
-  them was read: who changes the object while those last parts travel is overwritten. It is the only such gap.
+- Beyond `MULTIPART_BYTES` an upload goes in parts, several at once, read from the spill file; it is aborted when one
+  of them fails. In S3 its last request is conditional (`multipart.py`). obstore can't do that, and neither can Google's
+  XML interface: there, and where the keys of the service are not known to us, a conditional upload is a single request,
+  streamed from the spill file, up to the 5 GiB that the services accept. What is larger goes in obstore's parts, and
+  its condition is looked at before the first and after the last of them was read: who changes the object while those
+  last parts travel is overwritten. It is the only such gap.
 """
 
 from __future__ import annotations
@@ -29,27 +30,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fusebackend.backends.buffer import MEMORY_BYTES, Buffer
 from fusebackend.backends.objectstore.failures import errno_of, object_errors
+from fusebackend.backends.objectstore.multipart import PARTS_AT_ONCE, part_bytes, send_in_parts
 from fusebackend.errors import oserror
 
 if TYPE_CHECKING:
     from obstore import PutMode
     from obstore.store import ObjectStore
 
+    from fusebackend.backends.objectstore.s3extras import S3Extras
+
 MULTIPART_BYTES = 64 << 20
 """An upload that is larger goes in parts, where that is possible."""
-
-PART_BYTES = 16 << 20
-"""A part, until there would be more than `_MAX_PARTS` of them."""
-
-PARTS_AT_ONCE = 8
 
 SINGLE_BYTES = 5 << 30
 """The most that S3 takes in one request (Azure: 5,000 MiB; Google: 5 TiB)."""
 
 UPLOAD_ATTRIBUTE = "fusebackend-upload"
 """The attribute of an object that names the upload it came from."""
-
-_MAX_PARTS = 10_000
 
 _SLOWEST_BYTES_S = 4 << 20
 """A single request may take as long as it would at this speed."""
@@ -131,21 +128,22 @@ def put(
     if_match: str | None = None,
     create: bool = False,
     attributes: Mapping[str, str] | None = None,
+    extras: S3Extras | None = None,
 ) -> PutResult:
     """Make the object `key` of the buffer's bytes, with these attributes.
 
-    `create`: only if there is none; `if_match`: only while it has this ETag. OSError: ESTALE for a condition that does
-    not hold, else as `object_errors` says.
+    `create`: only if there is none; `if_match`: only while it has this ETag; `extras`: of the same store, if there are
+    any. OSError: ESTALE for a condition that does not hold, else as `object_errors` says.
     """
     from obstore.exceptions import BaseError
 
     if create and if_match is not None:
         raise ValueError("an object is either created or replaced: not both `create` and `if_match`")
-    upload = _Upload(store, key, if_match, create, dict(attributes or {}))
+    upload = _Upload(store, key, if_match, create, dict(attributes or {}), extras)
     with object_errors(key), buffer.frozen() as data:
         try:
             etag = upload.send(data)
-        except (BaseError, FileNotFoundError) as error:
+        except (BaseError, OSError) as error:
             arrived = upload.look(error, len(data))
             if arrived is None:
                 raise
@@ -157,7 +155,13 @@ class _Upload:
     """One upload, from its sending to the question whether it arrived."""
 
     def __init__(
-        self, store: ObjectStore, key: str, if_match: str | None, create: bool, attributes: dict[str, str]
+        self,
+        store: ObjectStore,
+        key: str,
+        if_match: str | None,
+        create: bool,
+        attributes: dict[str, str],
+        extras: S3Extras | None,
     ) -> None:
         self._store = store
         self._key = key
@@ -165,15 +169,27 @@ class _Upload:
         self._create = create
         self._name = secrets.token_hex(8)
         self._attributes = {**attributes, UPLOAD_ATTRIBUTE: self._name} if _keeps_attributes(store) else None
+        self._extras = extras
 
     @property
     def _conditional(self) -> bool:
         return self._create or self._if_match is not None
 
+    @property
+    def _condition(self) -> dict[str, str]:
+        """As headers."""
+        if self._create:
+            return {"if-none-match": "*"}
+        return {"if-match": self._if_match} if self._if_match is not None else {}
+
     def send(self, data: memoryview) -> str | None:
         """Send all of it; the ETag of the new object. Raises obstore's errors."""
         import obstore
 
+        if len(data) > MULTIPART_BYTES and self._extras is not None:
+            self._check()
+            attributes = self._attributes or {}
+            return send_in_parts(self._extras, self._key, data, attributes, self._condition, self._check)
         if len(data) > (SINGLE_BYTES if self._conditional else MULTIPART_BYTES):
             return self._send_parts(data)
         mode: PutMode = "create" if self._create else {"e_tag": self._if_match} if self._if_match else "overwrite"
@@ -184,8 +200,7 @@ class _Upload:
     def _send_parts(self, data: memoryview) -> str | None:
         import obstore
 
-        part = max(PART_BYTES, -(-len(data) // _MAX_PARTS))
-
+        part = part_bytes(len(data))
         self._check()
 
         def parts() -> Iterator[memoryview]:

@@ -82,6 +82,7 @@ class Uploads:
             if_match=base,
             create=entry.local,
             attributes=attributes.written(entry.stamp, entry.extra),
+            extras=self._bucket.extras,
         ).etag
         if etag is not None and 0 < buffer.size <= MEMORY_BYTES:  # who has written a file will often read it
             keep(self._cache, store, key, etag, buffer.read(0, buffer.size))
@@ -155,6 +156,7 @@ class Uploads:
                 if_match=None,
                 create=True,
                 attributes=attributes.written(entry.stamp, entry.extra),
+                extras=self._bucket.extras,
             )
             log.error("%s was changed by others; what was written here is in %s", key, beside)
         with self._tree.lock:
@@ -198,7 +200,7 @@ class Uploads:
         buffer = self.loaded(entry.key, entry.etag)
         try:
             return put(
-                self._bucket.store, entry.key, buffer, if_match=entry.etag, create=False, attributes=written
+                self._bucket.store, entry.key, buffer, if_match=entry.etag, attributes=written, extras=extras
             ).etag
         finally:
             buffer.close()
