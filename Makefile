@@ -18,9 +18,10 @@ check:
 	@scripts/bootstrap --test
 	@scripts/check
 
+# A run takes most of an hour; BENCH=--quick takes minutes, BENCH=--write also puts the numbers into BENCHMARKS.md.
 bench:
-	@scripts/bootstrap --test
-	@scripts/bench
+	@scripts/bootstrap --bench
+	@scripts/bench --all $(BENCH)
 
 clean:
 	@scripts/clean
