@@ -89,7 +89,7 @@ def _exchange(connection: Connection[Any], transformer: Any, statements: Sequenc
         status = result.status
         if status == ExecStatus.PIPELINE_SYNC:
             break
-        gives_rows = next(pending)
+        gives_rows = next(pending, False)  # a server that hangs up says so beyond what it was asked
         if status == ExecStatus.TUPLES_OK:
             transformer.set_pgresult(result)
             answers.append(transformer.load_rows(0, result.ntuples, tuple))
@@ -141,6 +141,9 @@ def _numbered(query: str) -> bytes:
 
 def _results(connection: Connection[Any]) -> Any:
     """Every result there is, as they come."""
+    from psycopg import OperationalError
+    from psycopg.pq import ConnStatus
+
     pgconn = connection.pgconn
     poll = select.poll()
     deadline = time.monotonic() + STALL_S
@@ -157,3 +160,5 @@ def _results(connection: Connection[Any]) -> Any:
             result = pgconn.get_result()
             if result is not None:
                 yield result
+            elif pgconn.status == ConnStatus.BAD:  # which is never busy again
+                raise OperationalError("the connection was lost")
