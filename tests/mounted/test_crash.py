@@ -2,6 +2,8 @@
 
 SIGKILL ends the process and not the machine: what the kernel holds of the volume file survives. That the file is synced
 to disk at the right moments is for the tests of the volume to show.
+
+    FUSEBACKEND_CRASH_ROUNDS=500 pytest tests/mounted/test_crash.py      kills it so often
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from fusebackend.backends import sqlite_check
 
 pytestmark = pytest.mark.mounted
 
-ROUNDS = 50
+ROUNDS = int(os.environ.get("FUSEBACKEND_CRASH_ROUNDS", "50"))
 WRITERS = 3
 KEPT = 3
 """Files of each round and writer that stay until the end; the others go once they have been compared."""

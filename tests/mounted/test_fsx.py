@@ -1,6 +1,7 @@
 """Random work on files of a mount, byte for byte: reads, writes, mappings, cuts, reopening, the other face, remounting.
 
     FUSEBACKEND_FSX_STEPS=1000000 pytest tests/mounted/test_fsx.py      takes so many steps instead of a few thousand
+    FUSEBACKEND_FSX_SEED=7 pytest …                                     takes the steps of that seed
 
 A plain directory goes first, which proves the exerciser before it accuses a mount.
 """
@@ -25,18 +26,26 @@ pytestmark = pytest.mark.mounted
 
 STEPS = int(os.environ.get("FUSEBACKEND_FSX_STEPS", "1500"))
 LIMIT_S = 60 + STEPS / 20
-SEED = random.SystemRandom().randrange(1 << 32)
+SEED = int(os.environ.get("FUSEBACKEND_FSX_SEED", random.SystemRandom().randrange(1 << 32)))
 WORKERS = 4
 SHARED_BYTES = 200_003
 """Of the file that several processes work on: their parts meet in the middle of pages."""
 
-NATIVE = ("memory:", "sqlite:{tmp}/volume.db", "dir:{tmp}/files")
+NATIVE = {"memory": "memory:", "sqlite": "sqlite:{tmp}/volume.db", "dir": "dir:{tmp}/files", "postgres": ""}
 
 
-@pytest.fixture(params=NATIVE, ids=["memory", "sqlite", "dir"])
+@pytest.fixture(params=NATIVE)
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "postgres":
+        return f"postgres:{request.getfixturevalue('postgres_dsn')}?volume=fsx"
     (tmp_path / "files").mkdir()
-    return str(request.param.format(tmp=tmp_path))
+    return NATIVE[request.param].format(tmp=tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def told() -> None:
+    """A failure shows what was printed, and a long run with `-s` as well."""
+    print(f"seed {SEED}, {STEPS} steps")
 
 
 @pytest.mark.parametrize("seed", [SEED])
@@ -56,13 +65,13 @@ def test_a_file_that_others_make_larger_than_the_exerciser_would(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_one_process(serve: Serve, url: str) -> None:
+def test_one_process(url: str, serve: Serve) -> None:
     server = serve(url, limit_s=LIMIT_S)
     Exerciser(server.path / "file", SEED, others=_other_face(server.path)).run(STEPS)
 
 
 @pytest.mark.slow
-def test_several_processes_on_one_file(serve: Serve, url: str) -> None:
+def test_several_processes_on_one_file(url: str, serve: Serve) -> None:
     server = serve(url, limit_s=LIMIT_S)
     _share(server.path / "file", SEED, max(STEPS // 5, 200))
 
