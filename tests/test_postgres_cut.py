@@ -14,6 +14,7 @@ import pytest
 from postgres_check import check
 from services.postgres import Postgres
 
+from fusebackend.backends.postgres import session
 from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
 
@@ -130,7 +131,7 @@ def database(postgres: Postgres) -> Iterator[str]:
         yield dsn
 
 
-def test_connections_may_be_cut_at_any_moment(database: str) -> None:
+def test_connections_may_be_cut_at_any_moment(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     volumes = [PostgresVolume(database, "cut") for _ in range(2)]
     held = volumes[0].create(ROOT_NODE, b"held", 0o644, os.O_RDWR, ME).node
     volumes[0].write(held, 0, b"kept" * 50_000)
@@ -159,6 +160,7 @@ def test_connections_may_be_cut_at_any_moment(database: str) -> None:
             assert worker.found(volume) == worker.files
     assert volumes[0].read(held, 0, 1 << 20) == b"kept" * 50_000
     volumes[0].release(held, os.O_RDWR)
+    monkeypatch.setattr(session, "GRACE_S", 0.0)
     for volume in volumes:
         volume.close()
     PostgresVolume(database, "cut").close()  # frees what nobody uses, now that it is alone

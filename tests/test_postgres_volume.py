@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from services.postgres import Postgres
 
-from fusebackend.backends.postgres import session, transaction
+from fusebackend.backends.postgres import schema, session, transaction
 from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, Caller, Change
 
@@ -333,6 +333,7 @@ def test_what_is_open_elsewhere_outlives_its_name(one: Host, two: Host, monkeypa
 
 def test_what_a_dead_host_had_open_is_freed(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "PERIOD_S", 0.2)
+    monkeypatch.setattr(session, "GRACE_S", 1.0)
     dead = Host(database, "dead")
     node = dead.make(b"file", b"hello" * 50_000)
     dead.setxattr(node, b"user.x", b"1")
@@ -344,10 +345,35 @@ def test_what_a_dead_host_had_open_is_freed(database: str, monkeypatch: pytest.M
     dead._session._thread.join()
     dead._session._connection.close()
     other = Host(database, "dead")
+    other._session._free()
+    assert rows_of(other, node) == [1, 4, 1, 1]  # not at once: the connection may have been all that it lost
     eventually(lambda: rows_of(other, node) == [0, 0, 0, 0])
     other.close()
     dead._feed.close()
     dead._connections.close()
+
+
+def test_what_is_open_where_a_connection_was_lost_stays(
+    one: Host, two: Host, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lock is free until it connects again, and so looks dead to the other host."""
+    monkeypatch.setattr(session, "PERIOD_S", 3600.0)
+    node = one.make(b"file", b"kept")
+    one.open(node, os.O_RDWR)
+    one.unlink(ROOT_NODE, b"file")
+    with psycopg.connect(database, autocommit=True) as connection:
+        own = [schema.SESSION_LOCK, one._session.id]
+        connection.execute("SELECT pg_terminate_backend(pid) FROM pg_locks WHERE classid = %s AND objid = %s", own)
+        lock = "SELECT pg_try_advisory_xact_lock(%s::int, %s::int)"
+        eventually(lambda: connection.execute(lock, own).fetchone() == (True,))
+    two._session._free()
+    assert one.content(node) == b"kept"
+    monkeypatch.setattr(session, "GRACE_S", 0.0)
+    one._session._free()
+    one._session._connected(one._session._note)
+    two._session._free()
+    assert one.content(node) == b"kept"
+    one.release(node, os.O_RDWR)
 
 
 def test_closing_frees_what_was_left_open(database: str) -> None:

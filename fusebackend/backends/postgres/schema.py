@@ -3,7 +3,7 @@
 All of them are in the PostgreSQL schema `fusebackend`. One database holds any number of volumes, which know nothing of
 each other: the first column of every table but two is `volume`.
 
-Version 2 (the tables of searches, which it added to those of version 1, are in `searchschema.py`):
+Version 3 (version 2 added the tables of searches, which are in `searchschema.py`, and version 3 `missing_since`):
 
 | table            | one row for                | columns                                                           |
 |------------------|----------------------------|-------------------------------------------------------------------|
@@ -17,7 +17,8 @@ Version 2 (the tables of searches, which it added to those of version 1, are in 
 |                  |                            | as zeros; the target of a symbolic link is its chunk 0            |
 | `xattr`          | an extended attribute      | volume, node, name (bytes), value (bytes)                         |
 | `session`        | a host that has the volume | volume, id, host, pid, since; its connection holds the advisory   |
-|                  | open                       | lock (`SESSION_LOCK`, id) while it lives                          |
+|                  | open                       | lock (`SESSION_LOCK`, id) while it lives; missing_since: when     |
+|                  |                            | another host has found that it does not                           |
 | `nameless`       | who still uses a node that | volume, node, session (0: nobody that is known of), since         |
 |                  | has no name (`nlink = 0`)  |                                                                   |
 
@@ -97,7 +98,9 @@ CREATE TABLE fusebackend.nameless (
 CREATE SEQUENCE fusebackend.node_block INCREMENT BY {NODES_AT_ONCE} START WITH {NODES_AT_ONCE};
 """
 
-MIGRATIONS: list[str] = [VERSION_1, SEARCH_TABLES]
+VERSION_3 = "ALTER TABLE fusebackend.session ADD COLUMN missing_since timestamptz"
+
+MIGRATIONS: list[str] = [VERSION_1, SEARCH_TABLES, VERSION_3]
 """Number n makes version n of version n - 1."""
 
 

@@ -7,7 +7,8 @@ committed with a wait for the disk.
 
 Nodes without a name are freed here, by the session's thread. The last name of a node may go while processes on other
 hosts have it open, who hear of it a little later and then note themselves in `nameless`. So a node that nobody is noted
-for is kept for `GRACE_S`, unless this is the only session. Those of a dead session are nobody's.
+for is kept for `GRACE_S`, unless this is the only session. A session whose lock has been free for as long is dead, and
+what it used is nobody's; one that has only lost its connection takes the lock again before.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-GRACE_S = 60
-"""How long a node without a name is kept for other hosts, which may have it open and have not heard of it yet."""
+GRACE_S = 60.0
+"""How long a node without a name is kept for other hosts, which may have it open and have not heard of it yet; and how
+long one that has lost its connection has to come back."""
 
 PERIOD_S = 10.0
 """How often the thread looks for what is to be freed, and whether its connection lives."""
@@ -186,13 +188,13 @@ class Session:
         with self._transaction():
             if self._ask("SELECT pg_try_advisory_xact_lock(%s::int, %s::int)", (REAP_LOCK, self._volume)) == [(False,)]:
                 return 0
-            grace_s = GRACE_S if self._others_live() else 0
+            grace_s = GRACE_S if self._others_live() else 0.0
             rows = self._ask(
                 "SELECT node FROM fusebackend.nameless n WHERE volume = %s AND session = 0"
                 " AND since <= now() - make_interval(secs => %s::float8) AND NOT EXISTS (SELECT 1"
                 " FROM fusebackend.nameless u WHERE u.volume = n.volume AND u.node = n.node AND u.session <> 0)"
                 " LIMIT %s",
-                (self._volume, float(grace_s), FREED_AT_ONCE),
+                (self._volume, grace_s, FREED_AT_ONCE),
             )
             nodes = [node for (node,) in rows]
             for table in ("chunk", "xattr", "inode", "nameless") if nodes else ():
@@ -203,10 +205,18 @@ class Session:
     def _others_live(self) -> bool:
         """Are there other sessions? Those that are dead are removed."""
         others = self._ask(
-            "SELECT id, pg_try_advisory_xact_lock(%s::int, id) FROM fusebackend.session WHERE volume = %s AND id <> %s",
-            (SESSION_LOCK, self._volume, self.id),
+            "SELECT id, pg_try_advisory_xact_lock(%s::int, id),"
+            " now() - missing_since >= make_interval(secs => %s::float8)"
+            " FROM fusebackend.session WHERE volume = %s AND id <> %s",
+            (SESSION_LOCK, GRACE_S, self._volume, self.id),
         )
-        dead = [number for number, is_free in others if is_free]
+        missing = [number for number, is_free, _ in others if is_free]
+        dead = [number for number, is_free, for_long in others if is_free and for_long]
+        if missing:
+            self._ask(
+                "UPDATE fusebackend.session SET missing_since = now() WHERE id = ANY(%s) AND missing_since IS NULL",
+                (missing,),
+            )
         if dead:
             self._bury(dead)
         return len(dead) < len(others)
@@ -260,14 +270,17 @@ class Session:
         connection = connect(self._conninfo)
         try:
             send(connection, [(_CUT_OFF, (SESSION_LOCK, self.id)), (_CLAIM, (SESSION_LOCK, self.id))])
-            session = "INSERT INTO fusebackend.session (volume, id, host, pid) VALUES (%s, %s, %s, %s)"
-            row = (self._volume, self.id, socket.gethostname(), os.getpid())
-            send(connection, [(f"{session} ON CONFLICT DO NOTHING", row)])
+            session = (
+                "INSERT INTO fusebackend.session (volume, id, host, pid) VALUES (%s, %s, %s, %s)"
+                " ON CONFLICT (id) DO UPDATE SET missing_since = NULL"
+            )
+            send(connection, [(session, (self._volume, self.id, socket.gethostname(), os.getpid()))])
         except BaseException:
             connection.close()
             raise
         self._connection = connection
         self._unregistered.update(self._uses.nameless(), self._uses.opened())
+        self._wake.set()
 
     # -- life --------------------------------------------------------------------------------------------------
 
