@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from urllib.parse import quote
 
 import psycopg
 import pytest
@@ -106,8 +107,8 @@ def test_a_volume_is_opened_by_url(postgres_dsn: str) -> None:
         assert isinstance(backend.volume, PostgresVolume)
         assert backend.write("/a.txt", "1").error is None
         assert backend.write("/a.txt", "2").error is None
-    assert "names no volume; add ?volume=NAME, such as ?volume=work; this database holds work" in refusal(
-        f"postgres:{postgres_dsn}"
+    assert refusal(f"postgres:{postgres_dsn}") == (
+        f"'postgres:{postgres_dsn}' names no volume; add ?volume=NAME, such as ?volume=work; this database holds work"
     )
 
 
@@ -118,6 +119,13 @@ def test_a_uri_is_as_good_as_words(postgres: Postgres) -> None:
             assert backend.write("/a.txt", "1").error is None
         with open_backend(f"postgres:{dsn}?volume=work") as backend:
             assert backend.download_files(["/a.txt"])[0].content == b"1"
+
+
+@pytest.mark.parametrize("name", ["a b", "ü☃😀", "50%", "a&b=c?d", "it's; DROP", "../x", "x" * 200])
+def test_a_volume_has_any_printable_name(postgres_dsn: str, name: str) -> None:
+    with open_backend(f"postgres:{postgres_dsn}?volume={quote(name, safe='')}") as backend:
+        assert backend.write("/a.txt", name).error is None
+    assert rows(postgres_dsn, "SELECT name FROM fusebackend.volume") == [(name,)]
 
 
 class TestRefused:
@@ -143,6 +151,26 @@ class TestRefused:
             assert "permission denied for database" in message
         finally:
             postgres.execute("DROP ROLE modest")
+
+    def test_a_password_that_is_wrong(self, postgres: Postgres) -> None:
+        postgres.execute("CREATE ROLE secretive LOGIN PASSWORD 'right'")
+        rules = postgres.directory / "data" / "pg_hba.conf"
+        before = rules.read_text()
+        try:
+            rules.write_text(f"local all secretive scram-sha-256\n{before}")
+            postgres.execute("SELECT pg_reload_conf()")
+            dsn = postgres.dsn(user="secretive")
+            with pytest.raises(psycopg.OperationalError, match="no password supplied"):
+                while True:  # the server reads its file in its own time
+                    psycopg.connect(dsn).close()
+            assert "no password supplied" in refusal(f"postgres:{dsn}?volume=work")
+            message = refusal(f"postgres:{dsn} password=wrong?volume=work")
+            assert 'password authentication failed for user "secretive"' in message
+            assert "wrong" not in message
+        finally:
+            rules.write_text(before)
+            postgres.execute("SELECT pg_reload_conf()")
+            postgres.execute("DROP ROLE secretive")
 
     @pytest.mark.parametrize("word", ["nonsense", "host=x nonsense=1"])
     def test_words_that_libpq_does_not_know(self, word: str) -> None:

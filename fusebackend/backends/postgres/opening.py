@@ -36,6 +36,8 @@ def open_postgres(url: Url) -> PostgresBackend:
         )
     except OSError as error:
         raise UrlError(f"'{url.masked}': {error.strerror or os.strerror(error.errno or 0)}") from error
+    except UrlError:
+        raise
     except ValueError as error:
         raise UrlError(f"'{url.masked}': {error}") from None
 
