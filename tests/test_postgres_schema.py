@@ -68,6 +68,29 @@ def test_an_older_database_is_brought_up_to_date(postgres_dsn: str, monkeypatch:
     assert rows(postgres_dsn, "SELECT version FROM fusebackend.schema_version") == [(len(schema.MIGRATIONS),)]
 
 
+FILE = """
+INSERT INTO fusebackend.inode SELECT id, 500, 33188, 1, 0, 0, 0, 14, 8, 1, 1, 1, 0, 1, 1, 0 FROM fusebackend.volume;
+INSERT INTO fusebackend.dentry SELECT id, 1, 'old.txt', 500 FROM fusebackend.volume;
+INSERT INTO fusebackend.chunk SELECT id, 500, 0, 'something old\\012' FROM fusebackend.volume
+"""
+
+
+@pytest.mark.parametrize("version", range(1, len(schema.MIGRATIONS)))
+def test_a_database_of_every_older_version_is_brought_up_to_date(
+    postgres_dsn: str, version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as older, psycopg.connect(postgres_dsn, autocommit=True) as connection:
+        older.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:version])
+        schema.migrate(connection)
+        schema.volume_id(connection, "default")
+        connection.execute(FILE)
+    with PostgresBackend(postgres_dsn) as backend:
+        assert backend.download_files(["/old.txt"])[0].content == b"something old\n"
+        assert [match["path"] for match in backend.grep("something").matches or []] == ["/old.txt"]
+        assert backend.edit("/old.txt", "old", "new").error is None
+    assert rows(postgres_dsn, "SELECT version FROM fusebackend.schema_version") == [(len(schema.MIGRATIONS),)]
+
+
 def test_a_failed_migration_leaves_everything_as_it_was(postgres_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     PostgresBackend(postgres_dsn).close()
     steps = [*schema.MIGRATIONS, "CREATE TABLE fusebackend.later (id integer); SELECT 1 / 0"]
