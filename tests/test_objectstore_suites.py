@@ -36,4 +36,4 @@ class TestSeaweedFS(Objects):
             yield backend
 
     def test_a_directory_of_many_entries(self):
-        pytest.skip("thousands of requests: `test_objectstore_names.py` has a flat bucket of that size")
+        pytest.skip("thousands of requests: `test_objectstore_volume.py` has a flat bucket of that size")

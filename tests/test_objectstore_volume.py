@@ -15,6 +15,7 @@ from obstore.store import MemoryStore
 
 from fusebackend.backends import InMemoryBackend, S3Backend
 from fusebackend.backends.objectstore.backend import ObjectStoreBackend
+from fusebackend.backends.objectstore.looking import MOMENT_S, SMALL_BYTES
 from fusebackend.backends.objectstore.volume import ObjectStoreVolume
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
 
@@ -163,6 +164,7 @@ def test_what_others_do_is_seen_after_the_ttl_and_at_open(store):
         assert names(volume) == [b"f"]
         node = volume.lookup(ROOT_NODE, b"f").node
         assert volume.getattr(node).size == 5
+        now[0] += MOMENT_S
         volume.open(node, READ)
         assert (volume.getattr(node).size, volume.read(node, 0, 100)) == (6, b"second")
         volume.release(node, READ)
@@ -172,6 +174,85 @@ def test_what_others_do_is_seen_after_the_ttl_and_at_open(store):
         volume.expire()
         with pytest.raises(FileNotFoundError):
             volume.lookup(ROOT_NODE, b"f")
+
+
+def counted(monkeypatch, function):
+    """The arguments of all calls of one of obstore's functions."""
+    calls, real = [], getattr(obstore, function)
+    monkeypatch.setattr(
+        obstore, function, lambda *args, **options: calls.append((*args, options)) or real(*args, **options)
+    )
+    return calls
+
+
+def read_all(volume, directory):
+    for name in names(volume, directory):
+        node = volume.lookup(directory, name).node
+        volume.open(node, READ)
+        assert volume.read(node, 0, 100) == name
+        volume.release(node, READ)
+
+
+def test_files_of_a_directory_that_are_opened_one_after_the_other_are_checked_together(store, monkeypatch):
+    now = [0.0]
+    for number in range(100):
+        store.put(f"d/{number}", str(number).encode())
+    with contextlib.closing(ObjectStoreVolume(store, ttl_s=5.0, clock=lambda: now[0])) as volume:
+        directory = volume.lookup(ROOT_NODE, b"d").node
+        read_all(volume, directory)
+        now[0] += MOMENT_S
+        gets, listings = counted(monkeypatch, "get"), counted(monkeypatch, "list_with_delimiter")
+        read_all(volume, directory)
+        assert (len(gets), len(listings)) == (1, 1), "the first is asked for alone, the second with all others"
+        store.put("d/7", b"other")
+        now[0] += MOMENT_S
+        for name in (b"6", b"8", b"7"):
+            node = volume.lookup(directory, name).node
+            volume.open(node, READ)
+            assert volume.read(node, 0, 100) == (b"other" if name == b"7" else name)
+            volume.release(node, READ)
+
+
+def test_without_a_ttl_every_open_asks(store, volume, monkeypatch):
+    store.put("f", b"f")
+    read_all(volume, ROOT_NODE)
+    gets = counted(monkeypatch, "get")
+    read_all(volume, ROOT_NODE)
+    assert len(gets) == 1
+
+
+def test_small_files_come_with_their_attributes_while_those_before_were_read(store, monkeypatch):
+    for directory in range(4):
+        for number in range(50):
+            store.put(f"{directory}/{number}", str(number).encode())
+        store.put(f"{directory}/large", b"x" * (SMALL_BYTES + 1))
+    with contextlib.closing(ObjectStoreVolume(store, ttl_s=3600.0)) as volume:
+        nodes = [volume.lookup(ROOT_NODE, b"%d" % directory).node for directory in range(4)]
+        gets = counted(monkeypatch, "get")
+
+        def fetched():
+            there = [key for _, key, options in gets if not options.get("options", {}).get("head")]
+            gets.clear()
+            return there
+
+        assert len(names(volume, nodes[0])) == 51
+        assert fetched() == [], "nobody has read anything"
+        for name in names(volume, nodes[0]):
+            node = volume.lookup(nodes[0], name).node
+            volume.open(node, READ)
+            assert volume.read(node, 0, 2) == name[:2].replace(b"la", b"xx")
+            volume.release(node, READ)
+        gets.clear()
+        names(volume, nodes[1])
+        assert sorted(fetched()) == sorted(f"1/{number}" for number in range(50))
+        node = volume.lookup(nodes[1], b"7").node
+        volume.open(node, READ)
+        assert volume.read(node, 0, 10) == b"7" and gets == []
+        volume.release(node, READ)
+        names(volume, nodes[2])
+        fetched()
+        names(volume, nodes[3])
+        assert fetched() == [], "those before were looked at only"
 
 
 def test_an_open_file_that_others_replace_is_stale_and_no_mixture(store, volume):
@@ -222,9 +303,9 @@ def test_a_flat_bucket_of_ten_thousand_keys_is_listed_and_asked_for_single_names
         while page := volume.readdir(ROOT_NODE, after, 1000):
             found += [name for name, _ in page]
             after = found[-1]
-            volume._tree._ttl_s = 3600.0  # a listing that is read page by page is read once
+            volume._tree.ttl_s = 3600.0  # a listing that is read page by page is read once
         assert found == [b"key-%05d" % number for number in range(10_000)]
-        volume._tree._ttl_s = 0.0
+        volume._tree.ttl_s = 0.0
         listings = []
         monkeypatch.setattr(obstore, "list_with_delimiter", lambda *args: listings.append(args))
         store.put("late", b"x")

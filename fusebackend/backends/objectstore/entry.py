@@ -27,8 +27,8 @@ class Entry(Attr):
 
     __slots__ = (
         "base", "buffer", "changes", "checked_at", "children", "dirty", "etag", "extra", "forgotten", "ghosts", "gone",
-        "held", "large", "listed_at", "local", "lock", "marker", "modified_ns", "name", "opens", "order", "parent",
-        "poisoned", "reader", "segment", "stamped", "tail_from", "target", "unlinked", "writers",
+        "held", "large", "listed_at", "local", "lock", "looked_at", "marker", "modified_ns", "name", "opens", "order",
+        "parent", "poisoned", "reader", "segment", "stamped", "tail_from", "target", "unlinked", "unread", "writers",
     )  # fmt: skip
 
     def __init__(self, node: int, parent: Entry | None, name: bytes, segment: str, *, is_dir: bool) -> None:
@@ -51,6 +51,7 @@ class Entry(Attr):
         self.children: dict[bytes, Entry] = {}
         self.order: list[bytes] | None = None  # the names of the children, sorted
         self.listed_at = NEVER  # since then the children are all there is
+        self.looked_at = NEVER  # when the version of a file in it was asked for last, to open the file
         self.large = False  # listing it takes more than one request
         self.changes: dict[bytes, int] = {}  # names that were made or taken away here, and when, by the tree's count
         self.ghosts: set[str] = set()  # removed here, and still listed by the store for a while
@@ -63,6 +64,7 @@ class Entry(Attr):
         self.buffer: WriteBuffer | None = None
         self.dirty = False  # the buffer holds what the store does not
         self.local = False  # the store has never had it
+        self.unread = False  # looked at, and not opened since
         self.tail_from: int | None = None  # if the dirty buffer was only appended to: from this size on
         self.poisoned = False  # a conflict: handles opened before see ESTALE
         self.reader: RangedReader | None = None

@@ -22,6 +22,7 @@ from fusebackend.backends.objectstore.blockcache import BlockCache
 from fusebackend.backends.objectstore.bucket import Bucket
 from fusebackend.backends.objectstore.entry import Entry
 from fusebackend.backends.objectstore.gate import Gate
+from fusebackend.backends.objectstore.looking import Looks
 from fusebackend.backends.objectstore.reading import RangedReader
 from fusebackend.backends.objectstore.tree import ObjectTree
 from fusebackend.backends.objectstore.upload import WriteBuffer
@@ -35,20 +36,23 @@ log = logging.getLogger(__name__)
 class ObjectFiles:
     """See the module's docstring."""
 
-    def __init__(self, bucket: Bucket, tree: ObjectTree, gate: Gate, cache: BlockCache) -> None:
+    def __init__(self, bucket: Bucket, tree: ObjectTree, looks: Looks, gate: Gate, cache: BlockCache) -> None:
         self._bucket = bucket
         self._tree = tree
+        self._looks = looks
         self._gate = gate
         self._cache = cache
-        self.uploads = Uploads(bucket, tree, cache)
+        self.uploads = Uploads(bucket, tree, looks, cache)
 
     # -- handles -----------------------------------------------------------------------------------------------
 
     def open(self, entry: Entry, flags: int) -> None:
         """One more handle with these `open(2)` flags. ESTALE when the file is gone."""
+        only_reads = flags & os.O_ACCMODE == os.O_RDONLY
+        is_current = only_reads and not entry.is_dir and self._looks.is_current(entry)
         with entry.lock:
-            if not entry.is_dir and not entry.dirty and not entry.unlinked:
-                self.uploads.look(entry, fetch=flags & os.O_ACCMODE == os.O_RDONLY)
+            if not entry.is_dir and not entry.dirty and not entry.unlinked and not (is_current and not entry.gone):
+                self._looks.look(entry, fetch=only_reads)
             with self._tree.lock:
                 entry.opens += 1
             self.admit(entry, flags)
@@ -146,7 +150,7 @@ class ObjectFiles:
         """Cut or extend a file; at once where nobody has it open, else with what is written next."""
         with self._gate.passing(), entry.lock:
             if not entry.busy and not entry.unlinked:
-                self.uploads.look(entry)
+                self._looks.look(entry)
             before, was_dirty = (entry.size, entry.mtime_ns), entry.dirty
             if size == 0 and entry.buffer is None and not entry.is_dir and not entry.poisoned:
                 entry.buffer = WriteBuffer()
@@ -215,7 +219,7 @@ class ObjectFiles:
                 raise oserror(errno.ESTALE, entry.key)
             for _ in range(ATTEMPTS):
                 if not entry.dirty:
-                    self.uploads.look(entry)
+                    self._looks.look(entry)
                 before = entry.mtime_ns
                 try:
                     data = change(partial(self._bytes, entry))

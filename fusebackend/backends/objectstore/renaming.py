@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from fusebackend.backends.objectstore import names
 from fusebackend.backends.objectstore.bucket import Bucket, Head
-from fusebackend.backends.objectstore.entry import Entry
+from fusebackend.backends.objectstore.entry import NEVER, Entry
 from fusebackend.backends.objectstore.files import ObjectFiles
 from fusebackend.backends.objectstore.gate import Gate
 from fusebackend.backends.objectstore.journal import RENEW_S, Journal, Record
@@ -139,7 +139,8 @@ class Renames:
                 raise _TakenBack(error) from None
             self._in_batches(self._bucket.delete_all, [source for source, _ in pairs], key, record)
         for below in entry.tree():
-            below.modified_ns = None  # the copies were put just now, and are not other versions for that
+            # The copies were put just now, and are not other versions for that; but which they are is not known.
+            below.modified_ns, below.checked_at = None, NEVER
 
     def _pairs(self, record: Record) -> list[tuple[str, str, int, str | None]]:
         """Each object below a directory: its key, the one it is to have, its size and ETag."""

@@ -4,8 +4,7 @@ A listing is believed for `ttl_s` seconds, and kept up to date with what is done
 while a listing was on its way is newer than the listing. A directory that one request can list is listed anew for the
 sake of one name, for its neighbours will be asked for too; in a larger one a name is looked for by itself.
 
-A listing has no modes, owners, times and links: these are asked for object by object (`stamp`), several at a time, and
-known for as long as the object stays that version.
+What a listing does not have is asked for by `looking.py`, which tells of it (`know`).
 
 Entries live until the kernel has held and forgotten them and their directory, and then while they are open or hold what
 the store does not; the first `KEPT_ENTRIES` stay, with their numbers and what was asked about them. The lock is held
@@ -28,8 +27,7 @@ from fusebackend.backends.objectstore import attributes, names
 from fusebackend.backends.objectstore.attributes import Stamp
 from fusebackend.backends.objectstore.bucket import PAGE_OBJECTS, Bucket, Head
 from fusebackend.backends.objectstore.entry import NEVER, Entry
-from fusebackend.backends.objectstore.names import MARKER, Contents, Found, Info
-from fusebackend.backends.objectstore.parallel import each
+from fusebackend.backends.objectstore.names import Contents, Found, Info
 from fusebackend.errors import oserror
 from fusebackend.protocol import ROOT_NODE, Caller
 
@@ -51,14 +49,14 @@ class ObjectTree:
     Args:
         bucket: the requests.
         ttl_s: for how many seconds a listing is believed.
-        clock: seconds that only grow.
+        clock: seconds that only grow; `now` afterwards.
     """
 
     def __init__(self, bucket: Bucket, ttl_s: float, clock: Callable[[], float]) -> None:
         self.lock = threading.RLock()
         self._bucket = bucket
-        self._ttl_s = ttl_s
-        self._clock = clock
+        self.ttl_s = ttl_s
+        self.now = clock
         self._numbers = itertools.count(ROOT_NODE)
         self._count = 0  # of the changes made here
         self._expired_at = NEVER
@@ -163,7 +161,7 @@ class ObjectTree:
             if entry.parent is not None:
                 self._count += 1
                 entry.parent.changes[entry.name] = self._count
-                entry.checked_at = self._clock()
+                entry.checked_at = self.now()
 
     def _touch(self, directory: Entry) -> None:
         directory.order = None
@@ -236,9 +234,9 @@ class ObjectTree:
             raise oserror(errno.ENOTDIR)
         with self.lock:
             found = directory.children.get(name)
-            if self._is_fresh(directory.listed_at) or directory.is_gone:
+            if self.is_fresh(directory.listed_at) or directory.is_gone:
                 return found
-            if found is not None and (found.local or found.dirty or self._is_fresh(found.checked_at)):
+            if found is not None and (found.local or found.dirty or self.is_fresh(found.checked_at)):
                 return found
         if directory.large and names.segment_of(name) is not None and not name.endswith(names.FILE_MARK):
             self._probe(directory, name)
@@ -251,20 +249,20 @@ class ObjectTree:
         self.settle()
         if not directory.is_dir:
             raise oserror(errno.ENOTDIR)
-        self.refresh(directory, PAGE_TTLS if after else 1)
+        self.refresh(directory, self.ttl_s * (PAGE_TTLS if after else 1))
         with self.lock:
             if directory.order is None:
                 directory.order = sorted(directory.children)
             start = bisect.bisect_right(directory.order, after) if after else 0
             return [directory.children[name] for name in directory.order[start : start + limit]]
 
-    def refresh(self, directory: Entry, ttls: float = 1) -> None:
-        """List a directory, unless the listing there is is good."""
+    def refresh(self, directory: Entry, age_s: float | None = None) -> None:
+        """List a directory, unless there is a listing that is no older."""
         with directory.lock:  # who waits for it has what the first one got
             with self.lock:
-                if self._is_fresh(directory.listed_at, ttls) or directory.is_gone:
+                if self.is_fresh(directory.listed_at, age_s) or directory.is_gone:
                     return
-                key, count, began = directory.key, self._count, self._clock()
+                key, count, began = directory.key, self._count, self.now()
             contents = self._bucket.contents(key)
             ghosts = [info.segment for info in contents.infos.values() if info.segment in directory.ghosts]
             real = {segment for segment in ghosts if not self._bucket.is_empty(f"{key}{segment}/")}
@@ -274,13 +272,14 @@ class ObjectTree:
                     directory.ghosts -= real
                     self._merge(directory, contents, count, began)
 
-    def _is_fresh(self, since: float, ttls: float = 1) -> bool:
-        return since > self._expired_at and self._clock() - since < self._ttl_s * ttls
+    def is_fresh(self, since: float, age_s: float | None = None) -> bool:
+        """Is what the store has shown then still to be believed, for `age_s` (None: the TTL)?"""
+        return since > self._expired_at and self.now() - since < (self.ttl_s if age_s is None else age_s)
 
     def expire(self) -> None:
         """Believe no listing any more."""
         with self.lock:
-            self._expired_at = self._clock()
+            self._expired_at = self.now()
 
     def _merge(self, directory: Entry, contents: Contents, count: int, began: float) -> None:
         directory.changes = {name: at for name, at in directory.changes.items() if at > count}
@@ -336,7 +335,7 @@ class ObjectTree:
         segment = names.segment_of(name)
         assert segment is not None
         with self.lock:
-            key, count, began = directory.key + segment, self._count, self._clock()
+            key, count, began = directory.key + segment, self._count, self.now()
         is_dir = not self._bucket.is_empty(key + "/")
         head = None if is_dir else self._bucket.head(key)
         with self.lock:
@@ -355,24 +354,6 @@ class ObjectTree:
                     self.detach(child)
 
     # -- attributes --------------------------------------------------------------------------------------------
-
-    def stamp(self, entries: Iterable[Entry]) -> None:
-        """Know the modes, owners and times of entries. A file that has gone loses its name."""
-        unknown = [entry for entry in entries if not entry.stamped and not entry.busy and not entry.gone]
-        heads = each(self._head, unknown) if unknown else []
-        with self.lock:
-            for entry, head in zip(unknown, heads, strict=True):
-                if entry.stamped or entry.busy:
-                    continue  # meanwhile somebody else has
-                if head is not None:
-                    self.know(entry, head)
-                elif entry.is_dir:
-                    entry.marker, entry.stamped = False, True
-                else:
-                    self.detach(entry)
-
-    def _head(self, entry: Entry) -> Head | None:
-        return self._bucket.head(entry.key + MARKER if entry.is_dir else entry.key)
 
     def know(self, entry: Entry, head: Head) -> None:
         """The store says this of an entry."""

@@ -16,9 +16,10 @@ import logging
 from fusebackend.backends.buffer import MEMORY_BYTES
 from fusebackend.backends.objectstore import attributes
 from fusebackend.backends.objectstore.blockcache import BlockCache
-from fusebackend.backends.objectstore.bucket import Bucket, Head
+from fusebackend.backends.objectstore.bucket import Bucket
 from fusebackend.backends.objectstore.entry import Entry
-from fusebackend.backends.objectstore.reading import WHOLE_BYTES, is_kept, keep
+from fusebackend.backends.objectstore.looking import Looks
+from fusebackend.backends.objectstore.reading import keep
 from fusebackend.backends.objectstore.s3extras import COPY_BYTES
 from fusebackend.backends.objectstore.tree import ObjectTree
 from fusebackend.backends.objectstore.upload import WriteBuffer, put
@@ -35,9 +36,10 @@ ATTEMPTS = 20
 class Uploads:
     """See the module's docstring."""
 
-    def __init__(self, bucket: Bucket, tree: ObjectTree, cache: BlockCache) -> None:
+    def __init__(self, bucket: Bucket, tree: ObjectTree, looks: Looks, cache: BlockCache) -> None:
         self._bucket = bucket
         self._tree = tree
+        self._looks = looks
         self._cache = cache
 
     def store(self, entry: Entry) -> bool:
@@ -181,7 +183,7 @@ class Uploads:
                 if error.errno != errno.ESTALE:
                     entry.stamped = False
                     raise
-                self.look(entry)
+                self._looks.look(entry)
                 continue
             with self._tree.lock:
                 entry.restamp(wanted)
@@ -204,33 +206,6 @@ class Uploads:
             ).etag
         finally:
             buffer.close()
-
-    def look(self, entry: Entry, *, fetch: bool = False) -> None:
-        """See which version the store has now. ESTALE when it has none.
-
-        Args:
-            fetch: the content is wanted next. That of a small file comes with the same request, if it is not here.
-        """
-        head = self._fetched(entry) if fetch and 0 < entry.size <= WHOLE_BYTES else self._bucket.head(entry.key)
-        if head is None:
-            if not entry.opens:
-                self._tree.detach(entry)
-            raise oserror(errno.ESTALE, entry.key)
-        if head.etag != entry.etag:
-            entry.drop_content()
-        self._tree.know(entry, head)
-
-    def _fetched(self, entry: Entry) -> Head | None:
-        store = self._bucket.store
-        if entry.etag is None or is_kept(self._cache, store, entry.key, entry.etag):
-            return self._bucket.head(entry.key)
-        found = self._bucket.fetch(entry.key, WHOLE_BYTES)
-        if found is None:
-            return None
-        head, content = found
-        if content is not None and head.etag is not None:
-            keep(self._cache, store, entry.key, head.etag, content)
-        return head
 
     def loaded(self, key: str, etag: str | None) -> WriteBuffer:
         """All of a version of an object. ESTALE when it is another by now."""

@@ -1,8 +1,9 @@
 """`ObjectStoreVolume`: the kernel face of a bucket, or of a prefix in one.
 
 `names.py` says which objects are shown as what, `attributes.py` where modes, owners, times and links are kept,
-`tree.py` for how long what was listed is believed, `files.py` when what is written is stored and what a conflict is,
-and `renaming.py` what a rename is made of. Hard links, special files and extended attributes are ENOTSUP.
+`tree.py` for how long what was listed is believed, `looking.py` what is asked beyond that, `files.py` when what is
+written is stored and what a conflict is, and `renaming.py` what a rename is made of. Hard links, special files and
+extended attributes are ENOTSUP.
 
 No lock is held over a request but those of the file or the directory it is about, so that a hundred files can be read
 at once, and `lock` excludes nobody: what has to be one step is one conditional request. The rename of a directory waits
@@ -27,6 +28,7 @@ from fusebackend.backends.objectstore.bucket import Bucket
 from fusebackend.backends.objectstore.entry import Entry
 from fusebackend.backends.objectstore.files import ObjectFiles
 from fusebackend.backends.objectstore.gate import Gate
+from fusebackend.backends.objectstore.looking import Looks
 from fusebackend.backends.objectstore.names import MARKER
 from fusebackend.backends.objectstore.renaming import Renames
 from fusebackend.backends.objectstore.s3extras import S3Extras
@@ -88,7 +90,8 @@ class ObjectStoreVolume(NativeVolume):
         self._cache = BlockCache(cache_directory, cache_bytes)
         self.bucket = Bucket(store, extras)
         self._tree = ObjectTree(self.bucket, ttl_s, clock)
-        self._files = ObjectFiles(self.bucket, self._tree, self._gate, self._cache)
+        self._looks = Looks(self.bucket, self._tree, self._cache)
+        self._files = ObjectFiles(self.bucket, self._tree, self._looks, self._gate, self._cache)
         self._renames = Renames(self.bucket, self._tree, self._files, self._gate)
         try:
             self._renames.recover()
@@ -103,14 +106,14 @@ class ObjectStoreVolume(NativeVolume):
             entry = self._tree.child(self._tree.entry(parent), name)
             if entry is None:
                 raise oserror(errno.ENOENT, name)
-            self._tree.stamp([entry])
+            self._looks.stamp([entry])
             if not entry.gone:
                 return entry
 
     def readdir(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
         while True:
             entries = self._tree.page(self._tree.entry(node), after, limit)
-            self._tree.stamp(entries)
+            self._looks.stamp(entries)
             page = [(entry.name, entry) for entry in entries if not entry.gone]
             if page or not entries:
                 return page
@@ -225,13 +228,13 @@ class ObjectStoreVolume(NativeVolume):
     def getattr(self, node: int) -> Attr:
         entry = self._tree.entry(node)
         if entry.parent is None:
-            self._tree.stamp([entry])
+            self._looks.stamp([entry])
             return entry
         if entry.unlinked or entry.busy:
             return entry
         if entry.gone or self._tree.child(entry.parent, entry.name) is not entry:
             raise oserror(errno.ESTALE)
-        self._tree.stamp([entry])
+        self._looks.stamp([entry])
         return entry
 
     def setattr(self, node: int, changes: AttrChanges) -> Attr:
@@ -243,7 +246,7 @@ class ObjectStoreVolume(NativeVolume):
                 raise oserror(errno.EFBIG)
             self._files.truncate(entry, changes.size)
         if not entry.busy:
-            self._tree.stamp([entry])
+            self._looks.stamp([entry])
         with self._gate.passing(), entry.lock:
             before = entry.stamp
             with self._tree.lock:
