@@ -271,7 +271,11 @@ class FileSystem(ExtendedAttributes):
     async def read(self, number: int, offset: int, size: int) -> bytes:
         handle = self.files[number]
         on_behalf_of(handle.opener.thread)
-        return await handle.route.ask(handle.route.volume.read, handle.node, offset, size)
+        data = await handle.route.ask(handle.route.volume.read, handle.node, offset, size)
+        known = self.inodes.get(handle.inode)
+        if known is not None:
+            known.filled = True
+        return data
 
     async def write(self, number: int, offset: int, data: bytes) -> int:
         handle = self.files[number]
@@ -321,8 +325,6 @@ class FileSystem(ExtendedAttributes):
         known = self.inodes.get(handle.inode)
         if known is not None:
             known.opens -= 1
-        if handle.accessed and self.invalidation.kernel is not None:
-            self.invalidation.kernel.invalidate_inode(handle.inode, attributes_only=True)
         await handle.route.call(handle.route.volume.release, handle.node, handle.flags)
 
     # -- directories -------------------------------------------------------------------------------------------

@@ -7,8 +7,8 @@ Pages may be stored from the loop's own thread only while nobody can be waiting 
 page locked until we answer it. So only the first handle of a file is filled, of a volume that answers at once, and
 with the volume locked, so that a change by the other face is told to the kernel after the store and not before.
 
-Such a read never reaches us, so opening counts as one: the access time moves, and the kernel is told to ask for it
-again when the handle is released.
+A read of such pages never reaches us, and moves no access time. So a file whose access time the next read has to move
+is left alone: the kernel asks for its pages, and knows from that to ask for the time again.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import stat
 
+from fusebackend.backends.tree import is_access_noted
 from fusebackend.protocol import Attr
 from fusebackend.vfs.handles import FileHandle
 from fusebackend.vfs.inodes import KnownInode
@@ -32,14 +33,12 @@ def fill(kernel: KernelCache, handle: FileHandle, known: KnownInode, attr: Attr)
     route = handle.route
     if route.offload.blocking or not route.policy.coherent:
         return
-    if not stat.S_ISREG(attr.mode) or not 0 < attr.size <= FILL_BYTES:
+    if not stat.S_ISREG(attr.mode) or not 0 < attr.size <= FILL_BYTES or is_access_noted(attr):
         return
     with route.volume.lock:
-        atime_ns = attr.atime_ns
         try:
             content = route.volume.read(handle.node, 0, FILL_BYTES)
         except OSError:
             return  # whoever reads will be told; opening is no reading
         kernel.store(handle.inode, content)
-        handle.accessed = route.volume.getattr(handle.node).atime_ns != atime_ns
     known.filled = True

@@ -29,14 +29,13 @@ class OpenedFile(NamedTuple):
 class FileHandle:
     """One open file."""
 
-    __slots__ = ("_privileged", "accessed", "direct", "flags", "inode", "node", "opened_at", "opener", "route")
+    __slots__ = ("_privileged", "direct", "flags", "inode", "node", "opened_at", "opener", "route")
 
     def __init__(self, inode: int, route: Route, node: int, flags: int) -> None:
         self.inode = inode
         self.route = route
         self.node = node
         self.flags = flags  # of open(2)
-        self.accessed = False  # the access time has moved, and the kernel does not know
         self.direct = False  # its writes pass the kernel's page cache by
         self.opened_at = time.monotonic()
         self.opener = request.current()

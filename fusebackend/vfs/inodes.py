@@ -55,7 +55,7 @@ class KnownInode:
         self.is_dir = is_dir
         self.lookups = 0
         self.opens = 0  # open handles
-        self.filled = False  # the kernel was given the file's pages, see `filling.py`
+        self.filled = False  # the kernel has pages of the file, see `filling.py`
         self.sets_id = False  # it may have set-user-ID or set-group-ID bits …
         self.capable = True  # … or capabilities, see `setid.py`
         self.size = 0  # bytes, as the kernel believes: what it was told, or has written itself
