@@ -1,14 +1,16 @@
-"""The benchmark of two hosts: how soon one sees what the other has closed, in one PostgreSQL volume.
+"""The benchmark of two hosts: how soon one sees what the other has closed, in one volume that both have mounted.
 
     scripts/bench --hosts [--changes N] [--write]
 
-Two servers mount the same volume of a throwaway PostgreSQL. One process writes a file through the first mount:
+Two servers mount the same routes: a volume and a store of a throwaway PostgreSQL, and a bucket of a throwaway SeaweedFS
+where there is one. One process writes a file through the first mount:
 
 - to an open: from the moment before `close` on one to the moment when an `open` and `read` of the same path at the
-  other have returned the new bytes. They begin when `close` has returned, and are right the first time; the run fails
-  if they are not;
+  other have returned the new bytes. They begin when `close` has returned. In the volume they are right the first time,
+  and the run fails if they are not; in the store and the bucket they are done again until they are;
 - to a `stat`: from the same moment until `stat` of the cached path at the other shows the new size, which is told by
-  the change feed and asked for again and again.
+  the change feed and asked for again and again;
+- to a name: until a new file, whose name was asked for before, is there at the other.
 
 Beside them the same `open` and `read` of a file that nobody has changed, which is what an open costs anyway.
 """
@@ -21,10 +23,13 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from report import write_between
+from measures import timed
+from peers import serve_command
+from report import markdown, write_between
 from serving import REPOSITORY, mounted
 
 sys.path.insert(0, str(REPOSITORY / "tests"))
@@ -34,59 +39,84 @@ WARM_UP = 50
 
 
 def main() -> None:
-    from services import postgres
+    from services import postgres, seaweedfs
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--changes", type=int, default=CHANGES)
     parser.add_argument("--write", action="store_true", help="write the table to BENCHMARKS.md")
     arguments = parser.parse_args()
-    with (
-        tempfile.TemporaryDirectory(prefix="fusebackend-bench-") as directory,
-        postgres.running(durable=True) as server,
-        server.database() as dsn,
-    ):
-        work = Path(directory)
+    with ExitStack() as stack:
+        work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fusebackend-bench-")))
+        dsn = stack.enter_context(stack.enter_context(postgres.running(durable=True)).database())
+        routes = {"/volume": f"postgres:{dsn}?volume=bench", "/store": f"store+postgres:{dsn}?ns=bench"}
+        if seaweedfs.missing() is None:
+            routes["/bucket"] = stack.enter_context(stack.enter_context(seaweedfs.running()).bucket()).url("bench")
         hosts = (work / "first", work / "second")
-        with ExitStack() as stack:
-            for number, host in enumerate(hosts):
-                stack.enter_context(mounted(serving(dsn, host), host, work / f"log{number}"))
-            report = measure(*hosts, arguments.changes)
+        for number, host in enumerate(hosts):
+            command = serve_command("memory:", host)
+            for prefix, url in routes.items():
+                command += ["--route", f"{prefix}={url}"]
+            stack.enter_context(mounted(command, host, work / f"log{number}"))
+        report = measure(*hosts, list(routes), arguments.changes)
     print(report)
     if arguments.write:
         write_between("hosts", report)
 
 
-def serving(dsn: str, mountpoint: Path) -> list[str]:
-    url = f"postgres:{dsn}?volume=bench"
-    return [sys.executable, "-m", "fusebackend", "mount", "--foreground", "--default", url, str(mountpoint)]
-
-
-def measure(here: Path, there: Path, changes: int) -> str:
+def measure(here: Path, there: Path, routes: Sequence[str], changes: int) -> str:
     """A table of milliseconds."""
-    (here / "file").write_bytes(b"")
+    rows = []
+    for row, (route, measured, count) in ROWS.items():
+        if route in routes:
+            sides = (here / route[1:], there / route[1:])
+            print(row, file=sys.stderr)
+            rows.append([row, *(f"{ms:.1f}" for ms in quantiles(measured(*sides, changes // count)))])
+    return "\n".join(markdown(["from `close` at one host", "p50 (ms)", "p99 (ms)", "max (ms)"], rows))
+
+
+def opens(here: Path, there: Path, changes: int) -> list[float]:
+    return [to_open(here / "file", there / "file", content) for content in contents(here / "file", changes)][WARM_UP:]
+
+
+def opens_in_the_end(here: Path, there: Path, changes: int) -> list[float]:
+    return [
+        to_open(here / "file", there / "file", content, at_once=False) for content in contents(here / "file", changes)
+    ][WARM_UP:]
+
+
+def stats(here: Path, there: Path, changes: int) -> list[float]:
+    (there / "file").read_bytes()
+    return [to_stat(here / "file", there / "file", content) for content in contents(here / "file", changes)][WARM_UP:]
+
+
+def names(here: Path, there: Path, changes: int) -> list[float]:
+    return [to_name(here / f"new{number}", there / f"new{number}") for number in range(changes)]
+
+
+def unchanged(here: Path, there: Path, changes: int) -> list[float]:
     (here / "other").write_bytes(b"x" * 64)
     (there / "other").read_bytes()
-    opens: list[float] = []
-    stats: list[float] = []
-    plain: list[float] = []
-    for number in range(-WARM_UP, changes):
-        content = b"%d" % number + b"x" * (abs(number) % 100)
-        seconds = to_open(here / "file", there / "file", content)
-        seconds_stat = to_stat(here / "file", there / "file", content + b"longer" * 20)
-        start = time.perf_counter()
-        (there / "other").read_bytes()
-        if number >= 0:
-            opens.append(seconds)
-            stats.append(seconds_stat)
-            plain.append(time.perf_counter() - start)
-    rows = [("to `open` and `read`", opens), ("to `stat`", stats), ("an `open` and `read` of what is unchanged", plain)]
-    return "\n".join(
-        [
-            "| from `close` at one host | p50 (ms) | p99 (ms) | max (ms) |",
-            "|---|---:|---:|---:|",
-            *(f"| {name} | {' | '.join(f'{ms:.1f}' for ms in quantiles(found))} |" for name, found in rows),
-        ]
-    )
+    return [timed((there / "other").read_bytes) for _ in range(changes)]
+
+
+ROWS: dict[str, tuple[str, Callable[[Path, Path, int], list[float]], int]] = {
+    "`postgres:`, to `open` and `read`": ("/volume", opens, 1),
+    "`postgres:`, to `stat`": ("/volume", stats, 1),
+    "`postgres:`, to a new name": ("/volume", names, 1),
+    "`postgres:`, an `open` and `read` of what is unchanged": ("/volume", unchanged, 1),
+    "`store+postgres:`, to `open` and `read`": ("/store", opens_in_the_end, 4),
+    "`store+postgres:`, to a new name": ("/store", names, 4),
+    "`s3://`, to `open` and `read`": ("/bucket", opens_in_the_end, 10),
+    "`s3://`, to a new name": ("/bucket", names, 100),
+}
+"""What is measured, on which route, and in which part of the changes: some take longer."""
+
+
+def contents(file: Path, changes: int) -> Iterator[bytes]:
+    """What is written to a file that is there, each of another size than the one before."""
+    file.write_bytes(b"")
+    for number in range(WARM_UP + changes):
+        yield b"%d" % number + b"x" * (100 + number % 100)
 
 
 def put(path: Path, content: bytes) -> float:
@@ -98,18 +128,27 @@ def put(path: Path, content: bytes) -> float:
     return closed
 
 
-def to_open(here: Path, there: Path, content: bytes) -> float:
+def to_open(here: Path, there: Path, content: bytes, *, at_once: bool = True) -> float:
     closed = put(here, content)
-    found = there.read_bytes()
-    seconds = time.perf_counter() - closed
-    if found != content:
-        raise SystemExit(f"close-to-open is violated: {found!r} instead of {content!r}")
-    return seconds
+    while (found := there.read_bytes()) != content:
+        if at_once:
+            raise SystemExit(f"close-to-open is violated: {found!r} instead of {content!r}")
+    return time.perf_counter() - closed
 
 
 def to_stat(here: Path, there: Path, content: bytes) -> float:
     closed = put(here, content)
     while os.stat(there).st_size != len(content):
+        pass
+    return time.perf_counter() - closed
+
+
+def to_name(here: Path, there: Path) -> float:
+    there.exists()
+    fd = os.open(here, os.O_WRONLY | os.O_CREAT)
+    closed = time.perf_counter()
+    os.close(fd)
+    while not there.exists():
         pass
     return time.perf_counter() - closed
 
