@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from fusebackend.backends import S3Backend
+from fusebackend.backends.objectstore import opening
 from fusebackend.urls import UrlError, open_backend, parse
 
 
@@ -18,17 +22,36 @@ def test_a_url_opens_a_bucket(bucket):
 
 
 @pytest.mark.services
-@pytest.mark.parametrize("wrong", ["bucket", "secret"])
-def test_what_is_wrong_is_one_line_without_secrets(bucket, wrong):
-    said, instead = {"bucket": ("s3://", "s3://no-"), "secret": ("testsecret", "hushhush")}[wrong]
+@pytest.mark.parametrize(
+    ("said", "instead", "words"),
+    [
+        ("s3://", "s3://no-", "there is no bucket 'no-test-"),
+        ("testsecret", "hushhush", "the bucket can't be read: Permission denied (SignatureDoesNotMatch)"),
+    ],
+)
+def test_what_is_wrong_is_one_line_without_secrets(bucket, tmp_path, said, instead, words):
+    (tmp_path / "mnt").mkdir()
     url = bucket.url().replace(said, instead)
-    with pytest.raises(UrlError) as refusal:
-        open_backend(url)
-    text = str(refusal.value)
-    assert ("there is no bucket" if wrong == "bucket" else "Permission denied") in text
-    assert "\n" not in text
+    command = [sys.executable, "-m", "fusebackend", "mount", tmp_path / "mnt", "--foreground", "--default", url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode != 0
+    (text,) = (done.stdout + done.stderr).splitlines()
+    assert words in text
     assert "hushhush" not in text
     assert "testsecret" not in text
+
+
+def test_nobody_at_the_endpoint_is_said_in_one_line(caplog):
+    with pytest.raises(UrlError, match=r"^'s3://b\?.*': the bucket can't be read: Connection timed out$"):
+        open_backend("s3://b?endpoint=http://127.0.0.1:9&access_key_id=a&secret_access_key=b")
+    assert caplog.records == []
+
+
+def test_a_missing_extra_is_said_in_one_line(monkeypatch):
+    monkeypatch.setattr(opening, "find_spec", lambda name: None)
+    for url in ("s3://b", "gs://b", "az://b"):
+        with pytest.raises(UrlError, match=r"needs obstore: pip install 'fusebackend\[s3\]'$"):
+            open_backend(url)
 
 
 @pytest.mark.parametrize(

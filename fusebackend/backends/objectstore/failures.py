@@ -12,6 +12,7 @@ import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 from fusebackend.errors import oserror
 from fusebackend.scheme import mask
@@ -57,6 +58,8 @@ _SIGNATURE = re.compile(r"([?&](?:X-Amz-[\w-]+|Signature|sig|se|st)=)[^&\s]*", r
 
 _LINE_CHARACTERS = 300
 
+_quiet: ContextVar[bool] = ContextVar("fusebackend_object_errors_quiet", default=False)
+
 
 @contextmanager
 def object_errors(key: str) -> Iterator[None]:
@@ -69,7 +72,7 @@ def object_errors(key: str) -> Iterator[None]:
     except FileNotFoundError as error:
         if error.errno is not None:
             raise
-        if (code := _CODE.search(str(error))) is not None and code[1] == "NoSuchBucket":
+        if (code := _CODE.search(str(error))) is not None and code[1] == "NoSuchBucket" and not _quiet.get():
             log.warning("%s: %s", key, _line(error))
         raise oserror(errno.ENOENT, key) from None
     except NotImplementedError as error:  # a store that lacks a feature, not one of ours
@@ -77,9 +80,22 @@ def object_errors(key: str) -> Iterator[None]:
         raise oserror(errno.ENOTSUP, key) from None
     except BaseError as error:
         number = errno_of(error)
-        if number != errno.ESTALE:
+        if number != errno.ESTALE and not _quiet.get():
             log.warning("%s: %s", key, _line(error))
-        raise oserror(number, key) from None
+        raised = oserror(number, key)
+        if (code := _CODE.search(str(error))) is not None:
+            raised.add_note(code[1])
+        raise raised from None
+
+
+@contextmanager
+def told_by_caller() -> Iterator[None]:
+    """Nothing is logged of errors in here: whoever called says what was wrong. The service's code is their note."""
+    before = _quiet.set(True)
+    try:
+        yield
+    finally:
+        _quiet.reset(before)
 
 
 def errno_of(error: BaseException) -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
+from fusebackend.backends.objectstore.failures import told_by_caller
 from fusebackend.backends.objectstore.s3client import S3Client
 from fusebackend.backends.objectstore.s3extras import S3Extras
 from fusebackend.scheme import Url, UrlError, mask
@@ -128,11 +129,13 @@ def _opened(url: Url, make: Callable[[], Any]) -> Any:
     from obstore.exceptions import BaseError
 
     try:
-        return make()
+        with told_by_caller():
+            return make()
     except FileNotFoundError:
         raise UrlError(f"'{url.masked}': there is no bucket '{_place(url)[0]}'") from None
     except OSError as error:
-        raise UrlError(f"'{url.masked}': {error.strerror}") from error
+        code = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+        raise UrlError(f"'{url.masked}': the bucket can't be read: {error.strerror}{code}") from error
     except (BaseError, ValueError) as error:
         raise UrlError(f"'{url.masked}': {mask(' '.join(str(error).split('Debug source')[0].split()))}") from None
 
