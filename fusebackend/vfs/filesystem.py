@@ -25,6 +25,7 @@ from fusebackend.vfs.filling import fill
 from fusebackend.vfs.grace import Grace
 from fusebackend.vfs.handles import DirectoryHandle, FileHandle, HandleTable, OpenedFile, passes_page_cache
 from fusebackend.vfs.inodes import ROOT_INODE, Entry, KnownInode
+from fusebackend.vfs.inorder import InOrder
 from fusebackend.vfs.invalidation import KernelCache
 from fusebackend.vfs.limits import DEFAULT_DEADLINE_S, RouteLimits
 from fusebackend.vfs.listing import Emit, list_directory
@@ -68,6 +69,7 @@ class FileSystem(ExtendedAttributes):
         self.stand_ins = StandIns(self.tree, self.invalidation)
         self.feed = ChangeFeed(self.tree, self.names)
         self.grace = Grace(self.files)
+        self.order = InOrder()
         self._unguard: list[Callable[[], None]] = []
 
     @classmethod
@@ -271,6 +273,7 @@ class FileSystem(ExtendedAttributes):
     async def read(self, number: int, offset: int, size: int) -> bytes:
         handle = self.files[number]
         on_behalf_of(handle.opener.thread)
+        await self.order.settled(handle.inode, offset, offset + size)
         data = await handle.route.ask(handle.route.volume.read, handle.node, offset, size)
         known = self.inodes.get(handle.inode)
         if known is not None:
@@ -282,10 +285,7 @@ class FileSystem(ExtendedAttributes):
         on_behalf_of(handle.opener.thread)
         self._own_changes += 1
         known = self.inodes.get(handle.inode)
-        if handle.flags & os.O_APPEND:
-            written = await handle.route.call(handle.append, offset, data, known)
-        else:
-            written = await handle.route.call(handle.route.changing.write, handle.node, offset, data)
+        written = await self.order.write(handle, offset, data, known)
         if known is not None:
             known.size = max(known.size, offset + written)
             if known.sets_id and not handle.privileged:

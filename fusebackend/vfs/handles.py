@@ -48,14 +48,14 @@ class FileHandle:
             self._privileged = self.opener.can(request.CAP_FSETID)
         return self._privileged
 
-    def append(self, offset: int, data: bytes, believed: KnownInode | None) -> int:
-        """A write through a handle that was opened with O_APPEND: the end of the file is decided here, where all
-        writers meet, and not by the size that the kernel believes, which is where it has put `offset`.
+    def write(self, offset: int, data: bytes, believed: KnownInode | None) -> int:
+        """With O_APPEND the end of the file is decided here, where all writers meet, and not by the size that the
+        kernel believes, which is where it has put `offset`.
 
         Elsewhere go only pages of a shared mapping, where they are mapped, and what is written after `fcntl` has taken
         O_APPEND back, of which a server is not told.
         """
-        if believed is None or believed.may_end_at(offset):
+        if self.flags & os.O_APPEND and (believed is None or believed.may_end_at(offset)):
             return self.route.changing.append(self.node, data)
         return self.route.changing.write(self.node, offset, data)
 
