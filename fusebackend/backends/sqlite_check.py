@@ -21,7 +21,8 @@ from typing import NamedTuple
 
 from fusebackend.backends import index_check, schema
 from fusebackend.backends.chunks import ALLOCATION_BYTES, CHUNK_BYTES, CHUNK_SHIFT, allocated_blocks
-from fusebackend.backends.tree import DIRECTORY_BYTES, MAX_FILE_BYTES
+from fusebackend.backends.filebytes import MAX_FILE_BYTES
+from fusebackend.backends.tree import DIRECTORY_BYTES
 from fusebackend.protocol import BLOCK_BYTES, MAX_NODE, NAME_MAX_BYTES, ROOT_NODE
 
 MAX_PROBLEMS = 1000

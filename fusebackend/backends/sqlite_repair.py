@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from fusebackend.backends import index_check, schema
 from fusebackend.backends.chunks import CHUNK_BYTES, CHUNK_SHIFT, allocated_blocks
+from fusebackend.backends.filebytes import MAX_FILE_BYTES
 from fusebackend.backends.sqlite_check import (
     CHUNK_BLOCKS,
     DIRECTORY,
@@ -36,7 +37,7 @@ from fusebackend.backends.sqlite_check import (
     damaged_pages,
     describe,
 )
-from fusebackend.backends.tree import DIRECTORY_BYTES, MAX_FILE_BYTES
+from fusebackend.backends.tree import DIRECTORY_BYTES
 from fusebackend.protocol import MAX_NODE, ROOT_NODE
 
 LOST_AND_FOUND = b"lost+found"

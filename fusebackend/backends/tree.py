@@ -1,8 +1,9 @@
 """`TreeVolume`: the POSIX rules of a native volume, written once over a small storage interface.
 
-It owns what every rule is about: which errno, which link count, which timestamps change, when a nameless node goes,
-where chunks begin and end. A subclass owns where inodes, names, chunks and extended attributes are kept; it answers
-the methods of `TreeStorage` and decides nothing. `memory.py` keeps them in dicts, `sqlite.py` in one file.
+It owns what every rule is about: which errno, which link count, which timestamps change, when a nameless node goes.
+`FileBytes` knows where chunks begin and end. A subclass owns where inodes, names, chunks and extended attributes are
+kept; it answers the methods of `TreeStorage` and decides nothing. `memory.py` keeps them in dicts, `sqlite.py` in one
+file.
 
 Every public method holds `lock` and is atomic; none of them blocks except for the storage.
 """
@@ -15,16 +16,14 @@ import stat
 import time
 from collections.abc import Iterable, Sequence
 
-from fusebackend.backends.chunks import CHUNK_BYTES, CHUNK_SHIFT, allocated_blocks
-from fusebackend.backends.storage import Inode, TreeStorage
+from fusebackend.backends.chunks import allocated_blocks
+from fusebackend.backends.filebytes import MAX_FILE_BYTES, FileBytes
+from fusebackend.backends.storage import Inode
 from fusebackend.errors import oserror
 from fusebackend.protocol import RENAME_EXCHANGE, RENAME_NOREPLACE, ROOT_NODE, Attr, AttrChanges, Caller
 
 DIRECTORY_BYTES = 4096
 """The `st_size` of every directory."""
-
-MAX_FILE_BYTES = (1 << 63) - 1
-"""The largest offset `off_t` can hold."""
 
 LINK_MAX = (1 << 31) - 1
 
@@ -47,7 +46,7 @@ def _within_range(time_ns: int) -> int:
     return max(TIME_MIN_NS, min(time_ns, TIME_MAX_NS))
 
 
-class TreeVolume(TreeStorage):
+class TreeVolume(FileBytes):
     """The rules. See the module's docstring for who does what."""
 
     def __init__(self) -> None:
@@ -387,52 +386,3 @@ class TreeVolume(TreeStorage):
             self._inode(new_parent).nlink += 1
         inode.ctime_ns = now
         self._changed(inode)
-
-    def _get(self, inode: Inode, offset: int, size: int) -> bytes:
-        end = min(offset + size, inode.size)
-        if offset >= end:
-            return b""
-        pieces: list[bytes | bytearray] = []
-        while offset < end:
-            index, start = offset >> CHUNK_SHIFT, offset & (CHUNK_BYTES - 1)
-            length = min(end - offset, CHUNK_BYTES - start)
-            chunk = self._chunk(inode.node, index)
-            piece = chunk.data[start : start + length] if chunk is not None else b""
-            pieces.append(piece)
-            if len(piece) < length:
-                pieces.append(bytes(length - len(piece)))
-            offset += length
-        return bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces)
-
-    def _put(self, inode: Inode, offset: int, data: bytes) -> None:
-        view, node, done = memoryview(data), inode.node, 0
-        while done < len(data):
-            index, start = offset >> CHUNK_SHIFT, offset & (CHUNK_BYTES - 1)
-            length = min(len(data) - done, CHUNK_BYTES - start)
-            # Beyond the end there is no chunk, and no need to look for one.
-            chunk = self._chunk(node, index) if index << CHUNK_SHIFT < inode.size else None
-            if chunk is None:
-                chunk = self._new_chunk(node, index)
-            before = len(chunk.data)
-            chunk.put(start, view[done : done + length])
-            if len(chunk.data) != before:
-                inode.blocks += allocated_blocks(len(chunk.data)) - allocated_blocks(before)
-            self._chunk_changed(node, index, chunk)
-            done += length
-            offset += length
-
-    def _resize(self, inode: Inode, size: int) -> None:
-        if stat.S_ISDIR(inode.mode):
-            raise oserror(errno.EISDIR)
-        if size > MAX_FILE_BYTES:
-            raise oserror(errno.EFBIG)
-        if size < inode.size:
-            index, start = size >> CHUNK_SHIFT, size & (CHUNK_BYTES - 1)
-            inode.blocks -= self._drop_chunks(inode.node, index + 1 if start else index)
-            if start:
-                chunk = self._chunk(inode.node, index)
-                if chunk is not None and len(chunk.data) > start:
-                    inode.blocks -= allocated_blocks(len(chunk.data)) - allocated_blocks(start)
-                    chunk.cut(start)
-                    self._chunk_changed(inode.node, index, chunk)
-        inode.size = size
