@@ -1,0 +1,108 @@
+"""Hosts whose clocks differ by a day and a half mount one bucket or one database: what holds otherwise holds all the
+same, for versions decide and no clock does."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import skewed
+from mounts import Mounted, Serve
+from services.postgres import Postgres
+from services.s3 import Bucket
+
+pytestmark = [pytest.mark.mounted, pytest.mark.services]
+
+LIMIT_S = 60.0
+EARLY, LATE = -20.0, 17.0
+
+
+def eventually(what: Callable[[], bool]) -> None:
+    limit = time.monotonic() + LIMIT_S
+    while True:
+        with contextlib.suppress(FileNotFoundError):
+            if what():
+                return
+        assert time.monotonic() < limit
+        time.sleep(0.02)
+
+
+@pytest.fixture(params=["s3", "postgres"])
+def url(request: pytest.FixtureRequest) -> Iterator[str]:
+    if request.param == "s3":
+        bucket: Bucket = request.getfixturevalue("bucket")
+        yield bucket.url(ttl="0.2")
+        return
+    server: Postgres = request.getfixturevalue("postgres")
+    with server.database() as dsn:
+        yield f"postgres:{dsn}?volume=skewed"
+
+
+@pytest.fixture
+def hosts(url: str, serve: Serve) -> tuple[Mounted, Mounted]:
+    """One whose clock is late, one whose is early."""
+    early, late = (serve("memory:", routes={"/there": skewed.url_of(url, hours)}) for hours in (EARLY, LATE))
+    return early, late
+
+
+def test_each_sees_what_the_other_has_closed(hosts: tuple[Mounted, Mounted]) -> None:
+    paths = [host.path / "there" for host in hosts]
+    for number in range(6):
+        writer, reader = paths[number % 2], paths[1 - number % 2]
+        text = f"written by {number}"
+        (writer / "file").write_text(text)
+        (writer / f"new{number}").write_text(text)
+        eventually(lambda reader=reader, text=text: (reader / "file").read_text() == text)  # type: ignore[misc]
+        eventually(lambda reader=reader, number=number: (reader / f"new{number}").exists())  # type: ignore[misc]
+    os.rename(paths[0] / "new0", paths[0] / "renamed")
+    eventually(lambda: (paths[1] / "renamed").read_text() == "written by 0")
+    os.unlink(paths[1] / "renamed")
+    eventually(lambda: not (paths[0] / "renamed").exists())
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["early", "late"])
+def test_a_lost_update_is_an_error_whoever_is_late(hosts: tuple[Mounted, Mounted], first: int) -> None:
+    mine, theirs = hosts[first].path / "there/file", hosts[1 - first].path / "there/file"
+    hosts[first].expected_log = "was changed by others|closed unsaved"
+    mine.write_text("both know this")
+    eventually(lambda: theirs.read_text() == "both know this")
+    file = os.open(mine, os.O_WRONLY)
+    theirs.write_text("theirs")
+    with pytest.raises(OSError) as lost:
+        os.ftruncate(file, 0)
+        os.pwrite(file, b"ours", 0)
+        os.fsync(file)
+    assert lost.value.errno == errno.ESTALE
+    with contextlib.suppress(OSError):
+        os.close(file)
+    eventually(lambda: theirs.read_text() == "theirs")
+    eventually(lambda: mine.read_text() == "theirs")
+
+
+def test_the_rename_of_a_host_that_lives_is_left_alone(bucket: Bucket, serve: Serve) -> None:
+    """Whether its record is old the store's clock says, and not that of who looks."""
+    record = (
+        b'{"source": "a", "destination": "b", "etag": null, "replaced": null, "host": "elsewhere", "pid": 1,'
+        b' "session": "s"}'
+    )
+    bucket.put("a", b"moving")
+    bucket.put(".fusebackend.renames/1", record)
+    for hours in (EARLY, LATE):
+        server = serve("memory:", routes={"/there": skewed.url_of(bucket.url(), hours)})
+        assert os.listdir(server.path / "there") == ["a"]
+    assert bucket.get(".fusebackend.renames/1") == record
+
+
+def test_appends_of_two_hosts_all_land(hosts: tuple[Mounted, Mounted]) -> None:
+    paths: list[Path] = [host.path / "there/log" for host in hosts]
+    paths[0].write_text("")
+    eventually(paths[1].exists)
+    for number in range(10):
+        with paths[number % 2].open("a") as file:
+            file.write(f"{number}\n")
+    eventually(lambda: sorted(paths[0].read_text().split()) == [str(number) for number in range(10)])
