@@ -13,8 +13,9 @@ import itertools
 import logging
 import sqlite3
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+from fusebackend import heap
 from fusebackend.backends.chunks import CHUNK_BYTES, CHUNK_SHIFT, Chunk, allocated_blocks
 from fusebackend.backends.overlay import Overlay
 from fusebackend.backends.storage import Inode
@@ -59,6 +60,7 @@ class StoredTree(TreeVolume):
         self._names: OrderedDict[tuple[int, bytes], int | None] = OrderedDict()
         self._chunks: OrderedDict[tuple[int, int], Chunk] = OrderedDict()
         self._unstored: set[int] = set()  # nodes the file has no row for yet
+        self._peak_held = 0  # the most nodes the kernel has known since memory was last given back
         # A number that is in use already would overwrite what has it, so the table has a say as well.
         self._stored_next_node = self._scalar("SELECT value FROM meta WHERE key = 'next_node'")
         self._next_node = max(self._stored_next_node, self._scalar("SELECT max(node) FROM inode") + 1)
@@ -118,6 +120,20 @@ class StoredTree(TreeVolume):
         else:
             overlay.dead.add(node)
             self._note(1, 0)
+
+    def forget(self, nodes: Iterable[int]) -> None:
+        with self.lock:
+            self._peak_held = max(self._peak_held, len(self._held))
+            super().forget(nodes)
+            if heap.is_mostly_empty(len(self._held), self._peak_held):
+                self._shrink_all()
+
+    def _shrink_all(self) -> None:
+        """The kernel has dropped most of what it knew: so do we, for what is left would keep all memory around it."""
+        self._names.clear()
+        self._held = set(self._held)
+        self._peak_held = len(self._held)
+        heap.give_back()
 
     # -- storage: names ----------------------------------------------------------------------------------------
 

@@ -7,10 +7,10 @@ What must be remembered, for each inode the kernel knows, is one small record; i
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from fusebackend import heap
 from fusebackend.protocol import MAX_NODE, ROOT_NODE, Attr
 from fusebackend.vfs.setid import SET_ID
 
@@ -92,17 +92,13 @@ PAGE_BYTES = 4096
 OTHER_NAMES = 8
 """Names of a file with several that are kept besides the last one, in case that one goes."""
 
-SMALL_TABLE = 1000
-"""A table that never held more than this is not worth shrinking."""
-
-
 class InodeTable:
     """Every inode the kernel holds references to. The root is always known."""
 
     def __init__(self) -> None:
         self._known: dict[int, KnownInode] = {}
         self.others: dict[int, list[tuple[int, bytes]]] = {}  # earlier (directory, name)s of files with several links
-        self._peak = SMALL_TABLE  # the most that was known since the table last shrank
+        self._peak = 0  # the most that was known since the table last shrank
         root = self._known[ROOT_INODE] = KnownInode(is_dir=True)
         root.lookups = 1
         root.parent = ROOT_INODE
@@ -170,14 +166,12 @@ class InodeTable:
                 self.others.pop(inode, None)
                 gone.append(inode)
         self._peak = max(self._peak, len(self._known) + len(gone))
-        if len(self._known) < self._peak // 4:
+        if heap.is_mostly_empty(len(self._known), self._peak):
             self._shrink()
         return gone
 
     def _shrink(self) -> None:
-        """Most of what the kernel knew is forgotten: give its memory back, which neither dicts nor malloc do alone."""
+        """Most of what the kernel knew is forgotten: give its memory back."""
         self._known = dict(self._known)
-        self._peak = max(len(self._known), SMALL_TABLE)
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, musl does not
-        if trim is not None:
-            trim(0)
+        self._peak = len(self._known)
+        heap.give_back()

@@ -1,0 +1,56 @@
+"""What was forgotten gives its memory back: tables shrink, and caches that would keep it are emptied."""
+
+from __future__ import annotations
+
+import stat
+import sys
+
+import pytest
+
+from fusebackend import heap
+from fusebackend.backends import SqliteBackend
+from fusebackend.protocol import ROOT_NODE, Attr, Caller
+from fusebackend.vfs.inodes import InodeTable
+
+MANY = 4000
+ME = Caller(0, 0)
+
+
+@pytest.mark.parametrize(
+    ("length", "peak", "expected"), [(249, 1001, True), (250, 1001, False), (0, 1000, False), (0, 0, False)]
+)
+def test_what_is_worth_shrinking(length: int, peak: int, expected: bool) -> None:
+    assert heap.is_mostly_empty(length, peak) is expected
+
+
+def test_giving_back_what_is_not_there() -> None:
+    heap.give_back()
+
+
+def test_the_inode_table_shrinks_with_what_the_kernel_knows() -> None:
+    table = InodeTable()
+    for node in range(2, MANY):
+        table.reference(node, ROOT_NODE, b"%d" % node, Attr(node, stat.S_IFREG | 0o644))
+    full = sys.getsizeof(table._known)
+    for node in range(2, MANY):
+        table.forget([(node, 1)])
+    assert len(table) == 1
+    assert sys.getsizeof(table._known) < full / 2
+
+
+def test_an_sqlite_volume_empties_its_caches_when_the_kernel_does(tmp_path) -> None:
+    with SqliteBackend(tmp_path / "volume.db") as backend:
+        volume = backend.volume
+        kept = volume.mknod(ROOT_NODE, b"kept", stat.S_IFREG | 0o644, 0, ME).node
+        volume.fsync(kept, False)
+        assert volume.lookup(ROOT_NODE, b"kept").node == kept
+        assert volume._names
+        for node in range(MANY):
+            volume.hold(node)
+        full = sys.getsizeof(volume._held)
+        volume.forget(range(MANY // 2))
+        assert volume._names, "half of it is not most of it"
+        volume.forget(range(MANY // 2, MANY))
+        assert not volume._names
+        assert sys.getsizeof(volume._held) < full / 2
+        assert volume.lookup(ROOT_NODE, b"kept").node == kept
