@@ -425,6 +425,57 @@ def test_what_a_call_raises_comes_back_from_its_thread() -> None:
     assert offload.run("read", lambda: 7) == 7
 
 
+def test_agents_have_as_many_places_again(hanging: Hanging) -> None:
+    offload = Offload(True, deadline_s=0.05, max_calls=1)
+    with pytest.raises(GivenUp):
+        offload.run("read", hanging)
+    assert run(lambda: offload.call(lambda: 7)) == 7, "the kernel's calls have places of their own"
+    with pytest.raises(GivenUp, match=r"^no answer to read within"):
+        offload.run("read", lambda: 7)
+    assert hanging.calls == 1
+
+
+def test_the_last_words_are_said_to_a_volume_that_is_down_and_end_at_the_deadline(hanging: Hanging) -> None:
+    service = Service()
+    offload = Offload(True, deadline_s=0.05)
+    run(lambda: bring_down(offload, service))
+    said: list[int] = []
+    offload.finish(lambda: said.append(1))
+    assert said == [1]
+    with pytest.raises(TimeoutError) as failure:
+        offload.finish(hanging)
+    assert failure.value.errno == errno.ETIMEDOUT
+    Offload(False).finish(lambda: said.append(threading.get_ident()))
+    assert said[1:] == [threading.get_ident()]
+
+
+# -- fsync -------------------------------------------------------------------------------------------------------
+
+
+def test_a_slow_disk_is_waited_for_in_a_thread_and_a_fast_one_where_we_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(offload_module.time, "perf_counter", lambda: clock[0])
+    offload = Offload(False)
+
+    async def where(takes_s: float) -> bool:
+        def fsync() -> bool:
+            clock[0] += takes_s
+            return threading.get_ident() == here
+
+        here = threading.get_ident()
+        return await offload.sync(fsync)
+
+    async def main() -> None:
+        assert not await where(0.0), "nothing is known of the disk yet"
+        assert await where(0.0), "it is fast"
+        assert await where(1.0), "until it was slow"
+        assert not await where(1.0)
+        while not await where(0.0):
+            pass
+
+    run(main)
+
+
 class TestCalls:
     def test_there_are_no_more_than_said(self, hanging: Hanging) -> None:
         calls = Calls(2)
