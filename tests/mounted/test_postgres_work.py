@@ -14,11 +14,13 @@ import test_real_work
 import trees
 from kinds import Kind
 from services.postgres import Postgres
-from test_builds import test_two_writers_on_one_sqlite_database
+from test_builds import test_make_builds_a_c_project, test_two_writers_on_one_sqlite_database
 from test_real_work import (
+    test_cp_archive_and_back,
     test_git_clone_commit_branch_gc_fsck,
     test_mv_across_routes_and_back,
     test_mv_within_a_route,
+    test_rg_grep_and_find_see_what_a_plain_directory_shows,
     test_rm_removes_a_tree,
     test_rsync_twice_moves_nothing_the_second_time,
     test_saving_as_editors_do,
@@ -28,9 +30,12 @@ from test_real_work import (
 )
 
 __all__ = [
+    "test_cp_archive_and_back",
     "test_git_clone_commit_branch_gc_fsck",
+    "test_make_builds_a_c_project",
     "test_mv_across_routes_and_back",
     "test_mv_within_a_route",
+    "test_rg_grep_and_find_see_what_a_plain_directory_shows",
     "test_rm_removes_a_tree",
     "test_rsync_twice_moves_nothing_the_second_time",
     "test_saving_as_editors_do",

@@ -1,6 +1,7 @@
 """One PostgreSQL volume, mounted by two hosts (server processes here): what one has closed, the other opens.
 
-With `FUSEBACKEND_FULL` set, the random changes are 20,000 instead of some hundreds.
+With `FUSEBACKEND_FULL` set, the random changes are 20,000 instead of some hundreds. Each is followed by a dozen opens
+and downloads at both hosts, so that even those are some thousand operations.
 """
 
 from __future__ import annotations
