@@ -213,6 +213,18 @@ def test_files_of_a_directory_that_are_opened_one_after_the_other_are_checked_to
             volume.release(node, READ)
 
 
+@pytest.mark.parametrize("size", [10, SMALL_BYTES * 5, 1 << 20])
+def test_what_is_not_here_is_never_believed(store, size):
+    """Else a file that was replaced just before it is opened could not be read at all."""
+    store.put("f", b"1" * size)
+    with contextlib.closing(ObjectStoreVolume(store, ttl_s=5.0, clock=lambda: 0.0)) as volume:
+        node = volume.lookup(ROOT_NODE, b"f").node
+        store.put("f", b"2" * (size + 1))
+        volume.open(node, READ)
+        assert (volume.getattr(node).size, volume.read(node, 0, 10)) == (size + 1, b"2" * 10)
+        volume.release(node, READ)
+
+
 def test_without_a_ttl_every_open_asks(store, volume, monkeypatch):
     store.put("f", b"f")
     read_all(volume, ROOT_NODE)

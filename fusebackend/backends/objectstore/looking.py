@@ -3,8 +3,9 @@
 A listing has no modes, owners, times and links. They are asked for object by object, several at a time, and known for
 as long as the object stays that version. Where files are read as well, small ones come whole (`appetite.py`).
 
-A file that is opened to be read is of a version that the store has shown `MOMENT_S` ago at most. Who opens one file of
-a directory after the other has the directory listed for that, so that one request does for all of them.
+A file whose content is here, and that is opened to be read, is of a version that the store has shown `MOMENT_S` ago at
+most. Who opens one such file of a directory after the other has the directory listed for that, so that one request does
+for all of them. Of any other file the store is asked at each `open`: what is to be fetched next must be there.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from fusebackend.backends.objectstore.bucket import Bucket, Head
 from fusebackend.backends.objectstore.entry import Entry
 from fusebackend.backends.objectstore.names import MARKER
 from fusebackend.backends.objectstore.parallel import each
+from fusebackend.backends.objectstore.readahead import BLOCK_BYTES
 from fusebackend.backends.objectstore.reading import WHOLE_BYTES, is_kept, keep
 from fusebackend.backends.objectstore.tree import ObjectTree
 from fusebackend.errors import oserror
@@ -75,6 +77,9 @@ class Looks:
             directory = entry.parent
             if directory is None or not self._is_known(entry):
                 return False
+        if not self._is_here(entry):
+            return False
+        with self._tree.lock:
             if self._tree.is_fresh(entry.checked_at, self._moment_s):
                 return True
             is_one_of_many = self._tree.is_fresh(directory.looked_at, self._moment_s)
@@ -82,10 +87,18 @@ class Looks:
         if not is_one_of_many or directory.large:
             return False
         self._tree.refresh(directory, self._moment_s)
-        return self._is_known(entry) and self._tree.is_fresh(entry.checked_at, self._moment_s)
+        is_known = self._is_known(entry) and self._tree.is_fresh(entry.checked_at, self._moment_s)
+        return is_known and self._is_here(entry)
 
     def _is_known(self, entry: Entry) -> bool:
         return entry.stamped and not entry.gone and not entry.busy
+
+    def _is_here(self, entry: Entry) -> bool:
+        """Is all of a file's content in the cache?"""
+        if entry.size == 0:
+            return True
+        etag, is_block = entry.etag, entry.size <= BLOCK_BYTES
+        return is_block and etag is not None and is_kept(self._cache, self._bucket.store, entry.key, etag)
 
     def look(self, entry: Entry, *, fetch: bool = False) -> None:
         """See which version the store has now. ESTALE when it has none.
