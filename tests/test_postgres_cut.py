@@ -26,6 +26,7 @@ STEPS = 120
 
 LIMIT_S = 120.0
 CALL_LIMIT_S = 40.0
+TROUBLE = (errno.EIO, errno.ETIMEDOUT, errno.EBUSY)
 NAMES = (b"a", b"b", b"c")
 CONTENTS = (b"", b"one", b"two" * 30_000, b"three" * 100)
 
@@ -64,7 +65,7 @@ class Worker(threading.Thread):
             call()
         except OSError as error:
             # Nobody knows whether a change was made whose answer was cut off.
-            assert error.errno in (errno.EIO, errno.ETIMEDOUT, errno.ENOENT), error
+            assert error.errno in (*TROUBLE, errno.ENOENT), error
             assert error.errno != errno.ENOENT or self.files[name] is None, error
             if error.errno != errno.ENOENT:
                 self.cut += 1
@@ -110,7 +111,7 @@ class Worker(threading.Thread):
                         found[name] = volume.read(attr.node, 0, 1 << 20)
                 return found
             except OSError as error:
-                assert error.errno in (errno.EIO, errno.ETIMEDOUT), error
+                assert error.errno in TROUBLE, error
 
 
 def cut_on_and_on(dsn: str, done: threading.Event) -> None:

