@@ -1,6 +1,6 @@
 """The benchmark of object stores: a mount of a bucket against `rclone mount` of the same one, and obstore alone.
 
-    scripts/bench --s3 [--rounds N] [--only WORDS] [--quick]
+    scripts/bench --s3 [--rounds N] [--only WORDS] [--quick] [--write]
 
 It starts a SeaweedFS of its own. Each round mounts both anew, with nothing cached, and runs every measure on both, one
 after the other and in turns; a ratio is that of the medians of the rounds. rclone runs with `--vfs-cache-mode writes`
@@ -28,8 +28,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from bench import REPOSITORY, mounted
 from measures import BLOCK, MIB, drop_caches, make_source_tree, shell, timed
+from report import conditions, write_between
+from serving import REPOSITORY, mounted
 
 sys.path.insert(0, str(REPOSITORY / "tests"))
 
@@ -259,14 +260,14 @@ def readers(bucket: Bucket, directory: Path, store: Any) -> tuple[float, float]:
 
 
 def table(seconds: dict[str, dict[str, list[float]]], scale: Scale) -> Iterator[str]:
-    yield "| measure | fusebackend | rclone mount | rclone ÷ fusebackend | alone |"
-    yield "|---|---|---|---|---|"
+    yield "| measure | fusebackend | rclone mount | rclone ÷ fusebackend | obstore alone |"
+    yield "|---|---:|---:|---:|---:|"
     for name, sides in seconds.items():
         ours, rclone = statistics.median(sides["ours"]), statistics.median(sides["rclone"])
         alone = ""
         if "obstore" in sides:
             obstore = statistics.median(sides["obstore"])
-            alone = f"obstore {scale.big_mib / obstore:.0f} MiB/s, of which {100 * obstore / ours:.0f} %"
+            alone = f"{obstore:.2f} s, {100 * obstore / ours:.0f} % of its speed"
         yield f"| {name} | {ours:.2f} s | {rclone:.2f} s | {rclone / ours:.2f} | {alone} |"
 
 
@@ -275,9 +276,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", help="only measures whose name contains one of these words, with commas")
     parser.add_argument("--quick", action="store_true", help="about a tenth of the work")
+    parser.add_argument("--write", action="store_true", help="replace the table in BENCHMARKS.md")
     arguments = parser.parse_args()
     if arguments.rounds < 1:
         parser.error("--rounds must be 1 or more")
+    if arguments.write and (arguments.only or arguments.quick):
+        parser.error("--write is for all the work: without --only and --quick")
     if (reason := seaweedfs.missing()) is not None:
         raise SystemExit(reason)
     from obstore.store import S3Store
@@ -296,7 +300,10 @@ def main() -> None:
                 one, many = readers(bucket, directory, store)
                 lines += ["", f"With {LATENCY_S * 1000:.0f} ms between mount and store: one reader {one:.2f} MiB/s, "
                           f"{READERS} readers {many:.1f} MiB/s, {many / one:.0f} times as much."]  # fmt: skip
-            print("\n".join(lines))
+            report = "\n".join([conditions("s3:", arguments, directory), "", *lines])
+            print(report)
+            if arguments.write:
+                write_between("bucket", report)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
