@@ -1,7 +1,8 @@
-"""`InOrder`: requests for the same bytes of a file wait for the writes before them, and for nothing else."""
+"""Requests for the same bytes of a file wait for the writes before them alone; where an append finds the end."""
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,8 @@ import pytest
 import trio
 import trio.testing
 
+from fusebackend.protocol import Attr
+from fusebackend.vfs.inodes import EARLIER_SIZES, KnownInode
 from fusebackend.vfs.inorder import InOrder
 
 
@@ -106,3 +109,19 @@ async def test_a_volume_that_does_not_block_keeps_the_order_itself(autojump_cloc
         await read(order, seen, "read", 0, 10)
         writes.end[0].set()
     assert seen == ["read"]
+
+
+def test_the_end_that_the_kernel_believes_in() -> None:
+    """An append is told from other writes by where the kernel has put it; it may not have heard of a new size yet."""
+    known = KnownInode(is_dir=False)
+    known.told(Attr(5, stat.S_IFREG | 0o644, size=10_000))
+    known.lookups = 1
+    assert known.may_end_at(10_000)
+    assert not known.may_end_at(0) and not known.may_end_at(9_999) and not known.may_end_at(20_000)
+    for size in (10_000, 8192, 20_000):
+        known.told(Attr(5, stat.S_IFREG | 0o644, size=size))
+    assert known.may_end_at(20_000) and known.may_end_at(10_000)
+    assert not known.may_end_at(8192), "that is where a page of a mapping goes"
+    for size in range(30_001, 30_001 + 2 * EARLIER_SIZES):
+        known.told(Attr(5, stat.S_IFREG | 0o644, size=size))
+    assert len(known.earlier_sizes) == EARLIER_SIZES and not known.may_end_at(10_000)
