@@ -96,12 +96,6 @@ class DirectoryHandle:
         self.ahead: list[tuple[bytes, Attr]] = []  # fetched and not given to the kernel yet …
         self.ahead_at = (-1, -1)  # … valid at this count of changes in the mount, for this position
 
-    @property
-    def may_be_kept(self) -> bool:
-        """May the kernel keep what is listed? It looks at the directory's time, of which it must hear at once."""
-        route = self.route
-        return self.junction is None and route is not None and route.policy.coherent and not route.offload.blocking
-
 
 class HandleTable(Generic[Handle]):
     """Handles by number. A number is never used twice."""

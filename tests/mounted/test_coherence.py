@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import mmap
 import os
 import random
@@ -128,71 +127,6 @@ def test_a_listing_goes_on_while_the_agent_changes_the_directory(faces: TwoFaces
 
 
 # -- a process changes, the agent looks ----------------------------------------------------------------------------
-
-
-def listings_asked(faces: TwoFaces) -> int:
-    """How often the server was asked for names."""
-    status = json.loads(os.getxattr(faces.path, "user.fusebackend.status"))
-    return int(status["counters"].get("readdir", 0))
-
-
-def test_the_kernel_keeps_a_listing_until_either_face_changes_the_directory(faces: TwoFaces) -> None:
-    directory = faces.path / "directory"
-    directory.mkdir()
-    names = {f"{number}" for number in range(300)}
-    for name in names:
-        (directory / name).touch()
-
-    def make() -> None:
-        (directory / "made").touch()
-        names.add("made")
-
-    def rename() -> None:
-        (directory / "made").rename(directory / "renamed")
-        names.symmetric_difference_update({"made", "renamed"})
-
-    def link_from_elsewhere() -> None:
-        (faces.path / "elsewhere").touch()
-        os.link(faces.path / "elsewhere", directory / "link")
-        names.add("link")
-
-    def write_as_agent() -> None:
-        faces.call("write", "/directory/agent", "x")
-        names.add("agent")
-
-    def move_as_agent() -> None:
-        faces.call("move", "/directory/agent", "/directory/moved")
-        names.symmetric_difference_update({"agent", "moved"})
-
-    def delete_as_agent() -> None:
-        faces.call("delete", "/directory/moved")
-        names.remove("moved")
-
-    for change in (make, rename, link_from_elsewhere, write_as_agent, move_as_agent, delete_as_agent):
-        change()
-        assert set(os.listdir(directory)) == names, change.__name__
-        before = listings_asked(faces)
-        for _ in range(3):
-            assert set(os.listdir(directory)) == names
-        assert listings_asked(faces) == before, change.__name__
-
-
-def test_a_kept_listing_is_read_on_from_where_it_was_left(faces: TwoFaces) -> None:
-    directory = faces.path / "directory"
-    directory.mkdir()
-    names = {f"{number:04}" for number in range(2_000)}
-    for name in names:
-        (directory / name).touch()
-    assert set(os.listdir(directory)) == names
-    with os.scandir(directory) as listing:  # from what the kernel has kept …
-        seen = {next(listing).name for _ in range(500)}
-        faces.call("write", "/directory/new", "x")
-        (directory / "0000").unlink()
-        rest = [entry.name for entry in listing]  # … and that is out of date by now
-    assert len(rest) == len(set(rest))
-    assert not seen & set(rest)
-    assert seen | set(rest) >= names - {"0000"}
-    assert set(os.listdir(directory)) == names - {"0000"} | {"new"}
 
 
 def test_every_write_is_seen_before_the_file_is_closed(faces: TwoFaces) -> None:
