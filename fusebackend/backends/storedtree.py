@@ -25,9 +25,9 @@ from fusebackend.errors import oserror
 log = logging.getLogger(__name__)
 
 CACHE_INODES = 20_000
-CACHE_NAMES = 20_000
+CACHE_NAMES = 4_096
 CACHE_CHUNKS = 256
-"""Bounds of what is kept in memory though the file has it: some 10 MiB of inodes, 5 of names, and 16 MiB of chunks."""
+"""Bounds of what is kept in memory though the file has it: some 10 MiB of inodes, 1 of names, and 16 MiB of chunks."""
 
 _INODE_FIELDS = "node, mode, nlink, uid, gid, rdev, size, blocks, atime_ns, mtime_ns, ctime_ns, parent"
 _ERRNO_OF_SQLITE = {sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_READONLY: errno.EROFS}
