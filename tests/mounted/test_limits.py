@@ -152,7 +152,7 @@ def test_memory_for_each_file_that_the_kernel_knows(serve: Serve, tmp_path: Path
     A volume in memory keeps its files there, so it is not asked.
     """
     server, before = _start_and_warm_up(serve, tmp_path, url)
-    files = 20_000
+    files = 30_000  # more than any of the server's own caches holds
     _make_files(server.path / "many", files)
     _stat_all(server.path / "many", files)
     known = server.memory_kib()
