@@ -28,7 +28,8 @@ class Entry(Attr):
     __slots__ = (
         "base", "buffer", "changes", "checked_at", "children", "dirty", "etag", "extra", "forgotten", "ghosts", "gone",
         "held", "large", "listed_at", "local", "lock", "looked_at", "marker", "modified_ns", "name", "opens", "order",
-        "parent", "poisoned", "reader", "segment", "stamped", "tail_from", "target", "unlinked", "unread", "writers",
+        "parent", "poisoned", "reader", "relied_on", "segment", "shown_at", "stamped", "tail_from", "target",
+        "unlinked", "unread", "writers",
     )  # fmt: skip
 
     def __init__(self, node: int, parent: Entry | None, name: bytes, segment: str, *, is_dir: bool) -> None:
@@ -52,6 +53,7 @@ class Entry(Attr):
         self.order: list[bytes] | None = None  # the names of the children, sorted
         self.listed_at = NEVER  # since then the children are all there is
         self.looked_at = NEVER  # when the version of a file in it was asked for last, to open the file
+        self.shown_at = NEVER  # when it was listed last for those who open files in it
         self.large = False  # listing it takes more than one request
         self.changes: dict[bytes, int] = {}  # names that were made or taken away here, and when, by the tree's count
         self.ghosts: set[str] = set()  # removed here, and still listed by the store for a while
@@ -65,6 +67,7 @@ class Entry(Attr):
         self.dirty = False  # the buffer holds what the store does not
         self.local = False  # the store has never had it
         self.unread = False  # looked at, and not opened since
+        self.relied_on = NEVER  # of the directory's `shown_at`, those that an open of this file has made use of
         self.tail_from: int | None = None  # if the dirty buffer was only appended to: from this size on
         self.poisoned = False  # a conflict: handles opened before see ESTALE
         self.reader: RangedReader | None = None

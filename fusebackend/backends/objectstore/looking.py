@@ -3,9 +3,9 @@
 A listing has no modes, owners, times and links. They are asked for object by object, several at a time, and known for
 as long as the object stays that version. Where files are read as well, small ones come whole (`appetite.py`).
 
-A file whose content is here, and that is opened to be read, is of a version that the store has shown `MOMENT_S` ago at
-most. Who opens one such file of a directory after the other has the directory listed for that, so that one request does
-for all of them. Of any other file the store is asked at each `open`: what is to be fetched next must be there.
+Of a file that is opened the store is asked which version it has. Who opens one file of a directory after the other, to
+read what is here already, has the directory listed for that: one request does for all of them, once each, and for
+`MOMENT_S` at most.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fusebackend.backends.objectstore.tree import ObjectTree
 from fusebackend.errors import oserror
 
 MOMENT_S = 0.1
-"""For how long the version of a file is believed at `open`, if the TTL is not less."""
+"""For how long a listing says which version a file has that is opened, if the TTL is not less."""
 
 SMALL_BYTES = 64 << 10
 """A file that may be fetched for its attributes' sake: that takes as long as asking for these alone."""
@@ -69,7 +69,7 @@ class Looks:
                     self._tree.detach(entry)
 
     def is_current(self, entry: Entry) -> bool:
-        """Is what is known of a file, which is to be read, what the store has shown a moment ago?"""
+        """Has the directory just been listed for who opens file after file in it, and is all of this one here?"""
         with self._tree.lock:
             if entry.unread:
                 entry.unread = False
@@ -80,15 +80,25 @@ class Looks:
         if not self._is_here(entry):
             return False
         with self._tree.lock:
-            if self._tree.is_fresh(entry.checked_at, self._moment_s):
+            if self._relies(entry, directory):
                 return True
             is_one_of_many = self._tree.is_fresh(directory.looked_at, self._moment_s)
-            directory.looked_at = self._tree.now()
+            asked = directory.looked_at = self._tree.now()
         if not is_one_of_many or directory.large:
             return False
-        self._tree.refresh(directory, self._moment_s)
-        is_known = self._is_known(entry) and self._tree.is_fresh(entry.checked_at, self._moment_s)
-        return is_known and self._is_here(entry)
+        self._tree.refresh(directory, self._moment_s, begun_after=asked)
+        with self._tree.lock:
+            directory.shown_at = directory.listed_at
+            is_shown = self._is_known(entry) and self._relies(entry, directory)
+        return is_shown and self._is_here(entry)
+
+    def _relies(self, entry: Entry, directory: Entry) -> bool:
+        """May this open make use of the listing? Only once: who opens the same file again wants to know what is new."""
+        shown = directory.shown_at
+        if not self._tree.is_fresh(shown, self._moment_s) or entry.checked_at < shown or entry.relied_on == shown:
+            return False
+        entry.relied_on = shown
+        return True
 
     def _is_known(self, entry: Entry) -> bool:
         return entry.stamped and not entry.gone and not entry.busy
@@ -114,6 +124,8 @@ class Looks:
         if head.etag != entry.etag:
             entry.drop_content()
         self._tree.know(entry, head)
+        if entry.parent is not None:
+            entry.relied_on = entry.parent.shown_at
 
     def _fetched(self, entry: Entry) -> Head | None:
         """What the store has of a small file now, None for nothing. Its content is in the cache then."""

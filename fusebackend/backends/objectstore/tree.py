@@ -256,11 +256,12 @@ class ObjectTree:
             start = bisect.bisect_right(directory.order, after) if after else 0
             return [directory.children[name] for name in directory.order[start : start + limit]]
 
-    def refresh(self, directory: Entry, age_s: float | None = None) -> None:
-        """List a directory, unless there is a listing that is no older."""
+    def refresh(self, directory: Entry, age_s: float | None = None, *, begun_after: float = NEVER) -> None:
+        """List a directory, unless there is a listing that is no older, and was begun after that moment."""
         with directory.lock:  # who waits for it has what the first one got
             with self.lock:
-                if self.is_fresh(directory.listed_at, age_s) or directory.is_gone:
+                is_listed = directory.listed_at > begun_after and self.is_fresh(directory.listed_at, age_s)
+                if is_listed or directory.is_gone:
                     return
                 key, count, began = directory.key, self._count, self.now()
             contents = self._bucket.contents(key)
