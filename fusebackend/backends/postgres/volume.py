@@ -9,8 +9,8 @@ changed meanwhile.
 `lock` holds nobody back here. Several calls become one in `changing`, which keeps all other changes of the volume out,
 on every host; and `viewing`, in which all reads see one state. Both belong to the thread that entered them.
 
-Durability: commits don't wait for the disk, but for the server's word that they happened. `fsync` is a commit that
-waits for the disk as well, and so for everything that was committed before it. When the connection is lost between a
+Durability: a commit waits for the server's disk (`connections.SETTINGS` says why it must). `fsync` is one more, and so
+waits for everything that was committed before it, by any host. When the connection is lost between a
 commit and its answer, nobody knows whether it has happened: that is EIO for whoever asked.
 """
 
