@@ -6,7 +6,7 @@ from fusebackend import paths
 from fusebackend.backends.native import NativeVolume
 from fusebackend.backends.walk import vanishing
 from fusebackend.paths import AgentPath
-from fusebackend.protocol import Change, Volume
+from fusebackend.protocol import ROOT_NODE, Change, Volume
 
 REMOVED_AT_ONCE = 100
 """Entries that are removed before the lock is let go of."""
@@ -32,16 +32,24 @@ class Doomed:
 
     def is_there(self, volume: Volume) -> bool:
         """Is it still there? Somebody may have moved it, or one above it, away, and put another in its place."""
-        doomed: Doomed | None = self
+        doomed = self
         with vanishing():
             for _ in range(CHECKED_LEVELS):
-                if doomed is None:
-                    return True
                 if volume.lookup(doomed.parent, doomed.name).node != doomed.node:
                     return False
+                if doomed.above is None:
+                    return _leads_to(volume, doomed.path, doomed.node)
                 doomed = doomed.above
             return True
         return False
+
+
+def _leads_to(volume: Volume, path: AgentPath, node: int) -> bool:
+    """Have all directories on the way kept their names? Else what is told of the removal would be about others."""
+    here = ROOT_NODE
+    for name in paths.split(path):
+        here = volume.lookup(here, name).node
+    return here == node
 
 
 def remove_tree(volume: NativeVolume, top: Doomed) -> None:

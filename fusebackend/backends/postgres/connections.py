@@ -42,8 +42,8 @@ ATTEMPTS = 20
 """So often a transaction is begun that the server gives up for another's sake."""
 
 SETTINGS = {
-    # Without it a server that crashes between a change and its `fsync` forgets the change, and confirms the `fsync` after
-    # its restart (seen in tests/mounted/test_service_faults.py).
+    # Without it a server that crashes between a change and its `fsync` forgets the change, and confirms the `fsync`
+    # after its restart (seen in tests/mounted/test_service_faults.py).
     "synchronous_commit": "on",
     "jit": "off",
     "lock_timeout": f"{LOCK_S}s",
