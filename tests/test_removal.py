@@ -32,7 +32,7 @@ def test_a_directory_is_there_until_it_is_moved(backend: InMemoryBackend) -> Non
 
 
 @pytest.mark.parametrize(("parent", "name"), [("/", b"a"), ("/a", b"b")])
-def test_a_directory_is_not_there_when_one_above_it_was_moved(backend: InMemoryBackend, parent: str, name: bytes) -> None:
+def test_it_is_not_there_when_one_above_it_was_moved(backend: InMemoryBackend, parent: str, name: bytes) -> None:
     """Its parent has it still, but under another path, and `deleted` tells of a path."""
     top = doomed(backend)
     above = ROOT_NODE if parent == "/" else node_at(backend, parent)
