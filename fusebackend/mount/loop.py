@@ -27,6 +27,7 @@ from typing import Any
 
 import trio
 
+from fusebackend.mount.diversion import Diversion
 from fusebackend.mount.handshake import Handshake
 
 SPIN_S = 50e-6
@@ -43,11 +44,14 @@ class _EagerLock:
     each request. Here the worker that has just answered takes the lock again before the woken one gets to run.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, diversion: Diversion | None = None) -> None:
         self._held = False
         self._waiting = trio.lowlevel.ParkingLot()
+        self._diversion = diversion
 
     async def __aenter__(self) -> None:
+        if self._diversion is not None and self._diversion.is_on:
+            self._diversion.end()
         while self._held:
             await self._waiting.park()
         self._held = True
@@ -63,8 +67,9 @@ class _EagerLock:
 class _Lowlevel:
     """`trio.lowlevel` with a `wait_readable` that looks before it sleeps."""
 
-    def __init__(self, handshake: type[Handshake] | None) -> None:
+    def __init__(self, handshake: type[Handshake] | None, diversion: Diversion | None) -> None:
         self._begin = handshake
+        self._diversion = diversion
         self._poll = select.poll()
         self._registered = -1
         self._served = 0
@@ -82,6 +87,8 @@ class _Lowlevel:
             self._registered = descriptor
         if self.handshake is not None and not self.handshake.is_over:
             await self.handshake.go_on()
+            if self.handshake.is_over and self._diversion is not None:
+                self._diversion.prepare(descriptor)
         self._served += 1
         if self._served < BURST:
             give_up = 0.0
@@ -100,45 +107,51 @@ class _Lowlevel:
 class _Nursery:
     """A nursery for pyfuse3's workers, which go on when there was nothing to read after all."""
 
-    def __init__(self, nursery: trio.Nursery) -> None:
+    def __init__(self, nursery: trio.Nursery, diversion: Diversion | None) -> None:
         self._nursery = nursery
+        self._diversion = diversion
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._nursery, name)
 
     def start_soon(self, worker: Callable[..., Awaitable[Any]], *args: Any, name: object = None) -> None:
         # pyfuse3 hands the nursery on to its workers: it must be this one, not the one inside.
-        self._nursery.start_soon(_going_on, worker, *args, name=name)
+        self._nursery.start_soon(self._going_on, worker, *args, name=name)
 
-
-async def _going_on(worker: Callable[..., Awaitable[Any]], *args: Any) -> None:
-    while True:
-        try:
-            await worker(*args)
-        except BlockingIOError:
-            continue
-        return
+    async def _going_on(self, worker: Callable[..., Awaitable[Any]], *args: Any) -> None:
+        while True:
+            try:
+                await worker(*args)
+            except BlockingIOError:
+                continue
+            finally:
+                if self._diversion is not None:
+                    self._diversion.end()  # there were too many workers: this one has answered and does not come back
+            return
 
 
 class EagerTrio:
     """What pyfuse3 is given for the module `trio`."""
 
-    Lock = _EagerLock
+    def __init__(self, handshake: type[Handshake] | None = None, diversion: Diversion | None = None) -> None:
+        """With a `handshake`, it is had on the descriptor that is waited for; then a `diversion` of it is prepared."""
+        self.lowlevel = _Lowlevel(handshake, diversion)
+        self._diversion = diversion
 
-    @staticmethod
+    def Lock(self) -> _EagerLock:  # noqa: N802 - trio's name
+        return _EagerLock(self._diversion)
+
     @contextlib.asynccontextmanager
-    async def open_nursery() -> AsyncIterator[_Nursery]:
+    async def open_nursery(self) -> AsyncIterator[_Nursery]:
         async with trio.open_nursery() as nursery:
-            yield _Nursery(nursery)
-
-    def __init__(self, handshake: type[Handshake] | None = None) -> None:
-        """With a `handshake`, it is had on the descriptor that is waited for."""
-        self.lowlevel = _Lowlevel(handshake)
+            yield _Nursery(nursery, self._diversion)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(trio, name)
 
     def close(self) -> None:
         """The mount has ended, perhaps before it has begun."""
+        if self._diversion is not None:
+            self._diversion.close()
         if self.lowlevel.handshake is not None:
             self.lowlevel.handshake.close()

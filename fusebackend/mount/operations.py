@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import pyfuse3
 from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext, SetattrFields, StatvfsData
 
+from fusebackend.mount.diversion import Diversion
 from fusebackend.protocol import AttrChanges, Caller
 from fusebackend.vfs.filesystem import FileSystem
 from fusebackend.vfs.inodes import Entry
@@ -112,6 +113,7 @@ class Operations:
     def __init__(self, filesystem: FileSystem) -> None:
         self.filesystem = filesystem
         self.counters: collections.Counter[str] = collections.Counter()
+        self.diversion: Diversion | None = None
 
     def init(self) -> None:
         """The kernel and libfuse have agreed on what each can do."""
@@ -268,7 +270,10 @@ class Operations:
 
     @answers
     async def opendir(self, inode: int, context: RequestContext) -> int:
-        return await self.filesystem.opendir(inode)
+        number = await self.filesystem.opendir(inode)
+        if self.diversion is not None and self.filesystem.directories[number].kept:
+            self.diversion.begin()
+        return number
 
     @answers
     async def readdir(self, handle: int, offset: int, token: pyfuse3.ReaddirToken) -> None:

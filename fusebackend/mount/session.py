@@ -26,6 +26,7 @@ import pyfuse3
 import trio
 
 from fusebackend.mount import tuning
+from fusebackend.mount.diversion import Diversion
 from fusebackend.mount.error import MountError
 from fusebackend.mount.handshake import Handshake
 from fusebackend.mount.loop import EagerTrio
@@ -88,6 +89,18 @@ class _Notifier:
 
     def invalidate_entry(self, parent: int, name: bytes) -> None:
         self._tell(lambda: pyfuse3.invalidate_entry(parent, name))
+
+    def hold(self) -> bool:
+        """Let no notice begin until `go_on`; False where one is on its way. See `diversion.py`."""
+        if not self._gate.acquire(blocking=False):
+            return False
+        if self._in_flight:
+            self._gate.release()
+            return False
+        return True
+
+    def go_on(self) -> None:
+        self._gate.release()
 
     def close(self) -> None:
         """Take no more notices. Those on their way may still wait for a request to be answered, see `idle`."""
@@ -153,7 +166,7 @@ class Session:
         self.options = options or MountOptions()
         self.operations = Operations(filesystem)
         self._token: trio.lowlevel.TrioToken | None = None
-        self._eager = EagerTrio(Handshake)
+        self._eager: EagerTrio | None = None
         self._stop = trio.Event()  # of the loop's thread
         self._mounted = False
         self._stop_asked = False  # of any thread, also before there is a loop
@@ -178,7 +191,8 @@ class Session:
                 trio.run(self._serve, on_ready)
             finally:
                 self.filesystem.detach()
-                self._eager.close()
+                if self._eager is not None:
+                    self._eager.close()
                 if self._mounted:
                     pyfuse3.close(unmount=True)
                 self.filesystem.close()
@@ -237,6 +251,8 @@ class Session:
         self.filesystem.status = lambda: json.dumps(self.status()).encode()
         notifier = _Notifier()
         self.filesystem.attach(notifier)
+        self.operations.diversion = Diversion(notifier)
+        self._eager = EagerTrio(Handshake, self.operations.diversion)
         try:
             async with trio.open_nursery() as nursery:
                 await nursery.start(self._watch_signals)  # before there is a mount that a signal could leave behind

@@ -23,12 +23,13 @@ from fusebackend.vfs.cache import DEFAULT_TTL_S
 from fusebackend.vfs.feed import ChangeFeed
 from fusebackend.vfs.filling import fill
 from fusebackend.vfs.grace import Grace
-from fusebackend.vfs.handles import DirectoryHandle, FileHandle, HandleTable, OpenedFile, passes_page_cache
-from fusebackend.vfs.inodes import ROOT_INODE, Entry, KnownInode
+from fusebackend.vfs.handles import DirectoryHandle, FileHandle, HandleTable, OpenedFile, close_all, passes_page_cache
+from fusebackend.vfs.inodes import ROOT_INODE, Emit, Entry, KnownInode
 from fusebackend.vfs.inorder import InOrder
 from fusebackend.vfs.invalidation import KernelCache
+from fusebackend.vfs.keptlisting import may_be_kept
 from fusebackend.vfs.limits import DEFAULT_DEADLINE_S, RouteLimits
-from fusebackend.vfs.listing import Emit, list_directory
+from fusebackend.vfs.listing import list_directory
 from fusebackend.vfs.mounttree import MountTree, Route
 from fusebackend.vfs.opening import open_node
 from fusebackend.vfs.places import check_name, routes_of
@@ -127,7 +128,9 @@ class FileSystem(ExtendedAttributes):
     async def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Entry:
         route, node = await self._place_for_name(parent, name)
         attr = await self._take(route, route.changing.mkdir, node, name, mode, caller)
-        return self._entry(route, parent, name, attr)
+        entry = self._entry(route, parent, name, attr)
+        self.inodes.listed(entry.inode, small=True)
+        return entry
 
     async def symlink(self, parent: int, name: bytes, target: bytes, caller: Caller) -> Entry:
         route, node = await self._place_for_name(parent, name)
@@ -339,7 +342,8 @@ class FileSystem(ExtendedAttributes):
             return self.directories.add(DirectoryHandle(inode, None, 0, junction))
         if route.shared:
             await self.revalidation.check(route, inode)
-        return self.directories.add(DirectoryHandle(inode, route, node, junction))
+        kept = junction is None and await may_be_kept(self.inodes, route, inode, node)
+        return self.directories.add(DirectoryHandle(inode, route, node, junction, kept))
 
     async def readdir(self, number: int, offset: int, emit: Emit) -> None:
         """Emit entries from position `offset` until `emit` says that the kernel's buffer is full."""
@@ -382,16 +386,9 @@ class FileSystem(ExtendedAttributes):
         for route in self.tree.routes:
             mine = [handle for handle in handles if handle.route is route]
             try:
-                route.offload.finish(partial(_close, route.volume, mine, nameless.get(route, [])))
+                route.offload.finish(partial(close_all, route.volume, mine, nameless.get(route, [])))
             except OSError as error:
                 log.error("could not close route %s: %s", route.prefix, error)
                 first = first or error
         if first is not None:
             raise first
-
-
-def _close(volume: Volume, handles: list[FileHandle], nodes: list[int]) -> None:
-    for handle in handles:
-        volume.release(handle.node, handle.flags)
-    volume.forget(nodes)
-    volume.sync()

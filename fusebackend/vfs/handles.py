@@ -6,12 +6,16 @@ import itertools
 import os
 import stat
 import time
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-from fusebackend.protocol import Attr
+from fusebackend.protocol import Attr, Volume
 from fusebackend.vfs import request
 from fusebackend.vfs.inodes import KnownInode
 from fusebackend.vfs.mounttree import Junction, Route
+
+if TYPE_CHECKING:
+    from fusebackend.vfs.keptlisting import KeptListing
 
 Handle = TypeVar("Handle", "FileHandle", "DirectoryHandle")
 
@@ -77,17 +81,29 @@ def passes_page_cache(flags: int, mode: int) -> bool:
     return made and flags & os.O_ACCMODE == os.O_WRONLY and not mode & (stat.S_ISUID | stat.S_ISGID)
 
 
+def close_all(volume: Volume, handles: Iterable[FileHandle], nodes: Iterable[int]) -> None:
+    """The mount is gone: close what it had open of a volume, forget what it knew, and make everything durable."""
+    for handle in handles:
+        volume.release(handle.node, handle.flags)
+    volume.forget(nodes)
+    volume.sync()
+
+
 class DirectoryHandle:
     """One open directory, and how far each position of its listing is.
 
     A position says how many names were given out before it, and the last of these is where the listing goes on. It goes
     on by name, so that entries which stay are seen exactly once whatever else comes and goes. After a seek back
     other names than before get positions of their own: all positions stay good until the listing starts anew.
+
+    That of a listing which the kernel may keep has other positions, see `keptlisting.py`.
     """
 
-    __slots__ = ("ahead", "ahead_at", "inode", "junction", "names", "node", "route")
+    __slots__ = ("ahead", "ahead_at", "inode", "junction", "kept", "listing", "names", "node", "route")
 
-    def __init__(self, inode: int, route: Route | None, node: int, junction: Junction | None) -> None:
+    def __init__(
+        self, inode: int, route: Route | None, node: int, junction: Junction | None, kept: bool = False
+    ) -> None:
         self.inode = inode
         self.route = route  # None where no volume has this directory
         self.node = node
@@ -95,6 +111,8 @@ class DirectoryHandle:
         self.names: list[bytes] = []
         self.ahead: list[tuple[bytes, Attr]] = []  # fetched and not given to the kernel yet …
         self.ahead_at = (-1, -1)  # … valid at this count of changes in the mount, for this position
+        self.kept = kept  # the kernel may keep what is listed: with the positions of `keptlisting.py`
+        self.listing: KeptListing | None = None
 
 
 class HandleTable(Generic[Handle]):

@@ -7,8 +7,8 @@ What must be remembered, for each inode the kernel knows, is one small record; i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, TypeAlias
 
 from fusebackend import heap
 from fusebackend.protocol import MAX_NODE, ROOT_NODE, Attr
@@ -41,6 +41,10 @@ class Entry(NamedTuple):
     inode: int
     attr: Attr | None
     timeout_s: float
+
+
+Emit: TypeAlias = Callable[[bytes, Entry, int], bool]
+"""Of a listing: given a name, its entry and the position after it; False when there is no room for it."""
 
 
 class KnownInode:
@@ -98,6 +102,8 @@ class InodeTable:
     def __init__(self) -> None:
         self._known: dict[int, KnownInode] = {}
         self.others: dict[int, list[tuple[int, bytes]]] = {}  # earlier (directory, name)s of files with several links
+        self.small: set[int] = set()  # directories known to be, whose listing the kernel may keep, and …
+        self.kept: set[int] = set()  # … those whose listing it may have; see `keptlisting.py`
         self._peak = 0  # the most that was known since the table last shrank
         root = self._known[ROOT_INODE] = KnownInode(is_dir=True)
         root.lookups = 1
@@ -144,6 +150,13 @@ class InodeTable:
         if known is not None:
             known.told(attr)
 
+    def listed(self, inode: int, small: bool) -> None:
+        """A directory has been seen from its beginning to its end."""
+        if small:
+            self.small.add(inode)
+        else:
+            self.small.discard(inode)
+
     def is_same(self, inode: int, version: object) -> bool:
         """Is this the version of the data that was opened before? From now on it is."""
         known = self._known.get(inode)
@@ -164,6 +177,8 @@ class InodeTable:
             if known.lookups == 0:
                 del self._known[inode]
                 self.others.pop(inode, None)
+                self.small.discard(inode)
+                self.kept.discard(inode)
                 gone.append(inode)
         self._peak = max(self._peak, len(self._known) + len(gone))
         if heap.is_mostly_empty(len(self._known), self._peak):

@@ -98,7 +98,9 @@ class Invalidation:
             for inode in self._numbers(route, change.parent):
                 if not self._tree.stands_in(inode, change.name):
                     self._drop_name(kernel, (inode, change.name))
-                kernel.invalidate_inode(inode, attributes_only=True)
+                # A directory's pages are what the kernel has kept of its listing. They go even though its time has
+                # moved, for somebody may set that back.
+                kernel.invalidate_inode(inode, attributes_only=not route.keeps_listings)
 
     def _invalidate(self, route: Route, kernel: KernelCache, inode: int) -> None:
         self._unfill(inode)

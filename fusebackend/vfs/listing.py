@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import stat
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from fusebackend.protocol import Attr
 from fusebackend.vfs.handles import DirectoryHandle
-from fusebackend.vfs.inodes import Entry, inode_number
+from fusebackend.vfs.inodes import Emit, Entry, inode_number
+from fusebackend.vfs.keptlisting import KEPT_ENTRIES, list_kept
 
 if TYPE_CHECKING:
     from fusebackend.vfs.filesystem import FileSystem
@@ -23,9 +23,6 @@ SHARED_PAGE_ENTRIES = 1024
 
 _SOME_DIRECTORY = Attr(0, stat.S_IFDIR | 0o755, nlink=2)
 """For entries of which the kernel wants no more than that they are directories, or shall ask when it needs to know."""
-
-Emit: TypeAlias = Callable[[bytes, Entry, int], bool]
-"""Given a name, its entry and the position after it; False when there is no room for it."""
 
 
 async def list_directory(filesystem: FileSystem, handle: DirectoryHandle, offset: int, emit: Emit) -> None:
@@ -74,7 +71,9 @@ async def _list(filesystem: FileSystem, handle: DirectoryHandle, offset: int, em
             await filesystem.forget([(entry.inode, 1)])
             return
         position += 1
-    if handle.route is not None:
+    if handle.kept:
+        await list_kept(filesystem, handle, position, 2 + len(children), emit)
+    elif handle.route is not None:
         await _list_volume(filesystem, handle, position, 2 + len(children), frozenset(children), emit)
 
 
@@ -110,6 +109,7 @@ async def _list_volume(
             at = _changes(filesystem, route)  # before looking: what changes after is not in the page
             page = list(await route.ask(route.volume.readdir, handle.node, after, limit))
             if not page:
+                filesystem.inodes.listed(handle.inode, len(names) <= KEPT_ENTRIES)
                 return
         for index, (name, attr) in enumerate(page):
             after = name

@@ -56,6 +56,11 @@ class Route:
         self.call = offload.call
         self.ask = offload.ask
 
+    @property
+    def keeps_listings(self) -> bool:
+        """Does the kernel know from a directory's time whether a listing is still good? See `keptlisting.py`."""
+        return self.policy.coherent and not self.offload.blocking and self.volume.features.persistent_modes
+
     def follow_feed(self) -> None:
         """The feed of a shared volume was lost, or is back: its features say which."""
         self.policy = self._policy_of(self.volume.features)

@@ -1,0 +1,111 @@
+"""Listings that the kernel keeps: of small directories, of volumes that tell at once what is changed in them.
+
+With FOPEN_CACHE_DIR the kernel keeps what one listing has shown for all that follow, until the directory's time moves,
+it changes a name there itself, or it is told to let go of it (fs/fuse/readdir.c; `mount/diversion.py` asks for it).
+
+Whoever reads what is kept may have to go on here, when the kernel has given a page of it up: with a position that was
+given out to another handle, closed since, perhaps of a listing that looked different. So a position means the same to
+everyone at any time, as in ext4: it is a hash of the name before it, and the names are listed in the order of their
+hashes. What stays is then seen exactly once, whatever else comes and goes.
+
+For that order the directory is read as a whole when a listing begins, which is why a large one isn't kept. And what one
+handle shows may be kept for others: so it is never older than the last change of the directory.
+"""
+
+from __future__ import annotations
+
+import bisect
+from typing import TYPE_CHECKING
+
+import trio
+
+from fusebackend.backends.tree import is_access_noted
+from fusebackend.protocol import Attr
+from fusebackend.vfs.handles import DirectoryHandle
+from fusebackend.vfs.inodes import Emit, Entry, InodeTable, inode_number
+from fusebackend.vfs.mounttree import Route
+
+if TYPE_CHECKING:
+    from fusebackend.vfs.filesystem import FileSystem
+
+KEPT_ENTRIES = 16_384
+"""The largest directory whose listing is kept."""
+
+PAGE_ENTRIES = 4096
+"""Entries read before other requests get a turn."""
+
+_HASH_BITS = 62
+
+
+def position_after(name: bytes) -> int:
+    """Where a listing goes on that has shown this name last: above all positions that count names."""
+    return 1 << _HASH_BITS | hash(name) & (1 << _HASH_BITS) - 1
+
+
+async def may_be_kept(inodes: InodeTable, route: Route, inode: int, node: int) -> bool:
+    """May the kernel keep the listing of a directory?
+
+    What it has kept moves no access time. So a listing that has to move it is asked for here, except where the kernel
+    asks anyway: it has kept none, or one from before the last change.
+    """
+    if inode not in inodes.small or not route.keeps_listings:
+        return False
+    if inode in inodes.kept:
+        attr: Attr = await route.ask(route.volume.getattr, node)
+        return attr.atime_ns <= attr.mtime_ns or not is_access_noted(attr)
+    inodes.kept.add(inode)
+    return True
+
+
+class KeptListing:
+    """A directory's names in the order of their positions, as they were at one moment."""
+
+    def __init__(self, ctime_ns: int, changes: int, page: list[tuple[bytes, Attr]]) -> None:
+        self.ctime_ns = ctime_ns  # of the directory, and …
+        self.changes = changes  # … `FileSystem.changes`, from before it was read
+        self._entries = sorted((position_after(name), name, attr) for name, attr in page)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def after(self, position: int) -> list[tuple[int, bytes, Attr]]:
+        """The entries from a position on, each with its name and the position after it."""
+        return self._entries[bisect.bisect_left(self._entries, (position + 1,)) :]
+
+
+async def list_kept(filesystem: FileSystem, handle: DirectoryHandle, position: int, first: int, emit: Emit) -> None:
+    """As `listing.list_directory`, from `position` on. The volume's own names begin at the position `first`."""
+    route = handle.route
+    assert route is not None, "a directory without a route is not kept"
+    listing = handle.listing
+    if listing is None or position <= first or listing.ctime_ns != await _ctime_ns(route, handle.node):
+        listing = handle.listing = await _read(filesystem, route, handle.node)
+        filesystem.inodes.listed(handle.inode, len(listing) <= KEPT_ENTRIES)
+    for following, name, attr in listing.after(position):
+        if listing.changes != filesystem.changes:
+            try:
+                attr = await route.ask(route.volume.lookup, handle.node, name)
+            except FileNotFoundError:
+                continue
+        inode = inode_number(route.index, attr.node)
+        if not emit(name, Entry(inode, attr, route.policy.timeout_s), following):
+            return
+        filesystem.inodes.reference(inode, handle.inode, name, attr)
+        route.volume.hold(attr.node)
+
+
+async def _ctime_ns(route: Route, node: int) -> int:
+    """Which moves with every change of a name, and can't be set back."""
+    attr: Attr = await route.ask(route.volume.getattr, node)
+    return attr.ctime_ns
+
+
+async def _read(filesystem: FileSystem, route: Route, node: int) -> KeptListing:
+    changes, ctime_ns = filesystem.changes, await _ctime_ns(route, node)
+    entries: list[tuple[bytes, Attr]] = []
+    while page := await route.ask(route.volume.readdir, node, entries[-1][0] if entries else b"", PAGE_ENTRIES):
+        entries += page
+        if len(page) < PAGE_ENTRIES:
+            break
+        await trio.lowlevel.checkpoint()
+    return KeptListing(ctime_ns, changes, entries)
