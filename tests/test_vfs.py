@@ -263,7 +263,7 @@ class TestChanges:
         volume: Any = tree.tree.routes[0].volume
         known = run(tree.mknod(ROOT_INODE, b"f", 0o100644, 0, ME)).inode
         volume.publish(Change(node=known, parent=1, name=b"f"), Change(node=999), Change(parent=999, name=b"f"))
-        assert kernel.told == [("inode", known), ("entry", ROOT_INODE, b"f"), ("attributes", ROOT_INODE)]
+        assert kernel.told == [("inode", known), ("entry", ROOT_INODE, b"f"), ("inode", ROOT_INODE)]
 
     def test_a_change_in_a_directory_shown_as_a_junction(self, tree: FileSystem) -> None:
         volume: Any = tree.tree.routes[0].volume

@@ -129,7 +129,7 @@ class FileSystem(ExtendedAttributes):
         route, node = await self._place_for_name(parent, name)
         attr = await self._take(route, route.changing.mkdir, node, name, mode, caller)
         entry = self._entry(route, parent, name, attr)
-        self.inodes.listed(entry.inode, small=True)
+        self.inodes.listed(entry.inode, 0)
         return entry
 
     async def symlink(self, parent: int, name: bytes, target: bytes, caller: Caller) -> Entry:

@@ -93,6 +93,9 @@ EARLIER_SIZES = 4
 PAGE_BYTES = 4096
 """Pages of a mapping are written from a multiple of this on. The kernel's are as large or larger."""
 
+SMALL_ENTRIES = 16_384
+"""The largest directory whose listing the kernel may keep."""
+
 OTHER_NAMES = 8
 """Names of a file with several that are kept besides the last one, in case that one goes."""
 
@@ -150,9 +153,9 @@ class InodeTable:
         if known is not None:
             known.told(attr)
 
-    def listed(self, inode: int, small: bool) -> None:
+    def listed(self, inode: int, entries: int) -> None:
         """A directory has been seen from its beginning to its end."""
-        if small:
+        if entries <= SMALL_ENTRIES:
             self.small.add(inode)
         else:
             self.small.discard(inode)

@@ -28,9 +28,6 @@ from fusebackend.vfs.mounttree import Route
 if TYPE_CHECKING:
     from fusebackend.vfs.filesystem import FileSystem
 
-KEPT_ENTRIES = 16_384
-"""The largest directory whose listing is kept."""
-
 PAGE_ENTRIES = 4096
 """Entries read before other requests get a turn."""
 
@@ -80,7 +77,7 @@ async def list_kept(filesystem: FileSystem, handle: DirectoryHandle, position: i
     listing = handle.listing
     if listing is None or position <= first or listing.ctime_ns != await _ctime_ns(route, handle.node):
         listing = handle.listing = await _read(filesystem, route, handle.node)
-        filesystem.inodes.listed(handle.inode, len(listing) <= KEPT_ENTRIES)
+        filesystem.inodes.listed(handle.inode, len(listing))
     for following, name, attr in listing.after(position):
         if listing.changes != filesystem.changes:
             try:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fusebackend.protocol import Attr
 from fusebackend.vfs.handles import DirectoryHandle
 from fusebackend.vfs.inodes import Emit, Entry, inode_number
-from fusebackend.vfs.keptlisting import KEPT_ENTRIES, list_kept
+from fusebackend.vfs.keptlisting import list_kept
 
 if TYPE_CHECKING:
     from fusebackend.vfs.filesystem import FileSystem
@@ -109,7 +109,7 @@ async def _list_volume(
             at = _changes(filesystem, route)  # before looking: what changes after is not in the page
             page = list(await route.ask(route.volume.readdir, handle.node, after, limit))
             if not page:
-                filesystem.inodes.listed(handle.inode, len(names) <= KEPT_ENTRIES)
+                filesystem.inodes.listed(handle.inode, len(names))
                 return
         for index, (name, attr) in enumerate(page):
             after = name

@@ -1,0 +1,185 @@
+"""Listings that the kernel may keep, without a kernel: which they are, and what a position means to another handle."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
+import pytest
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fusebackend.backends.memory import InMemoryVolume
+from fusebackend.paths import ROOT
+from fusebackend.protocol import AttrChanges, Caller
+from fusebackend.vfs import inodes, keptlisting
+from fusebackend.vfs.filesystem import FileSystem
+from fusebackend.vfs.inodes import ROOT_INODE, Entry
+
+ME = Caller(os.geteuid(), os.getegid())
+T = TypeVar("T")
+
+
+def run(call: Awaitable[T]) -> T:
+    async def main() -> T:
+        return await call
+
+    return trio.run(main)
+
+
+class Directory:
+    """One of a mounted tree."""
+
+    def __init__(self) -> None:
+        self.tree = FileSystem({ROOT: InMemoryVolume()})
+        self.inode = run(self.tree.mkdir(ROOT_INODE, b"d", 0o755, ME)).inode
+        self.volume: Any = self.tree.tree.routes[0].volume
+
+    def make(self, *names: bytes) -> None:
+        for name in names:
+            run(self.tree.mknod(self.inode, name, 0o100644, 0, ME))
+
+    def remove(self, name: bytes) -> None:
+        run(self.tree.unlink(self.inode, name))
+
+    def open(self) -> int:
+        return run(self.tree.opendir(self.inode))
+
+    def is_kept(self) -> bool:
+        """Would the kernel be told that it may keep a listing that begins now?"""
+        number = self.open()
+        try:
+            return self.tree.directories[number].kept
+        finally:
+            run(self.tree.releasedir(number))
+
+    def read(self, number: int, position: int, room: int = 10**9) -> list[tuple[bytes, int]]:
+        """Up to so many names from a position on, each with the position after it."""
+        got: list[tuple[bytes, int]] = []
+
+        def emit(name: bytes, entry: Entry, after: int) -> bool:
+            if len(got) < room:
+                got.append((name, after))
+                return True
+            return False
+
+        run(self.tree.readdir(number, position, emit))
+        return got
+
+    def names(self) -> list[bytes]:
+        return [name for name, _ in self.read(self.open(), 0)][2:]
+
+
+@pytest.fixture
+def directory() -> Directory:
+    return Directory()
+
+
+def test_of_a_new_directory_it_is_kept(directory: Directory) -> None:
+    assert directory.is_kept()
+
+
+def test_of_one_that_nobody_has_listed_it_is_not(directory: Directory) -> None:
+    node = directory.volume.mkdir(1, b"before", 0o755, ME).node
+    directory.inode = run(directory.tree.lookup(ROOT_INODE, b"before")).inode
+    directory.volume.mknod(node, b"f", 0o100644, 0, ME)
+    assert not directory.is_kept()
+    assert directory.names() == [b"f"]
+    assert directory.is_kept()
+
+
+def test_of_a_large_one_it_is_not(directory: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inodes, "SMALL_ENTRIES", 3)
+    monkeypatch.setattr(keptlisting, "PAGE_ENTRIES", 2)
+    names = [b"a", b"b", b"c", b"d"]
+    directory.make(*names)
+    assert sorted(directory.names()) == names  # it was empty when it was last seen, so this one was kept
+    assert not directory.is_kept()
+    assert directory.names() == names
+    directory.remove(b"a")
+    assert directory.names() == names[1:]
+
+
+def test_one_that_has_to_move_the_access_time_is_asked_for(directory: Directory) -> None:
+    directory.make(b"f")
+    directory.names()
+    assert directory.is_kept()
+    run(directory.tree.setattr(directory.inode, AttrChanges(mode=0o700)))  # the listing that is kept stays good
+    assert not directory.is_kept()
+    directory.names()
+    assert directory.is_kept()
+    directory.make(b"g")  # it does not
+    assert directory.is_kept()
+
+
+def test_a_position_means_the_same_to_every_handle(directory: Directory) -> None:
+    directory.make(*(b"%d" % number for number in range(100)))
+    first, second = directory.open(), directory.open()
+    seen = directory.read(first, 0, 40)
+    run(directory.tree.releasedir(first))
+    rest = directory.read(second, seen[-1][1])
+    assert sorted(name for name, _ in seen[2:] + rest) == sorted(b"%d" % number for number in range(100))
+
+
+def test_what_is_shown_is_never_older_than_the_last_change(directory: Directory) -> None:
+    directory.make(b"a", b"b", b"c")
+    number = directory.open()
+    seen = directory.read(number, 0, 3)
+    gone, stays = (name for name in (b"a", b"b", b"c") if name != seen[-1][0])
+    directory.remove(gone)
+    assert [name for name, _ in directory.read(number, seen[-1][1])] == [stays]
+
+
+def test_an_entry_is_as_it_is_now(directory: Directory) -> None:
+    directory.make(b"a", b"b")
+    number = directory.open()
+    (_, _, (first, position)) = directory.read(number, 0, 3)
+    other = b"b" if first == b"a" else b"a"
+    inode = run(directory.tree.lookup(directory.inode, other)).inode
+    run(directory.tree.setattr(inode, AttrChanges(mode=0o600)))
+    modes: dict[bytes, int] = {}
+
+    def emit(name: bytes, entry: Entry, after: int) -> bool:
+        assert entry.attr is not None
+        modes[name] = entry.attr.mode
+        return True
+
+    run(directory.tree.readdir(number, position, emit))
+    assert modes == {other: 0o100600}
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    steps=st.lists(
+        st.tuples(st.sampled_from(["make", "remove", "read", "open"]), st.integers(0, 15), st.integers(1, 6)),
+        max_size=60,
+    )
+)
+def test_what_stays_is_seen_once_whoever_goes_on(steps: list[tuple[str, int, int]]) -> None:
+    """One listing, which any of several handles goes on with, while names come and go."""
+    directory = Directory()
+    there = {b"%d" % number for number in range(8)}
+    directory.make(*there)
+    stayed, ever = set(there), set(there)
+    handles, position, seen = [directory.open()], 0, list[bytes]()
+    for action, number, room in steps:
+        name = b"%d" % number
+        if action == "make" and name not in there:
+            directory.make(name)
+            there.add(name)
+            ever.add(name)
+        elif action == "remove" and name in there:
+            directory.remove(name)
+            there.remove(name)
+            stayed.discard(name)
+        elif action == "open":
+            handles.append(directory.open())
+        elif action == "read":
+            for found, after in directory.read(handles[number % len(handles)], position, room):
+                seen.append(found)
+                position = after
+    seen += [found for found, _ in directory.read(handles[-1], position)]
+    assert len(seen) == len(set(seen))
+    assert stayed <= set(seen) <= ever | {b".", b".."}
