@@ -92,6 +92,7 @@ class MountPlan:
     ttl_s: float = DEFAULT_TTL_S
     deadline_s: float = DEFAULT_DEADLINE_S
     limits: dict[AgentPath, RouteLimits] = field(default_factory=dict)
+    may_keep_awake: bool = True
     words: tuple[str, ...] = ()
     log: str | None = None
     execute: ShellOptions = field(default_factory=ShellOptions)
@@ -275,17 +276,18 @@ LIBFUSE_WORDS = (
 )  # fmt: skip
 """Passed on to libfuse as they are. Words that would change what the server relies on are not here."""
 
-OWN_WORDS = ("ro", "rw", "allow_other", "ttl=TIME", "deadline=TIME")
+OWN_WORDS = ("ro", "rw", "allow_other", "ttl=TIME", "deadline=TIME", "idle=poll", "idle=sleep")
 
 
 @dataclass(frozen=True)
 class Words:
-    """What `-o` words mean; None where no word says anything."""
+    """What `-o` words mean; None where no word says anything and something else may."""
 
     read_only: bool | None = None
     allow_other: bool | None = None
     ttl_s: float | None = None
     deadline_s: float | None = None
+    may_keep_awake: bool = True
     libfuse: tuple[str, ...] = ()
 
 
@@ -296,6 +298,7 @@ def parse_words(options: list[str]) -> Words:
         ConfigError: a word that is not known.
     """
     read_only = allow_other = ttl_s = most_s = None
+    may_keep_awake = True
     libfuse: list[str] = []
     for word in (word.strip() for option in options for word in option.split(",")):
         if word in ("ro", "rw"):
@@ -306,11 +309,13 @@ def parse_words(options: list[str]) -> Words:
             ttl_s = duration_s(word.removeprefix("ttl="))
         elif word.startswith("deadline="):
             most_s = deadline_s(word.removeprefix("deadline="))
+        elif word in ("idle=poll", "idle=sleep"):
+            may_keep_awake = word == "idle=poll"
         elif word in LIBFUSE_WORDS:
             libfuse.append(word)
         elif word:
             raise ConfigError(f"unknown option '-o {word}'; known: {', '.join((*OWN_WORDS, *LIBFUSE_WORDS))}")
-    return Words(read_only, allow_other, ttl_s, most_s, tuple(libfuse))
+    return Words(read_only, allow_other, ttl_s, most_s, may_keep_awake, tuple(libfuse))
 
 
 # --------------------------------------------------------------------------------------------------------------

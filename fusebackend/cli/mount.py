@@ -98,6 +98,7 @@ def _plan(
         ttl_s=ttl_s if words.ttl_s is None else words.ttl_s,
         deadline_s=deadline_s if words.deadline_s is None else words.deadline_s,
         limits={prefix: config.limits_of(prefix, table) for prefix, table in said.items()},
+        may_keep_awake=words.may_keep_awake,
         words=words.libfuse,
         log=config.log_file(path),
         execute=config.shell_options(file.execute),

@@ -52,6 +52,7 @@ def serve(plan: MountPlan, on_ready: Callable[[], None], *, log_file: str | None
         options = MountOptions(
             allow_other=plan.allow_other,
             read_only=plan.read_only,
+            may_keep_awake=plan.may_keep_awake,
             extra=plan.words,
             description={"urls": shown, "log": log_file},
         )

@@ -63,7 +63,7 @@ def mount(
         ttl_s: how many seconds the kernel may believe a backend that others change without telling us.
         deadline_s: seconds after which a call into a backend that may wait (a network) ends with ETIMEDOUT.
         limits: other limits for single routes, by prefix (`fusebackend.vfs.limits.RouteLimits`); `/` is the default.
-        options: `-o` words for libfuse, such as `noexec`.
+        options: `-o` words, such as `noexec`.
         runtime: for a backend factory (`lambda runtime: StateBackend(runtime)`, or a class): what it is called with.
         shell: how `execute` runs commands in the mount (`fusebackend.shell.ShellOptions`): sandbox, network, limits.
 
@@ -82,6 +82,7 @@ def mount(
         ttl_s=ttl_s if words.ttl_s is None else words.ttl_s,
         deadline_s=deadline_s if words.deadline_s is None else words.deadline_s,
         limits=_by_prefix(limits or {}),
+        may_keep_awake=words.may_keep_awake,
         words=words.libfuse,
         shell=shell,
     )
@@ -128,6 +129,7 @@ class Mount(MountedBackend):
         ttl_s: float,
         deadline_s: float,
         limits: Mapping[AgentPath, RouteLimits],
+        may_keep_awake: bool,
         words: tuple[str, ...],
         shell: ShellOptions | None,
     ) -> None:
@@ -138,7 +140,7 @@ class Mount(MountedBackend):
 
             point.check_system(allow_other=allow_other)
             self.mountpoint = point.prepare(mountpoint).path
-            options = MountOptions(allow_other=allow_other, read_only=read_only, extra=words)
+            options = MountOptions(allow_other, read_only, may_keep_awake, words)
             self._live = LiveMount(
                 backend, self.mountpoint, options, ttl_s=ttl_s, deadline_s=deadline_s, limits=limits, shell=shell
             )

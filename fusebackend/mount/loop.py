@@ -29,6 +29,7 @@ import trio
 
 from fusebackend.mount.diversion import Diversion
 from fusebackend.mount.handshake import Handshake
+from fusebackend.mount.wakefulness import Wakefulness
 
 SPIN_S = 50e-6
 """How long to poll for the next request. Longer saves nothing more and takes the core from the caller."""
@@ -67,9 +68,12 @@ class _EagerLock:
 class _Lowlevel:
     """`trio.lowlevel` with a `wait_readable` that looks before it sleeps."""
 
-    def __init__(self, handshake: type[Handshake] | None, diversion: Diversion | None) -> None:
+    def __init__(
+        self, handshake: type[Handshake] | None, diversion: Diversion | None, wakefulness: Wakefulness | None
+    ) -> None:
         self._begin = handshake
         self._diversion = diversion
+        self._wakefulness = wakefulness
         self._poll = select.poll()
         self._registered = -1
         self._served = 0
@@ -100,6 +104,8 @@ class _Lowlevel:
                     break
             else:
                 return
+        if self._wakefulness is not None:
+            self._wakefulness.served(self._served)
         self._served = 0
         await trio.lowlevel.wait_readable(descriptor)
 
@@ -133,9 +139,17 @@ class _Nursery:
 class EagerTrio:
     """What pyfuse3 is given for the module `trio`."""
 
-    def __init__(self, handshake: type[Handshake] | None = None, diversion: Diversion | None = None) -> None:
-        """With a `handshake`, it is had on the descriptor that is waited for; then a `diversion` of it is prepared."""
-        self.lowlevel = _Lowlevel(handshake, diversion)
+    def __init__(
+        self,
+        handshake: type[Handshake] | None = None,
+        diversion: Diversion | None = None,
+        wakefulness: Wakefulness | None = None,
+    ) -> None:
+        """With a `handshake`, it is had on the descriptor that is waited for; then a `diversion` of it is prepared.
+
+        `wakefulness` is told of what has been answered.
+        """
+        self.lowlevel = _Lowlevel(handshake, diversion, wakefulness)
         self._diversion = diversion
 
     def Lock(self) -> _EagerLock:  # noqa: N802 - trio's name

@@ -32,6 +32,7 @@ from fusebackend.mount.handshake import Handshake
 from fusebackend.mount.loop import EagerTrio
 from fusebackend.mount.operations import Operations
 from fusebackend.mount.table import SUBTYPE
+from fusebackend.mount.wakefulness import Wakefulness
 from fusebackend.vfs.filesystem import FileSystem
 
 log = logging.getLogger(__name__)
@@ -48,12 +49,14 @@ served only while there are more. A task that waits costs some 10 KiB."""
 class MountOptions:
     """How to mount.
 
-    `allow_other` lets other users in (modes still apply); `extra` are libfuse's own `-o` words; `description` is
-    added to what `status` shows, route URLs under `"urls"` by prefix.
+    `allow_other` lets other users in (modes still apply); `may_keep_awake` lets processors idle without sleep during
+    bursts (`wakefulness.py`); `extra` are libfuse's own `-o` words; `description` is added to what `status` shows,
+    route URLs under `"urls"` by prefix.
     """
 
     allow_other: bool = False
     read_only: bool = False
+    may_keep_awake: bool = True
     extra: tuple[str, ...] = ()
     description: Mapping[str, Any] = field(default_factory=dict)
 
@@ -167,6 +170,7 @@ class Session:
         self.operations = Operations(filesystem)
         self._token: trio.lowlevel.TrioToken | None = None
         self._eager: EagerTrio | None = None
+        self._wakefulness = Wakefulness()
         self._stop = trio.Event()  # of the loop's thread
         self._mounted = False
         self._stop_asked = False  # of any thread, also before there is a loop
@@ -193,6 +197,7 @@ class Session:
                 self.filesystem.detach()
                 if self._eager is not None:
                     self._eager.close()
+                self._wakefulness.close()
                 if self._mounted:
                     pyfuse3.close(unmount=True)
                 self.filesystem.close()
@@ -227,6 +232,7 @@ class Session:
             "pid": os.getpid(),
             "started_at": self._started_at,
             "read_only": self.options.read_only,
+            "idle": "poll" if self._wakefulness.can_ask else "sleep",
             **description,
             "routes": routes,
             "known_inodes": len(self.filesystem.inodes),
@@ -252,13 +258,16 @@ class Session:
         notifier = _Notifier()
         self.filesystem.attach(notifier)
         self.operations.diversion = Diversion(notifier)
-        self._eager = EagerTrio(Handshake, self.operations.diversion)
+        self._eager = EagerTrio(Handshake, self.operations.diversion, self._wakefulness)
+        if self.options.may_keep_awake:
+            self._wakefulness.open()
         try:
             async with trio.open_nursery() as nursery:
                 await nursery.start(self._watch_signals)  # before there is a mount that a signal could leave behind
                 self._mount()
                 nursery.start_soon(self._announce, on_ready)
                 nursery.start_soon(self._end_when_told, notifier)
+                nursery.start_soon(self._wakefulness.run)
                 await pyfuse3.main(max_tasks=MAX_TASKS)
                 nursery.cancel_scope.cancel()
         except ExceptionGroup as group:

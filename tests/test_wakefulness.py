@@ -1,0 +1,126 @@
+"""Processors stay awake during bursts of requests, and no longer; where we may ask for that."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import mounts
+import pytest
+import trio
+import trio.testing
+from mounts import Serve
+
+from fusebackend.mount import wakefulness
+from fusebackend.mount.wakefulness import BURST_REQUESTS, WINDOW_S, Wakefulness
+
+
+class Device:
+    """In place of the kernel's: what has been asked for, one after the other."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.touch()
+
+    def asked(self) -> list[int]:
+        return [latency for (latency,) in struct.iter_unpack("=i", self.path.read_bytes())]
+
+
+ANY, NONE = 2_000_000_000, 0
+
+
+@pytest.fixture
+def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Device:
+    (tmp_path / "driver").write_text("haltpoll\n")
+    device = Device(tmp_path / "device")
+    monkeypatch.setattr(wakefulness, "DRIVER", str(tmp_path / "driver"))
+    monkeypatch.setattr(wakefulness, "DEVICE", str(device.path))
+    return device
+
+
+@pytest.fixture
+def awake(device: Device) -> Iterator[Wakefulness]:
+    awake = Wakefulness()
+    awake.open()
+    yield awake
+    awake.close()
+
+
+def test_a_burst_keeps_them_awake(device: Device, awake: Wakefulness) -> None:
+    assert awake.can_ask
+    awake.served(BURST_REQUESTS)  # the first of a window: nobody knows how long they took
+    assert device.asked() == []
+    awake.served(BURST_REQUESTS - 1)
+    awake.served(1)
+    awake.served(BURST_REQUESTS)
+    assert device.asked() == [NONE]
+
+
+def test_a_few_now_and_then_do_not(device: Device, awake: Wakefulness) -> None:
+    for _ in range(3):
+        awake.served(BURST_REQUESTS - 1)
+        time.sleep(2 * WINDOW_S)
+    assert device.asked() == []
+
+
+def test_after_a_burst_they_sleep(device: Device, awake: Wakefulness, autojump_clock: trio.testing.MockClock) -> None:
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(awake.run)
+            for round_ in (1, 2):
+                awake.served(0)
+                awake.served(BURST_REQUESTS)
+                for _ in range(10):
+                    await trio.sleep(WINDOW_S / 2)
+                    awake.served(BURST_REQUESTS // 2)
+                assert device.asked() == [NONE, ANY] * (round_ - 1) + [NONE]
+                await trio.sleep(3 * WINDOW_S)
+                assert device.asked() == [NONE, ANY] * round_
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=autojump_clock)
+
+
+@pytest.mark.parametrize("driver", ["intel_idle\n", "none\n", None])
+def test_on_other_machines_nothing_is_asked_for(device: Device, driver: str | None) -> None:
+    path = Path(wakefulness.DRIVER)
+    path.unlink()
+    if driver is not None:
+        path.write_text(driver)
+    awake = Wakefulness()
+    awake.open()
+    for _ in range(3):
+        awake.served(BURST_REQUESTS)
+    awake.close()
+    assert not awake.can_ask
+    assert device.asked() == []
+
+
+def test_who_may_not_ask_is_served_as_well(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wakefulness, "DEVICE", str(device.path / "none"))
+    awake = Wakefulness()
+    awake.open()
+    awake.served(BURST_REQUESTS)
+    assert not awake.can_ask
+    awake.close()
+
+
+@pytest.mark.mounted
+def test_a_mount_can_leave_them_alone(serve: Serve) -> None:
+    path = serve("memory:", options=["idle=sleep"]).path
+    assert json.loads(os.getxattr(path, "user.fusebackend.status"))["idle"] == "sleep"
+
+
+@pytest.mark.mounted
+def test_a_mount_in_a_virtual_machine_of_root_asks(serve: Serve) -> None:
+    mounts.require()
+    try:
+        asks = Path(wakefulness.DRIVER).read_text().strip() == "haltpoll" and os.access(wakefulness.DEVICE, os.W_OK)
+    except OSError:
+        asks = False
+    path = serve("memory:").path
+    assert json.loads(os.getxattr(path, "user.fusebackend.status"))["idle"] == ("poll" if asks else "sleep")
