@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import trio
@@ -25,6 +25,14 @@ from fusebackend.vfs.health import FAILURES_TO_OPEN
 from fusebackend.vfs.offload import Offload
 
 LIMIT_S = 20.0
+
+
+class Asker(NamedTuple):
+    """As the kernel says who asks."""
+
+    pid: int
+    uid: int = 0
+    gid: int = 0
 
 
 class Hanging:
@@ -146,9 +154,9 @@ def test_the_outcome_of_a_change_is_unknown_and_that_of_a_question_no_matter(
     offload = Offload(True, deadline_s=0.05, name="Route '/x/'")
 
     async def main() -> None:
-        request.answer("rename", 0, 0)
+        request.answer("rename", None)
         await fails(errno.ETIMEDOUT, lambda: offload.call(hanging))
-        request.answer("read", 4711, 0)
+        request.answer("read", Asker(4711))
         await fails(errno.ETIMEDOUT, lambda: offload.ask(hanging))
 
     run(main)
@@ -207,7 +215,7 @@ def test_nobody_waits_for_a_call_whose_process_was_killed(hanging: Hanging, monk
 
     async def main() -> None:
         async def ask_for(thread: int) -> None:
-            request.answer("read", thread, 0)
+            request.answer("read", Asker(thread))
             await fails(errno.EINTR, lambda: offload.ask(hanging))
 
         async with trio.open_nursery() as nursery:

@@ -41,7 +41,7 @@ class SqliteMachine(VolumeMachine):
     def make_volume(self) -> Volume:
         self.bounds = pytest.MonkeyPatch()
         self.bounds.setattr(storedtree, "CACHE_INODES", 8)
-        self.bounds.setattr(storedtree, "CACHE_CHUNKS", 2)
+        self.bounds.setattr(storedtree, "CACHE_BYTES", 2000)
         self.bounds.setattr(flusher, "FLUSH_AFTER_S", 3600)  # only where the machine can do it again
         self.directory = tempfile.mkdtemp()
         self.path = f"{self.directory}/volume.db"

@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 
 from fusebackend import heap
-from fusebackend.backends.chunks import CHUNK_BYTES, CHUNK_SHIFT, Chunk, allocated_blocks
+from fusebackend.backends.chunks import CHUNK_BYTES, CHUNK_SHIFT, Chunk, ChunkCache, allocated_blocks
 from fusebackend.backends.overlay import Overlay
 from fusebackend.backends.storage import Inode
 from fusebackend.backends.tree import TreeVolume
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 CACHE_INODES = 20_000
 CACHE_NAMES = 4_096
-CACHE_CHUNKS = 256
+CACHE_BYTES = 16 << 20
 """Bounds of what is kept in memory though the file has it: some 10 MiB of inodes, 1 of names, and 16 MiB of chunks."""
 
 _INODE_FIELDS = "node, mode, nlink, uid, gid, rdev, size, blocks, atime_ns, mtime_ns, ctime_ns, parent"
@@ -58,7 +58,7 @@ class StoredTree(TreeVolume):
         self._inodes: OrderedDict[int, Inode] = OrderedDict()
         # None for a name that the file does not have: the kernel looks before it creates.
         self._names: OrderedDict[tuple[int, bytes], int | None] = OrderedDict()
-        self._chunks: OrderedDict[tuple[int, int], Chunk] = OrderedDict()
+        self._chunks = ChunkCache(CACHE_BYTES)
         self._unstored: set[int] = set()  # nodes the file has no row for yet
         self._peak_held = 0  # the most nodes the kernel has known since memory was last given back
         # A number that is in use already would overwrite what has it, so the table has a say as well.
@@ -190,7 +190,6 @@ class StoredTree(TreeVolume):
             return chunk
         chunk = self._chunks.get(key)
         if chunk is not None:
-            self._chunks.move_to_end(key)
             return chunk
         cut = self._overlay.cuts.get(node)
         if (cut is not None and index >= cut) or node in self._unstored:
@@ -199,9 +198,8 @@ class StoredTree(TreeVolume):
             row = self._db.execute("SELECT id, data FROM chunk WHERE node = ? AND idx = ?", key).fetchone()
         if row is None:
             return None
-        chunk = self._chunks[key] = Chunk(row[1], row[0])
-        if len(self._chunks) > CACHE_CHUNKS:
-            self._chunks.popitem(last=False)
+        chunk = Chunk(row[1], row[0])
+        self._chunks.put(key, chunk)
         return chunk
 
     def _new_chunk(self, node: int, index: int) -> Chunk:
@@ -212,7 +210,7 @@ class StoredTree(TreeVolume):
         if key not in self._overlay.chunks:
             self._overlay.chunks[key] = chunk
             self._overlay.contents.add(node)
-            self._chunks.pop(key, None)
+            self._chunks.pop(key)
             chunk.counted_bytes = 0
             self._note(1, 0)
         if len(chunk.data) > chunk.counted_bytes:  # a chunk that is appended to grows while it is here
@@ -247,12 +245,14 @@ class StoredTree(TreeVolume):
         last = max(size - 1, 0) >> CHUNK_SHIFT
         popped = {}
         for table in (self._overlay.chunks, self._chunks):
-            if last - first < 64:
+            if last - first < len(table):
                 keys = [(node, index) for index in range(first, last + 1) if (node, index) in table]
             else:
                 keys = [key for key in table if key[0] == node and key[1] >= first]
             for key in keys:
-                popped[key[1]] = len(table.pop(key).data)
+                chunk = table.pop(key)
+                assert chunk is not None
+                popped[key[1]] = len(chunk.data)
         return popped
 
     # -- storage: extended attributes --------------------------------------------------------------------------
@@ -275,9 +275,7 @@ class StoredTree(TreeVolume):
         overlay = self._overlay
         for key, chunk in overlay.chunks.items():
             chunk.low, chunk.high, chunk.stored_bytes = CHUNK_BYTES, 0, len(chunk.data)
-            self._chunks[key] = chunk
-        while len(self._chunks) > CACHE_CHUNKS:
-            self._chunks.popitem(last=False)
+            self._chunks.put(key, chunk)
         for parent, names in overlay.names.items():
             self._names.update({(parent, name): node for name, node in names.items()})
         while len(self._names) > CACHE_NAMES:

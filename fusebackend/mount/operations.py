@@ -39,10 +39,7 @@ def answers(handler: Handler) -> Handler:
     async def answering(self: Operations, *request: Any) -> Any:
         self.counters[name] += 1
         context = request[-1]
-        if isinstance(context, RequestContext):
-            answer(name, context.pid, context.uid, context.gid)
-        else:
-            answer(name, 0, 0)
+        answer(name, context if isinstance(context, RequestContext) else None)
         try:
             return await handler(self, *request)
         except OSError as error:
@@ -162,7 +159,7 @@ class Operations:
     async def forget(self, references: Sequence[tuple[int, int]]) -> None:
         """Has no answer, so an error has nowhere to go but the log."""
         self.counters["forget"] += 1
-        answer("forget", 0, 0)
+        answer("forget", None)
         try:
             await self.filesystem.forget(references)
         except Exception:

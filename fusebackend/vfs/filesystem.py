@@ -275,7 +275,8 @@ class FileSystem(ExtendedAttributes):
 
     async def read(self, number: int, offset: int, size: int) -> bytes:
         handle = self.files[number]
-        on_behalf_of(handle.opener.thread)
+        if handle.route.offload.blocking:
+            on_behalf_of(handle.opener.thread)
         await self.order.settled(handle.inode, offset, offset + size)
         data = await handle.route.ask(handle.route.volume.read, handle.node, offset, size)
         known = self.inodes.get(handle.inode)
@@ -285,7 +286,8 @@ class FileSystem(ExtendedAttributes):
 
     async def write(self, number: int, offset: int, data: bytes) -> int:
         handle = self.files[number]
-        on_behalf_of(handle.opener.thread)
+        if handle.route.offload.blocking:
+            on_behalf_of(handle.opener.thread)
         self._own_changes += 1
         known = self.inodes.get(handle.inode)
         written = await self.order.write(handle, offset, data, known)
@@ -314,13 +316,15 @@ class FileSystem(ExtendedAttributes):
 
     async def flush(self, number: int) -> None:
         handle = self.files[number]
-        on_behalf_of(handle.opener.thread)
+        if handle.route.offload.blocking:
+            on_behalf_of(handle.opener.thread)
         if not handle.route.volume.features.random_writes:
             await handle.route.call(handle.route.changing.flush, handle.node)
 
     async def fsync(self, number: int, datasync: bool) -> None:
         handle = self.files[number]
-        on_behalf_of(handle.opener.thread)
+        if handle.route.offload.blocking:
+            on_behalf_of(handle.opener.thread)
         await handle.route.offload.sync(partial(handle.route.changing.fsync, handle.node, datasync))
 
     async def release(self, number: int) -> None:

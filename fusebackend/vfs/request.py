@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextvars
 import signal
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeAlias
 
 _KILLED = 1 << (signal.SIGKILL - 1)
 
@@ -55,19 +55,40 @@ class Request(NamedTuple):
 
 NOBODYS = Request("a call")
 
-_current: contextvars.ContextVar[Request] = contextvars.ContextVar("fusebackend_request", default=NOBODYS)
+
+class Asker(Protocol):
+    """As the kernel says who asks (pyfuse3's `RequestContext`)."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def uid(self) -> int: ...
+
+    @property
+    def gid(self) -> int: ...
+
+
+# What is asked, and by whom. Most requests are answered before anybody wants to know: no `Request` is made of it yet.
+_Asked: TypeAlias = Request | tuple[str, Asker | None]
+
+_current: contextvars.ContextVar[_Asked] = contextvars.ContextVar("fusebackend_request", default=NOBODYS)
 
 
 def current() -> Request:
     """The request that this task answers."""
-    return _current.get()
+    asked = _current.get()
+    if isinstance(asked, Request):
+        return asked
+    verb, asker = asked
+    return Request(verb) if asker is None else Request(verb, asker.pid, asker.uid, asker.gid)
 
 
-def answer(verb: str, thread: int, uid: int, gid: int = 0) -> None:
-    """This task answers another request from now on."""
-    _current.set(Request(verb, thread, uid, gid))
+def answer(verb: str, asker: Asker | None) -> None:
+    """This task answers another request from now on; None where the kernel does not say whose."""
+    _current.set((verb, asker))
 
 
 def on_behalf_of(thread: int) -> None:
     """The kernel has not said who asks, but this is who has opened what is asked for."""
-    _current.set(_current.get()._replace(thread=thread))
+    _current.set(current()._replace(thread=thread))
