@@ -132,6 +132,17 @@ def test_what_is_shown_is_never_older_than_the_last_change(directory: Directory)
     assert [name for name, _ in directory.read(number, seen[-1][1])] == [stays]
 
 
+def test_who_has_read_to_the_end_keeps_nothing(directory: Directory) -> None:
+    directory.make(b"a", b"b")
+    number = directory.open()
+    last = directory.read(number, 0)[-1][1]
+    assert directory.tree.directories[number].listing is not None
+    assert directory.read(number, last) == []
+    assert directory.tree.directories[number].listing is None
+    directory.make(b"c")
+    assert sorted(name for name, _ in directory.read(number, 0)) == [b".", b"..", b"a", b"b", b"c"]
+
+
 def test_an_entry_is_as_it_is_now(directory: Directory) -> None:
     directory.make(b"a", b"b")
     number = directory.open()

@@ -12,27 +12,20 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
 from fusebackend.deadline import Calls, GivenUp, RouteDown
+from fusebackend.protocol import Caller
 from fusebackend.vfs import offload as offload_module
 from fusebackend.vfs import request, retry
 from fusebackend.vfs.health import FAILURES_TO_OPEN
 from fusebackend.vfs.offload import Offload
 
 LIMIT_S = 20.0
-
-
-class Asker(NamedTuple):
-    """As the kernel says who asks."""
-
-    pid: int
-    uid: int = 0
-    gid: int = 0
 
 
 class Hanging:
@@ -156,7 +149,7 @@ def test_the_outcome_of_a_change_is_unknown_and_that_of_a_question_no_matter(
     async def main() -> None:
         request.answer("rename", None)
         await fails(errno.ETIMEDOUT, lambda: offload.call(hanging))
-        request.answer("read", Asker(4711))
+        request.answer("read", Caller(0, 0, 4711))
         await fails(errno.ETIMEDOUT, lambda: offload.ask(hanging))
 
     run(main)
@@ -215,7 +208,7 @@ def test_nobody_waits_for_a_call_whose_process_was_killed(hanging: Hanging, monk
 
     async def main() -> None:
         async def ask_for(thread: int) -> None:
-            request.answer("read", Asker(thread))
+            request.answer("read", Caller(0, 0, thread))
             await fails(errno.EINTR, lambda: offload.ask(hanging))
 
         async with trio.open_nursery() as nursery:

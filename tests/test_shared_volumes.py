@@ -71,13 +71,13 @@ class World:
         """Look up every name of a path, as Linux does on a second walk."""
         inode = ROOT_INODE
         for name in path.split("/"):
-            request.answer("lookup", thread, ME.uid)
+            request.answer("lookup", Caller(ME.uid, ME.gid, thread))
             inode = (await self.filesystem.lookup(inode, name.encode())).inode
         return inode
 
     async def open(self, thread: int, inode: int, flags: int = os.O_RDONLY) -> bool:
         """Open it and close it again; returns whether pages were kept."""
-        request.answer("open", thread, ME.uid)
+        request.answer("open", Caller(ME.uid, ME.gid, thread))
         opened = await self.filesystem.open(inode, flags)
         await self.filesystem.release(opened.number)
         return opened.keep_pages
@@ -162,7 +162,7 @@ def test_what_was_refused_and_ended_otherwise_is_not_believed_later(world: World
         inode = await world.walk(1, "d/f")
         rename_file(world)
         await world.refused(1, inode)
-        request.answer("mkdir", 1, ME.uid)
+        request.answer("mkdir", Caller(ME.uid, ME.gid, 1))
         await world.filesystem.mkdir(ROOT_INODE, b"other", 0o755, ME)
         await world.refused(1, inode)
 
@@ -193,7 +193,7 @@ def test_a_truncation_by_a_wrong_name_changes_nothing(world: World) -> None:
             lambda: world.filesystem.setattr(inode, AttrChanges(size=0)),
             lambda: world.filesystem.open(inode, os.O_WRONLY | os.O_TRUNC),
         ):
-            request.answer("setattr", 7, ME.uid)
+            request.answer("setattr", Caller(ME.uid, ME.gid, 7))
             with pytest.raises(OSError) as failure:
                 await truncate()  # type: ignore[no-untyped-call]
             assert failure.value.errno == errno.ESTALE

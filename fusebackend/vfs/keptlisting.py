@@ -78,7 +78,10 @@ async def list_kept(filesystem: FileSystem, handle: DirectoryHandle, position: i
     if listing is None or position <= first or listing.ctime_ns != await _ctime_ns(route, handle.node):
         listing = handle.listing = await _read(filesystem, route, handle.node)
         filesystem.inodes.listed(handle.inode, len(listing))
-    for following, name, attr in listing.after(position):
+    left = listing.after(position)
+    if not left:
+        handle.listing = None  # read to its end: who keeps the directory open need not keep this
+    for following, name, attr in left:
         if listing.changes != filesystem.changes:
             try:
                 attr = await route.ask(route.volume.lookup, handle.node, name)

@@ -59,7 +59,8 @@ class Route:
     @property
     def keeps_listings(self) -> bool:
         """Does the kernel know from a directory's time whether a listing is still good? See `keptlisting.py`."""
-        return self.policy.coherent and not self.offload.blocking and self.volume.features.persistent_modes
+        waits = self.offload.blocking or self.shared
+        return self.policy.coherent and not waits and self.volume.features.persistent_modes
 
     def follow_feed(self) -> None:
         """The feed of a shared volume was lost, or is back: its features say which."""
