@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import struct
-import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import mounts
 import pytest
@@ -33,6 +33,23 @@ class Device:
 ANY, NONE = 2_000_000_000, 0
 
 
+class Clock:
+    """Stands still unless it is told to go on."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(wakefulness, "time", clock)
+    return clock
+
+
 @pytest.fixture
 def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Device:
     (tmp_path / "driver").write_text("haltpoll\n")
@@ -50,7 +67,7 @@ def awake(device: Device) -> Iterator[Wakefulness]:
     awake.close()
 
 
-def test_a_burst_keeps_them_awake(device: Device, awake: Wakefulness) -> None:
+def test_a_burst_keeps_them_awake(device: Device, awake: Wakefulness, clock: Clock) -> None:
     assert awake.can_ask
     awake.served(BURST_REQUESTS)  # the first of a window: nobody knows how long they took
     assert device.asked() == []
@@ -60,14 +77,18 @@ def test_a_burst_keeps_them_awake(device: Device, awake: Wakefulness) -> None:
     assert device.asked() == [NONE]
 
 
-def test_a_few_now_and_then_do_not(device: Device, awake: Wakefulness) -> None:
+def test_a_few_now_and_then_do_not(device: Device, awake: Wakefulness, clock: Clock) -> None:
     for _ in range(3):
         awake.served(BURST_REQUESTS - 1)
-        time.sleep(2 * WINDOW_S)
+        clock.now_s += 2 * WINDOW_S
     assert device.asked() == []
 
 
-def test_after_a_burst_they_sleep(device: Device, awake: Wakefulness, autojump_clock: trio.testing.MockClock) -> None:
+def test_after_a_burst_they_sleep(
+    device: Device, awake: Wakefulness, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    monkeypatch.setattr(wakefulness, "time", SimpleNamespace(perf_counter=trio.current_time))
+
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(awake.run)
@@ -86,7 +107,7 @@ def test_after_a_burst_they_sleep(device: Device, awake: Wakefulness, autojump_c
 
 
 @pytest.mark.parametrize("driver", ["intel_idle\n", "none\n", None])
-def test_on_other_machines_nothing_is_asked_for(device: Device, driver: str | None) -> None:
+def test_on_other_machines_nothing_is_asked_for(device: Device, clock: Clock, driver: str | None) -> None:
     path = Path(wakefulness.DRIVER)
     path.unlink()
     if driver is not None:
