@@ -131,6 +131,7 @@ class StoredTree(TreeVolume):
     def _shrink_all(self) -> None:
         """The kernel has dropped most of what it knew: so do we, for what is left would keep all memory around it."""
         self._names.clear()
+        self._chunks.clear()
         self._held = set(self._held)
         self._peak_held = len(self._held)
         heap.give_back()
