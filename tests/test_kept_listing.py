@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
-import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onloop import run
 
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.paths import ROOT
@@ -19,14 +18,6 @@ from fusebackend.vfs.filesystem import FileSystem
 from fusebackend.vfs.inodes import ROOT_INODE, Entry
 
 ME = Caller(os.geteuid(), os.getegid())
-T = TypeVar("T")
-
-
-def run(call: Awaitable[T]) -> T:
-    async def main() -> T:
-        return await call
-
-    return trio.run(main)
 
 
 class Directory:

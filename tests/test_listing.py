@@ -7,12 +7,11 @@ import random
 import stat
 import threading
 import time
-from collections.abc import Awaitable
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import pytest
-import trio
+from onloop import run
 
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.backends.sqlite import SqliteVolume
@@ -24,20 +23,12 @@ from fusebackend.vfs.filesystem import FileSystem
 from fusebackend.vfs.inodes import ROOT_INODE, Entry
 
 ME = Caller(0, 0)
-T = TypeVar("T")
 
 
 class Seen(NamedTuple):
     name: bytes
     entry: Entry
     after: int
-
-
-def run(call: Awaitable[T]) -> T:
-    async def main() -> T:
-        return await call
-
-    return trio.run(main)
 
 
 def ask(filesystem: FileSystem, number: int, position: int, room: int = 1 << 30) -> list[Seen]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Awaitable
-from typing import TypeVar
 
 import pytest
-import trio
+from onloop import run
 
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.backends.volume import VolumeBackend
@@ -18,14 +16,6 @@ from fusebackend.vfs.filesystem import FileSystem
 from fusebackend.vfs.inodes import ROOT_INODE, SYNTHETIC_INDEX, Entry, route_index
 
 ME = Caller(0, 0)
-T = TypeVar("T")
-
-
-def run(call: Awaitable[T]) -> T:
-    async def main() -> T:
-        return await call
-
-    return trio.run(main)
 
 
 class FakeKernel:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Awaitable
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 import trio
+from onloop import run
 
 from fusebackend.backends.memory import InMemoryBackend, InMemoryVolume
 from fusebackend.composite import CompositeBackend
@@ -21,14 +21,6 @@ from fusebackend.vfs.inodes import ROOT_INODE, Entry, InodeTable, inode_number, 
 from fusebackend.vfs.offload import Offload
 
 ME = Caller(os.geteuid(), os.getegid())
-T = TypeVar("T")
-
-
-def run(call: Awaitable[T]) -> T:
-    async def main() -> T:
-        return await call
-
-    return trio.run(main)
 
 
 def number_of(failure: pytest.ExceptionInfo[OSError]) -> int | None:

@@ -273,10 +273,15 @@ class FileSystem(ExtendedAttributes):
         elif self.invalidation.kernel is not None:
             fill(self.invalidation.kernel, handle, known, attr)
 
-    async def read(self, number: int, offset: int, size: int) -> bytes:
+    def _asked(self, number: int) -> FileHandle:
+        """The handle that is asked for something, on behalf of who has opened it, if anybody may have to wait."""
         handle = self.files[number]
         if handle.route.offload.blocking:
             on_behalf_of(handle.opener.thread)
+        return handle
+
+    async def read(self, number: int, offset: int, size: int) -> bytes:
+        handle = self._asked(number)
         await self.order.settled(handle.inode, offset, offset + size)
         data = await handle.route.ask(handle.route.volume.read, handle.node, offset, size)
         known = self.inodes.get(handle.inode)
@@ -285,9 +290,7 @@ class FileSystem(ExtendedAttributes):
         return data
 
     async def write(self, number: int, offset: int, data: bytes) -> int:
-        handle = self.files[number]
-        if handle.route.offload.blocking:
-            on_behalf_of(handle.opener.thread)
+        handle = self._asked(number)
         self._own_changes += 1
         known = self.inodes.get(handle.inode)
         written = await self.order.write(handle, offset, data, known)
@@ -315,16 +318,12 @@ class FileSystem(ExtendedAttributes):
             self.invalidation.kernel.invalidate_inode(handle.inode, attributes_only=True)
 
     async def flush(self, number: int) -> None:
-        handle = self.files[number]
-        if handle.route.offload.blocking:
-            on_behalf_of(handle.opener.thread)
+        handle = self._asked(number)
         if not handle.route.volume.features.random_writes:
             await handle.route.call(handle.route.changing.flush, handle.node)
 
     async def fsync(self, number: int, datasync: bool) -> None:
-        handle = self.files[number]
-        if handle.route.offload.blocking:
-            on_behalf_of(handle.opener.thread)
+        handle = self._asked(number)
         await handle.route.offload.sync(partial(handle.route.changing.fsync, handle.node, datasync))
 
     async def release(self, number: int) -> None:
