@@ -47,8 +47,6 @@ GATHER_S = 0.5
 
 FREED_AT_ONCE = 500
 
-_DURABLE = ("SET LOCAL synchronous_commit = on", ())
-
 _CLAIM = "SELECT pg_advisory_lock(%s::int, %s::int)"
 
 _CUT_OFF = """
@@ -93,7 +91,6 @@ class Session:
 
     def _register(self) -> int:
         with self._transaction():
-            self._ask(*_DURABLE)
             ((number,),) = self._ask(
                 "INSERT INTO fusebackend.session (volume, host, pid) VALUES (%s, %s, %s) RETURNING id",
                 (self._volume, socket.gethostname(), os.getpid()),
@@ -118,7 +115,6 @@ class Session:
     def _block(self) -> int:
         """The next numbers, never given again even if the server crashes: their commit waits for the disk."""
         with self._transaction():
-            self._ask(*_DURABLE)
             ((first,),) = self._ask("SELECT nextval('fusebackend.node_block')")
         return int(first)
 

@@ -346,4 +346,4 @@ def _cut_out(file_bytes: int, chunks: dict[int, bytes], offset: int, size: int) 
 def _sync(connection: Connection[Any]) -> None:
     """A commit that waits for the disk. It must have written something, or it would not wait (xact.c)."""
     emit = "SELECT pg_logical_emit_message(true, 'fusebackend', '')"
-    send(connection, [statements.BEGIN, ("SET LOCAL synchronous_commit = on", ()), (emit, ()), statements.COMMIT])
+    send(connection, [statements.BEGIN, (emit, ()), statements.COMMIT])
