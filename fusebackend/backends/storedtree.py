@@ -60,6 +60,7 @@ class StoredTree(TreeVolume):
         self._names: OrderedDict[tuple[int, bytes], int | None] = OrderedDict()
         self._chunks = ChunkCache(CACHE_BYTES)
         self._unstored: set[int] = set()  # nodes the file has no row for yet
+        self._leaving: set[int] = set()  # nodes that were to be let go of while their changes waited
         self._peak_held = 0  # the most nodes the kernel has known since memory was last given back
         # A number that is in use already would overwrite what has it, so the table has a say as well.
         self._stored_next_node = self._scalar("SELECT value FROM meta WHERE key = 'next_node'")
@@ -103,7 +104,9 @@ class StoredTree(TreeVolume):
     def _let_go(self, node: int) -> None:
         inode = self._inodes.get(node)
         overlay = self._overlay
-        if inode is not None and inode.opens == 0 and node not in overlay.inodes and node not in overlay.xattrs:
+        if node in overlay.inodes or node in overlay.xattrs:
+            self._leaving.add(node)
+        elif inode is not None and inode.opens == 0:
             del self._inodes[node]
 
     def _drop(self, inode: Inode) -> None:
@@ -284,6 +287,9 @@ class StoredTree(TreeVolume):
         self._unstored.clear()
         self._stored_next_node = self._next_node
         self._overlay = Overlay()
+        leaving, self._leaving = self._leaving, set()
+        for node in leaving - self._held:
+            self._let_go(node)
         if len(self._inodes) > CACHE_INODES:
             self._shrink_inodes()
 
