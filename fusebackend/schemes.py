@@ -242,6 +242,7 @@ _OBJECT_PARAMETERS: dict[str, Callable[[str], Any]] = {
     "cache_mb": _positive,
     "on_exists": _on_exists,
     "ttl": _seconds,
+    "write_back": _seconds,
 }
 
 # --------------------------------------------------------------------------------------------------------------

@@ -224,6 +224,7 @@ class Session:
                 "ttl_s": None if route.policy.coherent else route.policy.timeout_s,
                 "timeouts": route.offload.timeouts,
                 "health": route.offload.describe(),
+                "unstored": route.volume.unstored,
             }
             for route in self.filesystem.tree.routes
         ]

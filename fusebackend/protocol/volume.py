@@ -187,6 +187,11 @@ class Volume(abc.ABC):
 
     lock: AbstractContextManager[Any]
 
+    @property
+    def unstored(self) -> int:
+        """How many files were closed and are not in the backend yet, for `status`."""
+        return 0
+
     # -- names -------------------------------------------------------------------------------------------------
 
     @abc.abstractmethod

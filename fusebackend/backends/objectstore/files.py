@@ -1,8 +1,9 @@
 """`ObjectFiles`: the contents of files: ranges read from the store, and what is written kept until it is put.
 
 A file that is only read has a `RangedReader` of the version it had when it was opened. The first write loads it into a
-`WriteBuffer`; the whole is put when the file is flushed, synced or closed for the last time (`uploads.py`). A put that
-fails is tried again at the next flush, at `sync` and at the end.
+`WriteBuffer`; the whole is put when the file is flushed, synced or closed for the last time (`uploads.py`), or some
+seconds after it was closed (`writeback.py`). A put that fails is tried again at the next flush, at `sync` and at the
+end.
 
 An entry's own lock is held around all that is done to its content, requests included: one file never waits for another.
 Whatever puts something passes the gate first.
@@ -23,10 +24,12 @@ from fusebackend.backends.objectstore.bucket import Bucket
 from fusebackend.backends.objectstore.entry import Entry
 from fusebackend.backends.objectstore.gate import Gate
 from fusebackend.backends.objectstore.looking import Looks
+from fusebackend.backends.objectstore.parallel import each
 from fusebackend.backends.objectstore.reading import RangedReader
 from fusebackend.backends.objectstore.tree import ObjectTree
 from fusebackend.backends.objectstore.upload import WriteBuffer
 from fusebackend.backends.objectstore.uploads import ATTEMPTS, Uploads
+from fusebackend.backends.objectstore.writeback import WriteBack
 from fusebackend.errors import oserror
 from fusebackend.waiting import will_wait
 
@@ -34,15 +37,31 @@ log = logging.getLogger(__name__)
 
 
 class ObjectFiles:
-    """See the module's docstring."""
+    """See the module's docstring.
 
-    def __init__(self, bucket: Bucket, tree: ObjectTree, looks: Looks, gate: Gate, cache: BlockCache) -> None:
+    Args:
+        write_back_s: so many seconds after it was closed a file is put; 0: before `close` returns.
+        stored: told of a file that was put by nobody's call, and is not what was written here.
+    """
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        tree: ObjectTree,
+        looks: Looks,
+        gate: Gate,
+        cache: BlockCache,
+        write_back_s: float,
+        stored: Callable[[Entry], None],
+    ) -> None:
         self._bucket = bucket
         self._tree = tree
         self._looks = looks
         self._gate = gate
         self._cache = cache
         self.uploads = Uploads(bucket, tree, looks, cache)
+        self._stored = stored
+        self._write_back = WriteBack(write_back_s, self._put_waiting) if write_back_s else None
 
     # -- handles -----------------------------------------------------------------------------------------------
 
@@ -65,17 +84,19 @@ class ObjectFiles:
 
     def release(self, entry: Entry, flags: int) -> None:
         """One handle less. What could not be stored stays, and is logged: an error here reaches nobody."""
-        if entry.dirty:
+        waits = self._waits(entry)
+        if entry.dirty and not waits:
             will_wait()
         with self._gate.passing(), entry.lock:
             assert entry.opens > 0, f"node {entry.node} released more often than opened"
             if _writes_anywhere(flags):
                 entry.writers -= 1
-            if entry.opens == 1:
+            if entry.opens == 1 and not waits:
                 try:
                     self.uploads.store(entry)
                 except OSError as error:
                     log.error("%s was closed unsaved: %s", entry.key, error)
+            if entry.opens == 1:
                 entry.poisoned = False
             with self._tree.lock:
                 entry.opens -= 1
@@ -248,6 +269,23 @@ class ObjectFiles:
 
     # -- storing -----------------------------------------------------------------------------------------------
 
+    @property
+    def waiting(self) -> int:
+        """How many files were closed and are not in the store yet."""
+        return len(self._write_back) if self._write_back is not None else 0
+
+    def may_wait(self, entry: Entry) -> bool:
+        """May a file that the store has never had go on waiting under another name?"""
+        return self._write_back is not None and entry.local and entry.dirty
+
+    def flush(self, entry: Entry) -> bool:
+        """A handle is closed. Returns and raises as `store`; False where the file is put later."""
+        return not self._waits(entry) and self.store(entry)
+
+    def _waits(self, entry: Entry) -> bool:
+        """Is what was written to a file to be put later?"""
+        return self._write_back is not None and entry.dirty and self._write_back.take(entry)
+
     def store(self, entry: Entry) -> bool:
         """Put a buffer that was written to; passes the gate. Returns and raises as `Uploads.store`."""
         if not entry.dirty:
@@ -256,25 +294,59 @@ class ObjectFiles:
         with self._gate.passing(), entry.lock:
             return self.uploads.store(entry)
 
-    # -- the end -----------------------------------------------------------------------------------------------
+    def _put_waiting(self, entry: Entry, version: int) -> None:
+        """Put a file that has waited long enough. One that is being written to again waits until it is closed."""
+        if entry.opens and entry.version != version:
+            return
+        try:
+            differs = self._put_idle(entry)
+        except OSError as error:
+            if error.errno == errno.ESTALE:
+                self._stored(entry)
+            raise
+        if differs:
+            self._stored(entry)
 
-    def sync(self, entries: Callable[[], list[Entry]]) -> None:
-        """Store all that is not stored. Each is tried; the first error is raised in the end."""
-        first: OSError | None = None
-        for entry in entries():
-            if not entry.dirty:
-                continue
-            try:
-                self.store(entry)
-            except OSError as error:
-                log.error("%s could not be stored: %s", entry.key, error)
-                first = first or error
+    def _put_idle(self, entry: Entry) -> bool:
+        """`store`, and let go of a file that nobody has open."""
+        try:
+            return self.store(entry)
+        finally:
             with entry.lock:
                 if not entry.busy:
                     entry.drop_content()
                     self._tree.reap(entry)
-        if first is not None:
-            raise first
+
+    def store_below(self, directory: Entry) -> None:
+        """Store what waits in a directory; raises as `sync`."""
+        with self._tree.lock:
+            files = list(directory.children.values())
+        self._store_all(files)
+
+    # -- the end -----------------------------------------------------------------------------------------------
+
+    def sync(self) -> None:
+        """Store all that is not stored. Each is tried; the first error is raised in the end."""
+        self._store_all(self._tree.entries())
+
+    def _store_all(self, entries: list[Entry]) -> None:
+        def attempt(entry: Entry) -> OSError | None:
+            try:
+                self._put_idle(entry)
+            except OSError as error:
+                log.error("%s could not be stored: %s", entry.key, error)
+                return error
+            return None
+
+        waiting = [entry for entry in entries if entry.dirty]
+        for error in each(attempt, waiting) if waiting else ():
+            if error is not None:
+                raise error
+
+    def close(self) -> None:
+        """Put nothing later any more."""
+        if self._write_back is not None:
+            self._write_back.stop()
 
 
 def _writes_anywhere(flags: int) -> bool:

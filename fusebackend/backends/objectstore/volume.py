@@ -66,6 +66,7 @@ class ObjectStoreVolume(NativeVolume):
         ttl_s: for how many seconds a listing is believed.
         cache_directory: where blocks of objects are kept; None: a temporary directory, removed by `close`.
         cache_bytes: at most so many.
+        write_back_s: so many seconds after it was closed a file is put; 0: before `close` returns.
         extras: does what obstore can't, where there is such a thing.
         clock: seconds that only grow.
     """
@@ -80,6 +81,7 @@ class ObjectStoreVolume(NativeVolume):
         ttl_s: float = TTL_S,
         cache_directory: str | None = None,
         cache_bytes: int = CACHE_BYTES,
+        write_back_s: float = 0.0,
         extras: S3Extras | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -91,7 +93,9 @@ class ObjectStoreVolume(NativeVolume):
         self.bucket = Bucket(store, extras)
         self._tree = ObjectTree(self.bucket, ttl_s, clock)
         self._looks = Looks(self.bucket, self._tree, self._cache)
-        self._files = ObjectFiles(self.bucket, self._tree, self._looks, self._gate, self._cache)
+        self._files = ObjectFiles(
+            self.bucket, self._tree, self._looks, self._gate, self._cache, write_back_s, self._stored_later
+        )
         self._renames = Renames(self.bucket, self._tree, self._files, self._gate)
         try:
             self._renames.recover()
@@ -203,7 +207,7 @@ class ObjectStoreVolume(NativeVolume):
         """See that the directory stays when this is taken out of it: it may have been there because of this alone."""
         directory = entry.parent
         assert directory is not None
-        if directory.parent is None or directory.marker or len(directory.children) > 1:
+        if entry.local or directory.parent is None or directory.marker or len(directory.children) > 1:
             return
         self._put_marker(directory)
 
@@ -239,7 +243,7 @@ class ObjectStoreVolume(NativeVolume):
 
     def setattr(self, node: int, changes: AttrChanges) -> Attr:
         entry = self._tree.entry(node)
-        if not (entry.dirty and entry.opens):
+        if not entry.dirty or (changes.size is not None and not entry.opens):
             will_wait()  # what is not put with the content is put at once
         if changes.size is not None:
             if changes.size > MAX_FILE_BYTES:
@@ -302,11 +306,22 @@ class ObjectStoreVolume(NativeVolume):
             return self.write(node, entry.size, data)
 
     def flush(self, node: int) -> None:
-        if self._files.store(self._tree.entry(node)):
+        if self._files.flush(self._tree.entry(node)):
             self.tell([Change(node=node)])
 
     def fsync(self, node: int, datasync: bool = False) -> None:
-        self.flush(node)
+        entry = self._tree.entry(node)
+        if entry.is_dir:
+            self._files.store_below(entry)
+        elif self._files.store(entry):
+            self.tell([Change(node=node)])
+
+    def _stored_later(self, entry: Entry) -> None:
+        self.tell([Change(node=entry.node)])
+
+    @property
+    def unstored(self) -> int:
+        return self._files.waiting
 
     def release(self, node: int, flags: int) -> None:
         self._files.release(self._tree.entry(node), flags)
@@ -323,10 +338,11 @@ class ObjectStoreVolume(NativeVolume):
         self._tree.expire()
 
     def sync(self) -> None:
-        self._files.sync(self._tree.entries)
+        self._files.sync()
         self._renames.finish()
 
     def close(self) -> None:
+        self._files.close()
         try:
             self.sync()
         finally:

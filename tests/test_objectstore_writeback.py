@@ -1,0 +1,352 @@
+"""`write_back`: what was closed is put a while later; nothing is lost meanwhile that was not to be lost."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import time
+
+import pytest
+from obstore.store import MemoryStore
+
+from fusebackend.backends.objectstore import uploads, writeback
+from fusebackend.backends.objectstore.backend import ObjectStoreBackend
+from fusebackend.backends.objectstore.volume import ObjectStoreVolume
+from fusebackend.backends.objectstore.writeback import WriteBack
+from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
+
+ME = Caller(os.geteuid(), os.getegid())
+RW, READ = os.O_RDWR, os.O_RDONLY
+
+LONG_S, SHORT_S = 3600.0, 0.05
+"""Put by nobody unless it is asked for; put while the test looks on."""
+
+LIMIT_S = 20.0
+
+
+@pytest.fixture
+def store():
+    return MemoryStore()
+
+
+@pytest.fixture
+def volume(store):
+    """One that puts nothing by itself while the test runs."""
+    with contextlib.closing(ObjectStoreVolume(store, ttl_s=0.0, write_back_s=LONG_S)) as volume:
+        yield volume
+
+
+@pytest.fixture
+def hasty(store):
+    with contextlib.closing(ObjectStoreVolume(store, ttl_s=0.0, write_back_s=SHORT_S)) as volume:
+        yield volume
+
+
+def make(volume, name, content, parent=ROOT_NODE):
+    node = volume.create(parent, name, 0o644, RW, ME).node
+    volume.hold(node)
+    volume.write(node, 0, content)
+    volume.flush(node)
+    volume.release(node, RW)
+    return node
+
+
+def change(volume, node, content):
+    volume.open(node, RW)
+    volume.write(node, 0, content)
+    volume.flush(node)
+    volume.release(node, RW)
+
+
+def read(volume, node):
+    volume.open(node, READ)
+    try:
+        return volume.read(node, 0, 1 << 20)
+    finally:
+        volume.release(node, READ)
+
+
+def keys(store):
+    return sorted(meta["path"] for meta in store.list().collect())
+
+
+def content(store, key):
+    return bytes(store.get(key).bytes())
+
+
+def names(volume, node=ROOT_NODE):
+    return [name for name, _ in volume.readdir(node, b"", 100)]
+
+
+def wait_until(condition):
+    limit = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < limit, "it did not come to that"
+        time.sleep(0.01)
+
+
+# -- what is seen ----------------------------------------------------------------------------------------------
+
+
+def test_a_closed_file_is_here_at_once_and_in_the_store_later(store, hasty):
+    node = make(hasty, b"a", b"one")
+    assert read(hasty, node) == b"one"
+    wait_until(lambda: keys(store) == ["a"])
+    assert content(store, "a") == b"one"
+    wait_until(lambda: hasty.unstored == 0)
+    change(hasty, node, b"two")
+    wait_until(lambda: content(store, "a") == b"two")
+
+
+def test_until_then_nothing_is_sent(store, volume):
+    node = make(volume, b"a", b"one")
+    change(volume, node, b"two")
+    volume.setattr(node, AttrChanges(mode=0o600))
+    assert volume.unstored == 1
+    assert keys(store) == []
+    assert names(volume) == [b"a"]
+    assert read(volume, node) == b"two"
+    assert volume.getattr(node).mode & 0o777 == 0o600
+    volume.expire()
+    assert volume.lookup(ROOT_NODE, b"a").size == 3
+
+
+def test_fsync_puts_a_file_and_that_of_a_directory_what_waits_in_it(store, volume):
+    directory = volume.mkdir(ROOT_NODE, b"d", 0o755, ME).node
+    make(volume, b"x", b"x", directory)
+    make(volume, b"y", b"y", directory)
+    volume.fsync(make(volume, b"a", b"one"))
+    assert "a" in keys(store)
+    assert "d/x" not in keys(store)
+    volume.fsync(directory)
+    assert {"d/x", "d/y"} < set(keys(store))
+    assert volume.unstored == 0
+
+
+def test_sync_and_close_put_everything(store):
+    volume = ObjectStoreVolume(store, ttl_s=0.0, write_back_s=LONG_S)
+    for number in range(40):
+        make(volume, b"s%02d" % number, b"x")
+    volume.sync()
+    assert len(keys(store)) == 40
+    for number in range(40):
+        make(volume, b"c%02d" % number, b"x")
+    volume.close()
+    assert len(keys(store)) == 80
+
+
+def test_what_is_renamed_or_deleted_meanwhile_is_sent_once_or_never(volume, store):
+    make(volume, b"temporary", b"kept")
+    volume.rename(ROOT_NODE, b"temporary", ROOT_NODE, b"final")
+    node = make(volume, b"gone", b"gone")
+    volume.unlink(ROOT_NODE, b"gone")
+    volume.forget([node])
+    assert keys(store) == []
+    assert volume.unstored == 1
+    volume.sync()
+    assert keys(store) == ["final"]
+    assert content(store, "final") == b"kept"
+
+
+def test_a_waiting_file_replaces_one_that_waits_and_one_that_is_stored(volume, store):
+    make(volume, b"old", b"old")
+    make(volume, b"new", b"new")
+    volume.rename(ROOT_NODE, b"new", ROOT_NODE, b"old")
+    assert names(volume) == [b"old"]
+    volume.sync()
+    assert keys(store) == ["old"]
+    make(volume, b"newer", b"newer")
+    volume.rename(ROOT_NODE, b"newer", ROOT_NODE, b"old")
+    volume.sync()
+    assert keys(store) == ["old"]
+    assert content(store, "old") == b"newer"
+
+
+def test_a_directory_moves_with_what_waits_in_it(volume, store):
+    directory = volume.mkdir(ROOT_NODE, b"d", 0o755, ME).node
+    make(volume, b"x", b"x", directory)
+    volume.rename(ROOT_NODE, b"d", ROOT_NODE, b"e")
+    volume.sync()
+    assert content(store, "e/x") == b"x"
+    assert not any(key.startswith("d/") for key in keys(store))
+
+
+def test_a_directory_is_not_empty_while_a_file_waits_in_it(volume):
+    directory = volume.mkdir(ROOT_NODE, b"d", 0o755, ME).node
+    make(volume, b"x", b"x", directory)
+    with pytest.raises(OSError, match="not empty"):
+        volume.rmdir(ROOT_NODE, b"d")
+
+
+def test_a_file_that_is_being_written_again_is_put_when_that_is_closed(store, hasty):
+    node = make(hasty, b"a", b"whole")
+    hasty.open(node, RW)
+    hasty.write(node, 0, b"half")
+    time.sleep(4 * SHORT_S)
+    assert keys(store) == [], "a version that nobody has closed"
+    hasty.flush(node)
+    hasty.release(node, RW)
+    wait_until(lambda: keys(store) == ["a"])
+    assert content(store, "a") == b"halfe"
+
+
+def test_a_reader_keeps_nothing_from_being_put(store, hasty):
+    node = make(hasty, b"a", b"whole")
+    hasty.open(node, READ)
+    wait_until(lambda: keys(store) == ["a"])
+    assert hasty.read(node, 0, 10) == b"whole"
+    hasty.release(node, READ)
+
+
+def test_the_other_face_finds_it_and_puts_at_once(store):
+    with ObjectStoreBackend(store, ttl=0, write_back=LONG_S) as backend:
+        make(backend.volume, b"a", b"one two\n")
+        assert "one two" in backend.read("/a")
+        assert keys(store) == []
+        assert backend.edit("/a", "two", "three").error is None
+        assert content(store, "a") == b"one three\n"
+        assert backend.write("/b", "b").error is None
+        assert keys(store) == ["a", "b"]
+
+
+# -- bounds ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("bound", "value"), [("MOST_FILES", 2), ("MOST_BYTES", 25)])
+def test_beyond_the_bound_close_waits(store, volume, monkeypatch, bound, value):
+    monkeypatch.setattr(writeback, bound, value)
+    for name in (b"a", b"b", b"c"):
+        make(volume, name, b"x" * 10)
+    assert keys(store) == ["c"]
+    assert volume.unstored == 2
+    volume.sync()
+    make(volume, b"d", b"x")
+    assert volume.unstored <= 1
+
+
+def test_what_waits_no_more_makes_room(store, monkeypatch):
+    monkeypatch.setattr(writeback, "MOST_BYTES", 25)
+    with contextlib.closing(ObjectStoreVolume(store, ttl_s=0.0, write_back_s=SHORT_S)) as volume:
+        for number in range(30):
+            make(volume, b"%d" % number, b"x" * 10)
+        wait_until(lambda: volume.unstored == 0)
+        wait_until(lambda: volume._files._write_back._total_bytes == 0)
+    assert len(keys(store)) == 30
+
+
+# -- failures --------------------------------------------------------------------------------------------------
+
+
+class Refusal:
+    """Every put is refused while it is `on`."""
+
+    def __init__(self):
+        self.on = True
+        self.asked = 0
+        self._put = uploads.put
+
+    def put(self, *args, **kwargs):
+        self.asked += 1
+        if self.on:
+            raise OSError(errno.EACCES, "refused")
+        return self._put(*args, **kwargs)
+
+
+@pytest.fixture
+def refusal(monkeypatch):
+    refusal = Refusal()
+    monkeypatch.setattr(uploads, "put", refusal.put)
+    return refusal
+
+
+def test_a_put_that_fails_is_tried_again_and_said_once(store, hasty, refusal, monkeypatch, caplog):
+    monkeypatch.setattr(writeback, "RETRY_S", SHORT_S)
+    node = make(hasty, b"a", b"one")
+    wait_until(lambda: refusal.asked > 3)
+    assert hasty.unstored == 1
+    assert read(hasty, node) == b"one"
+    with pytest.raises(PermissionError):
+        hasty.fsync(node)
+    refusal.on = False
+    wait_until(lambda: hasty.unstored == 0)
+    assert content(store, "a") == b"one"
+    assert len([record for record in caplog.records if "tried again" in record.message]) == 1
+
+
+def test_a_conflict_keeps_both(store, hasty, caplog):
+    node = make(hasty, b"a", b"first")
+    wait_until(lambda: hasty.unstored == 0)
+    heard = []
+    hasty.subscribe(heard.append)
+    with contextlib.closing(ObjectStoreVolume(store, ttl_s=0.0)) as other:
+        hasty.open(node, RW)
+        hasty.write(node, 0, b"ours!")
+        change(other, other.lookup(ROOT_NODE, b"a").node, b"their")
+        with caplog.at_level(logging.ERROR):
+            hasty.flush(node)
+            hasty.release(node, RW)
+            wait_until(lambda: len(keys(store)) == 2)
+    conflict = next(key for key in keys(store) if key != "a")
+    assert conflict.startswith("a.conflict-")
+    assert (content(store, "a"), content(store, conflict)) == (b"their", b"ours!")
+    wait_until(lambda: hasty.unstored == 0)
+    wait_until(lambda: [change.node for change in heard] == [node])
+    assert read(hasty, hasty.lookup(ROOT_NODE, b"a").node) == b"their"
+
+
+def test_closing_the_volume_says_what_could_not_be_stored(store, refusal, caplog):
+    volume = ObjectStoreVolume(store, ttl_s=0.0, write_back_s=LONG_S)
+    make(volume, b"a", b"one")
+    with pytest.raises(PermissionError):
+        volume.close()
+    assert "a could not be stored" in caplog.text
+
+
+# -- the queue -------------------------------------------------------------------------------------------------
+
+
+class Waiting:
+    """As much of an entry as the queue knows."""
+
+    def __init__(self, key, size=1):
+        self.key, self.size, self.version, self.dirty = key, size, 0, True
+
+
+def test_each_is_put_when_it_is_due_whatever_failed_before(monkeypatch):
+    monkeypatch.setattr(writeback, "RETRY_S", LONG_S)
+    put = []
+
+    def attempt(entry, version):
+        put.append((entry.key, version))
+        if entry.key == "bad":
+            raise OSError(errno.EIO, "no")
+        entry.dirty = False
+
+    queue = WriteBack(SHORT_S, attempt)
+    bad, good = Waiting("bad"), Waiting("good")
+    assert queue.take(bad)
+    wait_until(lambda: put == [("bad", 0)])
+    good.version = 7
+    assert queue.take(good)
+    wait_until(lambda: ("good", 7) in put)
+    wait_until(lambda: len(queue) == 1)
+    assert queue.take(bad)
+    wait_until(lambda: len(put) == 3)
+    queue.stop()
+    assert not queue.take(good)
+
+
+def test_who_closes_again_waits_anew():
+    put = []
+    queue = WriteBack(0.3, lambda entry, version: put.append(time.monotonic()))
+    entry = Waiting("a")
+    for _ in range(5):
+        queue.take(entry)
+        last = time.monotonic()
+        time.sleep(0.1)
+    wait_until(lambda: put)
+    assert len(put) == 1
+    assert put[0] - last >= 0.3
+    queue.stop()
