@@ -109,7 +109,11 @@ def _headline(state: MountState) -> str:
 
 def _caching(route: dict[str, Any]) -> str:
     text = "coherent" if route.get("ttl_s") is None else f"for {route['ttl_s']:g} s"
-    return f"{text}, {route['timeouts']} timed out" if route.get("timeouts") else text
+    counts = [f"{route[key]} {words}" for key, words in _COUNTS.items() if route.get(key)]
+    return ", ".join([text, *counts])
+
+
+_COUNTS = {"timeouts": "timed out", "unstored": "to be stored"}
 
 
 _ABILITIES = {

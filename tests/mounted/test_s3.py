@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -182,6 +183,7 @@ def test_with_write_back_a_killed_server_loses_nothing_that_was_synced(bucket: B
     os.close(fd)
     assert (server.path / "s3/closed").read_text() == "closed"
     assert _unstored(server.path / "s3") == 1
+    assert "for 1 s, 1 to be stored" in trees.run(sys.executable, "-m", "fusebackend", "status", server.path)
     server.kill()
     assert bucket.get("synced") == b"synced"
     assert "closed" not in bucket.all_keys()
