@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import logging
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 
+import obstore
 import pytest
 from obstore.store import MemoryStore
 
@@ -16,6 +19,7 @@ from fusebackend.backends.objectstore.backend import ObjectStoreBackend
 from fusebackend.backends.objectstore.volume import ObjectStoreVolume
 from fusebackend.backends.objectstore.writeback import WriteBack
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
+from fusebackend.waiting import WouldWait, at_once
 
 ME = Caller(os.geteuid(), os.getegid())
 RW, READ = os.O_RDWR, os.O_RDONLY
@@ -178,6 +182,33 @@ def test_a_directory_is_not_empty_while_a_file_waits_in_it(volume):
     make(volume, b"x", b"x", directory)
     with pytest.raises(OSError, match="not empty"):
         volume.rmdir(ROOT_NODE, b"d")
+
+
+def test_a_directory_of_others_stays_when_only_what_waits_is_left_in_it(store, volume):
+    store.put("theirs/x", b"x")
+    directory = volume.lookup(ROOT_NODE, b"theirs").node
+    make(volume, b"waits", b"w", directory)
+    volume.unlink(directory, b"x")
+    volume.rename(directory, b"waits", ROOT_NODE, b"moved")
+    assert names(volume) == [b"moved", b"theirs"]
+    assert names(volume, directory) == []
+
+
+def test_a_mode_that_is_set_while_the_file_is_put_is_kept(store, volume, monkeypatch):
+    """The put ends between the look whether the change must wait and the change."""
+    node = make(volume, b"a", b"x")
+
+    class Gate:
+        def passing(self):
+            with ThreadPoolExecutor(1) as thread:
+                thread.submit(volume.fsync, node).result()
+            return contextlib.nullcontext()
+
+    monkeypatch.setattr(volume, "_gate", Gate())
+    with pytest.raises(WouldWait):
+        at_once(functools.partial(volume.setattr, node, AttrChanges(mode=0o600)))
+    volume.setattr(node, AttrChanges(mode=0o600))
+    assert int(obstore.get(store, "a").attributes["mode"]) & 0o777 == 0o600
 
 
 def test_a_file_that_is_being_written_again_is_put_when_that_is_closed(store, hasty):

@@ -188,8 +188,8 @@ class ObjectStoreVolume(NativeVolume):
                 raise oserror(errno.EISDIR, name)
             with entry.lock:
                 self._files.keep_open(entry)
+                self._keep(entry)
                 if not entry.local:
-                    self._keep(entry)
                     self.bucket.delete(entry.key)
                 self._tree.unlinked(entry)
 
@@ -207,9 +207,12 @@ class ObjectStoreVolume(NativeVolume):
         """See that the directory stays when this is taken out of it: it may have been there because of this alone."""
         directory = entry.parent
         assert directory is not None
-        if entry.local or directory.parent is None or directory.marker or len(directory.children) > 1:
+        if entry.local or directory.parent is None or directory.marker:
             return
-        self._put_marker(directory)
+        with self._tree.lock:
+            others = any(child is not entry and not child.local for child in directory.children.values())
+        if not others:
+            self._put_marker(directory)
 
     def _put_marker(self, directory: Entry) -> None:
         directory.etag = self.bucket.put_small(
@@ -252,6 +255,8 @@ class ObjectStoreVolume(NativeVolume):
         if not entry.busy:
             self._looks.stamp([entry])
         with self._gate.passing(), entry.lock:
+            if not entry.dirty:
+                will_wait()  # it has been put meanwhile
             before = entry.stamp
             with self._tree.lock:
                 if changes.mode is not None:
