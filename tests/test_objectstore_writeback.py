@@ -7,6 +7,7 @@ import errno
 import functools
 import logging
 import os
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,7 +15,7 @@ import obstore
 import pytest
 from obstore.store import MemoryStore
 
-from fusebackend.backends.objectstore import uploads, writeback
+from fusebackend.backends.objectstore import fetchers, uploads, writeback
 from fusebackend.backends.objectstore.backend import ObjectStoreBackend
 from fusebackend.backends.objectstore.volume import ObjectStoreVolume
 from fusebackend.backends.objectstore.writeback import WriteBack
@@ -89,6 +90,28 @@ def wait_until(condition):
     while not condition():
         assert time.monotonic() < limit, "it did not come to that"
         time.sleep(0.01)
+
+
+class Refusal:
+    """Every put is refused while it is `on`."""
+
+    def __init__(self):
+        self.on = True
+        self.asked = 0
+        self._put = uploads.put
+
+    def put(self, *args, **kwargs):
+        self.asked += 1
+        if self.on:
+            raise OSError(errno.EACCES, "refused")
+        return self._put(*args, **kwargs)
+
+
+@pytest.fixture
+def refusal(monkeypatch):
+    refusal = Refusal()
+    monkeypatch.setattr(uploads, "put", refusal.put)
+    return refusal
 
 
 # -- what is seen ----------------------------------------------------------------------------------------------
@@ -194,6 +217,22 @@ def test_a_directory_of_others_stays_when_only_what_waits_is_left_in_it(store, v
     assert names(volume, directory) == []
 
 
+def test_a_directory_that_others_emptied_stays_while_files_wait_in_it(store, volume):
+    store.put("theirs/deep/x", b"x")
+    above = volume.lookup(ROOT_NODE, b"theirs").node
+    directory = volume.lookup(above, b"deep").node
+    volume.lookup(directory, b"x")
+    make(volume, b"waits", b"w", directory)
+    store.delete("theirs/deep/x")
+    assert names(volume) == [b"theirs"]
+    assert names(volume, above) == [b"deep"]
+    assert names(volume, directory) == [b"waits"]
+    with pytest.raises(OSError, match="not empty"):
+        volume.rmdir(ROOT_NODE, b"theirs")
+    volume.sync()
+    assert content(store, "theirs/deep/waits") == b"w"
+
+
 def test_a_mode_that_is_set_while_the_file_is_put_is_kept(store, volume, monkeypatch):
     """The put ends between the look whether the change must wait and the change."""
     node = make(volume, b"a", b"x")
@@ -242,6 +281,75 @@ def test_the_other_face_finds_it_and_puts_at_once(store):
         assert keys(store) == ["a", "b"]
 
 
+def test_who_only_reads_puts_nothing_off(store):
+    with contextlib.closing(ObjectStoreVolume(store, ttl_s=0.0, write_back_s=0.3)) as volume:
+        node = make(volume, b"a", b"x")
+        limit = time.monotonic() + LIMIT_S
+        while not keys(store):
+            assert time.monotonic() < limit, "readers keep it out of the store"
+            volume.open(node, READ)
+            volume.flush(node)
+            volume.release(node, READ)
+            time.sleep(0.05)
+
+
+def test_a_file_that_is_cut_while_it_is_read_is_put(store, hasty):
+    node = make(hasty, b"a", b"closed and due")
+    hasty.open(node, READ)
+    hasty.setattr(node, AttrChanges(size=6))
+    wait_until(lambda: keys(store) == ["a"] and content(store, "a") == b"closed")
+    hasty.release(node, READ)
+
+
+def test_a_path_that_is_cut_waits_as_well(store, volume):
+    node = make(volume, b"a", b"precious")
+    volume.fsync(node)
+    volume.setattr(node, AttrChanges(size=4))
+    assert content(store, "a") == b"precious"
+    assert read(volume, node) == b"prec"
+    volume.sync()
+    assert content(store, "a") == b"prec"
+
+
+def test_what_is_written_while_a_put_waits_for_a_rename_is_not_put_with_it(store, hasty):
+    node = make(hasty, b"a", b"whole")
+    with hasty._gate.alone():
+        time.sleep(4 * SHORT_S)  # the put is due, and waits
+        hasty.open(node, RW)
+        hasty.write(node, 0, b"ha")
+    time.sleep(4 * SHORT_S)
+    assert keys(store) == []
+    hasty.flush(node)
+    hasty.release(node, RW)
+    wait_until(lambda: keys(store) == ["a"])
+    assert content(store, "a") == b"haole"
+
+
+def test_a_directory_moves_in_the_time_of_some_requests(store, volume, monkeypatch):
+    """Not one after the other, for whoever else writes waits meanwhile."""
+    directory = volume.mkdir(ROOT_NODE, b"d", 0o755, ME).node
+    for number in range(40):
+        make(volume, b"%d" % number, b"x", directory)
+    at_once, most, guard, put = 0, 0, threading.Lock(), uploads.put
+
+    def slow(*args, **kwargs):
+        nonlocal at_once, most
+        with guard:
+            at_once += 1
+            most = max(most, at_once)
+        time.sleep(0.01)
+        try:
+            return put(*args, **kwargs)
+        finally:
+            with guard:
+                at_once -= 1
+
+    monkeypatch.setattr(uploads, "put", slow)
+    volume.rename(ROOT_NODE, b"d", ROOT_NODE, b"e")
+    assert most > 4
+    assert len([key for key in keys(store) if key.startswith("e/")]) == 41
+
+
 # -- bounds ----------------------------------------------------------------------------------------------------
 
 
@@ -257,6 +365,36 @@ def test_beyond_the_bound_close_waits(store, volume, monkeypatch, bound, value):
     assert volume.unstored <= 1
 
 
+@pytest.mark.parametrize("end", ["unlink", "fsync"])
+def test_what_was_deleted_or_synced_makes_room(store, volume, monkeypatch, end):
+    monkeypatch.setattr(writeback, "MOST_FILES", 3)
+    for number in range(9):
+        node = make(volume, b"%d" % number, b"x")
+        if end == "unlink":
+            volume.unlink(ROOT_NODE, b"%d" % number)
+        else:
+            volume.fsync(node)
+    before = keys(store)
+    make(volume, b"last", b"x")
+    assert keys(store) == before
+    assert volume.unstored == 1
+
+
+def test_a_put_that_fails_beyond_the_bound_is_tried_again(store, hasty, refusal, monkeypatch):
+    monkeypatch.setattr(writeback, "MOST_FILES", 0)
+    monkeypatch.setattr(writeback, "RETRY_S", SHORT_S)
+    node = hasty.create(ROOT_NODE, b"a", 0o644, RW, ME).node
+    hasty.hold(node)
+    hasty.write(node, 0, b"one")
+    with pytest.raises(PermissionError):
+        hasty.flush(node)
+    hasty.release(node, RW)
+    assert hasty.unstored == 1
+    refusal.on = False
+    wait_until(lambda: keys(store) == ["a"])
+    wait_until(lambda: hasty.unstored == 0)
+
+
 def test_what_waits_no_more_makes_room(store, monkeypatch):
     monkeypatch.setattr(writeback, "MOST_BYTES", 25)
     with contextlib.closing(ObjectStoreVolume(store, ttl_s=0.0, write_back_s=SHORT_S)) as volume:
@@ -268,28 +406,6 @@ def test_what_waits_no_more_makes_room(store, monkeypatch):
 
 
 # -- failures --------------------------------------------------------------------------------------------------
-
-
-class Refusal:
-    """Every put is refused while it is `on`."""
-
-    def __init__(self):
-        self.on = True
-        self.asked = 0
-        self._put = uploads.put
-
-    def put(self, *args, **kwargs):
-        self.asked += 1
-        if self.on:
-            raise OSError(errno.EACCES, "refused")
-        return self._put(*args, **kwargs)
-
-
-@pytest.fixture
-def refusal(monkeypatch):
-    refusal = Refusal()
-    monkeypatch.setattr(uploads, "put", refusal.put)
-    return refusal
 
 
 def test_a_put_that_fails_is_tried_again_and_said_once(store, hasty, refusal, monkeypatch, caplog):
@@ -327,6 +443,78 @@ def test_a_conflict_keeps_both(store, hasty, caplog):
     assert read(hasty, hasty.lookup(ROOT_NODE, b"a").node) == b"their"
 
 
+class Lost:
+    """Puts arrive, and the answers of the next `count` are lost."""
+
+    def __init__(self, count):
+        self.count = count
+        self._put = uploads.put
+
+    def put(self, *args, **kwargs):
+        answer = self._put(*args, **kwargs)
+        if self.count:
+            self.count -= 1
+            raise OSError(errno.ETIMEDOUT, "lost")
+        return answer
+
+
+@pytest.fixture
+def lost(monkeypatch, volume, store):
+    """A file `a` that has arrived, and seems not to have."""
+    lost = Lost(1)
+    monkeypatch.setattr(uploads, "put", lost.put)
+    node = make(volume, b"a", b"first\n")
+    with pytest.raises(TimeoutError):
+        volume.fsync(node)
+    assert keys(store) == ["a"]
+    return node
+
+
+def test_after_a_lost_answer_a_rename_leaves_nothing_behind(store, volume, lost):
+    volume.rename(ROOT_NODE, b"a", ROOT_NODE, b"b")
+    volume.sync()
+    assert keys(store) == ["b"]
+
+
+def test_after_a_lost_answer_what_is_deleted_stays_so(store, volume, lost):
+    volume.unlink(ROOT_NODE, b"a")
+    volume.sync()
+    assert keys(store) == []
+
+
+def test_after_a_lost_answer_other_bytes_are_no_conflict(store, volume, lost):
+    change(volume, lost, b"other\n")
+    volume.sync()
+    assert keys(store) == ["a"]
+    assert content(store, "a") == b"other\n"
+
+
+def test_after_a_lost_answer_nothing_is_appended_twice(store, volume, lost):
+    volume.open(lost, os.O_WRONLY | os.O_APPEND)
+    volume.append(lost, b"second\n")
+    volume.flush(lost)
+    volume.release(lost, os.O_WRONLY | os.O_APPEND)
+    volume.sync()
+    assert keys(store) == ["a"]
+    assert content(store, "a") == b"first\nsecond\n"
+
+
+def test_a_conflict_is_told_to_who_has_the_file_open(store, hasty, caplog):
+    node = make(hasty, b"a", b"first")
+    wait_until(lambda: hasty.unstored == 0)
+    hasty.open(node, RW)
+    hasty.write(node, 0, b"ours!")
+    store.put("a", b"their")
+    hasty.flush(node)  # of a descriptor that a child had
+    wait_until(lambda: len(keys(store)) == 2)
+    wait_until(lambda: hasty._tree.entry(node).poisoned)
+    for told in (lambda: hasty.fsync(node), lambda: hasty.flush(node)):
+        with pytest.raises(OSError) as caught:
+            told()
+        assert caught.value.errno == errno.ESTALE
+    hasty.release(node, RW)
+
+
 def test_closing_the_volume_says_what_could_not_be_stored(store, refusal, caplog):
     volume = ObjectStoreVolume(store, ttl_s=0.0, write_back_s=LONG_S)
     make(volume, b"a", b"one")
@@ -345,6 +533,15 @@ class Waiting:
         self.key, self.size, self.version, self.dirty = key, size, 0, True
 
 
+@contextlib.contextmanager
+def queue_of(after_s, put):
+    queue = WriteBack(after_s, put)
+    try:
+        yield queue
+    finally:
+        queue.stop()
+
+
 def test_each_is_put_when_it_is_due_whatever_failed_before(monkeypatch):
     monkeypatch.setattr(writeback, "RETRY_S", LONG_S)
     put = []
@@ -354,30 +551,69 @@ def test_each_is_put_when_it_is_due_whatever_failed_before(monkeypatch):
         if entry.key == "bad":
             raise OSError(errno.EIO, "no")
         entry.dirty = False
+        return True
 
-    queue = WriteBack(SHORT_S, attempt)
-    bad, good = Waiting("bad"), Waiting("good")
-    assert queue.take(bad)
-    wait_until(lambda: put == [("bad", 0)])
-    good.version = 7
-    assert queue.take(good)
-    wait_until(lambda: ("good", 7) in put)
-    wait_until(lambda: len(queue) == 1)
-    assert queue.take(bad)
-    wait_until(lambda: len(put) == 3)
-    queue.stop()
+    with queue_of(SHORT_S, attempt) as queue:
+        bad, good = Waiting("bad"), Waiting("good")
+        assert queue.take(bad)
+        wait_until(lambda: put == [("bad", 0)])
+        good.version = 7
+        assert queue.take(good)
+        wait_until(lambda: ("good", 7) in put)
+        wait_until(lambda: len(queue) == 1)
+        assert queue.take(bad)
+        wait_until(lambda: len(put) == 3)
     assert not queue.take(good)
 
 
-def test_who_closes_again_waits_anew():
+def test_who_writes_and_closes_again_waits_anew_but_not_for_ever():
     put = []
-    queue = WriteBack(0.3, lambda entry, version: put.append(time.monotonic()))
-    entry = Waiting("a")
-    for _ in range(5):
-        queue.take(entry)
-        last = time.monotonic()
-        time.sleep(0.1)
-    wait_until(lambda: put)
-    assert len(put) == 1
-    assert put[0] - last >= 0.3
-    queue.stop()
+    with queue_of(0.2, lambda entry, version: bool(put.append(time.monotonic())) or True) as queue:
+        entry = Waiting("a")
+        began = time.monotonic()
+        while not put:
+            entry.version += 1
+            queue.take(entry)
+            time.sleep(0.02)
+    assert put[0] - began >= writeback.POSTPONED * 0.2
+
+
+def test_what_is_not_whole_is_asked_for_again():
+    put = []
+    with queue_of(SHORT_S, lambda entry, version: bool(put.append(version)) or len(put) > 2) as queue:
+        queue.take(Waiting("a"))
+        wait_until(lambda: len(put) == 3)
+        wait_until(lambda: not queue._waiting)
+    assert put == [0, 0, 0]
+    assert queue._total_bytes == 0
+
+
+def test_the_queue_does_not_grow_with_how_often_a_file_is_closed():
+    with queue_of(LONG_S, lambda entry, version: True) as queue:
+        entry = Waiting("a")
+        for _ in range(1000):
+            entry.version += 1
+            queue.take(entry)
+        assert len(queue._queue) < 100
+
+
+def test_without_another_thread_whoever_closes_puts_it(monkeypatch):
+    def start(self):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        with queue_of(SHORT_S, lambda entry, version: True) as queue:
+            assert not queue.take(Waiting("a"))
+
+
+def test_without_threads_to_put_with_it_is_tried_again(monkeypatch):
+    monkeypatch.setattr(writeback, "RETRY_S", SHORT_S)
+    monkeypatch.setattr(fetchers.Fetchers, "_begin", lambda self: False)
+    put = []
+    with queue_of(SHORT_S, lambda entry, version: bool(put.append(version)) or True) as queue:
+        queue.take(Waiting("a"))
+        time.sleep(4 * SHORT_S)
+        assert not put
+        monkeypatch.undo()
+        wait_until(lambda: put)

@@ -450,6 +450,36 @@ def test_the_last_words_are_said_to_a_volume_that_is_down_and_end_at_the_deadlin
     assert said[1:] == [threading.get_ident()]
 
 
+def test_the_last_words_may_take_as_long_as_files_are_stored():
+    volume = Storing()
+    offload = Offload(True, deadline_s=0.3, volume=volume)
+    offload.finish(volume.store_all)
+    assert volume.unstored == 0
+    volume.unstored = 5
+    with pytest.raises(TimeoutError):
+        offload.finish(volume.hang)
+    volume.hanging.set()
+
+
+class Storing:
+    """As much of a volume as is asked here, with ten files that take a fifth of a second each."""
+
+    at_once = frozenset()
+
+    def __init__(self):
+        self.unstored = 10
+        self.hanging = threading.Event()
+
+    def store_all(self):
+        while self.unstored:
+            time.sleep(0.2)
+            self.unstored -= 1
+
+    def hang(self):
+        self.hanging.wait(30)
+
+
+
 # -- fsync -------------------------------------------------------------------------------------------------------
 
 

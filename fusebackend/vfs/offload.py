@@ -304,15 +304,34 @@ class Offload:
         return answer
 
     def finish(self, function: Callable[[], None]) -> None:
-        """The last words to a volume, whatever its health, in a thread of their own. ETIMEDOUT as in `call`."""
+        """The last words to a volume, whatever its health, in a thread of their own.
+
+        ETIMEDOUT when the deadline passes and it has stored no file more in that time.
+        """
         if not self.blocking:
             function()
             return
         try:
-            Calls(1).run(function, _countdown(self.deadline_s))
+            Calls(1).run(function, self._patience())
         except GivenUp as error:
             self.health.failed("finish", error)
             raise oserror(errno.ETIMEDOUT) from None
+
+    def _patience(self) -> Callable[[], float]:
+        """Seconds left of a deadline that begins anew whenever fewer files are still to be stored."""
+        left_s, fewest = _countdown(self.deadline_s), self._unstored()
+
+        def left() -> float:
+            nonlocal left_s, fewest
+            unstored = self._unstored()
+            if unstored < fewest:
+                left_s, fewest = _countdown(self.deadline_s), unstored
+            return left_s()
+
+        return left
+
+    def _unstored(self) -> int:
+        return self._volume.unstored if self._volume is not None else 0
 
     # -- probes ------------------------------------------------------------------------------------------------
 

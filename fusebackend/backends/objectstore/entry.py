@@ -29,7 +29,7 @@ class Entry(Attr):
         "base", "buffer", "changes", "checked_at", "children", "dirty", "etag", "extra", "forgotten", "ghosts", "gone",
         "held", "large", "listed_at", "local", "lock", "looked_at", "marker", "modified_ns", "name", "opens", "order",
         "parent", "poisoned", "reader", "relied_on", "segment", "shown_at", "stamped", "tail_from", "target",
-        "unlinked", "unread", "writers",
+        "tried", "unlinked", "unread", "writers", "writing",
     )  # fmt: skip
 
     def __init__(self, node: int, parent: Entry | None, name: bytes, segment: str, *, is_dir: bool) -> None:
@@ -61,11 +61,13 @@ class Entry(Attr):
 
         # Of a file.
         self.opens = 0
-        self.writers = 0  # open handles that write where they like, so without O_APPEND
+        self.writing = 0  # open handles that may write, and …
+        self.writers = 0  # … those of them that write where they like, so without O_APPEND
         self.base: str | None = None  # for those: the version that the first of them has opened
         self.buffer: WriteBuffer | None = None
         self.dirty = False  # the buffer holds what the store does not
-        self.local = False  # the store has never had it
+        self.local = False  # the store has never had it, unless by one of …
+        self.tried: tuple[str, ...] = ()  # … the uploads of it that failed: their answers may have been lost
         self.unread = False  # looked at, and not opened since
         self.relied_on = NEVER  # of the directory's `shown_at`, those that an open of this file has made use of
         self.tail_from: int | None = None  # if the dirty buffer was only appended to: from this size on
@@ -95,6 +97,16 @@ class Entry(Attr):
     def busy(self) -> bool:
         """Does somebody use its content, so that what the store says of it must wait?"""
         return self.opens > 0 or self.dirty
+
+    @property
+    def unsent(self) -> bool:
+        """Has the store never had it, for certain?"""
+        return self.local and not self.tried
+
+    @property
+    def is_ahead(self) -> bool:
+        """Is there something here, or below, that the store does not have yet?"""
+        return any(entry.local or entry.dirty for entry in self.tree())
 
     @property
     def idle(self) -> bool:

@@ -26,17 +26,26 @@ class Fetchers:
         self._idle = 0
         self._closed = False
 
-    def submit(self, work: Callable[[], None]) -> None:
-        """Run `work`, which must not raise, some time; never once `close` was called."""
+    def submit(self, work: Callable[[], None]) -> bool:
+        """Run `work`, which must not raise, some time. False for never: `close` was called, or there is no thread."""
         with self._changed:
             if self._closed:
-                return
+                return False
             self._queue.append(work)
             if self._idle >= len(self._queue):
                 self._changed.notify()
-            elif self._threads < self._limit:
-                self._threads += 1
-                threading.Thread(target=self._run, name="fusebackend-fetch", daemon=True).start()
+            elif self._threads < self._limit and not self._begin() and not self._threads:
+                self._queue.pop()
+                return False
+            return True
+
+    def _begin(self) -> bool:
+        try:
+            threading.Thread(target=self._run, name="fusebackend-fetch", daemon=True).start()
+        except RuntimeError:  # the process has as many as it may
+            return False
+        self._threads += 1
+        return True
 
     def close(self) -> None:
         """Forget what has not begun; threads end when they are done, and are not waited for."""

@@ -15,7 +15,7 @@ import errno
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from functools import partial
 
@@ -61,7 +61,7 @@ class ObjectFiles:
         self._cache = cache
         self.uploads = Uploads(bucket, tree, looks, cache)
         self._stored = stored
-        self._write_back = WriteBack(write_back_s, self._put_waiting) if write_back_s else None
+        self._write_back = WriteBack(write_back_s, self._put_idle) if write_back_s else None
 
     # -- handles -----------------------------------------------------------------------------------------------
 
@@ -77,6 +77,7 @@ class ObjectFiles:
             self.admit(entry, flags)
 
     def admit(self, entry: Entry, flags: int) -> None:
+        entry.writing += _writes(flags)
         if _writes_anywhere(flags):
             if entry.writers == 0:
                 entry.base = entry.etag
@@ -89,14 +90,19 @@ class ObjectFiles:
             will_wait()
         with self._gate.passing(), entry.lock:
             assert entry.opens > 0, f"node {entry.node} released more often than opened"
-            if _writes_anywhere(flags):
-                entry.writers -= 1
-            if entry.opens == 1 and not waits:
+            is_last = entry.opens == 1
+            if is_last and not waits and entry.dirty:
+                will_wait()  # it was changed meanwhile
+            entry.writing -= _writes(flags)
+            entry.writers -= _writes_anywhere(flags)
+            if is_last and not waits:
                 try:
                     self.uploads.store(entry)
                 except OSError as error:
                     log.error("%s was closed unsaved: %s", entry.key, error)
-            if entry.opens == 1:
+                    if entry.dirty and self._write_back is not None:
+                        self._write_back.retry(entry)
+            if is_last:
                 entry.poisoned = False
             with self._tree.lock:
                 entry.opens -= 1
@@ -179,7 +185,7 @@ class ObjectFiles:
             buffer.truncate(size)
             entry.tail_from = None
             self._changed(entry, buffer)
-            if entry.opens:
+            if entry.opens or self._waits(entry):
                 return
             try:
                 self.uploads.store(entry)
@@ -276,15 +282,29 @@ class ObjectFiles:
 
     def may_wait(self, entry: Entry) -> bool:
         """May a file that the store has never had go on waiting under another name?"""
-        return self._write_back is not None and entry.local and entry.dirty
-
-    def flush(self, entry: Entry) -> bool:
-        """A handle is closed. Returns and raises as `store`; False where the file is put later."""
-        return not self._waits(entry) and self.store(entry)
+        return self._write_back is not None and entry.unsent and entry.dirty
 
     def _waits(self, entry: Entry) -> bool:
         """Is what was written to a file to be put later?"""
         return self._write_back is not None and entry.dirty and self._write_back.take(entry)
+
+    def flush(self, entry: Entry) -> bool:
+        """A handle is closed. Returns and raises as `store`; False where the file is put later.
+
+        ESTALE also for a conflict that was met when it was put, if somebody may still be told.
+        """
+        if self._waits(entry):
+            return False
+        if self._write_back is not None and entry.poisoned and entry.writing:
+            raise oserror(errno.ESTALE, entry.key)
+        return self.store(entry)
+
+    def fsync(self, entry: Entry) -> bool:
+        """As `store`; ESTALE as long as a handle is open that has met a conflict."""
+        differs = self.store(entry)
+        if entry.poisoned:
+            raise oserror(errno.ESTALE, entry.key)
+        return differs
 
     def store(self, entry: Entry) -> bool:
         """Put a buffer that was written to; passes the gate. Returns and raises as `Uploads.store`."""
@@ -294,42 +314,43 @@ class ObjectFiles:
         with self._gate.passing(), entry.lock:
             return self.uploads.store(entry)
 
-    def _put_waiting(self, entry: Entry, version: int) -> None:
-        """Put a file that has waited long enough. One that is being written to again waits until it is closed."""
-        if entry.opens and entry.version != version:
-            return
-        try:
-            differs = self._put_idle(entry)
-        except OSError as error:
-            if error.errno == errno.ESTALE:
-                self._stored(entry)
-            raise
-        if differs:
-            self._stored(entry)
+    def _put_idle(self, entry: Entry, version: int | None = None) -> bool:
+        """Put a file in nobody's name, and let go of it if nobody has it open.
 
-    def _put_idle(self, entry: Entry) -> bool:
-        """`store`, and let go of a file that nobody has open."""
+        Args:
+            version: the one to be put while somebody writes: another is not yet whole.
+
+        Returns:
+            False: it is not to be put yet.
+        """
+        news = False
         try:
-            return self.store(entry)
+            with self._gate.passing(), entry.lock:
+                if version not in (None, entry.version) and entry.writing:
+                    return False
+                try:
+                    news = self.uploads.store(entry)
+                finally:
+                    if not entry.busy:
+                        entry.drop_content()
+                        self._tree.reap(entry)
+        except OSError as error:
+            news = error.errno == errno.ESTALE
+            raise
         finally:
-            with entry.lock:
-                if not entry.busy:
-                    entry.drop_content()
-                    self._tree.reap(entry)
+            if news:
+                self._stored(entry)
+        return True
 
     def store_below(self, directory: Entry) -> None:
-        """Store what waits in a directory; raises as `sync`."""
+        """Store what waits in a directory; raises as `store_all`."""
         with self._tree.lock:
             files = list(directory.children.values())
-        self._store_all(files)
+        self.store_all(files)
 
-    # -- the end -----------------------------------------------------------------------------------------------
+    def store_all(self, entries: Iterable[Entry]) -> None:
+        """Store those that are not stored, several at a time. Each is tried; the first error is raised in the end."""
 
-    def sync(self) -> None:
-        """Store all that is not stored. Each is tried; the first error is raised in the end."""
-        self._store_all(self._tree.entries())
-
-    def _store_all(self, entries: list[Entry]) -> None:
         def attempt(entry: Entry) -> OSError | None:
             try:
                 self._put_idle(entry)
@@ -343,11 +364,21 @@ class ObjectFiles:
             if error is not None:
                 raise error
 
+    # -- the end -----------------------------------------------------------------------------------------------
+
+    def sync(self) -> None:
+        """Store all that is not stored; raises as `store_all`."""
+        self.store_all(self._tree.entries())
+
     def close(self) -> None:
         """Put nothing later any more."""
         if self._write_back is not None:
             self._write_back.stop()
 
 
+def _writes(flags: int) -> bool:
+    return flags & os.O_ACCMODE != os.O_RDONLY
+
+
 def _writes_anywhere(flags: int) -> bool:
-    return bool(flags & (os.O_WRONLY | os.O_RDWR)) and not flags & os.O_APPEND
+    return _writes(flags) and not flags & os.O_APPEND

@@ -70,6 +70,8 @@ class Renames:
         if flags not in (0, RENAME_NOREPLACE):
             raise oserror(errno.EINVAL, name)
         self.finish()
+        if entry.is_dir:
+            self._files.store_all(entry.tree())  # what is left when the others wait is little
         with self._gate.alone() if entry.is_dir else self._gate.passing(), contextlib.ExitStack() as locks:
             target = self._tree.child(directory, name)
             # Always in the same order, for two files may change places.
@@ -106,7 +108,7 @@ class Renames:
     def require_empty(self, directory: Entry) -> None:
         """ENOTEMPTY when there is something in a directory, here or in the store."""
         with self._tree.lock:
-            local = any(child.local or child.dirty for child in directory.children.values())
+            local = any(child.is_ahead for child in directory.children.values())
         if local or not self._bucket.is_empty(directory.key, frozenset([directory.key + MARKER])):
             raise oserror(errno.ENOTEMPTY, directory.name)
 
@@ -115,7 +117,7 @@ class Renames:
     def _move(self, entry: Entry, target: Entry | None, directory: Entry, segment: str) -> None:
         new = directory.key + segment
         if not entry.is_dir:
-            if self._files.may_wait(entry) and (target is None or target.local):
+            if self._files.may_wait(entry) and (target is None or target.unsent):
                 return  # it is put under its new name, when it is due
             self._files.uploads.store(entry)
             with self._recorded(entry.key, new, entry.etag, target.etag if target is not None else None):

@@ -289,7 +289,7 @@ class ObjectTree:
                 self._show(directory, name, info, began)
         for name, child in list(directory.children.items()):
             known = name in contents.infos and (child.segment not in directory.ghosts or not child.is_dir)
-            if not known and name not in directory.changes and not child.local and not child.dirty:
+            if not known and name not in directory.changes and not child.is_ahead:
                 self.detach(child)
         directory.listed_at = began
         directory.large = len(contents.infos) > PAGE_OBJECTS
@@ -351,7 +351,7 @@ class ObjectTree:
                     self.know(entry, head)
             else:
                 child = directory.children.get(name)
-                if child is not None and not child.local and not child.dirty:
+                if child is not None and not child.is_ahead:
                     self.detach(child)
 
     # -- attributes --------------------------------------------------------------------------------------------

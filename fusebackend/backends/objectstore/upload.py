@@ -120,6 +120,11 @@ class WriteBuffer(Buffer):
         self._file = copy
 
 
+def new_name() -> str:
+    """A name for one upload."""
+    return secrets.token_hex(8)
+
+
 def put(
     store: ObjectStore,
     key: str,
@@ -129,17 +134,19 @@ def put(
     create: bool = False,
     attributes: Mapping[str, str] | None = None,
     extras: S3Extras | None = None,
+    name: str | None = None,
 ) -> PutResult:
     """Make the object `key` of the buffer's bytes, with these attributes.
 
     `create`: only if there is none; `if_match`: only while it has this ETag; `extras`: of the same store, if there are
-    any. OSError: ESTALE for a condition that does not hold, else as `object_errors` says.
+    any; `name`: of the upload, which no other has. OSError: ESTALE for a condition that does not hold, else as
+    `object_errors` says.
     """
     from obstore.exceptions import BaseError
 
     if create and if_match is not None:
         raise ValueError("an object is either created or replaced: not both `create` and `if_match`")
-    upload = _Upload(store, key, if_match, create, dict(attributes or {}), extras)
+    upload = _Upload(store, key, if_match, create, dict(attributes or {}), extras, name or new_name())
     with object_errors(key), buffer.frozen() as data:
         try:
             etag = upload.send(data)
@@ -162,12 +169,13 @@ class _Upload:
         create: bool,
         attributes: dict[str, str],
         extras: S3Extras | None,
+        name: str,
     ) -> None:
         self._store = store
         self._key = key
         self._if_match = if_match
         self._create = create
-        self._name = secrets.token_hex(8)
+        self._name = name
         self._attributes = {**attributes, UPLOAD_ATTRIBUTE: self._name} if _keeps_attributes(store) else None
         self._extras = extras
 

@@ -1,7 +1,8 @@
 """`Uploads`: how what was written to a file, or is to be kept with it, becomes an object; and what a conflict is.
 
 A buffer is put on the condition that the store still has the version that was opened, or nothing where the file is new.
-Where it has something else: if that is what we have, a put whose answer was lost has succeeded; if the buffer was only
+Where it has something else: if that came with an upload of ours that seemed to fail, it is replaced; if it is what we
+have, a put whose answer was lost has succeeded; if the buffer was only
 appended to, the same is appended to what is there now; else theirs stays, ours is put beside it as
 `name.conflict-<time>`, and `store` raises ESTALE. Any other error leaves the buffer and its `dirty` mark.
 
@@ -22,7 +23,7 @@ from fusebackend.backends.objectstore.looking import Looks
 from fusebackend.backends.objectstore.reading import keep
 from fusebackend.backends.objectstore.s3extras import COPY_BYTES
 from fusebackend.backends.objectstore.tree import ObjectTree
-from fusebackend.backends.objectstore.upload import WriteBuffer, put
+from fusebackend.backends.objectstore.upload import UPLOAD_ATTRIBUTE, WriteBuffer, new_name, put
 from fusebackend.backends.wholefiles import conflict_path
 from fusebackend.errors import oserror
 from fusebackend.paths import AgentPath
@@ -31,6 +32,9 @@ log = logging.getLogger(__name__)
 
 ATTEMPTS = 20
 """How often something is tried on a file that others change all the time."""
+
+TRIED = 16
+"""So many uploads that failed are remembered for a file."""
 
 
 class Uploads:
@@ -59,7 +63,12 @@ class Uploads:
         try:
             if entry.gone:
                 raise oserror(errno.ESTALE, key)
-            etag = self.put(key, entry, entry.buffer, base)
+            try:
+                etag = self.put(key, entry, entry.buffer, base)
+            except OSError as error:
+                if error.errno not in (errno.ESTALE, errno.EEXIST) or not self._has_arrived(entry, key):
+                    raise
+                etag = self.put(key, entry, entry.buffer, entry.etag)
         except OSError as error:
             if error.errno not in (errno.ESTALE, errno.EEXIST):
                 raise
@@ -76,16 +85,22 @@ class Uploads:
         return differs
 
     def put(self, key: str, entry: Entry, buffer: WriteBuffer, base: str | None) -> str | None:
-        store = self._bucket.store
-        etag = put(
-            store,
-            key,
-            buffer,
-            if_match=base,
-            create=entry.local,
-            attributes=attributes.written(entry.stamp, entry.extra),
-            extras=self._bucket.extras,
-        ).etag
+        store, name = self._bucket.store, new_name()
+        try:
+            etag = put(
+                store,
+                key,
+                buffer,
+                if_match=base,
+                create=entry.local,
+                attributes=attributes.written(entry.stamp, entry.extra),
+                extras=self._bucket.extras,
+                name=name,
+            ).etag
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                entry.tried = (*entry.tried[1 - TRIED :], name)
+            raise
         if etag is not None and 0 < buffer.size <= MEMORY_BYTES:  # who has written a file will often read it
             keep(self._cache, store, key, etag, buffer.read(0, buffer.size))
         return etag
@@ -96,7 +111,18 @@ class Uploads:
         entry.dirty = entry.local = False
         entry.stamped = True
         entry.tail_from = None
+        entry.tried = ()
         self._tree.changed(entry)
+
+    def _has_arrived(self, entry: Entry, key: str) -> bool:
+        """Did an upload that seemed to fail bring what is there? Then that is the version we know."""
+        head = self._bucket.head(key) if entry.tried else None
+        if head is None or head.attributes.get(UPLOAD_ATTRIBUTE) not in entry.tried:
+            return False
+        with self._tree.lock:
+            entry.etag = entry.base = head.etag
+            entry.local, entry.tried = False, ()
+        return True
 
     def _same_already(self, entry: Entry, key: str) -> str | None:
         """The ETag of what is there, if it is what we have: then a put whose answer was lost has succeeded."""

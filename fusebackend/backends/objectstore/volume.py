@@ -189,7 +189,7 @@ class ObjectStoreVolume(NativeVolume):
             with entry.lock:
                 self._files.keep_open(entry)
                 self._keep(entry)
-                if not entry.local:
+                if not entry.unsent:
                     self.bucket.delete(entry.key)
                 self._tree.unlinked(entry)
 
@@ -207,7 +207,7 @@ class ObjectStoreVolume(NativeVolume):
         """See that the directory stays when this is taken out of it: it may have been there because of this alone."""
         directory = entry.parent
         assert directory is not None
-        if entry.local or directory.parent is None or directory.marker:
+        if entry.unsent or directory.parent is None or directory.marker:
             return
         with self._tree.lock:
             others = any(child is not entry and not child.local for child in directory.children.values())
@@ -318,7 +318,7 @@ class ObjectStoreVolume(NativeVolume):
         entry = self._tree.entry(node)
         if entry.is_dir:
             self._files.store_below(entry)
-        elif self._files.store(entry):
+        elif self._files.fsync(entry):
             self.tell([Change(node=node)])
 
     def _stored_later(self, entry: Entry) -> None:

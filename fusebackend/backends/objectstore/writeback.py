@@ -31,6 +31,17 @@ PUTS_AT_ONCE = 8
 RETRY_S = 5.0
 """After a put that failed, the file waits so long for the next attempt."""
 
+POSTPONED = 5
+"""A file that is written and closed again and again waits at most so many times as long."""
+
+_LONGEST_WAIT_S = 3600.0
+_SPARE_ITEMS = 64
+
+
+class _Waiting(NamedTuple):
+    bytes: int
+    since: float  # it was first closed, or a put of it has failed
+
 
 class _Due(NamedTuple):
     at: float  # by the monotonic clock
@@ -44,18 +55,18 @@ class WriteBack:
 
     Args:
         after_s: how long a file waits.
-        put: stores a file, if it is the version that was closed or nobody has it open; raises OSError.
+        put: stores a file. False for one that is being written to, and is not the version given; raises OSError.
     """
 
-    def __init__(self, after_s: float, put: Callable[[Entry, int], None]) -> None:
+    def __init__(self, after_s: float, put: Callable[[Entry, int], bool]) -> None:
         self._after_s = after_s
         self._put = put
         self._changed = threading.Condition()
         self._numbers = itertools.count()
+        self._waiting: dict[Entry, _Waiting] = {}  # what waits and what is being put
+        self._total_bytes = 0  # of these
         self._due: dict[Entry, _Due] = {}  # what waits
         self._queue: list[_Due] = []  # a heap: the same, and what does not count any more
-        self._bytes: dict[Entry, int] = {}  # of what waits and what is being put
-        self._total_bytes = 0
         self._failed: set[Entry] = set()
         self._stopped = False
         self._putting = Fetchers(PUTS_AT_ONCE)
@@ -64,18 +75,32 @@ class WriteBack:
     def __len__(self) -> int:
         """How many files are still to be put. Some of those that wait were synced or deleted meanwhile."""
         with self._changed:
-            return sum(entry.dirty for entry in self._bytes)
+            return sum(entry.dirty for entry in self._waiting)
 
     def take(self, entry: Entry) -> bool:
-        """Put a file when it has waited, anew from now on. False: it is too much, and whoever asks must put it."""
+        """Put a file that was closed when it has waited, anew if it has changed since it was closed before.
+
+        False: it would be too much, and whoever asks must put it.
+        """
         with self._changed:
-            files = len(self._bytes) + (entry not in self._bytes)
-            total = self._total_bytes - self._bytes.get(entry, 0) + entry.size
-            if total > MOST_BYTES or files > MOST_FILES or self._stopped:
+            due = self._due.get(entry)
+            if due is not None and due.version == entry.version and entry not in self._failed:
+                return not self._stopped
+            if not self._has_room(entry):
+                self._sweep()
+            if self._stopped or not self._has_room(entry) or not self._has_begun():
                 return False
-            self._bytes[entry], self._total_bytes = entry.size, total
-            self._wait(entry, entry.version, self._after_s)
+            now, known = time.monotonic(), self._waiting.get(entry)
+            since = known.since if known is not None else now
+            self._count(entry, since)
+            self._wait(entry, entry.version, min(now + self._after_s, since + POSTPONED * self._after_s))
         return True
+
+    def retry(self, entry: Entry) -> None:
+        """Put a file later that could not be put, however many wait."""
+        with self._changed:
+            if not self._stopped and self._has_begun():
+                self._fail(entry, entry.version)
 
     def stop(self) -> None:
         """Put nothing any more. What waits is left to the caller; puts that are under way end as they would."""
@@ -84,18 +109,62 @@ class WriteBack:
             self._changed.notify_all()
         self._putting.close()
 
-    def _wait(self, entry: Entry, version: int, seconds: float) -> None:
-        due = self._due[entry] = _Due(time.monotonic() + seconds, next(self._numbers), entry, version)
-        heapq.heappush(self._queue, due)
+    # -- the lock is held ----------------------------------------------------------------------------------------
+
+    def _has_room(self, entry: Entry) -> bool:
+        known = self._waiting.get(entry)
+        files, size = (1, 0) if known is None else (0, known.bytes)
+        return self._total_bytes - size + entry.size <= MOST_BYTES and len(self._waiting) + files <= MOST_FILES
+
+    def _sweep(self) -> None:
+        """Let go of what was synced or deleted while it waited."""
+        for entry in [entry for entry in self._due if not entry.dirty]:
+            del self._due[entry]
+            self._forget(entry)
+
+    def _has_begun(self) -> bool:
+        """Is there somebody who looks what is due?"""
         if self._timer is None:
-            self._timer = threading.Thread(target=self._run, name="fusebackend-write-back", daemon=True)
-            self._timer.start()
-        elif self._queue[0] is due:
+            timer = threading.Thread(target=self._run, name="fusebackend-write-back", daemon=True)
+            try:
+                timer.start()
+            except RuntimeError:  # the process has as many threads as it may
+                return False
+            self._timer = timer
+        return True
+
+    def _count(self, entry: Entry, since: float) -> None:
+        known = self._waiting.get(entry)
+        self._total_bytes += entry.size - (known.bytes if known is not None else 0)
+        self._waiting[entry] = _Waiting(entry.size, since)
+
+    def _forget(self, entry: Entry) -> None:
+        self._failed.discard(entry)
+        known = self._waiting.pop(entry, None)
+        self._total_bytes -= known.bytes if known is not None else 0
+
+    def _wait(self, entry: Entry, version: int, at: float) -> None:
+        due = self._due[entry] = _Due(at, next(self._numbers), entry, version)
+        heapq.heappush(self._queue, due)
+        if len(self._queue) > 2 * len(self._due) + _SPARE_ITEMS:
+            self._queue = list(self._due.values())
+            heapq.heapify(self._queue)
+        if self._queue[0] is due:
             self._changed.notify_all()
+
+    def _fail(self, entry: Entry, version: int) -> None:
+        now = time.monotonic()
+        self._failed.add(entry)
+        self._count(entry, now)
+        self._wait(entry, version, now + RETRY_S)
+
+    # -- the timer's and the putting threads ---------------------------------------------------------------------
 
     def _run(self) -> None:
         while (due := self._next()) is not None:
-            self._putting.submit(partial(self._put_one, due))
+            if not self._putting.submit(partial(self._put_one, due)):
+                with self._changed:
+                    self._fail(due.entry, due.version)
 
     def _next(self) -> _Due | None:
         """The next file that is due, when it is; None at the end."""
@@ -107,16 +176,16 @@ class WriteBack:
                 elif self._due.get(due.entry) is not due:
                     heapq.heappop(self._queue)
                 elif (left_s := due.at - time.monotonic()) > 0:
-                    self._changed.wait(left_s)
+                    self._changed.wait(min(left_s, _LONGEST_WAIT_S))
                 else:
                     heapq.heappop(self._queue)
                     return self._due.pop(due.entry)
             return None
 
     def _put_one(self, due: _Due) -> None:
-        entry, failed = due.entry, False
+        entry, failed, done = due.entry, False, True
         try:
-            self._put(entry, due.version)
+            done = self._put(entry, due.version)
         except OSError as error:
             failed = entry.dirty  # not after a conflict: that is settled, and was logged
             if failed and entry not in self._failed:
@@ -128,8 +197,8 @@ class WriteBack:
             if entry in self._due:
                 return  # it was written to and closed meanwhile
             if failed:
-                self._failed.add(entry)
-                self._wait(entry, due.version, RETRY_S)
+                self._fail(entry, due.version)
+            elif not done:
+                self._wait(entry, due.version, time.monotonic() + self._after_s)
             else:
-                self._failed.discard(entry)
-                self._total_bytes -= self._bytes.pop(entry, 0)
+                self._forget(entry)
