@@ -31,7 +31,7 @@ from urllib.parse import urlsplit
 
 from measures import BLOCK, MIB, drop_caches, make_source_tree, shell, timed
 from report import conditions, write_between
-from serving import REPOSITORY, mounted
+from serving import REPOSITORY, Server, mounted
 
 sys.path.insert(0, str(REPOSITORY / "tests"))
 
@@ -65,7 +65,8 @@ class Scale:
 class Work:
     """What is measured. `side` is a mount point, and the prefix in the bucket that it shows."""
 
-    def __init__(self, scale: Scale, directory: Path, bucket: Bucket, store: Any) -> None:
+    def __init__(self, scale: Scale, directory: Path, bucket: Bucket, store: Any, service: Server) -> None:
+        self.service = service
         self.scale = scale
         self.bucket = bucket
         self.store = store
@@ -222,6 +223,7 @@ def compare(arguments: argparse.Namespace, work: Work, directory: Path) -> dict[
         seconds["seq read"]["obstore"] = []
     for number in range(arguments.rounds):
         with both(work.bucket, directory, number) as sides:
+            work.service.wait_idle()  # it goes on with what was stored and deleted in the round before
             order = sorted(("ours", "rclone"), reverse=bool(number % 2))
             if "seq read" in measures:
                 work.obstore_alone()  # the store reads its disk for this one
@@ -304,7 +306,7 @@ def main() -> None:
             options: Any = bucket.options()
             store = S3Store(bucket.name, client_options={"allow_http": True}, **options)
             scale = Scale(arguments.quick)
-            work = Work(scale, directory, bucket, store)
+            work = Work(scale, directory, bucket, store, Server([server.pid]))
             for side in ("ours", "rclone"):
                 work.fill(side)
             lines = list(table(compare(arguments, work, directory), scale)) if arguments.only != "readers" else []

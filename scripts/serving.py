@@ -33,13 +33,13 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 class Server:
     """The processes that serve one mount: those that were started, and their children."""
 
-    def __init__(self, processes: Sequence[subprocess.Popen[bytes]], answered_s: float = 0.0) -> None:
-        self._processes = processes
+    def __init__(self, pids: Sequence[int], answered_s: float = 0.0) -> None:
+        self._pids = pids
         self.answered_s = answered_s
         """Seconds from the start of the mount's process until the mount answered."""
 
     def pids(self) -> list[int]:
-        return family([process.pid for process in self._processes])
+        return family(self._pids)
 
     def memory_mib(self) -> float:
         """Resident memory (VmRSS) now. Pages that two of its processes share count twice."""
@@ -144,7 +144,7 @@ def mounted(
                     raise SystemExit(f"the mount did not start: {' '.join(command)}\n{log.read_text(errors='replace')}")
                 time.sleep(0.005)
             mountpoint.stat()
-            yield Server([process, *behind], time.perf_counter() - start)
+            yield Server([each.pid for each in (process, *behind)], time.perf_counter() - start)
     finally:
         if _is_listed(mountpoint):
             subprocess.run(["fusermount3", "-u", "-z", "--", mountpoint], check=True)

@@ -229,7 +229,7 @@ class TestPeers:
 class TestServer:
     def test_it_is_weighed_with_its_children_and_ended_with_them(self, tmp_path) -> None:
         with serving.started(["sh", "-c", "sleep 600 & wait"], tmp_path / "log") as process:
-            server = serving.Server([process])
+            server = serving.Server([process.pid])
             wait_for(lambda: len(server.pids()) == 2)
             pids = server.pids()
             assert 0 < server.memory_mib() <= server.peak_mib()
