@@ -54,3 +54,18 @@ def test_an_sqlite_volume_empties_its_caches_when_the_kernel_does(tmp_path) -> N
         assert not volume._names
         assert sys.getsizeof(volume._held) < full / 2
         assert volume.lookup(ROOT_NODE, b"kept").node == kept
+
+
+def test_an_inode_that_the_kernel_forgets_while_it_waits_to_be_written_goes_with_that(tmp_path) -> None:
+    with SqliteBackend(tmp_path / "volume.db") as backend:
+        volume = backend.volume
+        gone, back = (volume.mknod(ROOT_NODE, name, stat.S_IFREG | 0o644, 0, ME).node for name in (b"gone", b"back"))
+        for node in (gone, back):
+            volume.hold(node)
+        volume.forget([gone, back])
+        volume.hold(back)
+        assert {gone, back} <= volume._inodes.keys(), "what is not in the file yet must be here"
+        volume.write_back()
+        assert back in volume._inodes
+        assert gone not in volume._inodes
+        assert volume.lookup(ROOT_NODE, b"gone").node == gone
