@@ -11,6 +11,7 @@ import time
 
 import obstore
 import pytest
+from objects import content, keys, names
 from obstore.store import MemoryStore
 
 from fusebackend.backends import InMemoryBackend, S3Backend
@@ -47,18 +48,6 @@ def make(volume, name, content):
     volume.flush(node)
     volume.release(node, RW)
     return node
-
-
-def content(store, key):
-    return bytes(store.get(key).bytes())
-
-
-def keys(store):
-    return sorted(meta["path"] for meta in store.list().collect())
-
-
-def names(volume, node=ROOT_NODE):
-    return [name for name, _ in volume.readdir(node, b"", 1000)]
 
 
 # -- two hosts -------------------------------------------------------------------------------------------------

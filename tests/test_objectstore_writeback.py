@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import obstore
 import pytest
+from eventually import eventually
+from objects import content, keys, names
 from obstore.store import MemoryStore
 
 from fusebackend.backends.objectstore import fetchers, uploads, writeback
@@ -73,23 +75,8 @@ def read(volume, node):
         volume.release(node, READ)
 
 
-def keys(store):
-    return sorted(meta["path"] for meta in store.list().collect())
-
-
-def content(store, key):
-    return bytes(store.get(key).bytes())
-
-
-def names(volume, node=ROOT_NODE):
-    return [name for name, _ in volume.readdir(node, b"", 100)]
-
-
 def wait_until(condition):
-    limit = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < limit, "it did not come to that"
-        time.sleep(0.01)
+    eventually(condition, LIMIT_S)
 
 
 class Refusal:

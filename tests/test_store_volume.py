@@ -6,11 +6,11 @@ import errno
 import os
 import stat
 import threading
-import time
 from types import SimpleNamespace
 
 import pytest
 import stores
+from eventually import eventually
 from hypothesis import settings
 from langgraph.store.memory import InMemoryStore
 from langgraph.store.sqlite import SqliteStore
@@ -223,10 +223,7 @@ def test_two_mounts_of_one_namespace_show_each_others_changes(store):
                 ear.wait(Change(parent=ROOT_NODE, name=b"a"))
             else:
                 assert ear.changes == []
-            limit = time.monotonic() + 10
-            while names(second) != ["a"]:  # a listing is believed for some times as long as it took
-                assert time.monotonic() < limit
-                time.sleep(0.001)
+            eventually(lambda: names(second) == ["a"], 10)  # one is believed for some times as long as it took
             assert content(second, "a") == b"text"
 
 

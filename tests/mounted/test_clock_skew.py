@@ -6,12 +6,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import skewed
+from eventually import eventually
 from mounts import Mounted, Serve
 from services.postgres import Postgres
 from services.s3 import Bucket
@@ -20,16 +20,6 @@ pytestmark = [pytest.mark.mounted, pytest.mark.services]
 
 LIMIT_S = 60.0
 EARLY, LATE = -20.0, 17.0
-
-
-def eventually(what: Callable[[], bool]) -> None:
-    limit = time.monotonic() + LIMIT_S
-    while True:
-        with contextlib.suppress(FileNotFoundError):
-            if what():
-                return
-        assert time.monotonic() < limit
-        time.sleep(0.02)
 
 
 @pytest.fixture(params=["s3", "postgres"])
@@ -57,12 +47,12 @@ def test_each_sees_what_the_other_has_closed(hosts: tuple[Mounted, Mounted]) -> 
         text = f"written by {number}"
         (writer / "file").write_text(text)
         (writer / f"new{number}").write_text(text)
-        eventually(lambda reader=reader, text=text: (reader / "file").read_text() == text)  # type: ignore[misc]
-        eventually(lambda reader=reader, number=number: (reader / f"new{number}").exists())  # type: ignore[misc]
+        eventually(lambda reader=reader, text=text: (reader / "file").read_text() == text, LIMIT_S)  # type: ignore[misc]
+        eventually(lambda reader=reader, number=number: (reader / f"new{number}").exists(), LIMIT_S)  # type: ignore[misc]
     os.rename(paths[0] / "new0", paths[0] / "renamed")
-    eventually(lambda: (paths[1] / "renamed").read_text() == "written by 0")
+    eventually(lambda: (paths[1] / "renamed").read_text() == "written by 0", LIMIT_S)
     os.unlink(paths[1] / "renamed")
-    eventually(lambda: not (paths[0] / "renamed").exists())
+    eventually(lambda: not (paths[0] / "renamed").exists(), LIMIT_S)
 
 
 @pytest.mark.parametrize("first", [0, 1], ids=["early", "late"])
@@ -70,7 +60,7 @@ def test_a_lost_update_is_an_error_whoever_is_late(hosts: tuple[Mounted, Mounted
     mine, theirs = hosts[first].path / "there/file", hosts[1 - first].path / "there/file"
     hosts[first].expected_log = "was changed by others|closed unsaved"
     mine.write_text("both know this")
-    eventually(lambda: theirs.read_text() == "both know this")
+    eventually(lambda: theirs.read_text() == "both know this", LIMIT_S)
     file = os.open(mine, os.O_WRONLY)
     theirs.write_text("theirs")
     with pytest.raises(OSError) as lost:
@@ -80,8 +70,8 @@ def test_a_lost_update_is_an_error_whoever_is_late(hosts: tuple[Mounted, Mounted
     assert lost.value.errno == errno.ESTALE
     with contextlib.suppress(OSError):
         os.close(file)
-    eventually(lambda: theirs.read_text() == "theirs")
-    eventually(lambda: mine.read_text() == "theirs")
+    eventually(lambda: theirs.read_text() == "theirs", LIMIT_S)
+    eventually(lambda: mine.read_text() == "theirs", LIMIT_S)
 
 
 def test_the_rename_of_a_host_that_lives_is_left_alone(bucket: Bucket, serve: Serve) -> None:
@@ -101,8 +91,8 @@ def test_the_rename_of_a_host_that_lives_is_left_alone(bucket: Bucket, serve: Se
 def test_appends_of_two_hosts_all_land(hosts: tuple[Mounted, Mounted]) -> None:
     paths: list[Path] = [host.path / "there/log" for host in hosts]
     paths[0].write_text("")
-    eventually(paths[1].exists)
+    eventually(paths[1].exists, LIMIT_S)
     for number in range(10):
         with paths[number % 2].open("a") as file:
             file.write(f"{number}\n")
-    eventually(lambda: sorted(paths[0].read_text().split()) == [str(number) for number in range(10)])
+    eventually(lambda: sorted(paths[0].read_text().split()) == [str(number) for number in range(10)], LIMIT_S)

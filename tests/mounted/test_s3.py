@@ -7,13 +7,13 @@ import json
 import os
 import shutil
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import mounts
 import pytest
 import trees
+from eventually import eventually
 from mounts import Serve
 from services.s3 import Bucket
 from services.seaweedfs import SeaweedFS
@@ -22,6 +22,8 @@ from fusebackend.schemes import SCHEMES
 from fusebackend.testing.posix import Limits, PosixCases
 
 pytestmark = [pytest.mark.mounted, pytest.mark.services]
+
+LIMIT_S = 30.0
 
 OPTIONS = ("allow_other",) if os.geteuid() == 0 else ()
 
@@ -81,7 +83,7 @@ def work(
 
 def settle(path: Path) -> None:
     """Wait until what was closed is in the bucket."""
-    _eventually(lambda: _unstored(path) == 0)
+    eventually(lambda: _unstored(path) == 0, LIMIT_S)
 
 
 def _unstored(path: Path) -> int:
@@ -203,10 +205,10 @@ def test_two_mounts_see_what_was_closed_and_conflicts_are_errors(bucket: Bucket,
     one.expected_log = two.expected_log = "was changed by others|closed unsaved"
     mine, theirs = one.path / "s3/file", two.path / "s3/file"
     mine.write_text("first\n")
-    _eventually(lambda: theirs.read_text() == "first\n")
+    eventually(lambda: theirs.read_text() == "first\n", LIMIT_S)
     for number in range(5):  # of two that are as long, at about the same time
         theirs.write_text(f"from {number}\n")
-        _eventually(lambda number=number: mine.read_text() == f"from {number}\n")  # type: ignore[misc]
+        eventually(lambda number=number: mine.read_text() == f"from {number}\n", LIMIT_S)  # type: ignore[misc]
     fd = os.open(mine, os.O_RDWR)
     os.pwrite(fd, b"ours", 0)
     theirs.write_text("theirs\n")
@@ -217,17 +219,3 @@ def test_two_mounts_see_what_was_closed_and_conflicts_are_errors(bucket: Bucket,
     assert theirs.read_text() == "theirs\n"
     (beside,) = [key for key in bucket.all_keys() if key.startswith("file.conflict-")]
     assert bucket.get(beside) == b"ours 4\n"
-
-
-def _eventually(condition: Callable[[], bool], limit_s: float = 30.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not _holds(condition):
-        assert time.monotonic() < deadline, f"it did not come true within {limit_s:.0f} s"
-        time.sleep(0.02)
-
-
-def _holds(condition: Callable[[], bool]) -> bool:
-    try:
-        return condition()
-    except FileNotFoundError:
-        return False

@@ -1,8 +1,8 @@
-"""`Fetchers`: a bounded number of daemon threads that fetch ahead of their readers.
+"""`Fetchers`: a bounded number of daemon threads that fetch ahead of their readers, and put what was written before.
 
 Not `concurrent.futures`, whose threads are waited for at the end of the process: a hung service must not keep a server
-from ending. Best effort by contract: whoever needs a result that no thread has begun on does the work itself, so a full
-queue delays nobody.
+from ending. Best effort by contract: whoever needs a result that no thread has begun on does the work itself (a reader
+fetches, `fsync` puts), so a full queue delays nobody.
 """
 
 from __future__ import annotations

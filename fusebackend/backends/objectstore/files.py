@@ -86,13 +86,11 @@ class ObjectFiles:
     def release(self, entry: Entry, flags: int) -> None:
         """One handle less. What could not be stored stays, and is logged: an error here reaches nobody."""
         waits = self._waits(entry)
-        if entry.dirty and not waits:
-            will_wait()
         with self._gate.passing(), entry.lock:
             assert entry.opens > 0, f"node {entry.node} released more often than opened"
             is_last = entry.opens == 1
             if is_last and not waits and entry.dirty:
-                will_wait()  # it was changed meanwhile
+                will_wait()
             entry.writing -= _writes(flags)
             entry.writers -= _writes_anywhere(flags)
             if is_last and not waits:

@@ -36,6 +36,9 @@ ATTEMPTS = 20
 TRIED = 16
 """So many uploads that failed are remembered for a file."""
 
+_CONFLICTS = frozenset({errno.ESTALE, errno.EEXIST})
+"""The store has something else than the condition of a put says."""
+
 
 class Uploads:
     """See the module's docstring."""
@@ -63,14 +66,9 @@ class Uploads:
         try:
             if entry.gone:
                 raise oserror(errno.ESTALE, key)
-            try:
-                etag = self.put(key, entry, entry.buffer, base)
-            except OSError as error:
-                if error.errno not in (errno.ESTALE, errno.EEXIST) or not self._has_arrived(entry, key):
-                    raise
-                etag = self.put(key, entry, entry.buffer, entry.etag)
+            etag = self._put_once_more(key, entry, entry.buffer, base)
         except OSError as error:
-            if error.errno not in (errno.ESTALE, errno.EEXIST):
+            if error.errno not in _CONFLICTS:
                 raise
             found = self._same_already(entry, key)
             if found is None:
@@ -83,6 +81,15 @@ class Uploads:
         with self._tree.lock:
             self.is_stored(entry, etag)
         return differs
+
+    def _put_once_more(self, key: str, entry: Entry, buffer: WriteBuffer, base: str | None) -> str | None:
+        """`put`, and again over what an upload of ours has brought that seemed to fail."""
+        try:
+            return self.put(key, entry, buffer, base)
+        except OSError as error:
+            if error.errno not in _CONFLICTS or not self._has_arrived(entry, key):
+                raise
+        return self.put(key, entry, buffer, entry.etag)
 
     def put(self, key: str, entry: Entry, buffer: WriteBuffer, base: str | None) -> str | None:
         store, name = self._bucket.store, new_name()

@@ -1,0 +1,21 @@
+"""Waiting for what comes true by itself, and soon."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+
+def eventually(condition: Callable[[], object], limit_s: float) -> None:
+    """Return when the condition holds, which is asked again and again; a file that is missing is a no."""
+    deadline = time.monotonic() + limit_s
+    while not _holds(condition):
+        assert time.monotonic() < deadline, f"it did not come true within {limit_s:.0f} s"
+        time.sleep(0.01)
+
+
+def _holds(condition: Callable[[], object]) -> object:
+    try:
+        return condition()
+    except FileNotFoundError:
+        return False
