@@ -13,7 +13,7 @@ from onloop import run
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.paths import ROOT
 from fusebackend.protocol import AttrChanges, Caller
-from fusebackend.vfs import inodes, keptlisting
+from fusebackend.vfs import inodes, keptlisting, listing
 from fusebackend.vfs.filesystem import FileSystem
 from fusebackend.vfs.inodes import ROOT_INODE, Entry
 
@@ -81,16 +81,64 @@ def test_of_one_that_nobody_has_listed_it_is_not(directory: Directory) -> None:
     assert directory.is_kept()
 
 
-def test_of_a_large_one_it_is_not(directory: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inodes, "SMALL_ENTRIES", 3)
+@pytest.fixture
+def small_is_three(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (inodes, keptlisting):
+        monkeypatch.setattr(module, "SMALL_ENTRIES", 3)
     monkeypatch.setattr(keptlisting, "PAGE_ENTRIES", 2)
+
+
+@pytest.mark.usefixtures("small_is_three")
+def test_of_a_large_one_it_is_not(directory: Directory) -> None:
     names = [b"a", b"b", b"c", b"d"]
     directory.make(*names)
-    assert sorted(directory.names()) == names  # it was empty when it was last seen, so this one was kept
+    assert directory.is_kept()  # it was empty when it was last seen
+    assert directory.names() == names, "and yet it is listed as a large one, in pages"
     assert not directory.is_kept()
     assert directory.names() == names
     directory.remove(b"a")
     assert directory.names() == names[1:]
+    assert directory.is_kept()
+
+
+@pytest.mark.usefixtures("small_is_three")
+def test_one_that_has_grown_large_is_not_read_as_a_whole_after_each_change(
+    directory: Directory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory.make(*(b"%02d" % number for number in range(40)))
+    monkeypatch.setattr(listing, "PAGE_ENTRIES", 4)
+    asked: list[int] = []
+    readdir = directory.volume.readdir
+
+    def counted(node: int, after: bytes, limit: int) -> Any:
+        page = readdir(node, after, limit)
+        asked.append(len(page))
+        return page
+
+    monkeypatch.setattr(directory.volume, "readdir", counted)
+    number, position, seen = directory.open(), 0, []
+    while page := directory.read(number, position, 5):
+        seen += [name for name, _ in page]
+        position = page[-1][1]
+        directory.make(b"x%d" % len(seen))
+        directory.remove(b"x%d" % len(seen))
+    assert seen == [b".", b"..", *(b"%02d" % number for number in range(40))]
+    assert sum(asked) < 40 * 3
+    assert directory.read(number, 0)[2:] == directory.read(directory.open(), 0)[2:]
+
+
+@pytest.mark.usefixtures("small_is_three")
+def test_a_handle_that_began_with_a_large_one_can_begin_anew_with_a_small_one(directory: Directory) -> None:
+    names = [b"%d" % number for number in range(6)]
+    directory.make(*names)
+    number = directory.open()
+    assert [name for name, _ in directory.read(number, 0, 4)] == [b".", b"..", b"0", b"1"]
+    for name in names[2:]:
+        directory.remove(name)
+    assert directory.read(number, 4) == []
+    again = directory.read(number, 0)
+    assert sorted(name for name, _ in again[2:]) == [b"0", b"1"]
+    assert [position for _, position in again[2:]] == [keptlisting.position_after(name) for name, _ in again[2:]]
 
 
 def test_one_that_has_to_move_the_access_time_is_asked_for(directory: Directory) -> None:

@@ -8,13 +8,15 @@ given out to another handle, closed since, perhaps of a listing that looked diff
 everyone at any time, as in ext4: it is a hash of the name before it, and the names are listed in the order of their
 hashes. What stays is then seen exactly once, whatever else comes and goes.
 
-For that order the directory is read as a whole when a listing begins, which is why a large one isn't kept. And what one
-handle shows may be kept for others: so it is never older than the last change of the directory.
+For that order the directory is read as a whole when a listing begins, which is why a large one isn't kept: one that has
+grown large since it was last seen gets positions of the other kind, where nobody has been given any of these. And what
+one handle shows may be kept for others: so it is never older than the last change of the directory.
 """
 
 from __future__ import annotations
 
 import bisect
+import sys
 from typing import TYPE_CHECKING
 
 import trio
@@ -22,7 +24,7 @@ import trio
 from fusebackend.backends.tree import is_access_noted
 from fusebackend.protocol import Attr
 from fusebackend.vfs.handles import DirectoryHandle
-from fusebackend.vfs.inodes import Emit, Entry, InodeTable, inode_number
+from fusebackend.vfs.inodes import SMALL_ENTRIES, Emit, Entry, InodeTable, inode_number
 from fusebackend.vfs.mounttree import Route
 
 if TYPE_CHECKING:
@@ -70,14 +72,20 @@ class KeptListing:
         return self._entries[bisect.bisect_left(self._entries, (position + 1,)) :]
 
 
-async def list_kept(filesystem: FileSystem, handle: DirectoryHandle, position: int, first: int, emit: Emit) -> None:
-    """As `listing.list_directory`, from `position` on. The volume's own names begin at the position `first`."""
+async def list_kept(filesystem: FileSystem, handle: DirectoryHandle, position: int, first: int, emit: Emit) -> bool:
+    """As `listing.list_directory`, from `position` on. The volume's own names begin at the position `first`.
+
+    False, and nothing is emitted, when a listing that begins is of a directory too large for that.
+    """
     route = handle.route
     assert route is not None, "a directory without a route is not kept"
     listing = handle.listing
-    if listing is None or position <= first or listing.ctime_ns != await _ctime_ns(route, handle.node):
-        listing = handle.listing = await _read(filesystem, route, handle.node)
-        filesystem.inodes.listed(handle.inode, len(listing))
+    if position <= first or listing is None or listing.ctime_ns != await _ctime_ns(route, handle.node):
+        bound = SMALL_ENTRIES if position <= first else sys.maxsize
+        listing = handle.listing = await _read(filesystem, route, handle.node, bound)
+        filesystem.inodes.listed(handle.inode, bound + 1 if listing is None else len(listing))
+        if listing is None:
+            return False
     left = listing.after(position)
     if not left:
         handle.listing = None  # read to its end: who keeps the directory open need not keep this
@@ -89,9 +97,10 @@ async def list_kept(filesystem: FileSystem, handle: DirectoryHandle, position: i
                 continue
         inode = inode_number(route.index, attr.node)
         if not emit(name, Entry(inode, attr, route.policy.timeout_s), following):
-            return
+            break
         filesystem.inodes.reference(inode, handle.inode, name, attr)
         route.volume.hold(attr.node)
+    return True
 
 
 async def _ctime_ns(route: Route, node: int) -> int:
@@ -100,11 +109,14 @@ async def _ctime_ns(route: Route, node: int) -> int:
     return attr.ctime_ns
 
 
-async def _read(filesystem: FileSystem, route: Route, node: int) -> KeptListing:
+async def _read(filesystem: FileSystem, route: Route, node: int, bound: int) -> KeptListing | None:
+    """All of a directory; None when it has more than so many entries."""
     changes, ctime_ns = filesystem.changes, await _ctime_ns(route, node)
     entries: list[tuple[bytes, Attr]] = []
     while page := await route.ask(route.volume.readdir, node, entries[-1][0] if entries else b"", PAGE_ENTRIES):
         entries += page
+        if len(entries) > bound:
+            return None
         if len(page) < PAGE_ENTRIES:
             break
         await trio.lowlevel.checkpoint()

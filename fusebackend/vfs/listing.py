@@ -71,9 +71,10 @@ async def _list(filesystem: FileSystem, handle: DirectoryHandle, offset: int, em
             await filesystem.forget([(entry.inode, 1)])
             return
         position += 1
-    if handle.kept:
-        await list_kept(filesystem, handle, position, 2 + len(children), emit)
-    elif handle.route is not None:
+    # Whoever has been given names by their count goes on with that until it begins anew.
+    if handle.kept and not handle.names and await list_kept(filesystem, handle, position, 2 + len(children), emit):
+        return
+    if handle.route is not None:
         await _list_volume(filesystem, handle, position, 2 + len(children), frozenset(children), emit)
 
 
