@@ -115,6 +115,12 @@ class Entry(Attr):
             return False
         return self.gone or self.forgotten
 
+    def names(self) -> list[bytes]:
+        """The names of the children, sorted."""
+        if self.order is None:
+            self.order = sorted(self.children)
+        return self.order
+
     @property
     def stamp(self) -> Stamp:
         return Stamp(self.mode, self.uid, self.gid, self.mtime_ns)

@@ -4,7 +4,8 @@ A listing is believed for `ttl_s` seconds, and kept up to date with what is done
 while a listing was on its way is newer than the listing. A directory that one request can list is listed anew for the
 sake of one name, for its neighbours will be asked for too; in a larger one a name is looked for by itself.
 
-What a listing does not have is asked for by `looking.py`, which tells of it (`know`).
+What a listing does not have is asked for by `looking.py`, which tells of it (`know`). Who walks through the tree has
+the next directories listed ahead (`walkahead.py`).
 
 Entries live until the kernel has held and forgotten them and their directory, and then while they are open or hold what
 the store does not; the first `KEPT_ENTRIES` stay, with their numbers and what was asked about them. The lock is held
@@ -27,7 +28,9 @@ from fusebackend.backends.objectstore import attributes, names
 from fusebackend.backends.objectstore.attributes import Stamp
 from fusebackend.backends.objectstore.bucket import PAGE_OBJECTS, Bucket, Head
 from fusebackend.backends.objectstore.entry import NEVER, Entry
+from fusebackend.backends.objectstore.fetchers import Fetchers
 from fusebackend.backends.objectstore.names import Contents, Found, Info
+from fusebackend.backends.objectstore.walkahead import WalkAhead
 from fusebackend.errors import oserror
 from fusebackend.protocol import ROOT_NODE, Caller
 
@@ -50,9 +53,10 @@ class ObjectTree:
         bucket: the requests.
         ttl_s: for how many seconds a listing is believed.
         clock: seconds that only grow; `now` afterwards.
+        fetchers: list ahead of who walks.
     """
 
-    def __init__(self, bucket: Bucket, ttl_s: float, clock: Callable[[], float]) -> None:
+    def __init__(self, bucket: Bucket, ttl_s: float, clock: Callable[[], float], fetchers: Fetchers) -> None:
         self.lock = threading.RLock()
         self._bucket = bucket
         self.ttl_s = ttl_s
@@ -64,6 +68,7 @@ class ObjectTree:
         self._entries: dict[int, Entry] = {}
         self._let_go: deque[int] = deque()
         self.root = self._new(None, b"", "", is_dir=True)
+        self._ahead = WalkAhead(self, fetchers)
 
     # -- entries -----------------------------------------------------------------------------------------------
 
@@ -240,8 +245,8 @@ class ObjectTree:
                 return found
         if directory.large and names.segment_of(name) is not None and not name.endswith(names.FILE_MARK):
             self._probe(directory, name)
-        else:
-            self.refresh(directory)
+        elif self.refresh(directory):
+            self._ahead.listed(directory)
         return directory.children.get(name)
 
     def page(self, directory: Entry, after: bytes, limit: int) -> list[Entry]:
@@ -249,20 +254,23 @@ class ObjectTree:
         self.settle()
         if not directory.is_dir:
             raise oserror(errno.ENOTDIR)
-        self.refresh(directory, self.ttl_s * (PAGE_TTLS if after else 1))
+        if self.refresh(directory, self.ttl_s * (PAGE_TTLS if after else 1)):
+            self._ahead.listed(directory)
         with self.lock:
-            if directory.order is None:
-                directory.order = sorted(directory.children)
-            start = bisect.bisect_right(directory.order, after) if after else 0
-            return [directory.children[name] for name in directory.order[start : start + limit]]
+            order = directory.names()
+            start = bisect.bisect_right(order, after) if after else 0
+            return [directory.children[name] for name in order[start : start + limit]]
 
-    def refresh(self, directory: Entry, age_s: float | None = None, *, begun_after: float = NEVER) -> None:
-        """List a directory, unless there is a listing that is no older, and was begun after that moment."""
+    def refresh(self, directory: Entry, age_s: float | None = None, *, begun_after: float = NEVER) -> bool:
+        """List a directory, unless there is a listing that is no older, and was begun after that moment.
+
+        True: it was listed.
+        """
         with directory.lock:  # who waits for it has what the first one got
             with self.lock:
                 is_listed = directory.listed_at > begun_after and self.is_fresh(directory.listed_at, age_s)
                 if is_listed or directory.is_gone:
-                    return
+                    return False
                 key, count, began = directory.key, self._count, self.now()
             contents = self._bucket.contents(key)
             ghosts = [info.segment for info in contents.infos.values() if info.segment in directory.ghosts]
@@ -272,6 +280,7 @@ class ObjectTree:
                     directory.ghosts.intersection_update(ghosts)
                     directory.ghosts -= real
                     self._merge(directory, contents, count, began)
+        return True
 
     def is_fresh(self, since: float, age_s: float | None = None) -> bool:
         """Is what the store has shown then still to be believed, for `age_s` (None: the TTL)?"""

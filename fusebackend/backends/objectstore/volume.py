@@ -91,7 +91,7 @@ class ObjectStoreVolume(NativeVolume):
         self._gate = Gate()
         self._cache = BlockCache(cache_directory, cache_bytes)
         self.bucket = Bucket(store, extras)
-        self._tree = ObjectTree(self.bucket, ttl_s, clock)
+        self._tree = ObjectTree(self.bucket, ttl_s, clock, self._cache.fetchers)
         self._looks = Looks(self.bucket, self._tree, self._cache)
         self._files = ObjectFiles(
             self.bucket, self._tree, self._looks, self._gate, self._cache, write_back_s, self._stored_later
