@@ -8,6 +8,7 @@ from collections.abc import Awaitable
 from typing import Any, TypeVar
 
 import pytest
+from eventually import tick
 
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.paths import ROOT
@@ -142,6 +143,7 @@ def test_new_times_or_a_new_size_make_the_kernel_drop_its_pages_so_they_are_push
 def test_a_file_whose_access_time_is_due_is_left_to_the_kernel_to_ask_for() -> None:
     mount = Mount(access_is_due=True)
     before = mount.volume.getattr(mount.inode).atime_ns
+    tick()
     number = mount.open()
     assert mount.kernel.stored == []
     assert mount.volume.getattr(mount.inode).atime_ns == before

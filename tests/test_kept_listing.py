@@ -6,11 +6,14 @@ import os
 from typing import Any
 
 import pytest
+from eventually import tick
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onloop import run
 
+from fusebackend.backends import tree
 from fusebackend.backends.memory import InMemoryVolume
+from fusebackend.backends.stamps import now_ns
 from fusebackend.paths import ROOT
 from fusebackend.protocol import AttrChanges, Caller
 from fusebackend.vfs import inodes, keptlisting, listing
@@ -97,6 +100,7 @@ def test_of_a_large_one_it_is_not(directory: Directory) -> None:
     assert not directory.is_kept()
     assert directory.names() == names
     directory.remove(b"a")
+    tick()
     assert directory.names() == names[1:]
     assert directory.is_kept()
 
@@ -143,14 +147,47 @@ def test_a_handle_that_began_with_a_large_one_can_begin_anew_with_a_small_one(di
 
 def test_one_that_has_to_move_the_access_time_is_asked_for(directory: Directory) -> None:
     directory.make(b"f")
+    tick()
     directory.names()
     assert directory.is_kept()
+    tick()
     run(directory.tree.setattr(directory.inode, AttrChanges(mode=0o700)))  # the listing that is kept stays good
     assert not directory.is_kept()
+    tick()
     directory.names()
     assert directory.is_kept()
+    tick()
     directory.make(b"g")  # it does not
     assert directory.is_kept()
+
+
+def test_one_that_was_listed_in_the_tick_of_its_last_change_is_asked_for_once_more(directory: Directory) -> None:
+    """Perhaps its mode was changed then as well: the kernel would never ask again."""
+    frozen = now_ns()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tree, "now_ns", lambda: frozen)
+        directory.make(b"f")
+        directory.names()
+        assert not directory.is_kept()
+    tick()
+    directory.names()
+    assert directory.is_kept()
+
+
+def test_what_changes_within_a_tick_is_seen(directory: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
+    frozen = now_ns()
+    monkeypatch.setattr(tree, "now_ns", lambda: frozen)
+    directory.make(*(b"%d" % number for number in range(20)))
+    number = directory.open()
+    (*_, (_, position)) = seen = directory.read(number, 0, 8)
+    shown = {name for name, _ in seen}
+    for name in (b"%d" % number for number in range(20)):
+        if name not in shown:
+            directory.remove(name)
+    directory.make(*(b"new%d" % number for number in range(20)))
+    after = [b"new%d" % number for number in range(20)]
+    after = [name for name in after if keptlisting.position_after(name) > position]
+    assert sorted(name for name, _ in directory.read(number, position)) == sorted(after)
 
 
 def test_a_position_means_the_same_to_every_handle(directory: Directory) -> None:
@@ -225,7 +262,9 @@ def test_what_stays_is_seen_once_whoever_goes_on(steps: list[tuple[str, int, int
             there.remove(name)
             stayed.discard(name)
         elif action == "open":
-            handles.append(directory.open())
+            opened = directory.open()
+            if directory.tree.directories[opened].kept:  # else it has positions of its own
+                handles.append(opened)
         elif action == "read":
             for found, after in directory.read(handles[number % len(handles)], position, room):
                 seen.append(found)

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from fusebackend.backends import storedtree, tree
+from fusebackend.backends import stamps, storedtree, tree
 from fusebackend.backends.chunks import CHUNK_BYTES
 from fusebackend.backends.memory import InMemoryVolume
+from fusebackend.backends.postgres import volume as postgres_volume
 from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.backends.sqlite import SqliteVolume
 from fusebackend.backends.tree import TreeVolume
@@ -204,7 +205,7 @@ def times(attr: Attr) -> tuple[int, int, int]:
 
 
 def test_what_changes_which_time(volume: TreeVolume, monkeypatch: pytest.MonkeyPatch) -> None:
-    start = tree.now_ns()
+    start = stamps.now_ns()
     clock = iter(range(start + 10, start + 10_000, 10))
     moment = [start]
 
@@ -247,12 +248,17 @@ def test_the_first_read_of_a_day_sets_atime(volume: TreeVolume, monkeypatch: pyt
     file = make(volume, b"f")
     volume.open(file, os.O_RDONLY)
     day_ns = 86_400 * 10**9
-    start = tree.now_ns()
+
+    def at(moment_ns: int) -> None:
+        for module in (tree, postgres_volume):
+            monkeypatch.setattr(module, "now_ns", lambda: moment_ns)
+
+    start = stamps.now_ns()
     volume.setattr(file, AttrChanges(atime_ns=start + 10**9, mtime_ns=0))
-    monkeypatch.setattr(tree, "now_ns", lambda: start + day_ns)
+    at(start + day_ns)
     volume.read(file, 0, 1)
     assert volume.getattr(file).atime_ns == start + 10**9
-    monkeypatch.setattr(tree, "now_ns", lambda: start + day_ns + 2 * 10**9)
+    at(start + day_ns + 2 * 10**9)
     volume.read(file, 0, 1)
     assert volume.getattr(file).atime_ns == start + day_ns + 2 * 10**9
     volume.release(file, os.O_RDONLY)

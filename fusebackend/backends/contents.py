@@ -78,9 +78,9 @@ def read_all(volume: Volume, attr: Attr, max_bytes: int) -> bytes:
     return read_with(volume, attr, max_bytes, b"".join)
 
 
-def _version(volume: Volume, node: int) -> tuple[int, int, int]:
+def _version(volume: Volume, node: int) -> tuple[int, int, int, int]:
     attr = volume.getattr(node)
-    return attr.size, attr.mtime_ns, attr.ctime_ns
+    return attr.size, attr.mtime_ns, attr.ctime_ns, attr.version
 
 
 def _pieces(volume: Volume, node: int, size: int = 0) -> Iterator[bytes]:

@@ -9,12 +9,12 @@ import bisect
 import datetime
 import errno
 import os
-import time
 from collections.abc import Hashable, Iterator
 from typing import NamedTuple
 
 from fusebackend import paths
 from fusebackend.backends.buffer import Buffer
+from fusebackend.backends.stamps import now_ns
 from fusebackend.errors import oserror
 from fusebackend.protocol import BLOCK_BYTES, Attr, FileInfo
 
@@ -162,7 +162,8 @@ class Entry(Attr):
     def touch(self, mtime_ns: int | None = None) -> None:
         """The contents have changed."""
         self.kept = True
-        self.ctime_ns = time.time_ns()
+        self.version += 1
+        self.ctime_ns = now_ns()
         self.mtime_ns = self.ctime_ns if mtime_ns is None else mtime_ns
 
     @property

@@ -18,6 +18,7 @@ from typing import Any
 
 from fusebackend.backends.foreigntree import ForeignTree
 from fusebackend.backends.native import NativeVolume
+from fusebackend.backends.stamps import now_ns
 from fusebackend.backends.wholefiles import WholeFiles
 from fusebackend.dialect import AgentFace
 from fusebackend.errors import oserror
@@ -101,7 +102,7 @@ class ForeignFiles(NativeVolume):
                 value = getattr(changes, name)
                 if value is not None:
                     setattr(entry, name, value)
-            entry.ctime_ns = time.time_ns() if changes.ctime_ns is None else changes.ctime_ns
+            entry.ctime_ns = now_ns() if changes.ctime_ns is None else changes.ctime_ns
             entry.kept = entry.kept or changes.size is None
             return entry
 

@@ -16,12 +16,12 @@ import errno
 import itertools
 import logging
 import stat
-import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable
 
 from fusebackend import errors, paths
 from fusebackend.backends.foreignentry import Entry, Info, Kept, Listing, info_of, name_of, require_text, time_ns
+from fusebackend.backends.stamps import now_ns
 from fusebackend.dialect import AgentFace
 from fusebackend.errors import oserror
 from fusebackend.paths import ROOT, AgentPath
@@ -73,7 +73,7 @@ class ForeignTree:
         self._clock = clock
         self._token = token
         self._numbers = itertools.count(ROOT_NODE)
-        self._began_ns = time.time_ns()
+        self._began_ns = now_ns()
         self._entries: dict[int, Entry] = {}
         self._listed: OrderedDict[int, Entry] = OrderedDict()
         self._let_go: deque[int] = deque()
@@ -186,7 +186,7 @@ class ForeignTree:
             self._kept[AgentPath(after + path[len(before) :])] = self._kept.pop(path)._replace(version=OWN)
         for moved in entry.tree():
             moved.stamp, moved.kept = OWN, True  # whatever the backend did, they are as old as before
-        entry.ctime_ns = time.time_ns()
+        entry.ctime_ns = now_ns()
         self.linked(entry)
         self.expire()
 

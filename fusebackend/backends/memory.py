@@ -13,8 +13,9 @@ import stat
 from typing import Literal
 
 from fusebackend.backends.chunks import Chunk, allocated_blocks
+from fusebackend.backends.stamps import now_ns
 from fusebackend.backends.storage import Inode
-from fusebackend.backends.tree import DIRECTORY_BYTES, TreeVolume, now_ns
+from fusebackend.backends.tree import DIRECTORY_BYTES, TreeVolume
 from fusebackend.backends.volume import VolumeBackend
 from fusebackend.errors import oserror
 from fusebackend.protocol import ROOT_NODE, Features, StatFs

@@ -35,9 +35,9 @@ import os
 import sqlite3
 import stat
 import threading
-import time
 from typing import ClassVar
 
+from fusebackend.backends.stamps import now_ns
 from fusebackend.protocol import ROOT_NODE
 
 APPLICATION_ID = 0x66626B64
@@ -215,7 +215,7 @@ def _prepare(connection: sqlite3.Connection, path: str) -> None:
 
 
 def _create(connection: sqlite3.Connection) -> None:
-    now = time.time_ns()
+    now = now_ns()
     connection.execute("BEGIN IMMEDIATE")
     for statement in (TABLES + INDEX_TABLES).split(";\n"):
         connection.execute(statement)

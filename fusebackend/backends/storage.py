@@ -6,6 +6,7 @@ Every method is called with the volume's lock held.
 from __future__ import annotations
 
 import abc
+import itertools
 
 from fusebackend.backends.chunks import Chunk
 from fusebackend.backends.native import NativeVolume
@@ -28,6 +29,10 @@ class Inode(Attr):
 class TreeStorage(NativeVolume):
     """Inodes, names, chunks and extended attributes. It decides nothing: the rules are `TreeVolume`'s."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._versions = itertools.count(1)
+
     @abc.abstractmethod
     def _inode(self, node: int) -> Inode:
         """The inode of a node; ESTALE when there is none."""
@@ -43,6 +48,10 @@ class TreeStorage(NativeVolume):
     @abc.abstractmethod
     def _changed(self, inode: Inode) -> None:
         """The inode's fields have changed."""
+
+    def _renewed(self, inode: Inode) -> None:
+        """The bytes of a file are others now, or the names in a directory: so is the version, if not the time."""
+        inode.version = next(self._versions)
 
     def _let_go(self, node: int) -> None:
         """The kernel knows this node no longer; it need not be kept in memory."""

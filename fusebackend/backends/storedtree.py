@@ -83,6 +83,7 @@ class StoredTree(TreeVolume):
             if row is None or node in self._overlay.dead:
                 raise oserror(errno.ESTALE)
             inode = self._inodes[node] = _inode_from(row)
+            self._renewed(inode)  # the file has no versions: it may have been another one when it was here before
             if len(self._inodes) > CACHE_INODES:
                 self._shrink_inodes()
         return inode

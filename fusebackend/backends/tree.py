@@ -13,11 +13,11 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import time
 from collections.abc import Iterable, Sequence
 
 from fusebackend.backends.chunks import allocated_blocks
 from fusebackend.backends.filebytes import MAX_FILE_BYTES, FileBytes
+from fusebackend.backends.stamps import now_ns
 from fusebackend.backends.storage import Inode
 from fusebackend.errors import oserror
 from fusebackend.protocol import RENAME_EXCHANGE, RENAME_NOREPLACE, ROOT_NODE, Attr, AttrChanges, Caller
@@ -31,10 +31,6 @@ TIME_MIN_NS, TIME_MAX_NS = -(1 << 63), (1 << 63) - 1
 """The times a volume can hold: the years 1678 to 2262. What is beyond becomes the nearest, as on other filesystems."""
 
 _DAY_NS = 86_400 * 10**9
-
-
-def now_ns() -> int:
-    return time.time_ns()
 
 
 def is_access_noted(attr: Attr) -> bool:
@@ -183,6 +179,7 @@ class TreeVolume(FileBytes):
             now = now_ns()
             if changes.size is not None:
                 self._resize(inode, changes.size)
+                self._renewed(inode)
                 inode.mtime_ns = now
             if changes.mode is not None:
                 inode.mode = stat.S_IFMT(inode.mode) | stat.S_IMODE(changes.mode)
@@ -271,6 +268,7 @@ class TreeVolume(FileBytes):
                 self._put(inode, offset, data)
                 if end > inode.size:
                     inode.size = end
+                self._renewed(inode)
                 inode.mtime_ns = inode.ctime_ns = now_ns()
                 self._changed(inode)
             return len(data)
@@ -322,8 +320,7 @@ class TreeVolume(FileBytes):
         now = inode.atime_ns = inode.mtime_ns = inode.ctime_ns = now_ns()
         self._set_child(parent, name, inode.node)
         self._changed(inode)
-        directory.mtime_ns = directory.ctime_ns = now
-        self._changed(directory)
+        self._date(directory, now)
         return inode
 
     def _accessed(self, inode: Inode) -> None:
@@ -333,7 +330,11 @@ class TreeVolume(FileBytes):
             self._changed(inode)
 
     def _entry_changed(self, parent: int, now: int) -> None:
-        directory = self._inode(parent)
+        self._date(self._inode(parent), now)
+
+    def _date(self, directory: Inode, now: int) -> None:
+        """A name in it has changed."""
+        self._renewed(directory)
         directory.mtime_ns = directory.ctime_ns = now
         self._changed(directory)
 

@@ -68,7 +68,9 @@ class Attr:
         self.atime_ns = atime_ns  # since the epoch; negative before 1970
         self.mtime_ns = mtime_ns
         self.ctime_ns = ctime_ns
-        self.version = version  # of a shared volume: another with every change of the node's attributes or data
+        # Of a shared volume: another one after every change of the node's attributes or data. Of others: after a change
+        # of a file's data, or of the names in a directory, that may have left the times as they were.
+        self.version = version
 
     @property
     def is_dir(self) -> bool:

@@ -223,3 +223,24 @@ def test_sed_and_patch_in_place(work: Work) -> None:
     outside = {**trees.GIT, "GIT_CEILING_DIRECTORIES": str(work.path.parent)}
     trees.run("git", "apply", "b.patch", cwd=work.path, env=outside)
     assert (work.path / "a").read_text() == "apple\nplum\n"
+
+
+def test_what_is_touched_is_made_once(work: Work) -> None:
+    """`touch` takes the kernel's coarse clock. Ours must not be ahead of it, or `make` finds a stamp too old."""
+    (work.path / "Makefile").write_text("stamp: made\n\t@touch stamp; echo again >> log\n")
+    for turn in range(1, 11):
+        (work.path / "made").write_text("x" * turn)
+        for _ in range(2):
+            trees.run("make", "-s", cwd=work.path)
+        assert len((work.path / "log").read_text().splitlines()) == turn
+
+
+def test_no_time_goes_back_when_it_is_set_to_now(work: Work) -> None:
+    file = work.path / "file"
+    for _ in range(50):
+        file.write_bytes(b"x")
+        with file.open("rb") as opened:
+            before = os.fstat(opened.fileno())
+        os.utime(file)
+        after = file.stat()
+        assert (after.st_mtime_ns, after.st_atime_ns) >= (before.st_mtime_ns, before.st_atime_ns)

@@ -7,11 +7,11 @@ takes the entry's first.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from fusebackend.backends.objectstore.attributes import DIRECTORY_MODE, FILE_MODE, Stamp
+from fusebackend.backends.stamps import now_ns
 from fusebackend.protocol import BLOCK_BYTES, Attr
 from fusebackend.waiting import Lock
 
@@ -135,7 +135,7 @@ class Entry(Attr):
 
     def touch(self) -> None:
         """The content has changed."""
-        self.mtime_ns = self.ctime_ns = time.time_ns()
+        self.mtime_ns = self.ctime_ns = now_ns()
         self.version += 1
 
     def is_within(self, directory: Entry) -> bool:

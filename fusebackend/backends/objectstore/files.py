@@ -14,7 +14,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import time
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from functools import partial
@@ -30,6 +29,7 @@ from fusebackend.backends.objectstore.tree import ObjectTree
 from fusebackend.backends.objectstore.upload import WriteBuffer
 from fusebackend.backends.objectstore.uploads import ATTEMPTS, Uploads
 from fusebackend.backends.objectstore.writeback import WriteBack
+from fusebackend.backends.stamps import now_ns
 from fusebackend.errors import oserror
 from fusebackend.waiting import will_wait
 
@@ -248,7 +248,7 @@ class ObjectFiles:
                 before = entry.mtime_ns
                 try:
                     data = change(partial(self._bytes, entry))
-                    entry.mtime_ns = time.time_ns()
+                    entry.mtime_ns = now_ns()
                     with closing(WriteBuffer()) as buffer:
                         buffer.write(0, data)
                         etag = self.uploads.put(entry.key, entry, buffer, entry.etag)

@@ -20,7 +20,6 @@ import itertools
 import logging
 import stat
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
@@ -31,6 +30,7 @@ from fusebackend.backends.objectstore.entry import NEVER, Entry
 from fusebackend.backends.objectstore.fetchers import Fetchers
 from fusebackend.backends.objectstore.names import Contents, Found, Info
 from fusebackend.backends.objectstore.walkahead import WalkAhead
+from fusebackend.backends.stamps import now_ns
 from fusebackend.errors import oserror
 from fusebackend.protocol import ROOT_NODE, Caller
 
@@ -64,7 +64,7 @@ class ObjectTree:
         self._numbers = itertools.count(ROOT_NODE)
         self._count = 0  # of the changes made here
         self._expired_at = NEVER
-        self._began_ns = time.time_ns()
+        self._began_ns = now_ns()
         self._entries: dict[int, Entry] = {}
         self._let_go: deque[int] = deque()
         self.root = self._new(None, b"", "", is_dir=True)
@@ -100,7 +100,7 @@ class ObjectTree:
         if parent.mode & stat.S_ISGID:  # it hands on its group (POSIX, open)
             entry.gid = parent.gid
             entry.mode |= stat.S_ISGID if entry.is_dir else 0
-        entry.atime_ns = entry.mtime_ns = entry.ctime_ns = time.time_ns()
+        entry.atime_ns = entry.mtime_ns = entry.ctime_ns = now_ns()
         entry.stamped = entry.local = True
         return entry
 
@@ -143,7 +143,7 @@ class ObjectTree:
                 old.ghosts.add(entry.segment)
             del old.children[entry.name]
             entry.parent, entry.name, entry.segment = directory, name, segment
-            entry.ctime_ns = time.time_ns()
+            entry.ctime_ns = now_ns()
             directory.children[name] = entry
             directory.ghosts.discard(segment)
             self.changed(entry)
@@ -170,7 +170,7 @@ class ObjectTree:
 
     def _touch(self, directory: Entry) -> None:
         directory.order = None
-        directory.mtime_ns = directory.ctime_ns = time.time_ns()
+        directory.mtime_ns = directory.ctime_ns = now_ns()
 
     def detach(self, entry: Entry) -> None:
         """Take an entry's name away; it lives on while somebody holds it."""
@@ -337,7 +337,7 @@ class ObjectTree:
         entry.resize(found.size)
         entry.mtime_ns = found.modified_ns
         # Whoever has pages of it compares the times, which may be those of before.
-        entry.ctime_ns = time.time_ns() if news else found.modified_ns
+        entry.ctime_ns = now_ns() if news else found.modified_ns
         entry.version += 1
 
     def _probe(self, directory: Entry, name: bytes) -> None:

@@ -33,6 +33,7 @@ from fusebackend.backends.objectstore.names import MARKER
 from fusebackend.backends.objectstore.renaming import Renames
 from fusebackend.backends.objectstore.s3extras import S3Extras
 from fusebackend.backends.objectstore.tree import ObjectTree
+from fusebackend.backends.stamps import now_ns
 from fusebackend.errors import oserror
 from fusebackend.protocol import Attr, AttrChanges, Caller, Change, Features, StatFs
 from fusebackend.waiting import will_wait
@@ -265,7 +266,7 @@ class ObjectStoreVolume(NativeVolume):
                     value = getattr(changes, word)
                     if value is not None:
                         setattr(entry, word, value)
-                entry.ctime_ns = time.time_ns() if changes.ctime_ns is None else changes.ctime_ns
+                entry.ctime_ns = now_ns() if changes.ctime_ns is None else changes.ctime_ns
             if entry.stamp != before:
                 self._keep_stamp(entry)
         return entry

@@ -48,8 +48,11 @@ class StoredInode(Inode):
         return tuple(getattr(self, field) for field in FIELDS)
 
     def settle_times(self) -> None:
-        """A change is never dated before the one it follows, though the clocks of two hosts may say so."""
-        if self.ctime_ns <= self.ctime_before_ns:
+        """A change is never dated before the one it follows, though the clocks of two hosts may say so.
+
+        What follows within a tick of the clock keeps its date: that of a file which is touched in the same one.
+        """
+        if self.ctime_ns < self.ctime_before_ns:
             now = self.ctime_before_ns + 1
             if self.mtime_ns == self.ctime_ns:  # set together: now, as this host has it
                 self.mtime_ns = max(now, self.mtime_before_ns)

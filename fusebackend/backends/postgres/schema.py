@@ -38,10 +38,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import time
 from typing import TYPE_CHECKING, Any, Final
 
 from fusebackend.backends.postgres.searchschema import SEARCH_TABLES
+from fusebackend.backends.stamps import now_ns
 from fusebackend.protocol import ROOT_NODE
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def volume_id(connection: Connection[Any], name: str) -> int:
         found = _scalar(connection, find, name)
         if found is None:
             found = _scalar(connection, "INSERT INTO fusebackend.volume (name) VALUES (%s) RETURNING id", name)
-            now = time.time_ns()
+            now = now_ns()
             connection.execute(
                 "INSERT INTO fusebackend.inode VALUES (%s, %s, %s, 2, %s, %s, 0, 4096, 8, %s, %s, %s, %s, 0, 0, 0)",
                 [found, ROOT_NODE, stat.S_IFDIR | 0o755, os.geteuid(), os.getegid(), now, now, now, ROOT_NODE],

@@ -193,6 +193,9 @@ class StoredTree(TreeVolume):
         self._here.add(inode)
         return inode
 
+    def _renewed(self, inode: Inode) -> None:
+        """The transaction has one version for all that it changes."""
+
     def _changed(self, inode: Inode) -> None:
         assert isinstance(inode, StoredInode)
         self._here.changed(inode)

@@ -34,6 +34,7 @@ from fusebackend.backends.postgres.session import Session
 from fusebackend.backends.postgres.storedtree import StoredTree
 from fusebackend.backends.postgres.transaction import Wanted
 from fusebackend.backends.postgres.uses import Uses
+from fusebackend.backends.stamps import now_ns
 from fusebackend.errors import oserror
 from fusebackend.protocol import Attr, AttrChanges, Caller, Change, Features, Link, StatFs
 
@@ -266,7 +267,7 @@ class PostgresVolume(StoredTree):
 
     def _note_access(self, attr: Attr) -> None:
         if tree.is_access_noted(attr) and self._scope.view is None:
-            self._query(statements.accessed(self.id, attr.node, tree.now_ns()))
+            self._query(statements.accessed(self.id, attr.node, now_ns()))
 
     def _read_contents(self, node: int, first: int, last: int) -> tuple[StoredInode, dict[int, bytes]]:
         rows = self._query(statements.contents(self.id, node, first, last))

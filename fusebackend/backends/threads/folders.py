@@ -8,12 +8,12 @@ unless somebody holds one of them.
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeAlias, Union
 
 from fusebackend.backends.keys import arrange
+from fusebackend.backends.stamps import now_ns
 from fusebackend.backends.threads.difference import Difference
 from fusebackend.backends.threads.names import time_ns_of
 from fusebackend.backends.threads.nodes import FILE_MODE, DirectoryNode, FileNode, Node, Nodes, TextFile
@@ -190,7 +190,7 @@ class HeadFile(FileNode):
 
     def become(self, record: Record) -> None:
         self._show(record)
-        self.ctime_ns = time.time_ns()  # its own times may be those of the version before
+        self.ctime_ns = now_ns()  # its own times may be those of the version before
         self.record = record
 
     def _show(self, record: Record) -> None:
