@@ -4,8 +4,8 @@ A listing is believed for `ttl_s` seconds, and kept up to date with what is done
 while a listing was on its way is newer than the listing. A directory that one request can list is listed anew for the
 sake of one name, for its neighbours will be asked for too; in a larger one a name is looked for by itself.
 
-What a listing does not have is asked for by `looking.py`, which tells of it (`know`). Who walks through the tree has
-the next directories listed ahead (`walkahead.py`).
+What a listing does not have is asked for by `looking.py`, which tells of it (`know`). Who walks through the tree once
+more has the next directories listed ahead (`walkahead.py`).
 
 Entries live until the kernel has held and forgotten them and their directory, and then while they are open or hold what
 the store does not; the first `KEPT_ENTRIES` stay, with their numbers and what was asked about them. The lock is held

@@ -1,11 +1,13 @@
 """`WalkAhead`: the listings that somebody who walks through a tree needs next.
 
 `find`, `git status` and `ls -R` go through directories in the order of their names, and wait for one listing after the
-other. So when a directory had to be listed, and the one before it was listed a moment ago, those that come after it are
-listed too, several at a time. A walk then waits once for many directories.
+other, again and again when those of the last walk have grown old. So when a directory had to be listed, and the one
+before it was listed a moment ago, those that come after it are listed too, several at a time. A walk then waits once
+for many directories.
 
-Nothing is believed for longer because of that: a listing made ahead is as old as it is. Only directories that the
-kernel knows are listed, for with them goes what is in them (`ObjectTree.settle`).
+Nothing is believed for longer because of that: a listing made ahead is as old as it is. Only directories are listed
+that the kernel knows, for with them goes what is in them (`ObjectTree.settle`), and that were listed before, with one
+request: of any other nobody knows how large it is, and perhaps nobody wants to.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from fusebackend.backends.objectstore.entry import Entry
+from fusebackend.backends.objectstore.entry import NEVER, Entry
 from fusebackend.backends.objectstore.fetchers import Fetchers
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 AHEAD = 16
-"""So many directories at a time: at 30 ms each, and read in a few more each, they are used within half a second."""
+"""So many directories at a time: they are read before they are old."""
 
 MOMENT_S = 2.0
 """Who listed the directory before this one so long ago, or twice the TTL, is at this one now. A listing is as old as
@@ -50,11 +52,14 @@ class WalkAhead:
             before = _before(directory)
             if before is None or not tree.is_fresh(before.listed_at, self._moment_s):
                 return
-            near = itertools.islice(_after(directory), NEAR)
-            stale = (entry for entry in near if entry.is_dir and entry.held and not tree.is_fresh(entry.listed_at))
-            ahead = list(itertools.islice(stale, AHEAD))
+            ahead = list(itertools.islice(filter(self._is_due, itertools.islice(_after(directory), NEAR)), AHEAD))
         for entry in ahead:
             self._fetchers.submit(lambda entry=entry: self._list(entry))  # type: ignore[misc]
+
+    def _is_due(self, entry: Entry) -> bool:
+        if not entry.is_dir or not entry.held or entry.large:
+            return False
+        return entry.listed_at > NEVER and not self._tree.is_fresh(entry.listed_at)
 
     def _list(self, directory: Entry) -> None:
         try:
