@@ -9,13 +9,26 @@ import time
 from typing import Any
 from urllib.parse import quote
 
+import pytest
+
+from fusebackend.backends import stamps
 from fusebackend.urls import open_backend
+
+CLOCKS = (time.CLOCK_REALTIME, 5)
+"""The second is CLOCK_REALTIME_COARSE."""
+
+
+def skew(patch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Every clock of this process that says what the time is, the one that files are stamped with among them."""
+    true_s, true_ns, true_of, ahead_ns = time.time, time.time_ns, time.clock_gettime_ns, int(seconds * 1e9)
+    patch.setattr(time, "time", lambda: true_s() + seconds)
+    patch.setattr(time, "time_ns", lambda: true_ns() + ahead_ns)
+    patch.setattr(time, "clock_gettime_ns", lambda clock: true_of(clock) + (ahead_ns if clock in CLOCKS else 0))
+    assert stamps.now_ns() - true_ns() == pytest.approx(ahead_ns, abs=1e9), "stamps are of another clock"
 
 
 def backend(hours: str, url: str) -> Any:
-    seconds, true_s, true_ns = float(hours) * 3600, time.time, time.time_ns
-    time.time = lambda: true_s() + seconds
-    time.time_ns = lambda: true_ns() + int(seconds * 1e9)
+    skew(pytest.MonkeyPatch(), float(hours) * 3600)
     return open_backend(url)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import psycopg
 import pytest
+import skewed
 from services.postgres import Postgres
 
 from fusebackend.backends.postgres import schema, session, transaction
@@ -302,7 +303,7 @@ def test_times_never_go_back_though_the_clock_of_a_host_does(
 ) -> None:
     node = one.make(b"file", b"x")
     with monkeypatch.context() as ahead:
-        ahead.setattr(time, "time_ns", lambda now=time.time_ns: now() + 3600 * 10**9)
+        skewed.skew(ahead, 3600)
         one.write(node, 0, b"y")
     before = one.getattr(node)
     two.write(node, 0, b"z")

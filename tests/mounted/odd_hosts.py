@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-import time
+
+import pytest
+import skewed
 
 from fusebackend.backends.postgres import PostgresBackend
 from fusebackend.backends.postgres.feed import VolumeFeed
@@ -19,6 +21,5 @@ def open_deaf() -> PostgresBackend:
 
 def open_slow_clock() -> PostgresBackend:
     """Thinks that it is an hour earlier."""
-    true_time_ns = time.time_ns
-    time.time_ns = lambda: true_time_ns() - BEHIND_S * 10**9
+    skewed.skew(pytest.MonkeyPatch(), -BEHIND_S)
     return PostgresBackend(os.environ["TWO_MOUNTS_DSN"], "v")
