@@ -14,8 +14,7 @@ import pytest
 from fusebackend.backends import stamps
 from fusebackend.urls import open_backend
 
-CLOCKS = (time.CLOCK_REALTIME, 5)
-"""The second is CLOCK_REALTIME_COARSE."""
+CLOCKS = (time.CLOCK_REALTIME, stamps.CLOCK_REALTIME_COARSE)
 
 
 def skew(patch: pytest.MonkeyPatch, seconds: float) -> None:

@@ -60,14 +60,15 @@ def read_with(volume: Volume, attr: Attr, max_bytes: int, take: Callable[[Iterab
     with opened(volume, node, os.O_RDONLY):
         for _ in range(ATTEMPTS):
             with volume.viewing():
-                before = _version(volume, node)
-                if before[0] > max_bytes:
+                attr = volume.getattr(node)
+                size, before = attr.size, attr.fingerprint  # at once: the volume may change what it gave
+                if size > max_bytes:
                     raise oserror(errno.EFBIG)
-                data = list(_pieces(volume, node, before[0])) if before[0] <= LOCKED_BYTES else None
+                data = list(_pieces(volume, node, size)) if size <= LOCKED_BYTES else None
             if data is not None:
                 return take(data)
             outcome = take(_pieces(volume, node))
-            if _version(volume, node) == before:
+            if volume.getattr(node).fingerprint == before:
                 return outcome
         with volume.viewing():
             return take(_pieces(volume, node))
@@ -76,11 +77,6 @@ def read_with(volume: Volume, attr: Attr, max_bytes: int, take: Callable[[Iterab
 def read_all(volume: Volume, attr: Attr, max_bytes: int) -> bytes:
     """The bytes of a file; errors as `read_with`."""
     return read_with(volume, attr, max_bytes, b"".join)
-
-
-def _version(volume: Volume, node: int) -> tuple[int, int, int, int]:
-    attr = volume.getattr(node)
-    return attr.size, attr.mtime_ns, attr.ctime_ns, attr.version
 
 
 def _pieces(volume: Volume, node: int, size: int = 0) -> Iterator[bytes]:

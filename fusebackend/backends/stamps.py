@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import time
 
-_CLOCK_REALTIME_COARSE = 5  # <linux/time.h>; Python has no name for it
+CLOCK_REALTIME_COARSE = 5
+"""In <linux/time.h>. Python has no name for it."""
 
 
 def now_ns() -> int:
     """Nanoseconds since the epoch."""
-    return time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
+    return time.clock_gettime_ns(CLOCK_REALTIME_COARSE)

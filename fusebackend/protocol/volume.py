@@ -73,6 +73,11 @@ class Attr:
         self.version = version
 
     @property
+    def fingerprint(self) -> tuple[int, int, int, int]:
+        """Another one after every change of a file's data, or of the names in a directory."""
+        return self.mtime_ns, self.ctime_ns, self.size, self.version
+
+    @property
     def is_dir(self) -> bool:
         return stat_module.S_ISDIR(self.mode)
 

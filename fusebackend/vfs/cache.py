@@ -40,7 +40,7 @@ class CachePolicy:
 
     def version(self, attr: Attr) -> object:
         """What to compare at open: pages stay in the kernel's cache while this is the same."""
-        return True if self.coherent else (attr.mtime_ns, attr.ctime_ns, attr.size, attr.version)
+        return True if self.coherent else attr.fingerprint
 
     def timeout(self, attr: Attr) -> float:
         """For how many seconds the kernel may believe an entry of a shared volume."""

@@ -59,8 +59,8 @@ async def may_be_kept(inodes: InodeTable, route: Route, inode: int, node: int) -
 class KeptListing:
     """A directory's names in the order of their positions, as they were at one moment."""
 
-    def __init__(self, version: tuple[int, int], changes: int, page: list[tuple[bytes, Attr]]) -> None:
-        self.version = version  # of the directory, and …
+    def __init__(self, fingerprint: tuple[int, ...], changes: int, page: list[tuple[bytes, Attr]]) -> None:
+        self.fingerprint = fingerprint  # of the directory, and …
         self.changes = changes  # … `FileSystem.changes`, from before it was read
         self._entries = sorted((position_after(name), name, attr) for name, attr in page)
 
@@ -80,7 +80,7 @@ async def list_kept(filesystem: FileSystem, handle: DirectoryHandle, position: i
     route = handle.route
     assert route is not None, "a directory without a route is not kept"
     listing = handle.listing
-    if position <= first or listing is None or listing.version != await _version(route, handle.node):
+    if position <= first or listing is None or listing.fingerprint != await _fingerprint(route, handle.node):
         bound = SMALL_ENTRIES if position <= first else sys.maxsize
         listing = handle.listing = await _read(filesystem, route, handle.node, bound)
         filesystem.inodes.listed(handle.inode, bound + 1 if listing is None else len(listing))
@@ -103,15 +103,14 @@ async def list_kept(filesystem: FileSystem, handle: DirectoryHandle, position: i
     return True
 
 
-async def _version(route: Route, node: int) -> tuple[int, int]:
-    """Which is another one after every change of a name."""
+async def _fingerprint(route: Route, node: int) -> tuple[int, ...]:
     attr: Attr = await route.ask(route.volume.getattr, node)
-    return attr.ctime_ns, attr.version
+    return attr.fingerprint
 
 
 async def _read(filesystem: FileSystem, route: Route, node: int, bound: int) -> KeptListing | None:
     """All of a directory; None when it has more than so many entries."""
-    changes, version = filesystem.changes, await _version(route, node)
+    changes, fingerprint = filesystem.changes, await _fingerprint(route, node)
     entries: list[tuple[bytes, Attr]] = []
     while page := await route.ask(route.volume.readdir, node, entries[-1][0] if entries else b"", PAGE_ENTRIES):
         entries += page
@@ -120,4 +119,4 @@ async def _read(filesystem: FileSystem, route: Route, node: int, bound: int) -> 
         if len(page) < PAGE_ENTRIES:
             break
         await trio.lowlevel.checkpoint()
-    return KeptListing(version, changes, entries)
+    return KeptListing(fingerprint, changes, entries)

@@ -7,6 +7,7 @@ takes the entry's first.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -120,6 +121,11 @@ class Entry(Attr):
         if self.order is None:
             self.order = sorted(self.children)
         return self.order
+
+    def following(self, after: bytes) -> Iterator[Entry]:
+        """The children whose names come after one, in their order."""
+        order = self.names()
+        return (self.children[order[number]] for number in range(bisect.bisect_right(order, after), len(order)))
 
     @property
     def stamp(self) -> Stamp:

@@ -14,7 +14,6 @@ for moments, never over a request.
 
 from __future__ import annotations
 
-import bisect
 import errno
 import itertools
 import logging
@@ -257,9 +256,7 @@ class ObjectTree:
         if self.refresh(directory, self.ttl_s * (PAGE_TTLS if after else 1)):
             self._ahead.listed(directory)
         with self.lock:
-            order = directory.names()
-            start = bisect.bisect_right(order, after) if after else 0
-            return [directory.children[name] for name in order[start : start + limit]]
+            return list(itertools.islice(directory.following(after), limit))
 
     def refresh(self, directory: Entry, age_s: float | None = None, *, begun_after: float = NEVER) -> bool:
         """List a directory, unless there is a listing that is no older, and was begun after that moment.

@@ -92,7 +92,7 @@ def _after(directory: Entry) -> Iterator[Entry]:
 
 def _below(directory: Entry, after: bytes) -> Iterator[Entry]:
     """What is known in a directory behind a name, each with all that is known below it."""
-    walks = [_children(directory, after)]
+    walks = [directory.following(after)]
     while walks:
         entry = next(walks[-1], None)
         if entry is None:
@@ -100,9 +100,4 @@ def _below(directory: Entry, after: bytes) -> Iterator[Entry]:
             continue
         yield entry
         if entry.is_dir:
-            walks.append(_children(entry, b""))
-
-
-def _children(directory: Entry, after: bytes) -> Iterator[Entry]:
-    order = directory.names()
-    return (directory.children[order[number]] for number in range(bisect.bisect_right(order, after), len(order)))
+            walks.append(entry.following(b""))
