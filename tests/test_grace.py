@@ -16,6 +16,7 @@ from fusebackend.backends.memory import InMemoryBackend
 from fusebackend.composite import CompositeBackend
 from fusebackend.vfs import grace as grace_module
 from fusebackend.vfs.filesystem import FileSystem
+from fusebackend.vfs.handles import FileHandle
 
 LONG_S = 30.0
 
@@ -61,9 +62,7 @@ def test_a_change_waits_until_the_file_is_closed(mount: Mount, monkeypatch: pyte
     assert not mount.filesystem.grace.changing
 
 
-def test_a_change_waits_for_nobody_who_has_had_it_open_for_long(
-    mount: Mount, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_change_waits_for_nobody_who_has_had_it_open_for_long(mount: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
     handle = mount.kernel.open("/f", os.O_RDONLY)
     monkeypatch.setattr(grace_module, "GRACE_S", LONG_S)
     mount.filesystem.files[handle].opened_at -= 2 * LONG_S
@@ -104,6 +103,33 @@ def test_what_is_opened_meanwhile_waits_for_the_change(mount: Mount) -> None:
     trio.run(main)
     thread.join(LONG_S)
     assert len(opened) == len(mount.filesystem.files) == 1
+
+
+def test_what_waits_for_a_change_waits_for_the_next_one_too(mount: Mount) -> None:
+    """The second begins when the first has ended, before the file is in the table of those that are open."""
+    grace, routes, inode = mount.filesystem.grace, mount.filesystem.tree.routes, mount.kernel.inode("/f")
+    end = grace.begin(routes, inode)
+    add, number, second = mount.filesystem.files.add, [], []
+
+    def adding(handle: FileHandle) -> int:
+        if len(number) == 1:
+            second.append(grace.begin(routes, inode))
+        number.append(add(handle))
+        return number[-1]
+
+    mount.filesystem.files.add = adding  # type: ignore[method-assign]
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(mount.filesystem.open, inode, os.O_RDONLY)
+            await trio.sleep(2 * grace_module.POLL_S)
+            end()
+            await trio.sleep(20 * grace_module.POLL_S)
+            assert len(number) == 2 and len(mount.filesystem.files) == 0
+            second[0]()
+
+    trio.run(main)
+    assert len(number) == 3 and len(mount.filesystem.files) == 1
 
 
 def test_an_open_does_not_wait_for_ever(mount: Mount, monkeypatch: pytest.MonkeyPatch) -> None:

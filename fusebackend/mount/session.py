@@ -4,7 +4,7 @@ pyfuse3 keeps its session in module globals, so a process serves one mount; `Ses
 
 Threads: `run` takes the calling thread for the loop. The kernel is told to forget things from other threads only,
 since it may wait for a request to be answered first (facts: FUSE, deadlocks): a change made on the loop's own thread
-is handed to `_Notifier`'s.
+is handed to that of `notifier.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import errno
 import json
 import logging
 import os
-import queue
 import signal
 import threading
 import time
@@ -30,6 +29,7 @@ from fusebackend.mount.diversion import Diversion
 from fusebackend.mount.error import MountError
 from fusebackend.mount.handshake import Handshake
 from fusebackend.mount.loop import EagerTrio
+from fusebackend.mount.notifier import Notifier
 from fusebackend.mount.operations import Operations
 from fusebackend.mount.table import SUBTYPE
 from fusebackend.mount.wakefulness import Wakefulness
@@ -67,79 +67,6 @@ class MountOptions:
         if self.read_only:
             words.add("ro")
         return words
-
-
-class _Notifier:
-    """The kernel's caches, invalidated from a thread that may wait for the kernel (`vfs.filesystem.KernelCache`)."""
-
-    def __init__(self) -> None:
-        self._loop_thread = threading.get_ident()
-        self._waiting: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._gate = threading.Lock()
-        self._closed = False
-        self._in_flight = 0
-        self._thread = threading.Thread(target=self._work, name="fusebackend-notify", daemon=True)
-        self._thread.start()
-
-    def invalidate_inode(self, inode: int, *, attributes_only: bool = False) -> None:
-        if attributes_only:
-            self._send(lambda: pyfuse3.invalidate_inode(inode, attr_only=True))  # waits for nobody
-        else:
-            self._tell(lambda: pyfuse3.invalidate_inode(inode))
-
-    def store(self, inode: int, content: bytes) -> None:
-        self._send(lambda: pyfuse3.notify_store(inode, 0, content))
-
-    def invalidate_entry(self, parent: int, name: bytes) -> None:
-        self._tell(lambda: pyfuse3.invalidate_entry(parent, name))
-
-    def hold(self) -> bool:
-        """Let no notice begin until `go_on`; False where one is on its way. See `diversion.py`."""
-        if not self._gate.acquire(blocking=False):
-            return False
-        if self._in_flight:
-            self._gate.release()
-            return False
-        return True
-
-    def go_on(self) -> None:
-        self._gate.release()
-
-    def close(self) -> None:
-        """Take no more notices. Those on their way may still wait for a request to be answered, see `idle`."""
-        with self._gate:
-            self._closed = True
-        self._waiting.put(None)
-
-    @property
-    def idle(self) -> bool:
-        """Is no thread inside the kernel with a notice?"""
-        return self._in_flight == 0
-
-    def _tell(self, notice: Callable[[], None]) -> None:
-        if threading.get_ident() == self._loop_thread:
-            self._waiting.put(notice)
-        else:
-            self._send(notice)
-
-    def _work(self) -> None:
-        while (notice := self._waiting.get()) is not None:
-            self._send(notice)
-
-    def _send(self, notice: Callable[[], None]) -> None:
-        with self._gate:
-            if self._closed:
-                return
-            self._in_flight += 1
-        try:
-            notice()
-        except OSError as error:
-            # ENOENT: the kernel does not know it. The others: the mount is going away.
-            if error.errno not in (errno.ENOENT, errno.ENOTCONN, errno.EBADF, errno.ENODEV):
-                log.error("could not bring a kernel cache up to date: %s", error)
-        finally:
-            with self._gate:
-                self._in_flight -= 1
 
 
 class Session:
@@ -256,7 +183,7 @@ class Session:
         if self._stop_asked:
             self._stop.set()
         self.filesystem.status = lambda: json.dumps(self.status()).encode()
-        notifier = _Notifier()
+        notifier = Notifier(self.filesystem.inodes)
         self.filesystem.attach(notifier)
         self.operations.diversion = Diversion(notifier)
         self._eager = EagerTrio(Handshake, self.operations.diversion, self._wakefulness)
@@ -300,7 +227,7 @@ class Session:
                 log.info("%s: unmounting %s", signal.Signals(number).name, self.mountpoint)
                 self._stop.set()
 
-    async def _end_when_told(self, notifier: _Notifier) -> None:
+    async def _end_when_told(self, notifier: Notifier) -> None:
         """End the loop, but not under a thread that is telling the kernel something.
 
         Such a notice waits for a client's request to be answered; were it left unanswered, both would wait for ever.
@@ -312,7 +239,7 @@ class Session:
         pyfuse3.terminate()
 
 
-async def _settle(notifier: _Notifier) -> None:
+async def _settle(notifier: Notifier) -> None:
     """Go on answering until no notice is on its way."""
     with trio.move_on_after(NOTICE_TIMEOUT_S) as waiting:
         while not notifier.idle:

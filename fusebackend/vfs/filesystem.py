@@ -106,7 +106,7 @@ class FileSystem(ExtendedAttributes):
             if junction.route is None and await junction.place() is None:
                 return Entry(0, None, 0)
         route, node = await self._place(parent)
-        changes = self.invalidation.changes
+        heard = self.invalidation.changes
         try:
             if route.shared:
                 attr = await self.revalidation.lookup(route, parent, node, name)
@@ -117,33 +117,29 @@ class FileSystem(ExtendedAttributes):
                 raise
             timeout_s = self.invalidation.absent.note(route, parent, name)
             # What has changed while we were asking is not to be believed.
-            return Entry(0, None, timeout_s if changes == self.invalidation.changes else 0)
-        return self._fresh(route, self._entry(route, parent, name, attr), changes)
+            return self._fresh(Entry(0, None, timeout_s), heard)
+        return self.entry(route, parent, name, attr, heard)
 
     async def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Entry:
         route, node = await self._place_for_name(parent, name)
-        attr = await self._take(route, route.changing.mknod, node, name, mode, rdev, caller)
-        return self._entry(route, parent, name, attr)
+        return await self._made(route, parent, name, route.changing.mknod, node, name, mode, rdev, caller)
 
     async def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Entry:
         route, node = await self._place_for_name(parent, name)
-        attr = await self._take(route, route.changing.mkdir, node, name, mode, caller)
-        entry = self._entry(route, parent, name, attr)
+        entry = await self._made(route, parent, name, route.changing.mkdir, node, name, mode, caller)
         self.inodes.listed(entry.inode, 0)
         return entry
 
     async def symlink(self, parent: int, name: bytes, target: bytes, caller: Caller) -> Entry:
         route, node = await self._place_for_name(parent, name)
-        attr = await self._take(route, route.changing.symlink, node, name, target, caller)
-        return self._entry(route, parent, name, attr)
+        return await self._made(route, parent, name, route.changing.symlink, node, name, target, caller)
 
     async def link(self, inode: int, new_parent: int, new_name: bytes) -> Entry:
         route, node = await self._place_for_name(new_parent, new_name)
         source, source_node = await self._place(inode)
         if source is not route:
             raise oserror(errno.EXDEV)
-        attr = await self._take(route, route.changing.link, source_node, node, new_name)
-        return self._entry(route, new_parent, new_name, attr)
+        return await self._made(route, new_parent, new_name, route.changing.link, source_node, node, new_name)
 
     async def unlink(self, parent: int, name: bytes) -> None:
         route, node = await self._place_for_name(parent, name)
@@ -179,11 +175,11 @@ class FileSystem(ExtendedAttributes):
         if junction is not None:
             return Entry(inode, await junction.shown(self._synthesised), self._junction_timeout(junction))
         route, node = await self._place(inode)
-        changes = self.invalidation.changes
+        heard = self.invalidation.changes
         attr = await route.ask(route.volume.getattr, node)
         if route.shared:
             self.settling.answered(inode, attr.version)
-        return self._fresh(route, self._told(route, inode, attr), changes)
+        return self._fresh(self._told(route, inode, attr), heard)
 
     async def setattr(self, inode: int, changes: AttrChanges, by_handle: bool = False) -> Entry:
         route, node = await self._place(inode, make=True)
@@ -199,7 +195,7 @@ class FileSystem(ExtendedAttributes):
             attr = await self.revalidation.call(route, inode, route.changing.setattr, node, changes)
         else:
             attr = await route.call(route.changing.setattr, node, changes)
-        return self._fresh(route, self._told(route, inode, attr), heard)
+        return self._fresh(self._told(route, inode, attr), heard)
 
     async def readlink(self, inode: int) -> bytes:
         route, node = await self._place(inode)
@@ -220,6 +216,7 @@ class FileSystem(ExtendedAttributes):
         """A new file, open."""
         route, node = await self._place_for_name(parent, name)
         for_volume = flags & ~_NOT_FOR_VOLUMES
+        heard = self.invalidation.changes
         try:
             attr = await self._take(route, route.changing.create, node, name, mode, for_volume, caller)
         except FileExistsError:
@@ -232,7 +229,7 @@ class FileSystem(ExtendedAttributes):
             except BaseException:
                 await self.forget([(existing.inode, 1)])
                 raise
-        entry = self._entry(route, parent, name, attr)
+        entry = self.entry(route, parent, name, attr, heard)
         handle = FileHandle(entry.inode, route, attr.node, for_volume)
         known = self.inodes.get(entry.inode)
         if known is not None:

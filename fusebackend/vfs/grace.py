@@ -63,13 +63,13 @@ class Grace:
     async def admit(self, handle: FileHandle) -> int:
         """Put a new handle into the table, when its file is not just being changed; returns its number."""
         number = self._files.add(handle)
-        if handle.inode in self.changing:
+        give_up_at = handle.opened_at + PATIENCE_S
+        while handle.inode in self.changing and time.monotonic() < give_up_at:
             self.dismiss(number)
-            with trio.move_on_after(PATIENCE_S):
-                while handle.inode in self.changing:
-                    await trio.sleep(POLL_S)
+            while handle.inode in self.changing and time.monotonic() < give_up_at:
+                await trio.sleep(POLL_S)
             handle.opened_at = time.monotonic()
-            number = self._files.add(handle)
+            number = self._files.add(handle)  # and look again: the next change may have begun
         return number
 
     def dismiss(self, number: int) -> FileHandle:

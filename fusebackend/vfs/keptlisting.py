@@ -24,7 +24,7 @@ import trio
 from fusebackend.backends.tree import is_access_noted
 from fusebackend.protocol import Attr
 from fusebackend.vfs.handles import DirectoryHandle
-from fusebackend.vfs.inodes import SMALL_ENTRIES, Emit, Entry, InodeTable, inode_number
+from fusebackend.vfs.inodes import SMALL_ENTRIES, Emit, InodeTable
 from fusebackend.vfs.mounttree import Route
 
 if TYPE_CHECKING:
@@ -90,16 +90,16 @@ async def list_kept(filesystem: FileSystem, handle: DirectoryHandle, position: i
     if not left:
         handle.listing = None  # read to its end: who keeps the directory open need not keep this
     for following, name, attr in left:
+        heard = filesystem.invalidation.changes
         if listing.changes != filesystem.changes:
             try:
                 attr = await route.ask(route.volume.lookup, handle.node, name)
             except FileNotFoundError:
                 continue
-        inode = inode_number(route.index, attr.node)
-        if not emit(name, Entry(inode, attr, route.policy.timeout_s), following):
+        entry = filesystem.entry(route, handle.inode, name, attr, heard)
+        if not emit(name, entry, following):
+            await filesystem.forget([(entry.inode, 1)])
             break
-        filesystem.inodes.reference(inode, handle.inode, name, attr)
-        route.volume.hold(attr.node)
     return True
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fusebackend.protocol import Attr
 from fusebackend.vfs.handles import DirectoryHandle
-from fusebackend.vfs.inodes import Emit, Entry, inode_number
+from fusebackend.vfs.inodes import Emit, Entry
 from fusebackend.vfs.keptlisting import list_kept
 
 if TYPE_CHECKING:
@@ -101,13 +101,15 @@ async def _list_volume(
     if position - first > len(names):
         return  # a position that this handle never gave out
     after = names[position - first - 1] if position > first else b""
+    heard = filesystem.invalidation.changes  # before looking: what changes after is not in the page
     page = handle.ahead if _is_good(filesystem, handle, route, position) else []
     at = handle.ahead_at[0]
+    heard = at if route.shared else heard
     handle.ahead = []
     limit = SHARED_PAGE_ENTRIES if route.shared else PAGE_ENTRIES
     while True:
         if not page:
-            at = _changes(filesystem, route)  # before looking: what changes after is not in the page
+            at, heard = _changes(filesystem, route), filesystem.invalidation.changes
             page = list(await route.ask(route.volume.readdir, handle.node, after, limit))
             if not page:
                 filesystem.inodes.listed(handle.inode, len(names))
@@ -116,23 +118,17 @@ async def _list_volume(
             after = name
             if name in covered:
                 continue
-            inode = inode_number(route.index, attr.node)
             # The kernel often asks again for what did not fit into its caller's buffer: the same position will do.
             again = position - first < len(names) and names[position - first] == name
             following = position + 1 if again else first + len(names) + 1
-            stands_in = filesystem.tree.stands_in(handle.inode, name)
-            timeout_s = _timeout(filesystem, route, attr, at)
-            entry = await filesystem.lookup(handle.inode, name) if stands_in else Entry(inode, attr, timeout_s)
+            if filesystem.tree.stands_in(handle.inode, name):
+                entry = await filesystem.lookup(handle.inode, name)
+            else:
+                entry = filesystem.entry(route, handle.inode, name, attr, heard)
             if not emit(name, entry, following):
                 handle.ahead, handle.ahead_at = page[index:], (at, position)
-                if stands_in:
-                    await filesystem.forget([(entry.inode, 1)])
+                await filesystem.forget([(entry.inode, 1)])
                 return
-            if not stands_in:
-                filesystem.inodes.reference(inode, handle.inode, name, attr)
-                if route.shared:
-                    filesystem.dentries.found((handle.inode, name), inode)
-                route.volume.hold(attr.node)
             if not again:
                 names.append(name)
             position = following
@@ -147,13 +143,7 @@ def _changes(filesystem: FileSystem, route: Route) -> int:
 def _is_good(filesystem: FileSystem, handle: DirectoryHandle, route: Route, position: int) -> bool:
     """May the rest of the page that was read last be given out?
 
-    Of a shared volume in any case, for others change something all the time: the kernel then asks again (`_timeout`).
+    Of a shared volume in any case, for others change something all the time: the kernel asks again (`Places.entry`).
     """
     at, there = handle.ahead_at
     return there == position and (route.shared or (at == filesystem.changes and route.policy.coherent))
-
-
-def _timeout(filesystem: FileSystem, route: Route, attr: Attr, at: int) -> float:
-    if not route.shared:
-        return route.policy.timeout_s
-    return route.policy.timeout(attr) if at == filesystem.invalidation.changes else 0.0

@@ -1,7 +1,7 @@
 """`Places`: where in the volumes a request happens, and what the kernel is told of what is there.
 
 It owns the mount tree and the inode numbers with their lookup counts. Whatever gives the kernel an entry goes through
-`_entry`, which counts it and keeps the name for `names.py`; whatever the kernel gives back through `forget`.
+`entry`, which counts it and keeps the name for `names.py`; whatever the kernel gives back through `forget`.
 """
 
 from __future__ import annotations
@@ -99,19 +99,29 @@ class Places:
         """Call into a volume for a node that the kernel will hold, and hold it before anyone can free it."""
         return await route.call(held, route.volume, function, *args)
 
+    async def _made(self, route: Route, parent: int, name: bytes, function: Callable[..., Attr], *args: Any) -> Entry:
+        """The entry of a name that a call into a volume makes; see `_take`."""
+        heard = self.invalidation.changes
+        return self.entry(route, parent, name, await self._take(route, function, *args), heard)
+
     async def _look(self, route: Route, node: int, name: bytes) -> Attr:
         """What a name is, held as in `_take`."""
         return await route.ask(held, route.volume, route.volume.lookup, node, name)
 
-    def _entry(self, route: Route, parent: int, name: bytes, attr: Attr) -> Entry:
+    def entry(self, route: Route, parent: int, name: bytes, attr: Attr, heard: int) -> Entry:
+        """What the kernel is given of a name, with one more reference to the inode.
+
+        Args:
+            heard: `Invalidation.changes` from before the volume was asked. From here on the inode is one that the
+                kernel is told of.
+        """
         inode = inode_number(route.index, attr.node)
         self.inodes.reference(inode, parent, name, attr)
-        if route.offload.blocking:
-            route.volume.hold(attr.node)  # again: a forget may have overtaken the answer of the thread
+        route.volume.hold(attr.node)  # perhaps again: a forget may have overtaken the answer of a thread
         if route.shared:
             self.dentries.found((parent, name), inode)
-            return Entry(inode, attr, route.policy.timeout(attr))
-        return Entry(inode, attr, route.policy.timeout_s)
+            return self._fresh(Entry(inode, attr, route.policy.timeout(attr)), heard)
+        return self._fresh(Entry(inode, attr, route.policy.timeout_s), heard)
 
     def _told(self, route: Route, inode: int, attr: Attr) -> Entry:
         self.inodes.told(inode, attr)
@@ -135,14 +145,12 @@ class Places:
             kernel.invalidate_inode(inode, attributes_only=True)
         return False
 
-    def _fresh(self, route: Route, entry: Entry, changes: int) -> Entry:
+    def _fresh(self, entry: Entry, heard: int) -> Entry:
         """An entry to be believed only if nothing was heard of since this count of changes, when it was asked for.
 
-        An answer in a thread may be overtaken by what is told of a change, of which the kernel then has no use.
+        An answer may be overtaken by what is told of a change, of which the kernel then has no use.
         """
-        if not route.offload.blocking or changes == self.invalidation.changes:
-            return entry
-        return entry._replace(timeout_s=0.0)
+        return entry if heard == self.invalidation.changes else entry._replace(timeout_s=0.0)
 
 
 def held(volume: Volume, function: Callable[..., Attr], *args: Any) -> Attr:

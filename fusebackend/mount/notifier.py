@@ -1,0 +1,121 @@
+"""`Notifier`: the kernel's caches, told of changes by a thread that may wait for the kernel (`vfs.KernelCache`).
+
+An inode may be unknown to the kernel because it is about to hear of it: somebody looks a name up for the first time,
+has been answered with the attributes of before the change, and has not made an inode of them yet. It would believe them
+for as long as they say, for what a notice says of an inode that is not there is lost (`fuse_reverse_inval_inode`,
+fs/fuse/inode.c; of one that is there, it throws such an answer away). So while our own table says that the kernel has a
+reference, it is told again: either the inode comes, or the reference is given back.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+import pyfuse3
+
+from fusebackend.vfs.inodes import InodeTable
+
+log = logging.getLogger(__name__)
+
+PATIENCE_S = 1.0
+"""How long the kernel is told again. It takes a moment, or until a process gets a turn."""
+
+POLL_S = 0.0002
+
+
+class Notifier:
+    """See the module's docstring. Made by the loop's thread.
+
+    Args:
+        inodes: what the kernel has references to, or is about to get.
+    """
+
+    def __init__(self, inodes: InodeTable) -> None:
+        self._inodes = inodes
+        self._loop_thread = threading.get_ident()
+        self._waiting: queue.SimpleQueue[tuple[Callable[[], None], int | None] | None] = queue.SimpleQueue()
+        self._gate = threading.Lock()
+        self._closed = False
+        self._in_flight = 0
+        self._thread = threading.Thread(target=self._work, name="fusebackend-notify", daemon=True)
+        self._thread.start()
+
+    def invalidate_inode(self, inode: int, *, attributes_only: bool = False) -> None:
+        def notice() -> None:
+            pyfuse3.invalidate_inode(inode, attr_only=attributes_only)
+
+        if attributes_only and threading.get_ident() == self._loop_thread:
+            self._send(notice)  # waits for nobody
+        else:
+            self._tell(notice, inode)
+
+    def store(self, inode: int, content: bytes) -> None:
+        self._send(lambda: pyfuse3.notify_store(inode, 0, content))
+
+    def invalidate_entry(self, parent: int, name: bytes) -> None:
+        self._tell(lambda: pyfuse3.invalidate_entry(parent, name))
+
+    def hold(self) -> bool:
+        """Let no notice begin until `go_on`; False where one is on its way. See `diversion.py`."""
+        if not self._gate.acquire(blocking=False):
+            return False
+        if self._in_flight:
+            self._gate.release()
+            return False
+        return True
+
+    def go_on(self) -> None:
+        self._gate.release()
+
+    def close(self) -> None:
+        """Take no more notices. Those on their way may still wait for a request to be answered, see `idle`."""
+        with self._gate:
+            self._closed = True
+        self._waiting.put(None)
+
+    @property
+    def idle(self) -> bool:
+        """Is no thread inside the kernel with a notice?"""
+        return self._in_flight == 0
+
+    def _tell(self, notice: Callable[[], None], inode: int | None = None) -> None:
+        if threading.get_ident() == self._loop_thread:
+            self._waiting.put((notice, inode))
+        else:
+            self._tell_until_known(notice, inode)
+
+    def _work(self) -> None:
+        while (waiting := self._waiting.get()) is not None:
+            self._tell_until_known(*waiting)
+
+    def _tell_until_known(self, notice: Callable[[], None], inode: int | None) -> None:
+        give_up_at = time.monotonic() + PATIENCE_S
+        while not self._send(notice) and inode is not None and self._inodes.get(inode) is not None:
+            if self._closed or time.monotonic() > give_up_at:
+                log.debug("the kernel knows nothing of inode %d, which it was told of", inode)
+                return
+            time.sleep(POLL_S)
+
+    def _send(self, notice: Callable[[], None]) -> bool:
+        """False where the kernel does not know what it is told of."""
+        with self._gate:
+            if self._closed:
+                return True
+            self._in_flight += 1
+        try:
+            notice()
+        except OSError as error:
+            # The others but ENOENT: the mount is going away.
+            if error.errno not in (errno.ENOENT, errno.ENOTCONN, errno.EBADF, errno.ENODEV):
+                log.error("could not bring a kernel cache up to date: %s", error)
+            return error.errno != errno.ENOENT
+        else:
+            return True
+        finally:
+            with self._gate:
+                self._in_flight -= 1

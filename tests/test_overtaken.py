@@ -1,0 +1,191 @@
+"""An answer that a change has overtaken: it is not believed, and the change is not lost on the kernel."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Iterator
+
+import pyfuse3
+import pytest
+from onloop import run
+
+from fusebackend.backends.memory import InMemoryVolume
+from fusebackend.mount import notifier as notifiers
+from fusebackend.mount.notifier import Notifier
+from fusebackend.paths import ROOT
+from fusebackend.protocol import ROOT_NODE, Attr, Caller, Change
+from fusebackend.vfs.cache import COHERENT_TIMEOUT_S
+from fusebackend.vfs.filesystem import FileSystem
+from fusebackend.vfs.inodes import ROOT_INODE, Entry, InodeTable
+
+ME = Caller(os.geteuid(), os.getegid())
+
+
+class OvertakenVolume(InMemoryVolume):
+    """Somebody changes a file as soon as it has been looked at."""
+
+    overtaken = False
+
+    def lookup(self, parent: int, name: bytes) -> Attr:
+        return self._overtake(super().lookup(parent, name))
+
+    def create(self, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> Attr:
+        return self._overtake(super().create(parent, name, mode, flags, caller))
+
+    def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Attr:
+        return self._overtake(super().mkdir(parent, name, mode, caller))
+
+    def readdir(self, node: int, after: bytes, limit: int) -> list[tuple[bytes, Attr]]:
+        page = list(super().readdir(node, after, limit))
+        for _, attr in page:
+            self._overtake(attr)
+        return page
+
+    def _overtake(self, attr: Attr) -> Attr:
+        if self.overtaken:
+            self.tell([Change(node=attr.node)])
+        return attr
+
+
+@pytest.fixture
+def volume() -> OvertakenVolume:
+    volume = OvertakenVolume()
+    volume.release(volume.create(ROOT_NODE, b"file", 0o644, os.O_WRONLY, ME).node, os.O_WRONLY)
+    return volume
+
+
+@pytest.fixture
+def filesystem(volume: OvertakenVolume) -> Iterator[FileSystem]:
+    filesystem = FileSystem({ROOT: volume})
+    filesystem.attach(Kernel())
+    yield filesystem
+    filesystem.detach()
+
+
+class Kernel:
+    """Takes whatever it is told."""
+
+    def invalidate_inode(self, inode: int, *, attributes_only: bool = False) -> None: ...
+
+    def invalidate_entry(self, parent: int, name: bytes) -> None: ...
+
+    def store(self, inode: int, content: bytes) -> None: ...
+
+
+def listed(filesystem: FileSystem) -> dict[bytes, Entry]:
+    number, found = run(filesystem.opendir(ROOT_INODE)), {}
+
+    def emit(name: bytes, entry: Entry, after: int) -> bool:
+        found[name] = entry
+        return True
+
+    run(filesystem.readdir(number, 0, emit))
+    run(filesystem.releasedir(number))
+    return found
+
+
+@pytest.mark.parametrize("overtaken", [True, False])
+def test_what_has_changed_since_it_was_looked_at_is_not_believed(
+    filesystem: FileSystem, volume: OvertakenVolume, overtaken: bool
+) -> None:
+    listed(filesystem)  # the kernel may keep the second one
+    volume.overtaken = overtaken
+    entries = [
+        run(filesystem.lookup(ROOT_INODE, b"file")),
+        run(filesystem.create(ROOT_INODE, b"new", 0o644, os.O_RDWR, ME))[0],
+        run(filesystem.mkdir(ROOT_INODE, b"directory", 0o755, ME)),
+        listed(filesystem)[b"file"],
+        listed(filesystem)[b"file"],
+    ]
+    assert {entry.timeout_s for entry in entries} == {0.0 if overtaken else COHERENT_TIMEOUT_S}
+
+
+@pytest.mark.parametrize("room", [2, 3])
+def test_what_does_not_fit_into_a_listing_is_not_held(filesystem: FileSystem, room: int) -> None:
+    for _ in range(2):
+        number, given = run(filesystem.opendir(ROOT_INODE)), 0
+
+        def emit(name: bytes, entry: Entry, after: int) -> bool:
+            nonlocal given
+            given += 1
+            return given <= room
+
+        run(filesystem.readdir(number, 0, emit))
+        run(filesystem.releasedir(number))
+    known = [count for inode, count in filesystem.inodes.items() if inode != ROOT_INODE]
+    assert known == ([2] if room == 3 else [])
+
+
+# -- the kernel is told again --------------------------------------------------------------------------------------
+
+
+class LateKernel:
+    """Knows an inode after it has been told of it so many times in vain."""
+
+    def __init__(self, times: int) -> None:
+        self.times = times
+        self.told: list[int] = []
+
+    def invalidate_inode(self, inode: int, attr_only: bool = False) -> None:
+        self.told.append(inode)
+        if len(self.told) <= self.times:
+            raise OSError(errno.ENOENT, "no such inode")
+
+
+@pytest.fixture
+def inodes() -> InodeTable:
+    inodes = InodeTable()
+    inodes.reference(7, ROOT_INODE, b"file", Attr(7, 0o100644))
+    return inodes
+
+
+@pytest.fixture
+def notifier(inodes: InodeTable) -> Iterator[Notifier]:
+    notifier = Notifier(inodes)
+    yield notifier
+    notifier.close()
+
+
+def tell(notifier: Notifier, inode: int, attributes_only: bool) -> None:
+    """In a thread, as the loop's own does not wait for the kernel."""
+    thread = threading.Thread(target=lambda: notifier.invalidate_inode(inode, attributes_only=attributes_only))
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("attributes_only", [False, True])
+def test_of_an_inode_that_it_is_about_to_hear_of_the_kernel_is_told_again(
+    notifier: Notifier, monkeypatch: pytest.MonkeyPatch, attributes_only: bool
+) -> None:
+    kernel = LateKernel(3)
+    monkeypatch.setattr(pyfuse3, "invalidate_inode", kernel.invalidate_inode)
+    tell(notifier, 7, attributes_only)
+    assert kernel.told == [7] * 4
+
+
+def test_of_an_inode_that_it_has_given_back_it_is_told_no_more(
+    notifier: Notifier, inodes: InodeTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = LateKernel(10**9)
+
+    def invalidate_inode(inode: int, attr_only: bool = False) -> None:
+        if len(kernel.told) == 2:
+            inodes.forget([(7, 1)])
+        kernel.invalidate_inode(inode, attr_only)
+
+    monkeypatch.setattr(pyfuse3, "invalidate_inode", invalidate_inode)
+    tell(notifier, 7, False)
+    assert kernel.told == [7] * 3
+
+
+def test_a_kernel_that_never_hears_of_it_keeps_nobody_for_ever(
+    notifier: Notifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = LateKernel(10**9)
+    monkeypatch.setattr(notifiers, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(pyfuse3, "invalidate_inode", kernel.invalidate_inode)
+    tell(notifier, 7, False)
+    assert set(kernel.told) == {7}
