@@ -1,4 +1,4 @@
-"""`Notifier`: the kernel's caches, told of changes by a thread that may wait for the kernel (`vfs.invalidation.KernelCache`).
+"""`Notifier`: the kernel's caches, told of changes by threads that may wait for the kernel (`vfs/invalidation.py`).
 
 An inode may be unknown to the kernel because it is about to hear of it: somebody looks a name up for the first time,
 has been answered with the attributes of before the change, and has not made an inode of them yet. It would believe them
