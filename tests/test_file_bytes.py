@@ -13,7 +13,7 @@ import pytest
 from hypothesis import strategies as st
 
 from fusebackend.backends import flusher
-from fusebackend.backends.chunks import CHUNK_BYTES, PIECE_BYTES
+from fusebackend.backends.chunks import CHUNK_BYTES
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.backends.sqlite import SqliteVolume
 from fusebackend.backends.sqlite_check import check
@@ -30,15 +30,12 @@ steps = st.one_of(
     st.tuples(st.just("write"), spots, borders | st.integers(1, 100_000)),
     st.tuples(st.just("append"), st.just(0), st.sampled_from([1, 100, 5000])),
     st.tuples(st.just("resize"), spots, st.just(0)),
-    st.tuples(st.just("read"), spots, st.sampled_from([1, 4096, PIECE_BYTES, PIECE_BYTES + 1])),
     st.tuples(st.sampled_from(["flush", "evict", "reopen"]), st.just(0), st.just(0)),
 )
 NOISE = random.Random(3).randbytes(1 << 20)
 
 
 GROWN_TWICE = [("write", 0, 200_000), ("flush", 0, 0), ("resize", 1, 0), ("resize", 200_000, 0), ("resize", 150_000, 0)]
-PIECES = [("write", 0, 3 * CHUNK_BYTES - 1), ("evict", 0, 0), ("read", CHUNK_BYTES, 1), ("write", CHUNK_BYTES, 5000)]
-PIECES += [("read", CHUNK_BYTES - 1, 4096), ("resize", CHUNK_BYTES + 1, 0), ("read", CHUNK_BYTES - 1, 4096)]
 APPENDED = [("write", 0, 50_000), ("flush", 0, 0), ("append", 0, 100), ("flush", 0, 0), ("append", 0, 100)]
 
 
@@ -52,8 +49,6 @@ def apply(volume: TreeVolume, node: int, model: bytearray, step: tuple[str, int,
         if data:
             model.extend(bytes(max(0, offset - len(model))))
             model[offset : offset + size] = data
-    elif word == "read":
-        assert volume.read(node, offset, size) == model[offset : offset + size]
     elif word == "resize":
         volume.setattr(node, AttrChanges(size=offset))
         del model[offset:]
@@ -100,7 +95,6 @@ class Stored:
 @hypothesis.given(script=st.lists(steps, max_size=16), look=st.booleans())
 @hypothesis.example(GROWN_TWICE, False)
 @hypothesis.example(APPENDED, False)
-@hypothesis.example(PIECES, False)
 def test_one_file_in_sqlite_is_an_array_of_bytes(script: list[tuple[str, int, int]], look: bool) -> None:
     """Between flushes the truth is spread over the file, the overlay, its cuts and two caches; `look` fills those."""
     model = bytearray()
@@ -120,16 +114,3 @@ def test_one_file_in_sqlite_is_an_array_of_bytes(script: list[tuple[str, int, in
                     assert file.volume.read(file.node, 0, 1 << 20) == model
             assert file.volume.read(file.node, 0, 1 << 20) == model
             assert file.volume.getattr(file.node).blocks == blocks(file.volume, file.node, len(model))
-
-
-def test_a_piece_is_read_alone_and_at_the_second_time_with_what_is_around_it(tmp_path: Path) -> None:
-    with contextlib.closing(Stored(tmp_path / "volume.db")) as file:
-        apply(file.volume, file.node, bytearray(), ("write", 0, 3 * CHUNK_BYTES), 0)
-        file.reopen()
-        cache = file.volume._chunks
-        for times in (1, 2):
-            assert file.volume.read(file.node, CHUNK_BYTES + 5, 4096) == NOISE[CHUNK_BYTES + 5 :][:4096]
-            assert ((file.node, 1) in cache) == (times == 2)
-        for index in (0, 2):
-            file.volume.read(file.node, index * CHUNK_BYTES, PIECE_BYTES + 1)
-            assert (file.node, index) in cache

@@ -11,9 +11,6 @@ CHUNK_SHIFT = 16
 CHUNK_BYTES = 1 << CHUNK_SHIFT
 """Files are kept in chunks of 64 KiB: a multiple of the page size, small enough to rewrite, large enough to stream."""
 
-PIECE_BYTES = CHUNK_BYTES // 8
-"""So little of a chunk may be read without the rest of it."""
-
 ALLOCATION_BYTES = 4096
 """`st_blocks` grows in these steps, as on most disks."""
 

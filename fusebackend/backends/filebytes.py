@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import stat
 
-from fusebackend.backends.chunks import CHUNK_BYTES, CHUNK_SHIFT, PIECE_BYTES, allocated_blocks
+from fusebackend.backends.chunks import CHUNK_BYTES, CHUNK_SHIFT, allocated_blocks
 from fusebackend.backends.storage import Inode, TreeStorage
 from fusebackend.errors import oserror
 
@@ -23,19 +23,15 @@ class FileBytes(TreeStorage):
         end = min(offset + size, inode.size)
         if offset >= end:
             return b""
-        if end - offset <= PIECE_BYTES and inode.size > CHUNK_BYTES:
-            piece = self._piece(inode.node, offset >> CHUNK_SHIFT, offset & (CHUNK_BYTES - 1), end - offset)
-            if piece is not None:
-                return piece
         pieces: list[bytes | bytearray] = []
         while offset < end:
             index, start = offset >> CHUNK_SHIFT, offset & (CHUNK_BYTES - 1)
             length = min(end - offset, CHUNK_BYTES - start)
             chunk = self._chunk(inode.node, index)
-            found = chunk.data[start : start + length] if chunk is not None else b""
-            pieces.append(found)
-            if len(found) < length:
-                pieces.append(bytes(length - len(found)))
+            piece = chunk.data[start : start + length] if chunk is not None else b""
+            pieces.append(piece)
+            if len(piece) < length:
+                pieces.append(bytes(length - len(piece)))
             offset += length
         return bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces)
 

@@ -76,10 +76,6 @@ class TreeStorage(NativeVolume):
     def _chunk(self, node: int, index: int) -> Chunk | None:
         """A chunk of a file, None for a hole."""
 
-    def _piece(self, node: int, index: int, start: int, size: int) -> bytes | None:
-        """A few bytes of a chunk, without the rest of it. None: it has to be looked at as a whole."""
-        return None
-
     @abc.abstractmethod
     def _new_chunk(self, node: int, index: int) -> Chunk:
         """An empty chunk where there was a hole."""

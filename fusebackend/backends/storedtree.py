@@ -29,9 +29,6 @@ CACHE_NAMES = 4_096
 CACHE_BYTES = 16 << 20
 """Bounds of what is kept in memory though the file has it: some 10 MiB of inodes, 1 of names, and 16 MiB of chunks."""
 
-TOUCHED_CHUNKS = CACHE_BYTES // CHUNK_BYTES
-"""Who comes back to one of the last chunks of which a piece was read gets all of it: it is worth keeping."""
-
 _INODE_FIELDS = "node, mode, nlink, uid, gid, rdev, size, blocks, atime_ns, mtime_ns, ctime_ns, parent"
 _ERRNO_OF_SQLITE = {sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_READONLY: errno.EROFS}
 
@@ -62,7 +59,6 @@ class StoredTree(TreeVolume):
         # None for a name that the file does not have: the kernel looks before it creates.
         self._names: OrderedDict[tuple[int, bytes], int | None] = OrderedDict()
         self._chunks = ChunkCache(CACHE_BYTES)
-        self._touched: dict[tuple[int, int], None] = {}  # chunks of which a piece was read, the latest last
         self._unstored: set[int] = set()  # nodes the file has no row for yet
         self._leaving: set[int] = set()  # nodes that were to be let go of while their changes waited
         self._peak_held = 0  # the most nodes the kernel has known since memory was last given back
@@ -200,7 +196,8 @@ class StoredTree(TreeVolume):
         chunk = self._chunks.get(key)
         if chunk is not None:
             return chunk
-        if not self._is_stored(node, index):
+        cut = self._overlay.cuts.get(node)
+        if (cut is not None and index >= cut) or node in self._unstored:
             return None
         with sqlite_errors():
             row = self._db.execute("SELECT id, data FROM chunk WHERE node = ? AND idx = ?", key).fetchone()
@@ -209,31 +206,6 @@ class StoredTree(TreeVolume):
         chunk = Chunk(row[1], row[0])
         self._chunks.put(key, chunk)
         return chunk
-
-    def _is_stored(self, node: int, index: int) -> bool:
-        """May the file have this chunk, and may it still be used?"""
-        cut = self._overlay.cuts.get(node)
-        return (cut is None or index < cut) and node not in self._unstored
-
-    def _piece(self, node: int, index: int, start: int, size: int) -> bytes | None:
-        """Of a chunk that is not in memory and was not looked at lately: reading all of it takes twice as long."""
-        key = (node, index)
-        if key in self._overlay.chunks or key in self._chunks or not self._is_stored(node, index):
-            return None
-        if key in self._touched:
-            del self._touched[key]
-            return None
-        self._touched[key] = None
-        if len(self._touched) > TOUCHED_CHUNKS:
-            del self._touched[next(iter(self._touched))]
-        with sqlite_errors():
-            query = "SELECT id, length(data) FROM chunk WHERE node = ? AND idx = ?"
-            row = self._db.execute(query, key).fetchone()
-            if row is None or start + size > row[1]:
-                return None
-            with self._db.blobopen("chunk", "data", row[0], readonly=True) as blob:
-                blob.seek(start)
-                return blob.read(size)
 
     def _new_chunk(self, node: int, index: int) -> Chunk:
         return Chunk()
