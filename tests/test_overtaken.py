@@ -57,19 +57,28 @@ def volume() -> OvertakenVolume:
 
 
 @pytest.fixture
-def filesystem(volume: OvertakenVolume) -> Iterator[FileSystem]:
+def kernel() -> Kernel:
+    return Kernel()
+
+
+@pytest.fixture
+def filesystem(volume: OvertakenVolume, kernel: Kernel) -> Iterator[FileSystem]:
     filesystem = FileSystem({ROOT: volume})
-    filesystem.attach(Kernel())
+    filesystem.attach(kernel)
     yield filesystem
     filesystem.detach()
 
 
 class Kernel:
-    """Takes whatever it is told."""
+    """Takes whatever it is told, and keeps the names."""
+
+    def __init__(self) -> None:
+        self.names: list[tuple[int, bytes]] = []
 
     def invalidate_inode(self, inode: int, *, attributes_only: bool = False) -> None: ...
 
-    def invalidate_entry(self, parent: int, name: bytes) -> None: ...
+    def invalidate_entry(self, parent: int, name: bytes) -> None:
+        self.names.append((parent, name))
 
     def store(self, inode: int, content: bytes) -> None: ...
 
@@ -116,6 +125,63 @@ def test_what_does_not_fit_into_a_listing_is_not_held(filesystem: FileSystem, ro
         run(filesystem.releasedir(number))
     known = [count for inode, count in filesystem.inodes.items() if inode != ROOT_INODE]
     assert known == ([2] if room == 3 else [])
+
+
+# -- the kernel takes some answers whatever it is told -------------------------------------------------------------
+
+
+def test_the_attributes_that_a_new_link_is_given_are_asked_for_again(filesystem: FileSystem) -> None:
+    file = run(filesystem.lookup(ROOT_INODE, b"file"))
+    assert run(filesystem.link(file.inode, ROOT_INODE, b"other name")).timeout_s == 0
+
+
+def test_a_file_that_was_made_meanwhile_is_opened(filesystem: FileSystem) -> None:
+    entry, opened = run(filesystem.create(ROOT_INODE, b"file", 0o644, os.O_WRONLY | os.O_CREAT, ME))
+    assert entry.timeout_s == 0 and entry.inode == run(filesystem.lookup(ROOT_INODE, b"file")).inode
+    run(filesystem.release(opened.number))
+    run(filesystem.forget([(entry.inode, 2)]))
+    assert len(filesystem.inodes) == 1
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo", "directory"])
+@pytest.mark.parametrize("flags", [os.O_WRONLY, os.O_WRONLY | os.O_TRUNC], ids=["open", "truncate"])
+def test_what_else_was_made_meanwhile_is_left_to_the_kernel(filesystem: FileSystem, kind: str, flags: int) -> None:
+    if kind == "link":
+        made = run(filesystem.symlink(ROOT_INODE, b"new", b"file", ME))
+    elif kind == "fifo":
+        made = run(filesystem.mknod(ROOT_INODE, b"new", 0o10644, 0, ME))
+    else:
+        made = run(filesystem.mkdir(ROOT_INODE, b"new", 0o755, ME))
+    with pytest.raises(OSError) as failure:
+        run(filesystem.create(ROOT_INODE, b"new", 0o644, flags | os.O_CREAT, ME))
+    assert failure.value.errno == errno.ESTALE
+    assert dict(filesystem.inodes.items())[made.inode] == 1 and len(filesystem.files) == 0
+    if kind == "link":
+        assert run(filesystem.readlink(made.inode)) == b"file"
+
+
+def test_a_name_that_is_gone_again_is_left_to_the_kernel(
+    filesystem: FileSystem, volume: OvertakenVolume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def create(*_: object) -> Attr:
+        raise FileExistsError(errno.EEXIST, "it was there just now")
+
+    monkeypatch.setattr(volume, "create", create)
+    with pytest.raises(OSError) as failure:
+        run(filesystem.create(ROOT_INODE, b"nothing", 0o644, os.O_WRONLY | os.O_CREAT, ME))
+    assert failure.value.errno == errno.ESTALE
+
+
+def test_what_was_renamed_while_an_agent_changes_names_is_looked_up_again(
+    filesystem: FileSystem, volume: OvertakenVolume, kernel: Kernel
+) -> None:
+    run(filesystem.rename(ROOT_INODE, b"file", ROOT_INODE, b"b", 0))
+    assert kernel.names == []
+    with volume.changing():
+        run(filesystem.rename(ROOT_INODE, b"b", ROOT_INODE, b"c", 0))
+    assert kernel.names == [(ROOT_INODE, b"b"), (ROOT_INODE, b"c")]
+    run(filesystem.rename(ROOT_INODE, b"c", ROOT_INODE, b"d", 0))
+    assert len(kernel.names) == 2
 
 
 # -- the kernel is told again --------------------------------------------------------------------------------------
@@ -182,10 +248,17 @@ def test_of_an_inode_that_it_has_given_back_it_is_told_no_more(
 
 
 def test_a_kernel_that_never_hears_of_it_keeps_nobody_for_ever(
-    notifier: Notifier, monkeypatch: pytest.MonkeyPatch
+    notifier: Notifier, inodes: InodeTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel = LateKernel(10**9)
     monkeypatch.setattr(notifiers, "PATIENCE_S", 0.01)
     monkeypatch.setattr(pyfuse3, "invalidate_inode", kernel.invalidate_inode)
     tell(notifier, 7, False)
     assert set(kernel.told) == {7}
+    told = len(kernel.told)
+    tell(notifier, 7, False)
+    assert len(kernel.told) == told + 1, "nobody waits for it a second time"
+    inodes.reference(7, ROOT_INODE, b"file", Attr(7, 0o100644))
+    kernel.times = told + 3
+    tell(notifier, 7, False)
+    assert len(kernel.told) == told + 4

@@ -115,12 +115,15 @@ class NativeVolume(Volume):
         shown = _nothing
         try:
             with self.lock:
+                self.untold += 1
                 try:
                     yield changes
                 finally:
                     shown = self.report(changes.reports)
         finally:
             self.tell(changes)
+            with self.lock:
+                self.untold -= 1
             shown()
 
     def publish(self, *changes: Change, reports: Sequence[Report] = ()) -> None:

@@ -95,9 +95,13 @@ class Notifier:
 
     def _tell_until_known(self, notice: Callable[[], None], inode: int | None) -> None:
         give_up_at = time.monotonic() + PATIENCE_S
-        while not self._send(notice) and inode is not None and self._inodes.get(inode) is not None:
-            if self._closed or time.monotonic() > give_up_at:
-                log.debug("the kernel knows nothing of inode %d, which it was told of", inode)
+        while not self._send(notice) and inode is not None:
+            known = self._inodes.get(inode)
+            if known is None or known.unheard or self._closed:
+                return
+            if time.monotonic() > give_up_at:
+                log.warning("the kernel knows nothing of inode %d, of which it has %d references", inode, known.lookups)
+                known.unheard = True  # nobody waits for it again, until the kernel is given it once more
                 return
             time.sleep(POLL_S)
 

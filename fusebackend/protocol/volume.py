@@ -188,6 +188,9 @@ class Volume(abc.ABC):
     ttl_s: float | None = None
     """Seconds for which a mount may believe it where there is no change feed; None: as the mount says."""
 
+    untold: int = 0
+    """How many changes the agent face has made that not everybody has been told of. Read it with `lock` held."""
+
     at_once: frozenset[str] = frozenset()
     """Of a blocking volume: its methods that often need not wait, and say `will_wait` (`waiting.py`) if they do, before
     they change anything. Questions can all be asked so where this is not empty."""

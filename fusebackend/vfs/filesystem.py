@@ -31,7 +31,7 @@ from fusebackend.vfs.keptlisting import may_be_kept
 from fusebackend.vfs.limits import DEFAULT_DEADLINE_S, RouteLimits
 from fusebackend.vfs.listing import list_directory
 from fusebackend.vfs.mounttree import MountTree, Route
-from fusebackend.vfs.opening import open_node
+from fusebackend.vfs.opening import open_existing, open_node
 from fusebackend.vfs.places import check_name, routes_of
 from fusebackend.vfs.request import current, on_behalf_of
 from fusebackend.vfs.revalidation import Revalidation
@@ -139,7 +139,9 @@ class FileSystem(ExtendedAttributes):
         source, source_node = await self._place(inode)
         if source is not route:
             raise oserror(errno.EXDEV)
-        return await self._made(route, new_parent, new_name, route.changing.link, source_node, node, new_name)
+        entry = await self._made(route, new_parent, new_name, route.changing.link, source_node, node, new_name)
+        # The kernel applies it whatever it has been told of the file meanwhile (`create_new_entry`, fs/fuse/dir.c).
+        return entry._replace(timeout_s=0.0)
 
     async def unlink(self, parent: int, name: bytes) -> None:
         route, node = await self._place_for_name(parent, name)
@@ -158,7 +160,8 @@ class FileSystem(ExtendedAttributes):
             raise oserror(errno.EXDEV)
         old, new = (parent, node), (new_parent, new_node)
         if not route.shared:
-            await route.call(self.names.rename, route, old, name, new, new_name, flags)
+            if await route.call(self.names.rename, route, old, name, new, new_name, flags):
+                self.invalidation.drop((parent, name), (new_parent, new_name))
             return
         await route.call(route.changing.rename, node, name, new_node, new_name, flags)
         for inode, place in self.dentries.renamed((parent, name), (new_parent, new_name), flags):
@@ -222,13 +225,7 @@ class FileSystem(ExtendedAttributes):
         except FileExistsError:
             if flags & os.O_EXCL:
                 raise
-            # Made by somebody else since the kernel last looked; without O_EXCL that is as good.
-            existing = await self.lookup(parent, name)
-            try:
-                return existing, await self.open(existing.inode, flags)
-            except BaseException:
-                await self.forget([(existing.inode, 1)])
-                raise
+            return await open_existing(self, parent, name, flags)
         entry = self.entry(route, parent, name, attr, heard)
         handle = FileHandle(entry.inode, route, attr.node, for_volume)
         known = self.inodes.get(entry.inode)

@@ -52,7 +52,7 @@ class KnownInode:
 
     __slots__ = (
         "capable", "earlier_sizes", "filled", "is_dir", "lookups", "name", "opens", "parent", "sets_id", "size",
-        "version",
+        "unheard", "version",
     )  # fmt: skip
 
     def __init__(self, is_dir: bool) -> None:
@@ -66,6 +66,7 @@ class KnownInode:
         self.earlier_sizes: tuple[int, ...] = ()  # what it believed before it was told another
         self.parent = 0  # the directory in which it was last found …
         self.name = b""  # … and by which name; see `names.py`
+        self.unheard = False  # the kernel did not know it for long after it was given it, see `mount/notifier.py`
         self.version: object = None  # of the data in the kernel's page cache; see `cache.py`
 
     def told(self, attr: Attr) -> None:
@@ -135,6 +136,7 @@ class InodeTable:
         elif known.name != name or known.parent != parent:
             self.renamed(inode, parent, name, attr)
         known.told(attr)
+        known.unheard = False
         known.lookups += 1
 
     def renamed(self, inode: int, parent: int, name: bytes, attr: Attr) -> None:

@@ -76,6 +76,12 @@ class Invalidation:
         for parent, name in absent:
             kernel.invalidate_entry(parent, name)
 
+    def drop(self, *names: Name) -> None:
+        """Let the kernel look these names up again."""
+        if self.kernel is not None:
+            for parent, name in names:
+                self.kernel.invalidate_entry(parent, name)
+
     def _changed(self, route: Route, change: Change) -> None:
         self.changes += 1
         anything = change.node is None and change.parent is None

@@ -96,9 +96,7 @@ async def list_kept(filesystem: FileSystem, handle: DirectoryHandle, position: i
                 attr = await route.ask(route.volume.lookup, handle.node, name)
             except FileNotFoundError:
                 continue
-        entry = filesystem.entry(route, handle.inode, name, attr, heard)
-        if not emit(name, entry, following):
-            await filesystem.forget([(entry.inode, 1)])
+        if not filesystem.give(route, handle.inode, name, attr, heard, emit, following):
             break
     return True
 

@@ -123,11 +123,13 @@ async def _list_volume(
             following = position + 1 if again else first + len(names) + 1
             if filesystem.tree.stands_in(handle.inode, name):
                 entry = await filesystem.lookup(handle.inode, name)
+                taken = emit(name, entry, following)
+                if not taken:
+                    await filesystem.forget([(entry.inode, 1)])
             else:
-                entry = filesystem.entry(route, handle.inode, name, attr, heard)
-            if not emit(name, entry, following):
+                taken = filesystem.give(route, handle.inode, name, attr, heard, emit, following)
+            if not taken:
                 handle.ahead, handle.ahead_at = page[index:], (at, position)
-                await filesystem.forget([(entry.inode, 1)])
                 return
             if not again:
                 names.append(name)

@@ -94,8 +94,12 @@ class Names:
     # -- changes -----------------------------------------------------------------------------------------------
 
     def rename(self, route: Route, parent: tuple[int, int], name: bytes, new_parent: tuple[int, int], new_name: bytes,
-               flags: int) -> None:  # fmt: skip
-        """Have the volume rename, and note it. Directories are (inode, node)."""
+               flags: int) -> bool:  # fmt: skip
+        """Have the volume rename, and note it. Directories are (inode, node).
+
+        True when the kernel may think that it was something else: an agent has put another file under the name, and the
+        kernel, which holds its directories until it is answered, has not been told.
+        """
         volume = route.volume
         with volume.lock:
             moved = volume.lookup(parent[1], name)
@@ -107,6 +111,7 @@ class Names:
                 self._inodes.renamed(inode_number(route.index, other.node), parent[0], name, other)
             if before is not None:
                 self._carry(route, before, self._inner(route, new_parent, new_name), other is not None)
+            return volume.untold > 0
 
     def found(self, inode: int, place: tuple[int, bytes]) -> None:
         """The kernel has an inode under another (directory, name)."""

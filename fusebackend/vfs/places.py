@@ -20,7 +20,7 @@ from fusebackend.paths import ROOT, AgentPath
 from fusebackend.protocol import NAME_MAX_BYTES, ROOT_NODE, Attr, Features, Volume
 from fusebackend.vfs.cache import CachePolicy
 from fusebackend.vfs.dentries import Dentries
-from fusebackend.vfs.inodes import SYNTHETIC_INDEX, Entry, InodeTable, inode_number, node_of, route_index
+from fusebackend.vfs.inodes import SYNTHETIC_INDEX, Emit, Entry, InodeTable, inode_number, node_of, route_index
 from fusebackend.vfs.invalidation import Invalidation
 from fusebackend.vfs.limits import DEFAULT_DEADLINE_S, DEFAULT_MAX_CALLS, RouteLimits
 from fusebackend.vfs.mounttree import Junction, MountTree, Route
@@ -115,13 +115,31 @@ class Places:
             heard: `Invalidation.changes` from before the volume was asked. From here on the inode is one that the
                 kernel is told of.
         """
+        entry = self._referenced(route, parent, name, attr, heard)
+        self._keep(route, parent, name, entry)
+        return entry
+
+    def give(
+        self, route: Route, parent: int, name: bytes, attr: Attr, heard: int, emit: Emit, following: int
+    ) -> bool:
+        """Emit what `entry` gives, with the position after it, if there is room for it."""
+        entry = self._referenced(route, parent, name, attr, heard)
+        if not emit(name, entry, following):
+            self.inodes.forget([(entry.inode, 1)])  # and no more than that: nothing was held for it
+            return False
+        self._keep(route, parent, name, entry)
+        return True
+
+    def _referenced(self, route: Route, parent: int, name: bytes, attr: Attr, heard: int) -> Entry:
         inode = inode_number(route.index, attr.node)
         self.inodes.reference(inode, parent, name, attr)
-        route.volume.hold(attr.node)  # perhaps again: a forget may have overtaken the answer of a thread
+        timeout_s = route.policy.timeout(attr) if route.shared else route.policy.timeout_s
+        return self._fresh(Entry(inode, attr, timeout_s), heard)
+
+    def _keep(self, route: Route, parent: int, name: bytes, entry: Entry) -> None:
+        route.volume.hold(node_of(entry.inode))  # perhaps again: a forget may have overtaken the answer of a thread
         if route.shared:
-            self.dentries.found((parent, name), inode)
-            return self._fresh(Entry(inode, attr, route.policy.timeout(attr)), heard)
-        return self._fresh(Entry(inode, attr, route.policy.timeout_s), heard)
+            self.dentries.found((parent, name), entry.inode)
 
     def _told(self, route: Route, inode: int, attr: Attr) -> Entry:
         self.inodes.told(inode, attr)
