@@ -125,3 +125,17 @@ def test_the_end_that_the_kernel_believes_in() -> None:
     for size in range(30_001, 30_001 + 2 * EARLIER_SIZES):
         known.told(Attr(5, stat.S_IFREG | 0o644, size=size))
     assert len(known.earlier_sizes) == EARLIER_SIZES and not known.may_end_at(10_000)
+
+
+def test_the_end_of_an_append_is_where_the_next_one_comes_if_the_kernel_has_not_heard_of_more() -> None:
+    known = KnownInode(is_dir=False)
+    known.lookups = 1
+    known.told(Attr(5, stat.S_IFREG | 0o644, size=1_000))
+    known.told(Attr(5, stat.S_IFREG | 0o644, size=9_001))  # thrown away: it was told of something else at that moment
+    assert known.may_end_at(1_000)
+    known.wrote(1_100, True)
+    assert known.may_end_at(1_100) and known.size == 9_001
+    known.wrote(500, False)
+    assert not known.may_end_at(500), "who writes in the middle says nothing of the end"
+    known.wrote(10_001, False)
+    assert known.may_end_at(10_001)

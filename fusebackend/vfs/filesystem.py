@@ -289,7 +289,7 @@ class FileSystem(ExtendedAttributes):
         known = self.inodes.get(handle.inode)
         written = await self.order.write(handle, offset, data, known)
         if known is not None:
-            known.size = max(known.size, offset + written)
+            known.wrote(offset + written, bool(handle.flags & os.O_APPEND))
             if known.sets_id and not handle.privileged:
                 await self._disarm(handle, known)
             if known.capable and handle.direct:

@@ -73,9 +73,23 @@ class KnownInode:
         """The kernel is told these attributes."""
         if attr.size != self.size:
             if self.lookups:
-                self.earlier_sizes = (*self.earlier_sizes[1 - EARLIER_SIZES :], self.size)
+                self._remember(self.size)
             self.size = attr.size
         self.sets_id = bool(attr.mode & SET_ID)
+
+    def wrote(self, end: int, appending: bool) -> None:
+        """The kernel has written up to here, and believes that the file goes as far, if no further.
+
+        It throws away what it is told of a file while another notice arrives: `size` may be one of which it knows
+        nothing, and the next append then comes to where this one has ended.
+        """
+        if end > self.size:
+            self.size = end
+        elif appending and end != self.size:
+            self._remember(end)
+
+    def _remember(self, size: int) -> None:
+        self.earlier_sizes = (*self.earlier_sizes[1 - EARLIER_SIZES :], size)
 
     def may_end_at(self, offset: int) -> bool:
         """Did the kernel take this offset for the end of the file, when it sent what has just arrived?
@@ -88,7 +102,7 @@ class KnownInode:
         return offset in self.earlier_sizes and not (offset < self.size and offset % PAGE_BYTES == 0)
 
 
-EARLIER_SIZES = 4
+EARLIER_SIZES = 16
 """So many changes of a file's size may be told of while one write is on its way."""
 
 PAGE_BYTES = 4096
