@@ -121,6 +121,8 @@ def test_the_end_that_the_kernel_believes_in() -> None:
     for size in (10_000, 8192, 20_000):
         known.told(Attr(5, stat.S_IFREG | 0o644, size=size))
     assert known.may_end_at(20_000) and known.may_end_at(10_000)
+    assert known.may_end_at(8192)
+    known.mappers = 1
     assert not known.may_end_at(8192), "that is where a page of a mapping goes"
     for size in range(30_001, 30_001 + 2 * EARLIER_SIZES):
         known.told(Attr(5, stat.S_IFREG | 0o644, size=size))

@@ -262,6 +262,7 @@ class FileSystem(ExtendedAttributes):
         if known is None:
             return  # the kernel opens what it knows, and forgets nothing that is open
         known.opens += 1
+        known.mappers += handle.can_map
         if handle.flags & _WRITING:
             known.filled = False
         elif self.invalidation.kernel is not None:
@@ -325,6 +326,7 @@ class FileSystem(ExtendedAttributes):
         known = self.inodes.get(handle.inode)
         if known is not None:
             known.opens -= 1
+            known.mappers -= handle.can_map
         await handle.route.call(handle.route.volume.release, handle.node, handle.flags)
 
     # -- directories -------------------------------------------------------------------------------------------

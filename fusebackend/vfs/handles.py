@@ -52,6 +52,11 @@ class FileHandle:
             self._privileged = self.opener.can(request.CAP_FSETID)
         return self._privileged
 
+    @property
+    def can_map(self) -> bool:
+        """Can pages be mapped for writing (mmap(2))? That needs a file that is open for both."""
+        return self.flags & os.O_ACCMODE == os.O_RDWR
+
     def write(self, offset: int, data: bytes, believed: KnownInode | None) -> int:
         """With O_APPEND the end of the file is decided here, where all writers meet, and not by the size that the
         kernel believes, which is where it has put `offset`.

@@ -51,14 +51,15 @@ class KnownInode:
     """What the mount remembers of an inode the kernel knows."""
 
     __slots__ = (
-        "capable", "earlier_sizes", "filled", "is_dir", "lookups", "name", "opens", "parent", "sets_id", "size",
-        "unheard", "version",
+        "capable", "earlier_sizes", "filled", "is_dir", "lookups", "mappers", "name", "opens", "parent", "sets_id",
+        "size", "unheard", "version",
     )  # fmt: skip
 
     def __init__(self, is_dir: bool) -> None:
         self.is_dir = is_dir
         self.lookups = 0
-        self.opens = 0  # open handles
+        self.opens = 0  # open handles, and …
+        self.mappers = 0  # … those through which pages can be mapped for writing
         self.filled = False  # the kernel has pages of the file, see `filling.py`
         self.sets_id = False  # it may have set-user-ID or set-group-ID bits …
         self.capable = True  # … or capabilities, see `setid.py`
@@ -99,7 +100,8 @@ class KnownInode:
         """
         if offset == self.size:
             return True
-        return offset in self.earlier_sizes and not (offset < self.size and offset % PAGE_BYTES == 0)
+        is_page = self.mappers > 0 and offset < self.size and offset % PAGE_BYTES == 0
+        return offset in self.earlier_sizes and not is_page
 
 
 EARLIER_SIZES = 16
