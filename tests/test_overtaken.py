@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pyfuse3
 import pytest
+from fakekernel import FakeKernel
 from onloop import run
 
 from fusebackend.backends.memory import InMemoryVolume
@@ -57,30 +58,16 @@ def volume() -> OvertakenVolume:
 
 
 @pytest.fixture
-def kernel() -> Kernel:
-    return Kernel()
+def kernel() -> FakeKernel:
+    return FakeKernel()
 
 
 @pytest.fixture
-def filesystem(volume: OvertakenVolume, kernel: Kernel) -> Iterator[FileSystem]:
+def filesystem(volume: OvertakenVolume, kernel: FakeKernel) -> Iterator[FileSystem]:
     filesystem = FileSystem({ROOT: volume})
     filesystem.attach(kernel)
     yield filesystem
     filesystem.detach()
-
-
-class Kernel:
-    """Takes whatever it is told, and keeps the names."""
-
-    def __init__(self) -> None:
-        self.names: list[tuple[int, bytes]] = []
-
-    def invalidate_inode(self, inode: int, *, attributes_only: bool = False) -> None: ...
-
-    def invalidate_entry(self, parent: int, name: bytes) -> None:
-        self.names.append((parent, name))
-
-    def store(self, inode: int, content: bytes) -> None: ...
 
 
 def listed(filesystem: FileSystem) -> dict[bytes, Entry]:
@@ -173,7 +160,7 @@ def test_a_name_that_is_gone_again_is_left_to_the_kernel(
 
 
 def test_what_was_renamed_while_an_agent_changes_names_is_looked_up_again(
-    filesystem: FileSystem, volume: OvertakenVolume, kernel: Kernel
+    filesystem: FileSystem, volume: OvertakenVolume, kernel: FakeKernel
 ) -> None:
     run(filesystem.rename(ROOT_INODE, b"file", ROOT_INODE, b"b", 0))
     assert kernel.names == []
@@ -201,6 +188,14 @@ class LateKernel:
 
 
 @pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> LateKernel:
+    """It never knows, unless `times` is set."""
+    kernel = LateKernel(10**9)
+    monkeypatch.setattr(pyfuse3, "invalidate_inode", lambda *args, **words: kernel.invalidate_inode(*args, **words))
+    return kernel
+
+
+@pytest.fixture
 def inodes() -> InodeTable:
     inodes = InodeTable()
     inodes.reference(7, ROOT_INODE, b"file", Attr(7, 0o100644))
@@ -224,41 +219,38 @@ def tell(notifier: Notifier, inode: int, attributes_only: bool) -> None:
 
 @pytest.mark.parametrize("attributes_only", [False, True])
 def test_of_an_inode_that_it_is_about_to_hear_of_the_kernel_is_told_again(
-    notifier: Notifier, monkeypatch: pytest.MonkeyPatch, attributes_only: bool
+    notifier: Notifier, late: LateKernel, attributes_only: bool
 ) -> None:
-    kernel = LateKernel(3)
-    monkeypatch.setattr(pyfuse3, "invalidate_inode", kernel.invalidate_inode)
+    late.times = 3
     tell(notifier, 7, attributes_only)
-    assert kernel.told == [7] * 4
+    assert late.told == [7] * 4
 
 
 def test_of_an_inode_that_it_has_given_back_it_is_told_no_more(
-    notifier: Notifier, inodes: InodeTable, monkeypatch: pytest.MonkeyPatch
+    notifier: Notifier, inodes: InodeTable, late: LateKernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernel = LateKernel(10**9)
+    be_told = late.invalidate_inode
 
     def invalidate_inode(inode: int, attr_only: bool = False) -> None:
-        if len(kernel.told) == 2:
+        if len(late.told) == 2:
             inodes.forget([(7, 1)])
-        kernel.invalidate_inode(inode, attr_only)
+        be_told(inode, attr_only)
 
-    monkeypatch.setattr(pyfuse3, "invalidate_inode", invalidate_inode)
+    monkeypatch.setattr(late, "invalidate_inode", invalidate_inode)
     tell(notifier, 7, False)
-    assert kernel.told == [7] * 3
+    assert late.told == [7] * 3
 
 
 def test_a_kernel_that_never_hears_of_it_keeps_nobody_for_ever(
-    notifier: Notifier, inodes: InodeTable, monkeypatch: pytest.MonkeyPatch
+    notifier: Notifier, inodes: InodeTable, late: LateKernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernel = LateKernel(10**9)
     monkeypatch.setattr(notifiers, "PATIENCE_S", 0.01)
-    monkeypatch.setattr(pyfuse3, "invalidate_inode", kernel.invalidate_inode)
     tell(notifier, 7, False)
-    assert set(kernel.told) == {7}
-    told = len(kernel.told)
+    assert set(late.told) == {7}
+    told = len(late.told)
     tell(notifier, 7, False)
-    assert len(kernel.told) == told + 1, "nobody waits for it a second time"
+    assert len(late.told) == told + 1, "nobody waits for it a second time"
     inodes.reference(7, ROOT_INODE, b"file", Attr(7, 0o100644))
-    kernel.times = told + 3
+    late.times = told + 3
     tell(notifier, 7, False)
-    assert len(kernel.told) == told + 4
+    assert len(late.told) == told + 4

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import trio
+from fakekernel import FakeKernel
 
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.backends.storage import Inode
@@ -36,28 +37,12 @@ class SharedVolume(InMemoryVolume):
         inode.version += 1
 
 
-class Kernel:
-    """Keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.told: list[tuple[object, ...]] = []
-
-    def invalidate_inode(self, inode: int, *, attributes_only: bool = False) -> None:
-        self.told.append(("attributes" if attributes_only else "inode", inode))
-
-    def invalidate_entry(self, parent: int, name: bytes) -> None:
-        self.told.append(("entry", parent, name))
-
-    def store(self, inode: int, content: bytes) -> None:
-        self.told.append(("store", inode))
-
-
 class World:
     """A mount of a shared volume that holds `/d/f`, which the kernel has looked up."""
 
     def __init__(self) -> None:
         self.volume = SharedVolume()
-        self.kernel = Kernel()
+        self.kernel = FakeKernel()
         self.filesystem = FileSystem({ROOT: self.volume})
         self.filesystem.attach(self.kernel)
         self.directory = self.volume.mkdir(ROOT_NODE, b"d", 0o755, ME).node

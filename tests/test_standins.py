@@ -6,6 +6,7 @@ import errno
 import threading
 
 import pytest
+from fakekernel import FakeKernel
 from onloop import run
 
 from fusebackend.backends.memory import InMemoryVolume
@@ -16,24 +17,6 @@ from fusebackend.vfs.filesystem import FileSystem
 from fusebackend.vfs.inodes import ROOT_INODE, SYNTHETIC_INDEX, Entry, route_index
 
 ME = Caller(0, 0)
-
-
-class FakeKernel:
-    """Keeps the names it is told to forget."""
-
-    def __init__(self) -> None:
-        self.names: list[tuple[int, bytes]] = []
-
-    def invalidate_inode(self, inode: int, *, attributes_only: bool = False) -> None: ...
-
-    def invalidate_entry(self, parent: int, name: bytes) -> None:
-        self.names.append((parent, name))
-
-    def store(self, inode: int, content: bytes) -> None: ...
-
-    def take(self) -> list[tuple[int, bytes]]:
-        told, self.names = self.names, []
-        return told
 
 
 @pytest.fixture

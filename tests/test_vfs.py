@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import trio
+from fakekernel import FakeKernel
 from onloop import run
 
 from fusebackend.backends.memory import InMemoryBackend, InMemoryVolume
@@ -29,22 +30,6 @@ def number_of(failure: pytest.ExceptionInfo[OSError]) -> int | None:
 
 def assert_released(event: threading.Event) -> None:
     assert event.wait(60)
-
-
-class FakeKernel:
-    """Keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.told: list[tuple[object, ...]] = []
-
-    def invalidate_inode(self, inode: int, *, attributes_only: bool = False) -> None:
-        self.told.append(("attributes" if attributes_only else "inode", inode))
-
-    def invalidate_entry(self, parent: int, name: bytes) -> None:
-        self.told.append(("entry", parent, name))
-
-    def store(self, inode: int, content: bytes) -> None:
-        self.told.append(("store", inode))
 
 
 @pytest.fixture

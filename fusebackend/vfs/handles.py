@@ -115,7 +115,7 @@ class DirectoryHandle:
         self.junction = junction
         self.names: list[bytes] = []
         self.ahead: list[tuple[bytes, Attr]] = []  # fetched and not given to the kernel yet …
-        self.ahead_at = (-1, -1)  # … valid at this count of changes in the mount, for this position
+        self.ahead_at = (-1, -1, -1)  # … at these counts of changes, in the mount and heard of; for this position
         self.kept = kept  # the kernel may keep what is listed: with the positions of `keptlisting.py`
         self.listing: KeptListing | None = None
 

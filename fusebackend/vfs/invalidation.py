@@ -65,16 +65,13 @@ class Invalidation:
         route.volume.expire()
         absent = set(self.absent.take(route))
         self._changed(route, Change())
-        kernel = self.kernel
-        if kernel is None or route.shared:
+        if self.kernel is None or route.shared:
             return
         for inode, known in self._inodes.records():
             absent.discard((known.parent, known.name))  # it was made since
             if not known.is_dir and route_index(inode) == route.index:
-                for parent, name in (*self._inodes.others.get(inode, ()), (known.parent, known.name)):
-                    kernel.invalidate_entry(parent, name)
-        for parent, name in absent:
-            kernel.invalidate_entry(parent, name)
+                self.drop(*self._inodes.others.get(inode, ()), (known.parent, known.name))
+        self.drop(*absent)
 
     def drop(self, *names: Name) -> None:
         """Let the kernel look these names up again."""

@@ -101,14 +101,13 @@ async def _list_volume(
     if position - first > len(names):
         return  # a position that this handle never gave out
     after = names[position - first - 1] if position > first else b""
-    heard = filesystem.invalidation.changes  # before looking: what changes after is not in the page
     page = handle.ahead if _is_good(filesystem, handle, route, position) else []
-    at = handle.ahead_at[0]
-    heard = at if route.shared else heard
+    at, heard, _ = handle.ahead_at
     handle.ahead = []
     limit = SHARED_PAGE_ENTRIES if route.shared else PAGE_ENTRIES
     while True:
         if not page:
+            # Before looking: what changes after is not in the page.
             at, heard = _changes(filesystem, route), filesystem.invalidation.changes
             page = list(await route.ask(route.volume.readdir, handle.node, after, limit))
             if not page:
@@ -129,7 +128,7 @@ async def _list_volume(
             else:
                 taken = filesystem.give(route, handle.inode, name, attr, heard, emit, following)
             if not taken:
-                handle.ahead, handle.ahead_at = page[index:], (at, position)
+                handle.ahead, handle.ahead_at = page[index:], (at, heard, position)
                 return
             if not again:
                 names.append(name)
@@ -147,5 +146,5 @@ def _is_good(filesystem: FileSystem, handle: DirectoryHandle, route: Route, posi
 
     Of a shared volume in any case, for others change something all the time: the kernel asks again (`Places.entry`).
     """
-    at, there = handle.ahead_at
+    at, _, there = handle.ahead_at
     return there == position and (route.shared or (at == filesystem.changes and route.policy.coherent))

@@ -1,7 +1,7 @@
 """`Places`: where in the volumes a request happens, and what the kernel is told of what is there.
 
 It owns the mount tree and the inode numbers with their lookup counts. Whatever gives the kernel an entry goes through
-`entry`, which counts it and keeps the name for `names.py`; whatever the kernel gives back through `forget`.
+`entry` or `give`, which count it and keep the name for `names.py`; whatever the kernel gives back through `forget`.
 """
 
 from __future__ import annotations
