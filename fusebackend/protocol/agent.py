@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypeAlias, TypedDict
 
+from fusebackend.protocol.registered import register_all, registered_with
+
 # --------------------------------------------------------------------------------------------------------------
 # Records of the agent face
 # --------------------------------------------------------------------------------------------------------------
@@ -188,13 +190,24 @@ def _overridden(backend: object, name: str) -> bool:
     return getattr(type(backend), name, None) is not getattr(BackendProtocol, name)
 
 
+@registered_with("deepagents.backends.protocol", "BackendProtocol")
 class BackendProtocol(abc.ABC):
     """An agent's files. Paths are absolute strings that start with `/`; results are records, never exceptions.
 
     There are no abstract methods: a backend implements what it can, and the rest raises `NotImplementedError`,
     which callers such as `CompositeBackend` turn into an error record. `ls`, `grep` and `glob` fall back on the
     seeds' `ls_info`, `grep_raw` and `glob_info` where only those are defined, and the other way round.
+
+    deepagents' `isinstance` takes it for its own `BackendProtocol`, see `registered.py`.
     """
+
+    if not TYPE_CHECKING:
+
+        @property
+        def __class__(self):
+            """The class, as always; `isinstance` asks for it."""
+            register_all()
+            return type(self)
 
     def ls(self, path: str) -> LsResult:
         """List the direct children of the directory `path`, sorted by path; directories end with `/`."""
@@ -300,6 +313,7 @@ class BackendProtocol(abc.ABC):
         async def aglob_info(self, pattern: str, path: str = "/") -> list[FileInfo]: ...
 
 
+@registered_with("deepagents.backends.protocol", "SandboxBackendProtocol")
 class SandboxBackendProtocol(BackendProtocol):
     """A backend that can also run shell commands."""
 
