@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TypeVar
 
-from fusebackend import budget, paths
+from fusebackend import asked, budget, paths
 from fusebackend.deadline import Pending
 from fusebackend.globs import Matcher, compile_glob
 from fusebackend.paths import ROOT, AgentPath
@@ -99,19 +99,24 @@ class TreeSearch:
             routed = scope.own
             result = routed.face.grep(pattern, routed.inner, glob, limit)
             found = None if result.matches is None else [_outer_match(routed, match) for match in result.matches]
-            return GrepResult(error=routed.words(result.error), matches=found, truncated=result.truncated)
+            return GrepResult(
+                error=routed.words(result.error), matches=found, truncated=result.truncated, missing=result.missing
+            )
         broad = tree_glob.broad if tree_glob is not None else None
 
         more = None if limit is None else limit + 1  # so that hidden matches alone don't say `truncated`
 
         def ask(part: Routed, at_most: int | None = more) -> GrepResult:
-            result = part.face.grep(pattern, part.inner, broad, at_most)
+            with asked.for_pattern(glob):
+                result = part.face.grep(pattern, part.inner, broad, at_most)
             visible = self._visible(part, scope, tree_glob)
             found = [_outer_match(part, match) for match in result.matches or ()]
             matches = [match for match in found if visible(match["path"])]
             if result.truncated and at_most is not None and len(matches) < at_most <= len(found):
                 return ask(part, None)  # what is hidden has used up the limit
-            return GrepResult(error=result.error, matches=matches, truncated=result.truncated)
+            return GrepResult(
+                error=result.error, matches=matches, truncated=result.truncated, missing=result.missing
+            )
 
         results = self._ask_all(scope, tree_glob, "grep", ask, GrepResult(truncated=True))
         if isinstance(results, str):
@@ -133,10 +138,12 @@ class TreeSearch:
                 matches=routed.shown(result.matches),
                 truncated=result.truncated,
                 truncation_reason=result.truncation_reason,
+                missing=result.missing,
             )
 
         def ask(part: Routed) -> GlobResult:
-            result = part.face.glob(tree_glob.broad, part.inner)
+            with asked.for_pattern(pattern):
+                result = part.face.glob(tree_glob.broad, part.inner)
             visible = self._visible(part, scope, tree_glob)
             result.matches = [info for info in part.shown(result.matches) or () if visible(info["path"])]
             return result
