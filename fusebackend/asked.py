@@ -9,20 +9,32 @@ from __future__ import annotations
 import contextlib
 import contextvars
 from collections.abc import Iterator
+from typing import NamedTuple
 
-_pattern: contextvars.ContextVar[str | None] = contextvars.ContextVar("fusebackend_asked", default=None)
+
+class Asked(NamedTuple):
+    """What is asked for."""
+
+    pattern: str
+    """The glob, as it was given."""
+    here: str | None
+    """The same for what is below the path that the backend is asked to search; None where it can't be cut there."""
 
 
-def pattern() -> str | None:
-    """The glob of the search that is going on here, where that is over several backends."""
-    return _pattern.get()
+_asked: contextvars.ContextVar[Asked | None] = contextvars.ContextVar("fusebackend_asked", default=None)
+
+
+def current() -> Asked | None:
+    """What the search that is going on here was asked for, where that is over several backends."""
+    return _asked.get()
 
 
 @contextlib.contextmanager
-def for_pattern(wanted: str | None) -> Iterator[None]:
-    """What is asked inside is asked for this glob. Inside of another one, that of the outermost search holds."""
-    token = _pattern.set(_pattern.get() or wanted)
+def for_pattern(pattern: str, here: str | None) -> Iterator[None]:
+    """What is asked inside is asked for this glob. Inside of another one, that of the outermost search is the one."""
+    outer = _asked.get()
+    token = _asked.set(Asked(pattern if outer is None else outer.pattern, here))
     try:
         yield
     finally:
-        _pattern.reset(token)
+        _asked.reset(token)

@@ -88,6 +88,17 @@ def test_so_it_is_in_a_composite(composite: CompositeBackend) -> None:
     assert composite.grep("needle", "/threads").missing == LEFT_OUT
 
 
+def test_a_composite_goes_straight_to_what_a_pattern_names(
+    composite: CompositeBackend, threads: ThreadsBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed: list[int] = []
+    readdir = threads.volume.readdir
+    monkeypatch.setattr(threads.volume, "readdir", lambda node, *rest: listed.append(node) or readdir(node, *rest))
+    assert any("/history/" in path for path in found(composite.glob("threads/one/history/**/b.md")))
+    assert threads.volume.lookup(1, b"two").node not in listed
+    assert 1 not in listed
+
+
 def test_a_directory_of_an_agent_that_is_called_history_is_searched(tmp_path: Path) -> None:
     path = tmp_path / "threads.db"
     with agents.sqlite_saver(path) as saver:

@@ -18,6 +18,7 @@ from fusebackend.backends.threads.nodes import FileNode
 from fusebackend.backends.threads.rows import Damaged
 from fusebackend.backends.walk import FileWalk
 from fusebackend.errors import oserror
+from fusebackend.globs import compile_glob
 from fusebackend.protocol import Attr, Volume
 
 LEFT_OUT = "history/ of threads is searched only where the path or the pattern names it"
@@ -34,12 +35,16 @@ class ThreadsSearch:
 
     def __init__(self, pattern: str | None) -> None:
         """`pattern`: the glob of the search, None for none."""
-        patterns = filter(None, (pattern, asked.pattern()))
+        wanted = asked.current()
+        patterns = [pattern or "", wanted.pattern if wanted is not None else ""]
         self._named = any(HISTORY.decode() in _ENDS.split(pattern) for pattern in patterns)
+        self._narrower = compile_glob(wanted.here) if wanted is not None and wanted.here is not None else None
         self._walk: ThreadsWalk | None = None
 
     def walk(self, volume: Volume, directory: int, *, below: Sequence[str] = (), depth: int | None = None) -> FileWalk:
-        """A `MakeWalk`."""
+        """A `MakeWalk`. Of a search over several backends it goes no further than the whole glob does."""
+        if self._narrower is not None and len(self._narrower.prefix) > len(below):
+            below, depth = self._narrower.prefix, self._narrower.depth
         if self._named:
             return FileWalk(volume, directory, below=below, depth=depth)
         self._walk = ThreadsWalk(volume, directory, below=below, depth=depth)
@@ -64,8 +69,8 @@ class ThreadsWalk(FileWalk):
 
 
 def read_file(volume: Volume, attr: Attr, max_bytes: int, take: Callable[[Iterable[bytes]], T]) -> T:
-    """As `contents.read_with`. A node of threads has its bytes at hand, and needs not be opened for them: that took half
-    of the time of a `grep`.
+    """As `contents.read_with`. A node of threads has its bytes at hand, and needs not be opened for them: that took
+    half of the time of a `grep`.
 
     One that is damaged is passed over and told, as one that may not be read is: the others are searched all the same.
     """
