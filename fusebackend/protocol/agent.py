@@ -132,7 +132,8 @@ class MoveResult:
 class GrepResult:
     """Matches sorted by path and line. `truncated` is True when a limit cut them short.
 
-    `missing` says what could not be searched, where that is one of several backends.
+    `missing` says what was not searched: one of several backends that failed, or what a backend leaves out by rule, as
+    the histories of threads; then `truncated` is not set for it.
     """
 
     error: str | None = None
