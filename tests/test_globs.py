@@ -57,7 +57,8 @@ def path_matches(patterns, names):
 
 FRAGMENTS = [
     "*", "**", "/", "a", "b", ".", "?", "[ab]", "[!a]", "{a,b}", "{a/b,c}", "{,a}", "{a,b/}", "\\", "{", "}",
-    ",", "[", "]", "!", "**/", "/**", "[[:alpha:]]", "{1..3}", "-", "^", "{**,a}", "{a,**/b}", "\\*", "\\/", "(", ")", "|", "~", "\n",
+    ",", "[", "]", "!", "**/", "/**", "[[:alpha:]]", "{1..3}", "-", "^", "{**,a}", "{a,**/b}", "\\*", "\\/",
+    "(", ")", "|", "~", "\n",
 ]  # fmt: skip
 ODD_SEGMENTS = st.text(alphabet="ab.\n!*{[", min_size=1, max_size=4).filter(lambda segment: segment not in (".", ".."))
 ODD_PATHS = st.lists(ODD_SEGMENTS, min_size=1, max_size=6)

@@ -14,9 +14,9 @@ import errno
 import functools
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import Literal, Self
+from typing import IO, Literal, Self
 
 from fusebackend import budget, errors, paths, text
 from fusebackend.backends.contents import overwrite, read_all, read_with, require_regular, rewrite, write_pieces
@@ -101,7 +101,8 @@ class VolumeBackend(BackendProtocol):
                 raise errors.oserror(errno.ENOTDIR)
             trail = (*place.trail, directory.node)
             base = paths.normalise(path)
-            infos = [self._info(base, trail, name, attr) for name, attr in entries(self.volume, directory.node)]
+            found = budget.current().kept(entries(self.volume, directory.node), _size_of)
+            infos = [self._info(base, trail, name, attr) for name, attr in found]
         except PathError as error:
             return LsResult(error=str(error))
         except OSError as error:
@@ -134,7 +135,7 @@ class VolumeBackend(BackendProtocol):
     def _read(self, path: str, attr: Attr, offset: int, limit: int) -> ReadResult:
         if text.has_binary_extension(path):
             return text.read_binary(read_all(self.volume, attr, self.max_file_bytes))
-        take = functools.partial(text.read_pieces, offset=offset, limit=limit)
+        take = functools.partial(text.read_pieces, offset=offset, limit=limit, kept=budget.current().hold)
         try:
             return read_with(self.volume, attr, self.max_file_bytes, take)
         except UnicodeDecodeError:
@@ -178,6 +179,21 @@ class VolumeBackend(BackendProtocol):
         except Refusal as error:
             return FileDownloadResponse(path=path, error=_code(error))
         return FileDownloadResponse(path=path, content=content)
+
+    def download_to(self, path: str, file: IO[bytes]) -> FileDownloadResponse:
+        """`download_files` of one file into another, which is empty, piece by piece. The answer has no content."""
+
+        def take(pieces: Iterable[bytes]) -> None:
+            file.seek(0)  # it changed while it was read, so it is read again
+            file.truncate()
+            for piece in pieces:
+                file.write(piece)
+
+        try:
+            read_with(self.volume, resolve(self.volume, path).found, self.max_file_bytes, take)
+        except Refusal as error:
+            return FileDownloadResponse(path=path, error=_code(error))
+        return FileDownloadResponse(path=path)
 
     # -- writing -----------------------------------------------------------------------------------------------
 
@@ -358,6 +374,10 @@ class VolumeBackend(BackendProtocol):
 
 def _shown(path: AgentPath, attr: Attr) -> str:
     return path + "/" if attr.is_dir else path
+
+
+def _size_of(entry: tuple[bytes, Attr]) -> int:
+    return budget.ENTRY_BYTES + len(entry[0])
 
 
 def caller() -> Caller:
