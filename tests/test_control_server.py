@@ -670,16 +670,16 @@ class TestEnd:
 
     def test_a_call_whose_client_is_gone_is_waited_for(self, files, monkeypatch):
         begun, gone, ended = threading.Event(), threading.Event(), threading.Event()
-        download = InMemoryBackend.download_files
+        download = InMemoryBackend.download_to
 
-        def slow(self, paths):
+        def slow(self, path, file):
             begun.set()
             assert gone.wait(LIMIT_S)
             time.sleep(0.1)
             ended.set()
-            return download(self, paths)
+            return download(self, path, file)
 
-        monkeypatch.setattr(InMemoryBackend, "download_files", slow)
+        monkeypatch.setattr(InMemoryBackend, "download_to", slow)
         with serving(files) as server:
             with Raw(server.address) as raw:
                 raw.send(b'{"jsonrpc":"2.0","id":1,"method":"download_files","params":{"paths":["/x"]}}\n')
