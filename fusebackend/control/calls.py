@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,12 @@ from fusebackend.control.wire import CallId, Closed, ErrorObject, Failure, Notif
 
 if TYPE_CHECKING:
     from fusebackend.control.serving import Connection
+
+AT_EASE = 32
+"""As long as there are no more subscriptions to share, events are sent as they come."""
+
+EVENTS_PER_S = 4000
+"""And if there are, so many to all of them together; each falls behind, and may be told `overflow`."""
 
 log = logging.getLogger(__name__)
 
@@ -169,5 +176,8 @@ class Subscription:
             for event in self._watch:
                 change = {"subscription": self.name, "event": event}
                 self._connection.send(wire.encode(Notification("change", change)))
+                others = self._connection.server.subscriptions.taken
+                if others > AT_EASE:  # 512 threads that send each change at once would leave no time for anything else
+                    time.sleep(others / EVENTS_PER_S)
         except Closed:
             self._watch.close()

@@ -197,8 +197,13 @@ class Places:
     """How many of something there are in all: the first of each connection is always let in, the others share."""
 
     def __init__(self, shared: int = MAX_SHARED_CALLS) -> None:
-        self._left = shared
+        self._shared = self._left = shared
         self._guard = threading.Lock()
+
+    @property
+    def taken(self) -> int:
+        """Of those that are shared."""
+        return self._shared - self._left
 
     def enter(self, has_one: bool) -> bool:
         """Is there a place? `leave` gives it back, with the same argument."""

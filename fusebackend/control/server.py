@@ -14,9 +14,11 @@ import logging
 import os
 import socket
 import struct
+import sys
 import threading
 import time
 
+from fusebackend import heap
 from fusebackend.control import rendezvous, wire
 from fusebackend.control.limits import MAX_CONNECTIONS, NEWCOMERS, Arrivals, Places, Room
 from fusebackend.control.serving import Connection
@@ -29,6 +31,10 @@ log = logging.getLogger(__name__)
 END_TIMEOUT_S = 5.0
 """How long the end waits for calls under way."""
 
+SWITCH_S = 0.0005
+"""How long a thread keeps Python's lock while others want it (5 ms by default). A request of the mount, and a new
+client, need it some ten times each, beside as many calls as may work at once (`turns.py`)."""
+
 ACCEPT_RETRY_S = 0.5
 """How long to wait when there are no descriptors or threads for another connection: those in use will end."""
 
@@ -40,6 +46,7 @@ class ControlServer:
         self.backend = backend
         self.read_only = read_only
         self.address = ""
+        self._switch_s = sys.getswitchinterval()
         self._listener: socket.socket | None = None
         self._connections: set[Connection] = set()
         self.room = Room()
@@ -58,6 +65,9 @@ class ControlServer:
         Raises:
             OSError: no private directory for it.
         """
+        heap.keep_less()
+        self._switch_s = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_S)
         self.address = rendezvous.address(self.backend.mountpoint)
         rendezvous.remove_stale(os.path.dirname(self.address))
         self._listener = rendezvous.listen(self.address, MAX_CONNECTIONS)
@@ -77,6 +87,7 @@ class ControlServer:
             self._listener.close()
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.address)
+            sys.setswitchinterval(self._switch_s)
             deadline = time.monotonic() + END_TIMEOUT_S
             for connection in connections:
                 connection.retire()

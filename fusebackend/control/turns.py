@@ -16,8 +16,8 @@ import threading
 import time
 from collections.abc import Iterator
 
-PLACES = 3
-LONG = 3
+PLACES = 2
+LONG = 2
 
 SLICE_S = 0.05
 """How long a call works before it makes way for those that wait."""
