@@ -48,8 +48,15 @@ from fusebackend.protocol import (
     WriteResult,
 )
 
-BATCH_BYTES = 4 << 20
-"""How much content one `upload_files` message carries; a larger file is staged in pieces."""
+BATCH_BYTES = 512 << 10
+"""How much content one `upload_files` message carries; a larger file is staged in pieces. In base64, and with the
+paths, it fits into a message of 1 MiB."""
+
+BATCH_FILES = 500
+"""And how many files."""
+
+STAGED_CHARACTERS = 128 << 10
+"""A longer text is staged: JSON may take six bytes for a character."""
 
 OnOutput = Callable[[Literal["stdout", "stderr"], bytes], None]
 T = TypeVar("T")
@@ -170,13 +177,15 @@ class Client(SandboxBackendProtocol):
     # -- changing ----------------------------------------------------------------------------------------------
 
     def write(self, file_path: str, content: str) -> WriteResult:
-        return self._record(WriteResult, "write", {"file_path": file_path, "content": content})
+        params = {"file_path": file_path, "content": content}
+        return self._record_staged(WriteResult, "write", params, {"content": "staged"})
 
     def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
         params = {
             "file_path": file_path, "old_string": old_string, "new_string": new_string, "replace_all": replace_all,
         }  # fmt: skip
-        return self._record(EditResult, "edit", params)
+        staged = {"old_string": "staged_old", "new_string": "staged_new"}
+        return self._record_staged(EditResult, "edit", params, staged)
 
     def delete(self, file_path: str) -> DeleteResult:
         return self._record(DeleteResult, "delete", {"file_path": file_path})
@@ -200,7 +209,7 @@ class Client(SandboxBackendProtocol):
                 batch, size = [], 0
                 answers.append(self.send(path, _pieces(content)))
                 continue
-            if size + len(content) > BATCH_BYTES:
+            if size + len(content) > BATCH_BYTES or len(batch) >= BATCH_FILES:
                 answers += self._upload(batch)
                 batch, size = [], 0
             batch.append({"path": path, "content": bytes(content)})
@@ -222,9 +231,7 @@ class Client(SandboxBackendProtocol):
         """
         try:
             with self._pool.begun(str, "stage", {"data": b""}) as (connection, token):
-                for piece in pieces:
-                    for part in _pieces(piece):
-                        connection.call(str, "stage", {"data": part, "token": token})
+                _stage(connection, token, pieces)
                 files = [{"path": path, "staged": token}]
                 return connection.call(list[FileUploadResponse], "upload_files", {"files": files})[0]
         except Failures as error:
@@ -257,7 +264,7 @@ class Client(SandboxBackendProtocol):
                 on_output(params["stream"], msgspec.convert(params["data"], bytes))
 
         try:
-            return self._pool.call(ExecuteResponse, "execute", params, take)
+            return self._call_staged(ExecuteResponse, "execute", params, {"stdin": "staged"}, take)
         except Refused as error:
             if error.code == wire.INVALID_PARAMS:
                 raise ValueError(str(error)) from None
@@ -312,6 +319,35 @@ class Client(SandboxBackendProtocol):
         except Failures as error:
             return msgspec.convert({"error": str(error)}, kind)
 
+    def _record_staged(self, kind: type[T], verb: str, params: dict[str, Any], staged: Mapping[str, str]) -> T:
+        """`_record`, with long contents staged."""
+        try:
+            return self._call_staged(kind, verb, params, staged)
+        except Failures as error:
+            return msgspec.convert({"error": str(error)}, kind)
+
+    def _call_staged(
+        self,
+        kind: type[T],
+        verb: str,
+        params: dict[str, Any],
+        staged: Mapping[str, str],
+        take: Take | None = None,
+    ) -> T:
+        """A call. Of the parameters in `staged`, those that are too long for a message go first, over the same
+        connection, and their tokens under the names given there."""
+        long = {name: content for name in staged if (content := _content(params[name])) is not None}
+        if not long:
+            return self._pool.call(kind, verb, params, take)
+        with self._pool.begun(str, "stage", {"data": b""}) as (connection, token):
+            rest = {name: value for name, value in params.items() if name not in long}
+            for number, (name, content) in enumerate(long.items()):
+                if number:
+                    token = connection.call(str, "stage", {"data": b""})
+                _stage(connection, token, (content,))
+                rest[staged[name]] = token
+            return connection.call(kind, verb, rest, take)
+
     def _connect(self) -> Connection:
         try:
             return Connection(rendezvous.socket_at(self.mountpoint), self.mountpoint)
@@ -321,6 +357,19 @@ class Client(SandboxBackendProtocol):
 
 def _collecting(kind: Any, found: list[Any]) -> Callable[[Mapping[str, Any]], None]:
     return lambda params: found.extend(msgspec.convert(params["matches"], kind))
+
+
+def _content(value: Any) -> bytes | None:
+    """What has to be staged of a parameter; None if it fits into a message, or can't be of the right type."""
+    if isinstance(value, str) and len(value) > STAGED_CHARACTERS:
+        return value.encode("utf-8", "surrogatepass")
+    return value if isinstance(value, bytes) and len(value) > PIECE_BYTES else None
+
+
+def _stage(connection: Connection, token: str, pieces: Iterable[bytes]) -> None:
+    for piece in pieces:
+        for part in _pieces(piece):
+            connection.call(str, "stage", {"data": part, "token": token})
 
 
 def _pieces(content: bytes | bytearray | memoryview) -> Iterator[bytes]:

@@ -144,7 +144,7 @@ class Connection:
             if message.id == number or (message.id is None and message.error is not None):
                 return self._result(kind, message)
 
-    def _send(self, line: bytes) -> None:
+    def _send(self, line: bytes | bytearray) -> None:
         left = memoryview(line)
         while left:
             try:
