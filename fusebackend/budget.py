@@ -9,6 +9,9 @@ threads of `anyio.to_thread`, without being an argument of anything:
 `grep` and `glob` ask it for every directory, file and megabyte. When it is spent they stop with what they have and say
 `truncated` (`GlobResult.truncation_reason` is `budget`). A search that nobody gave a time has `SEARCH_S`. Somebody
 else's backend can't be stopped from outside, so it is waited for; a composite then asks no other.
+
+A `Cancellation` is the event to give it. A command asks nothing while it runs, so it has itself woken (`waking`) and is
+killed at once; a verb that has not begun to change a backend is not begun any more (`dialect.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import contextvars
 import math
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 SEARCH_S = 15.0
@@ -29,6 +32,35 @@ T = TypeVar("T")
 
 class Spent(Exception):
     """The budget is spent. Raised inside of a search and caught by the verb that began it."""
+
+
+class Cancellation(threading.Event):
+    """Set when the caller no longer waits. Unlike an `Event`, it also wakes those who sleep in `select` or `recv`: a
+    command would outlive its caller by as long as it is silent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._guard = threading.Lock()
+        self._wakers: list[Callable[[], object]] = []
+
+    def set(self) -> None:
+        with self._guard:
+            super().set()
+            for wake in self._wakers:
+                wake()
+
+    @contextlib.contextmanager
+    def waking(self, wake: Callable[[], object]) -> Iterator[None]:
+        """For the length of a block, have `wake` called when this is set, or now if it is. It must not wait."""
+        with self._guard:
+            self._wakers.append(wake)
+            if self.is_set():
+                wake()
+        try:
+            yield
+        finally:
+            with self._guard:
+                self._wakers.remove(wake)
 
 
 class Budget:
@@ -46,9 +78,23 @@ class Budget:
         self._cancelled = cancelled
 
     @property
+    def cancelled(self) -> bool:
+        """Has somebody called it off?"""
+        return any(event.is_set() for event in self._cancelled)
+
+    @contextlib.contextmanager
+    def waking(self, wake: Callable[[], object]) -> Iterator[None]:
+        """`Cancellation.waking`, of whoever can call this off."""
+        with contextlib.ExitStack() as stack:
+            for event in self._cancelled:
+                if isinstance(event, Cancellation):
+                    stack.enter_context(event.waking(wake))
+            yield
+
+    @property
     def left_s(self) -> float:
         """Seconds until it is spent, 0 when it is, infinite without a limit."""
-        if any(event.is_set() for event in self._cancelled):
+        if self.cancelled:
             return 0.0
         return max(0.0, self._deadline_s - time.monotonic())
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from fusebackend.budget import Cancellation
 from fusebackend.control import wire
 from fusebackend.control.verbs import Params, Verb
 from fusebackend.control.wire import CallId, Closed, ErrorObject, Failure, Notification, Response, WireError
@@ -25,9 +26,10 @@ class RunningCall:
     def __init__(self, connection: Connection, id: CallId | msgspec.UnsetType, verb: Verb, params: Params) -> None:
         self.backend = connection.backend
         self.staging = connection.staging
-        self.cancelled = threading.Event()
+        self.cancelled = Cancellation()
         self.answered = id is not msgspec.UNSET
         self.key: Any = id if self.answered else object()
+        self.command = verb.command
         self._connection = connection
         self._verb = verb
         self._params = params
@@ -46,7 +48,7 @@ class RunningCall:
         except Closed:
             log.debug("nobody waits for the answer any more")
         finally:
-            self._connection.call_ended()
+            self._connection.call_ended(self)
 
     def run(self) -> None:
         """Carry out the call and send the answer. Raises `Closed` when there is nobody to send it to."""

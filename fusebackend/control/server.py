@@ -16,7 +16,7 @@ import threading
 import time
 
 from fusebackend.control import rendezvous, wire
-from fusebackend.control.serving import Connection
+from fusebackend.control.serving import MAX_COMMANDS_IN_ALL, Connection
 from fusebackend.control.wire import ErrorObject, Failure, WireError
 from fusebackend.mount.mounted import MountedBackend
 
@@ -44,6 +44,7 @@ class ControlServer:
         self._listener: socket.socket | None = None
         self._connections: set[Connection] = set()
         self._guard = threading.Lock()
+        self.commands = threading.BoundedSemaphore(MAX_COMMANDS_IN_ALL)  # places of those of all connections
         self._held_bytes = 0
         self._closing = False
         self._ending = threading.Lock()

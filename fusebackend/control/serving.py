@@ -26,7 +26,7 @@ import msgspec
 from fusebackend.control import wire
 from fusebackend.control.calls import RunningCall, Subscription
 from fusebackend.control.staging import Staging
-from fusebackend.control.verbs import VERBS
+from fusebackend.control.verbs import VERBS, Verb
 from fusebackend.control.wire import CallId, Closed, ErrorObject, Failure, Lines, WireError
 
 if TYPE_CHECKING:
@@ -39,6 +39,13 @@ MAX_CALLS = 16
 
 MAX_THREADS = 2 * MAX_CALLS
 """Of the long calls of one connection: as many again may have ended, and wait for their answers to be read."""
+
+MAX_COMMANDS = 256
+"""Commands of one connection at once, those included whose answers wait to be read. They run for as long as they like,
+so they take no place of a search or an upload."""
+
+MAX_COMMANDS_IN_ALL = 1024
+"""Of all connections together: each has a thread, and two pipes."""
 
 FREE_BYTES = 1 << 20
 """What a connection may hold of a message that is not counted."""
@@ -66,6 +73,8 @@ class Connection:
         self.active_at = time.monotonic()
         self._stream = stream
         self._lines = Lines(functools.partial(stream.recv, wire.RECEIVE_BYTES), reserve=self._reserve)
+        self._hangup = select.poll()
+        self._hangup.register(stream, 0)
         self._held_bytes = 0
         self._sending = threading.Lock()
         self._sending_since: float | None = None
@@ -74,6 +83,7 @@ class Connection:
         self._busy = False
         self._calls: dict[CallId, RunningCall] = {}
         self._threads = 0  # of long calls, also while they send their answers
+        self._commands = 0  # of these, commands
         self._subscriptions: dict[str, Subscription] = {}
         self._names = itertools.count(1)
         self._thread = threading.Thread(target=self._run, name="fusebackend-connection", daemon=True)
@@ -172,11 +182,13 @@ class Connection:
 
     def _linger(self) -> None:
         """Nothing more will be taken. Go on with what is under way until it is done, or the client is gone."""
-        hangup = select.poll()
-        hangup.register(self._stream, 0)
         with self._guard:
-            while self._has_work() and not hangup.poll(0):
+            while self._has_work() and not self._client_is_gone():
                 self._guard.wait(HANGUP_S)
+
+    def _client_is_gone(self) -> bool:
+        """Has it closed its end, so that it can't even read any more?"""
+        return bool(self._hangup.poll(0))
 
     def _has_work(self) -> bool:
         return bool(self._threads or self._subscriptions)
@@ -201,27 +213,49 @@ class Connection:
             raise WireError(wire.METHOD_NOT_FOUND, f"there is no verb '{request.method}'; see 'hello'", call=call)
         params = wire.parse_params(request, verb.params)
         running = RunningCall(self, request.id, verb, params)
+        if running.answered and (verb.changes or verb.command) and self._client_is_gone():
+            raise Closed("whoever asked for a change no longer waits for it, so it is not begun")
         if not verb.long:
             running.run()
             return
         with self._guard:
-            if len(self._calls) >= MAX_CALLS or self._threads >= MAX_THREADS:
-                raise WireError(wire.BUSY, f"{MAX_CALLS} calls of this connection are under way", call=call)
+            self._require_place(verb, call)
             if running.key in self._calls:
                 raise WireError(wire.INVALID_REQUEST, "a call with this id is under way", call=call)
-            running.start()
+            if verb.command and not self.server.commands.acquire(blocking=False):
+                raise WireError(wire.BUSY, f"{MAX_COMMANDS_IN_ALL} commands are running already", call=call)
+            try:
+                running.start()
+            except RuntimeError:
+                if verb.command:
+                    self.server.commands.release()
+                raise WireError(wire.BUSY, "no threads are left; try again", call=call) from None
             self._calls[running.key] = running
             self._threads += 1
+            self._commands += verb.command
+
+    def _require_place(self, verb: Verb, call: CallId) -> None:
+        """Raises `WireError` when as many are under way as may be: of commands, or of all other long verbs."""
+        if verb.command:
+            if self._commands >= MAX_COMMANDS:
+                raise WireError(wire.BUSY, f"{MAX_COMMANDS} commands of this connection are under way", call=call)
+            return
+        calls = sum(not other.command for other in self._calls.values())
+        if calls >= MAX_CALLS or self._threads - self._commands >= MAX_THREADS:
+            raise WireError(wire.BUSY, f"{MAX_CALLS} calls of this connection are under way", call=call)
 
     def call_done(self, call: RunningCall) -> None:
         """The outcome of a long call is known, so it can't be cancelled, and its id can be used again."""
         with self._guard:
             del self._calls[call.key]
 
-    def call_ended(self) -> None:
+    def call_ended(self, call: RunningCall) -> None:
         """The answer to a long call is sent, if there is anybody to send it to."""
         with self._guard:
             self._threads -= 1
+            if call.command:
+                self._commands -= 1
+                self.server.commands.release()
             self.active_at = time.monotonic()
             self._guard.notify_all()
 

@@ -18,8 +18,6 @@ from fusebackend import __version__, budget
 from fusebackend.protocol import READ_LIMIT_LINES, ExecuteResponse, FileDownloadResponse, FileUploadResponse
 
 if TYPE_CHECKING:
-    import threading
-
     from fusebackend.control.staging import Staging
     from fusebackend.mount.mounted import MountedBackend
 
@@ -43,7 +41,7 @@ class Call(Protocol):
 
     backend: MountedBackend
     staging: Staging
-    cancelled: threading.Event
+    cancelled: budget.Cancellation
 
     def notify(self, method: str, **params: Any) -> None:
         """Send what there is so far; waits for the reader, and raises `ConnectionError` when there is none."""
@@ -159,12 +157,14 @@ class Nothing(Params):
 
 @dataclass(frozen=True)
 class Verb:
-    """`long` verbs run in a thread of their own. `changes` are refused on a read-only mount."""
+    """`long` verbs run in a thread of their own; a `command` is one of these, and counted apart, for it may run for
+    hours. `changes` are refused on a read-only mount."""
 
     params: type[Params]
     run: Callable[[Call, Any], Any]
     long: bool = False
     changes: bool = False
+    command: bool = False
 
 
 def _pieces(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
@@ -236,14 +236,15 @@ def _execute(call: Call, asked: OfExecute) -> ExecuteResponse:
     def on_output(stream: str, data: bytes) -> None:
         call.notify("execute.output", stream=stream, data=data)
 
-    return call.backend.run(
-        asked.command,
-        timeout=asked.timeout,
-        stdin=asked.stdin,
-        cwd=asked.cwd,
-        on_output=on_output if asked.stream else None,
-        cancelled=call.cancelled,
-    )
+    with budget.limited(None, cancelled=call.cancelled):
+        return call.backend.run(
+            asked.command,
+            timeout=asked.timeout,
+            stdin=asked.stdin,
+            cwd=asked.cwd,
+            on_output=on_output if asked.stream else None,
+            cancelled=call.cancelled,
+        )
 
 
 def _hello(call: Call, asked: Nothing) -> Any:
@@ -282,7 +283,7 @@ VERBS: dict[str, Verb] = {
     "stage": Verb(OfStage, lambda call, asked: call.staging.add(asked.data, asked.token)),
     "upload_files": Verb(OfUpload, _upload, long=True, changes=True),
     "download_files": Verb(OfDownload, _download, long=True),
-    "execute": Verb(OfExecute, _execute, long=True),
+    "execute": Verb(OfExecute, _execute, long=True, command=True),
     "stat": Verb(OfStat, lambda call, asked: call.backend.stat(asked.path, follow=asked.follow)),
     "status": Verb(Nothing, lambda call, asked: call.backend.status()),
     "invalidate": Verb(OfScope, _invalidate),

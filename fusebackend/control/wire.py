@@ -219,7 +219,8 @@ class Lines:
     understood again.
 
     Args:
-        receive: gives more of the stream, nothing at its end; it may raise OSError.
+        receive: gives more of the stream, nothing at its end; it may raise OSError. Where it does not wait, `next`
+            raises its BlockingIOError, and goes on where it was when it is called again.
         limit_bytes: of one line.
         reserve: told how many more bytes (or less, if negative) are held of messages that are not complete.
     """
@@ -272,7 +273,7 @@ class Lines:
     def _receive(self) -> bytes:
         try:
             return self._receive_more()
-        except Closed:
+        except (Closed, BlockingIOError):
             raise
         except OSError as error:
             raise Closed(f"the connection failed: {error}") from None

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from fusebackend import errors, paths
+from fusebackend.asyncwatch import AsyncWatch, ThreadedWatch
 from fusebackend.backends.walk import resolve
 from fusebackend.paths import ROOT, AgentPath, PathError
 from fusebackend.protocol import (
@@ -78,6 +79,9 @@ class MountedBackend(SandboxBackendProtocol):
         self.mountpoint = mountpoint
         self.shell = shell
         self._status = status
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} on {self.mountpoint!r} of {self.backend!r}>"
 
     # -- the agent face ----------------------------------------------------------------------------------------
 
@@ -227,3 +231,11 @@ class MountedBackend(SandboxBackendProtocol):
             PathError: the path is malformed.
         """
         return self.filesystem.feed.watch(path)
+
+    def awatch(self, path: str = "/") -> AsyncWatch:
+        """`watch`, as an async iterator under asyncio and trio; see `asyncwatch`. It begins at once.
+
+        Raises:
+            PathError: the path is malformed.
+        """
+        return AsyncWatch(ThreadedWatch(self, self.watch(path)))
