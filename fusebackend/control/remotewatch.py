@@ -23,9 +23,8 @@ class RemoteWatch:
 
     def close(self) -> None:
         """End it, from any thread; an iteration under way ends."""
-        if not self._closed.is_set():
-            self._closed.set()
-            self._connection.close()
+        self._closed.set()
+        self._connection.close()
 
     def end(self) -> None:
         """Have a step that is awaited come to its end, which is followed by `close`. A loop would not notice that a
