@@ -11,8 +11,8 @@ Every `a…` verb that has nothing better is its plain verb, run by this. What a
 The threads are trio's (`trio.lowlevel.start_thread_soon`), which are daemons and are used again; none keeps the
 process. At its end those that were cancelled have `EXIT_S`, so that the commands in them are killed.
 
-A thread whose backend has only an `a…` verb, or a better one, calls `awaited`: then the task that waits for the thread
-awaits it, with the loop, the context and the cancel scopes that it was written for.
+A thread whose backend has an `a…` verb of its own has the task that waits for it await that (`caller.py`), in the loop
+and the cancel scopes that it was written for.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import anyio
+import anyio.lowlevel
 import sniffio
 import trio
 
-from fusebackend import budget
+from fusebackend import budget, caller
+from fusebackend.caller import CallerGone
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
@@ -55,10 +57,6 @@ EXIT_S = 1.0
 T = TypeVar("T")
 
 
-class CallerGone(BaseException):
-    """Whoever awaited this verb was cancelled. It passes through everything that takes errors for answers."""
-
-
 async def aside(backend: object, verb: str, call: Callable[[], T]) -> T:
     """What `call` returns or raises, in a thread. See the module's docstring.
 
@@ -66,6 +64,7 @@ async def aside(backend: object, verb: str, call: Callable[[], T]) -> T:
         backend: whose verb this is; each has places of its own.
         verb: its name, for its place and for the log.
     """
+    await anyio.lowlevel.checkpoint_if_cancelled()
     cancelled = anyio.get_cancelled_exc_class()
     job = _Job(f"{type(backend).__name__}.{verb}", call)
     places = _places(backend, verb)
@@ -87,24 +86,6 @@ async def aside(backend: object, verb: str, call: Callable[[], T]) -> T:
     if job.error is not None:
         raise job.error
     return job.answer
-
-
-def library() -> str | None:
-    """The library of the loop that waits for this thread, `asyncio` or `trio`; None when none does."""
-    job = _current.get()
-    return None if job is None else job.library
-
-
-def awaited(call: Callable[[], Awaitable[T]]) -> T:
-    """In a thread of `aside`, or in one that it has given its context: have its caller await something.
-
-    Raises:
-        CallerGone: the caller no longer waits.
-    """
-    job = _current.get()
-    assert job is not None, "nobody awaits this thread"
-    answer: T = job.ask(call)
-    return answer
 
 
 def until_cancelled(call: Callable[[], Awaitable[T]]) -> T:
@@ -206,7 +187,8 @@ class _Job(Generic[T]):
         self._notify()
 
     def _run(self) -> T:
-        _current.set(self)
+        caller.current.set(self)
+        sniffio.current_async_library_cvar.set(None)  # copied with the context; no loop runs in this thread
         with budget.limited(None, cancelled=self.cancelled):
             return self._call()
 
@@ -229,7 +211,6 @@ class _Awaited(Generic[T]):
 
     def __init__(self, call: Callable[[], Awaitable[T]]) -> None:
         self._call = call
-        self._context = contextvars.copy_context()
         self._done = threading.Event()
         self._answer: T
         self._error: BaseException | None = None
@@ -256,7 +237,6 @@ class _Awaited(Generic[T]):
         return self._answer
 
 
-_current: contextvars.ContextVar[_Job[Any] | None] = contextvars.ContextVar("fusebackend_awaiting", default=None)
 _left_alone: set[_Job[Any]] = set()
 
 

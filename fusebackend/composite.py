@@ -23,13 +23,15 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
-from fusebackend import budget, errors, paths
+from fusebackend import budget, caller, errors, paths
 from fusebackend.attaching import familiar, made, seated, supports_execution
 from fusebackend.backends.state import StateBackend
 from fusebackend.backends.statefiles import apply_files_update
+from fusebackend.deadline import together
 from fusebackend.dialect import AgentFace, Guard, accepted, is_factory
 from fusebackend.globs import GlobError
 from fusebackend.paths import ROOT, AgentPath, PathError
@@ -46,13 +48,12 @@ from fusebackend.protocol import (
     LsResult,
     MoveResult,
     ReadResult,
-    SandboxBackendProtocol,
     WriteResult,
 )
 from fusebackend.routes import RouteTable
 from fusebackend.routing import Routed, Routing
 from fusebackend.telling import TellingFace
-from fusebackend.treesearch import TreeSearch
+from fusebackend.treesearch import MAX_AWAITED, TreeSearch
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +63,10 @@ NO_EXECUTION = (
 )
 """The seeds' words."""
 
+Group = list[tuple[int, Routed]]
+"""The items of a batch that one backend is asked for, with their places in the batch."""
+
+Response = TypeVar("Response", FileUploadResponse, FileDownloadResponse)
 Changed = TypeVar("Changed", WriteResult, EditResult, DeleteResult)
 
 
@@ -260,8 +265,11 @@ class CompositeBackend(BackendProtocol):
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
         """One call per backend; answers in the order and with the paths given."""
         answers, groups = self._grouped([path for path, _ in files], FileUploadResponse)
-        for group in groups:
-            responses = group[0][1].face.upload_files([(routed.inner, files[index][1]) for index, routed in group])
+
+        def upload(group: Group) -> list[FileUploadResponse]:
+            return group[0][1].face.upload_files([(routed.inner, files[index][1]) for index, routed in group])
+
+        for group, responses in _asked("upload_files", groups, upload, FileUploadResponse):
             for (index, routed), response in zip(group, responses, strict=True):
                 answers[index] = FileUploadResponse(
                     path=files[index][0],
@@ -273,15 +281,18 @@ class CompositeBackend(BackendProtocol):
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
         """One call per backend; answers in the order and with the paths given."""
         answers, groups = self._grouped(paths, FileDownloadResponse)
-        for group in groups:
-            responses = group[0][1].face.download_files([routed.inner for _, routed in group])
+
+        def download(group: Group) -> list[FileDownloadResponse]:
+            return group[0][1].face.download_files([routed.inner for _, routed in group])
+
+        for group, responses in _asked("download_files", groups, download, FileDownloadResponse):
             for (index, routed), response in zip(group, responses, strict=True):
                 answers[index] = FileDownloadResponse(
                     path=paths[index], content=response.content, error=routed.words(response.error)
                 )
         return answers
 
-    def _grouped(self, wanted: list[str], kind: Callable[..., Any]) -> tuple[list[Any], list[list[tuple[int, Routed]]]]:
+    def _grouped(self, wanted: list[str], kind: Callable[..., Any]) -> tuple[list[Any], list[Group]]:
         """Answers for the paths that no backend is asked for, and the others by backend, with their places."""
         answers: list[Any] = [None] * len(wanted)
         groups: dict[int, list[tuple[int, Routed]]] = {}
@@ -318,15 +329,18 @@ class CompositeBackend(BackendProtocol):
         return run(command, **accepted(run, {"timeout": timeout}))
 
     async def aexecute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
-        """`execute`, awaitable under asyncio and trio."""
-        backend = self._executing()
-        if isinstance(backend, (SandboxBackendProtocol, CompositeBackend)):
-            options = accepted(backend.aexecute, {"timeout": timeout})
-            result: ExecuteResponse = await backend.aexecute(command, **options)
-            return result
-        import anyio.to_thread
+        """`execute`, awaitable under asyncio and trio; the default's own `aexecute` where it has one. Cancelled, it
+        ends at once, and the command is killed if the default can do that."""
+        import sniffio
 
-        return await anyio.to_thread.run_sync(lambda: self.execute(command, timeout=timeout))
+        from fusebackend.awaiting import aside
+
+        backend = self._executing()
+        run = AgentFace(backend, "").coroutine("execute", sniffio.current_async_library())
+        if run is None:
+            return await aside(backend, "execute", lambda: self.execute(command, timeout=timeout))
+        answer: ExecuteResponse = await run(command, **accepted(run, {"timeout": timeout}))
+        return answer
 
     def _executing(self) -> Any:
         if not supports_execution(self.default):
@@ -362,3 +376,19 @@ class CompositeBackend(BackendProtocol):
         except (AttributeError, TypeError) as error:
             log.warning("the default's state takes no update, so only the result carries it: %s", error)
         return shown
+
+
+def _asked(
+    verb: str, groups: list[Group], ask: Callable[[Group], list[Response]], kind: Callable[..., Response]
+) -> Iterator[tuple[Group, list[Response]]]:
+    """What each backend answers. Those whose own `a…` verb is awaited are asked at the same time, and when the caller
+    no longer waits, no further one is asked."""
+    awaited = [group for group in groups if group[0][1].face.coroutine(verb, caller.library())]
+    yield from zip(awaited, together([partial(ask, group) for group in awaited], MAX_AWAITED), strict=True)
+    for group in groups:
+        if group in awaited:
+            continue
+        if budget.current().cancelled:
+            yield group, [kind(path=routed.outer, error="cancelled") for _, routed in group]
+        else:
+            yield group, ask(group)

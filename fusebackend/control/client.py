@@ -211,9 +211,7 @@ class Client(SandboxBackendProtocol):
     def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
         return finished(self._now.aedit(file_path, old_string, new_string, replace_all))
 
-    async def aedit(
-        self, file_path: str, old_string: str, new_string: str, replace_all: bool = False
-    ) -> EditResult:
+    async def aedit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
         params = {
             "file_path": file_path, "old_string": old_string, "new_string": new_string, "replace_all": replace_all,
         }  # fmt: skip

@@ -194,6 +194,11 @@ def _streamed(call: Call, method: str, result: Any) -> Any:
     return replace(result, matches=None)
 
 
+def _move(call: Call, asked: OfMove) -> Any:
+    with budget.limited(None, cancelled=call.cancelled):  # a move from one backend to another may take long
+        return call.backend.move(asked.source, asked.destination)
+
+
 def _upload(call: Call, asked: OfUpload) -> Any:
     contents: list[bytes | None] = [_content(call, item) for item in asked.files]
     given = [(item.path, content) for item, content in zip(asked.files, contents, strict=True) if content is not None]
@@ -277,9 +282,7 @@ VERBS: dict[str, Verb] = {
     "grep": Verb(OfGrep, _grep, long=True),
     "glob": Verb(OfGlob, _glob, long=True),
     "delete": Verb(OfDelete, lambda call, asked: call.backend.delete(asked.file_path), long=True, changes=True),
-    "move": Verb(
-        OfMove, lambda call, asked: call.backend.move(asked.source, asked.destination), long=True, changes=True
-    ),
+    "move": Verb(OfMove, _move, long=True, changes=True),
     "stage": Verb(OfStage, lambda call, asked: call.staging.add(asked.data, asked.token)),
     "upload_files": Verb(OfUpload, _upload, long=True, changes=True),
     "download_files": Verb(OfDownload, _download, long=True),
