@@ -105,6 +105,10 @@ class CompositeBackend(BackendProtocol):
         self._routing = Routing(table, faces)
         self._tree = TreeSearch(self._routing)
 
+    def _where(self) -> str:
+        routes = "".join(f", {prefix}: {backend!r}" for prefix, backend in self.routes.items())
+        return f"{self.default!r}{routes}"
+
     @property
     def sorted_routes(self) -> list[tuple[str, Any]]:
         """The routes, the longest prefix first (seeds)."""

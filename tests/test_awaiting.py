@@ -16,7 +16,13 @@ import pytest
 from eventually import eventually
 
 from fusebackend import awaiting
-from fusebackend.backends import CompositeBackend, FilesystemBackend, InMemoryBackend, LocalShellBackend
+from fusebackend.backends import (
+    CompositeBackend,
+    FilesystemBackend,
+    InMemoryBackend,
+    LocalShellBackend,
+    SqliteBackend,
+)
 from fusebackend.protocol import (
     BackendProtocol,
     ExecuteResponse,
@@ -335,3 +341,20 @@ def test_twins_have_the_signatures_of_their_verbs(tmp_path, verb):
     assert inspect.iscoroutinefunction(twin)
     assert twin.__name__ == f"a{verb}" and "Awaitable under asyncio and under trio" in inspect.getdoc(twin)
     assert FilesystemBackend.aread.__qualname__ == "BackendProtocol.aread"
+
+
+def test_help_of_mount_tells_of_the_function():
+    code = "import fusebackend, inspect; help(fusebackend.mount); print(inspect.signature(fusebackend.mount))"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+    assert "deadline_s: seconds after which a call" in said
+    assert said.splitlines()[-1].startswith("(backend: 'BackendLike', mountpoint: 'str | os.PathLike[str]', *, ")
+
+
+def test_reprs_say_what_a_backend_is(tmp_path):
+    shell, memory = LocalShellBackend(tmp_path), InMemoryBackend()
+    assert repr(memory) == "<InMemoryBackend>"
+    assert repr(shell) == f"<LocalShellBackend of '{tmp_path}'>"
+    files = CompositeBackend(shell, {"/memories/": memory})
+    assert repr(files) == f"<CompositeBackend of {shell!r}, /memories/: <InMemoryBackend>>"
+    with SqliteBackend(tmp_path / "notes.db") as notes:
+        assert repr(notes) == f"<SqliteBackend of '{tmp_path}/notes.db'>"

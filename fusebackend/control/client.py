@@ -107,8 +107,8 @@ class Client(SandboxBackendProtocol):
         self._now = copy.copy(self)  # the same client, whose coroutines never suspend
         self._now._waits = BLOCKING
 
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self.mountpoint!r}>"
+    def _where(self) -> str:
+        return repr(self.mountpoint)
 
     def close(self) -> None:
         """Close the connections that are kept. The client can still be used: it makes new ones."""

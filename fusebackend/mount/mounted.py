@@ -80,8 +80,8 @@ class MountedBackend(SandboxBackendProtocol):
         self.shell = shell
         self._status = status
 
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} on {self.mountpoint!r} of {self.backend!r}>"
+    def _where(self) -> str:
+        return f"{self.backend!r} on {self.mountpoint!r}"
 
     # -- the agent face ----------------------------------------------------------------------------------------
 

@@ -196,6 +196,14 @@ class BackendProtocol(abc.ABC):
     seeds' `ls_info`, `grep_raw` and `glob_info` where only those are defined, and the other way round.
     """
 
+    def __repr__(self) -> str:
+        where = self._where()
+        return f"<{type(self).__name__} of {where}>" if where else f"<{type(self).__name__}>"
+
+    def _where(self) -> str:
+        """Where the files are, for `repr`: a path, a bucket, prefixes. Never a password."""
+        return ""
+
     def ls(self, path: str) -> LsResult:
         """List the direct children of the directory `path`, sorted by path; directories end with `/`."""
         if _overridden(self, "ls_info"):
