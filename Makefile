@@ -4,7 +4,6 @@
 .PHONY: mount umount test check bench clean
 
 mount:
-	@scripts/bootstrap
 	@scripts/mount
 
 umount:

@@ -27,6 +27,8 @@ def answer(model: Any, mountpoint: str, question: str) -> str:
 
 
 def main(arguments: list[str]) -> None:
+    if len(arguments) != 3:
+        sys.exit("usage: agent_on_any_mount.py MOUNTPOINT MODEL QUESTION")
     mountpoint, model, question = arguments
     print(answer(model, mountpoint, question))
 

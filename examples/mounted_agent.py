@@ -76,6 +76,8 @@ def converse(agent: Any, questions: Iterable[str]) -> None:
 
 
 def main(arguments: list[str]) -> None:
+    if len(arguments) != 3:
+        sys.exit("usage: mounted_agent.py MOUNTPOINT DIRECTORY MODEL")
     mountpoint, directory, model = arguments
     with mounted_files(Path(mountpoint), Path(directory)) as mount, saved_threads(Path(directory)) as saver:
         print(f"mounted on {mountpoint}", flush=True)

@@ -62,6 +62,18 @@ def made(backend: Any, runtime: Any) -> Any:
     return found.resolve(runtime) if isinstance(found, CompositeBackend) else found
 
 
+def keeps_in_graph(backend: Any) -> bool:
+    """May files of this backend be in the state of a running LangGraph graph? Those of a factory may."""
+    from fusebackend.composite import CompositeBackend
+
+    if isinstance(backend, CompositeBackend):
+        return any(keeps_in_graph(part) for part in (backend.default, *backend.routes.values()))
+    if isinstance(backend, StateBackend):
+        return backend.in_graph
+    module = sys.modules.get("deepagents.backends.state")
+    return is_factory(backend) or (module is not None and isinstance(backend, module.StateBackend))
+
+
 def supports_execution(backend: Any) -> bool:
     """Can this backend run commands? Also one that has `execute` without being our `SandboxBackendProtocol`."""
     from fusebackend.composite import CompositeBackend

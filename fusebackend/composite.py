@@ -6,7 +6,8 @@ directory on the way to it are directories of their parent, and what they cover 
 verb. grep and glob below a path include every route below it.
 
 A route may be any object with an agent face, in whatever dialect (`dialect.py`), or a factory: then the composite is
-called with a runtime and gives one whose routes are made. Until then, verbs that reach the factory say so.
+called with a runtime and gives one whose routes are made. Until then, verbs that reach the factory say so, unless a
+LangGraph graph is running here: then each verb makes the routes with that graph's runtime.
 
 Failures stay where they happen. A backend that raises gives an error that names its route. When one of several fails
 in a grep or a glob, the matches of the others are returned with `truncated` set and no error, and the failure is
@@ -21,14 +22,15 @@ up by inner paths; for that one alone the update keeps them, as in the seeds.
 from __future__ import annotations
 
 import errno
+import functools
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from typing import Any, TypeVar
 
 from fusebackend import budget, caller, errors, paths
-from fusebackend.attaching import familiar, made, seated, supports_execution
+from fusebackend.attaching import familiar, keeps_in_graph, made, seated, supports_execution
+from fusebackend.backends.graphstate import GraphRuntime, graph_config
 from fusebackend.backends.state import StateBackend
 from fusebackend.backends.statefiles import apply_files_update
 from fusebackend.deadline import together
@@ -36,6 +38,7 @@ from fusebackend.dialect import AgentFace, Guard, accepted, is_factory
 from fusebackend.globs import GlobError
 from fusebackend.paths import ROOT, AgentPath, PathError
 from fusebackend.protocol import (
+    AGENT_VERBS,
     READ_LIMIT_LINES,
     BackendProtocol,
     DeleteResult,
@@ -50,6 +53,7 @@ from fusebackend.protocol import (
     ReadResult,
     WriteResult,
 )
+from fusebackend.protocol.registered import registered_with
 from fusebackend.routes import RouteTable
 from fusebackend.routing import Routed, Routing
 from fusebackend.telling import TellingFace
@@ -86,6 +90,17 @@ class CompositeBackend(BackendProtocol):
         PathError: a prefix is refused, or two mean the same.
         TypeError: a route is None.
     """
+
+    def __new__(cls, default: Any, routes: Mapping[str, Any] | None = None) -> CompositeBackend:
+        """deepagents asks the class whether a backend can execute or keeps files in the graph's state, so the class of
+        a composite that does has the words for it among its bases."""
+        parts = [familiar(part) for part in (default, *(routes or {}).values())]
+        bases = [
+            *([_Unmade] if any(is_factory(part) for part in parts) else []),
+            *([_Executing] if supports_execution(parts[0]) else []),
+            *([_InGraph] if any(keeps_in_graph(part) for part in parts) else []),
+        ]
+        return super().__new__(_class((*bases, cls)) if bases else cls)
 
     def __init__(self, default: Any, routes: Mapping[str, Any] | None = None) -> None:
         table = RouteTable(routes or {})
@@ -388,7 +403,7 @@ def _asked(
     """What each backend answers. Those whose own `a…` verb is awaited are asked at the same time, and when the caller
     no longer waits, no further one is asked."""
     awaited = [group for group in groups if group[0][1].face.coroutine(verb, caller.library())]
-    yield from zip(awaited, together([partial(ask, group) for group in awaited], MAX_AWAITED), strict=True)
+    yield from zip(awaited, together([functools.partial(ask, group) for group in awaited], MAX_AWAITED), strict=True)
     for group in groups:
         if group in awaited:
             continue
@@ -396,3 +411,41 @@ def _asked(
             yield group, [kind(path=routed.outer, error="cancelled") for _, routed in group]
         else:
             yield group, ask(group)
+
+
+# -- what deepagents asks the class ----------------------------------------------------------------------------
+
+
+@registered_with("deepagents.backends.protocol", "SandboxBackendProtocol")
+class _Executing:
+    """The default runs commands: `create_deep_agent` gives the agent a tool for them."""
+
+
+@registered_with("deepagents.backends.state", "StateBackend")
+class _InGraph:
+    """Files are in the graph's state: `create_deep_agent` gives the state a key for them."""
+
+
+class _Unmade:
+    """Some part is a factory: inside of a running graph, each verb is that of the composite its runtime makes."""
+
+
+def _in_its_graph(verb: str) -> Callable[..., Any]:
+    plain = getattr(CompositeBackend, verb)
+
+    @functools.wraps(plain)
+    def asked(self: CompositeBackend, *args: Any, **options: Any) -> Any:
+        if graph_config() is None:
+            return plain(self, *args, **options)
+        return getattr(self.resolve(GraphRuntime()), verb)(*args, **options)
+
+    return asked
+
+
+for _verb in AGENT_VERBS:
+    setattr(_Unmade, _verb, _in_its_graph(_verb))
+
+
+@functools.cache
+def _class(bases: tuple[type, ...]) -> type[CompositeBackend]:
+    return type(bases[-1].__name__, bases, {"__module__": bases[-1].__module__})

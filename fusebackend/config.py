@@ -21,7 +21,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -153,10 +153,18 @@ def _route_tables(data: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
             yield f"routes.{prefix}", said
 
 
+_TYPES = {
+    "bool": "true or false", "int": "a whole number", "float": "a number", "str": "a text", "object": "a table",
+    "array": "a list",
+}  # fmt: skip
+"""msgspec's names of types, for people."""
+
+
 def _in_words(message: str, data: dict[str, Any], table: str = "") -> str:
-    """msgspec's "Expected `bool`, got `str` - at `$.read_only`" as "'read_only': expected bool, got str"."""
+    """msgspec's "Expected `int`, got `str` - at `$.x`" as "'x': expected a whole number, got a text"."""
     what, _, where = message.partition(" - at ")
-    what = what.replace("`", "").replace("object | ", "").replace(" | object", "")
+    what = what.replace("`", "").replace("object | ", "").replace(" | object", "").replace(" | null", "")
+    what = re.sub(r"\b(bool|int|float|str|object|array)\b", lambda found: _TYPES[found[0]], what)
     what = what.replace("Object missing required field url", "url is missing")
     key = table + where.strip("`").removeprefix("$.")
     if key.endswith("[...]"):  # msgspec does not say which
@@ -191,6 +199,21 @@ def size_bytes(value: int | str) -> int:
     return round(float(match[1]) * _UNIT_BYTES[match[2]])
 
 
+Meaning = TypeVar("Meaning")
+
+
+def meant(key: str, meaning: Callable[[Any], Meaning], value: object) -> Meaning | None:
+    """What a value of the file means; None where there is none.
+
+    Raises:
+        ConfigError: nothing, with the key of the value.
+    """
+    try:
+        return None if value is None else meaning(value)
+    except ConfigError as error:
+        raise ConfigError(f"'{key}': {error}") from None
+
+
 def shell_options(table: ExecuteTable) -> ShellOptions:
     """How commands run, from the file's `[execute]`.
 
@@ -200,9 +223,9 @@ def shell_options(table: ExecuteTable) -> ShellOptions:
     said = {
         "sandbox": table.sandbox,
         "network": table.network,
-        "timeout_s": None if table.timeout is None else duration_s(table.timeout),
+        "timeout_s": meant("execute.timeout", duration_s, table.timeout),
         "max_output_bytes": table.max_output_bytes,
-        "memory_bytes": None if table.memory is None else size_bytes(table.memory),
+        "memory_bytes": meant("execute.memory", size_bytes, table.memory),
         "max_processes": table.processes,
         "env": table.env,
     }

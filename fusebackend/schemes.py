@@ -208,6 +208,32 @@ def _endpoint(value: str) -> str:
     return value.rstrip("/")
 
 
+MEANINGS = {
+    "access_key_id": "with secret_access_key: credentials; by default those of the environment",
+    "cache_dir": "where blocks of objects are cached; a temporary directory by default",
+    "cache_mb": "how many MiB that cache may take",
+    "conflict": "replacing a file that another host has changed since it was opened: error (default) or last-writer",
+    "connections": "how many connections to the server, and so operations at once",
+    "endpoint": "the URL of an S3 server that is not AWS's",
+    "feed": "auto (default): a trigger tells of changes at once, where it may be made; off: they are seen after ttl",
+    "max_file_size_mb": "larger files are passed over by grep",
+    "max_output_bytes": "what a command prints beyond this is dropped",
+    "network": "the container's network, as of 'docker run --network'",
+    "ns": "the namespace, its parts with dots between",
+    "on_exists": "an agent's write to a file that is there: error (default) or replace",
+    "quiet_s": "a run counts as ended after so many seconds without a new checkpoint",
+    "region": "of the bucket",
+    "root": "the directory of the container that is mounted",
+    "secret_access_key": "see access_key_id",
+    "session_token": "for temporary credentials",
+    "timeout": "seconds that a command may take",
+    "ttl": "for how many seconds the kernel believes what was seen before it looks again",
+    "volume": "which volume of the database; several can be in one",
+    "write": "head: changes of files become pending writes of the thread; read-only by default",
+    "write_back": "a file is stored so many seconds after it was closed; 0 (default): before close returns",
+}
+"""What the parameters of URLs mean, for `fusebackend backends`; a name means the same wherever it is known."""
+
 LIBPQ_WORDS = (
     "application_name", "channel_binding", "connect_timeout", "gssencmode", "keepalives", "keepalives_count",
     "keepalives_idle", "keepalives_interval", "krbsrvname", "load_balance_hosts", "options", "passfile", "password",

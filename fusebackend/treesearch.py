@@ -17,13 +17,14 @@ whose own `a…` verb is awaited, `MAX_AWAITED` at a time.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TypeVar
 
-from fusebackend import budget, caller, paths
+from fusebackend import asked, budget, caller, paths
 from fusebackend.deadline import Pending, together
 from fusebackend.globs import Matcher, compile_glob
 from fusebackend.paths import ROOT, AgentPath
@@ -48,12 +49,21 @@ class TreePattern:
     def __init__(self, pattern: str) -> None:
         """Raises `GlobError` as `compile_glob` does."""
         self._matcher: Matcher = compile_glob(pattern)
+        self.text = pattern
         self._anchored = "/" in pattern
         self.broad = _broad(pattern) if self._anchored else pattern
 
     def matches(self, relative_path: str) -> bool:
         """Does a file that was found by `broad` match? A pattern without a slash is each backend's own to interpret."""
         return not self._anchored or self._matcher.matches(relative_path)
+
+    def cut(self, segments: tuple[str, ...]) -> str | None:
+        """The pattern for what is below this directory; None where it can't be cut there."""
+        if not self._anchored or self._matcher.prefix[: len(segments)] != segments:
+            return None
+        *directories, last = self.text.split("/")
+        wanted = [segment for segment in directories if segment not in ("", ".")] + [last]
+        return "/" + "/".join(wanted[len(segments) :])
 
     def may_match_below(self, segments: tuple[str, ...]) -> bool:
         """Can anything below this directory, relative to the searched path, match?"""
@@ -103,19 +113,24 @@ class TreeSearch:
             routed = scope.own
             result = routed.face.grep(pattern, routed.inner, glob, limit)
             found = None if result.matches is None else [_outer_match(routed, match) for match in result.matches]
-            return GrepResult(error=routed.words(result.error), matches=found, truncated=result.truncated)
+            return GrepResult(
+                error=routed.words(result.error), matches=found, truncated=result.truncated, missing=result.missing
+            )
         broad = tree_glob.broad if tree_glob is not None else None
 
         more = None if limit is None else limit + 1  # so that hidden matches alone don't say `truncated`
 
         def ask(part: Routed, at_most: int | None = more) -> GrepResult:
-            result = part.face.grep(pattern, part.inner, broad, at_most)
+            with _asking(tree_glob, scope, part):
+                result = part.face.grep(pattern, part.inner, broad, at_most)
             visible = self._visible(part, scope, tree_glob)
             found = [_outer_match(part, match) for match in result.matches or ()]
             matches = [match for match in found if visible(match["path"])]
             if result.truncated and at_most is not None and len(matches) < at_most <= len(found):
                 return ask(part, None)  # what is hidden has used up the limit
-            return GrepResult(error=result.error, matches=matches, truncated=result.truncated)
+            return GrepResult(
+                error=result.error, matches=matches, truncated=result.truncated, missing=result.missing
+            )
 
         results = self._ask_all(scope, tree_glob, "grep", ask, GrepResult(truncated=True))
         if isinstance(results, str):
@@ -137,10 +152,12 @@ class TreeSearch:
                 matches=routed.shown(result.matches),
                 truncated=result.truncated,
                 truncation_reason=result.truncation_reason,
+                missing=result.missing,
             )
 
         def ask(part: Routed) -> GlobResult:
-            result = part.face.glob(tree_glob.broad, part.inner)
+            with _asking(tree_glob, scope, part):
+                result = part.face.glob(tree_glob.broad, part.inner)
             visible = self._visible(part, scope, tree_glob)
             result.matches = [info for info in part.shown(result.matches) or () if visible(info["path"])]
             return result
@@ -200,6 +217,14 @@ class TreeSearch:
             return not covered and (pattern is None or pattern.matches(path[start:]))
 
         return visible
+
+
+def _asking(pattern: TreePattern | None, scope: Scope, part: Routed) -> contextlib.AbstractContextManager[None]:
+    """Lets a part know what is asked for: it is given `TreePattern.broad`, which names less."""
+    if pattern is None:
+        return contextlib.nullcontext()
+    below = () if part is scope.own else tuple((part.prefix or "").removeprefix(scope.top).strip("/").split("/"))
+    return asked.for_pattern(pattern.text, pattern.cut(below))
 
 
 def _answers(

@@ -12,6 +12,7 @@ scheme.
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from typing import Any
@@ -89,7 +90,7 @@ def _scheme(name: str, text: str) -> Scheme:
         raise UrlError(f"'{mask(text)}': '{name}:' is not available in this version; known: {_known_names()}")
     added = added_schemes()
     if name not in added:
-        raise UrlError(f"'{mask(text)}': unknown scheme '{name}:'; known: {_known_names()}")
+        raise UrlError(f"'{mask(text)}': unknown scheme '{name}:'; {_meant(name)}known: {_known_names()}")
     found = added[name]
     if isinstance(found, Exception):
         raise UrlError(f"'{mask(text)}': the package that adds '{name}:' can't be loaded: {found}")
@@ -126,6 +127,19 @@ def _absolute(path: str, text: str, base: str | None) -> str:
         raise UrlError(f"'{mask(text)}' names a host; write a path directly after the colon")
     expanded = os.path.expanduser(path)
     return os.path.normpath("/" + os.path.join(base or os.getcwd(), expanded).lstrip("/"))
+
+
+_ALSO_CALLED = {
+    "postgresql": "postgres", "pg": "postgres", "file": "dir", "directory": "dir", "local": "dir", "mem": "memory",
+    "sqlite3": "sqlite", "gcs": "gs", "azure": "az", "abfs": "az", "store": "store+sqlite", "threads": "threads+sqlite",
+}  # fmt: skip
+"""Names that other programs give what has another name here."""
+
+
+def _meant(name: str) -> str:
+    """A known scheme that the user may have meant, as the beginning of a list of known ones."""
+    close = [_ALSO_CALLED[name]] if name in _ALSO_CALLED else difflib.get_close_matches(name, SCHEMES, 1)
+    return f"did you mean '{SCHEMES[close[0]].form}'? " if close else ""
 
 
 def _known_forms() -> str:

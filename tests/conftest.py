@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import mounts
 import pytest
+import skips
 from mounts import Serve
 from services import docker as docker_service
 from services import moto as moto_service
@@ -16,6 +18,16 @@ from services.s3 import Bucket
 
 # The asserts of the published suites should say what they compared. This comes before anything imports them.
 pytest.register_assert_rewrite("fusebackend.testing")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, Any, Any]:
+    return skips.judged((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, Any, Any]:
+    return skips.judged((yield))
 
 
 @pytest.fixture

@@ -45,11 +45,9 @@ def missing() -> str | None:
 
 
 def require() -> None:
-    """Skip the test where nothing can be mounted; in CI that is a failure, for nobody would see the skip."""
+    """Skip the test where nothing can be mounted; see `skips.py` for CI."""
     reason = missing()
     if reason is not None:
-        if os.environ.get("CI"):
-            pytest.fail(f"CI must be able to mount: {reason}", pytrace=False)
         pytest.skip(reason)
 
 

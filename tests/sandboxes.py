@@ -35,8 +35,6 @@ def tools(kind: str, directory: Path) -> Path:
         found = busybox if kind == "busybox" else shutil.which("bash" if (kind, tool) == ("bash", "sh") else tool)
         if found is None:
             reason = f"{'busybox' if kind == 'busybox' else tool} is not installed"
-            if os.environ.get("CI"):
-                pytest.fail(f"CI must have it: {reason}", pytrace=False)
             pytest.skip(reason)
         (directory / tool).symlink_to(os.path.realpath(found))
     return directory

@@ -74,13 +74,17 @@ def test_a_volume_in_use_is_checked_and_not_mended(volume_file: Path) -> None:
         volume.close()
 
 
+def test_the_path_of_a_file_will_do(volume_file: Path) -> None:
+    assert (check(str(volume_file)).exit_code, check(str(volume_file)).stdout) == (0, "the volume is sound\n")
+
+
 @pytest.mark.parametrize(
     ("url", "why"),
     [
         ("memory:", "'memory:': only the file of a 'sqlite:' volume can be checked"),
         ("dir:/", "'dir:/': only the file of a 'sqlite:' volume can be checked"),
         ("nonsense:", "unknown scheme 'nonsense:'"),
-        ("/a/file", "has no scheme"),
+        ("/a/file", "there is no file '/a/file'; write the path of a volume's file, or sqlite:PATH"),
         ("sqlite:/missing/file", "cannot open '/missing/file': No such file or directory"),
         ("sqlite:/dev/null", "'/dev/null' is not a regular file"),
         ("sqlite:", "is incomplete"),

@@ -103,6 +103,33 @@ class TestCompletion:
         assert self.words("ls", "--mount", "/m") == [("plain", MOUNT)]
         assert self.words("ls", "--mount", "/x") == [("dir", "/x")]
 
+    @pytest.mark.parametrize(
+        ("line", "offered"),
+        [
+            (["umount", "/m"], [("plain", MOUNT)]),
+            (["status", "/x"], [("dir", "/x")]),
+            (["mount", "--default", "sq"], [("plain", "sqlite:")]),
+            (["mount", "--default", "sqlite:a"], [("plain", "sqlite:agent.db"), ("plain", "sqlite:agents/")]),
+            (["mount", "--default", "memory:a"], []),
+            (["mount", "--route", "/x=mem"], [("plain", "/x=memory:")]),
+            (["mount", "--route", "/x"], []),
+            (["mount", "-o", "ro,allow"], [("plain", "ro,allow_other")]),
+            (["mount", "-o", "tt"], [("plain", "ttl=")]),
+            (["check", "sqlite:agent."], [("plain", "sqlite:agent.db")]),
+            (["check", "agent"], [("file", "agent")]),
+        ],
+    )
+    def test_mount_points_urls_and_options(self, line, offered, command, tmp_path, monkeypatch):
+        (tmp_path / "agent.db").write_text("")
+        (tmp_path / "agents").mkdir()
+        monkeypatch.chdir(tmp_path)
+        assert self.words(*line) == offered
+
+    def test_files_of_an_absolute_path(self, command, tmp_path):
+        (tmp_path / "agent.db").write_text("")
+        given = f"sqlite:{tmp_path}/agent."
+        assert self.words("mount", "--default", given) == [("plain", f"sqlite:{tmp_path}/agent.db")]
+
     def test_what_goes_wrong_is_silent(self, command, capfd):
         assert self.words("ls", "--mount", "/nowhere", "/") == []
         assert self.words("ls", "--mount", MOUNT, "/../x") == []

@@ -134,3 +134,10 @@ class TestShown:
         assert place.words("Path '/notes': permission_denied") == "Path 'mnt/notes': Permission denied"
         assert place.words("No space left on device") == "'mnt/notes': No space left on device"
         assert in_words("Error deleting '/': Device or resource busy") == "deleting '/': Device or resource busy"
+
+
+def test_the_environment_may_name_the_mount(command, monkeypatch):
+    monkeypatch.setenv("FUSEBACKEND_MOUNT", MOUNT)
+    command.ok("write", "/a", "--text", "one\n")
+    assert command.ok("read", "/a") == "one\n"
+    assert command.ok("ls", "--mount", MOUNT, "/") == "a\n"

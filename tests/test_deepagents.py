@@ -306,35 +306,71 @@ def tools_said(state):
     return [message.content for message in state["messages"] if message.type == "tool"]
 
 
-def test_an_agent_works_on_an_exported_backend_with_every_tool(tmp_path):
+@pytest.mark.parametrize("given", [export, lambda ours: ours], ids=["exported", "as it is"])
+def test_an_agent_works_with_every_tool(tmp_path, given):
     with LocalShellBackend(tmp_path, env=PATH) as shell:
         composite = CompositeBackend(shell, {"/notes/": SqliteBackend(tmp_path / "notes.db")})
         script = [
-            use(write("/notes/a.md", "one\n"), write("/b.txt", "two\n")),
-            use(write("/notes/a.md", "uno\n")),
+            use(write("/notes/a.md", "uno\n"), write("/b.txt", "two\n")),
             use(edit("/notes/a.md", "uno", "one again")),
             use(call("ls", path="/"), call("read_file", file_path="/notes/a.md")),
             use(call("grep", pattern="one", output_mode="content"), call("glob", pattern="*.txt")),
             use(call("execute", command="cat b.txt", timeout=10)),
             use(call("delete", file_path="/b.txt")),
+            use(write("/notes/a.md", "other\n")),
             say("done"),
         ]
-        said = tools_said(deep_agent(None, script, backend=export(composite)).invoke(user("go")))
-        assert "Updated file /notes/a.md" in said[2]
-        assert "/notes/" in said[4] and "/b.txt" in said[4] and "one again" in said[5]
-        assert "one again" in said[6] and "/b.txt" in said[7]
-        assert said[8].startswith("two") and "exit code 0" in said[8]
+        said = tools_said(deep_agent(None, script, backend=given(composite)).invoke(user("go")))
+        assert "/notes/" in said[3] and "/b.txt" in said[3] and "one again" in said[4]
+        assert "one again" in said[5] and "/b.txt" in said[6]
+        assert said[7].startswith("two") and "exit code 0" in said[7]
         assert composite.read("/b.txt").error == "File '/b.txt' not found"
+        assert said[9] == "Updated file /notes/a.md" if given is export else "already exists" in said[9]
         composite.routes["/notes/"].close()
 
 
-def test_unwrapped_a_composite_is_refused_by_deepagents_and_others_lack_commands(tmp_path):
-    """What the module's docstring says of passing ours as they are."""
-    with pytest.raises(TypeError, match="must be an initialized backend instance"):
-        deep_agent(None, backend=CompositeBackend(InMemoryBackend()))
-    with LocalShellBackend(tmp_path, env=PATH) as shell:
-        said = tools_said(deep_agent(None, [use(call("execute", command="true"))], backend=shell).invoke(user("go")))
-    assert "not" in said[0]
+def test_what_deepagents_asks_of_ours_as_they_are(tmp_path):
+    """`create_deep_agent` asks `isinstance`, whatever was imported or made first."""
+    with LocalShellBackend(tmp_path) as shell:
+        for backend, executes, in_graph in [
+            (InMemoryBackend(), False, False),
+            (shell, True, False),
+            (StateBackend(), False, True),
+            (CompositeBackend(InMemoryBackend()), False, False),
+            (CompositeBackend(shell, {"/m/": InMemoryBackend()}), True, False),
+            (CompositeBackend(InMemoryBackend(), {"/m/": shell, "/s/": StateBackend()}), False, True),
+            (CompositeBackend(shell, {"/m/": CompositeBackend(StateBackend)}), True, True),
+            (CompositeBackend(InMemoryBackend(), {"/m/": DictState()}), False, True),
+        ]:
+            assert isinstance(backend, theirs.BackendProtocol), backend
+            assert isinstance(backend, theirs.SandboxBackendProtocol) is executes, backend
+            assert isinstance(backend, TheirState) is in_graph, backend
+            assert theirs._supports_delete(backend)
+            assert theirs._method_accepts_max_count(type(backend), "grep")
+        assert theirs.execute_accepts_timeout(type(shell))
+        assert theirs.execute_accepts_timeout(type(CompositeBackend(shell)))
+
+
+def test_a_composite_with_classes_and_lambdas_is_given_as_it_is():
+    """The seeds' form: the routes are made with the runtime of the graph that runs."""
+    kept = InMemoryBackend()
+    composite = CompositeBackend(StateBackend, {"/kept/": lambda runtime: kept})
+    script = [
+        use(write("/draft.md", "a draft\n"), write("/kept/note.md", "a note\n")),
+        use(call("read_file", file_path="/kept/note.md"), call("glob", pattern="*.md")),
+        say("done"),
+    ]
+    state = deep_agent(None, script, backend=composite).invoke(user("go"))
+    said = tools_said(state)
+    assert "a note" in said[2] and "/draft.md" in said[3] and "/kept/note.md" in said[3]
+    assert state["files"]["/draft.md"]["content"] == "a draft\n"
+    assert kept.read("/note.md").file_data["content"] == "a note\n"
+    assert "is a factory and needs a runtime" in composite.read("/draft.md").error, "outside of a graph as before"
+
+
+def test_importing_fusebackend_imports_no_deepagents():
+    program = "import sys, fusebackend; fusebackend.CompositeBackend({}); assert 'deepagents' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, "PYTHONPATH": TREE[0]})
 
 
 def test_a_sub_agent_works_on_the_same_files():

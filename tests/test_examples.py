@@ -183,3 +183,19 @@ def test_an_agent_on_a_mount_of_another_process(program: Any, serve: Serve, tmp_
     assert agent.end() == "summarised"
     assert run("cat", server.path / "summary.md") == "A wheel.\n"
     assert (tmp_path / "project" / "count").read_text() == "2\n"
+
+
+def test_an_agent_without_an_api_key(tmp_path: Path) -> None:
+    mounts.require()
+    assert run(sys.executable, ROOT / "examples" / "scripted_agent.py", tmp_path / "agent").splitlines() == [
+        "The plan is written.",
+        f"{tmp_path}/agent/memories/plan.md: 'monday: TODO\\ntuesday: done\\n'",
+        f"{tmp_path}/agent/open.txt: '1\\n'",
+    ]
+
+
+@pytest.mark.parametrize("name", [path.name for path in sorted((ROOT / "examples").glob("*.py"))])
+def test_without_arguments_each_says_how_to_use_it(name: str) -> None:
+    done = subprocess.run([sys.executable, ROOT / "examples" / name], capture_output=True, text=True, timeout=LIMIT_S)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"usage: {name} MOUNTPOINT") and done.stderr.count("\n") == 1

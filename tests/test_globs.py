@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import re
+import time
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from wcmatch import glob as wcglob
 
+from fusebackend import globs
 from fusebackend.globs import GlobError, compile_glob
 
 relaxed = settings(deadline=None)
@@ -47,6 +53,28 @@ def path_matches(patterns, names):
             bool(names) and not names[0].startswith(".") and path_matches(patterns, names[1:])
         )
     return bool(names) and segment_matches(patterns[0], names[0]) and path_matches(patterns[1:], names[1:])
+
+
+FRAGMENTS = [
+    "*", "**", "/", "a", "b", ".", "?", "[ab]", "[!a]", "{a,b}", "{a/b,c}", "{,a}", "{a,b/}", "\\", "{", "}",
+    ",", "[", "]", "!", "**/", "/**", "[[:alpha:]]", "{1..3}", "-", "^", "{**,a}", "{a,**/b}", "\\*", "\\/",
+    "(", ")", "|", "~", "\n",
+]  # fmt: skip
+ODD_SEGMENTS = st.text(alphabet="ab.\n!*{[", min_size=1, max_size=4).filter(lambda segment: segment not in (".", ".."))
+ODD_PATHS = st.lists(ODD_SEGMENTS, min_size=1, max_size=6)
+
+
+@functools.cache
+def whole_expression(pattern):
+    *directories, last = pattern.split("/")
+    wanted = "/".join([*(segment for segment in directories if segment not in ("", ".")), last])
+    included, _ = wcglob.translate(wanted, flags=wcglob.BRACE | wcglob.GLOBSTAR)
+    return re.compile("|".join(included))
+
+
+def matches_as_a_whole(pattern, path):
+    subject = path if "/" in pattern else path.rpartition("/")[2]
+    return whole_expression(pattern).fullmatch(subject) is not None
 
 
 class TestRules:
@@ -153,6 +181,16 @@ class TestAgainstTheModel:
             assert len(names) > len(matcher.prefix)
             assert matcher.depth is None or len(names) <= matcher.depth
 
+    @settings(max_examples=400, deadline=None)
+    @given(st.lists(st.sampled_from(FRAGMENTS), min_size=1, max_size=8).map("".join), ODD_PATHS)
+    def test_a_path_matches_as_it_would_as_a_whole(self, pattern, names):
+        """wcmatch's own regular expression of the whole pattern: right, but not linear."""
+        try:
+            matcher = compile_glob(pattern)
+        except GlobError:
+            return
+        assert matcher.matches("/".join(names)) is matches_as_a_whole(pattern, "/".join(names))
+
     @pytest.mark.parametrize(
         ("pattern", "prefix", "depth"),
         [
@@ -169,3 +207,66 @@ class TestAgainstTheModel:
     def test_what_a_walk_can_skip(self, pattern, prefix, depth):
         matcher = compile_glob(pattern)
         assert (matcher.prefix, matcher.depth) == (prefix, depth)
+
+
+class TestHostilePatterns:
+    """Time is linear in the path, whatever the pattern. As one regular expression, most of these would run for years
+    with Python's lock held: a run of this file that does not end, ended by pytest's limit, is how that shows."""
+
+    LIMIT_S = 2.0
+    """On a loaded machine; each takes some milliseconds."""
+
+    @pytest.mark.parametrize(
+        ("pattern", "path"),
+        [
+            ("**/a/" * 200 + "b", "a/" * 2000 + "c"),
+            ("**/" * 200 + "b", "a/" * 2000 + "c"),
+            ("**/*a*/" * 200 + "b", "a/" * 2000 + "c"),
+            ("**/" + "*a/" * 700 + "b", "aa/" * 2000 + "c"),
+            ("{a,**}/" * 9 + "b", "a/" * 2000 + "c"),
+            ("*a" * 2000 + "b", "a" * 4000),
+            ("*a*" * 1000 + "b", "a" * 4000),
+            ("*?" * 2000 + "b", "a" * 4000),
+            ("*[ab]" * 800 + "c", "ab" * 2000),
+            ("[ab]*" * 800 + "c", "ab" * 2000),
+            ("?*" * 2000 + "b", "a" * 4000),
+            ("*" * 4000 + "b", "a" * 4000),
+            ("*{a,b}" * 8 + "c", "ab" * 2000),
+            ("*[!b]*" * 600 + "b", "a" * 4000),
+            ("*a*/" * 800 + "b", ("a" * 200 + "/") * 800 + "c"),
+        ],
+    )
+    def test_no_pattern_takes_long(self, pattern, path):
+        begun = time.perf_counter()
+        assert not compile_glob(pattern).matches(path)
+        assert time.perf_counter() - begun < self.LIMIT_S
+
+    @pytest.mark.parametrize(
+        "pattern",
+        [
+            "{a,b}" * 800,
+            "{" * 2000 + "a,b" + "}" * 2000,
+            "{a," * 1000 + "b" + "}" * 1000,
+            "{1..99999999999}",
+            "{1..9}" * 600,
+        ],
+    )
+    def test_braces_are_bounded(self, pattern):
+        begun = time.perf_counter()
+        with pytest.raises(GlobError):
+            compile_glob(pattern)
+        assert time.perf_counter() - begun < self.LIMIT_S
+
+    def test_alternatives_are_bounded_in_length(self):
+        with pytest.raises(GlobError, match="32768 characters"):
+            compile_glob("x" * 100 + "{1..500}")
+
+    def test_a_pattern_is_no_longer_than_a_path(self):
+        compile_glob("a" * 4096)
+        with pytest.raises(GlobError, match="longer than 4096"):
+            compile_glob("a" * 4097)
+
+    def test_what_a_matcher_remembers_is_bounded(self):
+        matcher = compile_glob("**/*a*/*.py")
+        assert not any(matcher.matches(f"dir{number}/x") for number in range(20_000))
+        assert len(matcher._kept) <= globs.KEPT_NAMES

@@ -56,6 +56,14 @@ class TestImport:
         with pytest.raises(AttributeError, match="module 'fusebackend' has no attribute 'nothing'"):
             fusebackend.nothing  # noqa: B018
 
+    def test_a_checkout_of_this_name_beside_a_script_does_not_shadow_it(self, tmp_path: Path) -> None:
+        (tmp_path / "fusebackend").mkdir()  # a directory without __init__.py, as a checkout has none
+        (tmp_path / "script.py").write_text("import fusebackend; print(fusebackend.__version__)")
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        command = [sys.executable, "script.py"]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+        assert done.stdout == f"{fusebackend.__version__}\n", done.stderr
+
     @pytest.mark.parametrize("first", ["fusebackend", "fusebackend.mount.table", "fusebackend.mount.api"])
     def test_mount_can_be_called_whatever_was_imported_first(self, first: str) -> None:
         code = f"import {first}, fusebackend; print(callable(fusebackend.mount))"

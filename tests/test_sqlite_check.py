@@ -123,6 +123,11 @@ DAMAGE = [
     ("DELETE FROM unindexed", "inode 4 holds b'xxx' and the index does not know it"),
     ("DELETE FROM unindexed; UPDATE chunk SET data = 'text'", "chunk 0 of inode 4 holds 4 bytes"),
     ("UPDATE meta SET value = 7", "the next inode would be 7, and there is an inode 7"),
+    ("UPDATE meta SET value = 9223372036854775807", "would be 9223372036854775807, and there is an inode 7"),
+    (
+        "UPDATE inode SET node = 281474976710655 WHERE node = 6",
+        "inode 281474976710655 has a number that no inode can have",
+    ),
     ("DELETE FROM meta", "the next inode would be nothing, and there is an inode 7"),
 ]
 

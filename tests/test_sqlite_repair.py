@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_sqlite_check import BELOW, DAMAGE, DIRECTORY, EMPTY, FILE, LINK, ME, damage, volume_file
 
+from fusebackend.backends import schema
 from fusebackend.backends.schema import VolumeFileError
 from fusebackend.backends.sqlite import SqliteVolume
 from fusebackend.backends.sqlite_check import check
@@ -71,6 +72,42 @@ def test_a_cycle_of_directories_is_cut(volume_file: Path) -> None:
     assert any(path.startswith("lost+found/") and path.endswith("/file") for path in tree)
 
 
+@pytest.mark.parametrize(
+    "script",
+    [
+        "UPDATE dentry SET parent = 7 WHERE node = 7",
+        "UPDATE chunk SET node = 7 WHERE node = 6; UPDATE dentry SET parent = 7 WHERE node = 7",
+        f"UPDATE dentry SET parent = {BELOW} WHERE node = {DIRECTORY}",
+        f"UPDATE dentry SET parent = {EMPTY} WHERE node = {DIRECTORY};"
+        f"UPDATE dentry SET parent = {BELOW} WHERE node = {EMPTY}",
+        f"UPDATE dentry SET parent = {EMPTY} WHERE node = {EMPTY};"
+        f"UPDATE dentry SET parent = {BELOW} WHERE node = {DIRECTORY}; UPDATE dentry SET parent = {BELOW}"
+        f" WHERE node = {FILE}; UPDATE inode SET parent = 1",
+    ],
+)
+def test_a_cycle_that_only_the_names_make_is_cut(volume_file: Path, script: str) -> None:
+    """`inode.parent` says something else: a repair that went by it found no cycle and never ended."""
+    damage(volume_file, script)
+    before = bytes_held(volume_file)
+    assert any("is below itself" in problem for problem in check(volume_file))
+    assert repair(volume_file).left == []
+    assert check(volume_file) == []
+    assert not before - bytes_held(volume_file)
+
+
+def test_numbers_at_the_limits_become_others(volume_file: Path) -> None:
+    """With the last number taken, two that are out of range would both have become the one after it."""
+    for table in ("inode", "dentry"):
+        damage(volume_file, f"UPDATE {table} SET node = {schema.LAST_NODE} WHERE node = 6")
+    for table in ("inode", "chunk", "xattr", "dentry", "unindexed"):
+        damage(volume_file, f"UPDATE {table} SET node = 9223372036854775807 WHERE node = {FILE}")
+        damage(volume_file, f"UPDATE {table} SET node = -1 WHERE node = {LINK}")
+    damage(volume_file, "UPDATE meta SET value = 9223372036854775807")
+    assert repair(volume_file).left == []
+    assert check(volume_file) == []
+    assert visit(volume_file)["hard"] == b"x" * 100_000
+
+
 def test_a_file_named_lost_and_found_stays(volume_file: Path) -> None:
     damage(volume_file, "UPDATE dentry SET name = CAST('lost+found' AS BLOB) WHERE name = CAST('hard' AS BLOB)")
     damage(volume_file, f"DELETE FROM dentry WHERE node = {LINK}")
@@ -114,10 +151,25 @@ def test_what_is_no_volume_is_an_error(tmp_path: Path) -> None:
 
 # -- any damage ----------------------------------------------------------------------------------------------------
 
-NODES = st.sampled_from([-5, 0, 1, 2, 3, 4, 5, 6, 7, 8, 40, 1 << 50])
+NODES = st.sampled_from([-5, 0, 1, 2, 3, 4, 5, 6, 7, 8, 40, 1 << 50, (1 << 48) - 1, (1 << 63) - 1])
 NAMES = st.sampled_from(["x'61'", "x'64'", "x'2e'", "x'2f'", "x''", "'text'", "x'6c6f73742b666f756e64'", "x'2332'"])
 NUMBERS = st.sampled_from(
-    ["-1", "0", "1", "2", "3", "33188", "16877", "41471", "4480", "65537", "1 << 62", "'odd'", "1.5"]
+    [
+        "-1",
+        "0",
+        "1",
+        "2",
+        "3",
+        "33188",
+        "16877",
+        "41471",
+        "4480",
+        "65537",
+        "1 << 62",
+        "9223372036854775807",
+        "'odd'",
+        "1.5",
+    ]
 )
 FIELDS = st.sampled_from(
     ["mode", "nlink", "uid", "gid", "rdev", "size", "blocks", "atime_ns", "mtime_ns", "ctime_ns", "parent"]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from clocks import MULTIGRAIN
 
 from fusebackend.backends import stamps, storedtree, tree
 from fusebackend.backends.chunks import CHUNK_BYTES
@@ -244,14 +245,29 @@ def test_what_changes_which_time(volume: TreeVolume, monkeypatch: pytest.MonkeyP
     assert times(volume.getattr(file))[1:] == (moment[0],) * 2
 
 
+@pytest.mark.skipif(not MULTIGRAIN, reason="the kernel has no multigrain timestamps (Linux 6.13)")
+def test_a_change_after_a_look_has_another_time(volume: TreeVolume) -> None:
+    """`make` looks at a file, which is changed within the same tick of the clock: with the same time it is missed."""
+    file, other = make(volume, b"f"), make(volume, b"g")
+    for _ in range(50):
+        before = volume.lookup(ROOT_NODE, b"f")
+        seen = before.mtime_ns, before.ctime_ns
+        volume.write(file, 0, b"x")
+        attr = volume.getattr(file)
+        assert attr.mtime_ns == attr.ctime_ns > max(seen)
+        seen = attr.mtime_ns, attr.ctime_ns
+        volume.write(other, 0, b"x")  # what is made of it, and so of no earlier time
+        assert volume.getattr(other).mtime_ns >= max(seen)
+
+
 def test_the_first_read_of_a_day_sets_atime(volume: TreeVolume, monkeypatch: pytest.MonkeyPatch) -> None:
     file = make(volume, b"f")
     volume.open(file, os.O_RDONLY)
     day_ns = 86_400 * 10**9
 
     def at(moment_ns: int) -> None:
-        for module in (tree, postgres_volume):
-            monkeypatch.setattr(module, "now_ns", lambda: moment_ns)
+        for module, clock in ((tree, "now_ns"), (tree, "coarse_ns"), (postgres_volume, "now_ns")):
+            monkeypatch.setattr(module, clock, lambda: moment_ns)
 
     start = stamps.now_ns()
     volume.setattr(file, AttrChanges(atime_ns=start + 10**9, mtime_ns=0))

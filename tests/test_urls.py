@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import sqlite3
 import sys
 from dataclasses import asdict
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fusebackend import urls
+from fusebackend.schemes import MEANINGS
 from fusebackend.urls import NOT_YET, SCHEMES, Scheme, Url, UrlError, mask, open_backend, parse
 
 
@@ -334,3 +336,26 @@ class TestEntryPoints:
     def test_they_are_listed_among_the_known(self) -> None:
         with pytest.raises(UrlError, match="python:, attic:, broken:, odd:"):
             parse("nope:x")
+
+
+def test_every_parameter_is_explained() -> None:
+    known = {name for scheme in SCHEMES.values() for name in scheme.parameters or ()}
+    assert known == set(MEANINGS)
+
+
+def test_the_readme_explains_them_in_the_same_words() -> None:
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    for name, meaning in MEANINGS.items():
+        (row,) = [line for line in readme.splitlines() if line.startswith(f"| `{name}` |")]
+        schemes = [scheme for scheme, its in SCHEMES.items() if name in (its.parameters or ())]
+        assert row.endswith(f"| {meaning} |")
+        assert "| all |" in row or all(f"`{scheme}:`" in row for scheme in schemes), row
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [("sqlit:x", "sqlite:PATH"), ("postgresql://h/d", "postgres:DSN?volume=NAME"), ("file:x", "dir:PATH")],
+)
+def test_a_scheme_that_may_have_been_meant(text: str, meant: str) -> None:
+    with pytest.raises(UrlError, match=f"did you mean '{re.escape(meant)}'\\? known: sqlite:, "):
+        parse(text)

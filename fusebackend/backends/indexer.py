@@ -55,6 +55,9 @@ COMMON_BYTES = 64
 REBUILD_ENTRIES = 10_000
 """So few entries are never too many."""
 
+_INDEXABLE = f"""SELECT size FROM inode
+    WHERE node = ? AND (mode & {stat.S_IFMT(0o177777)}) = {stat.S_IFREG} AND size BETWEEN 1 AND {INDEXED_BYTES}"""
+
 
 class Piece(NamedTuple):
     """Work that can't be divided: a slice of a file's entry."""
@@ -185,12 +188,13 @@ class Indexer:
 def text_of(db: sqlite3.Connection, node: int) -> bytes | None:
     """The bytes of a file to be indexed. None for what no search through the index may find: a node that is no regular
     file, is empty or too large, or holds no text, as `text.grep_lines` defines it."""
-    row = db.execute("SELECT mode, size FROM inode WHERE node = ?", (node,)).fetchone()
-    if row is None or not stat.S_ISREG(row[0]) or not 0 < row[1] <= INDEXED_BYTES:
+    # SQLite compares: a damaged row may hold anything, and Python raises for what is no number or a negative one.
+    row = db.execute(_INDEXABLE, (node,)).fetchone()
+    if row is None:
         return None
     rows = db.execute("SELECT CAST(data AS BLOB) FROM chunk WHERE node = ? ORDER BY idx", (node,)).fetchall()
     data = rows[0][0] if len(rows) == 1 else b"".join(piece for (piece,) in rows)
-    if len(data) != row[1] or b"\0" in data:  # what is missing in chunks is zeros
+    if len(data) != row[0] or b"\0" in data:  # what is missing in chunks is zeros
         return None
     try:
         data.decode("utf-8")

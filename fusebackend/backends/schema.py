@@ -38,12 +38,16 @@ import threading
 from typing import ClassVar
 
 from fusebackend.backends.stamps import now_ns
-from fusebackend.protocol import ROOT_NODE
+from fusebackend.protocol import MAX_NODE, ROOT_NODE
 
 APPLICATION_ID = 0x66626B64
 VERSION = 2
 PAGE_BYTES = 16384
 """Measured: writing 256 MiB takes half as long as with 4 KiB, and a small commit no longer."""
+
+LAST_NODE = MAX_NODE >> 1
+"""Nodes are numbered up to this, which at 100,000 a second takes 44 years. What is beyond is damage, and a volume that
+went on from there would have no numbers left."""
 
 BUSY_TIMEOUT_MS = 10_000
 """How long a flush waits for somebody else's transaction on the file."""

@@ -23,7 +23,7 @@ from fusebackend.backends import index_check, schema
 from fusebackend.backends.chunks import ALLOCATION_BYTES, CHUNK_BYTES, CHUNK_SHIFT, allocated_blocks
 from fusebackend.backends.filebytes import MAX_FILE_BYTES
 from fusebackend.backends.tree import DIRECTORY_BYTES
-from fusebackend.protocol import BLOCK_BYTES, MAX_NODE, NAME_MAX_BYTES, ROOT_NODE
+from fusebackend.protocol import BLOCK_BYTES, NAME_MAX_BYTES, ROOT_NODE
 
 MAX_PROBLEMS = 1000
 """A file that is broken throughout is described by this many lines, and one more that says so."""
@@ -64,7 +64,7 @@ RULES = (
     ),
     Rule(
         "inode {} has a number that no inode can have",
-        f"SELECT node FROM inode WHERE node NOT BETWEEN 1 AND {MAX_NODE}",
+        f"SELECT node FROM inode WHERE node NOT BETWEEN 1 AND {schema.LAST_NODE}",
     ),
     Rule(
         "inode {} has a field that is not a number",
@@ -179,8 +179,9 @@ RULES = (
     ),
     Rule(
         "the next inode would be {}, and there is an inode {}",
-        """SELECT coalesce((SELECT value FROM meta WHERE key = 'next_node'), 'nothing'), max(node) FROM inode
-           HAVING NOT coalesce((SELECT value FROM meta WHERE key = 'next_node') > max(node), 0)""",
+        f"""SELECT coalesce((SELECT value FROM meta WHERE key = 'next_node'), 'nothing'), max(node) FROM inode
+            HAVING NOT coalesce((SELECT value FROM meta WHERE key = 'next_node') > max(node), 0)
+            OR (SELECT value FROM meta WHERE key = 'next_node') > {schema.LAST_NODE + 1}""",
     ),
 )
 
@@ -264,8 +265,12 @@ def _problems(connection: sqlite3.Connection) -> Iterator[str]:
 
 
 def below_themselves(connection: sqlite3.Connection) -> Iterator[int]:
-    """One directory of every cycle. None of a cycle is reached from the root, or one of them would have two names."""
-    query = f"{REACHED} SELECT node, parent FROM inode WHERE {DIRECTORY} AND node NOT IN reached"
+    """One directory of every cycle, by the names they have; where one says its parent is does not matter.
+
+    None of a cycle is reached from the root, or one of them would have two names.
+    """
+    query = f"""{REACHED} SELECT dentry.node, dentry.parent FROM dentry JOIN inode ON inode.node = dentry.node
+        WHERE {DIRECTORY} AND dentry.node NOT IN reached"""
     parents = dict(connection.execute(query).fetchall())
     seen_from: dict[int, int] = {}
     for start in parents:

@@ -38,7 +38,7 @@ from fusebackend.backends.sqlite_check import (
     describe,
 )
 from fusebackend.backends.tree import DIRECTORY_BYTES
-from fusebackend.protocol import MAX_NODE, ROOT_NODE
+from fusebackend.protocol import ROOT_NODE
 
 LOST_AND_FOUND = b"lost+found"
 
@@ -114,12 +114,22 @@ def _mend(db: sqlite3.Connection, index_is_readable: bool) -> tuple[list[str], i
 # -- rows that make sense ------------------------------------------------------------------------------------------
 
 
+_NUMBERED = (
+    ("inode", "node"), ("dentry", "node"), ("dentry", "parent"), ("chunk", "node"), ("xattr", "node"),
+    ("unindexed", "node"),
+)  # fmt: skip
+"""Where a node's number is. Not `inode.parent`: that is found again from the names."""
+
+
 def _renumber(db: sqlite3.Connection) -> None:
-    """Inodes whose numbers no inode can have get others, with all that belongs to them."""
-    for (node,) in db.execute(f"SELECT node FROM inode WHERE node NOT BETWEEN 1 AND {MAX_NODE}").fetchall():
+    """Numbers that no inode can have become others, with all that belongs to them."""
+    out_of_range = " UNION ".join(
+        f"SELECT {column} FROM {table} WHERE {column} NOT BETWEEN 1 AND {schema.LAST_NODE}"
+        for table, column in _NUMBERED
+    )
+    for (node,) in db.execute(out_of_range).fetchall():
         number = _next_node(db)
-        for table, column in (("inode", "node"), ("dentry", "node"), ("chunk", "node"), ("xattr", "node"),
-                              ("dentry", "parent"), ("inode", "parent"), ("unindexed", "node")):  # fmt: skip
+        for table, column in _NUMBERED:
             db.execute(f"UPDATE OR REPLACE {table} SET {column} = ? WHERE {column} = ?", (number, node))
 
 
@@ -168,8 +178,6 @@ _STEPS: tuple[_Step, ...] = (
     f"UPDATE chunk SET data = substr(data, 1, {CHUNK_BYTES}) WHERE length(data) > {CHUNK_BYTES}",
     f"DELETE FROM chunk WHERE idx NOT BETWEEN 0 AND {LAST_CHUNK}",
     _renumber,
-    f"DELETE FROM chunk WHERE node NOT BETWEEN 1 AND {MAX_NODE}",
-    f"DELETE FROM dentry WHERE parent NOT BETWEEN 1 AND {MAX_NODE} OR node NOT BETWEEN 1 AND {MAX_NODE}",
     _root,
     # Names first: what they lead nowhere from would otherwise be made a directory of.
     "UPDATE OR IGNORE dentry SET name = CAST(name AS BLOB) WHERE typeof(name) != 'blob'",
@@ -204,28 +212,28 @@ _STEPS: tuple[_Step, ...] = (
 
 
 def _reconnect(db: sqlite3.Connection) -> int:
-    """Give everything a path that holds something and has none; the number of names that took."""
+    """Give everything a path that holds something and has none; the number of names that took.
+
+    It ends, for each round makes a pair of numbers smaller: that of the inodes which can't be reached, and that of the
+    names which lead to them. What has no name gets one in `/lost+found`: fewer inodes are lost. Else all that is lost
+    has its names in directories that are lost, each of which has one name (`_one_name_each`): upwards from any of them
+    there is a cycle, and each cycle loses a name.
+    """
     rescued = 0
     directory: int | None = None
-    while lost := db.execute(f"SELECT node FROM inode WHERE {_LOST} LIMIT 1").fetchone():
+    while True:
         _forget_worthless(db)
-        heads = db.execute(
-            f"SELECT node, mode FROM inode WHERE {_LOST} AND node NOT IN (SELECT node FROM dentry)"
-        ).fetchall()
+        heads = db.execute(f"SELECT node FROM inode WHERE {_LOST} AND node NOT IN (SELECT node FROM dentry)").fetchall()
         if not heads:
-            # All that is left hangs on cycles: each is cut at one of its directories.
-            for node in list(below_themselves(db)):
-                db.execute("DELETE FROM dentry WHERE node = ?", (node,))
-            if not db.execute(f"SELECT 1 FROM inode WHERE {_LOST}").fetchone():
-                break
+            cycles = list(below_themselves(db))
+            db.executemany("DELETE FROM dentry WHERE node = ?", [(node,) for node in cycles])
+            if not cycles:
+                return rescued
             continue
-        if directory is None:
-            directory = _lost_and_found(db)
-        for node, _ in heads:
+        directory = directory or _lost_and_found(db)
+        for (node,) in heads:
             db.execute("INSERT INTO dentry VALUES (?, ?, ?)", (directory, _free_name(db, directory, node), node))
             rescued += 1
-    del lost
-    return rescued
 
 
 def _forget_worthless(db: sqlite3.Connection) -> None:
@@ -328,13 +336,16 @@ def _empty_index(db: sqlite3.Connection) -> None:
 
 
 def _next_node(db: sqlite3.Connection) -> int:
-    """A number that nothing in the file has."""
-    tables = (("inode", "node"), ("dentry", "node"), ("dentry", "parent"), ("chunk", "node"), ("xattr", "node"))
-    highest = " UNION ALL ".join(
-        f"SELECT max({column}) AS number FROM {table} WHERE {column} BETWEEN 1 AND {MAX_NODE - 1}"
-        for table, column in tables
+    """A number that nothing in the file has: the next one, or the first left out when the last one is taken."""
+    used = " UNION ALL ".join(
+        f"SELECT {column} AS number FROM {table} WHERE {column} BETWEEN 1 AND {schema.LAST_NODE}"
+        for table, column in _NUMBERED
     )
-    return int(db.execute(f"SELECT coalesce(max(number), {ROOT_NODE}) + 1 FROM ({highest})").fetchone()[0])
+    highest = int(db.execute(f"SELECT coalesce(max(number), {ROOT_NODE}) FROM ({used})").fetchone()[0])
+    if highest < schema.LAST_NODE:
+        return highest + 1
+    gap = f"SELECT min(number) + 1 FROM ({used}) WHERE number + 1 NOT IN (SELECT number FROM ({used}))"
+    return int(db.execute(gap).fetchone()[0])
 
 
 def _me() -> str:

@@ -1,20 +1,88 @@
-"""`now_ns`: the time that files are stamped with, which is that of the kernel's coarse clock.
+"""`now_ns`: the time that files are stamped with: that of the kernel's coarse clock, or a finer one where that counts.
 
 `touch` has the kernel say what the time is, by that clock, which ticks every 1 to 10 ms (utimensat(2) with UTIME_NOW;
-that it is now is lost on the way to us). Stamps of a finer clock would be ahead of it: a file that was just touched
-would be older than one written before, and `make` would make it again. Disk file systems use the same clock.
+that it is now is lost on the way to us). Stamps of another clock could be ahead of it: a file that was just touched
+would be older than one written before, and `make` would make it again. But in one tick a file may be looked at, and
+changed after that: with the same time once more, `make` would miss it.
 
-So two changes may have one time. Who must tell them apart asks for `Attr.version` as well.
+So a stamp is finer than the tick when the last one of that tick has been given out in attributes. The kernel does
+the same for its own file systems since Linux 6.13 (multigrain timestamps, fs/inode.c, `inode_set_ctime_current`), and
+keeps a floor: no coarse time that it gives afterwards, to `touch` on any file system, is earlier. For that floor to
+hold for ours too, a fine stamp is one that the kernel gives a file of its own here: a memfd, which is asked for its
+times and changed. That takes two system calls, 2 µs; a coarse stamp 0.1. Older kernels give the memfd coarse times:
+then two changes within a tick have one time, as on their own file systems. Who must tell them apart asks for
+`Attr.version`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import threading
 import time
 
 CLOCK_REALTIME_COARSE = 5
 """In <linux/time.h>. Python has no name for it."""
 
+STEP_NS = 10**9
+"""Two clocks that differ by more than this have been set, or are not those of one host."""
 
-def now_ns() -> int:
-    """Nanoseconds since the epoch."""
+
+def coarse_ns() -> int:
+    """About what the time is, for a comparison. No stamp: it may be earlier than one that was given."""
     return time.clock_gettime_ns(CLOCK_REALTIME_COARSE)
+
+
+class Clock:
+    """Gives stamps that never go back, unless the host's clock does. One for all volumes, used by any thread."""
+
+    __slots__ = ("_last_ns", "_lock", "_memfd", "_seen_ns")
+
+    def __init__(self) -> None:
+        self._last_ns = 0
+        self._seen_ns = 0  # the latest time that somebody may have seen
+        self._lock = threading.Lock()
+        self._memfd = -1
+
+    def now_ns(self) -> int:
+        """Nanoseconds since the epoch; later than what anybody has seen, on Linux 6.13 and newer."""
+        with self._lock:
+            tick_ns = coarse_ns()
+            if not tick_ns <= self._last_ns < tick_ns + STEP_NS:
+                self._last_ns, self._seen_ns = tick_ns, 0
+            elif self._last_ns <= self._seen_ns:
+                fine_ns = self._fine_ns()
+                if self._last_ns < fine_ns < tick_ns + STEP_NS:
+                    self._last_ns = fine_ns
+            return self._last_ns
+
+    def saw(self, time_ns: int) -> None:
+        """Attributes with this change time are given out. Called with the lock held under which they are changed."""
+        if time_ns > self._seen_ns:
+            self._seen_ns = time_ns
+
+    def saw_all(self) -> None:
+        """Attributes of many files are given out."""
+        self._seen_ns = self._last_ns
+
+    def passed(self, time_ns: int) -> None:
+        """The kernel or a program has given a file this time. Unless it is in the future, what is stamped now is no
+        earlier: it may come from the kernel's floor, which is ahead of the coarse clock."""
+        if self._last_ns < time_ns <= time.time_ns():
+            with self._lock:
+                self._last_ns = max(self._last_ns, time_ns)
+                self._seen_ns = self._last_ns
+
+    def _fine_ns(self) -> int:
+        """The time that the kernel gives a file which is changed after somebody has asked for its times; 0 for none."""
+        with contextlib.suppress(OSError):  # no descriptor is left: then it is the time of the tick
+            if self._memfd < 0:
+                self._memfd = os.memfd_create("fusebackend-times")
+                os.fstat(self._memfd)
+            os.utime(self._memfd)
+            return os.fstat(self._memfd).st_ctime_ns
+        return 0
+
+
+CLOCK = Clock()
+now_ns = CLOCK.now_ns

@@ -46,11 +46,13 @@ from fusebackend.protocol import (
     ReadResult,
     WriteResult,
 )
+from fusebackend.protocol.registered import registered_with
 
 _MALFORMED = (TypeError, ValueError)
 """What `text.decode_file_data` raises for a record that is no file data."""
 
 
+@registered_with("deepagents.backends.state", "StateBackend")  # then an agent's state has a key for files
 class StateBackend(BackendProtocol):
     """Files in `runtime.state["files"]`.
 

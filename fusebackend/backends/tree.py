@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 
 from fusebackend.backends.chunks import allocated_blocks
 from fusebackend.backends.filebytes import MAX_FILE_BYTES, FileBytes
-from fusebackend.backends.stamps import now_ns
+from fusebackend.backends.stamps import CLOCK, coarse_ns, now_ns
 from fusebackend.backends.storage import Inode
 from fusebackend.errors import oserror
 from fusebackend.protocol import RENAME_EXCHANGE, RENAME_NOREPLACE, ROOT_NODE, Attr, AttrChanges, Caller
@@ -35,7 +35,7 @@ _DAY_NS = 86_400 * 10**9
 
 def is_access_noted(attr: Attr) -> bool:
     """Does a read move the access time? relatime, as Linux mounts by default: the first after a change, then daily."""
-    return attr.atime_ns <= max(attr.mtime_ns, attr.ctime_ns) or now_ns() - attr.atime_ns > _DAY_NS
+    return attr.atime_ns <= max(attr.mtime_ns, attr.ctime_ns) or coarse_ns() - attr.atime_ns > _DAY_NS
 
 
 def _within_range(time_ns: int) -> int:
@@ -58,18 +58,22 @@ class TreeVolume(FileBytes):
             if node is None:
                 self._directory(parent)
                 raise oserror(errno.ENOENT, name)
-            return self._inode(node)
+            inode = self._inode(node)
+            CLOCK.saw(inode.ctime_ns)
+            return inode
 
     def readdir(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
         with self.lock:
             if not after:
                 self._accessed(self._inode(node))
+            CLOCK.saw_all()
             return [(name, self._inode(child)) for name, child in self._children(node, after, limit)]
 
     def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr:
         with self.lock:
             inode = self._make(parent, name, mode, caller)
             inode.rdev = rdev
+            CLOCK.saw(inode.ctime_ns)
             return inode
 
     def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Attr:
@@ -82,6 +86,7 @@ class TreeVolume(FileBytes):
             if directory.mode & stat.S_ISGID:
                 inode.mode |= stat.S_ISGID
             directory.nlink += 1
+            CLOCK.saw(inode.ctime_ns)
             return inode
 
     def symlink(self, parent: int, name: bytes, target: bytes, caller: Caller) -> Attr:
@@ -89,6 +94,7 @@ class TreeVolume(FileBytes):
             inode = self._make(parent, name, stat.S_IFLNK | 0o777, caller)
             self._put(inode, 0, target)
             inode.size = len(target)
+            CLOCK.saw(inode.ctime_ns)
             return inode
 
     def link(self, node: int, new_parent: int, new_name: bytes) -> Attr:
@@ -107,6 +113,7 @@ class TreeVolume(FileBytes):
             now = inode.ctime_ns = now_ns()
             self._changed(inode)
             self._entry_changed(new_parent, now)
+            CLOCK.saw(inode.ctime_ns)
             return inode
 
     def unlink(self, parent: int, name: bytes) -> None:
@@ -171,7 +178,9 @@ class TreeVolume(FileBytes):
 
     def getattr(self, node: int) -> Attr:
         with self.lock:
-            return self._inode(node)
+            inode = self._inode(node)
+            CLOCK.saw(inode.ctime_ns)
+            return inode
 
     def setattr(self, node: int, changes: AttrChanges) -> Attr:
         with self.lock:
@@ -192,7 +201,10 @@ class TreeVolume(FileBytes):
             if changes.mtime_ns is not None:
                 inode.mtime_ns = _within_range(changes.mtime_ns)
             inode.ctime_ns = now if changes.ctime_ns is None else _within_range(changes.ctime_ns)
+            if changes.mtime_ns is not None:
+                CLOCK.passed(changes.mtime_ns)
             self._changed(inode)
+            CLOCK.saw(inode.ctime_ns)
             return inode
 
     def readlink(self, node: int) -> bytes:

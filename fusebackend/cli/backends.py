@@ -9,7 +9,8 @@ from typing import Any
 import click
 
 from fusebackend.cli.status import cannot
-from fusebackend.urls import NOT_YET, Scheme, scheme_table
+from fusebackend.schemes import MEANINGS
+from fusebackend.urls import Scheme, scheme_table
 
 
 @click.command()
@@ -22,7 +23,10 @@ def backends(as_json: bool) -> None:
     else:
         for name, scheme in schemes.items():
             _show(name, scheme)
-        click.echo(f"\nNot in this version: {', '.join(f'{name}:' for name in NOT_YET)}")
+        formatter = click.HelpFormatter(max_width=100)
+        with formatter.section("\nParameters, in a URL as in 'sqlite:agent.db?on_exists=replace'"):
+            formatter.write_dl(list(MEANINGS.items()))
+        click.echo(formatter.getvalue().rstrip())
 
 
 def _as_object(name: str, scheme: Scheme | Exception) -> dict[str, Any]:

@@ -6,12 +6,15 @@ volume could not be looked at.
 
 from __future__ import annotations
 
+import os
 from typing import NamedTuple
 
 import click
 
 from fusebackend import urls
+from fusebackend.cli.progress import waiting
 from fusebackend.cli.show import Complaints, Failed, Output, json_option, note
+from fusebackend.cli.target import completion
 
 CLEAN, MENDED, LEFT, FAILED = 0, 1, 4, 8
 
@@ -31,11 +34,11 @@ class Verdict(NamedTuple):
 
 
 @click.command()
-@click.argument("url")
+@click.argument("url", shell_complete=completion("volume"))
 @click.option("--repair", is_flag=True, help="Mend what is wrong. Nobody may have the volume open.")
 @json_option("an object {url, problems, left, rescued, status}; problems and left are arrays of lines.")
 def check(url: str, repair: bool, as_json: bool) -> None:
-    """Check the file of a volume: URL is sqlite:PATH.
+    """Check the file of a volume: URL is sqlite:PATH, or just the PATH of such a file.
 
     Each problem is one line. A volume that is mounted is checked as of its last flush; it can be mended when it is
     unmounted. What holds data and has lost its name is put into /lost+found.
@@ -45,7 +48,7 @@ def check(url: str, repair: bool, as_json: bool) -> None:
     """
     complaints = Complaints(exit_code=FAILED)
     verdict = None
-    with complaints:
+    with complaints, waiting("checking", quiet=as_json):
         verdict = _judge(url, repair)
     if verdict is not None:
         output = Output()
@@ -66,8 +69,10 @@ def check(url: str, repair: bool, as_json: bool) -> None:
 
 def _judge(text: str, repair: bool) -> Verdict:
     try:
-        url = urls.parse(text)
+        url = urls.for_path("sqlite", os.path.abspath(text)) if os.path.isfile(text) else urls.parse(text)
     except urls.UrlError as error:
+        if ":" not in text:
+            raise Failed(f"there is no file '{text}'; write the path of a volume's file, or sqlite:PATH") from None
         raise Failed(str(error)) from None
     if url.scheme != "sqlite":
         raise Failed(f"'{url.masked}': only the file of a 'sqlite:' volume can be checked")

@@ -20,8 +20,6 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-import click
-
 from fusebackend.config import MountPlan
 from fusebackend.mount import table
 from fusebackend.mount.error import MountError
@@ -49,7 +47,6 @@ def launch(plan: MountPlan) -> int:
         fcntl.flock(log_fd, fcntl.LOCK_EX)  # another command may be about to mount here, too
         if table.mount_at(plan.mountpoint) is not None:
             raise MountError(errno.EBUSY, f"'{plan.mountpoint}' has been mounted by another command just now")
-        click.echo(f"log: {plan.log}")
         return _launch(plan, plan.log, log_fd)
     finally:
         fcntl.flock(log_fd, fcntl.LOCK_UN)  # closing would not do: the server has it open as well

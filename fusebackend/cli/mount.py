@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import click
 
 from fusebackend import config, urls
+from fusebackend.cli.target import completion
 from fusebackend.config import ConfigError, ConfigFile, MountPlan
 from fusebackend.mount import point, table
 from fusebackend.paths import ROOT
@@ -18,12 +19,31 @@ from fusebackend.vfs.limits import DEFAULT_DEADLINE_S
 
 @click.command()
 @click.argument("mountpoint", required=False)
-@click.option("--default", metavar="URL", help="What is at the root; a file of its own per mount point if not given.")
-@click.option("--route", "routes", multiple=True, metavar="PREFIX=URL", help="Another backend below PREFIX.")
+@click.option(
+    "--default",
+    shell_complete=completion("url"),
+    metavar="URL",
+    help="What is at the root; a file of its own per mount point if not given.",
+)
+@click.option(
+    "--route",
+    "routes",
+    multiple=True,
+    shell_complete=completion("route"),
+    metavar="PREFIX=URL",
+    help="Another backend below PREFIX.",
+)
 @click.option("--config", "config_path", metavar="FILE", help="Read all this from a TOML file; the command line wins.")
 @click.option("--read-only", is_flag=True, help="Nothing can be changed through the mount.")
 @click.option("--foreground", is_flag=True, help="Serve in this process, log to standard error, end with Ctrl-C.")
-@click.option("-o", "options", multiple=True, metavar="OPTION", help="ro, allow_other, ttl=TIME, deadline=TIME, …")
+@click.option(
+    "-o",
+    "options",
+    multiple=True,
+    shell_complete=completion("words"),
+    metavar="OPTION",
+    help=f"Words with commas between: {', '.join((*config.OWN_WORDS, *config.LIBFUSE_WORDS))}.",
+)
 def mount(
     mountpoint: str | None,
     default: str | None,
@@ -38,13 +58,12 @@ def mount(
     `fusebackend backends` lists the URLs that can be given.
     """
     file = config.read_file(config_path) if config_path else ConfigFile()
-    base = os.path.dirname(os.path.abspath(config_path)) if config_path else None
     if mountpoint is None:
         if file.mountpoint is None:
             raise click.UsageError("give a MOUNTPOINT, or a --config file that names one")
-        mountpoint = os.path.join(base or "", os.path.expanduser(file.mountpoint))
+        mountpoint = os.path.join(_base(config_path) or "", os.path.expanduser(file.mountpoint))
     path = table.resolve(mountpoint)
-    plan = _plan(path, file, base, default, routes, read_only, options)
+    plan = _plan(path, file, config_path, default, routes, read_only, options)
     _keep_apart(plan)
     point.check_system(allow_other=plan.allow_other)
     prepared = point.prepare(path)
@@ -59,22 +78,32 @@ def mount(
     else:
         from fusebackend.cli.launch import launch
 
-        _announce(plan, launch(plan))
+        _announce(plan, launch(plan), plan.log)
+
+
+def _base(config_path: str | None) -> str | None:
+    """The directory that relative paths in the file start from."""
+    return os.path.dirname(os.path.abspath(config_path)) if config_path else None
 
 
 def _plan(
     path: str,
     file: ConfigFile,
-    base: str | None,
+    config_path: str | None,
     default: str | None,
     routes: Sequence[str],
     read_only: bool,
     options: Sequence[str],
 ) -> MountPlan:
     """Put the file and the command line together; whatever both say, the command line decides."""
+    base = _base(config_path)
     words = config.parse_words([*file.options, *options])
     given = config.routes_by_prefix([_split_route(route) for route in routes])
-    from_file = config.routes_by_prefix(file.routes.items())
+    with _named(config_path):
+        from_file = config.routes_by_prefix(file.routes.items())
+        ttl_s = config.meant("ttl", config.duration_s, file.ttl)
+        deadline_s = config.meant("deadline", config.deadline_s, file.deadline)
+        execute = config.shell_options(file.execute)
     said = {prefix: table for prefix, table in from_file.items() if prefix not in given}
     texts: dict[str, str] = {
         **{prefix: urls.parse(config.url_of(table), base=base).text for prefix, table in said.items()},
@@ -87,22 +116,36 @@ def _plan(
         said[ROOT] = file.default
     else:
         root = urls.for_path("sqlite", config.data_file(path))
-    ttl_s = config.DEFAULT_TTL_S if file.ttl is None else config.duration_s(file.ttl)
-    deadline_s = DEFAULT_DEADLINE_S if file.deadline is None else config.deadline_s(file.deadline)
+    with _named(config_path):
+        limits = {prefix: config.limits_of(prefix, table) for prefix, table in said.items()}
     return MountPlan(
         mountpoint=path,
         default=root.text,
         routes=texts,
         read_only=read_only or (file.read_only if words.read_only is None else words.read_only),
         allow_other=bool(file.allow_other or words.allow_other),
-        ttl_s=ttl_s if words.ttl_s is None else words.ttl_s,
-        deadline_s=deadline_s if words.deadline_s is None else words.deadline_s,
-        limits={prefix: config.limits_of(prefix, table) for prefix, table in said.items()},
+        ttl_s=_first(words.ttl_s, ttl_s, config.DEFAULT_TTL_S),
+        deadline_s=_first(words.deadline_s, deadline_s, DEFAULT_DEADLINE_S),
+        limits=limits,
         may_keep_awake=words.may_keep_awake,
         words=words.libfuse,
         log=config.log_file(path),
-        execute=config.shell_options(file.execute),
+        execute=execute,
     )
+
+
+def _first(*said: float | None) -> float:
+    """The first of these that was said at all; the last one is the default."""
+    return next(value for value in said if value is not None)
+
+
+@contextlib.contextmanager
+def _named(config_path: str | None) -> Iterator[None]:
+    """Name the file in the error of a value that it holds."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"'{config_path}': {error}") from None
 
 
 def _split_route(route: str) -> tuple[str, str]:
@@ -138,8 +181,10 @@ def _is_inside(path: str, directory: str) -> bool:
     return path == directory or path.startswith(directory.rstrip("/") + "/")
 
 
-def _announce(plan: MountPlan, pid: int) -> None:
+def _announce(plan: MountPlan, pid: int, log: str | None = None) -> None:
     lines = [f"mounted {plan.mountpoint} (process {pid}{', read-only' if plan.read_only else ''})"]
+    if log is not None:
+        lines.append(f"  log: {log}")
     for prefix, url in plan.urls().items():
         lines.append(f"  {prefix if prefix == '/' else prefix + '/'}  {urls.mask(url)}")
     with contextlib.suppress(OSError):  # nobody may be reading; the mount is there all the same

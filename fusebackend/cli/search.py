@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from fusebackend.cli import target
+from fusebackend.cli.progress import waiting
 from fusebackend.cli.show import Complaints, Failed, Output, json_option, note
 from fusebackend.cli.target import Target, complete_path, mount_option
 from fusebackend.protocol import GrepMatch
@@ -60,7 +61,8 @@ def grep(
         left = None if max_count is None else max_count - len(matches)
         with complaints:
             place = _there(given, mount)
-            found = place.files.grep(pattern, place.path, glob, max_count=left)
+            with waiting("searching", quiet=as_json):
+                found = place.files.grep(pattern, place.path, glob, max_count=left)
             if found.error is not None:
                 raise Failed(place.words(found.error))
             matches += [{**match, "path": place.shown(match["path"])} for match in found.matches or ()]
@@ -126,7 +128,8 @@ def glob(pattern: str, path: str | None, zero: bool, as_json: bool, mount: str |
     """
     output = Output()
     place = _there(path, mount)
-    found = place.files.glob(pattern, place.path)
+    with waiting("searching", quiet=as_json):
+        found = place.files.glob(pattern, place.path)
     if found.error is not None:
         raise Failed(place.words(found.error))
     matches: list[dict[str, Any]] = [{**info, "path": place.shown(info["path"])} for info in found.matches or ()]

@@ -10,13 +10,14 @@ from typing import Any
 
 import click
 
+from fusebackend.cli.target import completion
 from fusebackend.mount import table
 from fusebackend.mount.error import MountError
 from fusebackend.mount.table import MountState
 
 
 @click.command()
-@click.argument("mountpoint", required=False)
+@click.argument("mountpoint", required=False, shell_complete=completion("mountpoint"))
 @click.option("--json", "as_json", is_flag=True, help="A JSON array with one object per mount.")
 def status(mountpoint: str | None, as_json: bool) -> None:
     """Show all mounts, or the one on MOUNTPOINT.
@@ -55,17 +56,20 @@ def _print(states: list[MountState]) -> None:
 
     console = Console(highlight=False)
     if not console.is_terminal:
-        console = Console(highlight=False, width=200)  # whoever reads it is not 80 columns wide
-    for state in states:
-        console.print(Text(state.mountpoint, style="bold"), Text(_headline(state)), soft_wrap=True)
+        console = Console(highlight=False, width=PLAIN_WIDTH)
+    for number, state in enumerate(states):
+        if number:
+            console.print()
+        console.print(Text.assemble((state.mountpoint, "bold"), "  ", _headline(state)), soft_wrap=True)
         if state.state != "alive":
             continue
-        routes = Table("route", "backend", "volume", "cached", "cannot", box=None, padding=(0, 2, 0, 2))
+        for line in _details(state):
+            console.print(Text(f"  {line}"), soft_wrap=True)
+        routes = Table("route", "backend", "cached", "cannot", box=None, padding=(0, 1, 0, 1))
         for route in state.status.get("routes", []):
             routes.add_row(
-                Text(str(route.get("prefix"))),
-                Text(str(route.get("url") or "–"), overflow="fold"),
-                Text(str(route.get("volume"))),
+                Text(str(route.get("prefix")), overflow="fold"),
+                Text(str(route.get("url") or route.get("volume")), overflow="fold"),
                 Text(_caching(route)),
                 Text(cannot(route.get("features") or {}) or "–"),
             )
@@ -74,6 +78,10 @@ def _print(states: list[MountState]) -> None:
             trouble = _trouble(route)
             if trouble:
                 console.print(Text(f"  {trouble}", style="bold red"), soft_wrap=True)
+
+
+PLAIN_WIDTH = 200
+"""Columns where the output goes to no terminal: a program that reads it should find each route on one line."""
 
 
 def _trouble(route: dict[str, Any]) -> str | None:
@@ -99,12 +107,44 @@ def _headline(state: MountState) -> str:
         parts.append(f"since {datetime.fromtimestamp(started_at).strftime('%Y-%m-%d %H:%M:%S')}")
     if state.status.get("read_only"):
         parts.append("read-only")
-    for key, words in (("open_files", "open files"), ("known_inodes", "files known to the kernel")):
-        if isinstance(state.status.get(key), int):
-            parts.append(f"{state.status[key]} {words}")
-    if state.status.get("log"):
-        parts.append(f"log {state.status['log']}")
     return ", ".join(parts)
+
+
+def _details(state: MountState) -> list[str]:
+    """What else is said of a mount that answers, a line each."""
+    status = state.status
+    counts = [
+        _count(status[key], one, many)
+        for key, one, many in (
+            ("open_files", "open file", "open files"),
+            ("known_inodes", "file known to the kernel", "files known to the kernel"),
+        )
+        if isinstance(status.get(key), int)
+    ]
+    requests = sum((status.get("counters") or {}).values())
+    lines = [", ".join([*counts, _count(requests, "request", "requests")])]
+    if status.get("execute"):
+        lines.append(f"commands: {_commands(status['execute'])}")
+    if status.get("log"):
+        lines.append(f"log: {status['log']}")
+    return lines
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number:,} {one if number == 1 else many}"
+
+
+def _commands(execute: dict[str, Any]) -> str:
+    """Where `execute` runs commands, and how they are limited."""
+    if execute.get("sandbox") == "none":
+        where = "unconfined, as the server's user"
+    elif execute.get("bubblewrap") is None:
+        where = "none: bubblewrap is not installed"
+    else:
+        where = f"in a bubblewrap sandbox, {'with the' if execute.get('network') else 'no'} network"
+    if execute.get("covered_routes"):
+        where += f"; they don't see {', '.join(execute['covered_routes'])}"
+    return f"{where}; {execute['running']} running" if execute.get("running") else where
 
 
 def _caching(route: dict[str, Any]) -> str:

@@ -212,11 +212,16 @@ def complete_path(context: click.Context, parameter: click.Parameter, incomplete
     return complete.path(context.params.get("mount"), incomplete)
 
 
-def complete_mount(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """For click: what the value of `--mount` may go on with."""
-    from fusebackend.cli import complete
+def completion(kind: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
+    """For click: complete a value by this function of `cli/complete.py`, which is imported when a shell asks."""
 
-    return complete.mountpoint(incomplete)
+    def complete_value(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from fusebackend.cli import complete
+
+        found: list[CompletionItem] = getattr(complete, kind)(incomplete)
+        return found
+
+    return complete_value
 
 
 def mount_option(function: F) -> F:
@@ -224,7 +229,8 @@ def mount_option(function: F) -> F:
     return click.option(
         "--mount",
         "mount",
-        shell_complete=complete_mount,
+        envvar="FUSEBACKEND_MOUNT",
+        shell_complete=completion("mountpoint"),
         metavar="DIR",
-        help="Paths are those that agents use in the mount on DIR, such as /notes.md.",
+        help="Paths are those that agents use in the mount on DIR, such as /notes.md. FUSEBACKEND_MOUNT says the same.",
     )(function)

@@ -9,6 +9,8 @@ import time
 
 import click
 
+from fusebackend.cli.progress import waiting
+from fusebackend.cli.target import completion
 from fusebackend.mount import table
 from fusebackend.mount.error import MountError
 from fusebackend.mount.table import MountState
@@ -18,7 +20,7 @@ DEFAULT_TIMEOUT_S = 60.0
 
 
 @click.command()
-@click.argument("mountpoint")
+@click.argument("mountpoint", shell_complete=completion("mountpoint"))
 @click.option("--lazy", is_flag=True, help="Also while files are open: they can be used until they are closed.")
 @click.option(
     "--timeout",
@@ -43,7 +45,8 @@ def umount(mountpoint: str, lazy: bool, timeout_s: float) -> None:
         click.echo(f"unmounted {path}; its server had died before")
         return
     try:
-        _end(state, lazy, timeout_s)
+        with waiting("storing everything"):
+            _end(state, lazy, timeout_s)
     except BusyError as error:
         _show_holders(error)
         sys.exit(1)
@@ -66,9 +69,7 @@ def _end(state: MountState, lazy: bool, timeout_s: float) -> None:
                 click.echo(f"detached {path}; process {server.pid} serves it until the last open file is closed")
                 return
             where = f"; see {log_path}" if log_path else ""
-            raise MountError(
-                errno.ETIMEDOUT, f"'{path}' is detached, but process {server.pid} is still storing{where}"
-            )
+            raise MountError(errno.ETIMEDOUT, f"'{path}' is detached, but process {server.pid} is still storing{where}")
     errors = _errors_since(log_path, log_start)
     if errors:
         raise MountError(errno.EIO, f"'{path}' is unmounted, but its server reported: {errors[-1]} (see {log_path})")

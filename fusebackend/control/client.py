@@ -67,12 +67,16 @@ T = TypeVar("T")
 Failures = (Refused, ServerLost)
 
 
-def connect(path: str | os.PathLike[str]) -> Client:
-    """A client of the mount that `path` lies in.
+def connect(path: str | os.PathLike[str] | None = None) -> Client:
+    """A client of the mount that `path` lies in; of the environment variable FUSEBACKEND_MOUNT without one.
 
     Raises:
-        MountError: it lies in no mount of fusebackend, or the mount's server is gone, hung or another user's.
+        MountError: there is neither; it lies in no mount of fusebackend; the mount's server is gone, hung or another
+            user's.
     """
+    path = path or os.environ.get("FUSEBACKEND_MOUNT")
+    if not path:
+        raise MountError(errno.EINVAL, "say which mount: give connect() a path in it, or set FUSEBACKEND_MOUNT")
     client = Client(path)
     try:
         client.hello()

@@ -1,12 +1,15 @@
 """deepagents both ways: `export` makes one of their backends out of any of ours, `adopt` one of ours out of theirs.
 
+    agent = create_deep_agent(model, backend=SqliteBackend("notes.db"))
     agent = create_deep_agent(model, backend=export(SqliteBackend("notes.db")))
     fusebackend.mount(adopt(theirs), "/mnt/agent")
 
 `adopt` is what `CompositeBackend`, `fusebackend.mount` and `python:` URLs do by themselves, so theirs can be given to
-them as they are. The other way round nothing is by itself: `create_deep_agent` wants an instance of its own classes (it
-checks for `execute`, for skills, and that a backend can't be called), so a backend of ours that is passed unwrapped is
-refused, or has no commands and no skills.
+them as they are. `create_deep_agent` takes every backend of ours as it is, a `Mount` and a `Client` too: their classes
+are virtual subclasses of deepagents' (`protocol/registered.py`). Its tools then have our verbs: `write_file` refuses an
+existing file, as in the seeds, unless the backend was made with `on_exists="replace"`. `export` is for what needs more:
+deepagents' result classes (a route in a composite of theirs), `write` that replaces, a bare factory, or an object that
+is no backend of ours.
 
 Importing this module does not import deepagents; `export` does.
 """
@@ -48,8 +51,9 @@ def export(backend: Any) -> BackendProtocol:
         ) from error
     from deepagents.backends.protocol import BackendProtocol
 
-    if isinstance(backend, BackendProtocol):
-        return backend
+    if BackendProtocol in type(backend).__mro__:  # `isinstance` is True for ours as well
+        made: BackendProtocol = backend
+        return made
     return exported.exported(backend, None if is_factory(backend) else adopt(backend))
 
 

@@ -7,19 +7,19 @@ how `create_deep_agent` knows to give the state a key for files.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from deepagents.backends import StateBackend as DeepagentsStateBackend
 from deepagents.backends import protocol as theirs
 
 from fusebackend import errors, paths
-from fusebackend.attaching import supports_execution
+from fusebackend.attaching import keeps_in_graph, supports_execution
 from fusebackend.backends.graphstate import GraphRuntime
-from fusebackend.backends.state import StateBackend
 from fusebackend.composite import CompositeBackend
 from fusebackend.dialect import AgentFace, is_factory
 from fusebackend.paths import PathError
@@ -116,10 +116,10 @@ class Exported(theirs.BackendProtocol):
     def glob(self, pattern: str, path: str | None = None) -> theirs.GlobResult:
         found = self._files().glob(_text("pattern", pattern), None if path is None else _text("path", path))
         matches: Any = found.matches
-        reason: Any = found.truncation_reason if found.truncation_reason in _REASONS else None
-        return theirs.GlobResult(
-            error=found.error, matches=matches, truncated=found.truncated, truncation_reason=reason
-        )
+        result = theirs.GlobResult(error=found.error, matches=matches, truncated=found.truncated)
+        if _HAS_REASON and found.truncation_reason in _REASONS:
+            result.truncation_reason = cast(Any, found.truncation_reason)
+        return result
 
     def download_files(self, paths: list[str]) -> list[theirs.FileDownloadResponse]:
         """As ours, and a path with `~` is `file_not_found`: deepagents' memory takes such sources for optional."""
@@ -212,6 +212,8 @@ class Executing(Exported, theirs.SandboxBackendProtocol):
 
 
 _REASONS = ("budget", "unreadable", "transport")
+_HAS_REASON = any(field.name == "truncation_reason" for field in dataclasses.fields(theirs.GlobResult))
+"""Not in deepagents 0.7.8, which says only that an answer was cut short."""
 
 
 def exported(backend: Any, files: CompositeBackend | None) -> Exported:
@@ -226,17 +228,13 @@ def exported(backend: Any, files: CompositeBackend | None) -> Exported:
     kind = _class(
         deletes=unmade or any(not AgentFace(part, "").lacks("delete") for part in parts),
         executes=not unmade and supports_execution(backend),
-        in_graph=unmade or any(_is_in_graph(part) for part in parts),
+        in_graph=any(keeps_in_graph(part) for part in parts),
     )
     if files is not None and not unmade:
         made = files
         return kind(backend, lambda: made)
     factory = CompositeBackend(backend) if files is None else files
     return kind(backend, lambda: factory.resolve(GraphRuntime()))
-
-
-def _is_in_graph(part: Any) -> bool:
-    return isinstance(part, DeepagentsStateBackend) or (isinstance(part, StateBackend) and part.in_graph)
 
 
 @functools.cache

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from fusebackend.mount import table, unmount
 from fusebackend.mount.error import MountError
 
+FUSE_DEVICE = os.makedev(10, 229)
+"""Its number on every Linux (Documentation/admin-guide/devices.txt)."""
+
 
 @dataclass(frozen=True)
 class MountPoint:
@@ -31,6 +34,10 @@ def check_system(*, allow_other: bool = False) -> None:
             errno.ENODEV,
             "there is no /dev/fuse: load the kernel module with 'modprobe fuse', or give the container the device "
             "(--device /dev/fuse --cap-add SYS_ADMIN)",
+        )
+    if not stat.S_ISCHR(os.stat("/dev/fuse").st_mode) or os.stat("/dev/fuse").st_rdev != FUSE_DEVICE:
+        raise MountError(
+            errno.ENODEV, "/dev/fuse is not the FUSE device; as root: rm /dev/fuse && mknod -m 666 /dev/fuse c 10 229"
         )
     if os.geteuid() == 0:
         return

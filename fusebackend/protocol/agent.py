@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypeAlias, TypedDict
 
+from fusebackend.protocol.registered import register_all, registered_with
+
 # --------------------------------------------------------------------------------------------------------------
 # Records of the agent face
 # --------------------------------------------------------------------------------------------------------------
@@ -130,7 +132,8 @@ class MoveResult:
 class GrepResult:
     """Matches sorted by path and line. `truncated` is True when a limit cut them short.
 
-    `missing` says what could not be searched, where that is one of several backends.
+    `missing` says what was not searched: one of several backends that failed, or what a backend leaves out by rule, as
+    the histories of threads; then `truncated` is not set for it.
     """
 
     error: str | None = None
@@ -188,13 +191,24 @@ def _overridden(backend: object, name: str) -> bool:
     return getattr(type(backend), name, None) is not getattr(BackendProtocol, name)
 
 
+@registered_with("deepagents.backends.protocol", "BackendProtocol")
 class BackendProtocol(abc.ABC):
     """An agent's files. Paths are absolute strings that start with `/`; results are records, never exceptions.
 
     There are no abstract methods: a backend implements what it can, and the rest raises `NotImplementedError`,
     which callers such as `CompositeBackend` turn into an error record. `ls`, `grep` and `glob` fall back on the
     seeds' `ls_info`, `grep_raw` and `glob_info` where only those are defined, and the other way round.
+
+    deepagents' `isinstance` takes it for its own `BackendProtocol`, see `registered.py`.
     """
+
+    if not TYPE_CHECKING:
+
+        @property
+        def __class__(self):
+            """The class, as always; `isinstance` asks for it."""
+            register_all()
+            return type(self)
 
     def __repr__(self) -> str:
         where = self._where()
@@ -308,6 +322,7 @@ class BackendProtocol(abc.ABC):
         async def aglob_info(self, pattern: str, path: str = "/") -> list[FileInfo]: ...
 
 
+@registered_with("deepagents.backends.protocol", "SandboxBackendProtocol")
 class SandboxBackendProtocol(BackendProtocol):
     """A backend that can also run shell commands."""
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import stat
@@ -578,9 +579,12 @@ class TestStatus:
         shell.ok("mount", point, "--default", "memory:")
         said = shell.ok("status", point)
         pid = shell.status(point)["pid"]
-        assert said.startswith(f"{point} process {pid}, since ")
+        assert said.startswith(f"{point}  process {pid}, since ")
+        assert "\n  0 open files, 1 file known to the kernel, " in said
+        assert "\n  commands: in a bubblewrap sandbox, no network\n" in said
+        assert "\n  log: /" in said
         route = next(line for line in said.splitlines() if "memory:" in line)
-        assert route.split() == ["/", "memory:", "InMemoryVolume", "coherent", "outlive", "its", "server"]
+        assert route.split() == ["/", "memory:", "coherent", "outlive", "its", "server"]
 
     def test_the_time_to_live_of_a_directory(self, shell: Shell, point: Path) -> None:
         (shell.home / "project").mkdir()
@@ -595,4 +599,7 @@ class TestStatus:
         assert schemes["memory"]["features"]["durable"] is False
         said = shell.ok("backends")
         assert all(each["form"] in said for each in schemes.values())
-        assert "Not in this version: overlay:" in said
+        parameters = {parameter for each in schemes.values() for parameter in each["parameters"] or ()}
+        assert all(re.search(rf"^  {parameter} +\w", said, re.MULTILINE) for parameter in parameters), (
+            "each is explained"
+        )

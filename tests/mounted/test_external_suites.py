@@ -121,8 +121,6 @@ def test_stress_ng_finds_nothing_wrong(directory: Path, request: pytest.FixtureR
 def _program(name: str) -> str:
     found = shutil.which(name)
     if found is None:
-        if os.environ.get("CI"):
-            pytest.fail(f"CI must have {name}", pytrace=False)
         pytest.skip(f"{name} is not installed (Debian: {name})")
     return found
 

@@ -395,3 +395,22 @@ class TestRefusals:
             files.close()
             assert not os.path.ismount(point)
         """, logged=".*No space left on device.*")
+
+
+def test_connect_without_a_path_takes_the_mount_of_the_environment(script: Script) -> None:
+    said = script("""
+        with fusebackend.mount(InMemoryBackend(), point) as files:
+            files.write("/a", "one")
+            os.environ["FUSEBACKEND_MOUNT"] = point
+            with fusebackend.connect() as client:
+                print(client.mountpoint == point, client.read("/a").file_data["content"])
+            del os.environ["FUSEBACKEND_MOUNT"]
+            try:
+                fusebackend.connect()
+            except MountError as error:
+                print(error)
+    """)
+    assert said.splitlines() == [
+        "True one",
+        "say which mount: give connect() a path in it, or set FUSEBACKEND_MOUNT",
+    ]

@@ -6,8 +6,10 @@ import os
 import shutil
 from pathlib import Path
 
+import mounts
 import pytest
 import trees
+from clocks import MULTIGRAIN
 from kinds import SOURCES, Kind, Work
 
 pytestmark = pytest.mark.mounted
@@ -233,6 +235,21 @@ def test_what_is_touched_is_made_once(work: Work) -> None:
         for _ in range(2):
             trees.run("make", "-s", cwd=work.path)
         assert len((work.path / "log").read_text().splitlines()) == turn
+
+
+@pytest.mark.skipif(not MULTIGRAIN, reason="the kernel has no multigrain timestamps (Linux 6.13)")
+def test_a_change_after_a_look_is_newer_and_what_is_touched_after_it_no_older(tmp_path: Path) -> None:
+    """On native volumes, also from one route to another: faster than the clock ticks."""
+    with mounts.mounted(tmp_path / "mnt", f"sqlite:{tmp_path}/v.db", routes={"/other": "memory:"}) as server:
+        source, stamp = server.path / "source", server.path / "other/stamp"
+        source.write_bytes(b"0")
+        for turn in range(1, 50):
+            stamp.touch()
+            os.utime(stamp)
+            made = stamp.stat().st_mtime_ns
+            assert made >= source.stat().st_mtime_ns, "it would be made twice"
+            source.write_bytes(b"%d" % turn)
+            assert source.stat().st_mtime_ns > made, "it would not be made again"
 
 
 def test_no_time_goes_back_when_it_is_set_to_now(work: Work) -> None:

@@ -48,9 +48,7 @@ def missing() -> str | None:
 
 
 def skip(reason: str) -> None:
-    """Skip the test; in CI that is a failure, for nobody would see the skip."""
-    if os.environ.get("CI"):
-        pytest.fail(f"CI must have a Docker engine: {reason}", pytrace=False)
+    """Skip the test; see `skips.py` for CI."""
     pytest.skip(reason)
 
 

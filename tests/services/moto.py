@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
 import time
@@ -35,11 +34,9 @@ def missing() -> str | None:
 
 
 def require() -> None:
-    """Skip the test where there is no moto; in CI that is a failure, for nobody would see the skip."""
+    """Skip the test where there is no moto; see `skips.py` for CI."""
     reason = missing()
     if reason is not None:
-        if os.environ.get("CI"):
-            pytest.fail(f"CI must have moto: {reason}", pytrace=False)
         pytest.skip(reason)
 
 

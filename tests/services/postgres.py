@@ -50,11 +50,9 @@ def missing() -> str | None:
 
 
 def require() -> None:
-    """Skip the test where there is no PostgreSQL; in CI that is a failure, for nobody would see the skip."""
+    """Skip the test where there is no PostgreSQL; see `skips.py` for CI."""
     reason = missing()
     if reason is not None:
-        if os.environ.get("CI"):
-            pytest.fail(f"CI must have a PostgreSQL: {reason}", pytrace=False)
         pytest.skip(reason)
 
 

@@ -48,11 +48,7 @@ def test_what_was_committed_outlives_a_crash_and_the_server_leaves_nothing_behin
             os.kill(pid, 0)
 
 
-def test_where_there_is_none_the_tests_are_skipped_and_ci_fails(monkeypatch):
+def test_where_there_is_none_the_tests_are_skipped(monkeypatch):
     monkeypatch.setattr(service, "_programs", lambda: None)
-    monkeypatch.delenv("CI", raising=False)
     with pytest.raises(pytest.skip.Exception, match="not installed"):
-        service.require()
-    monkeypatch.setenv("CI", "1")
-    with pytest.raises(pytest.fail.Exception, match="CI must have a PostgreSQL"):
         service.require()

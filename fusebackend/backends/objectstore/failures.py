@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -54,6 +55,7 @@ ERRNO_OF_STATUS: dict[int, int] = {
 _STATUS = re.compile(r"Server returned non-2xx status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
 _KIND = re.compile(r"\bkind: (Timeout|Connect)\b")
+_OS_CODE = re.compile(r"\bOs \{\s*code: (\d{1,4}),")
 _SIGNATURE = re.compile(r"([?&](?:X-Amz-[\w-]+|Signature|sig|se|st)=)[^&\s]*", re.IGNORECASE)
 
 _LINE_CHARACTERS = 300
@@ -83,14 +85,22 @@ def object_errors(key: str) -> Iterator[None]:
         if number != errno.ESTALE and not _quiet.get():
             log.warning("%s: %s", key, _line(error))
         raised = oserror(number, key)
-        if (code := _CODE.search(str(error))) is not None:
-            raised.add_note(code[1])
+        if (said := _said(str(error))) is not None:
+            raised.add_note(said)
         raise raised from None
+
+
+def _said(text: str) -> str | None:
+    """What the service, or this machine's network, calls the failure."""
+    if (code := _CODE.search(text)) is not None:
+        return code[1]
+    number = _OS_CODE.search(text)
+    return os.strerror(int(number[1])) if number is not None else None
 
 
 @contextmanager
 def told_by_caller() -> Iterator[None]:
-    """Nothing is logged of errors in here: whoever called says what was wrong. The service's code is their note."""
+    """Log no errors in here: the caller tells them. The service's code, or the network's, is their note."""
     before = _quiet.set(True)
     try:
         yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -134,8 +135,9 @@ def _opened(url: Url, make: Callable[[], Any]) -> Any:
     except FileNotFoundError:
         raise UrlError(f"'{url.masked}': there is no bucket '{_place(url)[0]}'") from None
     except OSError as error:
+        words = "the service does not answer" if error.errno == errno.ETIMEDOUT else error.strerror
         code = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-        raise UrlError(f"'{url.masked}': the bucket can't be read: {error.strerror}{code}") from error
+        raise UrlError(f"'{url.masked}': the bucket can't be read: {words}{code}") from error
     except (BaseError, ValueError) as error:
         raise UrlError(f"'{url.masked}': {mask(' '.join(str(error).split('Debug source')[0].split()))}") from None
 

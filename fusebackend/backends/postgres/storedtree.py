@@ -22,6 +22,7 @@ from fusebackend.backends.postgres.rows import StoredInode
 from fusebackend.backends.postgres.session import Session
 from fusebackend.backends.postgres.transaction import Transaction, Wanted
 from fusebackend.backends.postgres.uses import Uses
+from fusebackend.backends.stamps import CLOCK
 from fusebackend.backends.storage import Inode
 from fusebackend.backends.tree import TreeVolume
 from fusebackend.protocol import Change
@@ -72,6 +73,7 @@ class StoredTree(TreeVolume):
 
     def _change(self, wanted: Wanted, rule: Callable[..., T], *arguments: Any) -> T:
         """Run a rule in a transaction: that of the scope, or one of its own."""
+        CLOCK.saw_all()  # reads wait for no change, and are on any host: they can't tell what they give out
         transaction = self._scope.transaction
         if transaction is not None:
             with told():

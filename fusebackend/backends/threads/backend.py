@@ -9,15 +9,18 @@ from collections.abc import Sequence
 from typing import Any, Literal, Self
 
 from fusebackend import errors
+from fusebackend.backends.search import FileSearch, glob_files, grep_found
 from fusebackend.backends.threads.activity import QUIET_S
 from fusebackend.backends.threads.line import HEAD
 from fusebackend.backends.threads.rows import Database
+from fusebackend.backends.threads.searching import ThreadsSearch, read_file
 from fusebackend.backends.threads.volume import ThreadsVolume
 from fusebackend.backends.threads.writable import WritableThreadsVolume
 from fusebackend.backends.volume import VolumeBackend
 from fusebackend.backends.walk import names_of
+from fusebackend.globs import compile_glob
 from fusebackend.paths import AgentPath, PathError
-from fusebackend.protocol import DeleteResult, FileUploadResponse
+from fusebackend.protocol import DeleteResult, FileUploadResponse, GlobResult, GrepResult
 
 
 class ThreadsBackend(VolumeBackend):
@@ -67,6 +70,23 @@ class ThreadsBackend(VolumeBackend):
         from fusebackend.backends.threads.postgres import PostgresDatabase
 
         return cls(PostgresDatabase(dsn), **options)
+
+    def _grep_files(
+        self, pattern: str, path: str, glob: str | None, max_count: int | None, max_bytes: int
+    ) -> GrepResult:
+        """`history/` only where the path or the glob names it; see `searching.py`."""
+        search = ThreadsSearch(glob)
+        files = FileSearch(self.volume, path, compile_glob(glob) if glob else None, search.walk)
+        result = grep_found(self.volume, pattern, files, max_count, max_bytes, read_file)
+        result.truncated |= files.unreadable
+        result.missing = search.missing
+        return result
+
+    def _glob_files(self, pattern: str, path: str) -> GlobResult:
+        search = ThreadsSearch(pattern)
+        result = glob_files(self.volume, pattern, path, search.walk)
+        result.missing = search.missing
+        return result
 
     def delete(self, file_path: str) -> DeleteResult:
         """What is below a head. Nothing of a thread is deleted because something else of it can't be."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from fusebackend import paths
 from fusebackend.backends.threads.nodes import DirectoryNode, Node
 from fusebackend.protocol import Change, EventKind, Report
@@ -48,3 +50,13 @@ class Difference:
     def _report(self, kind: EventKind, parent: DirectoryNode, name: bytes, node: Node) -> None:
         path = paths.join(parent.path(), paths.to_text(name))
         self.reports.append(Report(kind, path + "/" if node.is_dir else path, node=node.node, source="elsewhere"))
+
+
+class Untold(Difference):
+    """For what is shown for the first time: nobody knows anything that could have become another. Building the records
+    all the same took a sixth of a search through all heads."""
+
+    def _entry(self, kind: EventKind, parent: DirectoryNode, name: bytes, node: Node) -> None: ...
+
+
+UNTOLD: Final = Untold()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias, Union
 
 from fusebackend.backends.keys import arrange
 from fusebackend.backends.stamps import now_ns
-from fusebackend.backends.threads.difference import Difference
+from fusebackend.backends.threads.difference import UNTOLD, Difference
 from fusebackend.backends.threads.names import time_ns_of
 from fusebackend.backends.threads.nodes import FILE_MODE, DirectoryNode, FileNode, Node, Nodes, TextFile
 from fusebackend.backends.threads.records import Record
@@ -79,7 +79,7 @@ class FilesDirectory(DirectoryNode):
         entries = self._known()
         if entries is None:
             entries = Entries()
-            self._update(self, entries, self._wanted(), Difference())
+            self._update(self, entries, self._wanted(), UNTOLD)
             self._weakly = weakref.ref(entries)
         self._entries = entries
         self.line.looked_into(self)

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
-from fusebackend.backends.threads.difference import Difference
+from fusebackend.backends.threads.difference import UNTOLD, Difference
 from fusebackend.backends.threads.folders import Checkpoint, Entries, FilesDirectory, Head
 from fusebackend.backends.threads.lineage import Lineage
 from fusebackend.backends.threads.names import time_ns_of
@@ -100,7 +100,7 @@ class History(DirectoryNode):
         self.line.fresh()
         if self._entries is None:
             self._entries = Entries()
-            self._list(Difference())
+            self._list(UNTOLD)
         return self._entries
 
     def refresh(self, difference: Difference, changed: frozenset[str] | None) -> None:

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from fusebackend.backends.keys import name_of, text_of
-from fusebackend.backends.threads.difference import Difference
+from fusebackend.backends.threads.difference import UNTOLD, Difference
 from fusebackend.backends.threads.folders import Entries
 from fusebackend.backends.threads.line import Line
 from fusebackend.backends.threads.lineage import Lineage
@@ -164,7 +164,7 @@ class Subgraphs(DirectoryNode):
         self._thread = thread
         self._entries = Entries()
         self.stale = False
-        self._list(Difference())
+        self._list(UNTOLD)
 
     def entries(self) -> Entries:
         self.fresh()
@@ -212,7 +212,7 @@ class Root(DirectoryNode):
 
     def entries(self) -> Mapping[bytes, Node]:
         if not self._is_listed:
-            self._list(Difference())
+            self._list(UNTOLD)
         elif self.stale:
             self._list(self._tree.found)
         return self._entries
@@ -228,7 +228,7 @@ class Root(DirectoryNode):
         if known is not None and not self.stale:
             return known
         if self._tree.database.has_thread(thread):
-            return known or self._add(name, thread, self._tree.database.newest(Place(thread, "")), Difference())
+            return known or self._add(name, thread, self._tree.database.newest(Place(thread, "")), UNTOLD)
         if known is not None:
             self._remove(name, self._tree.found)
         return None
@@ -264,7 +264,7 @@ class Root(DirectoryNode):
         if not self._is_listed or self.stale:
             now = time.monotonic()
             if now - self._listed_at >= self._list_s / WATCHING_SHARE:
-                self._list(self._tree.found if self._is_listed else Difference())
+                self._list(self._tree.found if self._is_listed else UNTOLD)
         while self._written:
             self._written.pop().watch()
 

@@ -1,0 +1,82 @@
+"""An agent of deepagents works on backends of ours given as they are, on a mount, on a client of it and on an exported
+one; prints what its tools said, as JSON. `test_deepagents_versions.py` runs it with each version of deepagents.
+
+    python deepagents_program.py DIRECTORY
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from agents import call, deep_agent, edit, say, use, user, write
+from langgraph.store.memory import InMemoryStore
+
+import fusebackend
+from fusebackend.backends import (
+    CompositeBackend,
+    InMemoryBackend,
+    LocalShellBackend,
+    SqliteBackend,
+    StateBackend,
+    StoreBackend,
+)
+from fusebackend.integrations.deepagents import export
+
+
+def script(executes: bool) -> list[Any]:
+    calls = [
+        write("/a.md", "one\ntwo\n"),
+        write("/m/b.md", "three\n"),
+        edit("/a.md", "two", "zwei"),
+        call("read_file", file_path="/a.md"),
+        call("ls", path="/"),
+        call("glob", pattern="*.md"),
+        call("grep", pattern="zwei"),
+        *([call("execute", command="cat a.md", timeout=10)] if executes else []),
+        call("delete", file_path="/a.md"),
+        call("read_file", file_path="/a.md"),
+    ]
+    return [*map(use, calls), say("done")]
+
+
+def work(backend: Any, executes: bool = False, awaited: bool = False) -> dict[str, Any]:
+    agent = deep_agent(None, script(executes), backend=backend)
+    state = asyncio.run(agent.ainvoke(user("go"))) if awaited else agent.invoke(user("go"))
+    said = [(message.name, message.content) for message in state["messages"] if message.type == "tool"]
+    return {"said": said, "files": sorted(state.get("files") or {}), "executes": executes}
+
+
+def main(directory: Path) -> None:
+    answers: dict[str, Any] = {"version": version("deepagents"), "from": sys.modules["deepagents"].__file__}
+    with SqliteBackend(directory / "files.db") as volume:
+        answers["sqlite"] = work(volume)
+    answers["state"] = work(StateBackend())
+    answers["store"] = work(StoreBackend(store=InMemoryStore(), namespace=lambda _: ("files",)))
+    for kind, kept in ("classes", InMemoryBackend()), ("classes, awaited", InMemoryBackend()):
+        composite = CompositeBackend(StateBackend, {"/m/": lambda _, kept=kept: kept})
+        answers[kind] = work(composite, awaited="awaited" in kind)
+    answers["exported"] = work(export(InMemoryBackend()))
+    (directory / "shell").mkdir()
+    with LocalShellBackend(directory / "shell", env={"PATH": "/usr/bin:/bin"}) as shell:
+        answers["composite"] = work(CompositeBackend(shell, {"/m/": InMemoryBackend()}), executes=True)
+    mountpoint = directory / "mount"
+    mountpoint.mkdir()
+    with fusebackend.mount(CompositeBackend(InMemoryBackend(), {"/m/": InMemoryBackend()}), mountpoint) as mount:
+        answers["mount"] = work(mount, executes=True)
+        mount.delete("/m/b.md")
+        with fusebackend.connect(mountpoint) as client:
+            answers["client, awaited"] = work(client, executes=True, awaited=True)
+    exported = export(InMemoryBackend())
+    exported.write("/d/x.md", "x")
+    found = exported.glob("**/*.md")
+    answers["glob"] = [info["path"] for info in found.matches or ()]
+    print(json.dumps(answers))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

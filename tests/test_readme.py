@@ -1,0 +1,175 @@
+"""The snippets of README.md, run as they stand: each in a mount namespace and a home directory of its own.
+
+`/mnt` and `/srv` are empty there. Before a snippet runs, what the text around it presupposes is made: a mount on
+/mnt/agent, a git repository in ~/src/project, databases of LangGraph. `NOT_RUN` names the rest, with the reason.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import tomllib
+from pathlib import Path
+from typing import NamedTuple
+
+import mounts
+import pytest
+
+from fusebackend import config, urls
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+LIMIT_S = 120
+
+
+class Snippet(NamedTuple):
+    language: str
+    code: str
+
+    @property
+    def first(self) -> str:
+        return self.code.splitlines()[0]
+
+
+SNIPPETS = [Snippet(*found) for found in re.findall(r"^```(\w+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)]
+
+NOT_RUN = {
+    "make mount      # installs what it needs": "it would run these tests",
+    "apt-get update": "it installs packages",
+    'export PATH="$PWD/.venv/bin:$PATH"': "the PATH of every other snippet here",
+    ".venv/bin/pip install -e": "it installs packages",
+    "fusebackend mount /mnt/agent \\": "it needs AWS, a server of PostgreSQL and a registry of images",
+    'eval "$(_FUSEBACKEND_COMPLETE': "for the start-up files of three shells",
+}
+
+AGENT = "fusebackend mount /mnt/agent"
+MEMORIES = "mkdir -p /mnt/agent/memories; echo 'sunday: TODO' > /mnt/agent/memories/old.md"
+PROJECT = "mkdir -p src/project; git init -q src/project; echo TODO > src/project/file; git -C src/project add file; \
+git -C src/project -c user.name=a -c user.email=a@b commit -qm one"
+STATE = f"{sys.executable} {ROOT}/tests/readme_state.py"
+
+BEFORE = {
+    "cd /mnt/agent\n": [PROJECT, f"ln -s {ROOT} fusebackend", AGENT],
+    "import fusebackend\n": [AGENT],
+    "import threading": [AGENT, MEMORIES],
+    "fusebackend exec": [AGENT, MEMORIES],
+    "fusebackend mount /mnt/agent --route": [STATE],
+    "cd /mnt/agent/threads": [STATE, f"{AGENT} --route '/threads/=threads+sqlite:checkpoints.db'"],
+    "fusebackend mount /mnt/agent  ": ["mkdir /srv/project", "grep -v postgres: agent.toml.all > agent.toml"],
+    "date |": [PROJECT, AGENT, MEMORIES],
+}
+"""What is there before a snippet that begins so."""
+
+SAYS = {
+    "import os\nimport fusebackend\nfrom fusebackend.backends import SqliteBackend": [
+        "None", "hello", "", "[{'path': '/hello.txt', 'line': 1, 'text': 'hello'}]",
+    ],
+    "import os\nimport fusebackend\nfrom fusebackend.backends import CompositeBackend": [],
+    "import fusebackend\n": ["1 /report.txt"],
+    "import threading": ["created /memories/new.md mount"],
+    "from deepagents": [],
+}  # fmt: skip
+"""What a snippet in Python that begins so prints first, as its comments say."""
+
+MODEL = """
+import fusebackend, readme_state
+from fusebackend.backends import InMemoryBackend as Backend
+model, backend = readme_state.model(), Backend()
+"""
+
+AROUND = """
+set -euo pipefail
+# Mounts of other tests: here they are copies, which would keep their servers from ending.
+awk '$3 ~ /^fuse/ {{ print $2 }}' /proc/self/mounts | xargs -r umount -l
+mount -t tmpfs none /mnt
+mount -t tmpfs none /srv
+mkdir /mnt/agent
+cd "$HOME"
+trap 'cd /; ! mountpoint -q /mnt/agent || fusebackend umount /mnt/agent' EXIT
+{before}
+exec 9>&1
+{{ {run}; }} >&9
+"""
+
+
+def kept(snippets: list[Snippet], language: str) -> list[Snippet]:
+    return [each for each in snippets if each.language == language and not any(map(each.code.startswith, NOT_RUN))]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    mounts.require()
+    if os.geteuid() != 0:
+        pytest.skip("only root can make a mount namespace")
+    (tmp_path / "agent.toml.all").write_text(tomls()[-1].code)
+    return tmp_path
+
+
+def tomls() -> list[Snippet]:
+    return kept(SNIPPETS, "toml")
+
+
+def run(home: Path, before: list[str], command: str) -> str:
+    script = AROUND.format(before="\n".join(f"{{ {line}; }} > /dev/null" for line in before), run=command)
+    environment = {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "HOME": str(home),
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
+        "LC_ALL": "C.UTF-8",
+    }
+    words = ["unshare", "--mount", "--propagation", "private", "bash", "-c", script]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=LIMIT_S, cwd=home)
+    assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def names(snippets: list[Snippet]) -> list[str]:
+    return [re.sub(r"[^a-z0-9]+", "-", each.code.lower())[:40].strip("-") for each in snippets]
+
+
+@pytest.mark.mounted
+@pytest.mark.parametrize("snippet", kept(SNIPPETS, "sh"), ids=names(kept(SNIPPETS, "sh")))
+def test_a_shell_snippet(snippet: Snippet, home: Path) -> None:
+    before = [line for first, lines in BEFORE.items() if snippet.code.startswith(first) for line in lines]
+    (home / "snippet.sh").write_text(snippet.code)
+    said = run(home, before, f"bash -eu -o pipefail {home}/snippet.sh")
+    if "history" in snippet.first:
+        assert "diff -r" not in said and "notes.txt" in said, said
+
+
+@pytest.mark.mounted
+@pytest.mark.parametrize("snippet", kept(SNIPPETS, "python"), ids=names(kept(SNIPPETS, "python")))
+def test_a_python_snippet(snippet: Snippet, home: Path) -> None:
+    code = (MODEL if "create_deep_agent" in snippet.code else "") + snippet.code
+    (home / "snippet.py").write_text(code)
+    before = [line for first, lines in BEFORE.items() if snippet.code.startswith(first) for line in lines]
+    said = run(home, before, f"{sys.executable} {home}/snippet.py").splitlines()
+    (expected,) = [lines for first, lines in SAYS.items() if snippet.code.startswith(first)]
+    assert said[: len(expected)] == expected
+
+
+@pytest.mark.parametrize("snippet", tomls(), ids=names(tomls()))
+def test_a_toml_snippet(snippet: Snippet, tmp_path: Path) -> None:
+    (tmp_path / "agent.toml").write_text(snippet.code)
+    file = config.read_file(str(tmp_path / "agent.toml"))
+    assert tomllib.loads(snippet.code)
+    assert config.shell_options(file.execute)
+    for said in file.routes.values():
+        urls.parse(config.url_of(said), base=str(tmp_path))
+
+
+@pytest.mark.parametrize("first", NOT_RUN)
+def test_what_is_not_run_is_still_there(first: str) -> None:
+    assert any(snippet.code.startswith(first) for snippet in SNIPPETS)
+
+
+def test_the_urls_of_routes_beyond_this_machine_can_be_parsed() -> None:
+    (snippet,) = [each for each in SNIPPETS if each.code.startswith("fusebackend mount /mnt/agent \\")]
+    found = re.findall(r"--route '[^=]*=(.*)'", snippet.code)
+    assert len(found) == 3
+    for url in found:
+        urls.parse(url)
+    assert textwrap.dedent(snippet.code) == snippet.code
