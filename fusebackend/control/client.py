@@ -412,10 +412,13 @@ class Client(SandboxBackendProtocol):
     @contextlib.contextmanager
     def _shared(self) -> Iterator[Sharing]:
         """What the calls of this loop share, as long as there are any: a client is bound to no loop between calls."""
-        from fusebackend.control.sharing import Sharing, running_loop
+        from fusebackend.control.sharing import MAX_CALLS, Sharing, running_loop
 
         loop = running_loop()
-        sharing = self._sharing.setdefault(loop, Sharing(self._pool))
+        sharing = self._sharing.get(loop)
+        if sharing is None:
+            sharing = self._sharing[loop] = Sharing(self._pool)
+            self._pool.keep(MAX_CALLS)
         sharing.users += 1
         try:
             yield sharing
@@ -424,6 +427,8 @@ class Client(SandboxBackendProtocol):
             if sharing.users == 0:
                 del self._sharing[loop]
                 sharing.close()
+                if not self._sharing:
+                    self._pool.keep()
 
     async def _connect(self, waits: Waits) -> Connection:
         try:

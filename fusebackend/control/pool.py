@@ -41,6 +41,7 @@ class Pool:
 
     def __init__(self, connect: Callable[[Waits], Awaitable[Connection]]) -> None:
         self.connect = connect
+        self._most_idle = MAX_IDLE
         self._forget()
 
     def _forget(self) -> None:
@@ -54,6 +55,15 @@ class Pool:
         with self._guard:
             idle, self._idle = self._idle, []
         for connection in idle:
+            connection.close()
+
+    def keep(self, most: int = MAX_IDLE) -> None:
+        """Keep so many from now on: as many as are used at once, as long as they are."""
+        self._notice_fork()
+        with self._guard:
+            self._most_idle = most
+            surplus, self._idle = self._idle[most:], self._idle[:most]
+        for connection in surplus:
             connection.close()
 
     async def call(
@@ -116,7 +126,7 @@ class Pool:
     def _give_back(self, connection: Connection) -> None:
         connection.used = True
         with self._guard:
-            if len(self._idle) < MAX_IDLE:
+            if len(self._idle) < self._most_idle:
                 self._idle.append(connection)
                 return
         connection.close()

@@ -27,7 +27,7 @@ from fusebackend.control.pool import PATIENCE_S, Pool
 from fusebackend.control.waits import AWAITING
 from fusebackend.control.wire import Incoming
 
-MAX_CALLS = 48
+MAX_CALLS = 32
 """Verbs of one client that are awaited at once, commands apart. Others wait in order, and have not begun."""
 
 MAX_COMMANDS = 256
