@@ -12,6 +12,9 @@ else's backend can't be stopped from outside, so it is waited for; a composite t
 
 Whoever serves many callers gives a budget of memory with it, and turns (`Host`): what a search keeps is counted
 (`hold`), and it lets others go first (`rest`).
+
+A `Cancellation` is the event to give it. A command asks nothing while it runs, so it has itself woken (`waking`) and is
+killed at once; a verb that has not begun to change a backend is not begun any more (`dialect.py`).
 """
 
 from __future__ import annotations
@@ -50,6 +53,35 @@ class Host(Protocol):
         """Let other calls go first for a while, if need be."""
 
 
+class Cancellation(threading.Event):
+    """Set when the caller no longer waits. Unlike an `Event`, it also wakes those who sleep in `select` or `recv`: a
+    command would outlive its caller by as long as it is silent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._guard = threading.Lock()
+        self._wakers: list[Callable[[], object]] = []
+
+    def set(self) -> None:
+        with self._guard:
+            super().set()
+            for wake in self._wakers:
+                wake()
+
+    @contextlib.contextmanager
+    def waking(self, wake: Callable[[], object]) -> Iterator[None]:
+        """For the length of a block, have `wake` called when this is set, or now if it is. It must not wait."""
+        with self._guard:
+            self._wakers.append(wake)
+            if self.is_set():
+                wake()
+        try:
+            yield
+        finally:
+            with self._guard:
+                self._wakers.remove(wake)
+
+
 class Budget:
     """A moment in time, and the events that call the search off earlier. Never changes; may be asked by any thread.
 
@@ -71,9 +103,23 @@ class Budget:
         self._host = host
 
     @property
+    def cancelled(self) -> bool:
+        """Has somebody called it off?"""
+        return any(event.is_set() for event in self._cancelled)
+
+    @contextlib.contextmanager
+    def waking(self, wake: Callable[[], object]) -> Iterator[None]:
+        """`Cancellation.waking`, of whoever can call this off."""
+        with contextlib.ExitStack() as stack:
+            for event in self._cancelled:
+                if isinstance(event, Cancellation):
+                    stack.enter_context(event.waking(wake))
+            yield
+
+    @property
     def left_s(self) -> float:
         """Seconds until it is spent, 0 when it is, infinite without a limit."""
-        if any(event.is_set() for event in self._cancelled):
+        if self.cancelled:
             return 0.0
         return max(0.0, self._deadline_s - time.monotonic())
 

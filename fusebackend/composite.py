@@ -25,14 +25,15 @@ import errno
 import functools
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any, TypeVar
 
-from fusebackend import budget, errors, paths
+from fusebackend import budget, caller, errors, paths
 from fusebackend.attaching import familiar, keeps_in_graph, made, seated, supports_execution
 from fusebackend.backends.graphstate import GraphRuntime, graph_config
 from fusebackend.backends.state import StateBackend
 from fusebackend.backends.statefiles import apply_files_update
+from fusebackend.deadline import together
 from fusebackend.dialect import AgentFace, Guard, accepted, is_factory
 from fusebackend.globs import GlobError
 from fusebackend.paths import ROOT, AgentPath, PathError
@@ -50,14 +51,13 @@ from fusebackend.protocol import (
     LsResult,
     MoveResult,
     ReadResult,
-    SandboxBackendProtocol,
     WriteResult,
 )
 from fusebackend.protocol.registered import registered_with
 from fusebackend.routes import RouteTable
 from fusebackend.routing import Routed, Routing
 from fusebackend.telling import TellingFace
-from fusebackend.treesearch import TreeSearch
+from fusebackend.treesearch import MAX_AWAITED, TreeSearch
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +67,10 @@ NO_EXECUTION = (
 )
 """The seeds' words."""
 
+Group = list[tuple[int, Routed]]
+"""The items of a batch that one backend is asked for, with their places in the batch."""
+
+Response = TypeVar("Response", FileUploadResponse, FileDownloadResponse)
 Changed = TypeVar("Changed", WriteResult, EditResult, DeleteResult)
 
 
@@ -115,6 +119,10 @@ class CompositeBackend(BackendProtocol):
         self._table = table
         self._routing = Routing(table, faces)
         self._tree = TreeSearch(self._routing)
+
+    def _where(self) -> str:
+        routes = "".join(f", {prefix}: {backend!r}" for prefix, backend in self.routes.items())
+        return f"{self.default!r}{routes}"
 
     @property
     def sorted_routes(self) -> list[tuple[str, Any]]:
@@ -276,8 +284,11 @@ class CompositeBackend(BackendProtocol):
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
         """One call per backend; answers in the order and with the paths given."""
         answers, groups = self._grouped([path for path, _ in files], FileUploadResponse)
-        for group in groups:
-            responses = group[0][1].face.upload_files([(routed.inner, files[index][1]) for index, routed in group])
+
+        def upload(group: Group) -> list[FileUploadResponse]:
+            return group[0][1].face.upload_files([(routed.inner, files[index][1]) for index, routed in group])
+
+        for group, responses in _asked("upload_files", groups, upload, FileUploadResponse):
             for (index, routed), response in zip(group, responses, strict=True):
                 answers[index] = FileUploadResponse(
                     path=files[index][0],
@@ -289,8 +300,11 @@ class CompositeBackend(BackendProtocol):
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
         """One call per backend; answers in the order and with the paths given."""
         answers, groups = self._grouped(paths, FileDownloadResponse)
-        for group in groups:
-            responses = group[0][1].face.download_files([routed.inner for _, routed in group])
+
+        def download(group: Group) -> list[FileDownloadResponse]:
+            return group[0][1].face.download_files([routed.inner for _, routed in group])
+
+        for group, responses in _asked("download_files", groups, download, FileDownloadResponse):
             for (index, routed), response in zip(group, responses, strict=True):
                 answers[index] = FileDownloadResponse(
                     path=paths[index], content=response.content, error=routed.words(response.error)
@@ -307,7 +321,7 @@ class CompositeBackend(BackendProtocol):
         answer: FileDownloadResponse = answers[0]
         return answer
 
-    def _grouped(self, wanted: list[str], kind: Callable[..., Any]) -> tuple[list[Any], list[list[tuple[int, Routed]]]]:
+    def _grouped(self, wanted: list[str], kind: Callable[..., Any]) -> tuple[list[Any], list[Group]]:
         """Answers for the paths that no backend is asked for, and the others by backend, with their places."""
         answers: list[Any] = [None] * len(wanted)
         groups: dict[int, list[tuple[int, Routed]]] = {}
@@ -344,15 +358,18 @@ class CompositeBackend(BackendProtocol):
         return run(command, **accepted(run, {"timeout": timeout}))
 
     async def aexecute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
-        """`execute`, awaitable under asyncio and trio."""
-        backend = self._executing()
-        if isinstance(backend, (SandboxBackendProtocol, CompositeBackend)):
-            options = accepted(backend.aexecute, {"timeout": timeout})
-            result: ExecuteResponse = await backend.aexecute(command, **options)
-            return result
-        import anyio.to_thread
+        """`execute`, awaitable under asyncio and trio; the default's own `aexecute` where it has one. Cancelled, it
+        ends at once, and the command is killed if the default can do that."""
+        import sniffio
 
-        return await anyio.to_thread.run_sync(lambda: self.execute(command, timeout=timeout))
+        from fusebackend.awaiting import aside
+
+        backend = self._executing()
+        run = AgentFace(backend, "").coroutine("execute", sniffio.current_async_library())
+        if run is None:
+            return await aside(backend, "execute", lambda: self.execute(command, timeout=timeout))
+        answer: ExecuteResponse = await run(command, **accepted(run, {"timeout": timeout}))
+        return answer
 
     def _executing(self) -> Any:
         if not supports_execution(self.default):
@@ -388,6 +405,22 @@ class CompositeBackend(BackendProtocol):
         except (AttributeError, TypeError) as error:
             log.warning("the default's state takes no update, so only the result carries it: %s", error)
         return shown
+
+
+def _asked(
+    verb: str, groups: list[Group], ask: Callable[[Group], list[Response]], kind: Callable[..., Response]
+) -> Iterator[tuple[Group, list[Response]]]:
+    """What each backend answers. Those whose own `a…` verb is awaited are asked at the same time, and when the caller
+    no longer waits, no further one is asked."""
+    awaited = [group for group in groups if group[0][1].face.coroutine(verb, caller.library())]
+    yield from zip(awaited, together([functools.partial(ask, group) for group in awaited], MAX_AWAITED), strict=True)
+    for group in groups:
+        if group in awaited:
+            continue
+        if budget.current().cancelled:
+            yield group, [kind(path=routed.outer, error="cancelled") for _, routed in group]
+        else:
+            yield group, ask(group)
 
 
 # -- what deepagents asks the class ----------------------------------------------------------------------------

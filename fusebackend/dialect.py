@@ -22,7 +22,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import IO, Any, Protocol, TypeVar
 
-from fusebackend import budget, paths, text
+from fusebackend import budget, caller, paths, text
 from fusebackend.answers import (
     as_download,
     as_infos,
@@ -40,6 +40,7 @@ from fusebackend.deadline import GivenUp, RouteDown
 from fusebackend.paths import AgentPath
 from fusebackend.protocol import (
     READ_LIMIT_LINES,
+    BackendProtocol,
     DeleteResult,
     EditResult,
     FileDownloadResponse,
@@ -307,16 +308,14 @@ class AgentFace:
         if self.refusal is not None:
             raise Refusal(self.refusal)
         for verb in verbs:
-            for find in (self._method, self._async_method):
+            for find in (self._awaited_method, self._method, self._async_method):
                 method = find(verb)
                 if method is None:
                     continue
                 call = functools.partial(method, *args, **accepted(method, options))
                 try:
-                    # A coroutine of an asyncio loop that waits for this thread can't be made from another one.
-                    direct = self.guard is None or (find == self._async_method and _waiting_library() == "asyncio")
                     files = len(args[0]) if verb in ("upload_files", "download_files") else 1
-                    return call() if direct else self._guarded(verb, call, files)
+                    return self._guarded(verb, call, files)
                 except NotImplementedError:
                     continue
                 except Spent:  # whoever serves this call may not let it have more
@@ -336,12 +335,38 @@ class AgentFace:
         method = getattr(self.backend, verb, None)
         return method if callable(method) and not self._is_default(verb) else None
 
-    def _async_method(self, verb: str) -> Callable[..., Any] | None:
-        """The `a…` form of a verb as a plain function, if the backend wrote one of its own."""
+    def coroutine(self, verb: str, library: str | None) -> Callable[..., Any] | None:
+        """The `a…` form of a verb that the backend wrote, if a loop of this library can await it. Not where a subclass
+        has a plain verb of its own and the `a…` form is its base's.
+
+        Our protocol promises both libraries; a stranger is taken to need asyncio.
+        """
+        if library is None or (library != "asyncio" and not isinstance(self.backend, BackendProtocol)):
+            return None
         method = getattr(self.backend, "a" + verb, None)
         if not inspect.iscoroutinefunction(method) or self._is_default("a" + verb):
             return None
-        return functools.update_wrapper(functools.partial(_run, method), method)
+        return method if self._depth("a" + verb) <= self._depth(verb) else None
+
+    def _awaited_method(self, verb: str) -> Callable[..., Any] | None:
+        """`coroutine` as a plain function, for the task that waits for this thread. Where there is one, it comes first:
+        it needs no thread, is cancelled with that task, and the backend's connections may belong to its loop."""
+        method = self.coroutine(verb, caller.library())
+        if method is None:
+            return None
+        return functools.update_wrapper(functools.partial(_await_there, method), method)
+
+    def _async_method(self, verb: str) -> Callable[..., Any] | None:
+        """The `a…` form of a verb as a plain function, on a loop of its own."""
+        method = getattr(self.backend, "a" + verb, None)
+        if not inspect.iscoroutinefunction(method) or self._is_default("a" + verb):
+            return None
+        return functools.update_wrapper(functools.partial(_await_here, method), method)
+
+    def _depth(self, name: str) -> int:
+        """How far from the backend's own class a name is defined; beyond all bases if nowhere."""
+        bases = type(self.backend).__mro__
+        return next((depth for depth, cls in enumerate(bases) if name in vars(cls)), len(bases))
 
     def _is_default(self, name: str) -> bool:
         """Is this verb the one of a protocol class? There, today's names stand in for the seeds' and call them."""
@@ -369,24 +394,14 @@ def _stumbled(error: str | None) -> bool:
     return error is not None and "unexpected keyword argument 'files_update'" in error
 
 
-def _run(method: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Run a coroutine function to its end: on the asyncio loop that waits for this thread, if there is one, for the
-    backend's connections may belong to it, and else on a loop of its own."""
-    import anyio.from_thread
-
-    call = functools.partial(method, *args, **options)
-    return anyio.from_thread.run(call) if _waiting_library() == "asyncio" else anyio.run(call)
+def _await_there(method: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    return caller.awaited(functools.partial(method, *args, **options))
 
 
-def _waiting_library() -> str | None:
-    """The library whose loop waits for this thread."""
-    import anyio.from_thread
-    import sniffio
+def _await_here(method: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    from fusebackend.awaiting import until_cancelled
 
-    try:
-        return anyio.from_thread.run_sync(sniffio.current_async_library)
-    except RuntimeError:  # this is no worker thread
-        return None
+    return until_cancelled(functools.partial(method, *args, **options))
 
 
 def accepted(method: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:

@@ -83,9 +83,9 @@ def load(backend: Any, sources: Sequence[str], *, guidelines: str = GUIDELINES) 
 
 async def aload(backend: Any, sources: Sequence[str], *, guidelines: str = GUIDELINES) -> Memory:
     """`load` in a worker thread; awaitable under asyncio and under trio."""
-    import anyio.to_thread
+    from fusebackend.awaiting import aside
 
-    return await anyio.to_thread.run_sync(lambda: load(backend, sources, guidelines=guidelines))
+    return await aside(backend, "load", lambda: load(backend, sources, guidelines=guidelines))
 
 
 def _prompt(loaded: dict[str, str], guidelines: str) -> str:

@@ -9,7 +9,8 @@ extended attributes, holes. The copy grows under a hidden name next to its place
 source leaves by one rename too, so that nothing written to it meanwhile is lost. A backend with the agent face alone
 holds files and nothing else: what is no file, or an empty directory, is refused before anything is copied.
 
-It blocks. No lock is held while bytes are copied.
+It blocks. No lock is held while bytes are copied. When its caller no longer waits (`budget.py`), it ends after the file
+that it is at, and the copy is removed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import stat
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from fusebackend import errors, paths
+from fusebackend import budget, errors, paths
 from fusebackend.backends.contents import PIECE_BYTES, opened, read_all
 from fusebackend.backends.foreign import ForeignVolume, volume_of
 from fusebackend.backends.native import Changes, NativeVolume, silently
@@ -93,6 +94,8 @@ def transfer(
     with contextlib.ExitStack() as undoing:
         undoing.callback(copy.undo)
         for item in items:
+            if budget.current().cancelled:
+                raise errors.oserror(errno.ECANCELED)
             copy.add(volume, item)
         copy.finish(items)
         if isinstance(volume, ForeignVolume):

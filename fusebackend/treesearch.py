@@ -11,7 +11,8 @@ that can't hold a match is not asked.
 When one of several backends fails, the matches of the others are returned with `truncated` set and no error, the
 failure in `missing` and in the log; only when nothing was found is it the error of the result. When the budget is
 spent (`budget.py`), those that were not asked yet are left out, and the answer says `truncated`. Routes that may hang
-(`AgentFace.guard`) are asked first, each in a thread of its own, and nobody else has to wait for them.
+(`AgentFace.guard`) are asked first, each in a thread of its own, and nobody else has to wait for them; so are those
+whose own `a…` verb is awaited, `MAX_AWAITED` at a time.
 """
 
 from __future__ import annotations
@@ -23,14 +24,17 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TypeVar
 
-from fusebackend import asked, budget, paths
-from fusebackend.deadline import Pending
+from fusebackend import asked, budget, caller, paths
+from fusebackend.deadline import Pending, together
 from fusebackend.globs import Matcher, compile_glob
 from fusebackend.paths import ROOT, AgentPath
 from fusebackend.protocol import FileInfo, GlobResult, GrepMatch, GrepResult, LsResult
 from fusebackend.routing import Routed, Routing, Scope
 
 log = logging.getLogger(__name__)
+
+MAX_AWAITED = 16
+"""Routes whose own `a…` verbs one search or batch awaits at the same time."""
 
 Found = TypeVar("Found", GrepResult, GlobResult)
 
@@ -182,7 +186,7 @@ class TreeSearch:
         """
         results: list[Found] = []
         failures: list[str] = []
-        for part, result in _answers(list(self._parts(scope, pattern)), ask):
+        for part, result in _answers(list(self._parts(scope, pattern)), verb, ask):
             if result is None:
                 results.append(unasked)
                 continue
@@ -223,16 +227,21 @@ def _asking(pattern: TreePattern | None, scope: Scope, part: Routed) -> contextl
     return asked.for_pattern(pattern.text, pattern.cut(below))
 
 
-def _answers(parts: list[Routed], ask: Callable[[Routed], Found]) -> Iterator[tuple[Routed, Found | None]]:
+def _answers(
+    parts: list[Routed], verb: str, ask: Callable[[Routed], Found]
+) -> Iterator[tuple[Routed, Found | None]]:
     """What each part says; None for those that the budget does not reach. A guard sees to it that a part ends."""
     left = budget.current()
-    several = len(parts) > 1
-    begun = {index: Pending(partial(ask, part)) for index, part in enumerate(parts) if several and part.face.guard}
-    for index, part in enumerate(parts):
-        if index not in begun:
+    apart = [part for part in parts if part.face.guard] if len(parts) > 1 else []
+    awaited = [part for part in parts if part not in apart and part.face.coroutine(verb, caller.library())]
+    begun = [Pending(partial(ask, part)) for part in apart]
+    answers = together([partial(ask, part) for part in awaited], MAX_AWAITED)
+    for part in parts:
+        if part not in apart and part not in awaited:
             yield part, None if left.spent else ask(part)
-    for index, call in begun.items():
-        yield parts[index], call.result(lambda: math.inf)
+    yield from zip(awaited, answers, strict=True)
+    for part, call in zip(apart, begun, strict=True):
+        yield part, call.result(lambda: math.inf)
 
 
 def _missing(results: Iterable[GrepResult | GlobResult]) -> str | None:

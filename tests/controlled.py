@@ -22,6 +22,7 @@ from fusebackend.composite import CompositeBackend
 from fusebackend.control.client import Client
 from fusebackend.control.connection import Connection
 from fusebackend.control.server import ControlServer
+from fusebackend.control.waits import Waits
 from fusebackend.mount.mounted import MountedBackend
 from fusebackend.protocol import ExecuteResponse
 from fusebackend.vfs.filesystem import FileSystem
@@ -55,8 +56,8 @@ class ClientOf(Client):
         self.server = server
         self._begin(MOUNTPOINT)
 
-    def _connect(self) -> Connection:
-        return Connection(self.server.address, self.mountpoint)
+    async def _connect(self, waits: Waits) -> Connection:
+        return await Connection.made(waits, self.server.address, self.mountpoint)
 
 
 @contextlib.contextmanager

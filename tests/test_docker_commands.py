@@ -7,7 +7,9 @@ import resource
 import threading
 import time
 
+import anyio
 import pytest
+from eventually import eventually
 
 from fusebackend.backends import CompositeBackend, DockerBackend, InMemoryBackend
 from fusebackend.backends.sandbox import dockershell
@@ -212,3 +214,24 @@ def test_it_is_a_sandbox_with_an_id(backend, docker_engine):
 @pytest.mark.trio
 async def test_aexecute_under_trio(backend):
     assert (await backend.aexecute("echo x", timeout=30)).output == "x\n"
+
+
+@pytest.mark.parametrize("library", ["asyncio", "trio"])
+def test_a_cancelled_command_is_killed(backend, library):
+    command = "echo $$ >begun; sleep 86400; echo >changed"
+
+    async def main():
+        async with anyio.create_task_group() as group:
+            group.start_soon(backend.aexecute, command)
+            with anyio.fail_after(30):
+                while (await backend.adownload_files(["/begun"]))[0].error:
+                    await anyio.sleep(0.02)
+            began = time.monotonic()
+            group.cancel_scope.cancel()
+        return time.monotonic() - began
+
+    assert anyio.run(main, backend=library) < 2.0
+    pid = backend.download_files(["/begun"])[0].content.decode().strip()
+    eventually(lambda: backend.execute(f"kill -0 {pid}").exit_code != 0, 10)
+    assert backend.execute("ls").output.split() == ["begun"]
+    backend.delete("/begun")

@@ -73,3 +73,22 @@ def test_importing_loads_none_of_them(module):
     )
     extras = {"deepagents", "langgraph", "langchain", "langchain_core", "ormsgpack", "psycopg"}
     assert not extras & set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("use", "module", "extra"),
+    [
+        ("from fusebackend.backends import S3Backend", "obstore", "s3"),
+        ("from fusebackend.backends import *", "obstore", "s3"),
+        ("from fusebackend.backends import PostgresBackend; PostgresBackend('host=/none')", "psycopg", "postgres"),
+    ],
+)
+def test_a_backend_without_its_extra_names_it(use, module, extra):
+    said = without_extras(f"""
+Block.blocked.add("obstore")
+try:
+    exec({use!r})
+except ImportError as error:
+    print(error)
+""")
+    assert said.endswith(f"needs {module}, which is not installed: pip install 'fusebackend[{extra}]'")

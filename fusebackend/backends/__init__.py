@@ -117,7 +117,10 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    value = getattr(importlib.import_module(_MODULE_OF.get(name, "fusebackend.protocol")), name)
+    from fusebackend.extras import needed_by
+
+    with needed_by(name):
+        value = getattr(importlib.import_module(_MODULE_OF.get(name, "fusebackend.protocol")), name)
     globals()[name] = value
     return value
 

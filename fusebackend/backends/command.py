@@ -4,6 +4,8 @@
 so that a command is never held up by what it prints. `LocalShellBackend`, `DockerBackend` and the shell of a mount all
 answer with `response`, whose format is that of the seeds: stdout, the lines of stderr after `[stderr] `, and 124 for a
 time-out.
+
+A command ends when its caller no longer waits for it (`budget.Cancellation`), wherever it was asked for.
 """
 
 from __future__ import annotations
@@ -15,9 +17,10 @@ import os
 import selectors
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import IO, Literal, TypeAlias
 
+from fusebackend import budget
 from fusebackend.protocol import ExecuteResponse
 
 PIECE_BYTES = 64 << 10
@@ -134,14 +137,16 @@ class Command:
         self.stderr = _Stream(process.stderr, keep_bytes, on_output and (lambda piece: on_output("stderr", piece)))
 
     def wait(self, deadline: float, stopped: Callable[[], bool] | None = None) -> End:
-        """Read and write until the process has ended, `deadline` (monotonic) has come, or `stopped` says so.
+        """Read and write until the process has ended, `deadline` (monotonic) has come, `stopped` says so, or whoever
+        asked for the command no longer waits.
 
         The process is neither killed nor reaped: that is for whoever knows what else belongs to it.
         """
         ended = os.pidfd_open(self._process.pid)
-        with selectors.DefaultSelector() as selector:
+        with _cancellation() as cancelled, selectors.DefaultSelector() as selector:
             try:
                 selector.register(ended, selectors.EVENT_READ)
+                selector.register(cancelled, selectors.EVENT_READ)
                 for stream in (self.stdout, self.stderr):
                     selector.register(stream.pipe, selectors.EVENT_READ, stream)
                 if self._input is not None:
@@ -152,6 +157,8 @@ class Command:
                             return End.STOP
                         left_s = min(left_s, STOP_POLL_S)
                     ready = [key for key, _ in selector.select(left_s)]
+                    if any(key.fd == cancelled for key in ready):
+                        return End.STOP
                     if any(key.fd == ended for key in ready):
                         return End.EXIT
                     for key in ready:
@@ -171,6 +178,17 @@ class Command:
     def response(self, end: End, code: int, timeout_s: float, max_bytes: int) -> ExecuteResponse:
         """The answer to `execute`."""
         return response(self.stdout, self.stderr, end, code, timeout_s, max_bytes)
+
+
+@contextlib.contextmanager
+def _cancellation() -> Iterator[int]:
+    """A descriptor that can be read as soon as the caller no longer waits."""
+    woken = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+    try:
+        with budget.current().waking(lambda: os.eventfd_write(woken, 1)):
+            yield woken
+    finally:
+        os.close(woken)
 
 
 def output(stdout: Kept, stderr: Kept, max_bytes: int) -> tuple[str, bool]:

@@ -94,6 +94,9 @@ class FilesystemBackend(BackendProtocol):
         seen = self.volume if virtual_mode else self._host()
         self._face = DirectoryFace(seen, max_search_bytes=self.max_file_size_bytes, on_exists=on_exists)
 
+    def _where(self) -> str:
+        return repr(str(self.cwd))
+
     def _host(self) -> HostVolume:
         """The machine's tree, with the lock of the mounted one: its changes are told to the mount as well."""
         host = HostVolume()

@@ -62,8 +62,8 @@ class LocalShellBackend(FilesystemBackend, SandboxBackendProtocol):
     def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
         """Run `command` with `sh -c` in `root_dir`, with no input.
 
-        What it leaves running in the background goes on, unless it ran out of time: then its whole process group is
-        killed. Output is stdout, then the lines of stderr prefixed `[stderr] `.
+        What it leaves running in the background goes on, unless it ran out of time or `aexecute` was cancelled: then
+        its whole process group is killed. Output is stdout, then the lines of stderr prefixed `[stderr] `.
 
         Raises:
             ValueError: `timeout` is not above 0.

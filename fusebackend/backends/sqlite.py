@@ -237,6 +237,11 @@ class SqliteBackend(VolumeBackend):
     def __init__(self, path: str | os.PathLike[str], *, on_exists: Literal["error", "replace"] = "error") -> None:
         super().__init__(SqliteVolume(path), on_exists=on_exists)
 
+    volume: SqliteVolume
+
+    def _where(self) -> str:
+        return repr(self.volume.path)
+
     def _grep_files(
         self, pattern: str, path: str, glob: str | None, max_count: int | None, max_bytes: int
     ) -> GrepResult:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fusebackend import budget
-from fusebackend.budget import Spent
+from fusebackend.budget import Cancellation, Spent
 from fusebackend.control import wire
 from fusebackend.control.limits import MAX_ANSWER_BYTES, Share
 from fusebackend.control.turns import Turn
@@ -50,9 +50,10 @@ class RunningCall:
     ) -> None:
         self.backend = connection.backend
         self.staging = connection.staging
-        self.cancelled = threading.Event()
+        self.cancelled = Cancellation()
         self.answered = id is not msgspec.UNSET
         self.key: Any = id if self.answered else object()
+        self.command = verb.command
         self._connection = connection
         self._verb = verb
         self._params: Params | None = params
@@ -75,7 +76,7 @@ class RunningCall:
             log.debug("nobody waits for the answer any more")
         finally:
             self._share.close()
-            self._connection.call_ended()
+            self._connection.call_ended(self)
 
     def run(self) -> None:
         """Carry out the call and send the answer. Raises `Closed` when there is nobody to send it to."""

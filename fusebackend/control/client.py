@@ -7,6 +7,10 @@ It is a `SandboxBackendProtocol`, so it can be a route of a composite or be hand
 number of threads, and after a fork in both processes: each call has a connection of its own while it lasts, and
 connections are kept for the next one. A server that has no room for another one is asked again for a while.
 
+Each verb is a coroutine, and its plain form the same one run to its end (`waits.py`). Awaited, under asyncio or trio,
+it needs no thread, and when it is cancelled the server is told: a command is killed, a search ends, a change that has
+begun is carried out, and one that has not never is.
+
 A server that can't be reached is an error in the record (`execute`: in the output), and `ServerLost` from the methods
 that have no record. The next call looks for the server of the mount again, so a client outlives a remount. A call that
 changes something is sent once only: when the connection breaks while the answer is awaited, nobody knows whether it
@@ -15,19 +19,24 @@ was carried out, and the error says so.
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import errno
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Literal, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
+from fusebackend.asyncwatch import AsyncWatch
 from fusebackend.control import rendezvous, wire
 from fusebackend.control.connection import Connection, Refused, ServerLost
 from fusebackend.control.pool import Pool, Take
 from fusebackend.control.remotewatch import RemoteWatch
 from fusebackend.control.verbs import PIECE_BYTES
+from fusebackend.control.waits import AWAITING, BLOCKING, Waits, finished
 from fusebackend.mount.error import MountError
 from fusebackend.protocol import (
     READ_LIMIT_LINES,
@@ -48,6 +57,9 @@ from fusebackend.protocol import (
     WriteResult,
 )
 
+if TYPE_CHECKING:
+    from fusebackend.control.sharing import Sharing
+
 BATCH_BYTES = 512 << 10
 """How much content one `upload_files` message carries; a larger file is staged in pieces. In base64, and with the
 paths, it fits into a message of 1 MiB."""
@@ -57,6 +69,8 @@ BATCH_FILES = 500
 
 STAGED_CHARACTERS = 128 << 10
 """A longer text is staged: JSON may take six bytes for a character."""
+
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
 OnOutput = Callable[[Literal["stdout", "stderr"], bytes], None]
 T = TypeVar("T")
@@ -102,6 +116,13 @@ class Client(SandboxBackendProtocol):
     def _begin(self, mountpoint: str) -> None:
         self.mountpoint = mountpoint
         self._pool = Pool(self._connect)
+        self._sharing: dict[object, Sharing] = {}  # by loop, as long as it has calls under way
+        self._waits = AWAITING
+        self._now = copy.copy(self)  # the same client, whose coroutines never suspend
+        self._now._waits = BLOCKING
+
+    def _where(self) -> str:
+        return repr(self.mountpoint)
 
     def close(self) -> None:
         """Close the connections that are kept. The client can still be used: it makes new ones."""
@@ -120,26 +141,43 @@ class Client(SandboxBackendProtocol):
     # -- reading -----------------------------------------------------------------------------------------------
 
     def ls(self, path: str) -> LsResult:
-        return self._record(LsResult, "ls", {"path": path})
+        return finished(self._now.als(path))
+
+    async def als(self, path: str) -> LsResult:
+        return await self._record(LsResult, "ls", {"path": path})
 
     def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
-        return self._record(ReadResult, "read", {"file_path": file_path, "offset": offset, "limit": limit})
+        return finished(self._now.aread(file_path, offset, limit))
+
+    async def aread(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
+        return await self._record(ReadResult, "read", {"file_path": file_path, "offset": offset, "limit": limit})
 
     def grep(
         self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
     ) -> GrepResult:
+        return finished(self._now.agrep(pattern, path, glob, max_count=max_count))
+
+    async def agrep(
+        self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
+    ) -> GrepResult:
         params = {"pattern": pattern, "path": path, "glob": glob, "max_count": max_count, "stream": True}
         matches: list[GrepMatch] = []
-        result = self._record(GrepResult, "grep", params, _collecting(list[GrepMatch], matches))
+        result = await self._record(GrepResult, "grep", params, _collecting(list[GrepMatch], matches))
         return result if result.error is not None else replace(result, matches=matches)
 
     def glob(self, pattern: str, path: str | None = None) -> GlobResult:
+        return finished(self._now.aglob(pattern, path))
+
+    async def aglob(self, pattern: str, path: str | None = None) -> GlobResult:
         matches: list[FileInfo] = []
         params = {"pattern": pattern, "path": path, "stream": True}
-        result = self._record(GlobResult, "glob", params, _collecting(list[FileInfo], matches))
+        result = await self._record(GlobResult, "glob", params, _collecting(list[FileInfo], matches))
         return result if result.error is not None else replace(result, matches=matches)
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
+        return finished(self._now.adownload_files(paths))
+
+    async def adownload_files(self, paths: list[str]) -> list[FileDownloadResponse]:
         contents: dict[int, bytearray] = {}
 
         def take(params: Mapping[str, Any]) -> None:
@@ -147,7 +185,7 @@ class Client(SandboxBackendProtocol):
 
         asked = list(paths)
         try:
-            answers: list[FileDownloadResponse] = self._pool.call(
+            answers: list[FileDownloadResponse] = await self._call(
                 list[FileDownloadResponse], "download_files", {"paths": asked, "stream": True}, take
             )
         except Failures as error:
@@ -160,11 +198,13 @@ class Client(SandboxBackendProtocol):
     def fetch(self, path: str, take: Callable[[bytes], None]) -> FileDownloadResponse:
         """`download_files` of one file of any size: `take` gets the bytes as they come, the answer has none."""
         try:
-            answers: list[FileDownloadResponse] = self._pool.call(
-                list[FileDownloadResponse],
-                "download_files",
-                {"paths": [path], "stream": True},
-                lambda piece: take(msgspec.convert(piece["data"], bytes)),
+            answers: list[FileDownloadResponse] = finished(
+                self._now._call(
+                    list[FileDownloadResponse],
+                    "download_files",
+                    {"paths": [path], "stream": True},
+                    lambda piece: take(msgspec.convert(piece["data"], bytes)),
+                )
             )
         except Failures as error:
             return FileDownloadResponse(path, error=str(error))
@@ -172,55 +212,70 @@ class Client(SandboxBackendProtocol):
 
     def stat(self, path: str, *, follow: bool = False) -> StatResult:
         """What a path is; a symbolic link itself, unless `follow` says otherwise."""
-        return self._record(StatResult, "stat", {"path": path, "follow": follow})
+        return finished(self._now._record(StatResult, "stat", {"path": path, "follow": follow}))
 
     # -- changing ----------------------------------------------------------------------------------------------
 
     def write(self, file_path: str, content: str) -> WriteResult:
+        return finished(self._now.awrite(file_path, content))
+
+    async def awrite(self, file_path: str, content: str) -> WriteResult:
         params = {"file_path": file_path, "content": content}
-        return self._record_staged(WriteResult, "write", params, {"content": "staged"})
+        return await self._record(WriteResult, "write", params, staged={"content": "staged"})
 
     def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
+        return finished(self._now.aedit(file_path, old_string, new_string, replace_all))
+
+    async def aedit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
         params = {
             "file_path": file_path, "old_string": old_string, "new_string": new_string, "replace_all": replace_all,
         }  # fmt: skip
         staged = {"old_string": "staged_old", "new_string": "staged_new"}
-        return self._record_staged(EditResult, "edit", params, staged)
+        return await self._record(EditResult, "edit", params, staged=staged)
 
     def delete(self, file_path: str) -> DeleteResult:
-        return self._record(DeleteResult, "delete", {"file_path": file_path})
+        return finished(self._now.adelete(file_path))
+
+    async def adelete(self, file_path: str) -> DeleteResult:
+        return await self._record(DeleteResult, "delete", {"file_path": file_path})
 
     def move(self, source: str, destination: str) -> MoveResult:
-        return self._record(MoveResult, "move", {"source": source, "destination": destination})
+        return finished(self._now.amove(source, destination))
+
+    async def amove(self, source: str, destination: str) -> MoveResult:
+        return await self._record(MoveResult, "move", {"source": source, "destination": destination})
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
+        return finished(self._now.aupload_files(files))
+
+    async def aupload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
         answers: list[FileUploadResponse] = []
         batch: list[dict[str, Any]] = []
         size = 0
         for path, content in files:
             if not isinstance(content, (bytes, bytearray, memoryview)):
-                answers += self._upload(batch)
+                answers += await self._upload(batch)
                 batch, size = [], 0
                 error = f"content must be bytes, not {type(content).__name__}"
                 answers.append(FileUploadResponse(path, error))
                 continue
             if len(content) > BATCH_BYTES:
-                answers += self._upload(batch)
+                answers += await self._upload(batch)
                 batch, size = [], 0
-                answers.append(self.send(path, _pieces(content)))
+                answers.append(await self._send(path, _pieces(content)))
                 continue
             if size + len(content) > BATCH_BYTES or len(batch) >= BATCH_FILES:
-                answers += self._upload(batch)
+                answers += await self._upload(batch)
                 batch, size = [], 0
             batch.append({"path": path, "content": bytes(content)})
             size += len(content)
-        return answers + self._upload(batch)
+        return answers + await self._upload(batch)
 
-    def _upload(self, batch: list[dict[str, Any]]) -> list[FileUploadResponse]:
+    async def _upload(self, batch: list[dict[str, Any]]) -> list[FileUploadResponse]:
         if not batch:
             return []
         try:
-            return self._pool.call(list[FileUploadResponse], "upload_files", {"files": batch})
+            return await self._call(list[FileUploadResponse], "upload_files", {"files": batch})
         except Failures as error:
             return [FileUploadResponse(item["path"], str(error)) for item in batch]
 
@@ -229,11 +284,15 @@ class Client(SandboxBackendProtocol):
 
         They go over one connection: what is staged belongs to it. The file changes when all of them have arrived.
         """
+        return finished(self._now._send(path, pieces))
+
+    async def _send(self, path: str, pieces: Iterable[bytes]) -> FileUploadResponse:
+        waits = self._waits
         try:
-            with self._pool.begun(str, "stage", {"data": b""}) as (connection, token):
-                _stage(connection, token, pieces)
+            async with self._place(), self._pool.begun(waits, str, "stage", {"data": b""}) as (connection, token):
+                await _stage(connection, waits, token, pieces)
                 files = [{"path": path, "staged": token}]
-                return connection.call(list[FileUploadResponse], "upload_files", {"files": files})[0]
+                return (await connection.call(waits, list[FileUploadResponse], "upload_files", {"files": files}))[0]
         except Failures as error:
             return FileUploadResponse(path, str(error))
 
@@ -246,6 +305,17 @@ class Client(SandboxBackendProtocol):
             ValueError: `timeout` is not above 0.
         """
         return self.run(command, timeout=timeout)
+
+    async def aexecute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
+        """`execute`, without a thread: any number of commands may run beside other awaited verbs. Cancelled, it ends
+        at once, and its command is killed.
+
+        Raises:
+            ValueError: `timeout` is not above 0.
+        """
+        params = {"command": command, "timeout": timeout}
+        with self._shared() as sharing:
+            return await _ran(sharing.command(ExecuteResponse, "execute", params))
 
     def run(
         self,
@@ -263,28 +333,21 @@ class Client(SandboxBackendProtocol):
             if on_output is not None:
                 on_output(params["stream"], msgspec.convert(params["data"], bytes))
 
-        try:
-            return self._call_staged(ExecuteResponse, "execute", params, {"stdin": "staged"}, take)
-        except Refused as error:
-            if error.code == wire.INVALID_PARAMS:
-                raise ValueError(str(error)) from None
-            return ExecuteResponse(output=f"Error: {error}", exit_code=1)
-        except ServerLost as error:
-            return ExecuteResponse(output=f"Error: {error}", exit_code=None)
+        return finished(_ran(self._now._call(ExecuteResponse, "execute", params, take, staged={"stdin": "staged"})))
 
     # -- the mount ---------------------------------------------------------------------------------------------
 
     def hello(self) -> dict[str, Any]:
         """What the server says of itself: protocol, version, mount point, process id, verbs."""
-        return self._pool.call(dict[str, Any], "hello", {})
+        return finished(self._now._call(dict[str, Any], "hello", {}))
 
     def ping(self, payload: Any = None) -> Any:
         """What was sent, back again."""
-        return self._pool.call(object, "ping", {"payload": payload})
+        return finished(self._now._call(object, "ping", {"payload": payload}))
 
     def status(self) -> dict[str, Any]:
         """The mount as `fusebackend status --json` shows it."""
-        return self._pool.call(dict[str, Any], "status", {})
+        return finished(self._now._call(dict[str, Any], "status", {}))
 
     def invalidate(self, path: str = "/") -> None:
         """Something behind `path` has been changed by others: believe nothing that is known of it.
@@ -293,7 +356,7 @@ class Client(SandboxBackendProtocol):
             ValueError: the path is malformed.
         """
         try:
-            self._pool.call(type(None), "invalidate", {"path": path})
+            finished(self._now._call(type(None), "invalidate", {"path": path}))
         except Refused as error:
             raise error.as_exception() from None
 
@@ -304,55 +367,123 @@ class Client(SandboxBackendProtocol):
             ValueError: the path is malformed.
             ServerLost: the server can't be reached.
         """
+        return RemoteWatch(finished(self._now._subscribe(path)))
+
+    def awatch(self, path: str = "/") -> AsyncWatch:
+        """`watch`, as an async iterator under asyncio and trio:
+
+            async with files.awatch("/memories") as changes:
+                async for change in changes:
+                    ...
+
+        The server tells of changes from the beginning of the block on; without one, from the first step on. It ends,
+        and its subscription with it, at the end of the block, and when a step is cancelled.
+
+        Raises:
+            ValueError: the path is malformed. Here and below: when it begins.
+            ServerLost: the server can't be reached.
+        """
+
+        async def begin() -> RemoteWatch:
+            return RemoteWatch(await self._subscribe(path))
+
+        return AsyncWatch(begin)
+
+    async def _subscribe(self, path: str) -> Connection:
         try:
-            connection, _ = self._pool.ask(str, "subscribe", {"path": path})
+            connection, _ = await self._pool.ask(self._waits, str, "subscribe", {"path": path})
         except Refused as error:
             raise error.as_exception() from None
-        return RemoteWatch(connection)
+        return connection
 
     # -- calls -------------------------------------------------------------------------------------------------
 
-    def _record(self, kind: type[T], verb: str, params: dict[str, Any], take: Take | None = None) -> T:
-        """An agent verb: whatever goes wrong is an error in its record."""
-        try:
-            return self._pool.call(kind, verb, params, take)
-        except Failures as error:
-            return msgspec.convert({"error": str(error)}, kind)
-
-    def _record_staged(self, kind: type[T], verb: str, params: dict[str, Any], staged: Mapping[str, str]) -> T:
-        """`_record`, with long contents staged."""
-        try:
-            return self._call_staged(kind, verb, params, staged)
-        except Failures as error:
-            return msgspec.convert({"error": str(error)}, kind)
-
-    def _call_staged(
+    async def _record(
         self,
         kind: type[T],
         verb: str,
         params: dict[str, Any],
-        staged: Mapping[str, str],
         take: Take | None = None,
+        staged: Mapping[str, str] = NOTHING,
+    ) -> T:
+        """An agent verb: whatever goes wrong is an error in its record."""
+        try:
+            return await self._call(kind, verb, params, take, staged)
+        except Failures as error:
+            return msgspec.convert({"error": str(error)}, kind)
+
+    async def _call(
+        self,
+        kind: type[T],
+        verb: str,
+        params: Mapping[str, Any],
+        take: Take | None = None,
+        staged: Mapping[str, str] = NOTHING,
     ) -> T:
         """A call. Of the parameters in `staged`, those that are too long for a message go first, over the same
         connection, and their tokens under the names given there."""
         long = {name: content for name in staged if (content := _content(params[name])) is not None}
-        if not long:
-            return self._pool.call(kind, verb, params, take)
-        with self._pool.begun(str, "stage", {"data": b""}) as (connection, token):
-            rest = {name: value for name, value in params.items() if name not in long}
-            for number, (name, content) in enumerate(long.items()):
-                if number:
-                    token = connection.call(str, "stage", {"data": b""})
-                _stage(connection, token, (content,))
-                rest[staged[name]] = token
-            return connection.call(kind, verb, rest, take)
+        waits = self._waits
+        async with self._place():
+            if not long:
+                return await self._pool.call(waits, kind, verb, params, take)
+            async with self._pool.begun(waits, str, "stage", {"data": b""}) as (connection, token):
+                rest = {name: value for name, value in params.items() if name not in long}
+                for number, (name, content) in enumerate(long.items()):
+                    if number:
+                        token = await connection.call(waits, str, "stage", {"data": b""})
+                    await _stage(connection, waits, token, (content,))
+                    rest[staged[name]] = token
+                return await connection.call(waits, kind, verb, rest, take)
 
-    def _connect(self) -> Connection:
+    def _place(self) -> contextlib.AbstractAsyncContextManager[None]:
+        """One of the places that a loop has for calls; a thread that blocks needs none."""
+        return contextlib.nullcontext() if self._waits is BLOCKING else self._awaited_place()
+
+    @contextlib.asynccontextmanager
+    async def _awaited_place(self) -> AsyncIterator[None]:
+        with self._shared() as sharing:
+            async with sharing.places:
+                yield
+
+    @contextlib.contextmanager
+    def _shared(self) -> Iterator[Sharing]:
+        """What the calls of this loop share, as long as there are any: a client is bound to no loop between calls."""
+        from fusebackend.control.sharing import MAX_CALLS, Sharing, running_loop
+
+        loop = running_loop()
+        sharing = self._sharing.get(loop)
+        if sharing is None:
+            sharing = self._sharing[loop] = Sharing(self._pool)
+            self._pool.keep(MAX_CALLS)
+        sharing.users += 1
         try:
-            return Connection(rendezvous.socket_at(self.mountpoint), self.mountpoint)
+            yield sharing
+        finally:
+            sharing.users -= 1
+            if sharing.users == 0:
+                del self._sharing[loop]
+                sharing.close()
+                if not self._sharing:
+                    self._pool.keep()
+
+    async def _connect(self, waits: Waits) -> Connection:
+        try:
+            return await Connection.made(waits, rendezvous.socket_at(self.mountpoint), self.mountpoint)
         except MountError as error:
             raise ServerLost(str(error.strerror)) from None
+
+
+async def _ran(call: Awaitable[ExecuteResponse]) -> ExecuteResponse:
+    """The answer to a command; whatever goes wrong is its output."""
+    try:
+        return await call
+    except Refused as error:
+        if error.code == wire.INVALID_PARAMS:
+            raise ValueError(str(error)) from None
+        return ExecuteResponse(output=f"Error: {error}", exit_code=1)
+    except ServerLost as error:
+        return ExecuteResponse(output=f"Error: {error}", exit_code=None)
 
 
 def _collecting(kind: Any, found: list[Any]) -> Callable[[Mapping[str, Any]], None]:
@@ -366,10 +497,10 @@ def _content(value: Any) -> bytes | None:
     return value if isinstance(value, bytes) and len(value) > PIECE_BYTES else None
 
 
-def _stage(connection: Connection, token: str, pieces: Iterable[bytes]) -> None:
+async def _stage(connection: Connection, waits: Waits, token: str, pieces: Iterable[bytes]) -> None:
     for piece in pieces:
         for part in _pieces(piece):
-            connection.call(str, "stage", {"data": part, "token": token})
+            await connection.call(waits, str, "stage", {"data": part, "token": token})
 
 
 def _pieces(content: bytes | bytearray | memoryview) -> Iterator[bytes]:

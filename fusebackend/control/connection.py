@@ -1,7 +1,8 @@
 """`Connection`: a client's end of one connection to a control server, carrying one call at a time.
 
 A call may take as long as it likes, for a server that is alive: when nothing has come for a while, that is asked over
-another connection.
+another connection. Whoever makes a call says how it waits (`waits.py`): a connection is bound to no loop and no thread,
+and the next call over it may wait in the other way.
 """
 
 from __future__ import annotations
@@ -10,15 +11,15 @@ import contextlib
 import errno
 import itertools
 import os
-import select
 import socket
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 
 from fusebackend.control import wire
+from fusebackend.control.waits import Waits
 from fusebackend.control.wire import Closed, Incoming, Lines
 
 MAX_ANSWER_BYTES = 1 << 30
@@ -31,6 +32,8 @@ SILENCE_S = 5.0
 
 ANSWER_TIMEOUT_S = 10.0
 """How long it may take to say so."""
+
+GONE = "is gone without an answer, so nobody knows what it did"
 
 T = TypeVar("T")
 
@@ -72,23 +75,30 @@ class Connection:
         used: it has carried a call before, so the server may have closed it since.
         answering: something of the answer to the last call has come.
         hung: the server lives, but does nothing.
-
-    Raises:
-        ServerLost: nobody listens.
     """
 
     _incoming = wire.Decoder(Incoming)
 
-    def __init__(self, address: str, mountpoint: str) -> None:
+    def __init__(self, stream: socket.socket, address: str, mountpoint: str) -> None:
         self.used = False
         self.answering = False
         self.hung = False
-        self._address = address
         self.mountpoint = mountpoint
+        self._address = address
         self._process = os.getpid()
         self._ids = itertools.count(1)
+        self._stream = stream
+        self._lines = Lines(self._received, MAX_ANSWER_BYTES)
+
+    @classmethod
+    async def made(cls, waits: Waits, address: str, mountpoint: str) -> Self:
+        """A new connection.
+
+        Raises:
+            ServerLost: nobody listens.
+        """
         try:
-            self._stream = _connected(address)
+            stream = await _connected(waits, address)
         except OSError as error:
             words = {
                 errno.ECONNREFUSED: "nobody listens",
@@ -98,22 +108,26 @@ class Connection:
             }
             why = words.get(error.errno or 0, error.strerror)
             raise ServerLost(f"the server of '{mountpoint}' can't be reached at '{address}': {why}") from None
-        self._stream.settimeout(SILENCE_S)
-        self._lines = Lines(self._receive, MAX_ANSWER_BYTES)
+        return cls(stream, address, mountpoint)
 
-    def waiting(self, timeout_s: float | None) -> bool:
+    async def waiting(self, waits: Waits, timeout_s: float | None) -> bool:
         """Is there a message, or the beginning of one, within so many seconds? None waits for ever."""
-        return self._lines.begun or _is_ready(self._stream, select.POLLIN, timeout_s)
+        return self._lines.begun or await waits.readable(self._stream, timeout_s)
 
     def close(self) -> None:
         """Also from another thread, which ends a call under way. In a child, the parent's connection goes on."""
+        self.hang_up()
+        self._stream.close()
+
+    def hang_up(self) -> None:
+        """End it, and leave closing it to whoever waits for it."""
         if self._process == os.getpid():
             with contextlib.suppress(OSError):  # it has ended already
                 self._stream.shutdown(socket.SHUT_RDWR)
-        self._stream.close()
 
-    def call(
+    async def call(
         self,
+        waits: Waits,
         kind: type[T],
         verb: str,
         params: Mapping[str, Any],
@@ -125,71 +139,77 @@ class Connection:
             Refused, TurnedAway, NotSent, ServerLost: see there.
             NotImplementedError: what is mounted can't do this.
         """
-        number = next(self._ids)
+        number, line = self.numbered(verb, params)
         self.answering = False
-        line = wire.encode({"jsonrpc": "2.0", "id": number, "method": verb, "params": params})
-        try:
-            self._send(line)
-        except Closed as error:
-            raise NotSent(f"the server of '{self.mountpoint}' does not take the call: {error}") from None
-        except OSError as error:
-            gone = NotSent(f"the server of '{self.mountpoint}' is gone: {error.strerror}")
-            raise self._last_words() or gone from None
+        left = memoryview(line)
+        while left:
+            left = left[await self.send(waits, left) :]
         while True:
-            message = self.next()
+            message = await self.next(waits)
             if message.method is not None:
                 if take is not None and message.params is not msgspec.UNSET:
                     take(wire.decode_any(message.params))
                 continue
             if message.id == number or (message.id is None and message.error is not None):
-                return self._result(kind, message)
+                return self.result(kind, message)
 
-    def _send(self, line: bytes | bytearray) -> None:
-        left = memoryview(line)
-        while left:
-            try:
-                left = left[self._stream.send(left) :]
-            except TimeoutError:
-                self._require_life()
+    def numbered(self, verb: str, params: Mapping[str, Any]) -> tuple[int, bytes | bytearray]:
+        """A call as it is sent, and its number."""
+        number = next(self._ids)
+        return number, wire.encode({"jsonrpc": "2.0", "id": number, "method": verb, "params": params})
 
-    def _receive(self) -> bytes:
+    async def send(self, waits: Waits, data: bytes | bytearray | memoryview) -> int:
+        """Send some of this when the server takes it, and say how much. Raises `NotSent` or `TurnedAway`."""
         while True:
             try:
-                return self._stream.recv(wire.RECEIVE_BYTES)
-            except TimeoutError:
-                self._require_life()
+                return self._stream.send(data, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                if not await waits.writable(self._stream, SILENCE_S):
+                    await self._require_life(waits, NotSent, "does not take the call")
+            except OSError as error:
+                gone = NotSent(f"the server of '{self.mountpoint}' is gone: {error.strerror}")
+                raise await self._last_words(waits) or gone from None
 
-    def _require_life(self) -> None:
-        """Raises `Closed` when the server, asked over another connection, does not answer."""
+    def send_now(self, data: bytes | bytearray) -> int:
+        """As much of this as the server takes without waiting; nothing of it when it is gone."""
+        with contextlib.suppress(OSError):
+            return self._stream.send(data, socket.MSG_DONTWAIT)
+        return 0
+
+    async def _require_life(self, waits: Waits, kind: type[ServerLost], what: str) -> None:
+        """Raises `kind` when the server, asked over another connection, does not answer."""
         try:
-            with _connected(self._address) as stream:
-                stream.sendall(wire.encode({"jsonrpc": "2.0", "id": 0, "method": "ping"}))
-                if _is_ready(stream, select.POLLIN, ANSWER_TIMEOUT_S):  # it answers, or has no room
+            with await _connected(waits, self._address) as stream:
+                stream.send(wire.encode({"jsonrpc": "2.0", "id": 0, "method": "ping"}))
+                if await waits.readable(stream, ANSWER_TIMEOUT_S):  # it answers, or has no room
                     return
         except OSError as error:
             if error.errno != errno.EAGAIN:  # it is ending, and so will this connection
                 return
         self.hung = True
-        raise Closed("it hangs, or is stopped")
+        raise kind(f"the server of '{self.mountpoint}' {what}: it hangs, or is stopped")
 
-    def _last_words(self) -> TurnedAway | None:
+    async def _last_words(self, waits: Waits) -> TurnedAway | None:
         """What a server has said before it closed a connection over which nothing can be sent any more."""
         with contextlib.suppress(ServerLost):
-            message = self.next()
+            message = await self.next(waits)
             return None if message.error is None else TurnedAway(self._turned_away(message.error))
         return None
 
     def _turned_away(self, error: wire.ErrorObject) -> str:
         return f"the server of '{self.mountpoint}' takes no calls: {error.message}"
 
-    def next(self) -> Incoming:
+    async def next(self, waits: Waits) -> Incoming:
         """The next message, whatever it is. Raises `ServerLost` at the end."""
-        try:
-            line = self._lines.next()
-        except (Closed, wire.WireError) as error:
-            raise ServerLost(
-                f"the server of '{self.mountpoint}' is gone without an answer, so nobody knows what it did: {error}"
-            ) from None
+        while True:
+            try:
+                line = self._lines.next()
+                break
+            except BlockingIOError:
+                if not await waits.readable(self._stream, SILENCE_S):
+                    await self._require_life(waits, ServerLost, GONE)
+            except (Closed, wire.WireError) as error:
+                raise ServerLost(f"the server of '{self.mountpoint}' {GONE}: {error}") from None
         self.answering = True
         try:
             message: Incoming = self._incoming(line)
@@ -197,7 +217,11 @@ class Connection:
             raise self._strange(error) from None
         return message
 
-    def _result(self, kind: type[T], message: Incoming) -> T:
+    def _received(self) -> bytes:
+        return self._stream.recv(wire.RECEIVE_BYTES, socket.MSG_DONTWAIT)
+
+    def result(self, kind: type[T], message: Incoming) -> T:
+        """What an answer holds, as `kind`; or what it says went wrong, raised."""
         if message.error is not None:
             if message.error.code == wire.BUSY and message.id is None:
                 raise TurnedAway(self._turned_away(message.error))
@@ -216,7 +240,7 @@ class Connection:
         return ServerLost(f"the server of '{self.mountpoint}' does not speak this protocol: {what}")
 
 
-def _connected(address: str) -> socket.socket:
+async def _connected(waits: Waits, address: str) -> socket.socket:
     """A connection; waits for a server that has a queue of others to accept. Raises OSError."""
     stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     stream.setblocking(False)
@@ -228,16 +252,9 @@ def _connected(address: str) -> socket.socket:
             except BlockingIOError:  # of a Unix socket: its queue is full (connect(2), EAGAIN)
                 if time.monotonic() > deadline:
                     raise
-                time.sleep(0.005)
+                await waits.sleep(0.005)
             else:
-                stream.setblocking(True)
                 return stream
     except BaseException:
         stream.close()
         raise
-
-
-def _is_ready(stream: socket.socket, event: int, timeout_s: float | None) -> bool:
-    poll = select.poll()  # `select` knows no descriptor above 1023
-    poll.register(stream, event)
-    return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))

@@ -33,6 +33,13 @@ MAX_SHARED_CALLS = 256
 """Long calls of all connections, not counting the first one of each connection: a call of another one is always taken.
 Each is a thread."""
 
+MAX_COMMANDS = 256
+"""Commands of one connection at once, those included whose answers wait to be read. They run for as long as they like,
+so they take no place of a search or an upload."""
+
+MAX_COMMANDS_IN_ALL = 1024
+"""Of all connections together: each has a thread, and two pipes."""
+
 MAX_SHARED_SUBSCRIPTIONS = 64
 """And subscriptions, likewise: every change wakes the thread of each."""
 

@@ -3,6 +3,9 @@
 What is kept may be dead when it is used again: the server has ended, or has made room for others. A call that was not
 sent is sent again over a new connection; one that was, and changes nothing, too. A call that may have changed something
 is never repeated.
+
+A call that is given up, by an exception or because its task was cancelled, closes its connection, and so the server
+cancels it. A connection that is kept belongs to no loop: plain calls and awaited ones share them.
 """
 
 from __future__ import annotations
@@ -12,11 +15,12 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 from fusebackend.control.connection import Connection, NotSent, Refused, ServerLost, TurnedAway
 from fusebackend.control.verbs import VERBS
+from fusebackend.control.waits import Waits
 
 MAX_IDLE = 8
 """Connections kept for the next call."""
@@ -35,8 +39,9 @@ class Pool:
         connect: makes a connection. Raises `ServerLost`.
     """
 
-    def __init__(self, connect: Callable[[], Connection]) -> None:
-        self._connect = connect
+    def __init__(self, connect: Callable[[Waits], Awaitable[Connection]]) -> None:
+        self.connect = connect
+        self._most_idle = MAX_IDLE
         self._forget()
 
     def _forget(self) -> None:
@@ -52,7 +57,18 @@ class Pool:
         for connection in idle:
             connection.close()
 
-    def call(self, kind: type[T], verb: str, params: Mapping[str, Any], take: Take | None = None) -> T:
+    def keep(self, most: int = MAX_IDLE) -> None:
+        """Keep so many from now on: as many as are used at once, as long as they are."""
+        self._notice_fork()
+        with self._guard:
+            self._most_idle = most
+            surplus, self._idle = self._idle[most:], self._idle[:most]
+        for connection in surplus:
+            connection.close()
+
+    async def call(
+        self, waits: Waits, kind: type[T], verb: str, params: Mapping[str, Any], take: Take | None = None
+    ) -> T:
         """Ask, and give the answer as `kind`.
 
         Raises:
@@ -60,14 +76,16 @@ class Pool:
             ServerLost: it can't be reached, or is gone before it answered.
             NotImplementedError: what is mounted can't do this.
         """
-        connection, answer = self.ask(kind, verb, params, take)
+        connection, answer = await self.ask(waits, kind, verb, params, take)
         self._give_back(connection)
         return answer
 
-    @contextlib.contextmanager
-    def begun(self, kind: type[T], verb: str, params: Mapping[str, Any]) -> Iterator[tuple[Connection, T]]:
+    @contextlib.asynccontextmanager
+    async def begun(
+        self, waits: Waits, kind: type[T], verb: str, params: Mapping[str, Any]
+    ) -> AsyncIterator[tuple[Connection, T]]:
         """`call`, with the connection that it was made over for what belongs to it, for the length of a block."""
-        connection, answer = self.ask(kind, verb, params)
+        connection, answer = await self.ask(waits, kind, verb, params)
         try:
             yield connection, answer
         except BaseException:
@@ -75,15 +93,15 @@ class Pool:
             raise
         self._give_back(connection)
 
-    def ask(
-        self, kind: type[T], verb: str, params: Mapping[str, Any], take: Take | None = None
+    async def ask(
+        self, waits: Waits, kind: type[T], verb: str, params: Mapping[str, Any], take: Take | None = None
     ) -> tuple[Connection, T]:
         """`call`, and the connection, which is the caller's from now on."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
-            connection = self._borrow()
+            connection = await self._borrow(waits)
             try:
-                return connection, connection.call(kind, verb, params, take)
+                return connection, await connection.call(waits, kind, verb, params, take)
             except (Refused, NotImplementedError):
                 self._give_back(connection)
                 raise
@@ -91,24 +109,24 @@ class Pool:
                 connection.close()
                 if time.monotonic() > deadline:
                     raise
-                time.sleep(random.uniform(0.0, 0.05))
+                await waits.sleep(random.uniform(0.0, 0.05))
             except BaseException as error:
                 connection.close()
                 if not _may_repeat(connection, verb, error):
                     raise
             self.close()  # the others that are kept are as old
 
-    def _borrow(self) -> Connection:
+    async def _borrow(self, waits: Waits) -> Connection:
         self._notice_fork()
         with self._guard:
             if self._idle:
                 return self._idle.pop()
-        return self._connect()
+        return await self.connect(waits)
 
     def _give_back(self, connection: Connection) -> None:
         connection.used = True
         with self._guard:
-            if len(self._idle) < MAX_IDLE:
+            if len(self._idle) < self._most_idle:
                 self._idle.append(connection)
                 return
         connection.close()

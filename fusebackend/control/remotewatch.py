@@ -9,6 +9,7 @@ import msgspec
 
 from fusebackend.control import wire
 from fusebackend.control.connection import Connection, ServerLost
+from fusebackend.control.waits import AWAITING, BLOCKING, Waits, finished
 from fusebackend.protocol import FileEvent
 
 
@@ -22,9 +23,14 @@ class RemoteWatch:
 
     def close(self) -> None:
         """End it, from any thread; an iteration under way ends."""
-        if not self._closed.is_set():
-            self._closed.set()
-            self._connection.close()
+        self._closed.set()
+        self._connection.close()
+
+    def end(self) -> None:
+        """Have a step that is awaited come to its end, which is followed by `close`. A loop would not notice that a
+        descriptor which it watches is closed (epoll(7))."""
+        self._closed.set()
+        self._connection.hang_up()
 
     def __enter__(self) -> RemoteWatch:
         return self
@@ -47,11 +53,18 @@ class RemoteWatch:
         Raises:
             ServerLost: the server has ended.
         """
+        return finished(self._next(BLOCKING, timeout_s))
+
+    async def aget(self) -> FileEvent | None:
+        """`get`, awaited."""
+        return await self._next(AWAITING, None)
+
+    async def _next(self, waits: Waits, timeout_s: float | None) -> FileEvent | None:
         while not self._closed.is_set():
             try:
-                if not self._connection.waiting(timeout_s):
+                if not await self._connection.waiting(waits, timeout_s):
                     return None
-                message = self._connection.next()
+                message = await self._connection.next(waits)
             except (OSError, ValueError) as error:  # closing from another thread shows as any of these
                 if self._closed.is_set():
                     return None

@@ -20,7 +20,15 @@ import time
 
 from fusebackend import heap
 from fusebackend.control import rendezvous, wire
-from fusebackend.control.limits import MAX_CONNECTIONS, MAX_SHARED_SUBSCRIPTIONS, NEWCOMERS, Arrivals, Places, Room
+from fusebackend.control.limits import (
+    MAX_COMMANDS_IN_ALL,
+    MAX_CONNECTIONS,
+    MAX_SHARED_SUBSCRIPTIONS,
+    NEWCOMERS,
+    Arrivals,
+    Places,
+    Room,
+)
 from fusebackend.control.serving import Connection
 from fusebackend.control.turns import Turns
 from fusebackend.control.wire import ErrorObject, Failure
@@ -56,6 +64,7 @@ class ControlServer:
         self.subscriptions = Places(MAX_SHARED_SUBSCRIPTIONS)
         self._guard = threading.Lock()
         self._numbers = itertools.count(1)
+        self.commands = threading.BoundedSemaphore(MAX_COMMANDS_IN_ALL)  # places of those of all connections
         self._closing = False
         self._ending = threading.Lock()
 

@@ -32,6 +32,8 @@ from fusebackend.control.calls import RunningCall, Subscription
 from fusebackend.control.limits import (
     FREE_BYTES,
     MAX_CALLS,
+    MAX_COMMANDS,
+    MAX_COMMANDS_IN_ALL,
     PATIENCE_S,
     TYPED_FACTOR,
     WORK_FACTOR,
@@ -39,7 +41,7 @@ from fusebackend.control.limits import (
 )
 from fusebackend.control.staging import Staging
 from fusebackend.control.turns import Client, Turn
-from fusebackend.control.verbs import VERBS, OfPing
+from fusebackend.control.verbs import VERBS, OfPing, Verb
 from fusebackend.control.wire import CallId, Closed, ErrorObject, Failure, Lines, WireError
 
 if TYPE_CHECKING:
@@ -77,6 +79,8 @@ class Connection:
         self._client = Client(number)
         self._used = False  # something has come
         self._inside = False  # `server.arrivals`
+        self._hangup = select.poll()
+        self._hangup.register(stream, 0)
         self.held_bytes = 0
         self._sending = threading.Lock()
         self._sending_since: float | None = None
@@ -85,6 +89,7 @@ class Connection:
         self._busy = False
         self._calls: dict[CallId, RunningCall] = {}
         self._threads = 0  # of long calls, also while they send their answers
+        self._commands = 0  # of these, commands
         self._subscriptions: dict[str, Subscription] = {}
         self._names = itertools.count(1)
         self._thread = threading.Thread(target=self._run, name="fusebackend-connection", daemon=True)
@@ -193,11 +198,13 @@ class Connection:
 
     def _linger(self) -> None:
         """Nothing more will be taken. Go on with what is under way until it is done, or the client is gone."""
-        hangup = select.poll()
-        hangup.register(self._stream, 0)
         with self._guard:
-            while self._has_work() and not hangup.poll(0):
+            while self._has_work() and not self._client_is_gone():
                 self._guard.wait(HANGUP_S)
+
+    def _client_is_gone(self) -> bool:
+        """Has it closed its end, so that it can't even read any more?"""
+        return bool(self._hangup.poll(0))
 
     def _has_work(self) -> bool:
         return bool(self._threads or self._subscriptions)
@@ -256,41 +263,68 @@ class Connection:
             running = RunningCall(self, request.id, verb, params, share)
             del line, request, params
             self._lines.done()
+            if running.answered and (verb.changes or verb.command) and self._client_is_gone():
+                raise Closed("whoever asked for a change no longer waits for it, so it is not begun")
             if not verb.long:
                 running.run()
                 return
-            self._begin(running, call)
+            self._begin(running, verb, call)
             stack.pop_all()  # the call closes its share itself
 
-    def _begin(self, running: RunningCall, call: CallId) -> None:
+    def _begin(self, running: RunningCall, verb: Verb, call: CallId) -> None:
         """Carry out a long call, in a thread of its own."""
         if self.server.crowded(self):
             raise WireError(wire.BUSY, "all places are taken: only short calls are answered; try again")
         with self._guard:
-            if len(self._calls) >= MAX_CALLS or self._threads >= MAX_THREADS:
-                raise WireError(wire.BUSY, f"{MAX_CALLS} calls of this connection are under way", call=call)
+            self._require_place(verb, call)
             if running.key in self._calls:
                 raise WireError(wire.INVALID_REQUEST, "a call with this id is under way", call=call)
-            if not self.server.calls.enter(has_one=self._threads > 0):
-                raise WireError(wire.BUSY, "too many calls of all connections are under way; try again", call=call)
+            self._enter(verb, call)
             try:
                 running.start()
             except RuntimeError:
-                self.server.calls.leave(had_one=self._threads > 0)
+                self._leave(verb.command)
                 raise WireError(wire.BUSY, "no threads are left; try again", call=call) from None
             self._calls[running.key] = running
             self._threads += 1
+            self._commands += verb.command
+
+    def _require_place(self, verb: Verb, call: CallId) -> None:
+        """Raises `WireError` when as many are under way as may be: of commands, or of all other long verbs."""
+        if verb.command:
+            if self._commands >= MAX_COMMANDS:
+                raise WireError(wire.BUSY, f"{MAX_COMMANDS} commands of this connection are under way", call=call)
+            return
+        calls = sum(not other.command for other in self._calls.values())
+        if calls >= MAX_CALLS or self._threads - self._commands >= MAX_THREADS:
+            raise WireError(wire.BUSY, f"{MAX_CALLS} calls of this connection are under way", call=call)
+
+    def _enter(self, verb: Verb, call: CallId) -> None:
+        """Take a place among those of all connections. Raises `WireError` when there is none."""
+        if verb.command:
+            if not self.server.commands.acquire(blocking=False):
+                raise WireError(wire.BUSY, f"{MAX_COMMANDS_IN_ALL} commands are running already", call=call)
+        elif not self.server.calls.enter(has_one=self._threads > self._commands):
+            raise WireError(wire.BUSY, "too many calls of all connections are under way; try again", call=call)
+
+    def _leave(self, command: bool) -> None:
+        if command:
+            self.server.commands.release()
+        else:
+            self.server.calls.leave(had_one=self._threads > self._commands)
 
     def call_done(self, call: RunningCall) -> None:
         """The outcome of a long call is known, so it can't be cancelled, and its id can be used again."""
         with self._guard:
             del self._calls[call.key]
 
-    def call_ended(self) -> None:
+    def call_ended(self, call: RunningCall) -> None:
         """The answer to a long call is sent, if there is anybody to send it to."""
         with self._guard:
             self._threads -= 1
-            self.server.calls.leave(had_one=self._threads > 0)
+            if call.command:
+                self._commands -= 1
+            self._leave(call.command)
             self.active_at = time.monotonic()
             self._guard.notify_all()
 

@@ -17,13 +17,12 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Protocol
 import msgspec
 
 from fusebackend import __version__
+from fusebackend.budget import Cancellation
 from fusebackend.control import limits
 from fusebackend.control.limits import MAX_ITEMS, NoRoom
 from fusebackend.protocol import READ_LIMIT_LINES, ExecuteResponse, FileDownloadResponse, FileUploadResponse
 
 if TYPE_CHECKING:
-    import threading
-
     from fusebackend.control.staging import Staging
     from fusebackend.mount.mounted import MountedBackend
 
@@ -58,7 +57,7 @@ class Call(Protocol):
 
     backend: MountedBackend
     staging: Staging
-    cancelled: threading.Event
+    cancelled: Cancellation
 
     def notify(self, method: str, **params: Any) -> None:
         """Send what there is so far; waits for the reader, and raises `ConnectionError` when there is none."""
@@ -186,14 +185,16 @@ class Nothing(Params):
 
 @dataclass(frozen=True)
 class Verb:
-    """`long` verbs run in a thread of their own. `changes` are refused on a read-only mount. Verbs that `work` wait for
-    their turn (`turns.py`); the others are done in no time, or only wait."""
+    """`long` verbs run in a thread of their own; a `command` is one of these, and counted apart, for it may run for
+    hours. `changes` are refused on a read-only mount. Verbs that `work` wait for their turn (`turns.py`); the others
+    are done in no time, or only wait."""
 
     params: type[Params]
     run: Callable[[Call, Any], Any]
     long: bool = False
     changes: bool = False
     works: bool = True
+    command: bool = False
 
 
 def _grep(call: Call, asked: OfGrep) -> Any:
@@ -365,7 +366,7 @@ VERBS: dict[str, Verb] = {
     "stage": Verb(OfStage, lambda call, asked: call.staging.add(asked.data, asked.token), works=False),
     "upload_files": Verb(OfUpload, _upload, long=True, changes=True),
     "download_files": Verb(OfDownload, _download, long=True),
-    "execute": Verb(OfExecute, _execute, long=True, works=False),
+    "execute": Verb(OfExecute, _execute, long=True, works=False, command=True),
     "stat": Verb(OfStat, lambda call, asked: call.backend.stat(asked.path, follow=asked.follow), works=False),
     "status": Verb(Nothing, lambda call, asked: call.backend.status(), works=False),
     "invalidate": Verb(OfScope, _invalidate, works=False),

@@ -237,7 +237,8 @@ class Lines:
     understood again.
 
     Args:
-        receive: gives more of the stream, nothing at its end; it may raise OSError.
+        receive: gives more of the stream, nothing at its end; it may raise OSError. Where it does not wait, `next`
+            raises its BlockingIOError, and goes on where it was when it is called again.
         limit_bytes: of one line.
         held: told how many bytes are held of messages that are not complete, or not yet `done`.
     """
@@ -298,7 +299,7 @@ class Lines:
     def _receive(self) -> bytes:
         try:
             return self._receive_more()
-        except Closed:
+        except (Closed, BlockingIOError):
             raise
         except OSError as error:
             raise Closed(f"the connection failed: {error}") from None

@@ -54,17 +54,16 @@ def _answering(refuse: Callable[[str], Any]) -> Callable[[Verb], Verb]:
 
 
 def _aside(name: str, verb: Callable[..., Any], limit_s: float | None = None) -> Any:
-    """The `a…` twin of a verb: in a thread, under asyncio and trio. A caller that gives up does not wait for it."""
+    """The `a…` twin of a verb, under asyncio and trio, as ours have it (`awaiting.aside`)."""
 
     async def twin(self: Exported, *args: Any, **options: Any) -> Any:
         import anyio
-        import anyio.to_thread
+
+        from fusebackend.awaiting import aside
 
         call = functools.partial(getattr(self, name), *args, **options)
-        if limit_s is None:
-            return await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
         with anyio.move_on_after(limit_s):
-            return await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
+            return await aside(self, name, call)
         return theirs.GrepResult(error=f"Error: {name} timed out after {limit_s} s. Search less, or for less.")
 
     functools.update_wrapper(twin, verb)

@@ -1,11 +1,13 @@
 """Mounting. This package can be called: `fusebackend.mount(backend, mountpoint, **options)` is `api.mount`.
 
 Python binds a subpackage to its name in the parent package as soon as any module of it is imported, so a function
-`fusebackend.mount` would be replaced by this package at an unpredictable moment. Being callable, either will do.
+`fusebackend.mount` would be replaced by this package at an unpredictable moment. Being callable, either will do; `help`
+and `inspect.signature` tell of the function.
 """
 
 from __future__ import annotations
 
+import inspect
 import sys
 from types import ModuleType
 from typing import Any
@@ -17,5 +19,18 @@ class _CallablePackage(ModuleType):
 
         return mount(*arguments, **options)
 
+    @property
+    def __signature__(self) -> inspect.Signature:
+        from fusebackend.mount.api import mount
 
+        return inspect.signature(mount)
+
+    @property
+    def __doc__(self) -> str:  # type: ignore[override]
+        from fusebackend.mount.api import mount
+
+        return f"{_about}\nmount{inspect.signature(mount)}\n\n{inspect.getdoc(mount)}\n"
+
+
+_about = __doc__ or ""
 sys.modules[__name__].__class__ = _CallablePackage

@@ -14,6 +14,7 @@ from functools import partial
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 from fusebackend import errors, paths
+from fusebackend.asyncwatch import AsyncWatch, ThreadedWatch
 from fusebackend.backends.walk import resolve
 from fusebackend.paths import ROOT, AgentPath, PathError
 from fusebackend.protocol import (
@@ -78,6 +79,9 @@ class MountedBackend(SandboxBackendProtocol):
         self.mountpoint = mountpoint
         self.shell = shell
         self._status = status
+
+    def _where(self) -> str:
+        return f"{self.backend!r} on {self.mountpoint!r}"
 
     # -- the agent face ----------------------------------------------------------------------------------------
 
@@ -231,3 +235,11 @@ class MountedBackend(SandboxBackendProtocol):
             PathError: the path is malformed.
         """
         return self.filesystem.feed.watch(path)
+
+    def awatch(self, path: str = "/") -> AsyncWatch:
+        """`watch`, as an async iterator under asyncio and trio; see `asyncwatch`. It begins at once.
+
+        Raises:
+            PathError: the path is malformed.
+        """
+        return AsyncWatch(ThreadedWatch(self, self.watch(path)))

@@ -210,6 +210,14 @@ class BackendProtocol(abc.ABC):
             register_all()
             return type(self)
 
+    def __repr__(self) -> str:
+        where = self._where()
+        return f"<{type(self).__name__} of {where}>" if where else f"<{type(self).__name__}>"
+
+    def _where(self) -> str:
+        """Where the files are, for `repr`: a path, a bucket, prefixes. Never a password."""
+        return ""
+
     def ls(self, path: str) -> LsResult:
         """List the direct children of the directory `path`, sorted by path; directories end with `/`."""
         if _overridden(self, "ls_info"):
@@ -338,14 +346,22 @@ BackendFactory: TypeAlias = Callable[[Any], BackendProtocol]
 BackendLike: TypeAlias = BackendProtocol | BackendFactory
 
 
-def _async_twin(name: str) -> Callable[..., Any]:
-    async def twin(self: BackendProtocol, *args: Any, **kwargs: Any) -> Any:
-        import anyio.to_thread
+def _async_twin(verb: Callable[..., Any]) -> Callable[..., Any]:
+    name = verb.__name__
 
-        return await anyio.to_thread.run_sync(functools.partial(getattr(self, name), *args, **kwargs))
+    @functools.wraps(verb)
+    async def twin(self: BackendProtocol, *args: Any, **kwargs: Any) -> Any:
+        from fusebackend.awaiting import aside
+
+        return await aside(self, name, functools.partial(getattr(self, name), *args, **kwargs))
 
     twin.__name__ = f"a{name}"
-    twin.__doc__ = f"`{name}` in a worker thread; awaitable under asyncio and under trio."
+    twin.__qualname__ = f"{verb.__qualname__.rpartition('.')[0]}.a{name}"
+    twin.__doc__ = f"""{verb.__doc__}
+
+        Awaitable under asyncio and under trio. Cancelled, it ends at once: what had not begun never does, a search or
+        a command is ended, and a change that had begun is carried out (`fusebackend.awaiting`).
+        """
     return twin
 
 
@@ -355,5 +371,5 @@ AGENT_VERBS = (
 SEED_VERBS = ("ls_info", "grep_raw", "glob_info")
 
 for _name in AGENT_VERBS + SEED_VERBS:
-    setattr(BackendProtocol, f"a{_name}", _async_twin(_name))
-setattr(SandboxBackendProtocol, "aexecute", _async_twin("execute"))  # noqa: B010 - keeps mypy's view of the stubs
+    setattr(BackendProtocol, f"a{_name}", _async_twin(getattr(BackendProtocol, _name)))
+SandboxBackendProtocol.aexecute = _async_twin(SandboxBackendProtocol.execute)  # type: ignore[method-assign]

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+import anyio
 import mounts
 import pytest
 from mounts import Serve
@@ -568,6 +569,28 @@ def test_a_command_sees_every_route_at_its_path(tmp_path: Path, serve: Serve) ->
         assert client.execute("touch /usr/x || touch /etc/x || echo no").output.startswith("no\n")
     assert sorted(os.listdir(mounted.path)) == ["memories", "y"]
     (mounted.path / "usr").mkdir()
+
+
+@pytest.mark.parametrize("library", ["asyncio", "trio"])
+def test_what_is_cancelled_ends(tmp_path: Path, serve: Serve, library: str) -> None:
+    mounted = serve(f"sqlite:{tmp_path}/volume.db")
+
+    async def main(client: fusebackend.Client) -> float:
+        async with anyio.create_task_group() as group:
+            group.start_soon(client.aexecute, "touch /begun; sleep 60; touch /changed")
+            with anyio.fail_after(30):
+                while not (mounted.path / "begun").exists():
+                    await anyio.sleep(0.01)
+            began = time.monotonic()
+            group.cancel_scope.cancel()
+        return time.monotonic() - began
+
+    with fusebackend.connect(mounted.path) as client:
+        assert anyio.run(main, client, backend=library) < 2.0
+        deadline = time.monotonic() + 5
+        while client.status()["execute"]["running"]:
+            assert time.monotonic() < deadline
+    assert os.listdir(mounted.path) == ["begun"]
 
 
 def test_a_failure_ends_one_request(serve: Serve) -> None:

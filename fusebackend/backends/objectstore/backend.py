@@ -64,8 +64,13 @@ class ObjectStoreBackend(VolumeBackend):
             extras=extras,
         )
         super().__init__(volume, on_exists=on_exists)
+        prefix = getattr(store, "prefix", None)
+        self._store_shown = f"{type(store).__name__} {prefix}" if prefix else type(store).__name__
 
     volume: ObjectStoreVolume
+
+    def _where(self) -> str:
+        return self._store_shown
 
     def _put(self, path: str, data: bytes, *, replace: bool) -> None:
         with self.volume.changing() as changes:
@@ -181,3 +186,4 @@ class S3Backend(ObjectStoreBackend):
         words = ("endpoint", "access_key_id", "secret_access_key", "session_token")
         service = Service.of(region, {word: options.pop(word) for word in words if word in options})
         super().__init__(service.store(bucket, prefix), extras=service.extras(bucket, prefix), **options)
+        self._store_shown = f"s3://{bucket}/{prefix}".rstrip("/")

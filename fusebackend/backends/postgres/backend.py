@@ -9,7 +9,9 @@ from fusebackend.backends.postgres.schema import NAME_MAX_CHARACTERS
 from fusebackend.backends.postgres.search import Search
 from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.backends.volume import VolumeBackend
+from fusebackend.extras import needed_by
 from fusebackend.protocol import GlobResult, GrepResult
+from fusebackend.scheme import mask
 
 
 class PostgresBackend(VolumeBackend):
@@ -45,13 +47,19 @@ class PostgresBackend(VolumeBackend):
             raise ValueError(f"on_exists must be 'error' or 'replace', not {on_exists!r}")
         if not volume or len(volume) > NAME_MAX_CHARACTERS or not volume.isprintable():
             raise ValueError(f"volume must be a name of 1 to {NAME_MAX_CHARACTERS} characters, not {volume!r}")
-        kept = PostgresVolume(dsn, volume, conflict=conflict, connections=connections)
+        with needed_by("PostgresBackend"):
+            kept = PostgresVolume(dsn, volume, conflict=conflict, connections=connections)
         super().__init__(kept, on_exists=on_exists)
         try:
             self.search = Search(kept, kept.connections, kept.id)
         except BaseException:
             kept.close()
             raise
+
+    volume: PostgresVolume
+
+    def _where(self) -> str:
+        return f"{mask(self.volume.conninfo)!r}, volume {self.volume.name!r}"
 
     def close(self) -> None:
         self.search.close()

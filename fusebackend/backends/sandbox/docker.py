@@ -27,6 +27,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from fusebackend import budget
 from fusebackend.backends.command import nothing_to_run, require_positive
 from fusebackend.backends.sandbox import dockerarchive
 from fusebackend.backends.sandbox.answers import failure, pieces_of, status_of
@@ -87,6 +88,10 @@ class DockerBackend(StagedSandbox):
         self._id = f"docker-{uuid.uuid4().hex[:8]}"
         self._finalizer = weakref.finalize(self, self.container.close)  # also at the end of the process
 
+    def _where(self) -> str:
+        name = self.container.name if self.container.name is not None else f"image {self.container.image}"
+        return name if str(self.root) == "/" else f"{name}, root {self.root}"
+
     @property
     def id(self) -> str:
         return self._id
@@ -122,8 +127,8 @@ class DockerBackend(StagedSandbox):
     def execute(self, command: str, *, timeout: float | None = None) -> ExecuteResponse:
         """Run `command` with `sh -c` in `root`, with no input and with the container's environment.
 
-        What it leaves running in the background goes on, unless it ran out of time: then all that is in its session is
-        killed. Output is stdout, then the lines of stderr prefixed `[stderr] `.
+        What it leaves running in the background goes on, unless it ran out of time or `aexecute` was cancelled: then
+        all that is in its session is killed. Output is stdout, then the lines of stderr prefixed `[stderr] `.
 
         Raises:
             ValueError: `timeout` is not above 0.
@@ -136,7 +141,10 @@ class DockerBackend(StagedSandbox):
         try:
             if "\0" in command:
                 raise OSError(errno.EINVAL, "embedded null byte")
-            with self.container.shells().borrowed() as shell:
+            with (
+                self.container.shells().borrowed() as shell,
+                budget.current().waking(lambda: shell.stop(self._kill)),
+            ):
                 return shell.run(command, str(self.root), seconds, self.max_output_bytes, self._kill)
         except UnicodeEncodeError as error:
             return ExecuteResponse(output=f"Error executing command: {error}", exit_code=1)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import socket
 import struct
 import threading
@@ -27,6 +28,8 @@ from fusebackend.backends.sandbox.scripts import LIBRARY, SETTINGS, Script, nonc
 from fusebackend.errors import oserror
 from fusebackend.protocol import ExecuteResponse
 
+log = logging.getLogger(__name__)
+
 STDOUT, STDERR = 1, 2
 HEADER = struct.Struct(">BxxxL")
 PIECE_BYTES = 256 << 10
@@ -36,6 +39,9 @@ IDLE_SHELLS = 4
 
 KILL_S = 10.0
 """How long the end of a command that was killed is waited for."""
+
+STOP_S = 0.2
+"""How often a command whose caller has gone is killed until it has ended."""
 
 SEND_S = 60.0
 """How long nothing may move while a file is sent."""
@@ -116,6 +122,8 @@ class DockerShell:
         self._left = 0  # bytes of the frame that has begun
         self._kind = STDOUT
         self.usable = True  # it waits for what is to be done next
+        self._running: tuple[str, threading.Event] | None = None  # the latest command's mark, and its end
+        self.stopped = False  # its command's caller has gone
         try:
             self._send(LIBRARY + RUN)
         except BaseException:
@@ -176,6 +184,9 @@ class DockerShell:
         this one waits.
         """
         mark = nonce()
+        self._running = mark, threading.Event()
+        if self.stopped:
+            return response(Kept(0), Kept(0), End.STOP, 0, timeout_s, max_bytes)
         self._send(Script().call("fb_run", mark, directory, command).text + "\n")
         streams = {STDOUT: _Marked(mark, max_bytes), STDERR: _Marked(mark, max_bytes)}
         end = End.EXIT
@@ -194,6 +205,9 @@ class DockerShell:
                 deadline = time.monotonic() + KILL_S
                 continue
             streams[kind].take(piece)
+        self._running[1].set()
+        if self.stopped:
+            end = End.STOP
         if self.usable:
             self._settle(mark)
         else:
@@ -201,6 +215,20 @@ class DockerShell:
                 stream.give_up()
         out, err = streams[STDOUT], streams[STDERR]
         return response(out, err, end, out.status, timeout_s, max_bytes)
+
+    def stop(self, kill: Callable[[str], None]) -> None:
+        """Have the command that `run` waits for killed, from any thread, and wait for nothing."""
+        self.stopped = True
+        if self._running is not None:
+            threading.Thread(target=self._stop, args=(kill, *self._running), daemon=True).start()
+
+    def _stop(self, kill: Callable[[str], None], mark: str, ended: threading.Event) -> None:
+        try:
+            kill(mark)
+            while not ended.wait(STOP_S):  # it had not begun yet
+                kill(mark)
+        except OSError as error:
+            log.warning("a command whose caller has gone could not be ended: %s", error)
 
     def _settle(self, mark: str) -> None:
         """Cut off those who still print, and drop what they have printed."""
@@ -312,7 +340,7 @@ class DockerShells:
             shell.close()
             raise
         with self._lock:
-            if shell.usable and len(self._idle) < IDLE_SHELLS and not self._closed:
+            if shell.usable and not shell.stopped and len(self._idle) < IDLE_SHELLS and not self._closed:
                 self._idle.append(shell)
                 return
         shell.close()

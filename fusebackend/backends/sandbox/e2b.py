@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fusebackend.backends.sandbox.hosted import HostedSandbox, Ran, telling
+from fusebackend.extras import needed_by
 
 
 class E2BBackend(HostedSandbox):
@@ -32,7 +33,8 @@ class E2BBackend(HostedSandbox):
         return str(self.sandbox.sandbox_id)
 
     def run(self, command: str, timeout_s: int) -> Ran:
-        e2b = importlib.import_module("e2b")
+        with needed_by("E2BBackend"):
+            e2b = importlib.import_module("e2b")
         try:
             result = self.sandbox.commands.run(command, cwd=str(self.root), timeout=timeout_s)
         except e2b.CommandExitException as error:  # the SDK's way to tell of a code that is not 0

@@ -102,6 +102,9 @@ class StoreBackend(FileVerbs):
         backend._items = items
         return backend
 
+    def _where(self) -> str:
+        return self._source.where()
+
     @property
     def items(self) -> Items:
         """The items of the namespace that is meant here and now."""

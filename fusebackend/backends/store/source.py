@@ -149,6 +149,12 @@ class StoreSource:
         self._feed = feed
         self._used: weakref.WeakSet[SharedStore] = weakref.WeakSet()
 
+    def where(self) -> str:
+        """The store's class and the namespace, for `repr`."""
+        store = "the running graph's store" if self._store is None else type(self._store).__name__
+        namespace = "a namespace for each runtime" if callable(self._namespace) else ".".join(self._namespace)
+        return f"{store}, {namespace}"
+
     def items(self) -> Items:
         """The items that are meant here and now.
 

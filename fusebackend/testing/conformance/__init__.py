@@ -58,3 +58,4 @@ class SeedConformance(BackendConformance):
     finds_text_only = False
     preserves_crlf = False
     sizes_in_bytes = False
+    ends_when_cancelled = False

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import anyio
 import pytest
 
-from fusebackend.testing.conformance.case import Case, Probe
+from fusebackend.protocol import SandboxBackendProtocol
+from fusebackend.testing.conformance.case import Case, Probe, needs
 
 # Those that only look give the same answer twice, so that sync and async can be compared.
 LOOKING: list[tuple[str, tuple[Any, ...]]] = [
@@ -39,6 +42,12 @@ CHANGED: dict[str, dict[str, bytes | None]] = {
     "delete": {"/dir/file.txt": None},
 }
 """What each of `CHANGING` leaves, or takes away."""
+
+
+CROWD = 100
+
+CANCELLED_S = 2.0
+"""How long it may take until what was cancelled has returned: some milliseconds, where nothing else runs."""
 
 
 def run(loop: str, function: Callable[[], Awaitable[Any]]) -> Any:
@@ -86,6 +95,63 @@ class AwaitingCases(Case):
         assert len(result.matches) == 1 and result.truncated
         missing = run(loop, lambda: b.backend.aread(file_path="/none.txt", offset=0, limit=1))
         assert str(missing) == "Error: File '/none.txt' not found"
+
+    @needs("ends_when_cancelled")
+    @pytest.mark.parametrize("loop", ["asyncio", "trio"])
+    @pytest.mark.parametrize(("verb", "arguments"), CHANGING, ids=[verb for verb, _ in CHANGING])
+    def test_what_is_cancelled_before_it_begins_changes_nothing(
+        self, b: Probe, loop: str, verb: str, arguments: tuple[Any, ...]
+    ) -> None:
+        self._know(loop)
+        if not getattr(self, f"supports_{verb}", True):
+            pytest.skip(f"no {verb}")
+        b.put("/dir/file.txt", "one\nthe needle\n")
+
+        async def main() -> bool:
+            with anyio.CancelScope() as scope:
+                scope.cancel()
+                await getattr(b.backend, f"a{verb}")(*arguments)
+            return scope.cancelled_caught
+
+        assert run(loop, main)
+        assert b.bytes_of("/dir/file.txt") == b"one\nthe needle\n"
+        assert b.names() == ["/dir/"]
+
+    @needs("ends_when_cancelled")
+    @pytest.mark.parametrize("loop", ["asyncio", "trio"])
+    def test_a_cancelled_crowd_ends_at_once(self, b: Probe, loop: str) -> None:
+        """More than have places, and those that wait are left out: the backend is not busy with them afterwards."""
+        self._know(loop)
+        b.put("/dir/file.txt", "one\nthe needle\n")
+
+        async def main() -> float:
+            async with anyio.create_task_group() as group:
+                for _ in range(CROWD):
+                    group.start_soon(b.backend.agrep, "needle")
+                await b.backend.aread("/dir/file.txt")
+                began = time.monotonic()
+                group.cancel_scope.cancel()
+            took_s = time.monotonic() - began
+            assert (await b.backend.aread("/dir/file.txt")).error is None
+            return took_s
+
+        assert run(loop, main) < CANCELLED_S
+
+    @needs("ends_when_cancelled")
+    @pytest.mark.parametrize("loop", ["asyncio", "trio"])
+    def test_a_cancelled_command_ends_at_once(self, b: Probe, loop: str) -> None:
+        self._know(loop)
+        backend = b.backend
+        if not isinstance(backend, SandboxBackendProtocol):
+            pytest.skip("no commands")
+
+        async def main() -> None:
+            with anyio.move_on_after(0.2):
+                await backend.aexecute("sleep 20")
+
+        began = time.monotonic()
+        run(loop, main)
+        assert time.monotonic() - began < 0.2 + CANCELLED_S
 
     def test_records_are_plain_dataclasses(self, b: Probe) -> None:
         """They cross sockets and end in checkpoints."""

@@ -61,6 +61,8 @@ class Case:
     """The size in a listing is that of the bytes, not of the characters."""
     awaits_under_trio: bool = True
     """The a* twins can be awaited under trio as well as under asyncio."""
+    ends_when_cancelled: bool = True
+    """A cancelled a* twin ends at once. One that has not begun never does; a change that has may be carried out."""
     big_file_bytes: int = (9 << 20) + 5
     """The size of the large file in the cases that have one."""
 

@@ -1,0 +1,36 @@
+"""Which extra brings which module, for errors that say what to install."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+EXTRA_OF = {
+    "deepagents": "deepagents",
+    "docker": "docker",
+    "e2b": "e2b",
+    "langgraph": "langgraph",
+    "modal": "modal",
+    "obstore": "s3",
+    "ormsgpack": "langgraph",
+    "psycopg": "postgres",
+    "psycopg_pool": "postgres",
+}
+"""Module → extra of `pyproject.toml`."""
+
+
+@contextlib.contextmanager
+def needed_by(name: str) -> Iterator[None]:
+    """Have a module that is missing inside named with its extra: "No module named 'obstore'" helps nobody.
+
+    Raises:
+        ModuleNotFoundError: as it came, with those words.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        module = (error.name or "").partition(".")[0]
+        if module not in EXTRA_OF or "pip install" in str(error):
+            raise
+        install = f"pip install 'fusebackend[{EXTRA_OF[module]}]'"
+        raise ModuleNotFoundError(f"{name} needs {module}, which is not installed: {install}", name=module) from error

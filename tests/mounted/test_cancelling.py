@@ -1,0 +1,262 @@
+"""Awaited verbs of a client of a real mount, and of a mount of the same process: what is cancelled ends, and many calls
+at once hold nobody up. Under asyncio and trio."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import anyio
+import mounts
+import pytest
+from eventually import eventually
+
+import fusebackend
+
+LIMIT_S = 2.0
+"""How long it may take until a cancelled call has returned; some milliseconds on a quiet machine."""
+
+_numbers = itertools.count(1)
+
+both = pytest.mark.parametrize("library", ["asyncio", "trio"])
+
+
+@pytest.fixture(scope="module")
+def mountpoint(tmp_path_factory):
+    tmp = tmp_path_factory.mktemp("cancelling")
+    with mounts.mounted(tmp / "mnt", f"sqlite:{tmp}/files.db") as server:
+        yield server.path
+
+
+@pytest.fixture
+def files(mountpoint):
+    with fusebackend.connect(mountpoint) as files:
+        yield files
+
+
+class Sleep:
+    """A command that says when it has begun, sleeps, and would change a file afterwards."""
+
+    def __init__(self, directory: Path) -> None:
+        number = next(_numbers)
+        self.begun, self.changed = directory / f"begun-{number}", directory / f"changed-{number}"
+        self.argument = f"86400.{time.monotonic_ns()}{number}"
+        self.command = f"touch /{self.begun.name}; sleep {self.argument}; touch /{self.changed.name}"
+
+    async def until_begun(self) -> None:
+        with anyio.fail_after(30):
+            while not self.begun.exists():
+                await anyio.sleep(0.01)
+
+    @property
+    def runs(self) -> bool:
+        found = subprocess.run(["pgrep", "-f", f"sleep {self.argument}"], capture_output=True, check=False)
+        return found.returncode == 0
+
+
+@both
+def test_a_cancelled_command_is_killed(files, mountpoint, library):
+    sleep = Sleep(mountpoint)
+
+    async def main():
+        async with anyio.create_task_group() as group:
+            group.start_soon(files.aexecute, sleep.command)
+            await sleep.until_begun()
+            assert sleep.runs
+            began = time.monotonic()
+            group.cancel_scope.cancel()
+        return time.monotonic() - began
+
+    assert anyio.run(main, backend=library) < LIMIT_S
+    eventually(lambda: not sleep.runs, LIMIT_S)
+    assert not sleep.changed.exists()
+    assert "true" in files.execute("echo true").output
+
+
+@both
+def test_one_cancelled_command_leaves_the_others(files, mountpoint, library):
+    """They share a connection, and the first to wait reads for all of them."""
+    sleeps = [Sleep(mountpoint) for _ in range(3)]
+    answers = []
+
+    async def run(sleep):
+        answers.append(await files.aexecute(sleep.command))
+
+    async def main():
+        async with anyio.create_task_group() as group:
+            scopes = []
+            for sleep in sleeps:
+                scope = anyio.CancelScope()
+                scopes.append(scope)
+
+                async def scoped(scope=scope, sleep=sleep):
+                    with scope:
+                        await run(sleep)
+
+                group.start_soon(scoped)
+                await sleep.until_begun()
+            answers.append(await files.aexecute("echo between"))
+            scopes[0].cancel()
+            answers.append(await files.aexecute("echo after"))
+            assert [sleep.runs for sleep in sleeps] == [False, True, True]
+            group.cancel_scope.cancel()
+
+    anyio.run(main, backend=library)
+    assert [answer.output for answer in answers] == ["between\n", "after\n"]
+    eventually(lambda: not any(sleep.runs for sleep in sleeps), LIMIT_S)
+
+
+@both
+def test_two_hundred_commands_do_not_delay_a_read(files, mountpoint, library):
+    files.write(f"/read-{library}", "here")
+
+    async def main():
+        async with anyio.create_task_group() as group:
+            for _ in range(200):
+                group.start_soon(files.aexecute, "sleep 86400")
+            with anyio.fail_after(120):
+                while files.status()["execute"]["running"] < 200:
+                    await anyio.sleep(0.1)
+            began = time.monotonic()
+            assert "here" in await files.aread(f"/read-{library}")
+            took_s = time.monotonic() - began
+            assert files.status()["control"]["connections"] < 20
+            began = time.monotonic()
+            group.cancel_scope.cancel()
+        return took_s, time.monotonic() - began
+
+    took_s, cancelled_s = anyio.run(main, backend=library)
+    assert took_s < 1.0
+    assert cancelled_s < LIMIT_S
+    eventually(lambda: files.status()["execute"]["running"] == 0, 60)
+
+
+SCRIPT = """
+import anyio, sys, threading
+import fusebackend
+files = fusebackend.connect(sys.argv[1])
+async def main():
+    with anyio.move_on_after(1):
+        await files.aexecute("sleep 86400")
+    with anyio.move_on_after(0.1):
+        async with files.awatch("/") as changes:
+            async for change in changes: pass
+anyio.run(main, backend=sys.argv[2])
+assert threading.active_count() == 1, threading.enumerate()
+"""
+
+
+@both
+def test_a_process_can_exit_after_cancelling(mountpoint, library):
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", SCRIPT, mountpoint, library], check=True, timeout=30)
+    assert time.monotonic() - began < 20
+
+
+@both
+def test_a_cancelled_search_ends_at_the_server(files, mountpoint, library):
+    async def main():
+        with anyio.move_on_after(0.01) as scope:
+            while True:
+                await files.agrep("needle")
+                await anyio.sleep(0)
+        return scope.cancelled_caught
+
+    assert anyio.run(main, backend=library)
+    eventually(lambda: files.status()["control"]["connections"] <= 2, LIMIT_S)
+
+
+@both
+def test_changes_can_be_awaited(files, mountpoint, library):
+    directory = f"/watched-{library}"
+    files.write(f"{directory}/first", "")
+
+    async def main():
+        async with files.awatch(directory) as changes, anyio.create_task_group() as group:
+            group.start_soon(files.awrite, f"{directory}/new", "x")
+            with anyio.fail_after(30):
+                async for change in changes:
+                    if change.path == f"{directory}/new":
+                        break
+            (mountpoint / directory[1:] / "other").write_text("y")
+            with anyio.fail_after(30):
+                while (change := await anext(changes)).path != f"{directory}/other":
+                    pass
+            with anyio.move_on_after(0.05) as scope:
+                while True:
+                    await anext(changes)
+            assert scope.cancelled_caught
+            with pytest.raises(StopAsyncIteration):
+                await anext(changes)
+
+    anyio.run(main, backend=library)
+    eventually(lambda: files.status()["control"]["connections"] <= 2, LIMIT_S)
+
+
+@both
+def test_closing_a_watch_ends_its_step(files, library):
+    async def main():
+        changes = files.awatch("/nothing-happens-here")
+
+        async def close():
+            await anyio.sleep(0.05)
+            await changes.aclose()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(close)
+            with anyio.fail_after(30):
+                return [change async for change in changes]
+
+    assert anyio.run(main, backend=library) == []
+
+
+@both
+def test_a_bad_path_to_watch(files, library):
+    async def main():
+        with pytest.raises(ValueError, match="climbs"):
+            async with files.awatch("/../.."):
+                pass
+
+    anyio.run(main, backend=library)
+
+
+OWN = """
+import anyio, os, subprocess, sys, threading, time
+import fusebackend
+from fusebackend.backends import InMemoryBackend
+
+async def main(files, mountpoint):
+    async with anyio.create_task_group() as group:
+        group.start_soon(files.aexecute, "touch /begun; sleep 86411.5; touch /changed")
+        while "begun" not in str(await files.als("/")):
+            await anyio.sleep(0.01)
+        began = time.monotonic()
+        group.cancel_scope.cancel()
+    took_s = time.monotonic() - began
+    assert took_s < 2, took_s
+    seen = []
+    async with files.awatch("/") as changes:
+        await files.awrite("/w", "x")
+        async for change in changes:
+            seen.append(change.path)
+            break
+        with anyio.move_on_after(0.05):
+            await anext(changes)
+    assert seen == ["/w"], seen
+    assert not files.filesystem.feed._watches
+    assert "changed" not in str(await files.als("/"))
+
+with fusebackend.mount(InMemoryBackend(), sys.argv[1]) as files:
+    anyio.run(main, files, sys.argv[1], backend=sys.argv[2])
+"""
+
+
+@both
+def test_a_mount_of_this_process(tmp_path, library):
+    mounts.require()
+    (tmp_path / "own").mkdir()
+    subprocess.run([sys.executable, "-c", OWN, tmp_path / "own", library], check=True, timeout=60)
+    assert subprocess.run(["pgrep", "-f", "sleep 86411.5"], capture_output=True, check=False).returncode != 0
