@@ -87,3 +87,15 @@ class TextBackend:
         for name in gone:
             del self.files[name]
         return Answer(path=file_path) if gone else Answer(error=f"Error: File '{file_path}' not found")
+
+
+def make() -> TextBackend:
+    """For `python:text_backends:make`: the three verbs, and one file whose line ends nobody can tell."""
+    backend = TextBackend()
+    backend.files["/mixed.txt"] = "one\r\ntwo\n"
+    return backend
+
+
+def make_editing() -> TextBackend:
+    """For `python:text_backends:make_editing`."""
+    return TextBackend(("edit",))

@@ -147,16 +147,17 @@ class ForeignFiles(NativeVolume):
         self.fsync(node)
 
     def fsync(self, node: int, datasync: bool = False) -> None:
-        differs = False
+        entry = self._tree.entry(node)
         try:
             with self.lock:
-                differs = self._files.store(self._tree.entry(node))
+                differs = self._files.store(entry)
         except OSError as error:
-            differs = error.errno in HOPELESS
+            if error.errno in HOPELESS:  # what was written is forgotten, and perhaps the name
+                parent = entry.parent
+                self.tell([Change(node, parent.node if parent is not None else None, entry.name)])
             raise
-        finally:
-            if differs:
-                self.tell([Change(node=node)])
+        if differs:
+            self.tell([Change(node=node)])
 
     def release(self, node: int, flags: int) -> None:
         """What could not be stored stays, and is logged: an error here reaches nobody."""
