@@ -71,9 +71,16 @@ class Unsupported(Refusal):
     """It has no such verb."""
 
 
+def is_named_factory(backend: Any) -> bool:
+    """Is this `(factory, options)` or `("package.module:factory", options)`, the CMDC seed's `{module, opts}`?"""
+    if not isinstance(backend, tuple) or len(backend) != 2 or not isinstance(backend[1], Mapping):
+        return False
+    return callable(backend[0]) or (isinstance(backend[0], str) and ":" in backend[0])
+
+
 def is_factory(backend: Any) -> bool:
     """Is this not a backend yet, but what makes one when called with a runtime?"""
-    if isinstance(backend, type):
+    if isinstance(backend, type) or is_named_factory(backend):
         return True
     return callable(backend) and not any(hasattr(backend, verb) for verb in ("ls", "ls_info", "read"))
 
