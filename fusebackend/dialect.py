@@ -203,10 +203,19 @@ class AgentFace:
         fields = {name: field_of(answer, name) for name in ReadResult.__dataclass_fields__}
         if fields["error"] is None and not isinstance(fields["file_data"], Mapping):
             return ReadResult(error=f"{self.name}: read answered {type(answer).__name__} without file data")
-        result = ReadResult(**{**fields, "no_lines_requested": bool(fields["no_lines_requested"])})
+        result = self._record(fields)
         if result.error is not None:
             return self._binary(path) or result
         return self._cut(path, offset, limit) or result if is_inexact(path, result) else result
+
+    def _record(self, fields: dict[str, Any]) -> ReadResult:
+        """A record of a `read` as ours; a window that makes no sense is left out of it."""
+        no_lines = bool(fields["no_lines_requested"])
+        try:
+            return ReadResult(**{**fields, "no_lines_requested": no_lines})
+        except ValueError as error:
+            log.warning("%s: %s; it is left out", self.name, error)
+            return ReadResult(error=fields["error"], file_data=fields["file_data"])
 
     def _binary(self, path: AgentPath) -> ReadResult | None:
         """A file that is there and that `read` fails at for it is no text (deepagents' FilesystemBackend), whole."""
