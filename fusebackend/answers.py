@@ -128,7 +128,7 @@ def parse_numbered(text: str, offset: int) -> ReadResult:
     last line ends with a newline, and how many lines there are in all, such a text does not tell.
     """
     first = max(0, offset) + 1
-    lines = _unnumber(text, first)
+    lines = unnumber(text, first)
     if lines is None:
         if text.startswith("Error"):
             return ReadResult(error=text)
@@ -142,7 +142,7 @@ def parse_numbered(text: str, offset: int) -> ReadResult:
     )
 
 
-def _unnumber(text: str, first: int) -> list[str] | None:
+def unnumber(text: str, first: int) -> list[str] | None:
     """The lines under markers that count from `first`, continued ones joined; None where the text is not such."""
     lines: list[str] = []
     for row in text.split("\n"):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
+import inspect
 import sys
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fusebackend.backends.state import StateBackend
-from fusebackend.dialect import is_factory
+from fusebackend.dialect import has_agent_face, is_factory, is_named_factory
 from fusebackend.paths import AgentPath
 from fusebackend.protocol import SandboxBackendProtocol
 
@@ -44,6 +48,43 @@ def seated(backend: Any, prefix: AgentPath, default: Any) -> Any:
     return backend
 
 
+def resolve(backend: Any, runtime: Any = None) -> Any:
+    """A backend from a backend or a factory of one (the CMDC seed's `resolve`).
+
+    Args:
+        backend: a backend, which is itself; a class or function, called with the runtime; a composite, whose factories
+            are called; or `(factory, options)`, also with `"package.module:factory"` in place of the factory: called
+            with the options, and with the runtime if it has a parameter for it (`RUNTIME_NAMES`).
+        runtime: what a factory gets; LangGraph's inside of a graph.
+
+    Raises:
+        TypeError: this is no backend, and makes none.
+        ImportError, AttributeError: there is no such module, or nothing of that name in it.
+    """
+    found = made(backend, runtime)
+    if not has_agent_face(found):
+        raise TypeError(f"a {type(found).__name__} is no backend: it can't list or fetch files")
+    return found
+
+
+RUNTIME_NAMES = ("runtime", "rt", "store_or_runtime")
+"""Parameters of a factory with options that get the runtime, unless an option has that name."""
+
+
+def _called(named: tuple[Any, Mapping[str, Any]], runtime: Any) -> Any:
+    """What a factory with options gives."""
+    factory, options = named
+    if isinstance(factory, str):
+        module, _, path = factory.partition(":")
+        factory = functools.reduce(getattr, path.split("."), importlib.import_module(module))
+    try:
+        known: Iterable[str] = inspect.signature(factory).parameters
+    except (TypeError, ValueError):  # some C functions have none
+        known = ()
+    given = {name: runtime for name in RUNTIME_NAMES if name in known and name not in options}
+    return factory(**given, **options)
+
+
 def made(backend: Any, runtime: Any) -> Any:
     """What a factory gives for a runtime; anything else is itself.
 
@@ -56,7 +97,7 @@ def made(backend: Any, runtime: Any) -> Any:
         return backend.resolve(runtime)
     if not is_factory(backend):
         return backend
-    found = familiar(backend(runtime))
+    found = familiar(_called(backend, runtime) if is_named_factory(backend) else backend(runtime))
     if found is None or is_factory(found):
         raise TypeError(f"The factory {backend!r} gave {found!r} and no backend")
     return found.resolve(runtime) if isinstance(found, CompositeBackend) else found

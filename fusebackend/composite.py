@@ -388,7 +388,7 @@ class CompositeBackend(BackendProtocol):
 
     def _merged(self, routed: Routed, update: Mapping[str, Any] | None) -> dict[str, Any]:
         """An update with the agent's paths, merged into the default's state if it has one."""
-        if not update:
+        if not update or getattr(routed.face.backend, "is_table", False):  # a named table is no part of a state
             return {}
         shown = self._routing.outer_keys(routed, update)
         runtime = None if is_factory(self.default) else getattr(self.default, "runtime", None)

@@ -11,7 +11,8 @@ them through this class:
   with its traceback, unless it is `NotImplementedError`;
 - a batch has one answer per item, whatever the backend returns;
 - where `read` answers with less than the file (numbered text, a reminder that it is empty, a piece of base64), its
-  bytes are downloaded, and what was asked for is cut out of them here.
+  bytes are downloaded, and what was asked for is cut out of them here;
+- a backend without `download_files` and `upload_files` gives and takes bytes by `read` and `write` (`textfiles.py`).
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ from fusebackend.protocol import (
     Volume,
     WriteResult,
 )
+from fusebackend.textfiles import TextFiles
 
 log = logging.getLogger(__name__)
 
@@ -64,16 +66,23 @@ Outcome = TypeVar("Outcome", WriteResult, EditResult, DeleteResult, MoveResult)
 
 
 class Refusal(Exception):
-    """A backend did not answer; the text says who and why. Never leaves this module."""
+    """A backend did not answer; the text says who and why. Never leaves `AgentFace`."""
 
 
 class Unsupported(Refusal):
     """It has no such verb."""
 
 
+def is_named_factory(backend: Any) -> bool:
+    """Is this `(factory, options)` or `("package.module:factory", options)`, the CMDC seed's `{module, opts}`?"""
+    if not isinstance(backend, tuple) or len(backend) != 2 or not isinstance(backend[1], Mapping):
+        return False
+    return callable(backend[0]) or (isinstance(backend[0], str) and ":" in backend[0])
+
+
 def is_factory(backend: Any) -> bool:
     """Is this not a backend yet, but what makes one when called with a runtime?"""
-    if isinstance(backend, type):
+    if isinstance(backend, type) or is_named_factory(backend):
         return True
     return callable(backend) and not any(hasattr(backend, verb) for verb in ("ls", "ls_info", "read"))
 
@@ -106,12 +115,16 @@ class AgentFace:
 
     Attributes:
         guard: what calls go through while the backend is mounted and may hang.
+        texts: bytes by `read` and `write`, for a backend that has no other verbs for them.
     """
+
+    Refused = Refusal
 
     def __init__(self, backend: Any, name: str) -> None:
         self.backend = backend
         self.name = name
         self.guard: Guard | None = None
+        self.texts = TextFiles(self)
         self._exact = isinstance(getattr(backend, "volume", None), Volume)  # ours: nothing to translate or to check
 
     @property
@@ -131,6 +144,20 @@ class AgentFace:
     def lacks(self, *verbs: str) -> bool:
         """Has the backend none of these verbs, as far as its class can tell?"""
         return all(self._method(verb) is None and self._async_method(verb) is None for verb in verbs)
+
+    @property
+    def gives_bytes(self) -> bool:
+        """Are there verbs for the bytes of files, or ones that stand in for them?"""
+        return not self.lacks("download_files") or not (self.lacks("read") or self.lacks("ls", "ls_info"))
+
+    @property
+    def takes_bytes(self) -> bool:
+        return not self.lacks("upload_files") or (self.gives_bytes and not self.lacks("write"))
+
+    @property
+    def text_only(self) -> bool:
+        """Must what is uploaded be written as text?"""
+        return self.lacks("upload_files") and self.takes_bytes
 
     def require_mountable(self) -> None:
         """
@@ -155,7 +182,7 @@ class AgentFace:
 
     def ls(self, path: AgentPath) -> LsResult:
         try:
-            answer = self._ask(("ls", "ls_info"), path)
+            answer = self.ask(("ls", "ls_info"), path)
             if self._exact:
                 return answer  # type: ignore[no-any-return]
             error, raw = unpack(answer, "entries")
@@ -167,7 +194,7 @@ class AgentFace:
 
     def read(self, path: AgentPath, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
         try:
-            answer = self._ask(("read",), path, offset=offset, limit=limit)
+            answer = self.ask(("read",), path, offset=offset, limit=limit)
         except Refusal as refusal:
             return ReadResult(error=str(refusal))
         if isinstance(answer, ReadResult):
@@ -178,10 +205,19 @@ class AgentFace:
         fields = {name: field_of(answer, name) for name in ReadResult.__dataclass_fields__}
         if fields["error"] is None and not isinstance(fields["file_data"], Mapping):
             return ReadResult(error=f"{self.name}: read answered {type(answer).__name__} without file data")
-        result = ReadResult(**{**fields, "no_lines_requested": bool(fields["no_lines_requested"])})
+        result = self._record(fields)
         if result.error is not None:
             return self._binary(path) or result
         return self._cut(path, offset, limit) or result if is_inexact(path, result) else result
+
+    def _record(self, fields: dict[str, Any]) -> ReadResult:
+        """A record of a `read` as ours; a window that makes no sense is left out of it."""
+        no_lines = bool(fields["no_lines_requested"])
+        try:
+            return ReadResult(**{**fields, "no_lines_requested": no_lines})
+        except ValueError as error:
+            log.warning("%s: %s; it is left out", self.name, error)
+            return ReadResult(error=fields["error"], file_data=fields["file_data"])
 
     def _binary(self, path: AgentPath) -> ReadResult | None:
         """A file that is there and that `read` fails at for it is no text (deepagents' FilesystemBackend), whole."""
@@ -201,28 +237,28 @@ class AgentFace:
     def write(self, path: AgentPath, content: str) -> WriteResult:
         if not self._exact and not is_text(content):
             return WriteResult(error=f"Error writing file '{path}': content is not valid text")
-        result = self._change(WriteResult, "write", path, content)
+        result = self.change(WriteResult, "write", path, content)
         if _stumbled(result.error) and self._bytes(path) is not None:
             return WriteResult(path=path)
         return result
 
     def edit(self, path: AgentPath, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
         counted = self._bytes(path) if replace_all and self._method("ls_info") is not None else None
-        result = self._change(EditResult, "edit", path, old_string, new_string, replace_all=replace_all)
+        result = self.change(EditResult, "edit", path, old_string, new_string, replace_all=replace_all)
         if _stumbled(result.error):
             old = old_string.encode("utf-8", "surrogateescape")
             return EditResult(path=path, occurrences=counted.count(old) if counted is not None else 1)
         return result
 
     def delete(self, path: AgentPath) -> DeleteResult:
-        return self._change(DeleteResult, "delete", path)
+        return self.change(DeleteResult, "delete", path)
 
     def move(self, source: AgentPath, destination: AgentPath) -> MoveResult:
-        return self._change(MoveResult, "move", source, destination)
+        return self.change(MoveResult, "move", source, destination)
 
     def grep(self, pattern: str, path: AgentPath, glob: str | None, max_count: int | None = None) -> GrepResult:
         try:
-            answer = self._ask(("grep", "grep_raw"), pattern, path, glob, max_count=max_count)
+            answer = self.ask(("grep", "grep_raw"), pattern, path, glob, max_count=max_count)
             if self._exact:
                 return answer  # type: ignore[no-any-return]
             error, raw = unpack(answer, "matches")
@@ -237,7 +273,7 @@ class AgentFace:
 
     def glob(self, pattern: str, path: AgentPath) -> GlobResult:
         try:
-            answer = self._ask(("glob", "glob_info"), pattern, path)
+            answer = self.ask(("glob", "glob_info"), pattern, path)
             if self._exact:
                 return answer  # type: ignore[no-any-return]
             error, raw = unpack(answer, "matches")
@@ -254,6 +290,10 @@ class AgentFace:
     def upload_files(self, files: list[tuple[AgentPath, bytes]]) -> list[FileUploadResponse]:
         try:
             answers = self._batch("upload_files", files)
+        except Unsupported as refusal:
+            if self.takes_bytes:
+                return self.texts.upload(files)
+            return [FileUploadResponse(path=path, error=str(refusal)) for path, _ in files]
         except Refusal as refusal:
             return [FileUploadResponse(path=path, error=str(refusal)) for path, _ in files]
         return [
@@ -268,6 +308,10 @@ class AgentFace:
     def download_files(self, wanted: list[AgentPath]) -> list[FileDownloadResponse]:
         try:
             answers = self._batch("download_files", wanted)
+        except Unsupported as refusal:
+            if self.gives_bytes:
+                return self.texts.download(wanted)
+            return [FileDownloadResponse(path=path, error=str(refusal)) for path in wanted]
         except Refusal as refusal:
             return [FileDownloadResponse(path=path, error=str(refusal)) for path in wanted]
         return [as_download(path, answer) for path, answer in zip(wanted, answers, strict=True)]
@@ -288,9 +332,9 @@ class AgentFace:
 
     # -- asking ------------------------------------------------------------------------------------------------
 
-    def _change(self, kind: type[Outcome], verb: str, *args: Any, **options: Any) -> Outcome:
+    def change(self, kind: type[Outcome], verb: str, *args: Any, **options: Any) -> Outcome:
         try:
-            answer = self._ask((verb,), *args, **options)
+            answer = self.ask((verb,), *args, **options)
         except Refusal as refusal:
             return kind(error=str(refusal))
         known = "error" in answer or "path" in answer if isinstance(answer, Mapping) else hasattr(answer, "error")
@@ -299,7 +343,7 @@ class AgentFace:
         fields = {name: field_of(answer, name) for name in kind.__dataclass_fields__}
         return kind(**{**fields, "error": error_of(answer)})
 
-    def _ask(self, verbs: tuple[str, ...], *args: Any, **options: Any) -> Any:
+    def ask(self, verbs: tuple[str, ...], *args: Any, **options: Any) -> Any:
         """The answer of the first of these verbs that the backend has; options it does not know are left out.
 
         Raises:
@@ -377,7 +421,7 @@ class AgentFace:
         return twin is None or not hasattr(self.backend, twin) or self._is_default(twin)
 
     def _batch(self, verb: str, items: list[Any]) -> list[Any]:
-        answers = list(self._items(self._ask((verb,), items), verb))
+        answers = list(self._items(self.ask((verb,), items), verb))
         return (answers + [None] * len(items))[: len(items)]
 
     def _items(self, raw: Any, verb: str) -> Iterable[Any]:

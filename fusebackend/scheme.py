@@ -39,7 +39,8 @@ class Url:
 class Scheme:
     """One kind of URL.
 
-    `takes` says what follows the colon: a `path` (made absolute), `nothing`, or `text` that `open` understands.
+    `takes` says what follows the colon: a `path` (made absolute), `nothing`, a `name` or nothing, or `text` that `open`
+    understands.
     `parameters` maps the names that may follow `?` to what reads their values, raising ValueError with a text such as
     `must be a number`; those in `passed_on` are passed on as text, as all are where `parameters` is None. `features`
     are those of its volume where they don't depend on the URL.
@@ -48,7 +49,7 @@ class Scheme:
     form: str
     summary: str
     open: Callable[[Url], Any]
-    takes: Literal["path", "nothing", "text"] = "text"
+    takes: Literal["path", "nothing", "name", "text"] = "text"
     parameters: Mapping[str, Callable[[str], Any]] | None = field(default_factory=dict)
     passed_on: tuple[str, ...] = ()
     features: Features | None = None

@@ -56,7 +56,7 @@ def _directory(url: Url) -> str:
 def _open_state(url: Url) -> Any:
     from fusebackend.backends.state import StateBackend
 
-    return StateBackend(**url.parameters)
+    return StateBackend.named(url.rest, **url.parameters) if url.rest else StateBackend(**url.parameters)
 
 
 def _open_store_sqlite(url: Url) -> Any:
@@ -315,10 +315,10 @@ SCHEMES: dict[str, Scheme] = {
         execute=True,
     ),
     "state": Scheme(
-        "state:",
-        "files as an agent's state holds them, gone when the server ends",
+        "state:[NAME]",
+        "files as an agent's state holds them, gone when the server ends; routes of one name share theirs",
         _open_state,
-        takes="nothing",
+        takes="name",
         parameters={"on_exists": _on_exists},
         features=replace(_WHOLE_FILES, durable=False),
     ),

@@ -48,6 +48,10 @@ _MATCH_BYTES = 600
 
 _COUNTED_BYTES = 32 << 10
 
+VIDEO_EXTENSIONS = frozenset({"mp4", "mpeg", "mov", "avi", "flv", "mpg", "webm", "wmv", "3gpp", "mkv"})
+MAX_VIDEO_BYTES = 1 << 30
+"""`read` gives no larger video: nobody takes its base64 (deepagents' MAX_VIDEO_INPUT_BYTES)."""
+
 _LINE_ENDS = "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"  # where str.splitlines splits
 
 # --------------------------------------------------------------------------------------------------------------
@@ -188,11 +192,18 @@ def read_binary(data: bytes) -> ReadResult:
 def read_bytes(path: str, data: bytes, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
     """What `read` answers for a file that holds `data`: a window of text, or the whole of a binary file."""
     if has_binary_extension(path):
-        return read_binary(data)
+        return too_large_video(path, len(data)) or read_binary(data)
     try:
         return read_window(data.decode("utf-8"), offset, limit)
     except UnicodeDecodeError:
         return read_binary(data)
+
+
+def too_large_video(path: str, size: int) -> ReadResult | None:
+    """What `read` answers for a video of more than `MAX_VIDEO_BYTES`; None for any other file."""
+    if size <= MAX_VIDEO_BYTES or path.rpartition(".")[2].lower() not in VIDEO_EXTENSIONS:
+        return None
+    return ReadResult(error=f"Video file exceeds maximum input size of {MAX_VIDEO_BYTES} bytes")
 
 
 def has_binary_extension(path: str) -> bool:
@@ -245,10 +256,15 @@ def replace_string(content: str, old: str, new: str, replace_all: bool = False) 
 
     An agent reads CRLF as LF, so `old` and `new` without a CR also mean lines that end in CRLF: in a file that ends
     every line so, the edit is made as if it were LF and the file stays CRLF; in a mixed one, `old` is tried first as
-    it is and then with CRLF. Occurrences don't overlap, as in `str.count`.
+    it is and then with CRLF. An agent that writes CRLF where the file has LF means LF (deepagents' FilesystemBackend):
+    `old` if it is not there as it is, and `new` if the file has no CR. Occurrences don't overlap, as in `str.count`.
     """
     if not old:
         return "Error: old_string is empty; give the text to replace"
+    if "\r\n" in old and old not in content:
+        old, new = old.replace("\r\n", "\n"), new.replace("\r\n", "\n")
+    elif "\r\n" in new and "\r" not in content:
+        new = new.replace("\r\n", "\n")
     plain = "\r" not in old and "\r" not in new
     if plain and _ends_every_line_in_crlf(content):
         outcome = _replace(content.replace("\r\n", "\n"), old, new, replace_all)

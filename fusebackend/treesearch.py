@@ -102,7 +102,7 @@ class TreeSearch:
         if not covered:
             return LsResult(error=routed.words(result.error), entries=entries)
         shown = [info for info in entries or () if info["path"].removesuffix("/") not in covered]
-        shown += [FileInfo(path=directory + "/", is_dir=True, size=0) for directory in covered]
+        shown += [FileInfo(path=directory + "/", is_dir=True, size=0, modified_at="") for directory in covered]
         error = routed.words(result.error) if result.error is not None and _has_directory(routed) else None
         return LsResult(error=error, entries=sorted(shown, key=lambda info: info["path"]))
 

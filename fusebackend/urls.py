@@ -66,6 +66,9 @@ def parse(text: str, *, base: str | None = None) -> Url:
     if scheme.takes == "nothing":
         if rest:
             raise UrlError(f"'{mask(text)}': nothing may follow '{name}:'")
+    elif scheme.takes == "name":
+        if rest and not re.fullmatch(r"[\w.-]{1,64}", rest):
+            raise UrlError(f"'{mask(text)}': a name has up to 64 letters, digits, '_', '-' and '.'")
     elif not rest:
         raise UrlError(f"'{mask(text)}' is incomplete; write {scheme.form}")
     if scheme.takes != "path":

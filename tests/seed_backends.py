@@ -5,6 +5,7 @@ its comments left out; nothing else is changed, its departures from the protocol
 """
 
 import fnmatch
+import os
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
@@ -220,6 +221,95 @@ class SeedInMemoryBackend(BackendProtocol):
                     error="file_not_found",
                 ))
         return responses
+
+
+class SeedS3Backend(BackendProtocol):
+    """The sample of the seeds (*custom backends*, Korean), which stops at `read`, `write` and `ls_info`. Its root can
+    only be listed with a prefix: without one it asks for keys below `/`."""
+
+    def __init__(self, bucket: str, prefix: str = "", region: str = "us-east-1"):
+        import boto3
+
+        self._bucket = bucket
+        self._prefix = prefix.rstrip("/")
+        self._client = boto3.client("s3", region_name=region)
+
+    def _to_s3_key(self, path: str) -> str:
+        if path.startswith("/"):
+            path = path[1:]
+        if self._prefix:
+            return f"{self._prefix}/{path}"
+        return path
+
+    def _from_s3_key(self, key: str) -> str:
+        if self._prefix and key.startswith(self._prefix + "/"):
+            key = key[len(self._prefix) + 1 :]
+        return "/" + key
+
+    def read(self, file_path: str, offset: int = 0, limit: int = 2000) -> str:
+        key = self._to_s3_key(file_path)
+
+        try:
+            response = self._client.get_object(Bucket=self._bucket, Key=key)
+            content = response["Body"].read().decode("utf-8")
+
+            lines = content.splitlines()
+            selected = lines[offset : offset + limit]
+
+            result_lines = []
+            for i, line in enumerate(selected, start=offset + 1):
+                result_lines.append(f"{i:6}\t{line}")
+            return "\n".join(result_lines)
+
+        except self._client.exceptions.NoSuchKey:
+            return f"Error: File '{file_path}' not found"
+
+    def write(self, file_path: str, content: str) -> WriteResult:
+        key = self._to_s3_key(file_path)
+
+        try:
+            self._client.head_object(Bucket=self._bucket, Key=key)
+            return WriteResult(error=f"Cannot write to {file_path} because it already exists.")
+        except self._client.exceptions.ClientError:
+            pass
+
+        self._client.put_object(Bucket=self._bucket, Key=key, Body=content.encode("utf-8"))
+
+        return WriteResult(path=file_path)
+
+    def ls_info(self, path: str) -> list[FileInfo]:
+        prefix = self._to_s3_key(path)
+        if not prefix.endswith("/"):
+            prefix = prefix + "/"
+
+        paginator = self._client.get_paginator("list_objects_v2")
+        infos: list[FileInfo] = []
+        seen_dirs: set[str] = set()
+
+        for page in paginator.paginate(Bucket=self._bucket, Prefix=prefix, Delimiter="/"):
+            for common_prefix in page.get("CommonPrefixes", []):
+                dir_path = self._from_s3_key(common_prefix["Prefix"])
+                if dir_path not in seen_dirs:
+                    seen_dirs.add(dir_path)
+                    infos.append({"path": dir_path, "is_dir": True, "size": 0})
+
+            for obj in page.get("Contents", []):
+                file_path = self._from_s3_key(obj["Key"])
+                if file_path.endswith("/"):
+                    continue
+                infos.append({
+                    "path": file_path,
+                    "is_dir": False,
+                    "size": obj["Size"],
+                    "modified_at": obj["LastModified"].isoformat(),
+                })
+
+        return sorted(infos, key=lambda x: x["path"])
+
+
+def sample_in_s3() -> SeedS3Backend:
+    """For `python:seed_backends:sample_in_s3`; the bucket is in the environment."""
+    return SeedS3Backend(bucket=os.environ["SAMPLE_BUCKET"], prefix="agent")
 
 
 @dataclass

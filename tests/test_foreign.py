@@ -638,7 +638,7 @@ def test_a_backend_without_delete_refuses_to_lose_names():
 
 def test_a_backend_that_can_not_store_is_read_only_and_one_that_can_not_list_is_refused():
     class Reading(DuckBackend):
-        upload_files = None
+        upload_files = write = None
 
     assert ForeignVolume(Reading()).features.read_only
     with pytest.raises(TypeError, match="neither ls nor ls_info"):

@@ -9,6 +9,7 @@ Where a sample is wrong, the test says what is right and why.
 """
 
 import shutil
+import uuid
 from types import SimpleNamespace
 
 import anyio
@@ -22,8 +23,11 @@ from fusebackend.backends import (
     InMemoryBackend,
     LocalShellBackend,
     StateBackend,
+    resolve,
 )
 from fusebackend.protocol import ROOT_NODE, Caller
+from fusebackend.scheme import UrlError
+from fusebackend.urls import open_backend
 
 ME = Caller(0, 0)
 
@@ -89,7 +93,7 @@ def test_composite_6_1_ls_info_lists_the_root_with_its_routes_sorted():
     composite = CompositeBackend(default, {"/memories/": memories})
     infos = composite.ls_info("/")
     assert paths_of(infos) == ["/a.txt", "/memories/", "/zoo.txt"]
-    assert infos[1]["is_dir"] and infos[1]["size"] == 0
+    assert infos[1] == {"path": "/memories/", "is_dir": True, "size": 0, "modified_at": ""}
     assert paths_of(composite.ls_info("/memories/")) == ["/memories/n.md"]
 
 
@@ -596,6 +600,44 @@ def test_cmdc_a_factory_is_resolved_and_a_backend_is_itself(runtime):
     backend = CompositeBackend(InMemoryBackend())
     assert backend.resolve(runtime) is backend
     assert CompositeBackend(StateBackend).resolve(runtime).default.runtime is runtime
+
+
+def test_cmdc_resolve_takes_a_backend_a_function_and_a_module_with_options(runtime):
+    backend = InMemoryBackend()
+    assert resolve(backend, runtime) is backend
+    assert resolve(StateBackend, runtime).runtime is runtime
+    assert resolve(lambda rt: StateBackend(rt), runtime).runtime is runtime
+    assert resolve((SeedInMemoryBackend, {}), runtime).ls_info("/") == []
+    state = resolve(("fusebackend.backends:StateBackend", {"file_format": "v1"}), runtime)
+    assert state.file_format == "v1" and state.runtime is runtime
+    composite = CompositeBackend(("fusebackend.backends:StateBackend", {}), {"/m/": (InMemoryBackend, {})})
+    made = resolve(composite, runtime)
+    assert made.write("/m/f", "x").path == "/m/f" and made.default.runtime is runtime
+    assert "needs a runtime" in composite.write("/f", "x").error
+    for nothing in (3, "fusebackend.backends:StateBackend", lambda runtime: None, ("json:dumps", {"obj": 1})):
+        with pytest.raises(TypeError):
+            resolve(nothing, runtime)
+    with pytest.raises(ModuleNotFoundError):
+        resolve(("no_such_module:make", {}), runtime)
+
+
+def test_cmdc_a_state_by_name_is_a_table_that_all_of_its_name_share():
+    name = f"table-{uuid.uuid4().hex}"
+    assert StateBackend.named(name).write("/hello.txt", "world").error is None
+    assert StateBackend.named(name).read("/hello.txt").file_data["content"] == "world"
+    assert StateBackend.named(name + "2").read("/hello.txt").error is not None
+    shared = {"/a/": StateBackend.named(name), "/b/c/": StateBackend.named(name)}
+    for default in (StateBackend(), InMemoryBackend(), StateBackend.named(name)):
+        composite = CompositeBackend(default, shared)
+        assert composite.write("/a/new.txt", "by a").files_update is None
+        assert composite.read("/b/c/new.txt").file_data["content"] == "by a"
+        assert composite.delete("/b/c/new.txt").error is None and composite.read("/a/new.txt").error is not None
+        assert paths_of(StateBackend.named(name).glob("*").matches) == ["/hello.txt"]
+    assert open_backend(f"state:{name}").read("/hello.txt").error is None
+    with pytest.raises(UrlError, match="a name has up to 64"):
+        open_backend("state:a/b")
+    with pytest.raises(ValueError, match="needs a name"):
+        StateBackend.named("")
 
 
 def test_cmdc_one_session_with_a_sandbox_memories_and_history(tmp_path):

@@ -6,7 +6,10 @@ the test says what is right.
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
+from seed_backends import SeedS3Backend
 
 from fusebackend.backends import CompositeBackend, S3Backend, StateBackend
 
@@ -73,3 +76,23 @@ def test_a_route_in_a_composite(bucket, environment):
         assert composite.write("/s3/report.md", "# Report\n").error is None
         assert bucket.get("report.md") == b"# Report\n"
         assert [info["path"] for info in composite.ls_info("/")] == ["/s3/"]
+
+
+def test_the_sample_itself_on_a_mount(bucket, environment, monkeypatch, serve):
+    """As it is in the seed, over boto3, with the three verbs that it has."""
+    monkeypatch.setenv("SAMPLE_BUCKET", bucket.name)
+    SeedS3Backend(bucket.name, prefix="agent").write("/docs/theirs.txt", "größer\n")
+    server = serve("memory:", routes={"/s3": "python:seed_backends:sample_in_s3"})
+    route = server.path / "s3"
+    assert [entry.name for entry in route.iterdir()] == ["docs"]
+    assert (route / "docs/theirs.txt").read_text() == "größer\n"
+    subprocess.run(
+        ["sh", "-c", "printf 'one\ntwo' > ours.txt && cat docs/theirs.txt > docs/copy.txt"], cwd=route, check=True
+    )
+    assert SeedS3Backend(bucket.name, prefix="agent").read("/docs/copy.txt") == "     1\tgrößer"
+    assert (route / "ours.txt").read_bytes() == b"one\ntwo"
+    with pytest.raises(FileExistsError):
+        (route / "ours.txt").write_text("three\n")  # it has neither edit nor delete, and its write refuses
+    assert (route / "ours.txt").read_bytes() == b"one\ntwo"
+    with pytest.raises(OSError, match="Invalid or incomplete multibyte"):
+        (route / "image.png").write_bytes(b"\x89PNG\xff")

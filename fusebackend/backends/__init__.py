@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fusebackend.attaching import resolve
     from fusebackend.backends.filesystem import FilesystemBackend
     from fusebackend.backends.foreign import ForeignVolume, volume_of
     from fusebackend.backends.local_shell import LocalShellBackend
@@ -67,6 +68,7 @@ _MODULE_OF = {
     "StoreBackend": "fusebackend.backends.store",
     "ThreadsBackend": "fusebackend.backends.threads",
     "VolumeBackend": "fusebackend.backends.volume",
+    "resolve": "fusebackend.attaching",
     "volume_of": "fusebackend.backends.foreign",
 }
 
@@ -108,6 +110,7 @@ __all__ = [
     "ThreadsBackend",
     "VolumeBackend",
     "WriteResult",
+    "resolve",
     "volume_of",
 ]
 

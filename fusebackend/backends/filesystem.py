@@ -28,11 +28,13 @@ from fusebackend.protocol import (
     READ_LIMIT_LINES,
     BackendProtocol,
     Change,
+    ContextLine,
     DeleteResult,
     EditResult,
     FileDownloadResponse,
     FileUploadResponse,
     GlobResult,
+    GrepMatch,
     GrepResult,
     LsResult,
     MoveResult,
@@ -196,12 +198,45 @@ class FilesystemBackend(BackendProtocol):
             return EditResult(error=str(error))
 
     def grep(
-        self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
+        self,
+        pattern: str,
+        path: str | None = None,
+        glob: str | None = None,
+        *,
+        max_count: int | None = None,
+        context_lines: int = 0,
     ) -> GrepResult:
+        """As for every backend, and with `context_lines` lines before and after each match (deepagents')."""
+        if context_lines < 0:
+            return GrepResult(error=f"context_lines must not be negative, and is {context_lines}")
         try:
-            return self._face.grep(pattern, self._start(path), glob, max_count=max_count)
+            result = self._face.grep(pattern, self._start(path), glob, max_count=max_count)
         except PathError as error:
             return GrepResult(error=str(error))
+        if context_lines and result.matches:
+            self._add_context(result, pattern, context_lines)
+        return result
+
+    def _add_context(self, result: GrepResult, pattern: str, context_lines: int) -> None:
+        """Read the files of matches once more; what can't be read by now is `missing`."""
+        by_path: dict[str, list[GrepMatch]] = {}
+        for match in result.matches or ():
+            by_path.setdefault(match["path"], []).append(match)
+        gone = []
+        for path, matches in by_path.items():
+            (file,) = self._face.download_files([path])
+            if file.content is None:
+                gone.append(path)
+                continue
+            lines = file.content.decode("utf-8", "replace").removesuffix("\n").split("\n")
+            for match in matches:
+                number = match["line"]
+                before = range(max(1, number - context_lines), number)
+                after = range(number + 1, min(len(lines), number + context_lines) + 1)
+                match["context_before"] = _lines_without(pattern, lines, before)
+                match["context_after"] = _lines_without(pattern, lines, after)
+        if gone:
+            result.missing = f"Context of files that can't be read any more: {', '.join(gone)}"
 
     def glob(self, pattern: str, path: str | None = None) -> GlobResult:
         """With `virtual_mode=False`, the path `/` means `root_dir`, as in the seeds: it is their default."""
@@ -249,3 +284,8 @@ class FilesystemBackend(BackendProtocol):
         except PathError:
             return FileDownloadResponse(path=path, error=INVALID_PATH)
         return replace(response, path=path)
+
+
+def _lines_without(pattern: str, lines: list[str], numbers: range) -> list[ContextLine]:
+    """Those of these lines, counted from 1, that don't match themselves."""
+    return [ContextLine(line=n, text=lines[n - 1]) for n in numbers if pattern not in lines[n - 1]]

@@ -19,7 +19,7 @@ from typing import Any
 from fusebackend.backends.foreigntree import ForeignTree
 from fusebackend.backends.native import NativeVolume
 from fusebackend.backends.stamps import now_ns
-from fusebackend.backends.wholefiles import WholeFiles
+from fusebackend.backends.wholefiles import HOPELESS, WholeFiles
 from fusebackend.dialect import AgentFace
 from fusebackend.errors import oserror
 from fusebackend.protocol import Attr, AttrChanges, Change, Features, StatFs
@@ -65,7 +65,7 @@ class ForeignFiles(NativeVolume):
             persistent_modes=False,
             change_feed=bool(getattr(backend, "change_feed", False)),
             durable=bool(getattr(backend, "durable", False)),
-            read_only=self._face.lacks("upload_files"),
+            read_only=not self._face.takes_bytes,
             blocking=bool(getattr(backend, "blocking", True)),
         )
         self._mutex = threading.RLock()
@@ -93,6 +93,7 @@ class ForeignFiles(NativeVolume):
             entry = self._tree.entry(node)
             if changes.size is not None:
                 entry.require_writable()
+                self._files.require_replaceable(entry)
                 if changes.size > MAX_FILE_BYTES:
                     raise oserror(errno.EFBIG)
                 self._files.truncate(entry, changes.size)
@@ -118,6 +119,7 @@ class ForeignFiles(NativeVolume):
                 raise oserror(errno.ESTALE)
             if flags & (os.O_WRONLY | os.O_RDWR):
                 entry.require_writable()
+                self._files.require_replaceable(entry)
             if not entry.is_dir and not entry.dirty and not entry.unlinked:
                 self._files.load(entry)
             entry.opens += 1
@@ -136,13 +138,26 @@ class ForeignFiles(NativeVolume):
             return len(data)
 
     def flush(self, node: int) -> None:
+        """Store a file when one of its descriptors is closed. A shell closes one before it starts what will write: if
+        that stored an empty file, a backend without `upload_files` could often not fill it any more."""
         with self.lock:
-            differs = self._files.store(self._tree.entry(node))
-        if differs:
-            self.tell([Change(node=node)])
+            entry = self._tree.entry(node)
+            if entry.dirty and entry.size == 0 and self._face.text_only:
+                return
+        self.fsync(node)
 
     def fsync(self, node: int, datasync: bool = False) -> None:
-        self.flush(node)
+        entry = self._tree.entry(node)
+        try:
+            with self.lock:
+                differs = self._files.store(entry)
+        except OSError as error:
+            if error.errno in HOPELESS:  # what was written is forgotten, and perhaps the name
+                parent = entry.parent
+                self.tell([Change(node, parent.node if parent is not None else None, entry.name)])
+            raise
+        if differs:
+            self.tell([Change(node=node)])
 
     def release(self, node: int, flags: int) -> None:
         """What could not be stored stays, and is logged: an error here reaches nobody."""

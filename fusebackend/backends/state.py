@@ -21,6 +21,7 @@ from __future__ import annotations
 import copy
 import errno
 from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any, Literal
 
 from fusebackend import budget, errors, paths, text
@@ -50,6 +51,9 @@ from fusebackend.protocol.registered import registered_with
 
 _MALFORMED = (TypeError, ValueError)
 """What `text.decode_file_data` raises for a record that is no file data."""
+
+_tables: dict[str, SimpleNamespace] = {}
+"""The runtimes of named tables. They last as long as the process."""
 
 
 @registered_with("deepagents.backends.state", "StateBackend")  # then an agent's state has a key for files
@@ -81,6 +85,17 @@ class StateBackend(BackendProtocol):
         self.file_format = file_format
         self.on_exists = on_exists
         self._view = StateView(self.runtime)
+        self.is_table = False
+
+    @classmethod
+    def named(cls, name: str, **options: Any) -> StateBackend:
+        """Files in a table of this process that every backend of the same name shares (the CMDC seed's
+        `Backend.State.new(:my_table)`). A mount of one believes for its time to live what it has seen of another's."""
+        if not name or not isinstance(name, str):
+            raise ValueError(f"a table needs a name, not {name!r}")
+        backend = cls(_tables.setdefault(name, SimpleNamespace(state={"files": {}})), **options)
+        backend.is_table = True
+        return backend
 
     def below(self, prefix: AgentPath) -> StateBackend:
         """The directory `prefix` of this state as a backend of its own; results speak in paths below it."""
@@ -90,9 +105,10 @@ class StateBackend(BackendProtocol):
 
     def beside(self, other: Any, prefix: AgentPath) -> StateBackend:
         """This backend as it is attached at `prefix` to another. If both keep their files in one state, its own are
-        there under the paths an agent sees; of two that have yet to find their state, that is known when they have."""
+        there under the paths an agent sees; of two that have yet to find their state, that is known when they have. A
+        named table is the same at each place."""
         theirs = getattr(other, "runtime", None)
-        if theirs is None:
+        if theirs is None or self.is_table:
             return self
 
         def shared() -> bool:

@@ -142,7 +142,8 @@ class VolumeBackend(BackendProtocol):
 
     def _read(self, path: str, attr: Attr, offset: int, limit: int) -> ReadResult:
         if text.has_binary_extension(path):
-            return text.read_binary(read_all(self.volume, attr, self.max_file_bytes))
+            refused = text.too_large_video(path, attr.size)
+            return refused or text.read_binary(read_all(self.volume, attr, self.max_file_bytes))
         take = functools.partial(text.read_pieces, offset=offset, limit=limit, kept=budget.current().hold)
         try:
             return read_with(self.volume, attr, self.max_file_bytes, take)

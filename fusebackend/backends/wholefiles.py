@@ -33,6 +33,9 @@ log = logging.getLogger(__name__)
 APPEND_ATTEMPTS = 20
 """How often an append is tried on a file that others change all the time."""
 
+HOPELESS = frozenset({errno.EEXIST, errno.EILSEQ})
+"""A backend that takes text only answers these for what it can't replace and what is no text."""
+
 PROBE_FILES = 64
 PROBE_BYTES = 8 << 20
 """Bounds of one batch of downloads to know sizes, and of the bytes that are kept of them for the `open` to come."""
@@ -202,6 +205,11 @@ class WholeFiles:
             raise
         self.drop(entry)
 
+    def require_replaceable(self, entry: Entry) -> None:
+        """EEXIST for a file that the backend has and, as is known by now, can't put another in the place of."""
+        if self._face.texts.write_once and not entry.local and not entry.is_dir:
+            raise oserror(errno.EEXIST, entry.name)
+
     def drop(self, entry: Entry) -> None:
         """Let go of a buffer nobody has open and nothing is lost with."""
         if not entry.dirty and not entry.opens:
@@ -220,7 +228,8 @@ class WholeFiles:
             Does the file differ now from what was written here? What others have put before an append is there as well.
 
         Raises:
-            OSError: ESTALE after a conflict, which is settled then; another errno, and the buffer is still dirty.
+            OSError: ESTALE after a conflict, which is settled then; one that is `HOPELESS`, and the buffer is given up;
+                another errno, and the buffer is still dirty.
         """
         if not entry.dirty:
             return False
@@ -228,7 +237,13 @@ class WholeFiles:
         path, digest = self._tree.path(entry), entry.buffer.digest()
         baseline = entry.pinned if entry.writers else entry.baseline
         differs = False
-        if self._tree.is_gone(entry) or not self._put(path, entry.buffer, digest, baseline):
+        try:
+            stored = not self._tree.is_gone(entry) and self._put(path, entry.buffer, digest, baseline)
+        except OSError as error:
+            if self._face.text_only and error.errno in HOPELESS:
+                self._give_up(entry)
+            raise
+        if not stored:
             differs = self._append_again(entry, path)
             if not differs:
                 self._keep_beside(entry, path)
@@ -241,6 +256,16 @@ class WholeFiles:
         entry.appended_from = None
         self._tree.stored(entry)
         return differs
+
+    def _give_up(self, entry: Entry) -> None:
+        """Forget what was written to a file; a new one that the backend never had loses its name."""
+        entry.dirty = entry.measured = False
+        entry.stamp = entry.baseline = entry.pinned = entry.appended_from = None
+        entry.version += 1
+        entry.drop_buffer()
+        if entry.local:
+            self._tree.unlinked(entry)
+        self._tree.expire()
 
     def _append_again(self, entry: Entry, path: AgentPath) -> bool:
         """Append to what is there now what was appended to the buffer, if that is all that was done to it."""

@@ -90,9 +90,12 @@ def mount(
 
 def _composite(backend: Any, runtime: Any) -> CompositeBackend:
     """The backend at the root of a tree, with every factory in it called."""
+    from fusebackend.attaching import resolve
     from fusebackend.composite import CompositeBackend
-    from fusebackend.dialect import has_agent_face, is_factory
+    from fusebackend.dialect import has_agent_face, is_factory, is_named_factory
 
+    if is_named_factory(backend):
+        backend = resolve(backend, runtime)
     if is_factory(backend):
         if runtime is None:
             name = getattr(backend, "__name__", type(backend).__name__)

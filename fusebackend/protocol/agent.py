@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import abc
 import functools
+import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypeAlias, TypedDict
 
 from fusebackend.protocol.registered import register_all, registered_with
@@ -35,12 +36,22 @@ class FileInfo(TypedDict):
     read_only: NotRequired[bool]  # it can never be written
 
 
+class ContextLine(TypedDict):
+    """A line beside a match."""
+
+    line: int
+    text: str
+
+
 class GrepMatch(TypedDict):
-    """One matching line. `line` counts from 1; `text` is the line without its newline."""
+    """One matching line. `line` counts from 1; `text` is the line without its newline. Lines of the context are there
+    if they were asked for (`FilesystemBackend.grep`), without those that match themselves."""
 
     path: str
     line: int
     text: str
+    context_before: NotRequired[list[ContextLine]]
+    context_after: NotRequired[list[ContextLine]]
 
 
 class FileData(TypedDict):
@@ -72,6 +83,10 @@ class ReadResult:
     errors). `next_offset` is the `offset` that continues, or None when the window reaches the end of the file.
 
     `str(result)` is the numbered text that the seeds' `read` returned, and `"x" in result` searches that text.
+
+    Raises:
+        ValueError: the window makes no sense (deepagents refuses the same): a reader that went on at a wrong
+            `next_offset` would miss lines.
     """
 
     error: str | None = None
@@ -81,6 +96,24 @@ class ReadResult:
     end_line: int | None = None
     next_offset: int | None = None
     no_lines_requested: bool = False
+
+    def __post_init__(self) -> None:
+        window = (self.start_line, self.end_line, self.total_lines, self.next_offset)
+        if window == (None, None, None, None):
+            if self.no_lines_requested and self.error is not None:
+                raise ValueError("ReadResult: no_lines_requested is no error")
+            return
+        if self.no_lines_requested:
+            raise ValueError("ReadResult: there is no window where no lines were requested")
+        start, end, total, following = window
+        if start is None or end is None:
+            raise ValueError(
+                "ReadResult: start_line and end_line come together, and total_lines and next_offset with them"
+            )
+        if not 1 <= start <= end or (total is not None and total < end):
+            raise ValueError(f"ReadResult: lines {start} to {end} of {total} are no window")
+        if following is not None and following != end:
+            raise ValueError(f"ReadResult: next_offset is {following} after line {end}")
 
     def __str__(self) -> str:
         from fusebackend.text import number_read_result
@@ -346,6 +379,21 @@ BackendFactory: TypeAlias = Callable[[Any], BackendProtocol]
 BackendLike: TypeAlias = BackendProtocol | BackendFactory
 
 
+def _with_max_count(grep: Callable[..., Any]) -> Callable[..., Any]:
+    """A `grep` that takes `max_count`. One of a backend from before deepagents 0.7 does not: its answer is cut."""
+    known = inspect.signature(grep).parameters.values()
+    if any(one.name == "max_count" or one.kind is inspect.Parameter.VAR_KEYWORD for one in known):
+        return grep
+
+    def cut(*args: Any, max_count: int | None = None, **kwargs: Any) -> Any:
+        result = grep(*args, **kwargs)
+        if max_count is None or not getattr(result, "matches", None) or len(result.matches) <= max_count:
+            return result
+        return replace(result, matches=result.matches[: max(0, max_count)], truncated=True)
+
+    return cut
+
+
 def _async_twin(verb: Callable[..., Any]) -> Callable[..., Any]:
     name = verb.__name__
 
@@ -353,7 +401,8 @@ def _async_twin(verb: Callable[..., Any]) -> Callable[..., Any]:
     async def twin(self: BackendProtocol, *args: Any, **kwargs: Any) -> Any:
         from fusebackend.awaiting import aside
 
-        return await aside(self, name, functools.partial(getattr(self, name), *args, **kwargs))
+        own = _with_max_count(self.grep) if name == "grep" else getattr(self, name)
+        return await aside(self, name, functools.partial(own, *args, **kwargs))
 
     twin.__name__ = f"a{name}"
     twin.__qualname__ = f"{verb.__qualname__.rpartition('.')[0]}.a{name}"

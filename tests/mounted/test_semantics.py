@@ -476,6 +476,32 @@ def test_a_lost_update_is_an_error(tmp_path: Path) -> None:
         assert faces.download(f"/{kept}") == b"oursrs one"
 
 
+def test_a_backend_of_text_gives_exact_bytes_or_an_error(serve: Serve) -> None:
+    routes = {"/least": "python:text_backends:make", "/edits": "python:text_backends:make_editing"}
+    server = serve("memory:", routes=routes)
+    least, edits = server.path / "least", server.path / "edits"
+    for directory in (least, edits):
+        bash = ["bash", "-c", "printf 'one\\ntwo' > lf; printf 'one\\r\\ntwo\\r\\n' > crlf; : > empty; cat lf > copy"]
+        subprocess.run(bash, cwd=directory, check=True)
+        found = {name: (directory / name).read_bytes() for name in ("lf", "crlf", "empty", "copy")}
+        assert found == {"lf": b"one\ntwo", "crlf": b"one\r\ntwo\r\n", "empty": b"", "copy": b"one\ntwo"}
+        for data in (b"\xff\xfe", b"a\x0cb"):
+            with pytest.raises(OSError) as refused:
+                (directory / "new").write_bytes(data)
+            assert refused.value.errno == errno.EILSEQ and not (directory / "new").exists()
+    with pytest.raises(OSError) as unknown:
+        (least / "mixed.txt").read_bytes()
+    assert unknown.value.errno == errno.EIO
+    for _ in range(2):  # by `close`, then by `open`
+        with pytest.raises(FileExistsError):
+            (least / "lf").write_text("other\n")
+        assert (least / "lf").read_bytes() == b"one\ntwo"
+    subprocess.run(["bash", "-c", "echo more >> lf; echo other > copy"], cwd=edits, check=True)
+    assert (edits / "lf").read_bytes() == b"one\ntwomore\n" and (edits / "copy").read_bytes() == b"other\n"
+    with fusebackend.connect(server.path) as client:
+        assert client.download_files(["/edits/copy"])[0].content == b"other\n"
+
+
 def test_every_change_can_be_watched(tmp_path: Path, serve: Serve) -> None:
     path = serve(f"sqlite:{tmp_path}/volume.db", routes={"/m": "memory:"}).path
     with fusebackend.connect(path) as agent, agent.watch("/m") as watch:

@@ -60,9 +60,19 @@ class PutOneByOne:
                 version = None if found is None else found.version
                 if not isinstance(change.expected, Anything) and change.expected != version:
                     raise Conflict(change.key)
+            if len(changes) > 1 and all(change.value is None for change in changes) and hasattr(self._store, "batch"):
+                self._delete_at_once([change.key for change in changes])
+                return
             for change in changes:
                 with _told():
                     self._change(change)
+
+    def _delete_at_once(self, keys: list[str]) -> None:
+        """A directory goes with one call: a store that is a server would else be asked once for each file."""
+        from langgraph.store.base import PutOp
+
+        with _told():
+            self._store.batch([PutOp(self._namespace, key, None) for key in keys])
 
     def _change(self, change: Change) -> None:
         if change.value is None:

@@ -9,6 +9,7 @@ the running graph's store it is asked for, and only if it is loaded already.
 from __future__ import annotations
 
 import errno
+import re
 import sys
 import threading
 import weakref
@@ -33,8 +34,16 @@ INSTALL = "install it with: pip install 'fusebackend[langgraph]'"
 """Said where one of LangGraph's stores is asked for by URL and is not there."""
 
 
-def checked_namespace(given: Any) -> tuple[str, ...]:
+_NO_LABEL = re.compile(r"[^A-Za-z0-9@+:~_-]")
+"""What deepagents refuses in a label, lest a user's name, which a function puts there, is taken for a pattern."""
+
+
+def checked_namespace(given: Any, *, computed: bool = False) -> tuple[str, ...]:
     """A namespace as LangGraph takes it, from a tuple or from a string with dots.
+
+    Args:
+        given: the namespace. One that was written down may have any label, so that every store there is can be opened.
+        computed: did a function give it? Then its labels are held to deepagents' rule.
 
     Raises:
         TypeError, ValueError: it can't be one; one line says why.
@@ -54,6 +63,12 @@ def checked_namespace(given: Any) -> tuple[str, ...]:
             raise ValueError(f"The label {label!r} holds a '.', which LangGraph forbids; replace it, by '_' perhaps")
         if "\0" in label:
             raise ValueError(f"The label {label!r} holds a NUL character")
+        wrong = _NO_LABEL.search(label) if computed else None
+        if wrong is not None:
+            raise ValueError(
+                f"The label {label!r} of a computed namespace holds {wrong[0]!r}, which may be meant as a pattern; it "
+                "may have letters, digits and - _ @ + : ~"
+            )
     if given[0] == "langgraph":
         raise ValueError("The first label of a namespace can't be 'langgraph': LangGraph keeps it for itself")
     return tuple(given)
@@ -190,7 +205,7 @@ class StoreSource:
             return self._namespace
         runtime = self._runtime if self._runtime is not None else _runtime_of_graph()
         try:
-            return checked_namespace(self._namespace(runtime))
+            return checked_namespace(self._namespace(runtime), computed=True)
         except (TypeError, ValueError) as error:
             raise OSError(errno.EIO, str(error)) from error
         except Exception as error:  # somebody else's function
