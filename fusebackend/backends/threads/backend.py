@@ -13,7 +13,7 @@ from fusebackend.backends.search import FileSearch, glob_files, grep_found
 from fusebackend.backends.threads.activity import QUIET_S
 from fusebackend.backends.threads.line import HEAD
 from fusebackend.backends.threads.rows import Database
-from fusebackend.backends.threads.searching import ThreadsSearch, read_file
+from fusebackend.backends.threads.searching import ThreadsSearch
 from fusebackend.backends.threads.volume import ThreadsVolume
 from fusebackend.backends.threads.writable import WritableThreadsVolume
 from fusebackend.backends.volume import VolumeBackend
@@ -106,7 +106,7 @@ class ThreadsBackend(VolumeBackend):
         """`history/` only where the path or the glob names it; see `searching.py`."""
         search = ThreadsSearch(glob)
         files = FileSearch(self.volume, path, compile_glob(glob) if glob else None, search.walk)
-        result = grep_found(self.volume, pattern, files, max_count, max_bytes, read_file)
+        result = grep_found(self.volume, pattern, files, max_count, max_bytes, search.read)
         result.truncated |= files.unreadable
         result.missing = search.missing
         return result
