@@ -328,7 +328,8 @@ def test_memory_goes_back_after_a_walk_through_all_histories(tmp_path: Path, ser
         status = Path(f"/proc/{server.process.pid}/status").read_text()
         return int(status.partition("VmRSS:")[2].split()[0]) >> 10
 
+    eventually(lambda: server.known_inodes() < 1000, within_s=20)
     eventually(lambda: resident_mib() < 200, within_s=10)
     start = time.monotonic()
     server.stop()
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 5  # 0.7 s where nothing else runs; it was 9 s
