@@ -190,6 +190,12 @@ def _head(value: str) -> str:
     return value
 
 
+def _yes(value: str) -> bool:
+    if value != "1":
+        raise ValueError("must be 1")
+    return True
+
+
 def _conflict(value: str) -> str:
     if value not in ("error", "last-writer"):
         raise ValueError("must be 'error' or 'last-writer'")
@@ -227,6 +233,7 @@ MEANINGS = {
     "secret_access_key": "see access_key_id",
     "session_token": "for temporary credentials",
     "timeout": "seconds that a command may take",
+    "tree": "1: all namespaces of the store, each a directory",
     "ttl": "for how many seconds the kernel believes what was seen before it looks again",
     "volume": "which volume of the database; several can be in one",
     "write": "head: changes of files become pending writes of the thread; read-only by default",
@@ -327,7 +334,7 @@ SCHEMES: dict[str, Scheme] = {
         "an agent's long-term memory: a namespace of a LangGraph store in SQLite",
         _open_store_sqlite,
         takes="path",
-        parameters={"ns": _namespace, "on_exists": _on_exists, "ttl": _seconds},
+        parameters={"ns": _namespace, "on_exists": _on_exists, "tree": _yes, "ttl": _seconds},
         features=replace(_WHOLE_FILES, blocking=True),
     ),
     "store+postgres": Scheme(
@@ -338,6 +345,7 @@ SCHEMES: dict[str, Scheme] = {
             "feed": _auto_or_off,
             "ns": _namespace,
             "on_exists": _on_exists,
+            "tree": _yes,
             "ttl": _seconds,
         },
         passed_on=LIBPQ_WORDS,

@@ -194,7 +194,10 @@ def test_a_file_that_is_no_file_data_is_listed_and_cannot_be_opened(tmp_path: Pa
         assert backend.download_files(["/t/head/bad.txt"])[0].error == os.strerror(errno.EIO)
         assert says in (backend.read("/t/head/bad.txt").error or "")
         assert read(backend, "/t/head/good.txt") == "good"
-        assert says in (backend.grep("good", "/t/head").error or "")
+        found = backend.grep("good", "/t/head")
+        assert [match["path"] for match in found.matches or ()] == ["/t/head/good.txt"]
+        assert found.truncated
+        assert says in (found.missing or "")
         volume = backend.volume
         head = volume.lookup(volume.lookup(1, b"t").node, b"head").node
         node = volume.lookup(head, b"bad.txt").node

@@ -22,6 +22,7 @@ A backend may know more, and say so by having (see `StoreBackend`):
 - `kernel_side(ttl_s)`: what a mount is to speak to in its place;
 - `token()`: whether anything has changed since; `follow(changed)`: what has, and `change_feed = True` if that is all;
 - `upload_if(path, content, digest)`: an upload over known bytes only, in one step;
+- `admits(path, is_dir)`: raises an OSError for what can't be made there at all, so that nobody writes it in vain;
 - `ttl_s`: for how long a mount may believe it.
 
 Calls may wait for the backend and hold the volume's lock meanwhile; `hold` and `forget` never wait.
@@ -134,12 +135,20 @@ class ForeignVolume(ForeignFiles):
             return entry
 
     def _new_file(self, parent: int, name: bytes, mode: int, caller: Caller) -> Entry:
+        self._admit(parent, name, is_dir=False)
         entry = self._tree.make(self._tree.entry(parent), name, stat.S_IFREG | stat.S_IMODE(mode), caller)
         entry.buffer, entry.dirty, entry.baseline = Buffer(), True, None
         return entry
 
+    def _admit(self, parent: int, name: bytes, *, is_dir: bool) -> None:
+        admits = getattr(self._face.backend, "admits", None)
+        if callable(admits):
+            require_text(name)
+            admits(paths.join(self._tree.path(self._tree.entry(parent)), paths.to_text(name)), is_dir=is_dir)
+
     def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Attr:
         with self.lock:
+            self._admit(parent, name, is_dir=True)
             return self._tree.make(self._tree.entry(parent), name, stat.S_IFDIR | stat.S_IMODE(mode), caller)
 
     def unlink(self, parent: int, name: bytes) -> None:
@@ -198,6 +207,7 @@ class ForeignVolume(ForeignFiles):
             if target is entry:
                 return
             self._require_replaceable(entry, target, directory)
+            self._admit(new_parent, new_name, is_dir=entry.is_dir)
             for below in entry.tree():
                 self._files.store(below)
             empty: list[AgentPath] = []

@@ -209,5 +209,6 @@ class InodeTable:
     def _shrink(self) -> None:
         """Most of what the kernel knew is forgotten: give its memory back."""
         self._known = dict(self._known)
+        self.small, self.kept, self.others = set(self.small), set(self.kept), dict(self.others)
         self._peak = len(self._known)
         heap.give_back()

@@ -547,6 +547,27 @@ def test_a_thread_shows_what_its_agent_saw(tmp_path: Path, serve: Serve) -> None
             assert time.monotonic() < deadline
 
 
+def test_a_store_s_namespaces_are_directories(tmp_path: Path, serve: Serve) -> None:
+    from langgraph.store.sqlite import SqliteStore
+
+    with SqliteStore.from_conn_string(str(tmp_path / "store.db")) as store:
+        store.setup()
+        store.put(("a",), "/b", {"content": "a file", "encoding": "utf-8"})
+        store.put(("a", "b"), "/c", {"content": "of the namespace", "encoding": "utf-8"})
+        root = serve(f"store+sqlite:{tmp_path}/store.db?tree=1").path
+        assert sorted(os.listdir(root / "a")) == ["b", "b%="]
+        assert (root / "a/b%=").read_text() == "a file"
+        assert (root / "a/b/c").read_text() == "of the namespace"
+        (root / "a/new").mkdir()
+        (root / "a/new/f").write_text("new")
+        assert store.get(("a", "new"), "/f").value["content"] == "new"
+        with pytest.raises(PermissionError):
+            (root / "top").write_text("")
+        os.rename(root / "a/new/f", root / "a/b/f")
+        assert store.get(("a", "b"), "/f").value["content"] == "new"
+        assert store.get(("a", "new"), "/f") is None
+
+
 def test_a_container_s_files_are_what_its_commands_see(
     docker_engine: DockerEngine, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -309,3 +309,27 @@ def test_a_server_that_is_killed_has_stored_what_was_closed(database: Database, 
         server.kill()
         assert state(agent, "plain")["kept.txt"] == b"kept"
     assert not mounts.is_listed(server.path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_memory_goes_back_after_a_walk_through_all_histories(tmp_path: Path, serve: Serve) -> None:
+    """310,000 files of 200 threads. FUSEBACKEND_FULL makes it 1.5 million of 1,000, in some five minutes."""
+    import bigthreads
+
+    threads = 1000 if os.environ.get("FUSEBACKEND_FULL") else 200
+    bigthreads.make(tmp_path / "threads.db", threads=threads, checkpoints=30, files=50)
+    server = serve(f"threads+sqlite:{tmp_path}/threads.db", limit_s=600.0)
+    found = subprocess.run(f"find {server.path} -type f | wc -l", shell=True, capture_output=True, text=True)
+    assert int(found.stdout) == threads * (31 * 50 + 2)
+    Path("/proc/sys/vm/drop_caches").write_text("2\n")
+
+    def resident_mib() -> int:
+        status = Path(f"/proc/{server.process.pid}/status").read_text()
+        return int(status.partition("VmRSS:")[2].split()[0]) >> 10
+
+    eventually(lambda: server.known_inodes() < 1000, within_s=20)
+    eventually(lambda: resident_mib() < 200, within_s=10)
+    start = time.monotonic()
+    server.stop()
+    assert time.monotonic() - start < 5  # 0.7 s where nothing else runs; it was 9 s

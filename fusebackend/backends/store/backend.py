@@ -4,6 +4,7 @@
     StoreBackend(runtime)                               its `store`; also as a factory, `lambda rt: StoreBackend(rt)`
     StoreBackend(namespace=lambda rt: (rt.context.user_id,))    the store and the runtime of the graph that runs
     store+sqlite:PATH?ns=memories  store+postgres:DSN?ns=memories
+    StoreBackend.tree(store)  store+sqlite:PATH?tree=1          all of them, each a directory (`namespaces.py`)
 
 A file is an item: its path is the key, and the value is what deepagents writes (`values.py`). Values in the seeds'
 format are read, and rewritten in today's when the file is changed. Other keys and values are shown by the rule in
@@ -29,7 +30,7 @@ import copy
 import errno
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from fusebackend import errors, paths
 from fusebackend.backends.buffer import digest_of
@@ -42,6 +43,9 @@ from fusebackend.backends.store.values import bytes_of, written
 from fusebackend.globs import Matcher
 from fusebackend.paths import AgentPath
 from fusebackend.protocol import FileDownloadResponse, FileInfo, FileUploadResponse
+
+if TYPE_CHECKING:
+    from fusebackend.backends.store.namespaces import NamespaceTree
 
 ATTEMPTS = 10
 """How often a file that others write at the same time is replaced anew before that is an error."""
@@ -104,6 +108,16 @@ class StoreBackend(FileVerbs):
 
     def _where(self) -> str:
         return self._source.where()
+
+    @classmethod
+    def tree(cls, store: Any, **options: Any) -> NamespaceTree:
+        """The whole store, each namespace a directory; `namespaces.py` says what is where.
+
+        Options: `file_format`, `on_exists` and `ttl_s`, as for the constructor.
+        """
+        from fusebackend.backends.store.namespaces import NamespaceTree, Spaces
+
+        return NamespaceTree(Spaces.of_store(store), **options)
 
     @property
     def items(self) -> Items:
@@ -322,7 +336,7 @@ class StoreBackend(FileVerbs):
         files = self._files(tree, path)
         if not files:
             raise errors.oserror(errno.ENOENT)
-        _require_no_values(files)
+        require_no_values(files)
         tree.items.swap([Change(node.key, None) for _, node in files])
         self._tell(tree.items, path, *(found for found, _ in files))
 
@@ -333,7 +347,7 @@ class StoreBackend(FileVerbs):
             raise errors.oserror(errno.ENOENT)
         if tree.find(new) is not None:
             raise errors.oserror(errno.EEXIST)
-        _require_no_values(files)
+        require_no_values(files)
         stem = tree.new_key(new)
         records = tree.items.fetch([node.key for _, node in files])
         changes = []
@@ -370,7 +384,7 @@ def _above(path: AgentPath) -> Iterator[AgentPath]:
         directory, _ = paths.parent_and_name(directory)
 
 
-def _require_no_values(files: Sequence[tuple[AgentPath, Node]]) -> None:
+def require_no_values(files: Sequence[tuple[AgentPath, Node]]) -> None:
     for path, node in files:
         if node.foreign:
             raise OSError(errno.EACCES, f"'{path}': {READ_ONLY}")

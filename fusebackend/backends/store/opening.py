@@ -11,11 +11,12 @@ from typing import Any
 
 from fusebackend.backends.store.backend import StoreBackend
 from fusebackend.backends.store.items import Items
+from fusebackend.backends.store.namespaces import NamespaceTree, Spaces
 from fusebackend.scheme import Url, UrlError
 from fusebackend.schemes import LIBPQ_WORDS
 
 
-def open_sqlite(url: Url) -> StoreBackend:
+def open_sqlite(url: Url) -> StoreBackend | NamespaceTree:
     """The backend of `store+sqlite:PATH?ns=NAME`. The file is made if its directory is there."""
     _require(url, "langgraph.store.sqlite", "sqlite3")
     from fusebackend.backends.store.sqlite import SqliteDatabase, namespaces
@@ -38,7 +39,7 @@ def _sqlite_tables(connection: Any) -> None:
     SqliteStore(connection).setup()
 
 
-def open_postgres(url: Url) -> StoreBackend:
+def open_postgres(url: Url) -> StoreBackend | NamespaceTree:
     """The backend of `store+postgres:DSN?ns=NAME`."""
     _require(url, "langgraph.store.postgres", "psycopg", "psycopg_pool")
     from psycopg import ProgrammingError
@@ -68,16 +69,22 @@ def open_postgres(url: Url) -> StoreBackend:
     return _backend(url, database, database.namespaces)
 
 
-def _backend(url: Url, database: Any, known: Any) -> StoreBackend:
+def _backend(url: Url, database: Any, known: Any) -> StoreBackend | NamespaceTree:
     """A backend over a namespace of a database, both of which it closes."""
+    on_exists = url.parameters.get("on_exists", "error")
     namespace = url.parameters.get("ns")
+    if url.parameters.get("tree"):
+        if namespace is not None:
+            database.close()
+            raise UrlError(f"'{url.masked}': tree=1 shows all namespaces; leave ns out")
+        return NamespaceTree(Spaces.of_database(database), on_exists=on_exists, ttl_s=url.parameters.get("ttl"))
     if namespace is None:
         there = known()
         database.close()
         holds = f"; this store holds {', '.join(there)}" if there else ""
-        raise UrlError(f"'{url.masked}' names no namespace; add ?ns=NAME, such as ?ns=memories{holds}")
+        how = "add ?ns=NAME, such as ?ns=memories, or ?tree=1 for all"
+        raise UrlError(f"'{url.masked}' names no namespace; {how}{holds}")
     items: Items = database.items(namespace, feed=url.parameters.get("feed", True))
-    on_exists = url.parameters.get("on_exists", "error")
     return StoreBackend.over(items, ttl_s=url.parameters.get("ttl"), on_exists=on_exists)
 
 

@@ -64,7 +64,7 @@ class PutOneByOne:
                 self._delete_at_once([change.key for change in changes])
                 return
             for change in changes:
-                with _told():
+                with told():
                     self._change(change)
 
     def _delete_at_once(self, keys: list[str]) -> None:
@@ -170,7 +170,7 @@ class SearchedItems(Items):
         return described
 
     def fetch(self, keys: Sequence[str]) -> dict[str, Record]:
-        with _told():
+        with told():
             items = {key: self._store.get(self._namespace, key) for key in keys}
         return {key: _record(item) for key, item in items.items() if item is not None}
 
@@ -209,7 +209,7 @@ class SearchedItems(Items):
         """Add all items; was nothing moved? Each page begins with the last item of the one before."""
         offset, page, last = 0, FIRST_PAGE, None
         while True:
-            with _told():
+            with told():
                 items = self._store.search(self._namespace, limit=page, offset=offset)
             if last is not None and (not items or _place(items[0]) != last):
                 return False
@@ -232,7 +232,7 @@ def _items_in_memory(store: Any, namespace: tuple[str, ...]) -> list[tuple[str, 
     found = data.get(namespace) if isinstance(data, dict) else None
     if isinstance(found, dict):
         return list(found.items())
-    with _told():
+    with told():
         items = store.search(namespace, limit=WHOLE_PAGE)
     return [(item.key, item) for item in items if tuple(item.namespace) == namespace]
 
@@ -246,7 +246,7 @@ def _record(item: Any) -> Record:
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
+def told() -> Iterator[None]:
     """Whatever a store raises, as an `OSError` that says it in its own words."""
     try:
         yield

@@ -103,7 +103,7 @@ class SharedStore:
         """OSError: the database can't be opened."""
         self.users: weakref.WeakSet[StoreSource] = weakref.WeakSet()
         self._store = weakref.ref(store)
-        self._database = database_of(store)
+        self.database = database_of(store)
         self._lock = threading.Lock()
         self._items: weakref.WeakValueDictionary[tuple[tuple[str, ...], bool], Items] = weakref.WeakValueDictionary()
         self._recent: OrderedDict[tuple[tuple[str, ...], bool], Items] = OrderedDict()
@@ -115,8 +115,8 @@ class SharedStore:
             shared = _shared.get(store)
             if shared is None:
                 shared = _shared[store] = cls(store)
-                if shared._database is not None:
-                    weakref.finalize(store, shared._database.close)
+                if shared.database is not None:
+                    weakref.finalize(store, shared.database.close)
             return shared
 
     def items(self, namespace: tuple[str, ...], *, feed: bool) -> Items:
@@ -125,7 +125,7 @@ class SharedStore:
         with self._lock:
             items = self._items.get(key)
             if items is None:
-                items = self._items[key] = items_of(self._store(), self._database, namespace, feed=feed)
+                items = self._items[key] = items_of(self._store(), self.database, namespace, feed=feed)
             self._recent[key] = items
             self._recent.move_to_end(key)
             if len(self._recent) > MAX_NAMESPACES:
@@ -139,8 +139,8 @@ class SharedStore:
             if self.users or store is None:
                 return
             _shared.pop(store, None)
-        if self._database is not None:
-            self._database.close()
+        if self.database is not None:
+            self.database.close()
 
 
 _sharing = threading.Lock()

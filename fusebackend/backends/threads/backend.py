@@ -13,7 +13,7 @@ from fusebackend.backends.search import FileSearch, glob_files, grep_found
 from fusebackend.backends.threads.activity import QUIET_S
 from fusebackend.backends.threads.line import HEAD
 from fusebackend.backends.threads.rows import Database
-from fusebackend.backends.threads.searching import ThreadsSearch, read_file
+from fusebackend.backends.threads.searching import ThreadsSearch
 from fusebackend.backends.threads.volume import ThreadsVolume
 from fusebackend.backends.threads.writable import WritableThreadsVolume
 from fusebackend.backends.volume import VolumeBackend
@@ -27,7 +27,8 @@ class ThreadsBackend(VolumeBackend):
     """Every thread of a checkpoint database, its files now and at each checkpoint. See the package's docstring.
 
     Args:
-        database: the way to it; the backend owns it from now on. `from_sqlite` and `from_postgres` make one.
+        database: the way to it; the backend owns it from now on. `from_sqlite`, `from_postgres` and `from_saver`
+            make one.
         write: `"head"`: what is written below `/<thread>/head/` becomes a pending write of the thread, see `head.py`.
             None: nothing can be written.
         quiet_s: after how many seconds without a sign of life a run counts as ended, and its head as writable.
@@ -42,6 +43,11 @@ class ThreadsBackend(VolumeBackend):
         quiet_s: float = QUIET_S,
         on_exists: Literal["error", "replace"] = "error",
     ) -> None:
+        if not isinstance(database, Database):
+            raise TypeError(
+                f"ThreadsBackend takes the way to a database, not {type(database).__name__}: make it by "
+                "ThreadsBackend.from_sqlite(PATH), .from_postgres(DSN) or .from_saver(SAVER)"
+            )
         if write not in (None, "head"):
             raise ValueError(f"write must be 'head' or None, not {write!r}")
         volume = ThreadsVolume(database) if write is None else WritableThreadsVolume(database, quiet_s)
@@ -71,13 +77,36 @@ class ThreadsBackend(VolumeBackend):
 
         return cls(PostgresDatabase(dsn), **options)
 
+    @classmethod
+    def from_saver(cls, saver: Any, **options: Any) -> Self:
+        """The checkpoints of a checkpointer object, such as the one a graph was compiled with. Options as for the
+        constructor.
+
+        The database of a SqliteSaver or PostgresSaver is opened once more and read directly. Any other saver, an
+        `InMemorySaver` among them, is asked itself: listed for news at most twice a second, and for a twentieth of the
+        time; it can't be written to. The saver stays the caller's.
+
+        Raises:
+            TypeError: it is no saver, or an async one, which answers in its event loop only.
+            ValueError: `write="head"` for a saver that is asked itself.
+            OSError: its database can't be opened.
+            ModuleNotFoundError: ormsgpack is missing (`fusebackend[langgraph]`).
+        """
+        from fusebackend.backends.threads.saver import SaverDatabase, database_of_saver
+
+        database = database_of_saver(saver)
+        if options.get("write") is not None and isinstance(database, SaverDatabase):
+            raise ValueError(f"write='head' needs the database of a SqliteSaver or PostgresSaver, not a "
+                             f"{type(saver).__name__}")  # fmt: skip
+        return cls(database, **options)
+
     def _grep_files(
         self, pattern: str, path: str, glob: str | None, max_count: int | None, max_bytes: int
     ) -> GrepResult:
         """`history/` only where the path or the glob names it; see `searching.py`."""
         search = ThreadsSearch(glob)
         files = FileSearch(self.volume, path, compile_glob(glob) if glob else None, search.walk)
-        result = grep_found(self.volume, pattern, files, max_count, max_bytes, read_file)
+        result = grep_found(self.volume, pattern, files, max_count, max_bytes, search.read)
         result.truncated |= files.unreadable
         result.missing = search.missing
         return result

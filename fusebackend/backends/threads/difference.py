@@ -38,6 +38,10 @@ class Difference:
         """Anything below it may be another: nobody has looked into it."""
         self.reports.append(Report("unknown", directory.path() + "/", node=directory.node, source="elsewhere"))
 
+    def forgotten(self, parent: DirectoryNode, name: bytes) -> None:
+        """Nobody remembers whether there is such a name: caches have to ask again."""
+        self.changes.append(Change(parent=parent.node, name=name))
+
     def attributes(self, node: Node) -> None:
         """Attributes that follow from something else, or pages."""
         self.changes.append(Change(node=node.node))

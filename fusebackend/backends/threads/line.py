@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from fusebackend.backends.threads.difference import UNTOLD, Difference
 from fusebackend.backends.threads.folders import Checkpoint, Entries, FilesDirectory, Head
@@ -16,6 +16,9 @@ from fusebackend.backends.threads.lineage import Lineage
 from fusebackend.backends.threads.names import time_ns_of
 from fusebackend.backends.threads.nodes import FILE_MODE, DirectoryNode, FileNode, Node, Nodes
 from fusebackend.backends.threads.transcript import messages_jsonl, state_json
+
+if TYPE_CHECKING:
+    from fusebackend.backends.threads.tree import Subgraphs
 
 HEAD: Final = b"head"
 HISTORY: Final = b"history"
@@ -36,6 +39,8 @@ class Line:
         self.version = 0
         """Grows with each refresh that has found something."""
         self._recent: OrderedDict[int, FilesDirectory] = OrderedDict()
+        self.subgraphs: Subgraphs | None = None
+        """Of a thread's own line, when somebody has looked for it."""
         self.head = Head(nodes, self, directory, HEAD, 0)
         self.history = History(nodes, self, directory, HISTORY)
         self.messages = Document(nodes, self, messages_jsonl)
@@ -76,6 +81,14 @@ class Line:
             self._recent.move_to_end(directory.node)
             if len(self._recent) > RECENT_CHECKPOINTS:
                 self._recent.popitem(last=False)[1].let_go()
+
+    def let_go(self) -> None:
+        """What is in here need not be remembered, unless somebody holds it. It may be a megabyte or more."""
+        self.lineage.let_go()
+        while self._recent:
+            self._recent.popitem()[1].let_go()
+        for document in (self.messages, self.state):
+            document.let_go()
 
     def _date(self) -> None:
         """Directories bear the time of the newest checkpoint."""
@@ -130,13 +143,25 @@ class History(DirectoryNode):
 class Document(FileNode):
     """A file that is made of a line's state, when somebody wants to know its size or its bytes."""
 
-    __slots__ = ("_data", "_line", "_make")
+    __slots__ = ("_data", "_is_open", "_line", "_make")
 
     def __init__(self, nodes: Nodes, line: Line, make: Callable[[Lineage], bytes]) -> None:
         super().__init__(nodes, FILE_MODE)
         self._line = line
         self._make = make
         self._data: bytes | None = None
+        self._is_open = False
+
+    def load(self) -> None:
+        self._is_open = True
+
+    def unload(self) -> None:
+        self._is_open = False
+
+    def let_go(self) -> None:
+        """The bytes can be made again, but not for each piece that is read."""
+        if not self._is_open:
+            self._data = None
 
     def expire(self) -> None:
         self._data = None

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from fusebackend.backends.threads.activity import Standing, standing
 from fusebackend.backends.threads.decode import loads
-from fusebackend.backends.threads.names import checkpoint_names
+from fusebackend.backends.threads.names import Named, checkpoint_names
 from fusebackend.backends.threads.reading import Reading
 from fusebackend.backends.threads.records import Record, Records
 from fusebackend.backends.threads.replay import Channel, Files, Messages, overwriting, replay, update
@@ -62,6 +62,7 @@ class Lineage:
         self._files = Files(records.of)
         self._names: dict[bytes, Listed] | None = None
         self._listed: dict[str, Listed] = {}
+        self._known_names: dict[Listed, Named] = {}
         self._marks: dict[str, Mark] = {}
         self._before: OrderedDict[str, Mapping[str, Record]] = OrderedDict()
         self._newest: Newest | None = None
@@ -79,7 +80,7 @@ class Lineage:
             unknown = [checkpoint for checkpoint in self._marks if checkpoint not in self._listed]
             for listed in self._database.listed(self.place, unknown):
                 self._listed[listed.id] = listed
-            self._names = checkpoint_names(self._listed[found] for found in sorted(self._listed))
+            self._names = checkpoint_names((self._listed[found] for found in sorted(self._listed)), self._known_names)
         return self._names
 
     def _mark(self) -> None:
@@ -94,6 +95,13 @@ class Lineage:
         self._reading.forget()
         self._marks.clear()
         self._listed.clear()
+        self._known_names.clear()
+        self._before.clear()
+
+    def let_go(self) -> None:
+        """Remember no values. Which checkpoints there are is kept: what changes is told by that."""
+        self._newest = None
+        self._reading.forget()
         self._before.clear()
 
     def verify(self) -> frozenset[str] | None:

@@ -8,18 +8,16 @@ name. Two that would be called the same have their ids at the end as well.
 from __future__ import annotations
 
 import datetime
-import functools
 import uuid
 from collections import Counter
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from fusebackend.backends.keys import name_of
 from fusebackend.backends.threads.rows import Listed
 
 _GREGORIAN = 0x01B21DD213814000
 """From 1582, where UUIDs count from, to 1970, in steps of 100 ns."""
-
-KNOWN_NAMES = 1 << 15
 
 
 def time_ns_of(checkpoint: str, ts: str | None = None) -> int | None:
@@ -41,28 +39,40 @@ def time_ns_of(checkpoint: str, ts: str | None = None) -> int | None:
     return since // datetime.timedelta(microseconds=1) * 1000
 
 
-def checkpoint_names(listed: Iterable[Listed]) -> dict[bytes, Listed]:
-    """The names of the checkpoints of one line, in order."""
-    pairs = [(_stem(checkpoint), checkpoint) for checkpoint in listed]
-    often = Counter(stem for stem, _ in pairs)
+class Named(NamedTuple):
+    """What a checkpoint can be called."""
+
+    short: bytes
+    whole: bytes
+    """With its id at the end."""
+    is_uuid6: bool
+
+
+def checkpoint_names(listed: Iterable[Listed], known: dict[Listed, Named] | None = None) -> dict[bytes, Listed]:
+    """The names of the checkpoints of one line, in order.
+
+    `known` is where names are kept: a history grows by one checkpoint at a time, and all names are asked for again.
+    It belongs to the line and goes with it. A cache of the whole process kept some names of every line, and with each
+    of them a megabyte of memory that was otherwise free (`heap.py`).
+    """
+    known = {} if known is None else known
+    pairs = []
+    for checkpoint in listed:
+        named = known.get(checkpoint)
+        if named is None:
+            named = known[checkpoint] = _named(checkpoint)
+        pairs.append((named, checkpoint))
+    often = Counter(named.short for named, _ in pairs)
     return {
-        _name(stem, None if often[stem] == 1 and _is_uuid6(checkpoint.id) else checkpoint.id): checkpoint
-        for stem, checkpoint in pairs
+        named.short if often[named.short] == 1 and named.is_uuid6 else named.whole: checkpoint
+        for named, checkpoint in pairs
     }
 
 
-# A history grows by one checkpoint at a time, and all names are asked for again.
-
-
-@functools.lru_cache(maxsize=KNOWN_NAMES)
-def _name(stem: str, checkpoint: str | None) -> bytes:
-    return name_of(stem if checkpoint is None else f"{stem}-{checkpoint}")
-
-
-@functools.lru_cache(maxsize=KNOWN_NAMES)
-def _stem(checkpoint: Listed) -> str:
+def _named(checkpoint: Listed) -> Named:
     step = "none" if checkpoint.step is None else str(checkpoint.step)
-    return f"{_stamp(time_ns_of(checkpoint.id, checkpoint.ts))}-{step}-{checkpoint.source or 'unknown'}"
+    stem = f"{_stamp(time_ns_of(checkpoint.id, checkpoint.ts))}-{step}-{checkpoint.source or 'unknown'}"
+    return Named(name_of(stem), name_of(f"{stem}-{checkpoint.id}"), _is_uuid6(checkpoint.id))
 
 
 def _stamp(time_ns: int | None) -> str:
@@ -76,7 +86,6 @@ def _stamp(time_ns: int | None) -> str:
     return f"{when:%Y%m%dT%H%M%S}.{rest // 100:07d}Z"
 
 
-@functools.lru_cache(maxsize=KNOWN_NAMES)
 def _is_uuid6(text: str) -> bool:
     try:
         return uuid.UUID(text).version == 6

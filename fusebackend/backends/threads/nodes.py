@@ -16,12 +16,15 @@ import threading
 import weakref
 from collections.abc import Iterable, Mapping
 
-from fusebackend import paths
+from fusebackend import heap, paths
 from fusebackend.errors import oserror
 from fusebackend.paths import ROOT, AgentPath
 from fusebackend.protocol import BLOCK_BYTES, ROOT_NODE, Attr
 
 DIRECTORY_BYTES = 4096
+
+KEPT_ORDER = 256
+"""The order of the names of a smaller directory is made anew each time."""
 
 FILE_MODE = stat.S_IFREG | 0o444
 DIRECTORY_MODE = stat.S_IFDIR | 0o555
@@ -34,6 +37,7 @@ class Nodes:
         self._numbers = itertools.count(ROOT_NODE)
         self._nodes: weakref.WeakValueDictionary[int, Node] = weakref.WeakValueDictionary()
         self._held: dict[int, Node] = {}
+        self._peak = 0  # the most that was held since the tables last shrank
         self._opened: dict[int, tuple[FileNode, int]] = {}
         self._gate = threading.Lock()  # `hold` and `forget` come without the volume's lock
 
@@ -72,8 +76,20 @@ class Nodes:
 
     def forget(self, numbers: Iterable[int]) -> None:
         with self._gate:
+            self._peak = max(self._peak, len(self._held))
             for number in numbers:
                 self._held.pop(number, None)
+
+    @property
+    def is_mostly_forgotten(self) -> bool:
+        return heap.is_mostly_empty(len(self._held), self._peak)
+
+    def shrink(self) -> None:
+        """Most of what the kernel knew is forgotten: give the tables' memory back. With the volume's lock held."""
+        with self._gate:
+            self._held = dict(self._held)
+            self._peak = len(self._held)
+        self._nodes = weakref.WeakValueDictionary(self._nodes)
 
     def open(self, node: FileNode) -> None:
         _, opens = self._opened.get(node.node, (node, 0))
@@ -100,6 +116,8 @@ class Node(Attr):
         self.date(mtime_ns)
 
     def date(self, mtime_ns: int) -> None:
+        if mtime_ns == self.mtime_ns == self.ctime_ns:
+            return  # an integer of its own is an object that stays
         self.atime_ns = self.mtime_ns = self.ctime_ns = mtime_ns
 
     def resize(self, size: int) -> None:
@@ -168,10 +186,11 @@ class DirectoryNode(Node):
     def page(self, after: bytes, limit: int) -> list[tuple[bytes, Node]]:
         """Up to `limit` entries whose names are greater than `after`, in the order of names."""
         entries = self.entries()
-        if self._order is None:
-            self._order = sorted(entries)
-        start = bisect.bisect_right(self._order, after) if after else 0
-        return [(name, entries[name]) for name in self._order[start : start + limit]]
+        order = self._order if self._order is not None else sorted(entries)
+        if len(order) >= KEPT_ORDER:
+            self._order = order
+        start = bisect.bisect_right(order, after) if after else 0
+        return [(name, entries[name]) for name in order[start : start + limit]]
 
     def path(self) -> AgentPath:
         if self.parent is None:

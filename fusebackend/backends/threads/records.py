@@ -8,6 +8,7 @@ programs that archive would make hard links of it.
 from __future__ import annotations
 
 import errno
+import sys
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -86,6 +87,10 @@ class Records:
             record = self._known[key] = Record(self._nodes, source)
         return record
 
+    def shrink(self) -> None:
+        """Give the memory of a table back that was once much larger."""
+        self._known = weakref.WeakValueDictionary(self._known)
+
 
 def _key(source: Any) -> object | None:
     """What is equal for equal records; None where that can't be told quickly."""
@@ -96,12 +101,18 @@ def _key(source: Any) -> object | None:
     content = source.get("content")
     if isinstance(content, (list, tuple)):
         content = tuple(content)
-    key = (content, source.get("encoding"), source.get("created_at"), source.get("modified_at"))
+    # What is the same in many records is kept once.
+    rest = (_once(source.get(name)) for name in ("encoding", "created_at", "modified_at"))
+    key = (content, *rest)
     try:
         hash(key)
     except TypeError:
         return None
     return key
+
+
+def _once(value: Any) -> Any:
+    return sys.intern(value) if type(value) is str else value
 
 
 def _mtime_ns(source: Any) -> int:

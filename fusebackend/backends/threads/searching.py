@@ -40,6 +40,7 @@ class ThreadsSearch:
         self._named = any(HISTORY.decode() in _ENDS.split(pattern) for pattern in patterns)
         self._narrower = compile_glob(wanted.here) if wanted is not None and wanted.here is not None else None
         self._walk: ThreadsWalk | None = None
+        self._damaged: str | None = None  # why a file was passed over, the first of them
 
     def walk(self, volume: Volume, directory: int, *, below: Sequence[str] = (), depth: int | None = None) -> FileWalk:
         """A `MakeWalk`. Of a search over several backends it goes no further than the whole glob does."""
@@ -50,10 +51,37 @@ class ThreadsSearch:
         self._walk = ThreadsWalk(volume, directory, below=below, depth=depth)
         return self._walk
 
+    def read(self, volume: Volume, attr: Attr, max_bytes: int, take: Callable[[Iterable[bytes]], T]) -> T:
+        """As `contents.read_with`. A node of threads has its bytes at hand, and needs not be opened for them: that took
+        half of the time of a `grep`.
+
+        One that is damaged is passed over and told, as one that may not be read: the others are searched all the same.
+        """
+        if not isinstance(attr, FileNode):
+            return read_with(volume, attr, max_bytes, take)  # of a head that can be written to
+        with volume.viewing():
+            try:
+                attr.settle()
+                data = attr.data()
+            except Damaged as error:
+                raise self._passed_over(str(error)) from None
+            except OSError as error:
+                if error.errno == errno.EIO:
+                    raise self._passed_over(error.strerror) from None
+                raise
+        if len(data) > max_bytes:
+            raise oserror(errno.EFBIG)
+        return take(data[start : start + PIECE_BYTES] for start in range(0, len(data), PIECE_BYTES))
+
+    def _passed_over(self, why: str) -> OSError:
+        self._damaged = self._damaged or why
+        return OSError(errno.EACCES, why)
+
     @property
     def missing(self) -> str | None:
         """What was not searched."""
-        return LEFT_OUT if self._walk is not None and self._walk.has_left_out else None
+        left_out = LEFT_OUT if self._walk is not None and self._walk.has_left_out else None
+        return "; ".join(filter(None, (self._damaged, left_out))) or None
 
 
 class ThreadsWalk(FileWalk):
@@ -67,23 +95,3 @@ class ThreadsWalk(FileWalk):
         self.has_left_out |= len(found) < len(listing)
         return found
 
-
-def read_file(volume: Volume, attr: Attr, max_bytes: int, take: Callable[[Iterable[bytes]], T]) -> T:
-    """As `contents.read_with`. A node of threads has its bytes at hand, and needs not be opened for them: that took
-    half of the time of a `grep`.
-
-    One that is damaged is passed over and told, as one that may not be read is: the others are searched all the same.
-    """
-    if not isinstance(attr, FileNode):
-        return read_with(volume, attr, max_bytes, take)  # of a head that can be written to
-    with volume.viewing():
-        try:
-            attr.settle()
-            data = attr.data()
-        except Damaged as error:
-            raise OSError(errno.EACCES, str(error)) from None
-        except OSError as error:
-            raise OSError(errno.EACCES, error.strerror) if error.errno == errno.EIO else error from None
-    if len(data) > max_bytes:
-        raise oserror(errno.EFBIG)
-    return take(data[start : start + PIECE_BYTES] for start in range(0, len(data), PIECE_BYTES))

@@ -36,6 +36,9 @@ RECENT_LINES: Final = 64
 """Lines that are remembered though nobody holds anything of them. Of a database that only tells that something was
 written somewhere, these are looked at again in the background."""
 
+FEW_LINES: Final = 4
+"""Of those, as many stay when the kernel has forgotten most of what it knew."""
+
 WATCHING_SHARE: Final = 1 / 20
 """Of the time, at most, that goes into listing threads in the background."""
 
@@ -62,9 +65,13 @@ class Tree:
         self._recent[place] = line
         self._recent.move_to_end(place)
         if len(self._recent) > RECENT_LINES:
-            self._recent.popitem(last=False)
+            self._recent.popitem(last=False)[1].let_go()
         line.fresh()
         return line
+
+    def known_line(self, place: Place) -> Line | None:
+        """What is shown of a line, if somebody has looked at it and it is remembered."""
+        return self._lines.get(place)
 
     def poll(self, *, now: bool = False) -> None:
         """Ask the database for news, in any case if `now` says so, and note what of the tree is stale."""
@@ -89,6 +96,19 @@ class Tree:
         lines = list(self._lines.values()) if self.database.tells else list(self._recent.values())
         for line in lines:
             line.fresh()
+
+    def let_go(self) -> None:
+        """Remember little of what nobody holds."""
+        while len(self._recent) > FEW_LINES:
+            self._recent.popitem(last=False)
+        for line in self._recent.values():
+            line.let_go()
+
+    def shrink(self) -> None:
+        """Give the memory of tables back that were once much larger."""
+        self.nodes.shrink()
+        self.records.shrink()
+        self._lines = weakref.WeakValueDictionary(self._lines)
 
     def take(self) -> Difference:
         """What was found since this was last asked."""
@@ -118,50 +138,51 @@ class LineDirectory(DirectoryNode):
 class ThreadDirectory(LineDirectory):
     """A thread's own line, and its `subgraphs`."""
 
-    __slots__ = ("_subgraphs", "gone")
+    __slots__ = ("gone",)
 
     def __init__(self, tree: Tree, parent: DirectoryNode, name: bytes, thread: str, mtime_ns: int = 0) -> None:
         super().__init__(tree, parent, name, Place(thread, ""), mtime_ns)
-        self._subgraphs: Subgraphs | None = None
         self.gone = False
 
     def entries(self) -> Mapping[bytes, Node]:
         if self.gone:
             return {}
-        entries = dict(super().entries())
-        subgraphs = self._known_subgraphs()
-        if subgraphs.entries():
-            entries[SUBGRAPHS] = subgraphs
+        line = self._tree.line(self)
+        if line.subgraphs is None:
+            line.subgraphs = Subgraphs(self._tree, self, line)
+        entries = dict(line.entries())
+        if line.subgraphs.entries():
+            entries[SUBGRAPHS] = line.subgraphs
         return entries
-
-    def _known_subgraphs(self) -> Subgraphs:
-        if self._subgraphs is None:
-            self._subgraphs = Subgraphs(self._tree, self, self.place.thread)
-        return self._subgraphs
 
     def written(self) -> None:
         """Something was written to one of its namespaces."""
-        if self._subgraphs is not None:
-            self._subgraphs.stale = True
+        line = self._tree.known_line(self.place)
+        if line is not None and line.subgraphs is not None:
+            line.subgraphs.stale = True
+        else:
+            self._tree.found.forgotten(self, SUBGRAPHS)
 
     def watch(self) -> None:
         """Find out now what has become of its namespaces, where somebody knows them."""
-        if self._subgraphs is not None:
-            self._subgraphs.fresh()
+        line = self._tree.known_line(self.place)
+        if line is not None and line.subgraphs is not None:
+            line.subgraphs.fresh()
 
     def xattrs(self) -> dict[bytes, bytes]:
         return {b"user.fusebackend.thread": self.place.thread.encode("utf-8", "surrogateescape")}
 
 
 class Subgraphs(DirectoryNode):
-    """A directory for each namespace of a thread but its own."""
+    """A directory for each namespace of a thread but its own. It belongs to the thread's own line."""
 
-    __slots__ = ("_entries", "_thread", "_tree", "stale")
+    __slots__ = ("_entries", "_line", "_thread", "_tree", "stale")
 
-    def __init__(self, tree: Tree, parent: ThreadDirectory, thread: str) -> None:
+    def __init__(self, tree: Tree, parent: ThreadDirectory, line: Line) -> None:
         super().__init__(tree.nodes, parent, SUBGRAPHS, parent.mtime_ns)
         self._tree = tree
-        self._thread = thread
+        self._thread = parent.place.thread
+        self._line = line  # whoever holds this directory keeps what leads to it
         self._entries = Entries()
         self.stale = False
         self._list(UNTOLD)

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
+from fusebackend import heap
 from fusebackend.backends.native import Observer
 from fusebackend.backends.readonly import ReadOnlyVolume
 from fusebackend.backends.threads.rows import Damaged, Database
@@ -124,6 +126,17 @@ class ThreadsVolume(ReadOnlyVolume):
         if found:
             self.publish(*found.changes, reports=found.reports)
 
+    def tidy(self) -> None:
+        """Give memory back after the kernel has forgotten most of what it knew."""
+        if not self._tree.nodes.is_mostly_forgotten:
+            return
+        with self.lock:
+            self._tree.let_go()
+        gc.collect()  # lines and what is in them refer to each other
+        with self.lock:
+            self._tree.shrink()
+        heap.give_back()
+
     @property
     def has_listeners(self) -> bool:
         return bool(self._subscribers or self._observers)
@@ -186,6 +199,7 @@ class Feed:
             try:
                 if self._volume.has_listeners:
                     self._volume.follow()
+                self._volume.tidy()
                 failed = False
             except OSError as error:
                 if not failed:

@@ -1,0 +1,562 @@
+"""`NamespaceTree`: a whole LangGraph store as a tree, in which each namespace is a directory.
+
+    StoreBackend.tree(store)        any store
+    store+sqlite:PATH?tree=1        store+postgres:DSN?tree=1
+
+What is where:
+- the namespace `("users", "ada")` is the directory `/users/ada`; a label is escaped as in `keys.py` (`a/b` is `a%2Fb`,
+  the empty label `%`);
+- in it are the directories of its child namespaces and the keys of the namespace itself, as `names.py` shows them: a
+  key with slashes makes directories, and a value that is no file is `NAME.json`, which can be read only;
+- where the first part of a key is the name of a child namespace as well, the namespace keeps the name, and the file or
+  directory of the key has `%=` (and `%` more often, if need be) at its end.
+
+Making and moving:
+- a new directory is a namespace in waiting: a file `/users/bob/n.md` is the key `/n.md` of `("users", "bob")`. Below a
+  directory that a key with slashes has made, it is a part of the key. So it is where the name can't be a label: one
+  with a `.`, which LangGraph forbids; at the root that is EINVAL, as is `langgraph`;
+- the root itself holds no files (EPERM), for an item has a namespace;
+- a file or directory is moved from one namespace to another by copy and delete, each in one transaction where the store
+  has them: after a failure between the two both are there, and nothing is lost. A directory that is a namespace can't
+  become a part of keys (EXDEV).
+
+What is promised of a single namespace (`backend.py`) holds for each. What others change in SQLite is seen at once, in
+other stores after the TTL; there is no change feed. Every verb lists the namespaces, which takes a step of an index for
+each of them.
+"""
+
+from __future__ import annotations
+
+import copy
+import errno
+import re
+import uuid
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from fusebackend import budget, errors, paths
+from fusebackend.backends.fileverbs import FileVerbs, Loaded, Refusal, checked, code_of
+from fusebackend.backends.keys import name_of, text_of
+from fusebackend.backends.store.backend import StoreBackend, require_no_values
+from fusebackend.backends.store.items import Change, Conflict, Hub, Items
+from fusebackend.backends.store.names import FILE_MARK, ROOT_PLACE
+from fusebackend.backends.store.search import find_files, grep_files
+from fusebackend.backends.store.source import SharedStore, checked_namespace, require_store
+from fusebackend.backends.store.tree import Node, StoreTree
+from fusebackend.globs import Matcher
+from fusebackend.paths import ROOT, AgentPath
+from fusebackend.protocol import FileInfo, FileUploadResponse
+
+Namespace: TypeAlias = tuple[str, ...]
+
+NO_FILES_HERE = "The root of a store holds namespaces and no files: make a directory first"
+
+LISTED_AT_ONCE = 1000
+"""Namespaces, of a store that is no database."""
+
+_SPACES = """
+WITH RECURSIVE found(ns) AS (
+    SELECT min(prefix) FROM store
+    UNION ALL
+    SELECT (SELECT min(prefix) FROM store WHERE prefix > found.ns) FROM found WHERE found.ns IS NOT NULL
+)
+SELECT ns FROM found WHERE ns IS NOT NULL
+"""
+"""`SELECT DISTINCT prefix`, with one step of the primary key's index for each namespace."""
+
+
+class Spaces:
+    """The namespaces of a store, and the items of each.
+
+    Args:
+        store: the store, or None where only its database is open.
+        database: its tables, as `source.database_of` gives them, or None.
+        items_of: makes the items of a namespace.
+        close: lets go of what was opened.
+    """
+
+    def __init__(
+        self, store: Any, database: Any, items_of: Callable[[Namespace], Items], close: Callable[[], None]
+    ) -> None:
+        self._store = store
+        self._database = database
+        self._items_of = items_of
+        self._items: dict[Namespace, Items] = {}
+        self.close = close
+
+    def for_mount(self, ttl_s: float) -> Spaces:
+        """The same, with items that know that a mount changes them."""
+        return Spaces(self._store, self._database, lambda space: self.items(space).for_mount(ttl_s), self.close)
+
+    def items(self, space: Namespace) -> Items:
+        items = self._items.get(space)
+        if items is None:
+            items = self._items[space] = self._items_of(space)
+        return items
+
+    def names(self) -> list[Namespace]:
+        """Those that hold items."""
+        if self._database is None:
+            return self._listed()
+        if hasattr(self._database, "reading"):
+            with self._database.reading() as connection:
+                rows = connection.execute(_SPACES).fetchall()
+        else:
+            with self._database.using() as cursor:
+                rows = cursor.execute(_SPACES).fetchall()
+        return [tuple(prefix.split(".")) for (prefix,) in rows if isinstance(prefix, str)]
+
+    def _listed(self) -> list[Namespace]:
+        from fusebackend.backends.store.searched import told
+
+        data = getattr(self._store, "_data", None)
+        if isinstance(data, dict):  # of an InMemoryStore: its own list fails while others write
+            return [tuple(space) for space, items in list(data.items()) if items]
+        found: list[Namespace] = []
+        while True:
+            with told():
+                page = self._store.list_namespaces(limit=LISTED_AT_ONCE, offset=len(found))
+            found += [tuple(space) for space in page]
+            if len(page) < LISTED_AT_ONCE:
+                return found
+
+    def token(self) -> Hashable:
+        """Two equal ones mean that nobody has changed anything in between; None when that can't be told."""
+        if self._database is None or not hasattr(self._database, "reading"):
+            return None
+        with self._database.reading() as connection:
+            (version,) = connection.execute("PRAGMA data_version").fetchone()
+            return version, connection.total_changes
+
+    @property
+    def blocking(self) -> bool:
+        return self.items(("-",)).blocking
+
+    @property
+    def durable(self) -> bool:
+        return self.items(("-",)).durable
+
+    @classmethod
+    def of_store(cls, store: Any) -> Spaces:
+        """Those of a store. TypeError for one that can't be used; OSError where its database can't be opened."""
+        shared = SharedStore.of(require_store(store))
+        owner = _Owner()
+        shared.users.add(owner)  # type: ignore[arg-type]
+        return cls(
+            store,
+            shared.database,
+            lambda space: shared.items(space, feed=False),
+            lambda: shared.leave(owner),  # type: ignore[arg-type]
+        )
+
+    @classmethod
+    def of_database(cls, database: Any) -> Spaces:
+        """Those of tables that were opened for this."""
+        return cls(None, database, lambda space: database.items(space, feed=False), database.close)
+
+
+class _Owner:
+    """Keeps a shared store open."""
+
+
+class Where(NamedTuple):
+    """What a path leads to: a path inside of a namespace; the root of that is the namespace itself."""
+
+    space: Namespace
+    inner: AgentPath
+
+    @property
+    def is_space(self) -> bool:
+        return self.inner == ROOT
+
+
+class View:
+    """The namespaces for the length of one verb."""
+
+    def __init__(self, spaces: Spaces) -> None:
+        self._spaces = spaces
+        self._children: dict[Namespace, dict[str, str]] = {(): {}}  # namespace → shown name → label
+        self._trees: dict[Namespace, StoreTree] = {}
+        for space in spaces.names():
+            for depth, label in enumerate(space):
+                self._children.setdefault(space[:depth], {})[paths.to_text(name_of(label))] = label
+            self._children.setdefault(space, {})
+
+    def children(self, space: Namespace) -> dict[str, str]:
+        return self._children.get(space, {})
+
+    def tree(self, space: Namespace) -> StoreTree:
+        if space not in self._trees:
+            self._trees[space] = StoreTree(self._spaces.items(space).moment())
+        return self._trees[space]
+
+    def below(self, space: Namespace, path: AgentPath) -> Iterator[tuple[Namespace, AgentPath]]:
+        """A namespace and all below it, with their paths."""
+        left = [(space, path)]
+        while left:
+            space, path = left.pop()
+            yield space, path
+            left += [((*space, label), paths.join(path, name)) for name, label in self.children(space).items()]
+
+    # -- paths to keys and back --------------------------------------------------------------------------------
+
+    def where(self, path: AgentPath) -> Where:
+        """What is at a path, or would be."""
+        space: Namespace = ()
+        segments = path[1:].split("/") if path != ROOT else []
+        for index, segment in enumerate(segments):
+            label = self.children(space).get(segment)
+            if label is None:
+                inner = [self._key_name(space, segment), *segments[index + 1 :]]
+                return Where(space, AgentPath("/" + "/".join(inner)))
+            space = (*space, label)
+        return Where(space, ROOT)
+
+    def node(self, where: Where) -> Node | None:
+        """The file or directory that is there."""
+        if where.is_space:
+            return Node(place=ROOT_PLACE)
+        return self.tree(where.space).find(where.inner) if where.space else None
+
+    def shown(self, space: Namespace, inner: str) -> str:
+        """The path below a namespace of what is at this path in its own tree."""
+        first, slash, rest = inner.lstrip("/").partition("/")
+        if first in self.children(space):
+            first = self._given_way(space, first)
+        return first + slash + rest
+
+    def _given_way(self, space: Namespace, name: str) -> str:
+        """What a key's name becomes that is a namespace's as well."""
+        marked = name + FILE_MARK
+        while marked in self.children(space) or self.tree(space).find(AgentPath(f"/{marked}")) is not None:
+            marked += "%"
+        return marked
+
+    def _key_name(self, space: Namespace, shown: str) -> str:
+        """The name of a key that is shown by this one."""
+        found = _MARKED.fullmatch(shown)
+        if found is not None and found[1] in self.children(space) and self._given_way(space, found[1]) == shown:
+            return found[1]
+        return shown
+
+    def target(self, path: AgentPath, *, is_dir: bool = False) -> Where:
+        """Where something new at a path, where there is nothing, is kept.
+
+        Raises:
+            OSError: EPERM for a file at the root, EINVAL for a name there that no namespace has, ENOTDIR below a file.
+        """
+        directory, name = paths.parent_and_name(path)
+        missing: list[str] = []
+        while (node := self.node(self.where(directory))) is None:
+            directory, above = paths.parent_and_name(directory)
+            missing.insert(0, above)
+        if not node.is_dir:
+            raise errors.oserror(errno.ENOTDIR)
+        space, inner = self.where(directory)
+        if inner == ROOT:
+            while missing and (label := _label(space, missing[0])) is not None:
+                space = (*space, label)
+                del missing[0]
+            if not space and is_dir and not missing:
+                label = _label((), name)
+                if label is not None:
+                    return Where((label,), ROOT)
+        if not space:
+            _require_place_at_root((missing or [name])[0], is_dir or bool(missing))
+        return Where(space, paths.join(inner, "/".join([*missing, name])))
+
+
+_MARKED = re.compile(f"(.+){re.escape(FILE_MARK)}%*", re.DOTALL)
+
+
+def _label(space: Namespace, name: str) -> str | None:
+    """The label that a new directory's name stands for; None where it can't be one."""
+    try:
+        label = text_of(paths.to_name(name))
+        label.encode("utf-8")
+        checked_namespace((*space, label))
+    except (TypeError, ValueError):
+        return None
+    return label
+
+
+def _require_place_at_root(name: str, is_dir: bool) -> None:
+    if not is_dir:
+        raise OSError(errno.EPERM, NO_FILES_HERE)
+    if _label((), name) is None:
+        raise OSError(errno.EINVAL, f"No namespace can be called '{name}'")
+
+
+class NamespaceTree(FileVerbs):
+    """See the module's docstring. `StoreBackend.tree` makes one.
+
+    Args:
+        spaces: the namespaces; closed with this object.
+        file_format, on_exists, ttl_s: as for `StoreBackend`.
+    """
+
+    exact_sizes = True
+
+    def __init__(
+        self,
+        spaces: Spaces,
+        *,
+        file_format: Literal["v1", "v2"] = "v2",
+        on_exists: Literal["error", "replace"] = "error",
+        ttl_s: float | None = None,
+    ) -> None:
+        super().__init__(on_exists=on_exists)
+        if file_format not in ("v1", "v2"):
+            raise ValueError(f"file_format must be 'v1' or 'v2', not {file_format!r}")
+        self.file_format = file_format
+        self.ttl_s = ttl_s
+        self._spaces = spaces
+        self._hub = Hub()
+        self._origin = ""
+
+    def close(self) -> None:
+        """Let go of the connections that were opened here. The store itself is its owner's."""
+        self._spaces.close()
+
+    def __enter__(self) -> NamespaceTree:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- for a mount -------------------------------------------------------------------------------------------
+
+    def kernel_side(self, ttl_s: float) -> NamespaceTree:
+        """This backend as a mount speaks to it; see `StoreBackend.kernel_side`."""
+        side = copy.copy(self)
+        side._spaces, side._origin = self._spaces.for_mount(ttl_s), uuid.uuid4().hex
+        return side
+
+    @property
+    def blocking(self) -> bool:
+        return self._spaces.blocking
+
+    @property
+    def durable(self) -> bool:
+        return self._spaces.durable
+
+    def token(self) -> Hashable:
+        """Two equal ones mean that nobody has changed anything in between; None when that can't be told."""
+        try:
+            token = self._spaces.token()
+        except OSError:  # whoever looks will be told what is wrong
+            return None
+        return None if token is None else (token, self._hub.count(self._origin))
+
+    def follow(self, changed: Callable[..., None]) -> Callable[[], None]:
+        """Call `changed(*paths, elsewhere=False)` after each change that an agent makes through this backend."""
+        return self._hub.watch(self._origin, lambda told: changed(*told, elsewhere=False))
+
+    def admits(self, path: AgentPath, *, is_dir: bool) -> None:
+        """Raise what anything at this path would end with, so that nobody writes it in vain. Nothing is asked."""
+        directory, name = paths.parent_and_name(path)
+        if directory == ROOT:
+            _require_place_at_root(name, is_dir)
+
+    def upload_if(self, path: str, content: bytes, digest: bytes | None) -> FileUploadResponse:
+        """As `StoreBackend.upload_if`."""
+        try:
+            found = checked(path)
+            where = self._for_writing(self._view(), found)
+        except Refusal as error:
+            return FileUploadResponse(path=path, error=code_of(error))
+        answer = self._backend(where.space).upload_if(where.inner, content, digest)
+        self._tell(found)
+        return FileUploadResponse(path=path, error=answer.error)
+
+    # -- primitives --------------------------------------------------------------------------------------------
+
+    def _view(self) -> View:
+        return View(self._spaces)
+
+    def _backend(self, space: Namespace) -> StoreBackend:
+        return StoreBackend.over(self._spaces.items(space), file_format=self.file_format, on_exists=self.on_exists)
+
+    def _tell(self, *changed: AgentPath) -> None:
+        self._hub.tell(self._origin, changed)
+
+    def _file(self, path: AgentPath) -> Where:
+        """Where a file is kept. EISDIR, ENOENT."""
+        where = self._view().where(path)
+        if where.is_space:
+            raise errors.oserror(errno.EISDIR)
+        if not where.space:
+            raise errors.oserror(errno.ENOENT)
+        return where
+
+    def _for_writing(self, view: View, path: AgentPath) -> Where:
+        """Where a file is kept, or is to be. EISDIR, and as `View.target`."""
+        where = view.where(path)
+        if where.is_space:
+            raise errors.oserror(errno.EISDIR)
+        return where if view.node(where) is not None else view.target(path)
+
+    def _list(self, path: AgentPath) -> list[FileInfo]:
+        view = self._view()
+        where = view.where(path)
+        node = view.node(where)
+        if node is None:
+            raise errors.oserror(errno.ENOENT)
+        if not node.is_dir:
+            raise errors.oserror(errno.ENOTDIR)
+        found: list[FileInfo] = []
+        if where.is_space:
+            found = [
+                FileInfo(path=paths.join(path, name) + "/", is_dir=True, size=0) for name in view.children(where.space)
+            ]
+        if where.space:
+            for name, child in view.tree(where.space).children(node).items():
+                shown = view.shown(where.space, name) if where.is_space else name
+                found.append(child.info(paths.join(path, shown)))
+        return found
+
+    def _load(self, path: AgentPath) -> Loaded:
+        where = self._file(path)
+        return self._backend(where.space)._load(where.inner)
+
+    def _put(self, path: AgentPath, data: bytes, *, replace: bool) -> None:
+        where = self._for_writing(self._view(), path)
+        self._backend(where.space)._put(where.inner, data, replace=replace)
+        self._tell(path)
+
+    def _rewrite(self, path: AgentPath, change: Callable[[bytes], bytes]) -> None:
+        where = self._file(path)
+        self._backend(where.space)._rewrite(where.inner, change)
+        self._tell(path)
+
+    def _remove(self, path: AgentPath) -> None:
+        view = self._view()
+        where = view.where(path)
+        if not where.is_space:
+            if not where.space:
+                raise errors.oserror(errno.ENOENT)
+            self._backend(where.space)._remove(where.inner)
+        else:
+            doomed = [(space, self._all(view, space)) for space, _ in view.below(where.space, path)]
+            for _, files in doomed:
+                require_no_values(files)
+            for space, files in doomed:
+                if files:
+                    self._spaces.items(space).swap([Change(node.key, None) for _, node in files])
+        self._tell(path)
+
+    def _rename(self, old: AgentPath, new: AgentPath) -> None:
+        view = self._view()
+        source = view.where(old)
+        node = view.node(source)
+        if node is None:
+            raise errors.oserror(errno.ENOENT)
+        if view.node(view.where(new)) is not None:
+            raise errors.oserror(errno.EEXIST)
+        if source.is_space:
+            self._rename_space(view, source.space, old, new)
+        else:
+            target = view.target(new, is_dir=node.is_dir)
+            if target.space == source.space:
+                self._backend(source.space)._rename(source.inner, target.inner)
+            else:
+                tree = view.tree(source.space)
+                files = tree.files_below(source.inner, node, tree.rows_below(node)) if node.is_dir else [
+                    (source.inner, node)
+                ]  # fmt: skip
+                stem = "" if target.is_space else view.tree(target.space).new_key(target.inner)
+                keys = {file.key: stem + found[len(source.inner) :] for found, file in files}
+                self._carry(source.space, target.space, files, keys)
+        self._tell(old, new)
+
+    def _rename_space(self, view: View, space: Namespace, old: AgentPath, new: AgentPath) -> None:
+        """A namespace, with all below it. Keys stay what they are."""
+        directory, name = paths.parent_and_name(new)
+        place = view.where(directory) if directory == ROOT else view.target(paths.join(directory, name))
+        above = place.space
+        label = _label(above, name)
+        if label is None or (directory != ROOT and place.inner != f"/{name}"):
+            raise OSError(errno.EXDEV, "A namespace can't become a part of keys")
+        moved = [(found, self._all(view, found)) for found, _ in view.below(space, old)]
+        for _, files in moved:
+            require_no_values(files)
+        for found, files in moved:
+            if files:
+                keys = {file.key: file.key for _, file in files}
+                self._carry(found, (*above, label, *found[len(space) :]), files, keys)
+
+    def _carry(
+        self, source: Namespace, target: Namespace, files: Sequence[tuple[AgentPath, Node]], keys: dict[str, str]
+    ) -> None:
+        """Move items from one namespace to another: the copy first, then the deletion, of what was copied only."""
+        require_no_values(files)
+        items = self._spaces.items(source)
+        records = items.fetch(list(keys))
+        if len(records) < len(keys):
+            raise Conflict(next(key for key in keys if key not in records))
+        self._spaces.items(target).swap([
+            Change(keys[key], record.value, None, record.ttl_minutes) for key, record in records.items()
+        ])  # fmt: skip
+        items.swap([Change(key, None, record.version) for key, record in records.items()])
+
+    def _all(self, view: View, space: Namespace) -> list[tuple[AgentPath, Node]]:
+        """The files of a namespace itself, by their paths in it."""
+        if not space:
+            return []
+        tree, root = view.tree(space), Node(place=ROOT_PLACE)
+        return tree.files_below(ROOT, root, tree.rows_below(root))
+
+    # -- searching ---------------------------------------------------------------------------------------------
+
+    def _find(self, path: AgentPath, matcher: Matcher) -> Iterator[FileInfo]:
+        view, left = self._view(), budget.current()
+        where = view.where(path)
+        if not where.is_space:
+            if where.space:
+                for info in find_files(view.tree(where.space), where.inner, matcher):
+                    yield {**info, "path": path + info["path"][len(where.inner) :]}
+            return
+        found = [
+            info
+            for space, base in left.metered(view.below(where.space, path)) if space
+            for info in self._found_in(view, space, base, _Below(view, space, _from(path, base), matcher))
+        ]  # fmt: skip
+        yield from sorted(found, key=lambda info: info["path"])
+
+    def _found_in(self, view: View, space: Namespace, base: AgentPath, matcher: Any) -> Iterator[FileInfo]:
+        for info in find_files(view.tree(space), ROOT, matcher):
+            yield {**info, "path": paths.join(base, view.shown(space, info["path"]))}
+
+    def _grep(
+        self, pattern: str, path: AgentPath, matcher: Matcher | None, limit: int | None
+    ) -> Iterator[tuple[str, Sequence[tuple[int, str]]]]:
+        view, left = self._view(), budget.current()
+        where = view.where(path)
+        if not where.is_space:
+            if where.space:
+                for found, lines in grep_files(view.tree(where.space), pattern, where.inner, matcher, limit):
+                    yield path + found[len(where.inner) :], lines
+            return
+        hits: list[tuple[str, Sequence[tuple[int, str]]]] = []
+        for space, base in left.metered(view.below(where.space, path)):
+            if space:
+                below: Any = None if matcher is None else _Below(view, space, _from(path, base), matcher)
+                for found, lines in grep_files(view.tree(space), pattern, ROOT, below, limit):
+                    hits.append((paths.join(base, view.shown(space, found)), lines))
+        yield from sorted(hits, key=lambda hit: hit[0])
+
+
+class _Below:
+    """A matcher of a search that begins above a namespace, as the namespace's own tree asks it."""
+
+    def __init__(self, view: View, space: Namespace, prefix: str, matcher: Matcher) -> None:
+        self._view, self._space, self._prefix, self._matcher = view, space, prefix, matcher
+
+    def matches(self, relative_path: str) -> bool:
+        return self._matcher.matches(self._prefix + self._view.shown(self._space, relative_path))
+
+
+def _from(path: AgentPath, base: AgentPath) -> str:
+    """What leads from a path down to another one, with a slash at its end."""
+    relative = base[len(path) :].strip("/")
+    return relative + "/" if relative else ""

@@ -1,0 +1,241 @@
+"""`StoreBackend.tree`: a whole store, each of its namespaces a directory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import stores
+
+from fusebackend.backends import StoreBackend
+from fusebackend.backends.foreign import ForeignVolume
+from fusebackend.backends.store.namespaces import NamespaceTree
+from fusebackend.protocol import ROOT_NODE, Caller
+from fusebackend.scheme import UrlError
+from fusebackend.text import encode_file_data
+from fusebackend.urls import open_backend
+
+CALLER = Caller(os.getuid(), os.getgid())
+
+
+@pytest.fixture(params=["memory", "sqlite", pytest.param("postgres", marks=pytest.mark.services)])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
+    dsn = request.getfixturevalue("postgres_dsn") if request.param == "postgres" else None
+    with stores.opened(request.param, tmp_path, dsn) as found:
+        yield found
+
+
+@pytest.fixture
+def tree(store: Any) -> Iterator[NamespaceTree]:
+    with StoreBackend.tree(store) as backend:
+        yield backend
+
+
+def put(store: Any, namespace: tuple[str, ...], key: str, text: str) -> None:
+    store.put(namespace, key, dict(encode_file_data(text.encode())))
+
+
+def ls(tree: NamespaceTree, path: str) -> list[str]:
+    result = tree.ls(path)
+    assert result.error is None
+    return [info["path"] for info in result.entries or ()]
+
+
+def files(tree: NamespaceTree) -> dict[str, bytes | None]:
+    result = tree.glob("**/*")
+    assert result.error is None
+    names = [info["path"] for info in result.matches or ()]
+    hidden = [info["path"] for info in tree.glob("{*,.*}").matches or ()]
+    return {answer.path: answer.content for answer in tree.download_files(sorted({*names, *hidden}))}
+
+
+def items(store: Any, namespace: tuple[str, ...]) -> dict[str, Any]:
+    return {item.key: item.value["content"] for item in store.search(namespace) if item.namespace == namespace}
+
+
+def test_namespaces_are_directories_and_keys_are_files(store: Any, tree: NamespaceTree) -> None:
+    put(store, ("users", "ada"), "/notes.md", "of ada")
+    put(store, ("users", "ada"), "/deep/er.md", "deep")
+    put(store, ("users",), "all.md", "of all")
+    put(store, ("other", "in", "between"), "/x", "x")
+    store.put(("users", "ada"), "settings", {"theme": "dark"})
+    assert ls(tree, "/") == ["/other/", "/users/"]
+    assert ls(tree, "/users") == ["/users/ada/", "/users/all.md"]
+    assert ls(tree, "/users/ada") == ["/users/ada/deep/", "/users/ada/notes.md", "/users/ada/settings.json"]
+    assert ls(tree, "/other/in") == ["/other/in/between/"]
+    assert ls(tree, "/users/ada/deep") == ["/users/ada/deep/er.md"]
+    assert files(tree) == {
+        "/other/in/between/x": b"x",
+        "/users/ada/deep/er.md": b"deep",
+        "/users/ada/notes.md": b"of ada",
+        "/users/ada/settings.json": b'{\n  "theme": "dark"\n}\n',
+        "/users/all.md": b"of all",
+    }
+    assert tree.ls("/nobody").error is not None
+    assert tree.ls("/users/all.md").error is not None
+    assert tree.download_files(["/users", "/nobody/x"])[0].error == "is_directory"
+    assert tree.download_files(["/top.md"])[0].error == "file_not_found"
+
+
+def test_a_key_that_is_called_as_a_namespace_gives_way(store: Any, tree: NamespaceTree) -> None:
+    put(store, ("a",), "/b", "a file")
+    put(store, ("a", "b"), "/c", "of the namespace")
+    put(store, ("d",), "/e/f", "below a key")
+    put(store, ("d",), "/e%=", "in its way")
+    put(store, ("d", "e"), "/f", "of the namespace")
+    expected = {
+        "/a/b%=": b"a file",
+        "/a/b/c": b"of the namespace",
+        "/d/e/f": b"of the namespace",
+        "/d/e%=": b"in its way",
+        "/d/e%=%/f": b"below a key",
+    }
+    assert files(tree) == expected
+    assert ls(tree, "/a") == ["/a/b%=", "/a/b/"]
+    assert ls(tree, "/d/e%=%") == ["/d/e%=%/f"]
+    assert {match["path"] for match in tree.grep("e").matches or ()} == set(expected) - {"/d/e%="}
+    assert [info["path"] for info in tree.glob("e%=%/*", "/d").matches or ()] == ["/d/e%=%/f"]
+    assert tree.edit("/d/e%=%/f", "below", "under").error is None
+    assert items(store, ("d",))["/e/f"] == "under a key"
+    assert tree.delete("/a/b%=").error is None
+    assert items(store, ("a",)) == {}
+    assert items(store, ("a", "b")) == {"/c": "of the namespace"}
+
+
+def test_odd_labels_are_escaped(store: Any, tree: NamespaceTree) -> None:
+    for label in ("a/b", "%", "%2F", "ü" * 200, "x y"):
+        put(store, ("odd", label), "/f", label)
+    assert set(files(tree).values()) == {label.encode() for label in ("a/b", "%", "%2F", "ü" * 200, "x y")}
+    assert tree.read("/odd/a%2Fb/f").error is None
+    assert tree.write("/odd/c%2Fd/g", "new").error is None
+    assert items(store, ("odd", "c/d")) == {"/g": "new"}
+
+
+def test_new_directories_are_namespaces(store: Any, tree: NamespaceTree) -> None:
+    assert tree.write("/users/bob/deep/n.md", "n").error is None
+    assert items(store, ("users", "bob", "deep")) == {"/n.md": "n"}
+    put(store, ("users", "ada"), "/keys/old.md", "old")
+    assert tree.write("/users/ada/keys/new.md", "new").error is None
+    assert tree.write("/users/ada/keys/more/new.md", "more").error is None
+    assert items(store, ("users", "ada")) == {
+        "/keys/old.md": "old", "/keys/new.md": "new", "/keys/more/new.md": "more",
+    }  # fmt: skip
+    assert tree.write("/users/ada/v1.0/x.md", "x").error is None
+    assert items(store, ("users", "ada"))["/v1.0/x.md"] == "x"
+    assert "directory first" in (tree.write("/top.md", "x").error or "")
+    assert "No namespace can be called 'v1.0'" in (tree.write("/v1.0/x.md", "x").error or "")
+    assert "No namespace can be called 'langgraph'" in (tree.write("/langgraph/x.md", "x").error or "")
+    assert "Not a directory" in (tree.write("/users/ada/keys/old.md/x", "x").error or "")
+    assert "exists" in (tree.write("/users/ada/keys/old.md", "x").error or "")
+    assert "directory" in (tree.write("/users/ada", "x").error or "")
+
+
+def test_files_are_moved_between_namespaces(store: Any, tree: NamespaceTree) -> None:
+    put(store, ("a",), "/one.md", "1")
+    put(store, ("a",), "/dir/two.md", "2")
+    put(store, ("b",), "/three.md", "3")
+    assert tree.move("/a/one.md", "/b/first.md").error is None
+    assert tree.move("/a/dir", "/b/moved").error is None
+    assert items(store, ("a",)) == {}
+    assert items(store, ("b",)) == {"/three.md": "3", "/first.md": "1", "/moved/two.md": "2"}
+    assert tree.move("/b/three.md", "/b/new/three.md").error is None
+    assert items(store, ("b", "new")) == {"/three.md": "3"}
+    assert tree.move("/b/moved", "/c").error is None
+    assert items(store, ("c",)) == {"/two.md": "2"}
+    assert "exists" in (tree.move("/c/two.md", "/b/first.md").error or "")
+    assert "not found" in (tree.move("/c/none", "/b/none").error or "")
+
+
+def test_namespaces_are_renamed_and_deleted_with_all_in_them(store: Any, tree: NamespaceTree) -> None:
+    put(store, ("a", "b"), "/k/x", "x")
+    put(store, ("a", "b", "c"), "/y", "y")
+    put(store, ("other",), "/z", "z")
+    put(store, ("other",), "/keys/z", "z")
+    assert tree.move("/a/b", "/other/moved").error is None
+    assert items(store, ("other", "moved")) == {"/k/x": "x"}
+    assert items(store, ("other", "moved", "c")) == {"/y": "y"}
+    assert tree.move("/other/moved", "/top").error is None
+    assert files(tree) == {"/other/z": b"z", "/other/keys/z": b"z", "/top/c/y": b"y", "/top/k/x": b"x"}
+    assert tree.move("/top", "/other/keys/below").error is not None
+    assert tree.delete("/top").error is None
+    assert files(tree) == {"/other/z": b"z", "/other/keys/z": b"z"}
+    assert tree.delete("/other/keys").error is None
+    assert tree.delete("/other/keys").error is not None
+    store.put(("other", "values"), "v", {"no": "file"})
+    assert tree.delete("/other").error is not None
+    assert files(tree) == {"/other/z": b"z", "/other/values/v.json": b'{\n  "no": "file"\n}\n'}
+
+
+def test_searches_begin_anywhere(store: Any, tree: NamespaceTree) -> None:
+    put(store, ("a", "b"), "/k/x.md", "needle one")
+    put(store, ("a",), "/y.md", "needle two")
+    put(store, ("c",), "/z.txt", "needle three")
+    assert [match["path"] for match in tree.grep("needle").matches or ()] == ["/a/b/k/x.md", "/a/y.md", "/c/z.txt"]
+    assert [match["path"] for match in tree.grep("needle", "/a", "*.md").matches or ()] == ["/a/b/k/x.md", "/a/y.md"]
+    assert [match["path"] for match in tree.grep("needle", "/a/b/k").matches or ()] == ["/a/b/k/x.md"]
+    assert [match["path"] for match in tree.grep("needle", glob="a/**/x.md").matches or ()] == ["/a/b/k/x.md"]
+    assert [info["path"] for info in tree.glob("b/*/x.md", "/a").matches or ()] == ["/a/b/k/x.md"]
+    assert [info["path"] for info in tree.glob("*.md", "/a/y.md").matches or ()] == ["/a/y.md"]
+    assert tree.grep("needle", max_count=2).truncated
+
+
+def test_a_mount_of_it(store: Any, tree: NamespaceTree) -> None:
+    put(store, ("a",), "/f", "one")
+    volume = ForeignVolume(tree, ttl_s=0)
+    node = volume.lookup(ROOT_NODE, b"a").node
+    assert volume.lookup(node, b"f").size == 3
+    waiting = volume.mkdir(node, b"new", 0o755, CALLER).node
+    assert items(store, ("a", "new")) == {}
+    made = volume.create(waiting, b"g", 0o644, os.O_WRONLY, CALLER).node
+    volume.write(made, 0, b"written")
+    volume.flush(made)
+    volume.release(made, os.O_WRONLY)
+    assert items(store, ("a", "new")) == {"/g": "written"}
+    volume.rename(node, b"f", waiting, b"h")
+    assert items(store, ("a", "new")) == {"/g": "written", "/h": "one"}
+    assert items(store, ("a",)) == {}
+    put(store, ("a",), "/later", "l")
+    assert volume.lookup(node, b"later").size == 1
+    assert tree.write("/a/by-agent", "x").error is None
+    assert volume.lookup(node, b"by-agent").size == 1
+    volume.unlink(waiting, b"g")
+    with pytest.raises(PermissionError):
+        volume.create(ROOT_NODE, b"top.md", 0o644, os.O_WRONLY, CALLER)
+    with pytest.raises(OSError, match="No namespace can be called"):
+        volume.mkdir(ROOT_NODE, b"v1.0", 0o755, CALLER)
+    empty = volume.mkdir(ROOT_NODE, b"empty", 0o755, CALLER).node
+    with pytest.raises(OSError, match="No namespace can be called"):
+        volume.rename(ROOT_NODE, b"empty", ROOT_NODE, b"v1.0")
+    assert volume.getattr(empty).is_dir
+    assert items(store, ("a", "new")) == {"/h": "one"}
+    volume.close()
+
+
+def test_what_others_write_to_sqlite_is_seen_at_once(tmp_path: Path) -> None:
+    with stores.opened("sqlite", tmp_path, None) as store:
+        put(store, ("a",), "/f", "one")
+        volume = ForeignVolume(open_backend(f"store+sqlite:{tmp_path}/store.db?tree=1&ttl=60"))
+        node = volume.lookup(ROOT_NODE, b"a").node
+        put(store, ("a",), "/g", "two")
+        put(store, ("b",), "/g", "two")
+        assert volume.lookup(node, b"g").size == 3
+        assert volume.lookup(ROOT_NODE, b"b").is_dir
+        volume.close()
+
+
+def test_urls(tmp_path: Path) -> None:
+    url = f"store+sqlite:{tmp_path}/new.db"
+    with open_backend(f"{url}?tree=1&on_exists=replace") as backend:
+        assert backend.write("/a/f", "one").error is None
+        assert backend.write("/a/f", "two").error is None
+    with open_backend(f"{url}?ns=a") as backend:
+        assert backend.download_files(["/f"])[0].content == b"two"
+    with pytest.raises(UrlError, match="tree=1 shows all namespaces; leave ns out"):
+        open_backend(f"{url}?tree=1&ns=a")
+    with pytest.raises(UrlError, match=r"\?tree=1 for all"):
+        open_backend(url)
+    with pytest.raises(TypeError, match="is no LangGraph store"):
+        StoreBackend.tree(object())

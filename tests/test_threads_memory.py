@@ -1,0 +1,105 @@
+"""What a walk through all threads leaves behind once the kernel has forgotten it: next to nothing."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import bigthreads
+
+from fusebackend.backends import ThreadsBackend
+from fusebackend.backends.threads.nodes import Node
+from fusebackend.backends.threads.records import Record
+from fusebackend.backends.threads.tree import FEW_LINES
+from fusebackend.backends.threads.volume import ThreadsVolume
+from fusebackend.protocol import ROOT_NODE
+
+THREADS = 80
+CHECKPOINTS = 12
+FILES = 20
+
+
+def walk(volume: Any) -> list[int]:
+    """Everything, held as the kernel holds it: depth first, each entry of a listing is a reference."""
+    held: list[int] = []
+    left = [ROOT_NODE]
+    while left:
+        node, after = left.pop(), b""
+        while page := volume.readdir(node, after, 100):
+            for _, attr in page:
+                volume.hold(attr.node)
+                held.append(attr.node)
+            left += [attr.node for _, attr in page if attr.is_dir]
+            after = page[-1][0]
+    return held
+
+
+def test_little_is_left_when_the_kernel_has_forgotten(tmp_path: Path) -> None:
+    path = tmp_path / "threads.db"
+    bigthreads.make(path, threads=THREADS, checkpoints=CHECKPOINTS, files=FILES)
+    with ThreadsBackend.from_sqlite(str(path)) as backend:
+        volume: Any = backend.volume
+        assert isinstance(volume, ThreadsVolume)
+        held = walk(volume)
+        assert len(set(held)) > THREADS * (CHECKPOINTS + FILES)
+        volume.forget(held)
+        volume.tidy()
+        gc.collect()
+        tree = volume._tree
+        few = 1 + THREADS + FEW_LINES * (CHECKPOINTS + 2 * FILES + 20)
+        assert len(tree.nodes) <= few
+        assert len(tree.records) <= FEW_LINES * FILES
+        assert len(tree._lines) <= FEW_LINES
+        alive = [found for found in gc.get_objects() if isinstance(found, Node)]
+        assert len(alive) <= few
+        assert sys.getsizeof(tree.nodes._held) < 10_000
+        assert sys.getsizeof(tree.nodes._nodes.data) < 100_000
+        # A second walk finds the same names under other numbers, and what is held in between keeps its own.
+        assert len(walk(volume)) == len(held)
+
+
+def test_what_is_open_or_held_outlives_that(tmp_path: Path) -> None:
+    path = tmp_path / "threads.db"
+    bigthreads.make(path, threads=THREADS, checkpoints=CHECKPOINTS, files=FILES)
+    with ThreadsBackend.from_sqlite(str(path)) as backend:
+        volume: Any = backend.volume
+        assert isinstance(volume, ThreadsVolume)
+
+        def at(name: str) -> int:
+            node = ROOT_NODE
+            for part in name.split("/"):
+                node = volume.lookup(node, part.encode()).node
+            return node
+
+        checkpoint = sorted(name for name, _ in volume.readdir(at("thread-0003/history"), b"", 100))[4].decode()
+        kept = {name: at(name) for name in (
+            "thread-0003", "thread-0003/history", f"thread-0003/history/{checkpoint}/notes/1",
+            f"thread-0003/history/{checkpoint}/notes/1/file-001.md", "thread-0005/head/notes/2/file-002.md",
+            "thread-0007/messages.jsonl",
+        )}  # fmt: skip
+        for node in kept.values():
+            volume.hold(node)
+        opened = kept[f"thread-0003/history/{checkpoint}/notes/1/file-001.md"]
+        volume.open(opened, os.O_RDONLY)
+        volume.forget(set(walk(volume)) - set(kept.values()))
+        volume.tidy()
+        gc.collect()
+        assert {name: at(name) for name in kept} == kept
+        assert b"version" in volume.read(opened, 0, 1 << 20)
+        volume.release(opened, os.O_RDONLY)
+
+
+def test_a_record_is_kept_once_whatever_its_parts_are() -> None:
+    from fusebackend.backends.threads.nodes import Nodes
+    from fusebackend.backends.threads.records import Records
+
+    records = Records(Nodes())
+    source = {"content": "x", "encoding": "utf-8", "created_at": "a" * 30, "modified_at": "b" * 30}
+    one = records.of(source)
+    assert records.of(dict(source)) is one
+    assert isinstance(one, Record)
+    records.shrink()
+    assert records.of(dict(source)) is one

@@ -1,0 +1,238 @@
+"""`ThreadsBackend.from_saver`: threads of any checkpointer object."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import agents
+import pytest
+import threadcases
+from agents import say, thread, use, user, write
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
+from langgraph.checkpoint.sqlite import SqliteSaver
+from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
+from test_threads_state import Bench, check, shown
+from threadcases import STORIES, record
+
+from fusebackend.backends import ThreadsBackend
+from fusebackend.backends.threads import saver as saver_module
+from fusebackend.backends.threads.postgres import PostgresDatabase
+from fusebackend.backends.threads.saver import SaverDatabase, database_of_saver
+from fusebackend.backends.threads.sqlite import SqliteDatabase
+
+
+class Reversed:
+    """A cipher for tests: no value can be read without it."""
+
+    def encrypt(self, plaintext: bytes) -> tuple[str, bytes]:
+        return "reversed", plaintext[::-1]
+
+    def decrypt(self, ciphername: str, ciphertext: bytes) -> bytes:
+        return ciphertext[::-1]
+
+
+class OfSomebody(BaseCheckpointSaver[str]):
+    """A saver that is none of LangGraph's: it has the two verbs that are needed, and what the graph calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = InMemorySaver()
+        self.lists = 0
+
+    def list(self, config: Any, **options: Any) -> Iterator[Any]:
+        self.lists += 1
+        return self.inner.list(config, **options)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("get_tuple", "put", "put_writes", "get_next_version", "get_delta_channel_history"):
+            return getattr(self.inner, name)
+        return super().__getattribute__(name)
+
+
+@pytest.fixture(params=["memory", "sqlite in memory", "encrypted", "somebody's"])
+def saver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
+    if request.param == "memory":
+        yield InMemorySaver()
+    elif request.param == "somebody's":
+        yield OfSomebody()
+    else:
+        path = ":memory:" if request.param == "sqlite in memory" else tmp_path / "threads.db"
+        connection = sqlite3.connect(path, check_same_thread=False)
+        serde = EncryptedSerializer(Reversed()) if request.param == "encrypted" else None
+        yield SqliteSaver(connection, serde=serde)
+        connection.close()
+
+
+@pytest.mark.parametrize("story", STORIES, ids=[story.__name__ for story in STORIES])
+def test_every_checkpoint_is_as_langgraph_finds_it(saver: Any, story: Any) -> None:
+    agent = story(saver)
+    with ThreadsBackend.from_saver(saver) as backend:
+        check(Bench(saver, backend), agent, story.__name__)
+        names = [entry["path"] for entry in backend.ls("/").entries or []]
+        assert names == [f"/{story.__name__}/"]
+
+
+def test_state_and_namespaces_are_shown(saver: Any) -> None:
+    agent = threadcases.a_subagent(saver)
+    with ThreadsBackend.from_saver(saver) as backend:
+        b = Bench(saver, backend)
+        (space,) = [entry["path"].rstrip("/") for entry in backend.ls("/a_subagent/subgraphs").entries or []]
+        assert b.tree(f"{space}/head")["/sub.txt"] == b"s"
+        state = json.loads(backend.download_files(["/a_subagent/state.json"])[0].content or b"")
+        assert state["checkpoint_id"] == agents.checkpoint_ids(agent, thread("a_subagent"))[-1]
+
+
+def test_what_is_saved_later_is_seen(saver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saver_module, "SWEEP_INTERVAL_S", 0.0)
+    monkeypatch.setattr(saver_module, "MEMORY_INTERVAL_S", 0.0)
+    monkeypatch.setattr(saver_module, "SWEEP_SHARE", 1e9)
+    with ThreadsBackend.from_saver(saver) as backend:
+        b = Bench(saver, backend)
+        assert backend.ls("/").entries == []
+        agent = agents.deep_agent(saver, [use(write("/a.txt", "one")), say("done")])
+        agent.invoke(user("go"), thread("t"))
+        assert b.tree("/t/head") == {"/a.txt": b"one"}
+        before = len(b.history("/t"))
+        agent.model.script.extend([use(write("/b.txt", "two")), say("done")])
+        agent.invoke(user("go"), thread("t"))
+        assert b.tree("/t/head") == {"/a.txt": b"one", "/b.txt": b"two"}
+        assert len(b.history("/t")) > before
+        agent.update_state(thread("t"), {"files": {"/a.txt": None}}, as_node="model")
+        assert b.tree("/t/head") == shown(agents.state_at(agent, thread("t"))["files"])
+        saver.put_writes(
+            agent.get_state(thread("t")).config, [("files", {"/w.txt": record("w")})], threadcases_null_task()
+        )
+        assert b.tree("/t/head")["/w.txt"] == b"w"
+
+
+def threadcases_null_task() -> str:
+    from fusebackend.backends.threads.rows import NULL_TASK
+
+    return NULL_TASK
+
+
+def test_a_thread_that_is_deleted_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saver_module, "MEMORY_INTERVAL_S", 0.0)
+    monkeypatch.setattr(saver_module, "SWEEP_SHARE", 1e9)
+    saver = InMemorySaver()
+    threadcases.plain(saver, "one")
+    threadcases.plain(saver, "two")
+    with ThreadsBackend.from_saver(saver) as backend:
+        assert [entry["path"] for entry in backend.ls("/").entries or []] == ["/one/", "/two/"]
+        saver.delete_thread("one")
+        assert [entry["path"] for entry in backend.ls("/").entries or []] == ["/two/"]
+        assert backend.ls("/one").error is not None
+
+
+def test_a_saver_is_not_listed_all_the_time() -> None:
+    saver = OfSomebody()
+    threadcases.plain(saver)
+    with ThreadsBackend.from_saver(saver) as backend:
+        backend.glob("**/*")
+        for _ in range(100):
+            backend.ls("/plain/head")
+        assert saver.lists <= 3
+
+
+def test_databases_are_read_directly(tmp_path: Path) -> None:
+    path = tmp_path / "threads.db"
+    with agents.sqlite_saver(path) as saver:
+        agent = threadcases.plain(saver)
+        database = database_of_saver(saver)
+        assert isinstance(database, SqliteDatabase)
+        database.close()
+        with ThreadsBackend.from_saver(saver, write="head") as backend:
+            assert backend.write("/plain/head/new.txt", "n").error is None
+        assert shown(agents.state_at(agent, thread("plain"))["files"])["/new.txt"] == b"n"
+
+
+@pytest.mark.services
+@pytest.mark.parametrize("pooled", [False, True])
+def test_a_postgres_saver_is_read_directly(postgres_dsn: str, pooled: bool) -> None:
+    from langgraph.checkpoint.postgres import PostgresSaver
+    from psycopg_pool import ConnectionPool
+
+    with agents.postgres_saver(postgres_dsn) as saver:
+        threadcases.plain(saver)
+        if pooled:
+            with ConnectionPool(postgres_dsn, kwargs={"autocommit": True}, min_size=1, open=True) as pool:
+                opened = database_of_saver(PostgresSaver(pool))  # type: ignore[arg-type]
+        else:
+            opened = database_of_saver(saver)
+        assert isinstance(opened, PostgresDatabase)
+        with ThreadsBackend(opened) as backend:
+            assert [entry["path"] for entry in backend.ls("/").entries or []] == ["/plain/"]
+
+
+def test_a_saver_that_is_asked_itself_is_read_only() -> None:
+    saver = InMemorySaver()
+    threadcases.plain(saver)
+    with pytest.raises(ValueError, match=r"write='head' needs .* not a InMemorySaver"):
+        ThreadsBackend.from_saver(saver, write="head")
+    with ThreadsBackend.from_saver(saver) as backend:
+        assert "Read-only" in (backend.write("/plain/head/x", "x").error or "")
+
+
+def test_async_savers_and_what_is_none_are_refused(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with AsyncSqliteSaver.from_conn_string(str(tmp_path / "threads.db")) as saver:
+            with pytest.raises(TypeError, match=r"AsyncSqliteSaver only answers inside .* ThreadsBackend.from_sqlite"):
+                ThreadsBackend.from_saver(saver)
+
+    asyncio.run(main())
+
+    class OnlyAsync(BaseCheckpointSaver[str]): ...
+
+    with pytest.raises(TypeError, match="OnlyAsync only answers"):
+        ThreadsBackend.from_saver(OnlyAsync())
+    with pytest.raises(TypeError, match="str is no checkpointer of LangGraph: it has no list and no get_tuple"):
+        ThreadsBackend.from_saver("threads.db")
+
+
+def test_the_constructor_says_what_to_use() -> None:
+    with pytest.raises(TypeError, match=r"not str: make it by ThreadsBackend.from_sqlite.*from_saver"):
+        ThreadsBackend("threads.db")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="not InMemorySaver"):
+        ThreadsBackend(InMemorySaver())  # type: ignore[arg-type]
+
+
+def test_a_saver_that_fails_is_an_error_in_its_own_words() -> None:
+    class Broken(OfSomebody):
+        def list(self, config: Any, **options: Any) -> Iterator[Any]:
+            raise RuntimeError("no such luck")
+
+    with pytest.raises(OSError, match="the saver failed: RuntimeError: no such luck"):
+        ThreadsBackend.from_saver(Broken())
+
+
+def test_values_that_can_not_be_packed_harm_no_file() -> None:
+    class Odd:
+        def __reduce__(self) -> Any:
+            raise TypeError("never")
+
+    class WithAnOddValue(OfSomebody):
+        def get_tuple(self, config: Any) -> Any:
+            found = self.inner.get_tuple(config)
+            if found is not None:
+                found.checkpoint["channel_values"]["odd"] = Odd()
+            return found
+
+        def __getattribute__(self, name: str) -> Any:
+            if name == "get_tuple":
+                return object.__getattribute__(self, name)
+            return super().__getattribute__(name)
+
+    saver = WithAnOddValue()
+    threadcases.plain(saver)
+    assert isinstance(database_of_saver(saver), SaverDatabase)
+    with ThreadsBackend.from_saver(saver) as backend:
+        assert backend.download_files(["/plain/head/a.txt"])[0].content == b"three\n"
+        state = json.loads(backend.download_files(["/plain/state.json"])[0].content or b"")
+        assert "can't be packed" in json.dumps(state)
