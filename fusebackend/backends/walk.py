@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import stat
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,8 @@ from fusebackend import budget, paths
 from fusebackend.errors import oserror
 from fusebackend.paths import AgentPath, PathError
 from fusebackend.protocol import NAME_MAX_BYTES, ROOT_NODE, Attr, Volume
+
+log = logging.getLogger(__name__)
 
 PATH_MAX_BYTES = 4096
 """Longest path of the agent face, as on Linux."""
@@ -198,6 +201,7 @@ class FileWalk:
         if start is None:
             return
         levels = [(start, iter(self._listing(start[1])))]
+        above = {start[1]}
         while levels:
             (prefix, _), listing = levels[-1]
             for text, attr in listing:
@@ -205,11 +209,16 @@ class FileWalk:
                 if not text.endswith("/"):
                     yield prefix + text, attr
                 elif self._depth is None or len(levels) + len(self._below) < self._depth:
+                    if attr.node in above:
+                        log.error("%r is a directory that is below itself; it is not searched", prefix + text)
+                        self.unreadable = True
+                        continue
+                    above.add(attr.node)
                     inner = (prefix + text, attr.node)
                     levels.append((inner, iter(self._listing(attr.node))))
                     break
             else:
-                levels.pop()
+                above.discard(levels.pop()[0][1])
 
     def _start(self) -> tuple[str, int] | None:
         node, prefix = self._directory, ""
@@ -228,11 +237,13 @@ class FileWalk:
     def _listing(self, directory: int) -> list[tuple[str, Attr]]:
         """Regular files and directories; `/` ends the text of a directory, which makes the order that of paths."""
         listing: list[tuple[str, Attr]] = []
+        directories: set[int] = set()
         try:
             for name, attr in self._budget.metered(entries(self._volume, directory)):
                 if stat.S_ISREG(attr.mode):
                     listing.append((paths.to_text(name), attr))
-                elif attr.is_dir:
+                elif attr.is_dir and attr.node not in directories:  # two names of one are damage: it is seen once
+                    directories.add(attr.node)
                     listing.append((paths.to_text(name) + "/", attr))
         except OSError as error:
             self._pass_over(error)
