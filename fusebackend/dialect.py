@@ -326,7 +326,7 @@ class AgentFace:
             file.write(answer.content or b"")
             return FileDownloadResponse(path=path, error=answer.error)
         try:
-            return as_download(path, self._ask(("download_to",), path, file), with_content=False)
+            return as_download(path, self.ask(("download_to",), path, file), with_content=False)
         except Refusal as refusal:
             return FileDownloadResponse(path=path, error=str(refusal))
 

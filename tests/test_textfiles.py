@@ -199,7 +199,7 @@ def test_line_ends_that_would_not_be_read_back_are_refused_and_leave_what_was():
 
 
 def test_a_backend_that_keeps_something_else_than_what_it_was_given_is_told(caplog):
-    face, files = face_of()
+    face, _ = face_of()
     write = face.backend.write
     face.backend.write = lambda path, content: write(path, content.rstrip("\n"))
     assert upload(face, b"one\n") == os.strerror(errno.EILSEQ)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from fusebackend import budget, paths
 from fusebackend.backends import trigram
 from fusebackend.backends.chunks import CHUNK_BYTES
-from fusebackend.backends.schema import INDEXED_BYTES
+from fusebackend.backends.schema import INDEXED_BYTES, connect_again
 from fusebackend.backends.walk import VANISHED, FileWalk
 from fusebackend.protocol import ROOT_NODE, Attr
 
@@ -46,6 +46,10 @@ _NAMES = f"""
     UNION ALL
     SELECT dentry.parent, dentry.name, dentry.node FROM inode CROSS JOIN dentry ON dentry.node = inode.node
     WHERE {_FILE} AND size > {INDEXED_BYTES}
+"""
+_ABOVE = """
+    SELECT dentry.parent, name FROM dentry JOIN inode ON inode.node = dentry.node
+    WHERE dentry.node = ? AND inode.parent = dentry.parent AND typeof(name) = 'blob' LIMIT 1
 """
 
 
@@ -99,7 +103,7 @@ class IndexWalk:
             self._volume.write_back()
         except OSError:  # the disk is full; what was written stays in memory, where the index does not see it
             return None
-        with contextlib.closing(sqlite3.connect(self._volume.path, isolation_level=None)) as db:
+        with contextlib.closing(connect_again(self._volume.path)) as db:
             db.set_progress_handler(lambda: self._budget.spent, POLL_STEPS)
             try:
                 db.execute("BEGIN")
@@ -126,7 +130,7 @@ class IndexWalk:
         found: list[tuple[str, int]] = []
         for parent, name, node in rows:
             prefix = self._prefix(db, parent, prefixes)
-            if prefix is not None:
+            if prefix is not None and type(name) is bytes and b"/" not in name:
                 found.append((prefix + paths.to_text(name), node))
         found.sort()
         return found
@@ -137,9 +141,9 @@ class IndexWalk:
         node = directory
         while node not in prefixes:
             self._budget.require()
-            row = db.execute("SELECT parent, name FROM dentry WHERE node = ?", (node,)).fetchone()
+            prefixes[node] = None  # until the way down is known; on damaged volumes directories may be in a circle
+            row = db.execute(_ABOVE, (node,)).fetchone()
             if row is None:
-                prefixes[node] = None
                 break
             trail.append((node, paths.to_text(row[1])))
             node = row[0]

@@ -35,6 +35,7 @@ import os
 import sqlite3
 import stat
 import threading
+from pathlib import Path
 from typing import ClassVar
 
 from fusebackend.backends.stamps import now_ns
@@ -150,13 +151,18 @@ class FileClaim:
                 os.close(self.fd)
                 raise VolumeFileError(errno.EINVAL, f"'{path}' is not an SQLite file, so no fusebackend volume")
             status = os.fstat(self.fd)
-            self._key = (status.st_dev, status.st_ino)
-            self._claimed.add(self._key)
+            self.key = (status.st_dev, status.st_ino)
+            self._claimed.add(self.key)
 
     def release(self) -> None:
         with self._guard:
-            self._claimed.discard(self._key)
+            self._claimed.discard(self.key)
             os.close(self.fd)
+
+
+def connect_again(path: str) -> sqlite3.Connection:
+    """One more connection to a volume that is open. Never makes a file, where somebody has moved it away."""
+    return sqlite3.connect(f"{Path(path).as_uri()}?mode=rw", uri=True, isolation_level=None)
 
 
 def connect(path: str) -> sqlite3.Connection:
@@ -212,10 +218,19 @@ def _prepare(connection: sqlite3.Connection, path: str) -> None:
             os.fsync(descriptor)  # the file's own name must survive as well as what is in it
         finally:
             os.close(descriptor)
-    elif connection.execute("SELECT count(*) FROM inode WHERE node = ?", (ROOT_NODE,)).fetchone()[0] != 1:
-        raise VolumeFileError(errno.EIO, f"'{path}' is damaged: it has no root directory")
-    elif version < VERSION:
-        _add_index(connection)
+    else:
+        _require_root(connection, path)
+        if version < VERSION:
+            _add_index(connection)
+
+
+def _require_root(connection: sqlite3.Connection, path: str) -> None:
+    """Without it nothing can be mounted: the kernel would wait for an answer that never comes."""
+    query = f"SELECT (mode & 61440) = {stat.S_IFDIR} AND parent = node AND nlink > 0 FROM inode WHERE node = ?"
+    row = connection.execute(query, (ROOT_NODE,)).fetchone()
+    if row is None or not row[0]:
+        what = "it has no root directory" if row is None else "its root is no directory, or not its own parent"
+        raise VolumeFileError(errno.EIO, f"'{path}' is damaged: {what}; `fusebackend check --repair {path}` mends it")
 
 
 def _create(connection: sqlite3.Connection) -> None:

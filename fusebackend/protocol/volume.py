@@ -202,6 +202,12 @@ class Volume(abc.ABC):
         """How many files were closed and are not in the backend yet, for `status`."""
         return 0
 
+    @property
+    def trouble(self) -> tuple[float, str] | None:
+        """Why a volume whose calls don't fail can't be relied on: since when (seconds since the epoch) and what, for
+        `status`. Never waits."""
+        return None
+
     # -- names -------------------------------------------------------------------------------------------------
 
     @abc.abstractmethod
@@ -307,6 +313,11 @@ class Volume(abc.ABC):
     @abc.abstractmethod
     def read(self, node: int, offset: int, size: int) -> bytes:
         """Up to `size` bytes from `offset`; fewer only at the end of the file."""
+
+    def next_data(self, node: int, offset: int) -> int | None:
+        """Where the first byte at or behind an offset is that is in no hole, as SEEK_DATA of lseek(2); None when all
+        the rest is one. A volume that can't tell says `offset`. For an open file."""
+        return offset
 
     def write(self, node: int, offset: int, data: bytes) -> int:
         """Write all of `data` at `offset`; returns its length."""

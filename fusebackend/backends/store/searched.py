@@ -71,7 +71,7 @@ class PutOneByOne:
         """A directory goes with one call: a store that is a server would else be asked once for each file."""
         from langgraph.store.base import PutOp
 
-        with _told():
+        with told():
             self._store.batch([PutOp(self._namespace, key, None) for key in keys])
 
     def _change(self, change: Change) -> None:
