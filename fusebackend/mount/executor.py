@@ -112,11 +112,6 @@ class Executor:
         """End the commands that run, wait until they have ended, and start no more. Twice is once."""
         self._runner.close()
 
-    def release(self) -> None:
-        """The mount has ended."""
-        if self._guest is not None:
-            self._guest.release()
-
 
 def runs_commands(default: Any) -> bool:
     """Has a backend `execute` of its own, other than a plain shell of this machine?"""

@@ -45,6 +45,7 @@ from fusebackend.backends.sandbox.docker import DockerBackend
 from fusebackend.backends.sandbox.scripts import Script, nonce
 from fusebackend.deadline import Calls, GivenUp
 from fusebackend.dialect import AgentFace
+from fusebackend.mount.binds import Binds
 from fusebackend.paths import ROOT, AgentPath, PathError
 from fusebackend.protocol import ExecuteResponse, Report
 from fusebackend.shell.options import ShellOptions
@@ -64,6 +65,12 @@ MAX_COMMANDS = 64
 GRACE_S = 30.0
 """How long after its own time-out an `execute` may take to answer before it is given up."""
 
+START_PATIENCE_S = 60.0
+"""How long a command waits for the mount to begin, …"""
+
+LOOK_S = 0.05
+"""… and how often it looks whether it is to be stopped meanwhile."""
+
 CLOSE_PATIENCE_S = 90.0
 """How long `close` waits for commands that it has told to end."""
 
@@ -80,11 +87,13 @@ class Sight(Protocol):
 
     how: str
     """A word for `status`."""
-    unseen: Mapping[str, str]
-    """The prefixes of routes that commands don't see, and why."""
 
-    def start(self) -> None:
-        """The mount answers."""
+    @property
+    def unseen(self) -> Mapping[AgentPath, str]:
+        """The prefixes of routes that commands don't see, and why."""
+
+    def start(self) -> list[str]:
+        """The mount answers. Returns what its user should know besides what is unseen. OSError: no commands here."""
 
     def before(self, stopped: Callable[[], bool]) -> list[str]:
         """Make ready for a command. Returns what its user should know of it, a line each. OSError: it can't be run."""
@@ -92,8 +101,8 @@ class Sight(Protocol):
     def after(self) -> list[str]:
         """A command has ended. Returns what its user should know, a line each."""
 
-    def release(self) -> None:
-        """The mount has ended."""
+    def close(self) -> None:
+        """Commands have ended, and the mount is about to. Twice is once."""
 
 
 class Guest:
@@ -129,26 +138,31 @@ class Guest:
         self._routes = [route.prefix for route in filesystem.tree.routes if route.prefix != ROOT]
         self._sight = self._choose_sight(backend, mountpoint, allow_other)
         self._calls = Calls(MAX_COMMANDS, self._log_late)
+        self._started = threading.Event()
         self._closed = False
         self._running = 0
         self._changed = threading.Condition()
 
     def _choose_sight(self, backend: CompositeBackend, mountpoint: str, allow_other: bool) -> Sight | None:
-        return None
+        if not self._routes or not isinstance(self._default, DockerBackend):
+            return None
+        return Binds(self._default, mountpoint, self._routes, allow_other)
 
     def start(self) -> list[str]:
         """See `Executor.start`."""
-        if self._sight is not None:
-            self._sight.start()
-        lines = [f"commands run in {self.label} and don't see {prefix}/: {why}" for prefix, why in self._unseen.items()]
+        lines = self._sight.start() if self._sight is not None else []
+        lines += [
+            f"commands run in {self.label} and don't see {prefix}/: {why}" for prefix, why in self._unseen.items()
+        ]
         usual = ShellOptions()
         ignored = [name for name in NOT_THEIRS if getattr(self._options, name) != getattr(usual, name)]
         if ignored:
             lines.append(f"commands run in {self.label}, to which [execute] {', '.join(ignored)} does not apply")
+        self._started.set()
         return lines
 
     @property
-    def _unseen(self) -> Mapping[str, str]:
+    def _unseen(self) -> Mapping[AgentPath, str]:
         if self._sight is not None:
             return self._sight.unseen
         return dict.fromkeys(self._routes, "it has files of its own only")
@@ -178,9 +192,17 @@ class Guest:
         try:
             start = paths.normalise(cwd)
             with self._counted():
+                self._wait_for_start(stopped)
                 return self._execute(command, timeout, stdin, start, on_output, stopped)
         except (GuestError, PathError) as error:
             return ExecuteResponse(output=f"Error: {error}", exit_code=REFUSED)
+
+    def _wait_for_start(self, stopped: Callable[[], bool]) -> None:
+        """The control socket is there before the mount, and so may commands be."""
+        deadline = time.monotonic() + START_PATIENCE_S
+        while not self._started.wait(LOOK_S):
+            if stopped() or time.monotonic() > deadline:
+                raise GuestError("the mount does not answer yet")
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:
@@ -327,11 +349,8 @@ class Guest:
             self._closed = True
             if not self._changed.wait_for(lambda: self._running == 0, CLOSE_PATIENCE_S):
                 log.error("%d commands have not ended within %.0f s", self._running, CLOSE_PATIENCE_S)
-
-    def release(self) -> None:
-        """See `Executor.release`."""
         if self._sight is not None:
-            self._sight.release()
+            self._sight.close()
 
 
 def label_of(default: Any) -> str:

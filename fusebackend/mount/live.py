@@ -87,7 +87,6 @@ class LiveMount:
             self._session.run(ready)
         finally:
             self._end()
-            self.shell.release()
             self._backend.guard({})
 
     def stop(self) -> None:
