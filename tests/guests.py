@@ -60,4 +60,7 @@ def hosted(directory: str) -> sandboxes.LocalSandbox:
     """A sandbox elsewhere: a directory, reached by commands and two transfers."""
     root = Path(directory, "root")
     root.mkdir(exist_ok=True)
-    return sandboxes.LocalSandbox(root, sandboxes.tools("gnu", Path(directory, "tools")))
+    programs = sandboxes.tools("gnu", Path(directory, "tools"))
+    for program in ("ls", "touch"):  # for what tests have it do
+        (programs / program).symlink_to(f"/bin/{program}")
+    return sandboxes.LocalSandbox(root, programs)

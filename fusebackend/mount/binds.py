@@ -37,6 +37,8 @@ SYSTEM = frozenset({"bin", "etc", "lib", "lib32", "lib64", "libx32", "sbin", "us
 KERNELS = frozenset({"proc", "sys", "dev"})
 """Nothing is bound below these either: the engine refuses it, or mounts its own there."""
 
+OWN_DIRECTORY = "the sandbox's own directory is there"
+
 LOOK_S = 5.0
 """How long the look at a route from inside may take when the mount begins; a route that hangs is there all the same."""
 
@@ -61,12 +63,12 @@ class Binds:
     def __init__(
         self, default: DockerBackend, mountpoint: str, prefixes: Iterable[AgentPath], allow_other: bool
     ) -> None:
-        self._default = default
+        self.default = default
         self._mountpoint = mountpoint
         self._allow_other = allow_other
         self.unseen: dict[AgentPath, str] = {}
         self.elsewhere = False
-        """Does the engine not know this machine's files?"""
+        """Does the engine not know this machine's files? Then nothing is bound."""
         tops: list[AgentPath] = []
         self._below: dict[AgentPath, AgentPath] = {}
         for prefix in sorted(prefixes):
@@ -88,10 +90,10 @@ class Binds:
                 wanted.append(prefix)
             else:
                 self._hide(prefix, why)
-        container = self._default.container
+        container = self.default.container
         if not self._ours:
             return self._check(wanted, "it ran before the mount, and what is mounted in a container can't be changed")
-        container.bind({self._default.path_of(prefix): self._mountpoint + prefix for prefix in wanted})
+        container.bind({self.default.path_of(prefix): self._mountpoint + prefix for prefix in wanted})
         try:
             container.shells()
         except OSError as error:
@@ -104,13 +106,10 @@ class Binds:
             self.elsewhere = bool(wanted) and missing == wanted
             if self.elsewhere:
                 container.unbind()
-        if self.elsewhere:
-            for prefix in wanted:
-                self._hide(prefix, "the container's engine does not see this machine's files")
         if self.elsewhere or not wanted:
             return []
         notes = self._check(wanted, "the container's engine shows a directory of its own there")
-        self._default.leave_out(wanted)
+        self.default.leave_out(wanted)
         stop, self._stopper = os.pipe()
         self._watcher = threading.Thread(target=self._watch, args=(stop,), name="fusebackend-binds", daemon=True)
         self._watcher.start()
@@ -118,9 +117,8 @@ class Binds:
 
     def _why_not(self, prefix: AgentPath) -> str | None:
         """Why a route is not bound; None if it can be."""
-        top, _, below = prefix.removeprefix("/").partition("/")
-        if top in KERNELS or (top in SYSTEM and not below):
-            return "the container's own directory is there"
+        if is_systems(self.default.path_of(prefix)):
+            return OWN_DIRECTORY
         if "\n" in prefix:
             return "its name has a line break"
         if self._ours and not self._allow_other and os.geteuid() != 0:
@@ -146,15 +144,15 @@ class Binds:
 
     def _is_open(self, prefix: AgentPath) -> bool:
         """May the container's user look into a route?"""
-        script = Script().call("fb_enter", self._default.path_of(prefix))
+        script = Script().call("fb_enter", self.default.path_of(prefix))
         try:
-            return status_of(self._default.ask(script, LOOK_S, looks=True))[0] == "ok"
+            return status_of(self.default.ask(script, LOOK_S, looks=True))[0] == "ok"
         except TimeoutError:
             return True
 
     def _missing(self, prefixes: list[AgentPath]) -> list[AgentPath]:
         """Which of these are not the routes of this mount where the container's commands are."""
-        (piece,) = self._default.pieces(["/proc/self/mountinfo"])
+        (piece,) = self.default.pieces(["/proc/self/mountinfo"])
         device = os.stat(self._mountpoint).st_dev
         number = f"{os.major(device)}:{os.minor(device)}"
         there = {
@@ -163,7 +161,7 @@ class Binds:
             if line.split(" ")[2:3] == [number]
             for entry in table.parse(line)
         }
-        return [prefix for prefix in prefixes if there.get(self._default.path_of(prefix)) != prefix]
+        return [prefix for prefix in prefixes if there.get(self.default.path_of(prefix)) != prefix]
 
     def before(self, stopped: Callable[[], bool]) -> list[str]:
         return []
@@ -183,7 +181,7 @@ class Binds:
                 entry = table.mount_at(self._mountpoint)
                 if entry is None or not entry.is_ours:
                     log.info("%s is unmounted: its container ends", self._mountpoint)
-                    self._default.container.unbind()
+                    self.default.container.unbind()
                     break
                 if any(descriptor == stop for descriptor, _ in poll.poll()):
                     break
@@ -191,9 +189,15 @@ class Binds:
 
     def close(self) -> None:
         if self._ours:
-            self._default.container.bind({})  # one that is started from now on has nothing of this mount
+            self.default.container.bind({})  # one that is started from now on has nothing of this mount
         stopper, self._stopper = self._stopper, None
         if stopper is not None and self._watcher is not None:
             os.close(stopper)
             self._watcher.join()  # the mount may be gone from the next moment on, and that is no news then
-        self._default.leave_out([])
+        self.default.leave_out([])
+
+
+def is_systems(path: str) -> bool:
+    """Does a sandbox need what it has itself at this path?"""
+    top, _, below = path.removeprefix("/").partition("/")
+    return top in KERNELS or (top in SYSTEM and not below)

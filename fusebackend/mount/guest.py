@@ -46,6 +46,7 @@ from fusebackend.backends.sandbox.scripts import Script, nonce
 from fusebackend.deadline import Calls, GivenUp
 from fusebackend.dialect import AgentFace
 from fusebackend.mount.binds import Binds
+from fusebackend.mount.carrying import Carrying
 from fusebackend.paths import ROOT, AgentPath, PathError
 from fusebackend.protocol import ExecuteResponse, Report
 from fusebackend.shell.options import ShellOptions
@@ -127,6 +128,7 @@ class Guest:
         read_only: bool,
     ) -> None:
         self._default = backend.mounts()[ROOT]
+        self._backend = backend
         self._filesystem = filesystem
         self._options = options
         self._read_only = read_only
@@ -136,21 +138,27 @@ class Guest:
         self._known = _parameters(verb)
         self.label = label_of(self._default)
         self._routes = [route.prefix for route in filesystem.tree.routes if route.prefix != ROOT]
-        self._sight = self._choose_sight(backend, mountpoint, allow_other)
+        self._sight = self._choose_sight(mountpoint, allow_other)
         self._calls = Calls(MAX_COMMANDS, self._log_late)
         self._started = threading.Event()
         self._closed = False
         self._running = 0
         self._changed = threading.Condition()
 
-    def _choose_sight(self, backend: CompositeBackend, mountpoint: str, allow_other: bool) -> Sight | None:
-        if not self._routes or not isinstance(self._default, DockerBackend):
+    def _choose_sight(self, mountpoint: str, allow_other: bool) -> Sight | None:
+        if not self._routes or not isinstance(self._default, BaseSandbox):
             return None
-        return Binds(self._default, mountpoint, self._routes, allow_other)
+        if isinstance(self._default, DockerBackend):
+            return Binds(self._default, mountpoint, self._routes, allow_other)
+        return Carrying(self._default, self._backend, self._filesystem)
 
     def start(self) -> list[str]:
         """See `Executor.start`."""
         lines = self._sight.start() if self._sight is not None else []
+        if isinstance(self._sight, Binds) and self._sight.elsewhere:
+            self._sight.close()
+            self._sight = Carrying(self._sight.default, self._backend, self._filesystem)
+            lines = self._sight.start()
         lines += [
             f"commands run in {self.label} and don't see {prefix}/: {why}" for prefix, why in self._unseen.items()
         ]
@@ -236,11 +244,14 @@ class Guest:
         except OSError as error:
             raise GuestError(f"{self.label}: {error.strerror or error}") from None
         try:
+            if stopped():
+                return response(Kept(0), Kept(0), End.STOP, 0, 0, 0)
             answer = self._run(before + command, timeout, on_output, stopped)
         finally:
             if self._sight is not None:
                 notes += self._sight.after()
             self._forget()
+        notes = list(dict.fromkeys(notes))
         if notes:
             text = "\n".join(f"[stderr] fusebackend: {note}" for note in notes)
             answer.output = f"{text}\n{answer.output}"

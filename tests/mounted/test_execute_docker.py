@@ -292,3 +292,29 @@ def test_verbs_of_a_backend_that_leaves_out_what_is_not_its_own(engine) -> None:
         assert [info["path"] for info in box.glob("*/x", "/deep").matches] == []
         assert "/theirs/" not in [entry["path"] for entry in box.ls("/").entries]
         assert box.ls("/deep").entries == []
+
+
+def test_an_engine_that_does_not_see_the_mount_gets_the_files(engine, tmp_path: Path) -> None:
+    """The server has a mount namespace of its own, so the engine is as far away as one on another host."""
+    point = tmp_path / "mnt"
+    point.mkdir()
+    script = """
+    set -e
+    run() { "$PYTHON" -m fusebackend.cli.main "$@"; }
+    run mount "$1" -o allow_other --default "docker:$2" --route /memories=memory: >&2
+    trap 'run umount "$1" >&2' EXIT
+    echo note > "$1/memories/n"
+    run exec --mount "$1" -- 'cat /memories/n; echo made > /memories/made; grep -c /memories /proc/self/mountinfo || :'
+    cat "$1/memories/made"
+    run status "$1" | grep execute
+    """
+    environment = {"PYTHONPATH": os.pathsep.join(mounts._module_path()), "PYTHON": sys.executable}
+    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh", str(point), engine.image]
+    done = subprocess.run(
+        command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "note", "0", "made", f"  execute: container {engine.image} (docker), routes carried"
+    ]  # fmt: skip
+    assert "Warning" not in done.stderr
