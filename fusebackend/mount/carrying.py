@@ -3,7 +3,7 @@
 The sandbox has no mount: it has copies, at the routes' own paths. Before and after each command both sides are listed
 and compared with what both had last (`_Base`), three ways:
 
-- what one side has changed, made or deleted goes to the other;
+- what one side has changed, made or deleted goes to the other, and with files the directories that they leave empty;
 - what both have changed is a conflict: the route's version keeps the name on both sides, the sandbox's is stored in the
   route as `name.conflict-<time>` (SEMANTICS), and the command's answer says so. Of a file that one side has deleted and
   the other changed, the change is kept;
@@ -13,7 +13,8 @@ A sandbox that has been replaced by an empty one has deleted nothing: a mark in 
 
 Regular files are carried, with their names and whether they can be executed, and directories as far as files are in
 them; links, other modes, owners and times are not. A route that has too much is left out, and so is a file that is too
-large, each by name: in `status` and in the answer of the command. So is a route that does not answer.
+large, each by name: in `status` and in the answer of the command. So is a route that does not answer. Of commands that
+run at once each may see, and give back, what the other has half done.
 """
 
 from __future__ import annotations
@@ -27,19 +28,21 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fusebackend import budget, paths
+from fusebackend.backends.native import NativeVolume
 from fusebackend.backends.sandbox.answers import entries_of, failure, status_of
 from fusebackend.backends.sandbox.base import BaseSandbox
 from fusebackend.backends.sandbox.scripts import Script, nonce
 from fusebackend.backends.walk import FileWalk, resolve
 from fusebackend.backends.wholefiles import conflict_path
 from fusebackend.budget import Spent
+from fusebackend.dialect import AgentFace
 from fusebackend.errors import FILE_NOT_FOUND, words_of
 from fusebackend.mount.binds import OWN_DIRECTORY, is_systems
 from fusebackend.paths import ROOT, AgentPath
-from fusebackend.protocol import ROOT_NODE, Attr, AttrChanges, FileDownloadResponse
+from fusebackend.protocol import ROOT_NODE, Attr, AttrChanges, Change, FileDownloadResponse, Report
 
 if TYPE_CHECKING:
     from fusebackend.composite import CompositeBackend
@@ -61,6 +64,9 @@ BATCH_BYTES = 16 << 20
 """Carried at a time, so held in memory twice."""
 
 BATCH_FILES = 200
+
+LISTING_BYTES = 16 << 20
+"""A longer list of the sandbox's files is not even read: Python's records of it would take some ten times as much."""
 
 LIST_S = 15.0
 """How long the list of one route's files may take."""
@@ -102,6 +108,7 @@ class Carrying:
 
     def __init__(self, default: BaseSandbox, backend: CompositeBackend, filesystem: FileSystem) -> None:
         self._default = default
+        self._face = AgentFace(default, "The sandbox")
         self._backend = backend
         self._routes = {route.prefix: route for route in filesystem.tree.routes if route.prefix != ROOT}
         self._tops = [prefix for prefix in self._routes if self._holder(paths.parent_and_name(prefix)[0]) is None]
@@ -145,6 +152,7 @@ class Carrying:
     def _carry(self, stopped: Callable[[], bool]) -> list[str]:
         """Make both sides equal. Returns what the user should know. OSError: the sandbox does not answer."""
         with self._lock:
+            notes: list[str] = []
             for _ in range(ROUNDS):
                 round_ = _Round(self._base, stopped)
                 self._list(round_)
@@ -153,19 +161,20 @@ class Carrying:
                 if round_.sent:
                     self._note_versions(round_)
                 self.unseen = round_.left_out
+                notes += [note for note in round_.notes if note not in notes]
                 if not round_.overtaken or stopped():
                     break
             if round_.overtaken:
-                round_.notes.append("some files change while they are carried; the next command goes on with them")
-            for note in round_.notes:
+                notes.append("some files change while they are carried; the next command goes on with them")
+            for note in notes:
                 log.warning("%s", note)
             left_out = [
                 f"{prefix}/ is not carried: {why}"
                 for prefix, why in round_.left_out.items()
                 if prefix not in self._never
             ]
-            more = len(round_.notes) - SHOWN
-            return left_out + round_.notes[:SHOWN] + ([f"and {more} more, see the log"] if more > 0 else [])
+            more = len(notes) - SHOWN
+            return left_out + notes[:SHOWN] + ([f"and {more} more, see the log"] if more > 0 else [])
 
     def _list(self, round_: _Round) -> None:
         round_.left_out |= self._never
@@ -225,6 +234,10 @@ class Carrying:
         found: dict[AgentPath, dict[AgentPath, _File]] = {prefix: {} for prefix in self._routes}
         for top, listing in zip(self._tops, listings, strict=True):
             status, entries = status_of(listing)
+            if len(entries) > LISTING_BYTES:
+                why = f"in the sandbox, it has far more than {MAX_FILES} files"
+                round_.left_out |= {prefix: why for prefix in self._routes if paths.is_below(prefix, top)}
+                continue
             files = entries_of(entries)
             if status != "ok" or not files.ended or files.unreadable:
                 why = "not all of it can be read there" if status == "ok" else _why(status)
@@ -264,7 +277,7 @@ class Carrying:
         wanted = [path for path in batch if path in round_.routes and round_.looks_changed(path, True)]
         ours = _fetch(round_, wanted, self._backend.download_files)
         wanted = [path for path in batch if path in round_.sandbox and round_.looks_changed(path, False)]
-        theirs = _fetch(round_, wanted, self._default.download_files)
+        theirs = _fetch(round_, wanted, self._face.download_files)
         to_sandbox: dict[AgentPath, bytes | None] = {}
         to_route: dict[AgentPath, bytes | None] = {}
         for path in batch:
@@ -314,12 +327,13 @@ class Carrying:
         self._remove_there(gone)
         for path in gone:
             self._base.pop(path, None)
+        self._prune_there(gone)
         wanted = [(path, data) for path, data in files.items() if data is not None]
         if not wanted:
             return
         parents = sorted({paths.parent_and_name(path)[0] for path, _ in wanted})
         self._run_there("mkdir -p", parents)
-        for (path, data), response in zip(wanted, self._default.upload_files(list(wanted)), strict=True):
+        for (path, data), response in zip(wanted, self._face.upload_files(wanted), strict=True):
             if response.error is not None:
                 round_.notes.append(f"{path} is not carried to the sandbox: {words_of(response.error)}")
                 continue
@@ -346,6 +360,7 @@ class Carrying:
     # -- to the routes -----------------------------------------------------------------------------------------
 
     def _store(self, round_: _Round, files: Mapping[AgentPath, bytes | None]) -> None:
+        gone: list[AgentPath] = []
         for path, data in files.items():
             now = self._now(path)
             before = round_.routes.get(path)
@@ -355,6 +370,7 @@ class Carrying:
                 error = self._backend.delete(path).error
                 if error is None:
                     self._base.pop(path, None)
+                    gone.append(path)
                 else:
                     round_.notes.append(f"{path} is deleted in the sandbox alone: {error}")
             else:
@@ -365,13 +381,17 @@ class Carrying:
                 self._base[path] = _Base(None, round_.sandbox[path].version, _digest(data))
                 if round_.sandbox[path].executable != (before is not None and before.executable):
                     self._set_executable(path, round_.sandbox[path].executable)
+        self._prune_routes(gone)
 
     def _now(self, path: AgentPath) -> _File | None:
-        """What a route has at a path now."""
+        """The file that a route has at a path now."""
+        attr = self._look(path)
+        return None if attr is None else _file_of(attr)
+
+    def _look(self, path: AgentPath) -> Attr | None:
         route = self._route_of(path)
-        inner = route.inner(path)
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            return _file_of(route.offload.run("carry", lambda: resolve(route.volume, inner, follow=False).found))
+        with contextlib.suppress(NotADirectoryError):
+            return route.offload.run("carry", lambda: resolve(route.volume, route.inner(path), follow=False).attr)
         return None
 
     def _set_executable(self, path: AgentPath, executable: bool) -> None:
@@ -384,9 +404,44 @@ class Carrying:
             readable = stat.S_IMODE(attr.mode) & 0o444
             mode = stat.S_IMODE(attr.mode) & ~0o111 | (readable >> 2 if executable else 0)
             route.volume.setattr(attr.node, AttrChanges(mode=mode))
+            _tell(route, Change(node=attr.node), Report("attributes", route.inner(path)))
 
         with contextlib.suppress(FileNotFoundError):
             route.offload.run("carry", change)
+
+    # -- directories that have become empty --------------------------------------------------------------------
+
+    def _prune_there(self, gone: list[AgentPath]) -> None:
+        """Remove the directories of the sandbox that files were deleted from, where the route has none."""
+        script = Script()
+        for directory in self._above(gone):
+            if self._look(directory) is None:
+                script.call("rmdir", self._default.path_of(directory))
+        if script.text:
+            self._default.ask(script, self._default.script_timeout_s)
+
+    def _prune_routes(self, gone: list[AgentPath]) -> None:
+        """The same for routes."""
+        above = self._above(gone)
+        if not above:
+            return
+        script = Script().call("fb_arrived", *map(self._default.path_of, above))
+        there = self._default.statuses(script)
+        for directory, status in zip(above, there, strict=True):
+            if status != "ok":
+                route = self._route_of(directory)
+                with contextlib.suppress(OSError):  # it is gone, or not empty
+                    route.offload.run("carry", partial(_remove_directory, route, route.inner(directory)))
+
+    def _above(self, gone: list[AgentPath]) -> list[AgentPath]:
+        """The directories on the way to these files, but for the routes' roots, each before the one that holds it."""
+        found = set()
+        for path in gone:
+            directory = paths.parent_and_name(path)[0]
+            while directory not in self._routes:
+                found.add(directory)
+                directory = paths.parent_and_name(directory)[0]
+        return sorted(found, key=len, reverse=True)
 
     def _route_of(self, path: AgentPath) -> Route:
         prefix = self._holder(path)
@@ -445,7 +500,7 @@ class _Round:
 
 
 def _fetch(
-    round_: _Round, wanted: list[AgentPath], download: Callable[[list[str]], list[FileDownloadResponse]]
+    round_: _Round, wanted: list[AgentPath], download: Callable[[list[Any]], list[FileDownloadResponse]]
 ) -> dict[AgentPath, bytes]:
     """The bytes of files. One that can't be had is passed over in this round."""
     found: dict[AgentPath, bytes] = {}
@@ -497,3 +552,16 @@ def _parts(wanted: list[AgentPath]) -> Iterator[list[AgentPath]]:
             some, size = [], 0
     if some:
         yield some
+
+
+def _remove_directory(route: Route, path: AgentPath) -> None:
+    """Remove an empty directory of a route. ENOTEMPTY."""
+    place = resolve(route.volume, path, follow=False)
+    route.volume.rmdir(place.parent, place.name)
+    _tell(route, Change(parent=place.parent, name=place.name), Report("deleted", f"{path}/"))
+
+
+def _tell(route: Route, change: Change, report: Report) -> None:
+    """Tell the kernel and watchers of what was done to a volume."""
+    if isinstance(route.volume, NativeVolume):
+        route.volume.publish(change, reports=[report])

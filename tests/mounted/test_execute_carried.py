@@ -166,6 +166,17 @@ def test_deleted_and_renamed(both: Both) -> None:
     assert both.files() == ["/memories/b2", "/memories/c2"]
 
 
+def test_emptied_directories_go_too(both: Both) -> None:
+    for path in ("/memories/one/deep/a", "/memories/two/deep/b", "/memories/kept/c", "/memories/kept/d"):
+        both.write(path, b"x")
+    both.run("true")
+    both.backend.delete("/memories/one")
+    output, notes = both.run("ls memories; rm -r memories/two memories/kept/c")
+    assert (output.split(), notes) == (["deep", "kept", "two"], [])
+    assert [entry["path"] for entry in both.backend.ls("/memories").entries] == ["/memories/deep/", "/memories/kept/"]
+    assert both.files() == ["/memories/kept/d"]
+
+
 def test_a_conflict_keeps_both(both: Both) -> None:
     both.write("/memories/x", b"first")
     both.carrying.before(never)
@@ -306,6 +317,9 @@ def test_a_mount_of_a_sandbox_elsewhere(tmp_path: Path) -> None:
         assert (there / "command").read_text() == "by a command"
         assert shell.download("/memories/command") == b"by a command"
         assert (shell.path / "notes/deep/x/y").exists() and (shell.path / "own").exists()
+        shell.output("chmod +x memories/command; echo >> memories/command; rm -r notes/deep/x")
+        assert os.access(there / "command", os.X_OK) and os.stat(there / "command").st_mode & 0o111
+        assert not (shell.path / "notes/deep/x").exists(), "the kernel hears of all that"
         assert shell.output("pwd; ls; cat", cwd="/memories", stdin=b"input") == (
             f"{tmp_path}/root/memories\ncommand\nkernel\nverb\ninput"
         )
