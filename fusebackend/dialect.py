@@ -375,6 +375,10 @@ class AgentFace:
     def _guarded(self, verb: str, call: Callable[[], T], files: int = 1) -> T:
         return call() if self.guard is None else self.guard.run(verb, call, files)
 
+    def verb(self, name: str) -> Callable[..., Any] | None:
+        """A verb of the backend's own, its `a…` form as a plain function where it has no other; None for neither."""
+        return None if self.refusal is not None else self._method(name) or self._async_method(name)
+
     def _method(self, verb: str) -> Callable[..., Any] | None:
         method = getattr(self.backend, verb, None)
         return method if callable(method) and not self._is_default(verb) else None

@@ -2,7 +2,7 @@
 
 The server is a new process, not a fork: backends start threads, and threads do not survive a fork. Its plan goes
 through its standard input, so that passwords in URLs don't show in the list of processes; its answer comes back through
-a pipe, as one line of JSON: `{"pid": …}` or `{"error": …}`.
+a pipe, as one line of JSON: `{"pid": …, "warnings": […]}` or `{"error": …}`.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ MAX_LOG_BYTES = 10 << 20
 """A log longer than this is put aside as `.1` when a server starts."""
 
 
-def launch(plan: MountPlan) -> int:
-    """Start a server; returns its process id when its mount answers.
+def launch(plan: MountPlan) -> tuple[int, list[str]]:
+    """Start a server; returns its process id when its mount answers, and what the user of the mount should know.
 
     Raises:
         MountError: it could not mount, in its own words.
@@ -53,7 +53,7 @@ def launch(plan: MountPlan) -> int:
         os.close(log_fd)
 
 
-def _launch(plan: MountPlan, log: str, log_fd: int) -> int:
+def _launch(plan: MountPlan, log: str, log_fd: int) -> tuple[int, list[str]]:
     log_start = os.fstat(log_fd).st_size
     process, answer_fd = _start(plan, log_fd)
     try:
@@ -70,7 +70,7 @@ def _launch(plan: MountPlan, log: str, log_fd: int) -> int:
         process.wait(END_TIMEOUT_S)
         raise MountError(errno.EIO, _why(answer, log, log_start))
     process.returncode = 0  # it is meant to outlive us: no warning that it still runs
-    return process.pid
+    return process.pid, answer["warnings"]
 
 
 def open_log(path: str) -> int:

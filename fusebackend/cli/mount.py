@@ -74,11 +74,14 @@ def mount(
     if foreground:
         from fusebackend.cli.serve import serve
 
-        serve(plan, lambda: _announce(plan, os.getpid()), log_file=None)
+        serve(plan, lambda _: _announce(plan, os.getpid()), log_file=None)  # warnings are in its log, which is shown
     else:
         from fusebackend.cli.launch import launch
 
-        _announce(plan, launch(plan), plan.log)
+        pid, warnings = launch(plan)
+        _announce(plan, pid, plan.log)
+        for line in warnings:
+            click.echo(f"Warning: {line}", err=True)
 
 
 def _base(config_path: str | None) -> str | None:

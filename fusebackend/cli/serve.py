@@ -11,7 +11,7 @@ import logging
 import os
 import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fusebackend.config import MountPlan
@@ -22,12 +22,12 @@ log = logging.getLogger("fusebackend.serve")
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
-def serve(plan: MountPlan, on_ready: Callable[[], None], *, log_file: str | None) -> None:
+def serve(plan: MountPlan, on_ready: Callable[[Sequence[str]], None], *, log_file: str | None) -> None:
     """Serve a plan in the calling thread until it is unmounted, or SIGTERM or SIGINT comes.
 
     Args:
         plan: what to mount where.
-        on_ready: called once, from another thread, when the mount answers.
+        on_ready: called once, from another thread, when the mount answers, with what its user should know.
         log_file: where this process logs, for `status` to show; None means standard error.
 
     Raises:
@@ -66,7 +66,7 @@ def serve(plan: MountPlan, on_ready: Callable[[], None], *, log_file: str | None
             limits=plan.limits,
             shell=plan.execute,
         )
-        live.run(on_ready)
+        live.run(lambda: on_ready(live.warnings))
     log.info("unmounted %s, everything is stored", plan.mountpoint)
 
 
@@ -105,7 +105,7 @@ def main() -> None:
 
     plan = MountPlan.from_json(request["plan"])
     try:
-        serve(plan, lambda: answer({"pid": os.getpid()}), log_file=plan.log)
+        serve(plan, lambda warnings: answer({"pid": os.getpid(), "warnings": list(warnings)}), log_file=plan.log)
     except (UrlError, OSError) as error:
         from fusebackend.cli.main import one_line
 

@@ -74,6 +74,8 @@ def _print(states: list[MountState]) -> None:
                 Text(cannot(route.get("features") or {}) or "–"),
             )
         console.print(routes)
+        for line in _execution(state.status.get("execute") or {}):
+            console.print(Text(f"  {line}"), soft_wrap=True)
         for route in state.status.get("routes", []):
             trouble = _trouble(route)
             if trouble:
@@ -82,6 +84,16 @@ def _print(states: list[MountState]) -> None:
 
 PLAIN_WIDTH = 200
 """Columns where the output goes to no terminal: a program that reads it should find each route on one line."""
+
+
+def _execution(execute: dict[str, Any]) -> list[str]:
+    """Where commands run, and which routes they don't see there."""
+    if "where" not in execute:
+        return []  # an older server
+    lines = [f"execute: {execute['where']}"]
+    if execute.get("routes"):
+        lines[0] += f", routes {execute['routes']}"
+    return lines + [f"commands don't see {prefix}: {why}" for prefix, why in execute["unseen_routes"].items()]
 
 
 def _trouble(route: dict[str, Any]) -> str | None:

@@ -114,7 +114,8 @@ def _by_prefix(limits: Mapping[str, RouteLimits]) -> dict[AgentPath, RouteLimits
 class Mount(MountedBackend):
     """A mount of this process, and its files through the agent face: every verb goes to the backend it serves.
 
-    `execute` runs in a shell that sees every route at the path the other verbs use. Made by `fusebackend.mount`.
+    `execute` runs where the default backend runs commands, else in a sandbox whose root is the mount; it sees every
+    route at the path that the other verbs use, but those that `status` names. Made by `fusebackend.mount`.
     Leaving the `with` block, or `close`, unmounts; at the end of the interpreter that is done too. The file verbs go on
     working afterwards, for the backend is still there.
     """

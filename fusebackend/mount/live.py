@@ -1,4 +1,4 @@
-"""`LiveMount`: everything that belongs to one mount, put together: tree, session, shell and control socket.
+"""`LiveMount`: everything that belongs to one mount, put together: tree, session, executor and control socket.
 
 `mount.api.Mount` and the server of `fusebackend mount` both are one of these and their way of waiting for it.
 """
@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fusebackend.control.server import ControlServer
+from fusebackend.mount.executor import Executor
 from fusebackend.mount.mounted import MountedBackend
 from fusebackend.mount.session import MountOptions, Session
-from fusebackend.shell import Shell, ShellOptions
+from fusebackend.shell import ShellOptions
 from fusebackend.vfs.filesystem import FileSystem
 from fusebackend.vfs.guard import RouteGuard
 
@@ -33,6 +34,12 @@ class LiveMount:
         options: how to mount.
         ttl_s, deadline_s, limits: as for `FileSystem`.
         shell: how `execute` runs commands in the mount.
+
+    Attributes:
+        warnings: what the user of the mount should know, a line each, once it answers.
+
+    Raises:
+        OSError: the default backend runs commands, and can't be had.
     """
 
     def __init__(
@@ -52,16 +59,32 @@ class LiveMount:
         self._guards = {route.prefix: RouteGuard(route.offload) for route in routes}
         self._session = Session(self.filesystem, mountpoint, options, describe=self._describe, before_end=self._end)
         self.status = self._session.status
-        self.shell = Shell(self.filesystem, mountpoint, shell or ShellOptions())
+        self.warnings: list[str] = []
+        self.shell = Executor(
+            backend,
+            self.filesystem,
+            mountpoint,
+            shell or ShellOptions(),
+            allow_other=options.allow_other,
+            read_only=options.read_only,
+        )
         mounted = MountedBackend(backend, self.filesystem, mountpoint, self.shell, self.status)
         self._control = ControlServer(mounted, read_only=options.read_only)
 
     def run(self, on_ready: Callable[[], None] | None = None) -> None:
         """As `Session.run`. The control socket listens before there is a mount that names it."""
+
+        def ready() -> None:
+            self.warnings = self.shell.start()
+            for line in self.warnings:
+                log.warning("%s", line)
+            if on_ready is not None:
+                on_ready()
+
         self._backend.guard(self._guards)
         self._listen()
         try:
-            self._session.run(on_ready)
+            self._session.run(ready)
         finally:
             self._end()
             self._backend.guard({})

@@ -1,7 +1,8 @@
 """`MountedBackend`: the files of a live mount through the agent face, and what only a live mount can do.
 
-The verbs go to the backend that is mounted. `execute` runs in a shell whose root is the mount; `stat`, `invalidate`,
-`watch` and `status` speak of the mount. `mount.api.Mount` and the control server both end here.
+The verbs go to the backend that is mounted. `execute` runs where the default backend runs commands, else in a sandbox
+whose root is the mount (`executor.py`); `stat`, `invalidate`, `watch` and `status` speak of the mount. Both
+`mount.api.Mount` and the control server end here.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from fusebackend.protocol import (
 
 if TYPE_CHECKING:
     from fusebackend.composite import CompositeBackend
-    from fusebackend.shell import Shell
+    from fusebackend.mount.executor import Executor
     from fusebackend.vfs.filesystem import FileSystem
     from fusebackend.vfs.mounttree import Route
     from fusebackend.vfs.watch import Watch
@@ -62,7 +63,7 @@ class MountedBackend(SandboxBackendProtocol):
         backend: what is mounted.
         filesystem: its mounted tree.
         mountpoint: where, as an absolute path.
-        shell: what runs commands in the mount.
+        shell: runs the commands of the mount.
         status: gives what `fusebackend status --json` shows of the mount.
     """
 
@@ -71,7 +72,7 @@ class MountedBackend(SandboxBackendProtocol):
         backend: CompositeBackend,
         filesystem: FileSystem,
         mountpoint: str,
-        shell: Shell,
+        shell: Executor,
         status: Callable[[], dict[str, Any]],
     ) -> None:
         self.backend = backend
@@ -126,7 +127,10 @@ class MountedBackend(SandboxBackendProtocol):
         return f"fusebackend:{self.mountpoint}"
 
     def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
-        """Run a command in a shell that sees every route at the path the other verbs use (`shell/`)."""
+        """Run a command where the default backend does, with every route at the path that the other verbs use.
+
+        `status` says where that is, and which routes can't be seen there.
+        """
         return self.run(command, timeout=timeout)
 
     # -- the mount ---------------------------------------------------------------------------------------------
@@ -145,7 +149,7 @@ class MountedBackend(SandboxBackendProtocol):
 
         Args:
             command: for `sh -c`.
-            timeout: seconds; the shell's own when None.
+            timeout: seconds; that of the place where it runs when None.
             stdin: what the command reads; nothing when None.
             cwd: where it starts, as the agent names it.
             on_output: told of output as it comes, in the thread that called; it may raise to end the command.

@@ -571,6 +571,8 @@ def test_what_it_says_of_itself(shell: Commands) -> None:
     limited = {name: described.pop(name) for name in ("memory_limited_by", "processes_limited_by")}
     assert all(isinstance(words, str) and words for words in limited.values())
     assert described == {
+        "where": "bubblewrap sandbox",
+        "unseen_routes": {},
         "sandbox": "bubblewrap",
         "bubblewrap": "/usr/bin/bwrap",
         "network": False,

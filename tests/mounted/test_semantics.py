@@ -693,6 +693,28 @@ def test_a_mount_has_several_trees_of_the_same_files(native: Path) -> None:
     assert os.listdir(native / "d") == ["other"] and not (native / "d/file").exists()
 
 
+def test_a_default_that_runs_commands_runs_them_itself(tmp_path: Path, serve: Serve) -> None:
+    marked = serve("python:guests:marked", routes={"/notes": "memory:"})
+    with fusebackend.connect(marked.path) as client:
+        assert client.execute("touch /x").output.startswith("ran in the default itself: 'touch /x'")
+        assert not (marked.path / "x").exists()
+        assert client.status()["execute"]["unseen_routes"].keys() == {"/notes/"}
+        assert client.run("cat", stdin=b"x").exit_code == 126
+
+    elsewhere = serve(f"python:guests:hosted?directory={tmp_path}", routes={"/notes": "memory:"})
+    (elsewhere.path / "notes/n").write_text("a note")
+    with fusebackend.connect(elsewhere.path) as client:
+        assert client.execute("cat notes/n; echo made > notes/made").output == "a note"
+        assert (elsewhere.path / "notes/made").read_text() == "made\n"
+        (elsewhere.path / "notes/n").write_text("changed here")
+        (tmp_path / "root/notes/n").write_text("changed in the sandbox")
+        note = client.execute("true").output
+        (beside,) = (elsewhere.path / "notes").glob("n.conflict-*")
+        assert f"the sandbox's version is /notes/{beside.name}" in note
+        assert (elsewhere.path / "notes/n").read_text() == "changed here"
+        assert beside.read_text() == "changed in the sandbox"
+
+
 def test_a_failure_ends_one_request(serve: Serve) -> None:
     server = serve("python:faulty:backend")
     server.expected_log = "^Traceback|injected|defect"

@@ -68,6 +68,8 @@ ATTEMPTS = 5
 BATCH_FILES = 200
 """Files that are read with one command."""
 
+_PATTERN = frozenset("*?[\\\n")
+
 
 class BaseSandbox(FileVerbs, SandboxBackendProtocol):
     """See the module's docstring.
@@ -95,6 +97,7 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
     def __init__(self, *, root: str = "/", on_exists: Literal["error", "replace"] = "error") -> None:
         super().__init__(on_exists=on_exists)
         self.root = paths.normalise(root)
+        self._others: tuple[str, ...] = ()
         self._prefix = "" if self.root == paths.ROOT else str(self.root)
 
     # -- what an author gives ----------------------------------------------------------------------------------
@@ -158,10 +161,21 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
             raise oserror(errno.ENAMETOOLONG)
         return there
 
+    def leave_out(self, directories: Sequence[AgentPath]) -> None:
+        """What is at these paths is somebody else's: from now on no listing and no search looks at it.
+
+        Those whose names find(1) would take for patterns are looked at as before.
+        """
+        self._others = tuple(self.path_of(path) for path in directories if not _PATTERN.intersection(path))
+
+    def search_script(self) -> Script:
+        """A script that is to list or search."""
+        return Script().call("fb_other", *self._others) if self._others else Script()
+
     # -- primitives --------------------------------------------------------------------------------------------
 
     def _list(self, path: AgentPath) -> list[FileInfo]:
-        status, listing = status_of(self._look(Script().call("fb_ls", self.path_of(path))))
+        status, listing = status_of(self._look(self.search_script().call("fb_ls", self.path_of(path))))
         if status != "ok":
             raise failure(status)
         entries = entries_of(listing + END).entries

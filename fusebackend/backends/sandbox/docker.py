@@ -23,12 +23,12 @@ import errno
 import time
 import uuid
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self
 
 from fusebackend import budget
-from fusebackend.backends.command import nothing_to_run, require_positive
+from fusebackend.backends.command import OnOutput, nothing_to_run, require_positive
 from fusebackend.backends.sandbox import dockerarchive
 from fusebackend.backends.sandbox.answers import failure, pieces_of, status_of
 from fusebackend.backends.sandbox.dockercontainer import DockerContainer
@@ -124,11 +124,25 @@ class DockerBackend(StagedSandbox):
 
     # -- commands ----------------------------------------------------------------------------------------------
 
-    def execute(self, command: str, *, timeout: float | None = None) -> ExecuteResponse:
+    def execute(
+        self,
+        command: str,
+        *,
+        timeout: float | None = None,
+        on_output: OnOutput | None = None,
+        stopped: Callable[[], bool] | None = None,
+    ) -> ExecuteResponse:
         """Run `command` with `sh -c` in `root`, with no input and with the container's environment.
 
-        What it leaves running in the background goes on, unless it ran out of time or `aexecute` was cancelled: then
-        all that is in its session is killed. Output is stdout, then the lines of stderr prefixed `[stderr] `.
+        What it leaves running in the background goes on, unless it ran out of time, was stopped, or `aexecute` was
+        cancelled: then all that is in its session is killed. Output is stdout, then the lines of stderr prefixed
+        `[stderr] `.
+
+        Args:
+            command: for `sh -c`.
+            timeout: seconds; the backend's own when None.
+            on_output: told of the output that is kept, as it comes. It may raise to end the command.
+            stopped: asked now and then; the command is ended when it says so, and the exit code is 130.
 
         Raises:
             ValueError: `timeout` is not above 0.
@@ -138,6 +152,16 @@ class DockerBackend(StagedSandbox):
         refusal = nothing_to_run(command)
         if refusal is not None:
             return refusal
+        raised: list[BaseException] = []
+
+        def tell(stream: Literal["stdout", "stderr"], piece: bytes) -> None:
+            try:
+                assert on_output is not None
+                on_output(stream, piece)
+            except BaseException as error:
+                raised.append(error)
+                raise
+
         try:
             if "\0" in command:
                 raise OSError(errno.EINVAL, "embedded null byte")
@@ -145,10 +169,20 @@ class DockerBackend(StagedSandbox):
                 self.container.shells().borrowed() as shell,
                 budget.current().waking(lambda: shell.stop(self._kill)),
             ):
-                return shell.run(command, str(self.root), seconds, self.max_output_bytes, self._kill)
+                return shell.run(
+                    command,
+                    str(self.root),
+                    seconds,
+                    self.max_output_bytes,
+                    self._kill,
+                    on_output=on_output and tell,
+                    stopped=stopped,
+                )
         except UnicodeEncodeError as error:
             return ExecuteResponse(output=f"Error executing command: {error}", exit_code=1)
         except OSError as error:
+            if raised:  # no failure of the container's
+                raise raised[0] from None
             told = self.container.lost(error)
             return ExecuteResponse(output=f"Error executing command: {told.strerror or told}", exit_code=1)
 

@@ -4,6 +4,9 @@ One that was started here is ours: it is removed with everything in it by `close
 the process was killed, by the next one that starts or opens a container on this machine (`remove_left`). It has an init
 that collects processes nobody waits for, and goes away when it stops (`--rm`). Somebody else's is never started,
 stopped or removed.
+
+A mount may have its routes bound into one that is ours (`hold`, `bind`). What is bound is taken when the container
+starts, so it starts only when the mount answers.
 """
 
 from __future__ import annotations
@@ -30,6 +33,9 @@ KEEP_RUNNING = ["-c", "while :; do sleep 86400; done"]
 
 NOTICE_S = 0.5
 """How long the engine may take to notice that a container has ended."""
+
+HOLD_S = 60.0
+"""How long a start may be held up by a mount that does not answer yet."""
 
 START_S = 30.0
 """How long the first shell of a container may take."""
@@ -59,6 +65,9 @@ class DockerContainer:
         self._shells: DockerShells | None = None
         self._pid = os.getpid()
         self._closed = False
+        self._may_start = threading.Event()
+        self._may_start.set()
+        self._bound: dict[str, str] = {}
 
     @property
     def is_ours(self) -> bool:
@@ -104,6 +113,29 @@ class DockerContainer:
                         shell.ask(Script().call("mkdir -p", self._root), time.monotonic() + START_S)
                 self._shells = shells
             return self._shells
+
+    def hold(self) -> bool:
+        """Start no container until `bind` is called; False where one runs already, or is somebody else's."""
+        with self._lock:
+            if not self.is_ours or self._shells is not None:
+                return False
+            self._may_start.clear()
+            return True
+
+    def bind(self, directories: Mapping[str, str]) -> None:
+        """Directories of this machine by the paths that they are to have in a container that is started from now on."""
+        self._bound = dict(directories)  # not under the lock: a start that is held up has it
+        self._may_start.set()
+
+    def unbind(self) -> None:
+        """Remove the container that has something bound, with its files; the next call starts one without."""
+        with self._lock:
+            bound, self._bound = self._bound, {}
+            self._may_start.set()
+            container = self.id
+            if bound and container is not None:
+                self._forget()
+                self._remove(container)
 
     def lost(self, error: OSError) -> OSError:
         """What is to be told instead of an error of the container's: that it is gone, stopped or paused, if it is.
@@ -202,6 +234,8 @@ class DockerContainer:
             raise OSError(errno.ENXIO, text) from None
 
     def _start(self, client: Any) -> str:
+        if not self._may_start.wait(HOLD_S):
+            raise OSError(errno.EAGAIN, "The mount whose files the container is to see does not answer yet")
         remove_left(client)
         self._require_image(client)
         options = {
@@ -213,6 +247,8 @@ class DockerContainer:
             "detach": True,
             **self._options,
         }
+        if self._bound:
+            options["mounts"] = [*options.get("mounts", []), *map(_bind_of, self._bound.items())]
         with speaking():
             container = client.containers.create(self.image, **options)
             try:
@@ -223,6 +259,14 @@ class DockerContainer:
                 raise
         log.info("started container %s from %s", container.id[:12], self.image)
         return str(container.id)
+
+
+def _bind_of(item: tuple[str, str]) -> Any:
+    """Private: nothing that either side mounts later shows on the other."""
+    from docker.types import Mount  # type: ignore[import-untyped]
+
+    target, source = item
+    return Mount(target, source, type="bind", propagation="rprivate")
 
 
 def remove_left(client: Any) -> None:

@@ -19,9 +19,10 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
-from fusebackend.backends.command import End, Kept, response
+from fusebackend.backends.command import End, Kept, OnOutput, response
 from fusebackend.backends.sandbox.answers import failure
 from fusebackend.backends.sandbox.engine import speaking
 from fusebackend.backends.sandbox.scripts import LIBRARY, SETTINGS, Script, nonce
@@ -43,6 +44,9 @@ KILL_S = 10.0
 STOP_S = 0.2
 """How often a command whose caller has gone is killed until it has ended."""
 
+LOOK_S = 0.05
+"""How often a command that may be stopped from outside is looked at."""
+
 SEND_S = 60.0
 """How long nothing may move while a file is sent."""
 
@@ -59,8 +63,8 @@ fb_run() {
   fb_mark=$1 fb_in=$fb_base/.fusebackend-$1~
   shift
   if ! mkdir "$fb_in" || ! mkfifo "$fb_in/o" "$fb_in/e"; then
-    printf '\n%s\n' "$fb_mark" >&2
-    printf '\n%s 126\n' "$fb_mark"
+    printf '\001%s\n' "$fb_mark" >&2
+    printf '\001%s 126\n' "$fb_mark"
     return
   fi
   cat <"$fb_in/o" & fb_o=$!
@@ -76,8 +80,8 @@ fb_run() {
   wait $fb_c 2>/dev/null
   fb_status=$?
   rm -rf "$fb_in"
-  printf '\n%s %s\n' "$fb_mark" $fb_status >&8
-  printf '\n%s\n' "$fb_mark" >&9
+  printf '\001%s %s\n' "$fb_mark" $fb_status >&8
+  printf '\001%s\n' "$fb_mark" >&9
   exec 8>&- 9>&-
 }
 fb_over() {
@@ -176,35 +180,54 @@ class DockerShell:
     # -- commands ----------------------------------------------------------------------------------------------
 
     def run(
-        self, command: str, directory: str, timeout_s: float, max_bytes: int, kill: Callable[[str], None]
+        self,
+        command: str,
+        directory: str,
+        timeout_s: float,
+        max_bytes: int,
+        kill: Callable[[str], None],
+        *,
+        on_output: OnOutput | None = None,
+        stopped: Callable[[], bool] | None = None,
     ) -> ExecuteResponse:
         """Run an agent's command.
 
-        `kill` is called when the time is over, with what `kill_script` takes; it has to be done by another shell, for
-        this one waits.
+        `kill` is called when the time is over, `stopped` says so, or `on_output` raises, with what `kill_script` takes;
+        it has to be done by another shell, for this one waits.
         """
         mark = nonce()
         self._running = mark, threading.Event()
         if self.stopped:
             return response(Kept(0), Kept(0), End.STOP, 0, timeout_s, max_bytes)
         self._send(Script().call("fb_run", mark, directory, command).text + "\n")
-        streams = {STDOUT: _Marked(mark, max_bytes), STDERR: _Marked(mark, max_bytes)}
+        streams = {
+            STDOUT: _Marked(mark, max_bytes, on_output and partial(on_output, "stdout")),
+            STDERR: _Marked(mark, max_bytes, on_output and partial(on_output, "stderr")),
+        }
         end = End.EXIT
         deadline = time.monotonic() + timeout_s
         while not all(stream.ended for stream in streams.values()):
-            try:
-                kind, piece = self._receive(deadline)
-            except OSError as error:
-                if end is End.TIME_OUT:
-                    self.usable = False
-                    break
-                if not isinstance(error, TimeoutError):
-                    raise
-                end = End.TIME_OUT
+            if end is End.EXIT and (time.monotonic() >= deadline or (stopped is not None and stopped())):
+                end = End.TIME_OUT if time.monotonic() >= deadline else End.STOP
                 kill(mark)
                 deadline = time.monotonic() + KILL_S
-                continue
-            streams[kind].take(piece)
+            try:
+                kind, piece = self._receive(deadline if stopped is None else min(deadline, time.monotonic() + LOOK_S))
+            except TimeoutError:
+                if end is End.EXIT or time.monotonic() < deadline:
+                    continue
+                self.usable = False
+                break
+            except OSError:
+                if end is End.EXIT:
+                    raise
+                self.usable = False
+                break
+            try:
+                streams[kind].take(piece)
+            except BaseException:
+                kill(mark)
+                raise
         self._running[1].set()
         if self.stopped:
             end = End.STOP
@@ -282,11 +305,18 @@ def kill_script(mark: str) -> Script:
 class _Marked(Kept):
     """A stream up to its mark, which may come in pieces. What follows it is dropped."""
 
-    def __init__(self, mark: str, keep_bytes: int) -> None:
+    def __init__(self, mark: str, keep_bytes: int, told: Callable[[bytes], None] | None = None) -> None:
         super().__init__(keep_bytes)
-        self._mark = f"\n{mark}".encode()
+        self._told = told
+        self._mark = f"\x01{mark}".encode()  # begins as no line does, so that no end of a line is held back
         self._held = b""  # what may be the beginning of the mark
         self._after: bytes | None = None
+
+    def add(self, piece: bytes) -> bytes:
+        kept = super().add(piece)
+        if kept and self._told is not None:
+            self._told(kept)
+        return kept
 
     @property
     def ended(self) -> bool:
@@ -315,9 +345,11 @@ class _Marked(Kept):
         self.add(held)
 
     def _hold(self, piece: bytes) -> None:
-        keep = len(self._mark) - 1
-        self.add(piece[:-keep])
-        self._held = piece[-keep:]
+        keep = min(len(self._mark) - 1, len(piece))
+        while not self._mark.startswith(piece[len(piece) - keep :]):
+            keep -= 1
+        self.add(piece[: len(piece) - keep])
+        self._held = piece[len(piece) - keep :]
 
 
 class DockerShells:

@@ -34,12 +34,34 @@ fb_why() {
   done
 }
 
+# Paths of which the files are somebody else's.
+fb_others=
+fb_other() { for fb_a do fb_others="$fb_others$fb_a
+"; done; }
+
+# find from here, to a depth (empty: any), with what is to be done there. What is somebody else's is left out by its
+# name: to ask what it is may take as long as its owner takes to answer.
+fb_seek() {
+  fb_deep=$1
+  shift
+  if [ -n "$fb_others" ]; then
+    fb_at=$(pwd -P)
+    [ "$fb_at" != / ] || fb_at=
+    while IFS= read -r fb_x; do
+      case $fb_x in "$fb_at"/*) set -- -path ".//.${fb_x#"$fb_at"}" -prune -o "$@" ;; esac
+    done <<.
+$fb_others
+.
+  fi
+  find .//. ${fb_deep:+-maxdepth "$fb_deep"} "$@"
+}
+
 # What a directory holds. Links are told as what they lead to, and as themselves where they lead nowhere.
 fb_ls() {
   if [ -d "$1/" ]; then
     { [ -r "$1/" ] && cd "$1/"; } || { echo x; return; }
     echo ok
-    find .//. ! -name . -prune -type l -exec sh -c '
+    fb_seek '' ! -name . -prune -type l -exec sh -c '
       fb_stat=$0
       stat -L -c "$fb_stat" "$@" && exit
       for fb_f do shift; [ -e "$fb_f" ] || set -- "$@" "$fb_f"; done
@@ -248,13 +270,13 @@ fb_enter() {
   done
 }
 
-# find from here, to a depth (empty: any), with what is to be done there. The kernel's own file systems are left out
-# where the search comes from above. An `-exec … +` must not be in parentheses: busybox would not run it in the end.
+# fb_seek for searches. The kernel's own file systems are left out where the search comes from above. An `-exec … +`
+# must not be in parentheses: busybox would not run it in the end.
 fb_walk() {
   fb_depth=$1
   shift
   [ "$(pwd -P)" != / ] || set -- \( -path .//./proc -o -path .//./sys -o -path .//./dev \) -prune -o "$@"
-  if [ -n "$fb_depth" ]; then find .//. -maxdepth "$fb_depth" "$@"; else find .//. "$@"; fi
+  fb_seek "$fb_depth" "$@"
 }
 
 # The last line of a search: //end, and whether something could not be looked into. For that is looked only after a

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from fusebackend import budget, paths, text
 from fusebackend.backends.fileverbs import Unreadable
 from fusebackend.backends.sandbox.answers import END, Entry, Found, entries_of, failure, info_of, status_of
-from fusebackend.backends.sandbox.scripts import Script
 from fusebackend.backends.walk import VANISHED
 from fusebackend.budget import Spent
 from fusebackend.globs import Matcher
@@ -109,7 +108,7 @@ class Search:
             except UnicodeEncodeError:
                 return empty
             below.append(segment)
-        script = Script().call(function, *arguments, self._sandbox.path_of(self._path), *below)
+        script = self._sandbox.search_script().call(function, *arguments, self._sandbox.path_of(self._path), *below)
         self._budget.require()
         try:
             answer = self._sandbox.ask(script, min(self._budget.left_s, LONGEST_S), looks=True, cut=True)
