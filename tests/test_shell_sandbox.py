@@ -13,7 +13,6 @@ import pytest
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.mount.table import MountEntry
 from fusebackend.paths import AgentPath
-from fusebackend.protocol import Attr
 from fusebackend.shell import Shell, ShellOptions, bubblewrap, devices, mountwatch, system
 from fusebackend.shell.bubblewrap import View
 from fusebackend.shell.devices import Devices
@@ -207,20 +206,6 @@ class TestRefusals:
         shell.close()
         shell.close()
         assert shell.execute("true").output == "Error: the mount is ending, and takes no more commands"
-
-    def test_a_default_that_does_not_answer(
-        self, tmp_path: Path, mounted: object, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        class Hanging(InMemoryVolume):
-            def lookup(self, parent: int, name: bytes) -> Attr:
-                raise TimeoutError(110, "Connection timed out")
-
-        monkeypatch.setattr(bubblewrap, "user_namespace", lambda program: ())
-        monkeypatch.setattr(bubblewrap, "find", lambda: "/bin/false")
-        shell = Shell(FileSystem({AgentPath("/"): Hanging()}), str(tmp_path), ShellOptions())
-        refused = shell.execute("true")
-        shell.close()
-        assert refused.output == "Error: the root of the mount does not answer: Connection timed out"
 
     @pytest.mark.parametrize("timeout", [0, -1])
     def test_a_timeout_must_be_above_0(self, tmp_path: Path, timeout: int) -> None:

@@ -4,16 +4,13 @@ A command runs with `sh -c` in a bubblewrap sandbox whose root is the mount, as 
 mount admits. It sees
 
 - every route at the absolute path that the file verbs use, and writes what the mount lets it write;
-- the system's programs (`system.PROGRAMS`) and a few files of /etc, read-only, over whatever directories of these names
-  the default volume has. Names that it does not have are lent for the time (`vfs/standins.py`), and nothing is written;
+- the system's programs (`system.PROGRAMS`) and a few files of /etc, read-only, whatever the default volume has under
+  these names: the sandbox's root is a tree of its own (`vfs/trees.py`), in which they are the server's;
 - its own /proc, /dev and empty /tmp; its own processes, System V objects, host name and, unless asked otherwise, a
   network of nothing but itself. With the network it can also reach what listens on this machine.
 
 It has no capabilities and can gain none. Time, output, memory and processes are limited; whatever a command leaves
 running ends with it. Sockets and pipes that programs outside keep *in* the mount can be used: they are in the mount.
-
-Who removes a directory such as `/usr` from the default volume while a command runs takes what is mounted there from
-that command; names that are lent can't be removed, nor be made by mkdir, until the last command has ended.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -79,8 +76,10 @@ class Shell:
     def __init__(self, filesystem: FileSystem, mountpoint: str, options: ShellOptions) -> None:
         self.options = options
         self.mountpoint = mountpoint
-        self._filesystem = filesystem
         self._view = View.of(mountpoint, [route.prefix for route in filesystem.tree.routes])
+        if options.sandbox == "bubblewrap":
+            root = filesystem.trees.add("sandbox", [os.fsencode(name) for name in self._view.names])
+            self._view = replace(self._view, mountpoint=mountpoint + root)
         self._limits = Limits(options, ControlGroups.of_this_process())
         self._devices = Devices()
         self._closed = False
@@ -213,24 +212,8 @@ class Shell:
             self._devices.make()
         words = partial(bubblewrap.arguments, self._view, options, user, self._devices, cwd=job.cwd)
         files = system.etc_files(options.network)
-        with self._lent_names(), _made(lambda: Sandboxed(program, words, files, job.command)) as launch:
+        with _made(lambda: Sandboxed(program, words, files, job.command)) as launch:
             yield launch
-
-    @contextlib.contextmanager
-    def _lent_names(self) -> Iterator[None]:
-        """For the length of a block, the mount's root has a directory for everything that is mounted on it."""
-        with contextlib.ExitStack() as stack:
-            try:
-                stack.enter_context(self._filesystem.stand_ins.shown(name.encode() for name in self._view.names))
-            except NotADirectoryError as error:
-                name = os.fsdecode(error.filename)
-                raise SandboxError(
-                    f"'/{name}' in the mount is no directory, and a command needs this machine's own to be there: "
-                    "rename it to run commands"
-                ) from None
-            except OSError as error:
-                raise SandboxError(f"the root of the mount does not answer: {error.strerror}") from None
-            yield
 
 
 def _made(make: Callable[[], Launch]) -> Launch:

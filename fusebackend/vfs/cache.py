@@ -17,6 +17,9 @@ from fusebackend.protocol import Attr, Features
 COHERENT_TIMEOUT_S = 3600.0
 """Entry and attribute timeout where invalidation is active. Finite, so that a missed one heals some day."""
 
+ENDLESS_TIMEOUT_S = 10 * 365 * 86_400.0
+"""Entry and attribute timeout of a directory that is the server's, and never changes."""
+
 SHARED_DIRECTORY_TIMEOUT_S = 60.0
 """Entry timeout of the directories of a shared volume: the way to files leads through them, and while there is no feed
 their names can't be taken back. A lookup in a minute costs nothing."""

@@ -114,18 +114,19 @@ class Dentries:
             del self._names[inode]
 
 
-def links_of(tree: MountTree, dentries: Dentries, route: Route, inode: int) -> dict[Link, Name]:
-    """The names of an inode, by the links of its volume that they are taken for."""
-    return {
-        Link(directory, name, node_of(inode)): (parent, name)
-        for parent, name in dentries.of(inode)
-        if (directory := _node(tree, route, parent)) is not None
-    }
+def links_of(tree: MountTree, dentries: Dentries, route: Route, inode: int) -> dict[Link, list[Name]]:
+    """The names of an inode, by the links of its volume that they are taken for: one in each tree."""
+    links: dict[Link, list[Name]] = {}
+    for parent, name in dentries.of(inode):
+        directory = _node(tree, route, parent)
+        if directory is not None:
+            links.setdefault(Link(directory, name, node_of(inode)), []).append((parent, name))
+    return links
 
 
 def _node(tree: MountTree, route: Route, directory: int) -> int | None:
     """The node of a directory, of which the kernel may know a junction that stands for it."""
-    if route_index(directory) == route.index:
+    if route_index(directory) in (route.index, *(twin.index for twin in route.twins)):
         return node_of(directory)
     if route_index(directory) != SYNTHETIC_INDEX:
         return ROOT_NODE

@@ -20,7 +20,7 @@ from functools import partial
 
 from fusebackend import paths
 from fusebackend.backends.native import NativeVolume
-from fusebackend.protocol import EventSource, FileEvent, Report
+from fusebackend.protocol import EventSource, FileEvent, Report, Volume
 from fusebackend.vfs.invalidation import KernelCache
 from fusebackend.vfs.mounttree import MountTree, Route
 from fusebackend.vfs.names import Names
@@ -69,11 +69,23 @@ class ChangeFeed:
         if bool(before) == bool(watches):
             return
         for volume, routes in self._tree.volumes():
-            for route in routes:
-                tell = partial(self._told, route, routes)
-                route.changing = ReportingVolume(route, self._names, tell) if watches else volume
+            self._report(volume, routes)
             if isinstance(volume, NativeVolume):
                 volume.watched = bool(watches)
+
+    def follow(self) -> None:
+        """Routes have been attached, in other trees: what is changed there is told like the rest. In any thread."""
+        with self._guard:
+            for volume, routes in self._tree.volumes():
+                self._report(volume, routes)
+
+    def _report(self, volume: Volume, routes: list[Route]) -> None:
+        """Whoever watches is told of what the kernel changes in a volume, once for each prefix that it has."""
+        unstored: set[int] = set()
+        for route in routes:
+            for each in (route, *route.twins):
+                tell = partial(self._told, each, routes)
+                each.changing = ReportingVolume(each, self._names, tell, unstored) if self._watches else volume
 
     def start(self, kernel: KernelCache) -> None:
         """Follow what agents do, also while nobody watches: names must be right when somebody does."""

@@ -19,7 +19,7 @@ from fusebackend.backends.native import NativeVolume
 from fusebackend.errors import oserror
 from fusebackend.paths import ROOT, AgentPath
 from fusebackend.protocol import Attr, AttrChanges, Caller, StatFs, Volume
-from fusebackend.vfs.cache import DEFAULT_TTL_S
+from fusebackend.vfs.cache import DEFAULT_TTL_S, ENDLESS_TIMEOUT_S
 from fusebackend.vfs.feed import ChangeFeed
 from fusebackend.vfs.filling import fill
 from fusebackend.vfs.grace import Grace
@@ -36,7 +36,7 @@ from fusebackend.vfs.places import check_name, routes_of
 from fusebackend.vfs.request import current, on_behalf_of
 from fusebackend.vfs.revalidation import Revalidation
 from fusebackend.vfs.setid import disarm, disarming, discharge
-from fusebackend.vfs.standins import StandIns
+from fusebackend.vfs.trees import Trees
 from fusebackend.vfs.xattrs import ExtendedAttributes
 
 log = logging.getLogger(__name__)
@@ -67,8 +67,8 @@ class FileSystem(ExtendedAttributes):
         self.files: HandleTable[FileHandle] = HandleTable()
         self.directories: HandleTable[DirectoryHandle] = HandleTable()
         self.revalidation = Revalidation(self.tree, self.dentries, lambda: self.invalidation.kernel)
-        self.stand_ins = StandIns(self.tree, self.invalidation)
         self.feed = ChangeFeed(self.tree, self.names)
+        self.trees = Trees(self.tree, self.invalidation, self.feed)
         self.grace = Grace(self.files)
         self.order = InOrder()
         self._unguard: list[Callable[[], None]] = []
@@ -103,6 +103,8 @@ class FileSystem(ExtendedAttributes):
                 attr = await child.shown(self._synthesised)
                 self.inodes.reference(child.inode, parent, name, attr)
                 return Entry(child.inode, attr, self._junction_timeout(child))
+            if junction.is_servers(name):
+                return Entry(0, None, ENDLESS_TIMEOUT_S)
             if junction.route is None and await junction.place() is None:
                 return Entry(0, None, 0)
         route, node = await self._place(parent)
@@ -122,24 +124,30 @@ class FileSystem(ExtendedAttributes):
 
     async def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Entry:
         route, node = await self._place_for_name(parent, name)
-        return await self._made(route, parent, name, route.changing.mknod, node, name, mode, rdev, caller)
+        entry = await self._made(route, parent, name, route.changing.mknod, node, name, mode, rdev, caller)
+        await self.twins.named(route, (node, name))
+        return entry
 
     async def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Entry:
         route, node = await self._place_for_name(parent, name)
         entry = await self._made(route, parent, name, route.changing.mkdir, node, name, mode, caller)
         self.inodes.listed(entry.inode, 0)
+        await self.twins.named(route, (node, name))
         return entry
 
     async def symlink(self, parent: int, name: bytes, target: bytes, caller: Caller) -> Entry:
         route, node = await self._place_for_name(parent, name)
-        return await self._made(route, parent, name, route.changing.symlink, node, name, target, caller)
+        entry = await self._made(route, parent, name, route.changing.symlink, node, name, target, caller)
+        await self.twins.named(route, (node, name))
+        return entry
 
     async def link(self, inode: int, new_parent: int, new_name: bytes) -> Entry:
         route, node = await self._place_for_name(new_parent, new_name)
         source, source_node = await self._place(inode)
-        if source is not route:
+        if source.files is not route.files:
             raise oserror(errno.EXDEV)
         entry = await self._made(route, new_parent, new_name, route.changing.link, source_node, node, new_name)
+        await self.twins.named(route, (node, new_name))
         # The kernel applies it whatever it has been told of the file meanwhile (`create_new_entry`, fs/fuse/dir.c).
         return entry._replace(timeout_s=0.0)
 
@@ -147,11 +155,13 @@ class FileSystem(ExtendedAttributes):
         route, node = await self._place_for_name(parent, name)
         await route.call(route.changing.unlink, node, name)
         self.dentries.gone((parent, name))
+        await self.twins.named(route, (node, name))
 
     async def rmdir(self, parent: int, name: bytes) -> None:
         route, node = await self._place_for_name(parent, name)
         await route.call(route.changing.rmdir, node, name)
         self.dentries.gone((parent, name))
+        await self.twins.named(route, (node, name))
 
     async def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int) -> None:
         route, node = await self._place_for_name(parent, name)
@@ -160,12 +170,15 @@ class FileSystem(ExtendedAttributes):
             raise oserror(errno.EXDEV)
         old, new = (parent, node), (new_parent, new_node)
         if not route.shared:
-            if await route.call(self.names.rename, route, old, name, new, new_name, flags):
+            renamed = await route.call(self.names.rename, route, old, name, new, new_name, flags)
+            if renamed.untold:
                 self.invalidation.drop((parent, name), (new_parent, new_name))
+            await self.twins.named(route, (node, name), (new_node, new_name), moved=renamed.directory)
             return
         await route.call(route.changing.rename, node, name, new_node, new_name, flags)
         for inode, place in self.dentries.renamed((parent, name), (new_parent, new_name), flags):
             self.names.found(inode, place)
+        await self.twins.named(route, (node, name), (new_node, new_name))
 
     async def _place_for_name(self, parent: int, name: bytes) -> tuple[Route, int]:
         self.revalidation.arrived()
@@ -198,7 +211,10 @@ class FileSystem(ExtendedAttributes):
             attr = await self.revalidation.call(route, inode, route.changing.setattr, node, changes)
         else:
             attr = await route.call(route.changing.setattr, node, changes)
-        return self._fresh(self._told(route, inode, attr), heard)
+        entry = self._fresh(self._told(route, inode, attr), heard)
+        if route.twins and attr.is_dir:
+            self.twins.attributes(route, node)
+        return entry
 
     async def readlink(self, inode: int) -> bytes:
         route, node = await self._place(inode)
@@ -227,13 +243,15 @@ class FileSystem(ExtendedAttributes):
                 raise
             return await open_existing(self, parent, name, flags)
         entry = self.entry(route, parent, name, attr, heard)
-        handle = FileHandle(entry.inode, route, attr.node, for_volume)
+        handle = FileHandle(entry.inode, route.files, attr.node, for_volume)
         known = self.inodes.get(entry.inode)
         if known is not None:
             known.capable = False
         handle.direct = passes_page_cache(flags, attr.mode)
         self._opened(handle, attr)
-        return entry, OpenedFile(self.files.add(handle), True, handle.direct)
+        opened = OpenedFile(self.files.add(handle), True, handle.direct)
+        await self.twins.named(route, (node, name))
+        return entry, opened
 
     async def open(self, inode: int, flags: int) -> OpenedFile:
         route, node = await self._place(inode)

@@ -7,14 +7,15 @@ so that whoever wrote through the API finds the mount up to date when the call r
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Protocol
 
 from fusebackend.protocol import Change, Link
 from fusebackend.vfs.absent import AbsentNames
 from fusebackend.vfs.dentries import Dentries, Name, links_of
-from fusebackend.vfs.inodes import InodeTable, inode_number, route_index
+from fusebackend.vfs.inodes import SYNTHETIC_INDEX, InodeTable, inode_number, node_of, route_index
 from fusebackend.vfs.mounttree import MountTree, Route
 from fusebackend.vfs.settling import Settling
 
@@ -33,7 +34,7 @@ class KernelCache(Protocol):
 
 
 class Invalidation:
-    """Subscribed to every route while the kernel listens."""
+    """Subscribed to every route of every tree while the kernel listens."""
 
     def __init__(self, tree: MountTree, inodes: InodeTable, dentries: Dentries, settling: Settling) -> None:
         self.changes = 0  # how many were heard of
@@ -44,16 +45,27 @@ class Invalidation:
         self.kernel: KernelCache | None = None
         self.absent = AbsentNames()
         self._unsubscribe: list[Callable[[], None]] = []
+        self._followed = 0  # of the tree's routes
+        self._guard = threading.Lock()
 
     def start(self, kernel: KernelCache) -> None:
         self.kernel = kernel
-        self._unsubscribe = [route.volume.subscribe(partial(self._changed, route)) for route in self._tree.routes]
+        self.follow()
+
+    def follow(self) -> None:
+        """Subscribe to what has been attached since this was last done, if the kernel listens. In any thread."""
+        with self._guard:
+            if self.kernel is not None:
+                new = self._tree.attached[self._followed :]
+                self._followed += len(new)
+                self._unsubscribe += [route.volume.subscribe(partial(self.changed, route)) for route in new]
 
     def stop(self) -> None:
-        for unsubscribe in self._unsubscribe:
-            unsubscribe()
-        self._unsubscribe = []
-        self.kernel = None
+        with self._guard:
+            for unsubscribe in self._unsubscribe:
+                unsubscribe()
+            self._unsubscribe = []
+            self.kernel = None
 
     def expire(self, route: Route) -> None:
         """Others may have changed anything in this route unseen: let the kernel believe nothing it knows of it.
@@ -63,23 +75,44 @@ class Invalidation:
         ESTALE, which makes the kernel look the name up again.
         """
         route.volume.expire()
-        absent = set(self.absent.take(route))
-        self._changed(route, Change())
+        family = (route, *route.twins)
+        absent = {name for each in family for name in self.absent.take(each)}
+        for each in family:
+            self.changed(each, Change())
         if self.kernel is None or route.shared:
             return
         for inode, known in self._inodes.records():
             absent.discard((known.parent, known.name))  # it was made since
-            if not known.is_dir and route_index(inode) == route.index:
-                self.drop(*self._inodes.others.get(inode, ()), (known.parent, known.name))
+            if not known.is_dir and route_index(inode) == route.files.index:
+                for place in (*self._inodes.others.get(inode, ()), (known.parent, known.name)):
+                    self.drop(*self._in_all_trees(place))
         self.drop(*absent)
 
     def drop(self, *names: Name) -> None:
-        """Let the kernel look these names up again."""
+        """Let the kernel look these names up again. Not those of the server's: something may be mounted there."""
         if self.kernel is not None:
-            for parent, name in names:
-                self.kernel.invalidate_entry(parent, name)
+            for name in names:
+                if self._tree.is_volumes(*name):
+                    self.kernel.invalidate_entry(*name)
 
-    def _changed(self, route: Route, change: Change) -> None:
+    def _in_all_trees(self, name: Name) -> Iterator[Name]:
+        """A name in a directory, and the same name by each number that the directory has in other trees."""
+        yield name
+        inode = name[0]
+        place: tuple[Route, int] | None
+        if route_index(inode) == SYNTHETIC_INDEX:
+            junction = self._tree.junction(inode)
+            place = junction.underlying if junction is not None else None
+        else:
+            place = self._tree.attached[route_index(inode)], node_of(inode)
+        if place is not None:
+            for twin in place[0].twins:
+                number = self._tree.directory(twin, place[1])
+                if self._inodes.get(number) is not None:
+                    yield number, name[1]
+
+    def changed(self, route: Route, change: Change) -> None:
+        """A node or a name of a route is another one than the kernel knows, in this tree. May wait for a request."""
         self.changes += 1
         anything = change.node is None and change.parent is None
         if anything and route.shared:
@@ -99,7 +132,7 @@ class Invalidation:
                 self._invalidate(route, kernel, inode)
         if change.parent is not None and change.name is not None:
             for inode in self._numbers(route, change.parent):
-                if not self._tree.stands_in(inode, change.name):
+                if self._tree.is_volumes(inode, change.name):
                     self._drop_name(kernel, (inode, change.name))
                 # A directory's pages are what the kernel has kept of its listing. They go even though its time has
                 # moved, for somebody may set that back.
@@ -125,7 +158,8 @@ class Invalidation:
             if route_index(inode) != route.index:
                 continue
             if known.is_dir:
-                directories.update(links_of(self._tree, self._dentries, route, inode))
+                links = links_of(self._tree, self._dentries, route, inode)
+                directories.update((link, names[0]) for link, names in links.items())
             else:
                 for name in self._dentries.of(inode):
                     self._drop_name(kernel, name)
@@ -144,6 +178,5 @@ class Invalidation:
 
     def _numbers(self, route: Route, node: int) -> list[int]:
         """The numbers under which the kernel knows a node: its own, and a junction's that stands for it."""
-        numbers = [inode_number(route.index, node)]
-        numbers += [junction.inode for junction in self._tree.synthetic() if junction.underlying == (route, node)]
+        numbers = {inode_number(route.index, node), self._tree.directory(route, node)}
         return [number for number in numbers if self._inodes.get(number) is not None]

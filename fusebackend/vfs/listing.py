@@ -10,6 +10,7 @@ from fusebackend.protocol import Attr
 from fusebackend.vfs.handles import DirectoryHandle
 from fusebackend.vfs.inodes import Emit, Entry
 from fusebackend.vfs.keptlisting import list_kept
+from fusebackend.vfs.mounttree import SERVERS_NAME
 
 if TYPE_CHECKING:
     from fusebackend.vfs.filesystem import FileSystem
@@ -52,7 +53,8 @@ async def _list(filesystem: FileSystem, handle: DirectoryHandle, offset: int, em
     if position == 0:
         handle.ahead = []
         handle.names.clear()  # from the start: positions given out before mean nothing any more (POSIX, rewinddir)
-    children = sorted(handle.junction.children) if handle.junction is not None else []
+    junctions = handle.junction.children if handle.junction is not None else {}
+    children = sorted(name for name, child in junctions.items() if child.is_listed)
     if position == 0:
         if not emit(b".", Entry(handle.inode, _SOME_DIRECTORY, 0), 1):
             return
@@ -75,7 +77,10 @@ async def _list(filesystem: FileSystem, handle: DirectoryHandle, offset: int, em
     if handle.kept and not handle.names and await list_kept(filesystem, handle, position, 2 + len(children), emit):
         return
     if handle.route is not None:
-        await _list_volume(filesystem, handle, position, 2 + len(children), frozenset(children), emit)
+        covered = frozenset(junctions)
+        if handle.junction is not None and handle.junction.is_servers(SERVERS_NAME):
+            covered |= {SERVERS_NAME}
+        await _list_volume(filesystem, handle, position, 2 + len(children), covered, emit)
 
 
 async def _route_entry(filesystem: FileSystem, handle: DirectoryHandle, name: bytes) -> Entry:
@@ -120,14 +125,7 @@ async def _list_volume(
             # The kernel often asks again for what did not fit into its caller's buffer: the same position will do.
             again = position - first < len(names) and names[position - first] == name
             following = position + 1 if again else first + len(names) + 1
-            if filesystem.tree.stands_in(handle.inode, name):
-                entry = await filesystem.lookup(handle.inode, name)
-                taken = emit(name, entry, following)
-                if not taken:
-                    await filesystem.forget([(entry.inode, 1)])
-            else:
-                taken = filesystem.give(route, handle.inode, name, attr, heard, emit, following)
-            if not taken:
+            if not filesystem.give(route, handle.inode, name, attr, heard, emit, following):
                 handle.ahead, handle.ahead_at = page[index:], (at, heard, position)
                 return
             if not again:

@@ -1,7 +1,8 @@
 """`Names`: where in the mounted tree the nodes are that the kernel knows, for those who watch.
 
 The kernel speaks of inodes. For each one it knows, the inode table keeps the directory and the name by which it was
-last found, so a path is the way up to the next junction. That stays true when
+last found, so a path is the way up to the next junction. A file's directory is noted by its number in the main tree,
+and may be known by that of another tree only; a path is the same in all trees. That stays true when
 
 - the kernel renames: `rename` does it and notes it in one step;
 - the other face moves something that is known: its descendants are known by it, and its new directory may not be known
@@ -17,16 +18,27 @@ All is called with the volume's lock held, in any thread; the table's records ar
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from fusebackend import paths
 from fusebackend.backends.walk import VANISHED
 from fusebackend.paths import AgentPath
-from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE
-from fusebackend.vfs.inodes import InodeTable, inode_number, node_of, route_index
+from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, Attr
+from fusebackend.vfs.inodes import SYNTHETIC_INDEX, InodeTable, KnownInode, inode_number, node_of, route_index
 from fusebackend.vfs.mounttree import MountTree, Route
 
 DEEPEST = 4096
 """A way up that is longer goes round in circles: a path has no more bytes."""
+
+
+class Renamed(NamedTuple):
+    """What came of a rename."""
+
+    untold: bool
+    """The kernel may think that it was something else: an agent has put another file under the name, and the kernel,
+    which holds its directories until it is answered, has not been told."""
+    directory: int | None
+    """The node that has another name, if it is a directory."""
 
 
 class Names:
@@ -58,10 +70,10 @@ class Names:
 
     def inode(self, route: Route, node: int) -> int:
         """The number under which the kernel knows a node: its own, or a junction's that stands for it."""
-        for junction in self._tree.synthetic():
-            if junction.underlying == (route, node):
-                return junction.inode
-        return inode_number(route.index, node)
+        number = self._tree.directory(route, node)
+        if route.files is route or self._inodes.get(number) is not None:
+            return number
+        return inode_number(route.files.index, node)
 
     def _path(self, route: Route, inode: int) -> str | None:
         names: list[bytes] = []
@@ -70,11 +82,19 @@ class Names:
             if junction is not None:
                 top = route.inner(junction.path)
                 return paths.join(top, paths.to_text(b"/".join(reversed(names)))) if names else top
-            known = self._inodes.get(inode)
+            known = self._inodes.get(inode) or self._elsewhere(inode)
             if known is None:
                 return None
             names.append(known.name)
             inode = known.parent
+        return None
+
+    def _elsewhere(self, inode: int) -> KnownInode | None:
+        """A directory that the kernel does not know by this number, as it knows it in another tree."""
+        for twin in self._tree.attached[route_index(inode)].twins if route_index(inode) != SYNTHETIC_INDEX else ():
+            known = self._inodes.get(inode_number(twin.index, node_of(inode)))
+            if known is not None:
+                return known
         return None
 
     def _leads_to(self, route: Route, directory: int, name: bytes, node: int) -> bool:
@@ -94,24 +114,28 @@ class Names:
     # -- changes -----------------------------------------------------------------------------------------------
 
     def rename(self, route: Route, parent: tuple[int, int], name: bytes, new_parent: tuple[int, int], new_name: bytes,
-               flags: int) -> bool:  # fmt: skip
-        """Have the volume rename, and note it. Directories are (inode, node).
-
-        True when the kernel may think that it was something else: an agent has put another file under the name, and the
-        kernel, which holds its directories until it is answered, has not been told.
-        """
+               flags: int) -> Renamed:  # fmt: skip
+        """Have the volume rename, and note it. Directories are (inode, node)."""
         volume = route.volume
         with volume.lock:
             moved = volume.lookup(parent[1], name)
             other = volume.lookup(new_parent[1], new_name) if flags & RENAME_EXCHANGE else None
             before = self._inner(route, parent, name) if self._adopted and moved.is_dir else None
             route.changing.rename(parent[1], name, new_parent[1], new_name, flags)
-            self._inodes.renamed(inode_number(route.index, moved.node), new_parent[0], new_name, moved)
+            self._renamed(route, moved, new_parent, new_name)
             if other is not None:
-                self._inodes.renamed(inode_number(route.index, other.node), parent[0], name, other)
+                self._renamed(route, other, parent, name)
             if before is not None:
                 self._carry(route, before, self._inner(route, new_parent, new_name), other is not None)
-            return volume.untold > 0
+            return Renamed(volume.untold > 0, moved.node if moved.is_dir else None)
+
+    def _renamed(self, route: Route, attr: Attr, parent: tuple[int, int], name: bytes) -> None:
+        if not attr.is_dir:
+            self._inodes.renamed(route.number(attr), route.above(attr, parent[0]), name, attr)
+            return
+        self._inodes.renamed(inode_number(route.index, attr.node), parent[0], name, attr)
+        for twin in route.twins:
+            self._inodes.renamed(inode_number(twin.index, attr.node), self._tree.directory(twin, parent[1]), name, attr)
 
     def found(self, inode: int, place: tuple[int, bytes]) -> None:
         """The kernel has an inode under another (directory, name)."""
@@ -127,18 +151,20 @@ class Names:
         """The other face has moved something from one path of a volume, mounted as these routes, to another."""
         for route in routes:
             self._carry(route, before, after, False)
-            inode = inode_number(route.index, node) if node is not None else 0
-            known = self._inodes.get(inode)
-            if known is not None:
-                known.parent = inode_number(route.index, ROOT_NODE)
-                known.name = paths.to_name(after.strip("/"))
-                self._adopted.add(inode)
+            for each in (route, *route.twins):
+                inode = inode_number(each.index, node) if node is not None else 0
+                known = self._inodes.get(inode)
+                if known is not None:
+                    known.parent = inode_number(each.index, ROOT_NODE)
+                    known.name = paths.to_name(after.strip("/"))
+                    self._adopted.add(inode)
 
     def _carry(self, route: Route, before: str, after: str | None, exchanged: bool) -> None:
         """What was adopted below a directory goes with it."""
-        top = inode_number(route.index, ROOT_NODE)
+        indexes = (route.index, *(twin.index for twin in route.twins))
         for inode in tuple(self._adopted):
             known = self._inodes.get(inode)
+            top = inode_number(route_index(inode), ROOT_NODE)
             if known is None or known.parent != top or b"/" not in known.name:
                 self._adopted.discard(inode)  # forgotten, or found again since
                 continue
@@ -146,5 +172,5 @@ class Names:
             old, new = before.rstrip("/"), (after or "").rstrip("/")
             if exchanged and paths.is_below(path, new):
                 old, new = new, old
-            if route_index(inode) == route.index and paths.is_below(path, old) and path != old:
+            if route_index(inode) in indexes and paths.is_below(path, old) and path != old:
                 known.name = paths.to_name((new + path[len(old) :]).strip("/"))

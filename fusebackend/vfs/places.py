@@ -7,9 +7,6 @@ It owns the mount tree and the inode numbers with their lookup counts. Whatever 
 from __future__ import annotations
 
 import errno
-import os
-import stat
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -23,10 +20,11 @@ from fusebackend.vfs.dentries import Dentries
 from fusebackend.vfs.inodes import SYNTHETIC_INDEX, Emit, Entry, InodeTable, inode_number, node_of, route_index
 from fusebackend.vfs.invalidation import Invalidation
 from fusebackend.vfs.limits import DEFAULT_DEADLINE_S, DEFAULT_MAX_CALLS, RouteLimits
-from fusebackend.vfs.mounttree import Junction, MountTree, Route
+from fusebackend.vfs.mounttree import Junction, MountTree, Route, servers_directory
 from fusebackend.vfs.names import Names
 from fusebackend.vfs.offload import Offload
 from fusebackend.vfs.settling import Settling
+from fusebackend.vfs.twins import Twins
 
 
 class Places:
@@ -38,11 +36,10 @@ class Places:
         self.dentries = Dentries()  # of shared routes
         self.settling = Settling(self.inodes)  # of shared routes, too
         self.invalidation = Invalidation(self.tree, self.inodes, self.dentries, self.settling)
+        self.twins = Twins(self.tree, self.inodes, self.invalidation)
         self.names = Names(self.tree, self.inodes)
         self._own_changes = 0
-        since = time.time_ns()
-        times = {"atime_ns": since, "mtime_ns": since, "ctime_ns": since}
-        self._synthesised = Attr(0, stat.S_IFDIR | 0o755, nlink=2, uid=os.geteuid(), gid=os.getegid(), **times)
+        self._synthesised = servers_directory()
 
     async def forget(self, references: Iterable[tuple[int, int]]) -> None:
         """The kernel gives back (inode, count) references."""
@@ -58,7 +55,7 @@ class Places:
         for inode in forgotten:
             gone.setdefault(route_index(inode), []).append(node_of(inode))
         gone.pop(SYNTHETIC_INDEX, None)
-        routes = self.tree.routes
+        routes = self.tree.attached
         for index, nodes in gone.items():
             volume = routes[index].volume
             twins = [route.index for route in routes if route.volume is volume and route.index != index]
@@ -73,7 +70,7 @@ class Places:
         """The route and node of an inode. ENOENT for a synthesised directory, unless `make` may make it real."""
         index = route_index(inode)
         if index != SYNTHETIC_INDEX:
-            return self.tree.routes[index], node_of(inode)
+            return self.tree.attached[index], node_of(inode)
         junction = self.tree.junction(inode)
         assert junction is not None, f"inode {inode} is no junction"
         place = await junction.place(make)
@@ -82,11 +79,14 @@ class Places:
         return place
 
     async def _place_for_name(self, parent: int, name: bytes) -> tuple[Route, int]:
-        """Where a change of a name happens. EBUSY for a name that leads to a route."""
+        """Where a change of a name happens. EBUSY for a name that leads to a junction."""
         check_name(name)
         junction = self.tree.junction(parent)
-        if junction is not None and self.tree.child(junction, name) is not None:
-            raise oserror(errno.EBUSY, name)
+        if junction is not None:
+            if self.tree.child(junction, name) is not None:
+                raise oserror(errno.EBUSY, name)
+            if junction.is_servers(name):
+                raise oserror(errno.EPERM, name)
         place = await self._place(parent, make=True)
         place[0].check_writable()
         self._own_changes += 1
@@ -131,7 +131,10 @@ class Places:
         return True
 
     def _referenced(self, route: Route, parent: int, name: bytes, attr: Attr, heard: int) -> Entry:
-        inode = inode_number(route.index, attr.node)
+        if route.files is route:
+            inode = inode_number(route.index, attr.node)
+        else:
+            inode, parent = route.number(attr), route.above(attr, parent)
         self.inodes.reference(inode, parent, name, attr)
         timeout_s = route.policy.timeout(attr) if route.shared else route.policy.timeout_s
         return self._fresh(Entry(inode, attr, timeout_s), heard)

@@ -21,15 +21,18 @@ class ReportingVolume:
     """See the module's docstring. Each method is as in `Volume`.
 
     `tell` is called with the lock held. Besides the report it is given the inode whose lock the kernel holds until the
-    request is over: of the directory for a change of names, of the file for others.
+    request is over: of the directory for a change of names, of the file for others. `unstored` holds the nodes with
+    bytes that are not stored yet, for all routes of the volume.
     """
 
-    def __init__(self, route: Route, names: Names, tell: Callable[[Report, int], None]) -> None:
+    def __init__(
+        self, route: Route, names: Names, tell: Callable[[Report, int], None], unstored: set[int]
+    ) -> None:
         self._route = route
         self._volume = route.volume
         self._names = names
         self._tell = tell
-        self._unstored: set[int] = set()
+        self._unstored = unstored
 
     # -- names -------------------------------------------------------------------------------------------------
 

@@ -26,7 +26,6 @@ from fusebackend.errors import oserror
 from fusebackend.protocol import Attr, Link, Volume
 from fusebackend.vfs import request
 from fusebackend.vfs.dentries import Dentries, Dentry, Name, links_of
-from fusebackend.vfs.inodes import inode_number
 from fusebackend.vfs.invalidation import KernelCache
 from fusebackend.vfs.mounttree import MountTree, Route
 from fusebackend.vfs.places import held
@@ -99,7 +98,7 @@ class Revalidation:
             self._walks.pop(thread, None)
             raise
         if thread in self._walks:
-            self._walks[thread] = (inode_number(route.index, attr.node), time.monotonic())
+            self._walks[thread] = (route.number(attr), time.monotonic())
         return attr
 
     async def _call(
@@ -119,7 +118,8 @@ class Revalidation:
                 self._walks.pop(next(iter(self._walks)))
             self._walks[request.current().thread] = (inode, time.monotonic())
             for link in error.links:
-                self.drop(names[link])
+                for name in names[link]:
+                    self.drop(name)
             raise
 
     def _is_believed(self, inode: int) -> bool:
@@ -129,14 +129,15 @@ class Revalidation:
 
     # -- names -------------------------------------------------------------------------------------------------
 
-    def _names(self, route: Route, inode: int) -> dict[Link, Name]:
+    def _names(self, route: Route, inode: int) -> dict[Link, list[Name]]:
         """Every name of an inode and of the directories above it, by the links that they are in the volume."""
-        names: dict[Link, Name] = {}
+        names: dict[Link, list[Name]] = {}
         seen = {inode}
         pending = [inode]
         while pending:
             child = pending.pop()
-            names.update(links_of(self._tree, self._dentries, route, child))
+            for link, found in links_of(self._tree, self._dentries, route, child).items():
+                names.setdefault(link, []).extend(found)
             for parent, _ in self._dentries.of(child):
                 if parent not in seen:
                     seen.add(parent)

@@ -6,14 +6,13 @@ import errno
 from collections.abc import Callable
 
 from fusebackend.errors import oserror
-from fusebackend.vfs.inodes import ROOT_INODE
 from fusebackend.vfs.mounttree import MountTree, Route
 from fusebackend.vfs.places import Places
 from fusebackend.vfs.request import current
 from fusebackend.vfs.setid import CAPABILITY
 
 STATUS_XATTR = b"user.fusebackend.status"
-"""Read from the mount's root, it is the JSON of `fusebackend status`. Never listed, so that `cp -a` leaves it alone."""
+"""Read from a tree's root, it is the JSON of `fusebackend status`. Never listed, so that `cp -a` leaves it alone."""
 
 SOCKET_XATTR = b"user.fusebackend.socket"
 """Read from anything in the mount, it is the path of the control socket. Never listed either."""
@@ -28,7 +27,7 @@ class ExtendedAttributes(Places):
         self.socket = b""  # the control socket's path, once it listens
 
     async def getxattr(self, inode: int, name: bytes) -> bytes:
-        if name == STATUS_XATTR and inode == ROOT_INODE:
+        if name == STATUS_XATTR and self.tree.is_root(inode):
             return self.status()
         if name == SOCKET_XATTR and self.socket:
             return self.socket
@@ -47,6 +46,8 @@ class ExtendedAttributes(Places):
         if name == CAPABILITY and known is not None:
             known.capable = True
         await route.call(route.changing.setxattr, node, name, value)
+        if route.twins and known is not None and known.is_dir:
+            self.twins.attributes(route, node)
 
     async def listxattr(self, inode: int) -> list[bytes]:
         try:
@@ -67,6 +68,9 @@ class ExtendedAttributes(Places):
         route.check_writable()
         _check(route, name)
         await route.call(route.changing.removexattr, node, name)
+        known = self.inodes.get(inode)
+        if route.twins and known is not None and known.is_dir:
+            self.twins.attributes(route, node)
 
 
 _FOR_ROOT = b"trusted."

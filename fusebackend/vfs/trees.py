@@ -1,0 +1,55 @@
+"""`Trees`: the trees of a mount beside its main one, each a directory below `/.fusebackend` (`mounttree.SERVERS_NAME`).
+
+A tree shows the same live files with directories of its own: what is pinned in it, or mounted on one of its names in
+somebody's mount namespace, is not in the main tree. A rename between trees is EXDEV.
+
+The name is hidden: no listing shows it, and it is the server's whatever the default volume has there. Only the server's
+own user can enter it; in other trees nobody finds it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+from fusebackend import paths
+from fusebackend.paths import AgentPath
+from fusebackend.vfs.feed import ChangeFeed
+from fusebackend.vfs.invalidation import Invalidation
+from fusebackend.vfs.mounttree import MountTree
+
+
+class Trees:
+    """See the module's docstring. Callable from any thread, before the mount and while it lives."""
+
+    def __init__(self, tree: MountTree, invalidation: Invalidation, feed: ChangeFeed) -> None:
+        self._tree = tree
+        self._invalidation = invalidation
+        self._feed = feed
+        self._lock = threading.Lock()
+
+    def add(self, name: str, pinned: Iterable[bytes] = ()) -> AgentPath:
+        """A tree of the live files, until the mount ends.
+
+        Args:
+            name: what it is called.
+            pinned: names in its root that are empty directories of the server's, whatever the default volume has or
+                gets there. They can't be changed, and the kernel keeps them whatever happens. Where the prefix of a
+                route leads through one, the route is below it; a route of that very name is not in the tree.
+
+        Returns:
+            The path of its root, below the mount point.
+
+        Raises:
+            ValueError: there is a tree of that name.
+        """
+        with self._lock:
+            tree, at = self._tree, paths.to_name(name)
+            if at in tree.servers.children:
+                raise ValueError(f"there is a tree '{name}' already")
+            root = tree.grow([tree.attach_twin(route) for route in tree.routes], tuple(pinned))
+            self._invalidation.follow()
+            self._feed.follow()
+            # Last: from now on it can be found.
+            tree.servers.children = {**tree.servers.children, at: root}
+        return paths.join(tree.servers.path, name)
