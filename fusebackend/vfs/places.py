@@ -131,12 +131,15 @@ class Places:
         return True
 
     def _referenced(self, route: Route, parent: int, name: bytes, attr: Attr, heard: int) -> Entry:
+        directory = parent
         if route.files is route:
             inode = inode_number(route.index, attr.node)
         else:
             inode, parent = route.number(attr), route.above(attr, parent)
         self.inodes.reference(inode, parent, name, attr)
         timeout_s = route.policy.timeout(attr) if route.shared else route.policy.timeout_s
+        if self.twins.contended and self.twins.is_contended(directory):
+            timeout_s = 0.0
         return self._fresh(Entry(inode, attr, timeout_s), heard)
 
     def _keep(self, route: Route, parent: int, name: bytes, entry: Entry) -> None:

@@ -8,7 +8,9 @@ every tree.
 A notice of a name takes the directory's lock (`fuse_reverse_inval_entry`, fs/fuse/dir.c), which the kernel holds for as
 long as somebody else's request in that directory is not answered. Two requests that waited for each other's directory
 would wait for ever. So none waits for a directory whose lock is held by one that waits here, and none for longer than
-`PATIENCE_S`; its notice then comes a moment after its answer.
+`PATIENCE_S`; its notice then comes a moment after its answer. While a directory is being changed through two trees at
+once in this way, the kernel keeps no name that it finds in it (`is_contended`): what can be seen late is a name that it
+knew before, once.
 
 A directory that the kernel knows in one tree only costs a look into a table for each other tree.
 """
@@ -32,6 +34,9 @@ log = logging.getLogger(__name__)
 PATIENCE_S = 0.25
 """How long an answer waits for its notices. They take 0.1 ms, or as long as another request in the directory."""
 
+CONTENDED_S = 5.0
+"""For how long after two requests met in a directory the kernel looks up each name in it again."""
+
 Told = list[tuple[Route, Change]]
 
 
@@ -43,6 +48,7 @@ class Twins:
         self._inodes = inodes
         self._invalidation = invalidation
         self._held: Counter[int] = Counter()  # directories whose locks the kernel holds for requests that wait here
+        self.contended: dict[int, float] = {}  # directories, and until when; empty nearly always
 
     async def named(self, route: Route, *changed: tuple[int, bytes], moved: int | None = None) -> None:
         """Names have been changed through the tree of this route.
@@ -66,7 +72,10 @@ class Twins:
         if told:
             self._invalidation.changes += 1  # answers that are on their way are of before
             held = [self._tree.directory(route, node) for node, _ in changed]
-            await self._tell(told, held, waits=targets.isdisjoint(self._held))
+            waits = targets.isdisjoint(self._held)
+            if not waits:
+                self.contended.update(dict.fromkeys((*held, *targets), trio.current_time() + CONTENDED_S))
+            await self._tell(told, held, waits)
 
     async def _tell(self, told: Told, held: list[int], waits: bool) -> None:
         if self._invalidation.kernel is None:
@@ -95,6 +104,14 @@ class Twins:
                 self._invalidation.changed(twin, change)
         except Exception:  # the change is made already
             log.exception("defect in telling the kernel of %r", told)
+
+    def is_contended(self, directory: int) -> bool:
+        """Was it changed through two trees at once just now?"""
+        until = self.contended.get(directory, 0.0)
+        if until and until < trio.current_time():
+            del self.contended[directory]
+            return False
+        return until > 0.0
 
     def attributes(self, route: Route, node: int) -> None:
         """Those of a directory have been changed through the tree of this route. Waits for nobody."""

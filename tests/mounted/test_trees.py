@@ -1,0 +1,521 @@
+"""One mount, several trees: what is done in one is seen in the others at once, and files are the same in all.
+
+`here` is the tree in which something is done, `there` the one in which it is looked at: the main tree and that of the
+sandbox, both ways round.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import random
+import shutil
+import sqlite3
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import mounts
+import pytest
+from eventually import eventually
+from mounts import Mounted, Serve
+from two_faces import TwoFaces, two_faces
+
+pytestmark = pytest.mark.mounted
+
+TREE = ".fusebackend/sandbox"
+PINNED = ("usr", "etc", "proc", "dev")
+
+
+class Trees:
+    """A mount, and two of its trees."""
+
+    def __init__(self, faces: TwoFaces, here: str, there: str) -> None:
+        self.faces = faces
+        self.here = faces.path / here
+        self.there = faces.path / there
+
+
+URLS = {"memory": "memory:", "sqlite": "sqlite:{tmp}/db", "dir": "dir:{tmp}/files"}
+
+
+@pytest.fixture(scope="module", params=URLS)
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoFaces]:
+    tmp = tmp_path_factory.mktemp("trees")
+    (tmp / "files").mkdir()
+    with two_faces(
+        tmp / "mnt", URLS[request.param].format(tmp=tmp), "/memories/=memory:", "/way/to/route/=memory:", "/tmp/x/=memory:"
+    ) as faces:
+        yield faces
+
+
+@pytest.fixture
+def faces(served: TwoFaces) -> Iterator[TwoFaces]:
+    """One mount for all tests, empty for each."""
+    yield served
+    for directory in ("", "way", "way/to", "memories", "way/to/route", "tmp", "tmp/x"):
+        for entry in os.scandir(served.path / directory):
+            if entry.name not in ("memories", "way", "to", "route", "tmp", "x"):
+                shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else os.unlink(entry.path)
+
+
+@pytest.fixture(params=["main", "sandbox"])
+def trees(request: pytest.FixtureRequest, faces: TwoFaces) -> Trees:
+    return Trees(faces, *("", TREE) if request.param == "main" else (TREE, ""))
+
+
+def looked_at(directory: Path) -> list[str]:
+    """Its names; asked for twice, so that the kernel may keep the listing."""
+    os.listdir(directory)
+    return sorted(os.listdir(directory))
+
+
+# -- what is done in one is seen in the other ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["", "d", "memories", "way", "way/to/route"])
+def test_names_come_and_go(trees: Trees, place: str) -> None:
+    here, there = trees.here / place, trees.there / place
+    if not here.exists():
+        here.mkdir()
+    before = set(looked_at(there))
+    for number, make in enumerate([
+        lambda path: path.write_text("text"),
+        lambda path: path.mkdir(),
+        lambda path: path.symlink_to("anywhere"),
+        lambda path: os.mkfifo(path),
+        lambda path: os.link(here / "0", path),
+    ]):  # fmt: skip
+        name = str(number)
+        assert not os.path.lexists(there / name)
+        make(here / name)
+        assert stat.S_IFMT(os.lstat(there / name).st_mode) == stat.S_IFMT(os.lstat(here / name).st_mode)
+        assert set(looked_at(there)) == before | {str(each) for each in range(number + 1)}
+        assert there.stat().st_mtime_ns == here.stat().st_mtime_ns
+        assert there.stat().st_nlink == here.stat().st_nlink
+    (here / "0").rename(here / "new")
+    assert not (there / "0").exists() and (there / "new").read_text() == "text"
+    (here / "new").replace(here / "2")
+    assert not (there / "new").exists() and (there / "2").read_text() == "text"
+    for path in sorted(here.iterdir()):
+        if path.name not in before:
+            path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+            assert not os.path.lexists(there / path.name)
+    assert set(looked_at(there)) == before
+    assert there.stat().st_nlink == here.stat().st_nlink
+
+
+def test_a_file_is_the_same(trees: Trees) -> None:
+    here, there = trees.here / "file", trees.there / "file"
+    here.write_text("one")
+    assert there.read_text() == "one"
+    assert (here.stat().st_dev, here.stat().st_ino) == (there.stat().st_dev, there.stat().st_ino)
+    with there.open("rb", buffering=0) as reader:
+        for number in range(20):
+            here.write_text("more" * number)
+            assert os.pread(reader.fileno(), 1000, 0) == b"more" * number
+            assert there.stat().st_size == 4 * number
+    here.chmod(0o600)
+    os.utime(here, ns=(1, 2))
+    assert stat.S_IMODE(there.stat().st_mode) == 0o600
+    assert there.stat().st_mtime_ns == 2
+    os.link(here, trees.here / "second")
+    assert there.stat().st_nlink == 2
+    here.unlink()
+    assert (trees.there / "second").stat().st_nlink == 1
+
+
+def test_a_directory_has_a_number_in_each_tree_and_the_same_attributes(trees: Trees) -> None:
+    here, there = trees.here / "d", trees.there / "d"
+    here.mkdir()
+    assert here.stat().st_ino != there.stat().st_ino
+    here.chmod(0o711)
+    assert stat.S_IMODE(there.stat().st_mode) == 0o711
+    os.utime(here, ns=(1, 2))
+    assert there.stat().st_mtime_ns == 2
+    os.setxattr(here, "user.a", b"1")
+    assert os.getxattr(there, "user.a") == b"1"
+    assert there.stat().st_ctime_ns == here.stat().st_ctime_ns
+    os.removexattr(here, "user.a")
+    assert os.listxattr(there) == []
+    assert there.stat().st_ctime_ns == here.stat().st_ctime_ns
+
+
+def test_locks_meet(trees: Trees) -> None:
+    (trees.here / "lock").touch()
+    with (trees.here / "lock").open("r+") as mine, (trees.there / "lock").open("r+") as other:
+        fcntl.flock(mine, fcntl.LOCK_EX)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(mine, fcntl.LOCK_UN)
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_mappings_meet(trees: Trees) -> None:
+    (trees.here / "page").write_bytes(b"1" * 10_000)
+    with (
+        (trees.here / "page").open("r+b") as mine,
+        (trees.there / "page").open("r+b") as other,
+        mmap.mmap(mine.fileno(), 0) as one,
+        mmap.mmap(other.fileno(), 0) as two,
+    ):
+        one[5000:5004] = b"mmap"
+        assert two[4999:5005] == b"1mmap1"
+        two[0:3] = b"two"
+        assert one[:4] == b"two1"
+
+
+def test_a_database_that_is_open_in_both(trees: Trees) -> None:
+    for mode in ("delete", "wal"):
+        one = sqlite3.connect(trees.here / f"{mode}.db", isolation_level=None, timeout=0.1)
+        assert one.execute(f"PRAGMA journal_mode={mode}").fetchone() == (mode,)
+        one.execute("CREATE TABLE t (x)")
+        # SQLite takes two paths to one file in one process for one database, so the other one is another process.
+        words = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1], isolation_level=None, timeout=0.1)\n"
+        words += "for line in sys.stdin:\n    try: print(c.execute(line).fetchall(), flush=True)\n"
+        words += "    except sqlite3.OperationalError as error: print(error, flush=True)\n"
+        other = subprocess.Popen(
+            [sys.executable, "-c", words, trees.there / f"{mode}.db"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
+        )  # fmt: skip
+
+        def ask(words: str, other: subprocess.Popen[str] = other) -> str:
+            assert other.stdin is not None and other.stdout is not None
+            other.stdin.write(words + "\n")
+            return other.stdout.readline().strip()
+
+        with other:
+            for number in range(20):
+                one.execute("INSERT INTO t VALUES (?)", (number,))
+                assert ask("SELECT count(*) FROM t") == f"[({2 * number + 1},)]"
+                assert ask("INSERT INTO t VALUES (1)") == "[]"
+                assert one.execute("SELECT count(*) FROM t").fetchone() == (2 * number + 2,)
+            one.execute("BEGIN IMMEDIATE")
+            assert "locked" in ask("BEGIN IMMEDIATE")
+            one.execute("ROLLBACK")
+            assert ask("PRAGMA integrity_check") == "[('ok',)]"
+            assert other.stdin is not None
+            other.stdin.close()
+        one.close()
+
+
+def test_listings_are_kept_and_let_go(trees: Trees) -> None:
+    here, there = trees.here / "d", trees.there / "d"
+    here.mkdir()
+    names: set[str] = set()
+    opened = os.open(there, os.O_RDONLY)
+    for number in range(200):
+        (here / str(number)).touch()
+        names.add(str(number))
+        if number % 3 == 0:
+            (here / str(number // 2)).unlink(missing_ok=True)
+            names.discard(str(number // 2))
+        os.utime(here, ns=(1, 1))  # whoever goes by the time sees no change
+        assert set(os.listdir(there)) == names
+        assert set(os.listdir(opened)) == names
+    os.close(opened)
+
+
+def test_a_directory_moves_under_who_stands_in_it(trees: Trees) -> None:
+    here, there = trees.here, trees.there
+    (here / "a/b").mkdir(parents=True)
+    (here / "c").mkdir()
+    inside = os.open(there / "a/b", os.O_RDONLY)
+    before = os.fstat(inside).st_ino
+    (here / "a").rename(here / "c/moved")
+    (here / "c/moved/b/new").write_text("x")
+    assert os.listdir(inside) == ["new"]
+    assert (there / "c/moved/b").stat().st_ino == before
+    Path(f"/proc/self/fd/{inside}/by the other").write_text("y")
+    assert (here / "c/moved/b/by the other").read_text() == "y"
+    assert os.readlink(f"/proc/self/fd/{inside}") == str(there / "c/moved/b")
+    assert not (there / "a").exists()
+    (here / "c/moved/b/new").unlink()
+    (here / "c/moved/b/by the other").unlink()
+    (here / "c/moved/b").rmdir()
+    assert os.listdir(inside) == [] and os.fstat(inside).st_nlink == 0
+    with pytest.raises(OSError):
+        os.open("new", os.O_WRONLY | os.O_CREAT, dir_fd=inside)
+    os.close(inside)
+
+
+def test_exchanged(trees: Trees) -> None:
+    here, there = trees.here, trees.there
+    (here / "d").mkdir()
+    (here / "d/inner").write_text("in d")
+    (here / "file").write_text("file")
+    assert (there / "file").is_file() and (there / "d").is_dir()
+    exchange(here / "d", here / "file")
+    assert (there / "d").read_text() == "file"
+    assert (there / "file/inner").read_text() == "in d"
+
+
+def exchange(one: Path, other: Path) -> None:
+    words = "import ctypes, os, sys; libc = ctypes.CDLL(None, use_errno=True)\n"
+    words += "sys.exit(libc.renameat2(-100, os.fsencode(sys.argv[1]), -100, os.fsencode(sys.argv[2]), 2) and 1)"
+    subprocess.run([sys.executable, "-c", words, one, other], check=True)
+
+
+def test_what_the_agent_changes_is_seen_in_both(trees: Trees) -> None:
+    faces, here, there = trees.faces, trees.here, trees.there
+    for tree in (here, there):
+        assert not (tree / "d").exists()
+    faces.call("write", "/d/file", "one")
+    faces.call("write", "/memories/file", "one")
+    for tree in (here, there):
+        assert (tree / "d/file").read_text() == "one"
+        assert looked_at(tree / "d") == ["file"] and looked_at(tree / "memories") == ["file"]
+    faces.call("edit", "/d/file", "one", "other")
+    faces.call("move", "/d", "/e")
+    for tree in (here, there):
+        assert not (tree / "d").exists()
+        assert (tree / "e/file").read_text() == "other"
+    faces.call("delete", "/e")
+    faces.call("delete", "/memories/file")
+    for tree in (here, there):
+        assert not (tree / "e").exists()
+        assert looked_at(tree / "memories") == []
+
+
+def test_watchers_hear_paths_of_the_main_tree(serve: Serve, tmp_path: Path) -> None:
+    import fusebackend
+
+    server = serve("memory:", routes={"/memories/": "memory:"})
+    tree = server.path / TREE
+    client = fusebackend.connect(server.path)
+    (server.path / "known").mkdir()
+    with client.watch("/") as watch:
+        (tree / "known/file").write_text("x")
+        (tree / "new").mkdir()
+        (tree / "new").rename(tree / "known/new")
+        (tree / "known/new/file").write_text("x")
+        (server.path / "known").rename(server.path / "moved")
+        (tree / "moved/file").unlink()
+        (tree / "memories/file").write_text("x")
+        (tree / "memories/file").chmod(0o600)
+        (tree / "end").touch()
+        seen = []
+        for event in watch:
+            seen.append((event.kind, event.path, event.moved_from))
+            if event.path == "/end":
+                break
+    told = list(dict.fromkeys(seen))
+    assert told == [
+        ("created", "/known/file", None),
+        ("modified", "/known/file", None),
+        ("created", "/new/", None),
+        ("moved", "/known/new/", "/new/"),
+        ("created", "/known/new/file", None),
+        ("modified", "/known/new/file", None),
+        ("moved", "/moved/", "/known/"),
+        ("deleted", "/moved/file", None),
+        ("created", "/memories/file", None),
+        ("modified", "/memories/file", None),
+        ("attributes", "/memories/file", None),
+        ("created", "/end", None),
+    ]
+
+
+# -- between trees ---------------------------------------------------------------------------------------------------
+
+
+def test_a_rename_between_trees_is_a_copy(trees: Trees) -> None:
+    (trees.here / "file").write_text("x")
+    (trees.here / "d").mkdir()
+    for name in ("file", "d"):
+        with pytest.raises(OSError) as refused:
+            (trees.here / name).rename(trees.there / "other")
+        assert refused.value.errno == errno.EXDEV
+    assert not (trees.there / "other").exists()
+
+
+def test_statfs_and_names_of_the_mount(trees: Trees) -> None:
+    assert os.statvfs(trees.here).f_fsid == os.statvfs(trees.there).f_fsid
+    assert os.statvfs(trees.here / "way").f_namemax == 255
+    for path in (trees.here, trees.here / "memories", trees.faces.path / ".fusebackend"):
+        assert os.getxattr(path, "user.fusebackend.socket") == os.getxattr(trees.there, "user.fusebackend.socket")
+    assert os.getxattr(trees.here, "user.fusebackend.status").startswith(b"{")
+    assert os.path.samefile(trees.here / "..", trees.here.parent)
+    assert os.path.samefile(trees.here / "way/../memories", trees.here / "memories")
+
+
+# -- names of the server's -------------------------------------------------------------------------------------------
+
+
+def refusals(directory: Path, name: str, other: Path) -> list[object]:
+    """Every way to change a name; each has to be refused."""
+    at = directory / name
+    (other / "file").write_text("x")
+    (other / "dir").mkdir(exist_ok=True)
+    return [
+        lambda: at.mkdir(),
+        lambda: os.mknod(at, 0o644),
+        lambda: at.symlink_to("x"),
+        lambda: os.link(other / "file", at),
+        lambda: os.open(at, os.O_CREAT | os.O_WRONLY | os.O_EXCL),
+        lambda: at.unlink(),
+        lambda: at.rmdir(),
+        lambda: at.rename(other / "new"),
+        lambda: (other / "file").rename(at),
+        lambda: (other / "dir").rename(at),
+        lambda: exchange(at, other / "dir"),
+    ]
+
+
+def assert_refused(directory: Path, name: str, other: Path) -> None:
+    for change in refusals(directory, name, other):
+        with pytest.raises((OSError, subprocess.CalledProcessError)) as refused:
+            change()
+        if isinstance(refused.value, OSError):
+            assert refused.value.errno in (
+                errno.EBUSY, errno.EPERM, errno.EEXIST, errno.EISDIR, errno.ENOENT, errno.ENOTDIR, errno.ENOTEMPTY,
+            )  # fmt: skip
+    assert (other / "file").read_text() == "x" and (other / "dir").is_dir() and not (other / "new").exists()
+
+
+@pytest.mark.parametrize("name", PINNED)
+def test_a_pinned_name(faces: TwoFaces, name: str) -> None:
+    tree = faces.path / TREE
+    (faces.path / name).mkdir()
+    (faces.path / name / "mine").write_text("mine")
+    pinned = os.stat(tree / name)
+    assert stat.S_IMODE(pinned.st_mode) == 0o755 and pinned.st_uid == os.geteuid()
+    assert os.listdir(tree / name) == [] and not (tree / name / "mine").exists()
+    assert_refused(tree, name, tree)
+    assert_refused(tree / name, "new", tree)
+    for change in (
+        lambda: os.chmod(tree / name, 0o777),
+        lambda: os.chown(tree / name, 1, 1),
+        lambda: os.utime(tree / name),
+        lambda: os.setxattr(tree / name, "user.a", b"1"),
+    ):
+        with pytest.raises(OSError) as refused:
+            change()
+        assert refused.value.errno == errno.EPERM
+    (faces.path / name).rename(faces.path / "away")
+    faces.call("write", f"/{name}", "a file")
+    faces.call("delete", f"/{name}")
+    (faces.path / name).symlink_to("/etc")
+    (faces.path / name).unlink()
+    assert os.listxattr(tree / name) == []
+    after = os.stat(tree / name)
+    assert after == pinned
+
+
+def test_a_route_below_a_pinned_name(faces: TwoFaces) -> None:
+    tree = faces.path / TREE
+    (faces.path / "tmp/mine").write_text("of the default volume")
+    assert sorted(os.listdir(tree / "tmp")) == ["x"] and not (tree / "tmp/mine").exists()
+    assert "tmp" in os.listdir(tree)
+    (tree / "tmp/x/file").write_text("x")
+    assert (faces.path / "tmp/x/file").read_text() == "x"
+    (faces.path / "tmp/x/file").unlink()
+    assert looked_at(tree / "tmp/x") == []
+    assert_refused(tree, "tmp", tree)
+    assert_refused(tree / "tmp", "x", tree)
+    assert_refused(tree / "tmp", "new", tree)
+
+
+def test_what_is_mounted_on_a_pinned_name_stays(faces: TwoFaces) -> None:
+    """Here it is mounted in this process's own namespace; it must not go whatever happens to the name in the mount."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to mount")
+    tree, script = faces.path / TREE, "mount -t tmpfs none usr && touch usr/mine && echo ready && read x && ls usr"
+    holder = subprocess.Popen(
+        ["unshare", "-m", "sh", "-c", script], cwd=tree, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdin is not None and holder.stdout is not None
+    assert holder.stdout.readline() == "ready\n"
+    for _ in range(3):
+        faces.call("write", "/usr/x", "x")
+        (faces.path / "usr").rename(faces.path / "other")
+        faces.call("write", "/usr", "x")
+        faces.call("delete", "/usr")
+        faces.call("delete", "/other")
+        (faces.path / ".fusebackend/sandbox").stat()
+        looked_at(tree)
+    mounts.drop_caches(2)
+    assert holder.communicate("go on\n", timeout=20)[0] == "mine\n"
+
+
+def test_the_name_is_hidden_and_the_servers(faces: TwoFaces) -> None:
+    assert ".fusebackend" not in os.listdir(faces.path)
+    assert os.listdir(faces.path / ".fusebackend") == ["sandbox"]
+    assert stat.S_IMODE(os.stat(faces.path / ".fusebackend").st_mode) == 0o700
+    assert_refused(faces.path, ".fusebackend", faces.path)
+    assert_refused(faces.path / ".fusebackend", "new", faces.path)
+    assert_refused(faces.path / ".fusebackend", "sandbox", faces.path)
+    tree = faces.path / TREE
+    assert not os.path.lexists(tree / ".fusebackend")
+    assert ".fusebackend" not in os.listdir(tree)
+    assert_refused(tree, ".fusebackend", tree)
+    assert not os.path.lexists(tree / ".fusebackend")
+    (faces.path / "d/.fusebackend").mkdir(parents=True)  # it is the root's name only
+    assert os.listdir(tree / "d") == [".fusebackend"]
+
+
+def test_others_do_not_come_in(serve: Serve) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to be another user")
+    server = serve("memory:", options=["allow_other"])
+    os.chmod(server.path, 0o777)
+    script = "touch mine && ! ls .fusebackend/sandbox && ! mv .fusebackend x && echo kept out"
+    words = ["setpriv", "--reuid=65534", "--clear-groups", "sh", "-c", script]
+    done = subprocess.run(words, cwd=server.path, capture_output=True, check=False)
+    assert done.stdout == b"kept out\n", done.stderr
+    assert (server.path / TREE / "mine").exists()
+
+
+# -- many at once ----------------------------------------------------------------------------------------------------
+
+
+def test_both_trees_at_once(faces: TwoFaces) -> None:
+    """Threads change the same directories through both trees: requests must not wait for each other's directories.
+
+    Then a name that was known may be seen a moment late, which is what `eventually` is here for.
+    """
+    trees = [faces.path, faces.path / TREE]
+    for name in ("one", "two"):
+        (faces.path / name).mkdir()
+
+    def work(seed: int) -> None:
+        rng, tree, other = random.Random(seed), trees[seed % 2], trees[1 - seed % 2]
+        for number in range(40):
+            path = tree / rng.choice(("one", "two")) / f"{seed}-{number}"
+            twin = other / path.relative_to(tree)
+            path.write_text("x")
+            eventually(lambda twin=twin: twin.read_text() == "x", 5)
+            moved = tree / rng.choice(("one", "two")) / f"moved-{path.name}"
+            path.rename(moved)
+            eventually(lambda twin=twin: not twin.exists(), 5)
+            (other / moved.relative_to(tree)).unlink()
+            eventually(lambda moved=moved: not moved.exists(), 5)
+
+    with ThreadPoolExecutor(6) as threads:
+        began = time.monotonic()
+        assert list(threads.map(work, range(6))) == [None] * 6
+        assert time.monotonic() - began < 30, "requests waited for each other"
+    assert looked_at(trees[0] / "one") == looked_at(trees[1] / "one") == []
+
+
+def test_nothing_is_remembered_of_what_the_kernel_forgot(serve: Serve) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to drop the kernel's caches")
+    server: Mounted = serve("memory:", routes={"/memories/": "memory:"})
+    trees = [server.path, server.path / TREE]
+    for tree in trees:
+        for number in range(50):
+            (tree / f"d{number % 7}").mkdir(exist_ok=True)
+            (tree / f"d{number % 7}" / f"{tree.name}{number}").write_text("x")
+    for tree in trees:
+        assert len(list(tree.rglob("*"))) == 7 + 100 + 1
+    assert server.known_inodes() > 100
+    mounts.drop_caches(3)
+    mounts.drop_caches(3)
+    assert server.known_inodes() <= 3
