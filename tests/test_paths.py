@@ -123,7 +123,8 @@ class TestPrefixes:
         assert paths.normalise_prefix(prefix) == expected
 
     @pytest.mark.parametrize(
-        "prefix", ["", "/", "//", "//a", "/a//b", "/a//", "/a/../b", "/a/.", "..", "~", "/~x", "/a\0b", None]
+        "prefix",
+        ["", "/", "//", "//a", "/a//b", "/a//", "/a/../b", "/a/.", "..", "~", "/~x", "/a\0b", None, "/.fusebackend/x/"],
     )
     def test_refused_with_the_prefix_in_the_message(self, prefix):
         with pytest.raises(PathError, match="Route prefix") as caught:

@@ -127,20 +127,23 @@ class FileSystem(ExtendedAttributes):
     async def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Entry:
         route, node = await self._place_for_name(parent, name)
         entry = await self._made(route, parent, name, route.changing.mknod, node, name, mode, rdev, caller)
-        await self.twins.named(route, (node, name))
+        if self.inodes.beside:
+            await self.twins.named(route, (node, name))
         return entry
 
     async def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Entry:
         route, node = await self._place_for_name(parent, name)
         entry = await self._made(route, parent, name, route.changing.mkdir, node, name, mode, caller)
         self.inodes.listed(entry.inode, 0)
-        await self.twins.named(route, (node, name))
+        if self.inodes.beside:
+            await self.twins.named(route, (node, name))
         return entry
 
     async def symlink(self, parent: int, name: bytes, target: bytes, caller: Caller) -> Entry:
         route, node = await self._place_for_name(parent, name)
         entry = await self._made(route, parent, name, route.changing.symlink, node, name, target, caller)
-        await self.twins.named(route, (node, name))
+        if self.inodes.beside:
+            await self.twins.named(route, (node, name))
         return entry
 
     async def link(self, inode: int, new_parent: int, new_name: bytes) -> Entry:
@@ -149,7 +152,8 @@ class FileSystem(ExtendedAttributes):
         if source.files is not route.files:
             raise oserror(errno.EXDEV)
         entry = await self._made(route, new_parent, new_name, route.changing.link, source_node, node, new_name)
-        await self.twins.named(route, (node, new_name))
+        if self.inodes.beside:
+            await self.twins.named(route, (node, new_name))
         # The kernel applies it whatever it has been told of the file meanwhile (`create_new_entry`, fs/fuse/dir.c).
         return entry._replace(timeout_s=0.0)
 
@@ -157,13 +161,15 @@ class FileSystem(ExtendedAttributes):
         route, node = await self._place_for_name(parent, name)
         await route.call(route.changing.unlink, node, name)
         self.dentries.gone((parent, name))
-        await self.twins.named(route, (node, name))
+        if self.inodes.beside:
+            await self.twins.named(route, (node, name))
 
     async def rmdir(self, parent: int, name: bytes) -> None:
         route, node = await self._place_for_name(parent, name)
         await route.call(route.changing.rmdir, node, name)
         self.dentries.gone((parent, name))
-        await self.twins.named(route, (node, name))
+        if self.inodes.beside:
+            await self.twins.named(route, (node, name))
 
     async def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int) -> None:
         route, node = await self._place_for_name(parent, name)
@@ -175,12 +181,14 @@ class FileSystem(ExtendedAttributes):
             renamed = await route.call(self.names.rename, route, old, name, new, new_name, flags)
             if renamed.untold:
                 self.invalidation.drop((parent, name), (new_parent, new_name))
-            await self.twins.named(route, (node, name), (new_node, new_name), moved=renamed.directory)
+            if self.inodes.beside:
+                await self.twins.named(route, (node, name), (new_node, new_name), moved=renamed.directory)
             return
         await route.call(route.changing.rename, node, name, new_node, new_name, flags)
         for inode, place in self.dentries.renamed((parent, name), (new_parent, new_name), flags):
             self.names.found(inode, place)
-        await self.twins.named(route, (node, name), (new_node, new_name))
+        if self.inodes.beside:
+            await self.twins.named(route, (node, name), (new_node, new_name))
 
     async def _place_for_name(self, parent: int, name: bytes) -> tuple[Route, int]:
         self.revalidation.arrived()
@@ -214,7 +222,7 @@ class FileSystem(ExtendedAttributes):
         else:
             attr = await route.call(route.changing.setattr, node, changes)
         entry = self._fresh(self._told(route, inode, attr), heard)
-        if route.twins and attr.is_dir:
+        if self.inodes.beside and attr.is_dir:
             self.twins.attributes(route, node)
         return entry
 
@@ -252,7 +260,8 @@ class FileSystem(ExtendedAttributes):
         handle.direct = passes_page_cache(flags, attr.mode)
         self._opened(handle, attr)
         opened = OpenedFile(self.files.add(handle), True, handle.direct)
-        await self.twins.named(route, (node, name))
+        if self.inodes.beside:
+            await self.twins.named(route, (node, name))
         return entry, opened
 
     async def open(self, inode: int, flags: int) -> OpenedFile:

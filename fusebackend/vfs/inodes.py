@@ -117,9 +117,16 @@ OTHER_NAMES = 8
 """Names of a file with several that are kept besides the last one, in case that one goes."""
 
 class InodeTable:
-    """Every inode the kernel holds references to. The root is always known."""
+    """Every inode the kernel holds references to. The root is always known.
 
-    def __init__(self) -> None:
+    Args:
+        routes: how many the main tree has; what is numbered by a higher index is counted.
+    """
+
+    def __init__(self, routes: int = SYNTHETIC_INDEX) -> None:
+        self._first_beside = routes << NODE_BITS
+        self.beside = 0
+        """Directories that are known of other trees than the main one, or are no volume's."""
         self._known: dict[int, KnownInode] = {}
         self.others: dict[int, list[tuple[int, bytes]]] = {}  # earlier (directory, name)s of files with several links
         self.small: set[int] = set()  # directories known to be, whose listing the kernel may keep, and …
@@ -149,6 +156,7 @@ class InodeTable:
         if known is None:
             known = self._known[inode] = KnownInode(attr.is_dir)
             known.parent, known.name = parent, name
+            self.beside += inode >= self._first_beside
         elif known.name != name or known.parent != parent:
             self.renamed(inode, parent, name, attr)
         known.told(attr)
@@ -197,6 +205,7 @@ class InodeTable:
             assert known.lookups >= 0, f"lookup count of inode {inode} fell below zero"
             if known.lookups == 0:
                 del self._known[inode]
+                self.beside -= inode >= self._first_beside
                 self.others.pop(inode, None)
                 self.small.discard(inode)
                 self.kept.discard(inode)

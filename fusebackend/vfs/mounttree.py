@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from fusebackend import paths
 from fusebackend.errors import oserror
-from fusebackend.paths import ROOT, AgentPath, join, split, to_text
+from fusebackend.paths import ROOT, AgentPath, join, split, to_name, to_text
 from fusebackend.protocol import ROOT_NODE, Attr, Caller, Features, Volume
 from fusebackend.vfs.cache import ENDLESS_TIMEOUT_S, CachePolicy
 from fusebackend.vfs.inodes import SYNTHETIC_INDEX, inode_number, node_of, route_index
@@ -33,9 +34,9 @@ from fusebackend.vfs.offload import Offload
 if TYPE_CHECKING:
     from fusebackend.vfs.reporting import ReportingVolume
 
-SERVERS_NAME = b".fusebackend"
-"""A name in the root of every tree that is the server's, whatever the default volume has there. It is never listed. In
-the main tree it leads to the others, in these to nothing."""
+SERVERS_NAME = to_name(paths.SERVERS_NAME)
+"""The server's name in the root of every tree. It is never listed. In the main tree it leads to the others, in these to
+nothing."""
 
 WAY_PATIENCE_S = 1.0
 """How long the way to a route waits for another one that it leads through, before it shows what was last known."""
@@ -235,7 +236,8 @@ class MountTree:
         """Those of all trees, by their index."""
         self._synthetic = 0
         self._junctions: dict[int, Junction] = {}
-        self._ways: list[Junction] = []
+        self.ways: list[Junction] = []
+        """The junctions that stand for a directory of a volume, where that has one."""
         self.root = self.grow(self.routes)
         self.servers = Pinned(self.synthetic_inode(), SERVERS_NAME, self.root, 0o700)
         """What `SERVERS_NAME` leads to in the main tree, for the server's user alone; its children are other trees."""
@@ -274,7 +276,7 @@ class MountTree:
     def add(self, junctions: dict[int, Junction]) -> None:
         """More junctions, for good."""
         ways = [each for each in junctions.values() if each.route is None and not isinstance(each, Pinned)]
-        self._ways = [*self._ways, *ways]
+        self.ways = [*self.ways, *ways]
         self._junctions = {**self._junctions, **junctions}
 
     def attach_twin(self, route: Route) -> Route:
@@ -317,7 +319,7 @@ class MountTree:
 
     def directory(self, route: Route, node: int) -> int:
         """The number of a directory in the tree of this route: its own, or that of a junction that stands for it."""
-        for way in self._ways:
+        for way in self.ways:
             if way.underlying == (route, node):
                 return way.inode
         return inode_number(route.index, node)

@@ -122,19 +122,19 @@ class Names:
             other = volume.lookup(new_parent[1], new_name) if flags & RENAME_EXCHANGE else None
             before = self._inner(route, parent, name) if self._adopted and moved.is_dir else None
             route.changing.rename(parent[1], name, new_parent[1], new_name, flags)
-            self._renamed(route, moved, new_parent, new_name)
+            if self._inodes.beside:
+                self._renamed(route, moved, new_parent, new_name)
+            else:
+                self._inodes.renamed(inode_number(route.index, moved.node), new_parent[0], new_name, moved)
             if other is not None:
                 self._renamed(route, other, parent, name)
             if before is not None:
                 self._carry(route, before, self._inner(route, new_parent, new_name), other is not None)
-            return Renamed(volume.untold > 0, moved.node if moved.is_dir else None)
+            return Renamed(volume.untold > 0, moved.node if self._inodes.beside and moved.is_dir else None)
 
     def _renamed(self, route: Route, attr: Attr, parent: tuple[int, int], name: bytes) -> None:
-        if not attr.is_dir:
-            self._inodes.renamed(route.number(attr), route.above(attr, parent[0]), name, attr)
-            return
-        self._inodes.renamed(inode_number(route.index, attr.node), parent[0], name, attr)
-        for twin in route.twins:
+        self._inodes.renamed(route.number(attr), route.above(attr, parent[0]), name, attr)
+        for twin in route.twins if attr.is_dir else ():
             self._inodes.renamed(inode_number(twin.index, attr.node), self._tree.directory(twin, parent[1]), name, attr)
 
     def found(self, inode: int, place: tuple[int, bytes]) -> None:

@@ -32,7 +32,7 @@ class Places:
 
     def __init__(self, tree: MountTree) -> None:
         self.tree = tree
-        self.inodes = InodeTable()
+        self.inodes = InodeTable(len(tree.routes))
         self.dentries = Dentries()  # of shared routes
         self.settling = Settling(self.inodes)  # of shared routes, too
         self.invalidation = Invalidation(self.tree, self.inodes, self.dentries, self.settling)

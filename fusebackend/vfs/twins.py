@@ -12,7 +12,8 @@ would wait for ever. So none waits for a directory whose lock is held by one tha
 once in this way, the kernel keeps no name that it finds in it (`is_contended`): what can be seen late is a name that it
 knew before, once.
 
-A directory that the kernel knows in one tree only costs a look into a table for each other tree.
+While the kernel knows nothing of other trees (`InodeTable.beside`), nothing is done here. A directory that it knows in
+one tree only costs a look into a table for each other tree.
 """
 
 from __future__ import annotations
@@ -57,8 +58,6 @@ class Twins:
             changed: the directories, by their nodes, and the names.
             moved: the node that has another name, if it is a directory.
         """
-        if not route.twins:
-            return
         told: Told = []
         targets: set[int] = set()
         for twin in route.twins:

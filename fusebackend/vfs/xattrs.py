@@ -46,7 +46,7 @@ class ExtendedAttributes(Places):
         if name == CAPABILITY and known is not None:
             known.capable = True
         await route.call(route.changing.setxattr, node, name, value)
-        if route.twins and known is not None and known.is_dir:
+        if self.inodes.beside and known is not None and known.is_dir:
             self.twins.attributes(route, node)
 
     async def listxattr(self, inode: int) -> list[bytes]:
@@ -69,7 +69,7 @@ class ExtendedAttributes(Places):
         _check(route, name)
         await route.call(route.changing.removexattr, node, name)
         known = self.inodes.get(inode)
-        if route.twins and known is not None and known.is_dir:
+        if self.inodes.beside and known is not None and known.is_dir:
             self.twins.attributes(route, node)
 
 

@@ -570,6 +570,35 @@ def test_a_command_sees_every_route_at_its_path(tmp_path: Path, serve: Serve) ->
     (mounted.path / "usr").mkdir()
 
 
+def test_a_mount_has_several_trees_of_the_same_files(native: Path) -> None:
+    tree = native / ".fusebackend/sandbox"
+    assert ".fusebackend" not in os.listdir(native)
+    assert not (tree / ".fusebackend").exists()
+    for change in (
+        lambda: (native / ".fusebackend").rename(native / "x"),
+        lambda: (tree / "usr").rename(tree / "x"),
+        lambda: (tree / "usr").rmdir(),
+        lambda: (tree / "usr/x").touch(),
+    ):
+        with pytest.raises(OSError) as refused:
+            change()
+        assert refused.value.errno in (errno.EBUSY, errno.EPERM)
+    (native / "usr").symlink_to("elsewhere")
+    assert (tree / "usr").is_dir() and not (tree / "usr").is_symlink()
+    assert not (tree / "d").exists()
+    (native / "d").mkdir()
+    (native / "d/file").write_text("one")
+    with (tree / "d/file").open("r+") as opened:
+        assert os.path.samestat(os.fstat(opened.fileno()), (native / "d/file").stat())
+        assert opened.read() == "one"
+    assert (tree / "d").stat().st_ino != (native / "d").stat().st_ino
+    with pytest.raises(OSError) as refused:
+        (tree / "d/file").rename(native / "file")
+    assert refused.value.errno == errno.EXDEV
+    (tree / "d/file").rename(tree / "d/other")
+    assert os.listdir(native / "d") == ["other"] and not (native / "d/file").exists()
+
+
 def test_a_failure_ends_one_request(serve: Serve) -> None:
     server = serve("python:faulty:backend")
     server.expected_log = "^Traceback|injected|defect"

@@ -49,9 +49,8 @@ URLS = {"memory": "memory:", "sqlite": "sqlite:{tmp}/db", "dir": "dir:{tmp}/file
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoFaces]:
     tmp = tmp_path_factory.mktemp("trees")
     (tmp / "files").mkdir()
-    with two_faces(
-        tmp / "mnt", URLS[request.param].format(tmp=tmp), "/memories/=memory:", "/way/to/route/=memory:", "/tmp/x/=memory:"
-    ) as faces:
+    routes = [f"{prefix}=memory:" for prefix in ("/memories/", "/way/to/route/", "/tmp/x/")]
+    with two_faces(tmp / "mnt", URLS[request.param].format(tmp=tmp), *routes) as faces:
         yield faces
 
 

@@ -1,0 +1,454 @@
+"""Several trees of one `FileSystem`, without a kernel: numbers, names of the server's, and what is told of changes."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import random
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import trio
+from fakekernel import FakeKernel
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onloop import run
+
+from fusebackend.backends.memory import InMemoryVolume
+from fusebackend.backends.volume import VolumeBackend
+from fusebackend.paths import ROOT, AgentPath
+from fusebackend.protocol import RENAME_EXCHANGE, Attr, AttrChanges, Caller, Features
+from fusebackend.vfs import twins
+from fusebackend.vfs.filesystem import FileSystem
+from fusebackend.vfs.inodes import ROOT_INODE, SYNTHETIC_INDEX, Entry, node_of, route_index
+
+ME = Caller(0, 0)
+PINNED = [b"usr", b"etc", b"tmp"]
+YEAR_S = 365 * 86_400.0
+
+
+@pytest.fixture
+def kernel() -> FakeKernel:
+    return FakeKernel()
+
+
+@pytest.fixture
+def filesystem(kernel: FakeKernel) -> Iterator[FileSystem]:
+    volumes = {path: InMemoryVolume() for path in (ROOT, AgentPath("/memories"), AgentPath("/tmp/x"))}
+    made = FileSystem(volumes)
+    assert made.trees.add("sandbox", PINNED) == "/.fusebackend/sandbox"
+    made.attach(kernel)
+    yield made
+    made.detach()
+    made.close()
+
+
+@pytest.fixture
+def root(filesystem: FileSystem) -> int:
+    return walk(filesystem, ".fusebackend", "sandbox").inode
+
+
+def walk(filesystem: FileSystem, *names: str, start: int = ROOT_INODE) -> Entry:
+    entry = Entry(start, None, 0)
+    for name in names:
+        entry = run(filesystem.lookup(entry.inode, name.encode()))
+    return entry
+
+
+def listed(filesystem: FileSystem, inode: int) -> dict[bytes, int]:
+    number = run(filesystem.opendir(inode))
+    seen: dict[bytes, int] = {}
+
+    def emit(name: bytes, entry: Entry, after: int) -> bool:
+        seen[name] = entry.inode
+        return True
+
+    run(filesystem.readdir(number, 0, emit))
+    run(filesystem.releasedir(number))
+    return {name: inode for name, inode in seen.items() if name not in (b".", b"..")}
+
+
+def told(kernel: FakeKernel) -> list[tuple[object, ...]]:
+    told, kernel.told, kernel.names = kernel.told, [], []
+    return told
+
+
+# -- numbers ---------------------------------------------------------------------------------------------------------
+
+
+def test_directories_have_a_number_in_each_tree_and_files_one(filesystem: FileSystem, root: int) -> None:
+    directory = run(filesystem.mkdir(ROOT_INODE, b"d", 0o755, ME)).inode
+    file = run(filesystem.mknod(directory, b"file", 0o100644, 0, ME)).inode
+    twin = walk(filesystem, "d", start=root).inode
+    assert twin != directory and node_of(twin) == node_of(directory)
+    assert walk(filesystem, "file", start=twin).inode == file
+    assert listed(filesystem, twin) == listed(filesystem, directory) == {b"file": file}
+    assert walk(filesystem, "memories", start=root).inode != walk(filesystem, "memories").inode
+    assert route_index(walk(filesystem, "memories").inode) == 1, "numbers of the main tree are what they are without"
+
+
+def test_a_tree_has_one_root(filesystem: FileSystem, root: int) -> None:
+    assert walk(filesystem, ".fusebackend", "sandbox").inode == root
+    with pytest.raises(ValueError, match="a tree 'sandbox' already"):
+        filesystem.trees.add("sandbox")
+
+
+def test_more_trees_while_it_lives(filesystem: FileSystem, kernel: FakeKernel, root: int) -> None:
+    names = [f"tree{number}" for number in range(20)]
+    threads = [threading.Thread(target=filesystem.trees.add, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    roots = {walk(filesystem, ".fusebackend", name).inode for name in names}
+    assert len(roots | {root, ROOT_INODE}) == 22
+    assert set(listed(filesystem, walk(filesystem, ".fusebackend").inode)) == {b"sandbox", *map(str.encode, names)}
+    run(filesystem.mknod(root, b"file", 0o100644, 0, ME))
+    assert {notice[1] for notice in told(kernel) if notice[0] == "entry"} == {*roots, ROOT_INODE}
+    VolumeBackend(filesystem.tree.routes[0].volume).write("/other", "x")
+    assert {notice[1] for notice in told(kernel) if notice[0] == "entry"} == {*roots, root, ROOT_INODE}
+
+
+def test_counts_go_back_to_zero(filesystem: FileSystem) -> None:
+    tree: list[tuple[int, int]] = []
+    volume: Any = filesystem.tree.routes[0].volume
+    for start in ((), (".fusebackend", "sandbox")):
+        for path in ("d", "usr", "tmp", "memories"):
+            tree.append((walk(filesystem, *start, path).inode, 1))
+    directory = run(filesystem.mkdir(ROOT_INODE, b"d", 0o755, ME))
+    twin = walk(filesystem, ".fusebackend", "sandbox", "d")
+    node = node_of(directory.inode)
+    run(filesystem.rmdir(ROOT_INODE, b"d"))
+    run(filesystem.forget([(directory.inode, 1)]))
+    assert volume.getattr(node).nlink == 0, "it is known in the other tree, and so still there"
+    run(filesystem.forget([(twin.inode, 1)]))
+    with pytest.raises(OSError):
+        volume.getattr(node)
+    run(filesystem.forget([(inode, count) for inode, count in filesystem.inodes.items() if inode != ROOT_INODE]))
+    assert len(filesystem.inodes) == 1
+    assert filesystem.inodes.beside == 0
+
+
+# -- names of the server's -------------------------------------------------------------------------------------------
+
+
+def test_pinned(filesystem: FileSystem, kernel: FakeKernel, root: int) -> None:
+    run(filesystem.symlink(ROOT_INODE, b"usr", b"/elsewhere", ME))
+    entry = walk(filesystem, "usr", start=root)
+    assert route_index(entry.inode) == SYNTHETIC_INDEX and entry.timeout_s > YEAR_S
+    assert entry.attr is not None and entry.attr.is_dir
+    assert listed(filesystem, entry.inode) == {}
+    assert set(listed(filesystem, root)) == {b"memories", b"tmp"}, "listed only where a route is below"
+    assert set(listed(filesystem, ROOT_INODE)) == {b"memories", b"tmp", b"usr"}
+    told(kernel)
+    agent = VolumeBackend(filesystem.tree.routes[0].volume)
+    agent.delete("/usr")
+    agent.write("/usr/x", "x")
+    run(filesystem.rename(ROOT_INODE, b"usr", ROOT_INODE, b"etc", 0))
+    filesystem.invalidation.expire(filesystem.tree.routes[0])
+    assert not [notice for notice in told(kernel) if notice[:2] == ("entry", root) and notice[2] in PINNED]
+    assert walk(filesystem, "usr", start=root) == entry
+    for inode in (entry.inode, walk(filesystem, ".fusebackend").inode):
+        assert run(filesystem.getattr(inode)).timeout_s > YEAR_S
+        with pytest.raises(PermissionError):
+            run(filesystem.setattr(inode, AttrChanges(mode=0o777)))
+        with pytest.raises(PermissionError):
+            run(filesystem.mkdir(inode, b"new", 0o755, ME))
+        assert run(filesystem.lookup(inode, b"new")).inode == 0
+
+
+def test_a_route_below_a_pinned_name(filesystem: FileSystem, root: int) -> None:
+    VolumeBackend(filesystem.tree.routes[0].volume).write("/tmp/mine", "x")
+    tmp = walk(filesystem, "tmp", start=root)
+    assert tmp.timeout_s > YEAR_S
+    below = walk(filesystem, "x", start=tmp.inode)
+    assert node_of(below.inode) == 1 and below.inode != walk(filesystem, "tmp", "x").inode
+    assert set(listed(filesystem, tmp.inode)) == {b"x"}
+    for name, number in ((b"x", errno.EBUSY), (b"new", errno.EPERM)):
+        with pytest.raises(OSError) as refused:
+            run(filesystem.mkdir(tmp.inode, name, 0o755, ME))
+        assert refused.value.errno == number
+
+
+def test_a_route_of_a_pinned_name() -> None:
+    volumes = {AgentPath(path): InMemoryVolume() for path in ("/", "/tmp", "/usr", "/usr/local/x")}
+    filesystem = FileSystem(volumes)
+    filesystem.trees.add("sandbox", [b"usr"])
+    root = walk(filesystem, ".fusebackend", "sandbox").inode
+    assert route_index(walk(filesystem, "tmp", start=root).inode) != SYNTHETIC_INDEX
+    assert route_index(walk(filesystem, "usr", start=root).inode) == SYNTHETIC_INDEX
+    assert route_index(walk(filesystem, "usr", "local", start=root).inode) == SYNTHETIC_INDEX
+    assert node_of(walk(filesystem, "usr", "local", "x", start=root).inode) == 1
+
+
+def test_the_way_to_other_trees(filesystem: FileSystem, root: int) -> None:
+    VolumeBackend(filesystem.tree.routes[0].volume).write("/.fusebackend/mine", "x")
+    way = walk(filesystem, ".fusebackend")
+    assert way.attr is not None and way.attr.mode & 0o777 == 0o700
+    assert set(listed(filesystem, way.inode)) == {b"sandbox"}
+    for top in (ROOT_INODE, root):
+        assert b".fusebackend" not in listed(filesystem, top)
+    assert run(filesystem.lookup(root, b".fusebackend")).inode == 0
+    file = run(filesystem.mknod(ROOT_INODE, b"file", 0o100644, 0, ME))
+    for parent, name, number in (
+        (ROOT_INODE, b".fusebackend", errno.EBUSY),
+        (root, b".fusebackend", errno.EPERM),
+        (way.inode, b"sandbox", errno.EBUSY),
+        (way.inode, b"new", errno.EPERM),
+    ):
+        calls: list[Any] = [
+            filesystem.mkdir(parent, name, 0o755, ME), filesystem.mknod(parent, name, 0o100644, 0, ME),
+            filesystem.symlink(parent, name, b"x", ME), filesystem.unlink(parent, name),
+            filesystem.rmdir(parent, name), filesystem.create(parent, name, 0o644, 0, ME),
+            filesystem.link(file.inode, parent, name), filesystem.rename(parent, name, ROOT_INODE, b"new", 0),
+            filesystem.rename(ROOT_INODE, b"file", parent, name, 0),
+            filesystem.rename(ROOT_INODE, b"file", parent, name, RENAME_EXCHANGE),
+        ]  # fmt: skip
+        for call in calls:
+            with pytest.raises(OSError) as refused:
+                run(call)
+            assert refused.value.errno == number
+
+
+def test_a_default_that_hangs_keeps_nobody_from_the_pinned_names() -> None:
+    hangs = threading.Event()
+
+    class Hanging(InMemoryVolume):
+        features = Features(blocking=True)
+
+        def getattr(self, node: int) -> Attr:
+            assert hangs.wait(30)
+            return super().getattr(node)
+
+    filesystem = FileSystem({ROOT: Hanging(), AgentPath("/memories"): InMemoryVolume()}, deadline_s=20)
+    filesystem.trees.add("sandbox", PINNED)
+
+    async def look() -> None:
+        entry = Entry(ROOT_INODE, None, 0)
+        for name in (b".fusebackend", b"sandbox"):
+            entry = await filesystem.lookup(entry.inode, name)
+        assert (await filesystem.lookup(entry.inode, b"usr")).inode
+        assert node_of((await filesystem.lookup(entry.inode, b"memories")).inode) == 1
+        hangs.set()
+
+    run(look())
+
+
+# -- what is told ----------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_told_of_trees_that_nobody_looks_at(filesystem: FileSystem, kernel: FakeKernel) -> None:
+    assert filesystem.inodes.beside == 0
+    run(filesystem.mkdir(ROOT_INODE, b"d", 0o755, ME))
+    run(filesystem.rename(ROOT_INODE, b"d", ROOT_INODE, b"e", 0))
+    assert told(kernel) == []
+
+
+def test_a_change_through_one_is_told_of_the_other(filesystem: FileSystem, kernel: FakeKernel, root: int) -> None:
+    directory = run(filesystem.mkdir(ROOT_INODE, b"d", 0o755, ME)).inode
+    assert told(kernel) == [("entry", root, b"d"), ("inode", root)]
+    run(filesystem.mknod(directory, b"file", 0o100644, 0, ME))
+    assert told(kernel) == [], "the kernel does not know that directory there"
+    twin = walk(filesystem, "d", start=root).inode
+    run(filesystem.unlink(directory, b"file"))
+    assert told(kernel) == [("entry", twin, b"file"), ("inode", twin)]
+    run(filesystem.setattr(twin, AttrChanges(mode=0o700)))
+    assert told(kernel) == [("attributes", directory)]
+    run(filesystem.setxattr(directory, b"user.a", b"1"))
+    assert told(kernel) == [("attributes", twin)]
+    before = filesystem.invalidation.changes
+    run(filesystem.rename(root, b"d", root, b"e", 0))
+    notices = [("entry", ROOT_INODE, b"d"), ("inode", ROOT_INODE), ("inode", directory),
+               ("entry", ROOT_INODE, b"e"), ("inode", ROOT_INODE)]  # fmt: skip
+    assert sorted(told(kernel), key=str) == sorted(notices, key=str)
+    assert filesystem.invalidation.changes > before, "answers that are on their way are not believed"
+    assert filesystem.names.directory(filesystem.tree.routes[0], node_of(directory)) == "/e"
+    assert filesystem.names.directory(filesystem.tree.attached[route_index(twin)], node_of(directory)) == "/e"
+
+
+def test_what_the_agent_changes_is_told_of_both(filesystem: FileSystem, kernel: FakeKernel, root: int) -> None:
+    agent = VolumeBackend(filesystem.tree.routes[0].volume)
+    agent.write("/d/file", "x")
+    directory, twin = walk(filesystem, "d").inode, walk(filesystem, "d", start=root).inode
+    file = walk(filesystem, "file", start=twin).inode
+    told(kernel)
+    agent.move("/d/file", "/d/other")
+    assert {notice for notice in told(kernel) if notice[0] == "entry"} == {
+        ("entry", number, name) for number in (directory, twin) for name in (b"file", b"other")
+    }
+    agent.edit("/d/other", "x", "y")
+    assert told(kernel).count(("inode", file)) == 1
+
+
+def test_what_others_changed_unseen(kernel: FakeKernel) -> None:
+    """`invalidate` of a route that is believed for its TTL: files and absent names of both trees are dropped."""
+
+    class Plain(InMemoryVolume):
+        features = Features(change_feed=False)
+
+    filesystem = FileSystem({ROOT: Plain()}, ttl_s=3600)
+    filesystem.trees.add("sandbox", PINNED)
+    filesystem.attach(kernel)
+    root = walk(filesystem, ".fusebackend", "sandbox").inode
+    directory = run(filesystem.mkdir(ROOT_INODE, b"d", 0o755, ME)).inode
+    run(filesystem.mknod(ROOT_INODE, b"usr", 0o100644, 0, ME))
+    run(filesystem.mknod(directory, b"file", 0o100644, 0, ME))
+    twin = walk(filesystem, "d", start=root).inode
+    walk(filesystem, "file", start=twin)
+    walk(filesystem, "absent", start=twin)
+    told(kernel)
+    filesystem.invalidation.expire(filesystem.tree.routes[0])
+    dropped = {notice[1:] for notice in told(kernel) if notice[0] == "entry"}
+    assert dropped == {(directory, b"file"), (twin, b"file"), (twin, b"absent"), (ROOT_INODE, b"usr")}
+
+
+def test_two_that_would_wait_for_each_other(
+    filesystem: FileSystem, kernel: FakeKernel, root: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is told of the other's directory only when the other one has been answered."""
+    monkeypatch.setattr(twins, "PATIENCE_S", 60)
+    answered = {ROOT_INODE: threading.Event(), root: threading.Event()}
+    monkeypatch.setattr(kernel, "invalidate_entry", lambda parent, name: answered[parent].wait(30))
+
+    async def change(parent: int, name: bytes) -> None:
+        await filesystem.mknod(parent, name, 0o100644, 0, ME)
+        answered[parent].set()
+
+    async def both() -> None:
+        with trio.fail_after(20):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(change, ROOT_INODE, b"one")
+                nursery.start_soon(change, root, b"two")
+        for parent in (ROOT_INODE, root):
+            assert (await filesystem.lookup(parent, b"one")).timeout_s == 0, "asked again each time"
+            assert (await filesystem.lookup(parent, b"none")).timeout_s == 0
+        assert (await filesystem.lookup((await filesystem.lookup(root, b"memories")).inode, b"x")).timeout_s > 0
+
+    run(both())
+
+
+def test_one_that_can_not_be_told_in_time(
+    filesystem: FileSystem, kernel: FakeKernel, root: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(twins, "PATIENCE_S", 0.01)
+    go_on, done = threading.Event(), threading.Event()
+
+    def invalidate_entry(parent: int, name: bytes) -> None:
+        assert go_on.wait(30)
+        done.set()
+
+    monkeypatch.setattr(kernel, "invalidate_entry", invalidate_entry)
+
+    async def change() -> None:
+        await filesystem.mknod(ROOT_INODE, b"one", 0o100644, 0, ME)
+        go_on.set()
+        await trio.to_thread.run_sync(done.wait, 30)
+
+    run(change())
+    assert done.is_set()
+
+
+# -- a model of the kernel's caches ----------------------------------------------------------------------------------
+
+
+class Caching(FakeKernel):
+    """A kernel that believes what it is told for as long as it is told, and forgets what it has to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.filesystem: FileSystem
+        self.dentries: dict[tuple[int, bytes], int] = {}
+        self.modes: dict[int, tuple[int, int]] = {}
+
+    def invalidate_inode(self, inode: int, *, attributes_only: bool = False) -> None:
+        self.modes.pop(inode, None)
+
+    def invalidate_entry(self, parent: int, name: bytes) -> None:
+        self.dentries.pop((parent, name), None)
+
+    async def look(self, parent: int, name: bytes) -> int:
+        if (parent, name) not in self.dentries:
+            entry = await self.filesystem.lookup(parent, name)
+            if entry.timeout_s:
+                self.dentries[parent, name] = entry.inode
+            return entry.inode
+        return self.dentries[parent, name]
+
+    async def stat(self, inode: int) -> tuple[int, int]:
+        if inode not in self.modes:
+            entry = await self.filesystem.getattr(inode)
+            assert entry.attr is not None
+            if not entry.timeout_s:
+                return entry.attr.mode, entry.attr.mtime_ns
+            self.modes[inode] = entry.attr.mode, entry.attr.mtime_ns
+        return self.modes[inode]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32))
+def test_both_trees_show_the_same_after_any_changes(seed: int) -> None:
+    """What the kernel keeps of either tree is what the volume has, after every step through either."""
+    rng, kernel = random.Random(seed), Caching()
+    filesystem = kernel.filesystem = FileSystem({ROOT: InMemoryVolume(), AgentPath("/d/route"): InMemoryVolume()})
+    filesystem.trees.add("sandbox", [b"pinned"])
+    filesystem.attach(kernel)
+    names = [b"d", b"e", b"f", b"pinned"]
+
+    async def directories(top: int) -> list[int]:
+        found = [top]
+        for depth in found:
+            for name in (*names, b"route"):
+                inode = await kernel.look(depth, name)
+                if inode and len(found) < 12 and (await kernel.stat(inode))[0] >> 12 == 0o04:
+                    found.append(inode)
+        return found
+
+    async def shape(top: int, depth: int = 0) -> object:
+        found = []
+        for name in names if depth else names[:3]:
+            inode = await kernel.look(top, name)
+            if inode and depth < 3:
+                mode, mtime_ns = await kernel.stat(inode)
+                below = await shape(inode, depth + 1) if mode >> 12 == 0o04 else node_of(inode)
+                found.append((name, mode, mtime_ns, below))
+        return found
+
+    async def step(top: int) -> None:
+        parent, other = rng.choice(await directories(top)), rng.choice(await directories(top))
+        name, new = rng.choice(names), rng.choice(names)
+        there = await kernel.look(parent, name)
+        done: list[tuple[int, bytes]] = [(parent, name)]
+        # What the kernel itself makes of a success in the tree that it was made in, and of nothing in any other.
+        match rng.choice(["mknod", "mkdir", "unlink", "rmdir", "rename", "chmod"]):
+            case "mknod" if not there:
+                await filesystem.mknod(parent, name, 0o100644, 0, ME)
+            case "mkdir" if not there:
+                await filesystem.mkdir(parent, name, 0o755, ME)
+            case "unlink" if there:
+                await filesystem.unlink(parent, name)
+            case "rmdir" if there:
+                await filesystem.rmdir(parent, name)
+            case "rename" if there:
+                await filesystem.rename(parent, name, other, new, 0)
+                done.append((other, new))
+            case "chmod" if there:
+                await filesystem.setattr(there, AttrChanges(mode=rng.choice([0o700, 0o711, 0o755])))
+                kernel.invalidate_inode(there)
+                return
+            case _:
+                return
+        for place in done:
+            kernel.invalidate_entry(*place)
+            kernel.invalidate_inode(place[0])
+        kernel.invalidate_inode(there)
+
+    async def all_steps() -> None:
+        root = await kernel.look(await kernel.look(ROOT_INODE, b".fusebackend"), b"sandbox")
+        for _ in range(25):
+            with contextlib.suppress(OSError):
+                await step(rng.choice([ROOT_INODE, root]))
+            assert await shape(ROOT_INODE) == await shape(root)
+
+    run(all_steps())
