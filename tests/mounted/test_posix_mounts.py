@@ -45,6 +45,14 @@ class TestMemory(Mounted):
     url = "memory:"
 
 
+class TestAnotherTree(Mounted):
+    """The tree that commands see. Only the server's own user comes there."""
+
+    url = "memory:"
+    below = ".fusebackend/sandbox"
+    limits = Limits(other_users=False)
+
+
 class TestDirectory(Mounted):
     """Bound by what the disk below can do: here as narrow as ext4."""
 
