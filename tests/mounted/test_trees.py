@@ -493,6 +493,18 @@ def test_what_is_mounted_on_a_pinned_name_stays(faces: TwoFaces) -> None:
     assert holder.communicate("go on\n", timeout=20)[0] == "mine\n"
 
 
+def test_what_is_mounted_in_the_main_tree_is_not_in_the_other(faces: TwoFaces) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to mount")
+    (faces.path / "sub").mkdir()
+    (faces.path / "sub/mine").touch()
+    script = f"set -e; mount -t tmpfs none sub; touch sub/mounted; ls {TREE}/sub; ls sub; mkdir b\n"
+    script += f"mount --rbind {TREE} b; ls b/sub"
+    words = ["unshare", "-m", "sh", "-c", script]
+    done = subprocess.run(words, cwd=faces.path, capture_output=True, text=True, check=True)
+    assert done.stdout == "mine\nmounted\nmine\n"
+
+
 def test_the_name_is_hidden_and_the_servers(faces: TwoFaces) -> None:
     assert ".fusebackend" not in os.listdir(faces.path)
     assert os.listdir(faces.path / ".fusebackend") == ["sandbox"]
