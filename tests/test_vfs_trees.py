@@ -105,6 +105,7 @@ def test_more_trees_while_it_lives(filesystem: FileSystem, kernel: FakeKernel, r
     roots = {walk(filesystem, ".fusebackend", name).inode for name in names}
     assert len(roots | {root, ROOT_INODE}) == 22
     assert set(listed(filesystem, walk(filesystem, ".fusebackend").inode)) == {b"sandbox", *map(str.encode, names)}
+    assert all(run(filesystem.lookup(top, b"file")).inode == 0 for top in (*roots, root, ROOT_INODE))
     run(filesystem.mknod(root, b"file", 0o100644, 0, ME))
     assert {notice[1] for notice in told(kernel) if notice[0] == "entry"} == {*roots, ROOT_INODE}
     VolumeBackend(filesystem.tree.routes[0].volume).write("/other", "x")
@@ -129,6 +130,7 @@ def test_counts_go_back_to_zero(filesystem: FileSystem) -> None:
     run(filesystem.forget([(inode, count) for inode, count in filesystem.inodes.items() if inode != ROOT_INODE]))
     assert len(filesystem.inodes) == 1
     assert filesystem.inodes.beside == 0
+    assert filesystem.twins.remembered == 0
 
 
 # -- names of the server's -------------------------------------------------------------------------------------------
@@ -247,11 +249,15 @@ def test_nothing_is_told_of_trees_that_nobody_looks_at(filesystem: FileSystem, k
 
 
 def test_a_change_through_one_is_told_of_the_other(filesystem: FileSystem, kernel: FakeKernel, root: int) -> None:
+    assert walk(filesystem, "d", start=root).inode == 0
     directory = run(filesystem.mkdir(ROOT_INODE, b"d", 0o755, ME)).inode
     assert told(kernel) == [("entry", root, b"d"), ("inode", root)]
     run(filesystem.mknod(directory, b"file", 0o100644, 0, ME))
     assert told(kernel) == [], "the kernel does not know that directory there"
     twin = walk(filesystem, "d", start=root).inode
+    run(filesystem.mknod(directory, b"other", 0o100644, 0, ME))
+    assert told(kernel) == [("attributes", twin)], "nor that name"
+    walk(filesystem, "file", start=twin)
     run(filesystem.unlink(directory, b"file"))
     assert told(kernel) == [("entry", twin, b"file"), ("inode", twin)]
     run(filesystem.setattr(twin, AttrChanges(mode=0o700)))
@@ -317,6 +323,7 @@ def test_two_that_would_wait_for_each_other(
         answered[parent].set()
 
     async def both() -> None:
+        assert (await filesystem.lookup(root, b"one")).inode == 0
         with trio.fail_after(20):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(change, ROOT_INODE, b"one")
@@ -342,6 +349,7 @@ def test_one_that_can_not_be_told_in_time(
     monkeypatch.setattr(kernel, "invalidate_entry", invalidate_entry)
 
     async def change() -> None:
+        assert (await filesystem.lookup(root, b"one")).inode == 0
         await filesystem.mknod(ROOT_INODE, b"one", 0o100644, 0, ME)
         go_on.set()
         await trio.to_thread.run_sync(done.wait, 30)

@@ -118,6 +118,8 @@ class FileSystem(ExtendedAttributes):
             if error.errno != errno.ENOENT:
                 raise
             timeout_s = self.invalidation.absent.note(route, parent, name)
+            if route.files is not route:
+                self.twins.given(parent, name)
             if self.twins.contended and self.twins.is_contended(parent):
                 timeout_s = 0.0
             # What has changed while we were asking is not to be believed.

@@ -52,6 +52,7 @@ class Places:
         forgotten = self.inodes.forget(references)
         if len(self.dentries):
             self.dentries.forget(forgotten)
+        self.twins.forget(forgotten)
         for inode in forgotten:
             gone.setdefault(route_index(inode), []).append(node_of(inode))
         gone.pop(SYNTHETIC_INDEX, None)
@@ -136,6 +137,7 @@ class Places:
             inode = inode_number(route.index, attr.node)
         else:
             inode, parent = route.number(attr), route.above(attr, parent)
+            self.twins.given(directory, name)
         self.inodes.reference(inode, parent, name, attr)
         timeout_s = route.policy.timeout(attr) if route.shared else route.policy.timeout_s
         if self.twins.contended and self.twins.is_contended(directory):
