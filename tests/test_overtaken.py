@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pyfuse3
 import pytest
+from eventually import eventually
 from fakekernel import FakeKernel
 from onloop import run
 
@@ -224,6 +225,16 @@ def test_of_an_inode_that_it_is_about_to_hear_of_the_kernel_is_told_again(
     late.times = 3
     tell(notifier, 7, attributes_only)
     assert late.told == [7] * 4
+
+
+def test_the_loop_has_it_told_again_by_another_thread(notifier: Notifier, late: LateKernel) -> None:
+    late.times = 3
+    notifier.invalidate_inode(7, attributes_only=True)
+    eventually(lambda: late.told == [7] * 4, 20)
+    late.told.clear()
+    late.times = 0
+    notifier.invalidate_inode(7, attributes_only=True)
+    assert late.told == [7], "at once, where it is known"
 
 
 def test_of_an_inode_that_it_has_given_back_it_is_told_no_more(

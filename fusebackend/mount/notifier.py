@@ -49,9 +49,8 @@ class Notifier:
         def notice() -> None:
             pyfuse3.invalidate_inode(inode, attr_only=attributes_only)
 
-        if attributes_only and threading.get_ident() == self._loop_thread:
-            self._send(notice)  # waits for nobody
-        else:
+        here = attributes_only and threading.get_ident() == self._loop_thread
+        if not (here and self._send(notice)):  # of attributes alone it waits for nobody
             self._tell(notice, inode)
 
     def store(self, inode: int, content: bytes) -> None:
