@@ -137,7 +137,7 @@ class MountedBackend(SandboxBackendProtocol):
 
         Args:
             command: for `sh -c`.
-            timeout: seconds; the shell's own when None.
+            timeout: seconds, up to the shell's `max_timeout_s`; its `timeout_s` when None.
             stdin: what the command reads; nothing when None.
             cwd: where it starts, as the agent names it.
             on_output: told of output as it comes, in the thread that called; it may raise to end the command.
