@@ -52,6 +52,7 @@ class ExecuteTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_o
     sandbox: str | None = None
     network: bool | None = None
     timeout: float | str | None = None
+    max_timeout: float | str | None = None
     max_output_bytes: int | None = None
     memory: int | str | None = None
     processes: int | None = None
@@ -224,6 +225,7 @@ def shell_options(table: ExecuteTable) -> ShellOptions:
         "sandbox": table.sandbox,
         "network": table.network,
         "timeout_s": meant("execute.timeout", duration_s, table.timeout),
+        "max_timeout_s": meant("execute.max_timeout", duration_s, table.max_timeout),
         "max_output_bytes": table.max_output_bytes,
         "memory_bytes": meant("execute.memory", size_bytes, table.memory),
         "max_processes": table.processes,

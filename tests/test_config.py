@@ -234,6 +234,9 @@ class TestExecute:
         [
             ({"sandbox": "docker"}, "[execute]: sandbox must be 'bubblewrap' or 'none', but is 'docker'"),
             ({"timeout": 0}, "[execute]: timeout must be above 0 seconds, but is 0"),
+            ({"timeout": "2 h"}, "[execute]: timeout is 7200 seconds, but max_timeout is 3600"),
+            ({"max_timeout": 0}, "[execute]: max_timeout must be above 0 seconds and finite, but is 0"),
+            ({"max_timeout": "9" * 400}, "[execute]: max_timeout must be above 0 seconds and finite, but is inf"),
             ({"timeout": "soon"}, "'execute.timeout': 'soon' is no length of time"),
             ({"memory": "lots"}, "'execute.memory': 'lots' is no size; write bytes, or for example '512 MiB', '1 GiB'"),
             ({"memory": "1 MiB"}, "[execute]: memory must be at least 16 MiB, but is 1048576 bytes"),
@@ -248,6 +251,15 @@ class TestExecute:
         with pytest.raises(ConfigError) as failure:
             shell_options(ExecuteTable(**table))
         assert str(failure.value).startswith(message)
+
+    def test_a_time_out_has_a_maximum(self) -> None:
+        options = shell_options(ExecuteTable(max_timeout="1 min"))
+        assert (options.timeout_s, options.max_timeout_s) == (60, 60), "which lowers what nobody has asked for"
+        assert (options.seconds(None), options.seconds(59.5)) == (60, 59.5)
+        for timeout in (60.001, 1e308, float("inf"), float("nan")):
+            with pytest.raises(ValueError, match=r"^timeout must be "):
+                options.seconds(timeout)
+        assert shell_options(ExecuteTable(timeout="2 h", max_timeout="2 h")).seconds(None) == 7200
 
     @pytest.mark.parametrize(
         ("text", "size"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -11,11 +12,15 @@ from pathlib import Path
 import pytest
 
 from fusebackend.backends.memory import InMemoryVolume
+from fusebackend.mount import table
 from fusebackend.mount.table import MountEntry
 from fusebackend.paths import AgentPath
-from fusebackend.shell import Shell, ShellOptions, bubblewrap, devices, mountwatch, system
-from fusebackend.shell.bubblewrap import View
+from fusebackend.shell import Shell, ShellOptions, bubblewrap, devices, etc, mountwatch, system
+from fusebackend.shell.bubblewrap import Bind, Fresh, SandboxError, View
 from fusebackend.shell.devices import Devices
+from fusebackend.shell.etc import Etc
+from fusebackend.shell.mountcheck import MountCheck
+from fusebackend.shell.usernamespace import UserNamespace
 from fusebackend.vfs.filesystem import FileSystem
 
 
@@ -57,7 +62,8 @@ def told(words: list[str], option: str) -> list[str]:
 
 
 def arguments(view: View, options: ShellOptions) -> list[str]:
-    return bubblewrap.arguments(view, options, ("--unshare-user",), Devices(), {"/etc/passwd": 7}, "/here")
+    mounts = view.mounts([Bind("/private/etc", "/etc")], {"null": "/dev/own/null"}, options.memory_bytes)
+    return bubblewrap.arguments(mounts, options, ("--unshare-user",), "/here")
 
 
 class TestArguments:
@@ -77,8 +83,12 @@ class TestArguments:
     def test_everything_of_the_machine_is_read_only(self) -> None:
         words = arguments(View.of("/mnt", []), ShellOptions())
         assert "/usr" in told(words, "--ro-bind")
-        assert told(words, "--remount-ro") == ["/proc", "/dev", "/etc"]
-        assert not {"--dev-bind", "--bind-try", "--cap-add", "--share-net", "--symlink"} & set(words)
+        assert words[words.index("/private/etc") :][:2] == ["/private/etc", "/etc"]
+        assert told(words, "--remount-ro") == ["/proc", "/dev"]
+        assert told(words, "--dev-bind") == ["/dev/own/null"]
+        assert not {"--file", "--dir", "--bind-data", "--bind-try", "--cap-add", "--share-net", "--symlink"} & set(
+            words
+        )
 
     def test_memory_is_bounded(self) -> None:
         words = arguments(View.of("/mnt", []), ShellOptions(memory_bytes=1 << 28))
@@ -89,11 +99,6 @@ class TestArguments:
         assert words.index("--clearenv") < words.index("--setenv")
         given = {words[i + 1]: words[i + 2] for i, word in enumerate(words) if word == "--setenv"}
         assert (given["TOKEN"], given["HOME"], given["PWD"]) == ("a b", "/x", "/here")
-
-    def test_files_are_given_by_descriptor(self) -> None:
-        words = arguments(View.of("/mnt", []), ShellOptions())
-        at = words.index("--file")
-        assert words[at - 2 : at + 3] == ["--perms", "0644", "--file", "7", "/etc/passwd"]
 
 
 class TestSystem:
@@ -134,11 +139,11 @@ class TestDevices:
         made.make()
         (directory,) = (path for path in place.iterdir() if path.is_dir())
         assert owners == dict.fromkeys(devices.NAMES, (65534, 65534))
-        assert made.words()[:3] == ["--dev-bind", f"{directory}/null", "/dev/null"]
+        assert made.nodes() == {name: f"{directory}/{name}" for name in devices.NAMES}
         assert directory.stat().st_mode & 0o777 == 0o700
         made.close()
         assert not directory.exists()
-        assert made.words() == []
+        assert made.nodes() == {}
 
     def test_where_none_can_be_made(self, place: Path, monkeypatch, caplog: pytest.LogCaptureFixture) -> None:
         def refuse(*arguments: object) -> None:
@@ -147,7 +152,7 @@ class TestDevices:
         monkeypatch.setattr(devices.os, "mknod", refuse)
         made = Devices()
         made.make()
-        assert made.words() == []
+        assert made.nodes() == {}
         assert not [path for path in place.iterdir() if path.is_dir()]
         assert "commands can change the modes of this machine's devices: " in caplog.text
 
@@ -155,7 +160,193 @@ class TestDevices:
         monkeypatch.setattr(devices.os, "geteuid", lambda: 1000)
         made = Devices()
         made.make()
-        assert made.words() == []
+        assert made.nodes() == {}
+
+
+class TestEtc:
+    @pytest.fixture
+    def runtime(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        directory = tmp_path / "fusebackend"
+        directory.mkdir(mode=0o700)
+        monkeypatch.setattr(etc.rendezvous, "directory", lambda: str(directory))
+        monkeypatch.setattr(etc, "ROOTS_PLACE", "/nonexistent")
+        return directory
+
+    def test_roots_is_where_nobody_else_makes_any(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(etc, "ROOTS_PLACE", str(tmp_path))
+        made = Etc(False)
+        assert Path(made.binds()[0].source).parents[1] == tmp_path
+        made.close()
+        assert list(tmp_path.iterdir()) == []
+
+    def test_it_is_made_once_where_nobody_else_comes_and_goes(self, runtime: Path) -> None:
+        made = Etc(False, ["/etc/mine/deep"])
+        first, *others = made.binds()
+        directory = Path(first.source)
+        assert (first.path, first.read_only) == ("/etc", True)
+        assert {path.stat().st_mode & 0o777 for path in (directory.parent, runtime)} == {0o700}
+        assert {path.stat().st_mode & 0o777 for path in (directory, directory / "mine/deep")} == {0o755}
+        assert {(directory / name).stat().st_mode & 0o777 for name in ("passwd", "hosts")} == {0o644}
+        assert all(directory.joinpath(bind.path.removeprefix("/etc/")).is_dir() for bind in others)
+        before = (directory / "passwd").stat()
+        assert made.binds() == [first, *others]
+        assert (directory / "passwd").stat() == before
+        made.close()
+        made.close()
+        assert list(runtime.iterdir()) == []
+
+    def test_it_follows_this_machine(self, runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        resolver = tmp_path / "resolv.conf"
+        resolver.write_text("one")
+        monkeypatch.setattr(system, "etc_sources", lambda network: [str(resolver)])
+        monkeypatch.setattr(system, "etc_files", lambda network: {"/etc/resolv.conf": resolver.read_bytes()})
+        made = Etc(True)
+        inside = Path(made.binds()[0].source) / "resolv.conf"
+        assert inside.read_text() == "one"
+        resolver.write_text("another")
+        made.binds()
+        assert inside.read_text() == "another"
+        resolver.unlink()
+        monkeypatch.setattr(system, "etc_files", lambda network: {})
+        made.binds()
+        assert not inside.exists()
+        made.close()
+
+    def test_that_of_a_killed_server_goes(self, runtime: Path) -> None:
+        killed = runtime / f"fusebackend-{os.stat('/proc/self/ns/pid').st_ino}-{os.getpid()}-1-1"
+        (killed / "etc").mkdir(parents=True)
+        made = Etc(False)
+        made.binds()
+        assert not killed.exists()
+        made.close()
+
+
+class TestUserNamespace:
+    def test_where_there_is_none(self, caplog: pytest.LogCaptureFixture) -> None:
+        namespace = UserNamespace()
+        assert namespace.describe() == "not known before the first command"
+        namespace.make("/bin/false", ())
+        assert (namespace.is_made, namespace.entering(), namespace.describe()) == (False, [], "refused")
+        assert "commands get no inotify: this machine has no user namespace" in caplog.text
+
+    def test_where_it_can_not_be_made(self, caplog: pytest.LogCaptureFixture) -> None:
+        before = os.listdir("/proc/self/fd")
+        namespace = UserNamespace()
+        namespace.make("/bin/false", ("--unshare-user",))
+        namespace.make("/nonexistent", ("--unshare-user",))
+        assert (namespace.is_made, namespace.entering()) == (False, [])
+        assert caplog.text.count("commands get no inotify: no user namespace to bound it can be made") == 1
+        assert len(os.listdir("/proc/self/fd")) == len(before)
+
+    def test_where_bubblewrap_does_not_work_in_it(self, caplog: pytest.LogCaptureFixture) -> None:
+        if shutil.which("bwrap") is None:
+            pytest.skip("bwrap is missing (Debian: bubblewrap)")
+        namespace = UserNamespace()
+        namespace.make("bwrap", ("--no-such-option",))
+        assert (namespace.is_made, namespace.entering()) == (False, [])
+        assert "no-such-option" in caplog.text
+
+
+HOST = """\
+1 0 8:1 / / rw - ext4 /dev/sda rw
+2 1 0:5 / /dev rw - devtmpfs udev rw
+3 2 0:6 / /dev/shm rw - tmpfs shm rw
+4 1 0:7 / /proc rw - proc proc rw
+5 1 8:2 /real /usr/local rw - ext4 /dev/sdb rw
+6 5 0:8 / /usr/local/on\\040it rw - tmpfs x rw
+7 1 0:9 / /mnt/agent rw,nosuid,nodev - fuse.fusebackend fusebackend rw
+8 7 0:10 / /mnt/agent/other rw - tmpfs y rw
+"""
+
+SANDBOX = """\
+20 9 0:9 /.fusebackend/sandbox / rw,nosuid,nodev - fuse.fusebackend fusebackend rw
+21 20 8:1 /usr /usr ro,nosuid,nodev - ext4 /dev/sda rw
+22 21 8:2 /real /usr/local ro,nosuid,nodev - ext4 /dev/sdb rw
+23 22 0:8 / /usr/local/on\\040it ro,nosuid,nodev - tmpfs x rw
+24 20 0:20 / /proc ro,nosuid,nodev,noexec - proc proc rw
+25 24 0:20 /irq /proc/irq ro,nosuid,nodev,noexec - proc proc rw
+26 20 0:21 / /dev ro,nosuid,nodev - tmpfs tmpfs rw
+27 26 0:5 /null /dev/null rw,nosuid - devtmpfs udev rw
+28 27 0:5 /own/null /dev/null rw,nosuid - devtmpfs udev rw
+29 20 0:22 / /tmp rw,nosuid,nodev - tmpfs tmpfs rw
+30 29 0:9 /.fusebackend/sandbox/tmp/a /tmp/a rw,nosuid,nodev - fuse.fusebackend fusebackend rw
+31 20 8:1 /run/private/etc /etc ro,nosuid,nodev - ext4 /dev/sda rw
+"""
+
+
+class TestMountCheck:
+    @pytest.fixture
+    def check(self) -> MountCheck:
+        root = "/mnt/agent/.fusebackend/sandbox"
+        mounts = [
+            Bind(root, "/", read_only=False, of="/mnt/agent"),
+            Bind("/usr", "/usr"),
+            Fresh("proc", "/proc", ("ro", "nosuid", "nodev", "noexec")),
+            Fresh("tmpfs", "/dev", ("ro", "nosuid", "nodev")),
+            Bind("/dev/null", "/dev/null", read_only=False, devices=True),
+            Bind("/dev/own/null", "/dev/null", read_only=False, devices=True),
+            Fresh("tmpfs", "/tmp"),
+            Bind(root + "/tmp/a", "/tmp/a", read_only=False, of="/mnt/agent"),
+            Bind("/run/private/etc", "/etc"),
+        ]
+        return MountCheck(mounts, table.parse(HOST))
+
+    def test_all_as_it_should_be(self, check: MountCheck) -> None:
+        assert check.differences(table.parse(SANDBOX)) == []
+        assert check.is_made(table.parse(SANDBOX))
+        assert check.differences(table.parse("".join(reversed(SANDBOX.splitlines(keepends=True))))) == []
+        without_cover = [line for line in SANDBOX.splitlines() if "irq" not in line]
+        assert check.differences(table.parse("\n".join(without_cover))) == []
+
+    def test_it_is_made_when_the_root_is_alone(self, check: MountCheck) -> None:
+        made = table.parse(SANDBOX)
+        old = table.parse("40 20 0:30 / / rw - tmpfs tmpfs rw")
+        assert not check.is_made(table.parse(HOST))
+        assert not check.is_made([*made, *old])
+        assert not check.is_made(made[1:])
+        assert not check.is_made([])
+
+    @pytest.mark.parametrize(
+        ("line", "instead", "said"),
+        [
+            ("20", "20 9 0:9 / / rw,nosuid,nodev - fuse.fusebackend fusebackend rw", "/ shows / and not /.fuse"),
+            ("21", "21 20 8:1 /usr /usr rw,nosuid,nodev - ext4 /dev/sda rw", "/usr is not ro"),
+            ("21", "21 20 8:1 /home /usr ro,nosuid,nodev - ext4 /dev/sda rw", "/usr shows /home and not /usr"),
+            ("21", "21 20 8:1 /usr /evil ro,nosuid,nodev - ext4 /dev/sda rw", "/usr is not mounted"),
+            ("22", "", "/usr/local is not mounted"),
+            ("22", "22 21 8:2 /real /usr/local ro,nosuid - ext4 /dev/sdb rw", "/usr/local is not nodev"),
+            ("24", "24 20 0:20 / /proc rw,nosuid,nodev,noexec - proc proc rw", "/proc is not ro"),
+            ("24", "24 20 0:7 / /proc ro,nosuid,nodev,noexec - proc proc rw", "/proc is file system 0:7 and not one"),
+            ("25", "25 24 0:7 /irq /proc/irq ro - proc proc rw", "/proc/irq is file system 0:7 and not 0:20"),
+            ("25", "25 24 0:20 /sys /proc/irq ro - proc proc rw", "/proc/irq shows /sys and not /irq"),
+            ("25", "25 24 0:20 /sys /proc/self rw - proc proc rw", "/proc/self is mounted 1 times and not 0"),
+            ("26", "26 20 0:9 /dev /dev ro,nosuid,nodev - fuse.fusebackend fusebackend rw", "/dev is fuse"),
+            ("28", "28 27 0:5 /null /dev/null rw,nosuid - devtmpfs udev rw", "/dev/null shows /null and not /own/null"),
+            ("28", "", "/dev/null is mounted 1 times and not 2"),
+            ("29", "29 20 0:6 / /tmp rw,nosuid,nodev - tmpfs tmpfs rw", "/tmp is file system 0:6 and not one"),
+            ("30", "30 20 0:9 /.fusebackend/sandbox/tmp/a /tmp/a rw,nosuid,nodev - fuse.fusebackend f rw",
+             "/tmp/a is mounted in a directory that is not there any more"),
+            ("31", "31 20 8:1 /run/private/etc//deleted /etc ro,nosuid,nodev - ext4 /dev/sda rw", "/etc shows /run"),
+            ("31", SANDBOX.splitlines()[-1] + "\n32 20 0:10 / /other rw,nosuid,nodev - tmpfs y rw",
+             "/other is mounted 1 times and not 0"),
+        ],
+    )  # fmt: skip
+    def test_anything_else(self, check: MountCheck, line: str, instead: str, said: str) -> None:
+        lines = [instead if each.startswith(line + " ") else each for each in SANDBOX.splitlines()]
+        assert said in "; ".join(check.differences(table.parse("\n".join(lines))))
+
+    @pytest.mark.parametrize("line", [
+        "9 7 0:11 / /mnt/agent/.fusebackend/sandbox rw - tmpfs z rw",
+        "9 7 0:11 / /mnt/agent rw - fuse.fusebackend fusebackend rw\n10 9 0:12 / /mnt/agent rw - tmpfs z rw",
+    ])  # fmt: skip
+    def test_another_mount_over_the_files(self, line: str) -> None:
+        root = Bind("/mnt/agent/.fusebackend/sandbox", "/", read_only=False, of="/mnt/agent")
+        with pytest.raises(SandboxError, match="something else is mounted on"):
+            MountCheck([root], table.parse(HOST + line))
+
+    def test_a_source_on_no_mount(self) -> None:
+        with pytest.raises(SandboxError, match="is on no mount that this process can see"):
+            MountCheck([Bind("/usr", "/usr")], [])
 
 
 @pytest.fixture

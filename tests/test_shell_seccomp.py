@@ -17,9 +17,9 @@ ALLOW = 0
 """No errno."""
 
 
-def answer(machine: str, number: int, *arguments: int, audit: int | None = None) -> int:
+def answer(machine: str, number: int, *arguments: int, audit: int | None = None, counted: bool = True) -> int:
     """The errno that the filter answers a call with (seccomp(2), Documentation/networking/filter.rst)."""
-    program = seccomp.program(machine)
+    program = seccomp.program(machine, counted=counted)
     assert program is not None
     audit = ARCHITECTURES[machine].audit if audit is None else audit
     data = struct.pack("=IIQ6Q", number, audit, 0, *(arguments + (0,) * 6)[:6])
@@ -95,21 +95,41 @@ def having(**arguments: int) -> list[tuple[str, str, int]]:
 
 @pytest.mark.parametrize(
     ("machine", "name", "before"),
-    having(chmod=1, fchmod=1, fchmodat=2, fchmodat2=2, mknod=1, mknodat=2, creat=1),
+    having(chmod=1, fchmod=1, fchmodat=2, fchmodat2=2),
 )
 def test_setuid_modes(machine: str, name: str, before: int) -> None:
     number = ARCHITECTURES[machine].calls[name]
     path = [0x7FFF_0800] * before  # a pointer may have any bit
     assert answer(machine, number, *path, 0o4755) == errno.EPERM
     assert answer(machine, number, *path, stat.S_IFREG | 0o6755) == errno.EPERM
-    assert answer(machine, number, *path, 0o3777) == ALLOW
+    assert answer(machine, number, *path, 0o3777) == ALLOW, "it may be a directory"
+
+
+@pytest.mark.parametrize(("machine", "name", "before"), having(mknod=1, mknodat=2, creat=1))
+def test_setid_modes_of_what_is_no_directory(machine: str, name: str, before: int) -> None:
+    number = ARCHITECTURES[machine].calls[name]
+    path = [0x7FFF_0C00] * before
+    for mode in (0o4755, 0o2755, stat.S_IFREG | 0o6755, stat.S_IFIFO | 0o2644):
+        assert answer(machine, number, *path, mode) == errno.EPERM
+    assert answer(machine, number, *path, stat.S_IFREG | 0o1777) == ALLOW
+
+
+def test_what_is_counted_by_user_or_machine(machine: str) -> None:
+    calls = ARCHITECTURES[machine].calls
+    assert answer(machine, calls["io_setup"]) == errno.EAGAIN
+    for counted, expected in ((True, ALLOW), (False, errno.EMFILE)):
+        answers = {answer(machine, calls[name], counted=counted) for name in seccomp.COUNTED_BY_USER if name in calls}
+        assert answers == {expected}
 
 
 @pytest.mark.parametrize(("machine", "name", "before"), having(open=1, openat=2))
 def test_setuid_modes_of_new_files(machine: str, name: str, before: int) -> None:
     number = ARCHITECTURES[machine].calls[name]
     path = [0x7FFF_0840] * before
-    assert answer(machine, number, *path, os.O_CREAT | os.O_WRONLY, 0o4755) == errno.EPERM
+    for creating in (os.O_CREAT, os.O_TMPFILE):
+        assert answer(machine, number, *path, creating | os.O_WRONLY, 0o4755) == errno.EPERM
+        assert answer(machine, number, *path, creating | os.O_WRONLY, 0o2755) == errno.EPERM
+    assert answer(machine, number, *path, os.O_DIRECTORY, 0o4755) == ALLOW
     assert answer(machine, number, *path, os.O_CREAT | os.O_WRONLY, 0o755) == ALLOW
     assert answer(machine, number, *path, os.O_WRONLY, 0o4755) == ALLOW, "without O_CREAT, there is no mode"
 

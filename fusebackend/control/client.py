@@ -302,7 +302,7 @@ class Client(SandboxBackendProtocol):
         """Run a command in a shell that sees every route at the path the other verbs use.
 
         Raises:
-            ValueError: `timeout` is not above 0.
+            ValueError: `timeout` is not above 0, or above what the mount's configuration allows (`max_timeout`).
         """
         return self.run(command, timeout=timeout)
 

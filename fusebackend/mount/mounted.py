@@ -149,7 +149,7 @@ class MountedBackend(SandboxBackendProtocol):
 
         Args:
             command: for `sh -c`.
-            timeout: seconds; that of the place where it runs when None.
+            timeout: seconds, up to the maximum of the place where it runs; that place's own when None.
             stdin: what the command reads; nothing when None.
             cwd: where it starts, as the agent names it.
             on_output: told of output as it comes, in the thread that called; it may raise to end the command.

@@ -46,8 +46,10 @@ class MountEntry:
     """Those of the file system, wherever it is mounted."""
     id: int = 0
     """Of this mount, as long as it lasts (proc_pid_mountinfo(5), field 1)."""
-    device: str = "0:0"
-    """Major and minor number of the file system."""
+    parent: int = 0
+    """The id of the mount that this one is on."""
+    device: str = ""
+    """`MAJOR:MINOR` of the file system, the same wherever it is mounted."""
 
     @property
     def owner(self) -> int | None:
@@ -72,7 +74,10 @@ def parse(text: str) -> list[MountEntry]:
         if separator and len(words) >= 6 and len(kinds) >= 2:
             options, super_options = tuple(words[5].split(",")), tuple(",".join(kinds[2:]).split(","))
             place, source, root = (_unescape(word) for word in (words[4], kinds[1], words[3]))
-            found.append(MountEntry(place, kinds[0], source, options, root, super_options, int(words[0]), words[2]))
+            number, parent, device = int(words[0]), int(words[1]), words[2]
+            found.append(
+                MountEntry(place, kinds[0], source, options, root, super_options, number, parent, device)
+            )
     return found
 
 

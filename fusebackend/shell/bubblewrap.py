@@ -1,6 +1,10 @@
 """Bubblewrap (bwrap(1)): where it is, what it can do here, and the arguments that make a sandbox of a mount.
 
-The sandbox's root is the mount. `View` says what is mounted over it; `arguments` puts that into bwrap's words.
+The sandbox's root is the mount. `View` says what is mounted over it, as a list of `Bind` and `Fresh`; `arguments` puts
+that into bwrap's words, and `MountCheck` compares it with what bwrap has made.
+
+Every mount point is a directory of the server's or of this machine's, or in a file system that bwrap has just made:
+nothing is mounted or created by a path that goes through files which a command or another user can change.
 """
 
 from __future__ import annotations
@@ -8,12 +12,11 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from fusebackend.shell import system
-from fusebackend.shell.devices import Devices
+from fusebackend.shell import devices, system
 from fusebackend.shell.options import ShellOptions
 from fusebackend.shell.system import Piece
 
@@ -37,6 +40,41 @@ class SandboxError(Exception):
 
 
 @dataclass(frozen=True)
+class Bind:
+    """A file or directory of this machine, and where a sandbox has it."""
+
+    source: str
+    path: str
+    read_only: bool = True
+    devices: bool = False
+    """Device nodes can be opened."""
+    of: str | None = None
+    """Where the mount is that it must be a part of, with nothing mounted below it. Otherwise that comes along: bwrap's
+    bind mounts are recursive."""
+
+    def words(self) -> list[str]:
+        option = "--dev-bind" if self.devices else "--ro-bind" if self.read_only else "--bind"
+        return [option, self.source, self.path]
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """A file system of a sandbox's own."""
+
+    fstype: str
+    path: str
+    flags: tuple[str, ...] = ("nosuid", "nodev")
+    size_bytes: int | None = None
+
+    def words(self) -> list[str]:
+        if self.path == "/proc":
+            return ["--proc", "/proc"]
+        if self.path == "/dev":
+            return ["--dev", "/dev"]  # which mounts what is in `_devices`
+        return ["--perms", "1777", "--size", str(self.size_bytes), "--tmpfs", self.path]
+
+
+@dataclass(frozen=True)
 class View:
     """A sandbox's root: the mount, and what is mounted over it."""
 
@@ -48,6 +86,8 @@ class View:
     """Prefixes of routes below a directory that is the sandbox's or the system's, to be put back on top of it."""
     covered: tuple[str, ...] = ()
     """Prefixes of routes that can't be: the system's directory has none for them."""
+    tree: str = ""
+    """The directory of the mount that is the sandbox's root, as a path in the mount."""
 
     @classmethod
     def of(cls, mountpoint: str, prefixes: Iterable[str]) -> View:
@@ -64,6 +104,32 @@ class View:
             possible = below and (top in ("tmp", "etc", "dev") or (top not in own and os.path.isdir(prefix)))
             (routes if possible else covered).append(prefix)
         return cls(mountpoint, programs, own, tuple(routes), tuple(covered))
+
+    def mounts(self, etc: Sequence[Bind], nodes: Mapping[str, str], memory_bytes: int) -> list[Bind | Fresh]:
+        """What is mounted in a sandbox, in this order.
+
+        Args:
+            etc: the directory that is its /etc, which has a directory for all that is mounted in it, and that.
+            nodes: paths of device nodes that are used instead of this machine's, by name.
+            memory_bytes: how large a file system in memory may get.
+        """
+        found: list[Bind | Fresh] = [self._part("", "/")]
+        found += [Bind(piece.source, piece.path) for piece in self.programs]
+        found.append(Fresh("proc", "/proc", ("ro", "nosuid", "nodev", "noexec")))
+        if os.geteuid() == 0:
+            hidden = [f"/proc/{name}" for name in HIDDEN_FROM_ROOT]
+            found += [Bind("/dev/null", path) for path in hidden if os.path.exists(path)]
+        found += [Fresh("tmpfs", "/dev", ("ro", "nosuid", "nodev")), *_devices()]
+        found += [Bind(node, f"/dev/{name}", read_only=False, devices=True) for name, node in nodes.items()]
+        found.append(Fresh("tmpfs", "/dev/shm", size_bytes=memory_bytes))
+        if "tmp" in self.own:
+            found.append(Fresh("tmpfs", "/tmp", size_bytes=memory_bytes))
+        found += etc
+        found += [self._part(prefix, prefix) for prefix in self.routes]
+        return found
+
+    def _part(self, inside: str, path: str) -> Bind:
+        return Bind(self.mountpoint + self.tree + inside, path, read_only=False, of=self.mountpoint)
 
     @property
     def names(self) -> list[str]:
@@ -99,22 +165,32 @@ def user_namespace(program: str) -> tuple[str, ...]:
     """
     said = ""
     for words in USER_NAMESPACES:
-        probe = [program, *words, *NAMESPACES, *_read_only(system.programs()), "--proc", "/proc", "--dev", "/dev"]
-        try:
-            done = subprocess.run(
-                [*probe, "--", system.SHELL, "-c", ":"],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                check=False,
-                timeout=PROBE_PATIENCE_S,
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise SandboxError(f"bubblewrap does not work: {error}") from None
-        if done.returncode == 0:
+        refusal = trial([program, *words])
+        if refusal is None:
             return words
-        said = said or in_one_line(done.stderr)
+        said = said or refusal
     raise SandboxError(f"this machine does not let bubblewrap make a sandbox ({said})")
+
+
+def trial(program: Sequence[str]) -> str | None:
+    """Why no sandbox can be made by bwrap and these first words of its, in its words; None if one can.
+
+    Raises:
+        SandboxError: bwrap can't be run, or does not end.
+    """
+    words = [*program, *NAMESPACES, *_read_only(system.programs()), "--proc", "/proc", "--dev", "/dev"]
+    try:
+        done = subprocess.run(
+            [*words, "--", system.SHELL, "-c", ":"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            check=False,
+            timeout=PROBE_PATIENCE_S,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SandboxError(f"bubblewrap does not work: {error}") from None
+    return in_one_line(done.stderr) if done.returncode != 0 else None
 
 
 def in_one_line(said: bytes | bytearray) -> str:
@@ -123,51 +199,35 @@ def in_one_line(said: bytes | bytearray) -> str:
     return "; ".join(line.removeprefix("bwrap: ") for line in lines if line.strip()) or "it does not say why"
 
 
-def arguments(
-    view: View, options: ShellOptions, user: Iterable[str], devices: Devices, files: Mapping[str, int], cwd: str
-) -> list[str]:
+def arguments(mounts: Iterable[Bind | Fresh], options: ShellOptions, user: Iterable[str], cwd: str) -> list[str]:
     """bwrap's words for a sandbox.
 
     Args:
-        view: what it shows.
-        options: network, sizes and environment.
+        mounts: what `View.mounts` gives.
+        options: network and environment.
         user: one of `USER_NAMESPACES`.
-        devices: device nodes.
-        files: path → descriptor, of files whose content is given.
         cwd: where the command starts.
     """
     words = [*user, *NAMESPACES, *([] if options.network else ["--unshare-net"])]
     words += ["--hostname", "sandbox", "--die-with-parent", "--new-session", "--as-pid-1", "--cap-drop", "ALL"]
-    words += ["--bind", view.mountpoint, "/"]
-    words += _read_only(view.programs)
-    # Read-only as a whole: root could write to files of /proc that bwrap leaves open, such as sys/kernel.
-    words += ["--proc", "/proc", "--remount-ro", "/proc"]
-    if os.geteuid() == 0:
-        hidden = [f"/proc/{name}" for name in HIDDEN_FROM_ROOT]
-        words += _read_only(Piece("/dev/null", path) for path in hidden if os.path.exists(path))
-    words += ["--dev", "/dev", *_memory("/dev/shm", options.memory_bytes)]
-    words += devices.words()
-    if "tmp" in view.own:
-        words += _memory("/tmp", options.memory_bytes)
-    words += ["--tmpfs", "/etc"]
-    etc = system.etc_directories()
-    for parent in sorted({os.path.dirname(path) for path in (*files, *(piece.path for piece in etc))} - {"/etc"}):
-        words += ["--perms", "0755", "--dir", parent]
-    words += _read_only(etc)
-    for path, descriptor in files.items():
-        words += ["--perms", "0644", "--file", str(descriptor), path]
-    for prefix in view.routes:
-        words += ["--bind", view.mountpoint + prefix, prefix]
-    words += ["--remount-ro", "/dev", "--remount-ro", "/etc"]
-    words += ["--chdir", cwd, "--clearenv"]
+    made_by_dev = _devices()
+    for mount in mounts:
+        if mount not in made_by_dev:
+            words += mount.words()
+        if mount.path == "/proc":
+            # Read-only as a whole: root could write to files that bwrap leaves open, such as sys/kernel.
+            words += ["--remount-ro", "/proc"]
+    words += ["--remount-ro", "/dev", "--chdir", cwd, "--clearenv"]
     for name, value in system.environment(cwd, dict(options.env)).items():
         words += ["--setenv", name, value]
     return words
 
 
+def _devices() -> tuple[Bind | Fresh, ...]:
+    """What `--dev /dev` mounts, besides an empty file system for it to be in."""
+    nodes = [Bind(f"/dev/{name}", f"/dev/{name}", read_only=False, devices=True) for name in devices.NAMES]
+    return (*nodes, Fresh("devpts", "/dev/pts", ("nosuid", "noexec")))
+
+
 def _read_only(pieces: Iterable[Piece]) -> list[str]:
-    return [word for piece in pieces for word in ("--ro-bind", piece.source, piece.path)]
-
-
-def _memory(path: str, size_bytes: int) -> list[str]:
-    return ["--perms", "1777", "--size", str(size_bytes), "--tmpfs", path]
+    return [word for piece in pieces for word in Bind(piece.source, piece.path).words()]

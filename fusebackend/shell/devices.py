@@ -45,12 +45,9 @@ class Devices:
             log.warning("commands can change the modes of this machine's devices: %s", error)
             self.close()
 
-    def words(self) -> list[str]:
-        """For bwrap, after `--dev`."""
-        words = []
-        for name in NAMES if self.directory is not None else ():
-            words += ["--dev-bind", f"{self.directory}/{name}", f"/dev/{name}"]
-        return words
+    def nodes(self) -> dict[str, str]:
+        """Paths of nodes by the name that each has in /dev; none where bwrap's own are to be used."""
+        return {name: f"{self.directory}/{name}" for name in NAMES} if self.directory is not None else {}
 
     def close(self) -> None:
         if self.directory is not None:

@@ -25,6 +25,14 @@ class Launch(abc.ABC):
         """
 
     @abc.abstractmethod
+    def is_ready(self, deadline: float, stopped: Callable[[], bool]) -> bool:
+        """Wait until what the command will run in is made. False for the reasons of `wait_for_first`.
+
+        Raises:
+            SandboxError: it is not as it should be, and the gate must stay closed.
+        """
+
+    @abc.abstractmethod
     def open_gate(self) -> None:
         """Let the command start."""
 

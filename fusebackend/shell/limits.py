@@ -15,6 +15,7 @@ from typing import Any
 
 from fusebackend.shell.cgroups import ControlGroups, Group
 from fusebackend.shell.options import ShellOptions
+from fusebackend.shell.usernamespace import RLIMITS, rlimits
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ class Limits:
         return group
 
     def _limit_each(self, pid: int) -> None:
-        limits = {resource.RLIMIT_CORE: NO_CORE}
+        limits = {resource.RLIMIT_CORE: NO_CORE, **{RLIMITS[name]: most for name, most in rlimits().items()}}
         if self._with_groups["memory"] is None:
             # Not RLIMIT_AS: what is merely reserved, as virtual machines do by the gigabyte, costs nothing.
             limits[resource.RLIMIT_DATA] = self._options.memory_bytes

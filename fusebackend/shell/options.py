@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 Sandbox = Literal["bubblewrap", "none"]
+
+DEFAULT_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -21,8 +24,8 @@ class ShellOptions:
     """`none` runs commands unconfined, as `LocalShellBackend` does, with the mount point as the current directory."""
     network: bool = False
     """Commands may use this machine's network, and everything that listens on it."""
-    timeout_s: float = 120
-    """Seconds that a command may take, unless `execute` is told otherwise."""
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    """Seconds that a command may take, unless `execute` is told otherwise. No more than `max_timeout_s`."""
     max_output_bytes: int = 100_000
     """Output beyond this is dropped, and the answer says `truncated`."""
     memory_bytes: int = 1 << 30
@@ -31,12 +34,34 @@ class ShellOptions:
     """How many processes and threads a command may have at once."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Added to the environment of commands, which otherwise know nothing of the server's."""
+    max_timeout_s: float = 3600
+    """Seconds that `execute` may be told. What a command has, others have not: memory, processes, inotify instances."""
+
+    def seconds(self, timeout: float | None) -> float:
+        """How long a command may take that is given `timeout` seconds, or is left to the configuration.
+
+        Raises:
+            ValueError: not above 0, or above `max_timeout_s`.
+        """
+        seconds = self.timeout_s if timeout is None else timeout
+        if not seconds > 0:
+            raise ValueError(f"timeout must be above 0 seconds, but is {seconds}")
+        if seconds > self.max_timeout_s:
+            most = f"{self.max_timeout_s:.10g} seconds (max_timeout in the configuration's [execute])"
+            raise ValueError(f"timeout must be at most {most}, but is {seconds:.10g}")
+        return seconds
 
     def __post_init__(self) -> None:
         if self.sandbox not in get_args(Sandbox):
             raise ValueError(f"sandbox must be 'bubblewrap' or 'none', but is '{self.sandbox}'")
         if not self.timeout_s > 0:
             raise ValueError(f"timeout must be above 0 seconds, but is {self.timeout_s}")
+        if not 0 < self.max_timeout_s < math.inf:
+            raise ValueError(f"max_timeout must be above 0 seconds and finite, but is {self.max_timeout_s}")
+        if self.timeout_s == DEFAULT_TIMEOUT_S > self.max_timeout_s:
+            object.__setattr__(self, "timeout_s", self.max_timeout_s)
+        if self.timeout_s > self.max_timeout_s:
+            raise ValueError(f"timeout is {self.timeout_s:.10g} seconds, but max_timeout is {self.max_timeout_s:.10g}")
         if self.max_output_bytes < 0:
             raise ValueError(f"max_output_bytes must not be negative, but is {self.max_output_bytes}")
         if self.memory_bytes < LEAST_MEMORY_BYTES:

@@ -2,8 +2,10 @@
 
 Without it, a command in the sandbox could still read the server's keyrings, which a process inherits; talk to the host
 of a virtual machine over AF_VSOCK, which no network namespace holds back; make sockets through io_uring, which filters
-do not see; gain all capabilities of a new user namespace, and with them a large part of the kernel to attack; and leave
-a setuid program of the server's user in a `dir:` route, for whoever else is on this machine.
+do not see; gain all capabilities of a new user namespace, and with them a large part of the kernel to attack; take what
+the kernel counts for the whole machine or user from others; and leave a setuid program of the server's user in a `dir:`
+route, for whoever else is on this machine. A `chmod` that sets the setgid bit is let through, for directories may have
+one; of a file, the mount refuses it (`vfs/setid.py`).
 
 It is a list of exceptions: what is not named is allowed, for commands are arbitrary programs. Calls of another
 architecture (32-bit programs) are answered as if the kernel did not have them.
@@ -17,6 +19,7 @@ import socket
 import stat
 import struct
 from dataclasses import dataclass
+from functools import cache
 
 _LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_SET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # linux/bpf_common.h
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000  # linux/seccomp.h
@@ -48,7 +51,8 @@ ARCHITECTURES = {
         0xC000003E,
         {
             "open": 2, "socket": 41, "clone": 56, "creat": 85, "chmod": 90, "fchmod": 91, "syslog": 103,
-            "mknod": 133, "add_key": 248, "request_key": 249, "keyctl": 250,
+            "mknod": 133, "io_setup": 206, "inotify_init": 253, "inotify_init1": 294, "fanotify_init": 300,
+            "add_key": 248, "request_key": 249, "keyctl": 250,
             "openat": 257, "mknodat": 259, "fchmodat": 268, "unshare": 272, "perf_event_open": 298, "setns": 308,
             "bpf": 321, "userfaultfd": 323,
             **_SINCE_2019,
@@ -58,6 +62,7 @@ ARCHITECTURES = {
     "aarch64": Architecture(
         0xC00000B7,
         {
+            "io_setup": 0, "inotify_init1": 26, "fanotify_init": 262,
             "mknodat": 33, "fchmod": 52, "fchmodat": 53, "openat": 56, "unshare": 97, "syslog": 116, "socket": 198,
             "add_key": 217, "request_key": 218, "keyctl": 219, "clone": 220, "perf_event_open": 241, "setns": 268,
             "bpf": 280, "userfaultfd": 282,
@@ -72,21 +77,35 @@ REFUSED = ("add_key", "request_key", "keyctl", "syslog", "setns", "bpf", "perf_e
 ABSENT = ("clone3", "openat2", "io_uring_setup", "io_uring_enter", "io_uring_register")
 """Answered with ENOSYS, so that programs take the older way: of these a filter could not see what they are told."""
 
+COUNTED_BY_MACHINE = ("io_setup",)
+"""Answered with EAGAIN, as if others had it all (fs.aio-max-nr, 65,536 requests for a whole machine)."""
+
+COUNTED_BY_USER = ("inotify_init", "inotify_init1", "fanotify_init")
+"""Answered with EMFILE, as if others had it all, where no user namespace has a count of its own."""
+
 NEW_NAMESPACES = ("clone", "unshare")
 """Answered with EPERM where their first argument asks for a user namespace."""
 
-MODES = {
-    "chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2, "mknod": 1, "mknodat": 2,
-    "creat": 1, "open": 2, "openat": 3,
-}  # fmt: skip
-"""The argument that is a mode. Answered with EPERM where it is that of a setuid file."""
+SETUID_MODES = {"chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2}
+"""The argument that is a mode, maybe of a directory. Answered with EPERM where it is that of a setuid file."""
+
+SETID_MODES = {"mknod": 1, "mknodat": 2, "creat": 1, "open": 2, "openat": 3}
+"""The argument that is the mode of a new file. Answered with EPERM where it is that of a setuid or setgid file."""
 
 FLAGS = {"open": 1, "openat": 2}
-"""The argument that must have O_CREAT; there is no mode else."""
+"""The argument that must have one of `CREATING`; there is no mode else."""
+
+CREATING = os.O_CREAT | (os.O_TMPFILE & ~os.O_DIRECTORY)
 
 
-def program(machine: str | None = None) -> bytes | None:
-    """The filter for this machine (as `uname -m` has it), None for one whose system calls are not known here."""
+@cache
+def program(machine: str | None = None, *, counted: bool = True) -> bytes | None:
+    """The filter for this machine (as `uname -m` has it), None for one whose system calls are not known here.
+
+    Args:
+        machine: another one.
+        counted: has the sandbox a count of its own of what is `COUNTED_BY_USER`?
+    """
     architecture = ARCHITECTURES.get(machine or os.uname().machine)
     if architecture is None:
         return None
@@ -99,12 +118,20 @@ def program(machine: str | None = None) -> bytes | None:
         code += [_step(_JUMP_EQUAL, calls[name], 0, 1), _refuse(errno.EPERM)]
     for name in ABSENT:
         code += [_step(_JUMP_EQUAL, calls[name], 0, 1), _refuse(errno.ENOSYS)]
+    for name in COUNTED_BY_MACHINE:
+        code += [_step(_JUMP_EQUAL, calls[name], 0, 1), _refuse(errno.EAGAIN)]
+    for name in () if counted else [name for name in COUNTED_BY_USER if name in calls]:
+        code += [_step(_JUMP_EQUAL, calls[name], 0, 1), _refuse(errno.EMFILE)]
     for name in NEW_NAMESPACES:
         code += _of(calls[name], [_argument(0), _step(_JUMP_SET, CLONE_NEWUSER, 0, 1), _refuse(errno.EPERM)])
-    for name in [name for name in MODES if name in calls]:
-        checks = [_argument(MODES[name]), _step(_JUMP_SET, stat.S_ISUID, 0, 1), _refuse(errno.EPERM)]
+    modes = {name: (number, stat.S_ISUID) for name, number in SETUID_MODES.items()}
+    modes |= {name: (number, stat.S_ISUID | stat.S_ISGID) for name, number in SETID_MODES.items()}
+    for name, (number, bits) in modes.items():
+        if name not in calls:
+            continue
+        checks = [_argument(number), _step(_JUMP_SET, bits, 0, 1), _refuse(errno.EPERM)]
         if name in FLAGS:
-            checks = [_argument(FLAGS[name]), _step(_JUMP_SET, os.O_CREAT, 0, len(checks)), *checks]
+            checks = [_argument(FLAGS[name]), _step(_JUMP_SET, CREATING, 0, len(checks)), *checks]
         code += _of(calls[name], checks)
     allowed = [_step(_JUMP_EQUAL, family, len(FAMILIES) - index, 0) for index, family in enumerate(FAMILIES)]
     code += _of(calls["socket"], [_argument(0), *allowed, _refuse(errno.EAFNOSUPPORT)])

@@ -22,23 +22,26 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fusebackend import paths
-from fusebackend.backends.command import Command, End, OnOutput, nothing_to_run, require_positive
+from fusebackend.backends.command import Command, End, OnOutput, nothing_to_run
+from fusebackend.mount import table
 from fusebackend.paths import AgentPath, PathError
 from fusebackend.protocol import ExecuteResponse
 from fusebackend.shell import bubblewrap, seccomp, system
-from fusebackend.shell.bubblewrap import SandboxError, View
+from fusebackend.shell.bubblewrap import Bind, Fresh, SandboxError, View
 from fusebackend.shell.cgroups import ControlGroups, Group
 from fusebackend.shell.devices import Devices
+from fusebackend.shell.etc import Etc
 from fusebackend.shell.launch import Launch
 from fusebackend.shell.limits import Limits
+from fusebackend.shell.mountcheck import MountCheck
 from fusebackend.shell.mountwatch import MountWatch
 from fusebackend.shell.options import ShellOptions
 from fusebackend.shell.sandboxed import Sandboxed
 from fusebackend.shell.unconfined import Unconfined
+from fusebackend.shell.usernamespace import UserNamespace
 
 if TYPE_CHECKING:
     from fusebackend.vfs.filesystem import FileSystem
@@ -78,10 +81,13 @@ class Shell:
         self.mountpoint = mountpoint
         self._view = View.of(mountpoint, [route.prefix for route in filesystem.tree.routes])
         if options.sandbox == "bubblewrap":
-            root = filesystem.trees.add("sandbox", [os.fsencode(name) for name in self._view.names])
-            self._view = replace(self._view, mountpoint=mountpoint + root)
+            tree = filesystem.trees.add("sandbox", [os.fsencode(name) for name in self._view.names])
+            self._view = replace(self._view, tree=tree)
         self._limits = Limits(options, ControlGroups.of_this_process())
         self._devices = Devices()
+        self._etc = Etc(options.network, [prefix for prefix in self._view.routes if prefix.startswith("/etc/")])
+        self._namespace = UserNamespace()
+        self._checks: tuple[object, MountCheck] | None = None  # of the last mounts and table
         self._closed = False
         self._running = 0
         self._changed = threading.Condition()
@@ -104,17 +110,16 @@ class Shell:
 
         Args:
             command: for `sh -c`.
-            timeout: seconds; that of the options when None.
+            timeout: seconds, up to the options' `max_timeout_s`; their `timeout_s` when None.
             stdin: what it reads; nothing when None.
             cwd: where it starts, as the agent names it.
             on_output: told of the output that is kept, as it comes, in this thread. It may raise to end the command.
             cancelled: setting it ends the command.
 
         Raises:
-            ValueError: `timeout` is not above 0.
+            ValueError: `timeout` is not above 0, or above the options' `max_timeout_s`.
         """
-        seconds = self.options.timeout_s if timeout is None else timeout
-        require_positive(seconds)
+        seconds = self.options.seconds(timeout)
         deadline = time.monotonic() + seconds
         refusal = nothing_to_run(command)
         if refusal is not None:
@@ -135,9 +140,14 @@ class Shell:
                 "bubblewrap": bubblewrap.where(),
                 "network": options.network,
                 "seccomp": seccomp.program() is not None,
+                "inotify_limited_by": self._namespace.describe(),
                 "covered_routes": [prefix + "/" for prefix in self._view.covered],
             }
-        described |= {"timeout_s": options.timeout_s, "max_output_bytes": options.max_output_bytes}
+        described |= {
+            "timeout_s": options.timeout_s,
+            "max_timeout_s": options.max_timeout_s,
+            "max_output_bytes": options.max_output_bytes,
+        }
         return {**described, **self._limits.describe(), "running": self._running}
 
     def close(self) -> None:
@@ -147,6 +157,8 @@ class Shell:
             if not self._changed.wait_for(lambda: self._running == 0, CLOSE_PATIENCE_S):
                 log.error("%d commands have not ended within %.0f s", self._running, CLOSE_PATIENCE_S)
             self._devices.close()
+            self._etc.close()
+            self._namespace.close()
 
     # -- one command -------------------------------------------------------------------------------------------
 
@@ -178,7 +190,8 @@ class Shell:
                 first = launch.wait_for_first(job.deadline, stopped)
                 if first is not None:
                     group = self._confine(first)
-                    launch.open_gate()
+                    if launch.is_ready(job.deadline, stopped):
+                        launch.open_gate()
                 end = output.wait(job.deadline, stopped)
             finally:
                 launch.end()
@@ -209,11 +222,30 @@ class Shell:
         program = bubblewrap.find()
         user = bubblewrap.user_namespace(program)
         with self._changed:
-            self._devices.make()
-        words = partial(bubblewrap.arguments, self._view, options, user, self._devices, cwd=job.cwd)
-        files = system.etc_files(options.network)
-        with _made(lambda: Sandboxed(program, words, files, job.command)) as launch:
+            mounts = self._furnished(program, user)
+            filtered = seccomp.program(counted=self._namespace.is_made)
+        words = bubblewrap.arguments(mounts, options, user, job.cwd)
+        entering = [*self._namespace.entering(), program]
+        with _made(lambda: Sandboxed(entering, words, job.command, lambda: self._check(mounts), filtered)) as launch:
             yield launch
+
+    def _furnished(self, program: str, user: tuple[str, ...]) -> list[Bind | Fresh]:
+        """What is to be mounted in a sandbox, with all that the server has to make for it."""
+        self._devices.make()
+        self._namespace.make(program, user)
+        try:
+            etc = self._etc.binds()
+        except OSError as error:
+            raise SandboxError(f"there is no place for an /etc of commands: {error}") from None
+        return self._view.mounts(etc, self._devices.nodes(), self.options.memory_bytes)
+
+    def _check(self, mounts: list[Bind | Fresh]) -> MountCheck:
+        """What must be mounted, by what this process has mounted now."""
+        with open("/proc/self/mountinfo", "rb") as file:
+            seen = (file.read(), mounts)
+        if self._checks is None or self._checks[0] != seen:
+            self._checks = seen, MountCheck(mounts, table.parse(os.fsdecode(seen[0])))
+        return self._checks[1]
 
 
 def _made(make: Callable[[], Launch]) -> Launch:

@@ -72,10 +72,15 @@ def etc_files(network: bool) -> dict[str, bytes]:
     Copies, for each mount of a single file costs as much time as ten of them.
     """
     found: dict[str, bytes] = {}
-    for name in _FILES + (_FILES_FOR_NETWORK if network else ()):
-        with contextlib.suppress(OSError), open(f"/etc/{name}", "rb") as file:
-            found[f"/etc/{name}"] = file.read()
+    for path in etc_sources(network):
+        with contextlib.suppress(OSError), open(path, "rb") as file:
+            found[path] = file.read()
     return {**found, **_made(network)}
+
+
+def etc_sources(network: bool) -> list[str]:
+    """The files of this machine that are let in, whether they are there or not."""
+    return [f"/etc/{name}" for name in _FILES + (_FILES_FOR_NETWORK if network else ())]
 
 
 def _made(network: bool) -> dict[str, bytes]:

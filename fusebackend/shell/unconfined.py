@@ -42,6 +42,9 @@ class Unconfined(Launch):
     def wait_for_first(self, deadline: float, stopped: Callable[[], bool]) -> int | None:
         return self.process.pid
 
+    def is_ready(self, deadline: float, stopped: Callable[[], bool]) -> bool:
+        return True
+
     def open_gate(self) -> None:
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):

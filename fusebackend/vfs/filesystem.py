@@ -35,7 +35,7 @@ from fusebackend.vfs.opening import open_existing, open_node
 from fusebackend.vfs.places import check_name, routes_of
 from fusebackend.vfs.request import current, on_behalf_of
 from fusebackend.vfs.revalidation import Revalidation
-from fusebackend.vfs.setid import disarm, disarming, discharge
+from fusebackend.vfs.setid import disarm, disarming, discharge, refuse_confined
 from fusebackend.vfs.trees import Trees
 from fusebackend.vfs.xattrs import ExtendedAttributes
 
@@ -127,6 +127,7 @@ class FileSystem(ExtendedAttributes):
         return self.entry(route, parent, name, attr, heard)
 
     async def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Entry:
+        await refuse_confined(mode)
         route, node = await self._place_for_name(parent, name)
         entry = await self._made(route, parent, name, route.changing.mknod, node, name, mode, rdev, caller)
         if self.inodes.beside:
@@ -214,6 +215,8 @@ class FileSystem(ExtendedAttributes):
         route.check_writable()
         self._own_changes += 1
         known = self.inodes.get(inode)
+        if changes.mode is not None:
+            await refuse_confined(changes.mode, partial(self._is_directory, route, node))
         if known is not None:
             known.filled = False  # the kernel drops the pages of a file whose time has moved
         if known is None or known.sets_id:
@@ -228,6 +231,9 @@ class FileSystem(ExtendedAttributes):
             self.twins.attributes(route, node)
         return entry
 
+    async def _is_directory(self, route: Route, node: int) -> bool:
+        return (await route.ask(route.volume.getattr, node)).is_dir
+
     async def readlink(self, inode: int) -> bytes:
         route, node = await self._place(inode)
         if route.shared:
@@ -241,10 +247,9 @@ class FileSystem(ExtendedAttributes):
 
     # -- files -------------------------------------------------------------------------------------------------
 
-    async def create(
-        self, parent: int, name: bytes, mode: int, flags: int, caller: Caller
-    ) -> tuple[Entry, OpenedFile]:
+    async def create(self, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> tuple[Entry, OpenedFile]:
         """A new file, open."""
+        await refuse_confined(mode)
         route, node = await self._place_for_name(parent, name)
         for_volume = flags & ~_NOT_FOR_VOLUMES
         heard = self.invalidation.changes

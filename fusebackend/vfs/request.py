@@ -42,6 +42,23 @@ class Request(NamedTuple):
         """Is the user in a group, by its first one or by the others that the thread has?"""
         return self.gid == group or b"%d" % group in (self._status(b"Groups:") or ())
 
+    @property
+    def is_confined(self) -> bool:
+        """Is the thread one of a command in a sandbox? By what it can't change of itself: it is in a pid namespace
+        below ours, without a capability that it could get, and can gain none by executing a file (shell/bubblewrap.py).
+
+        Whoever can't be looked at is taken for one; the kernel's own requests are not.
+        """
+        if self.thread == 0:
+            return False
+        try:
+            with open(f"/proc/{self.thread}/status", "rb") as status:
+                fields = {words[0]: words[1:] for line in status if (words := line.split())}
+        except OSError:
+            return True
+        gains_nothing = fields.get(b"NoNewPrivs:") == [b"1"] and int(fields[b"CapBnd:"][0], 16) == 0
+        return gains_nothing and len(fields.get(b"NSpid:", ())) > 1
+
     def _status(self, field: bytes) -> list[bytes] | None:
         """The words of a line in the thread's /proc/…/status; None when it is not known or has ended."""
         if self.thread == 0:

@@ -5,15 +5,22 @@ two more requests around each write to do so itself; a mount that agrees on FUSE
 (`mount/handshake.py`), by Linux's rules (fs/attr.c, `setattr_should_drop_suidgid`): a set-group-ID bit without the
 right to execute goes only where whoever changes the file is not in its group. A process has the privilege if it has the
 capability CAP_FSETID, as root's mostly have.
+
+A command in a sandbox can't give these bits to a file at all: on a disk (`dir:`) it would be a program that every user
+of the machine can run as the server's user or group. The seccomp filter of a sandbox refuses most of it, but a chmod
+does not say whether it is of a directory, which may have the set-group-ID bit.
 """
 
 from __future__ import annotations
 
+import errno
 import stat
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
+from fusebackend.errors import oserror
 from fusebackend.protocol import Attr, AttrChanges, Volume
-from fusebackend.vfs.request import CAP_FOWNER, CAP_FSETID, Request
+from fusebackend.vfs.request import CAP_FOWNER, CAP_FSETID, Request, current
 
 if TYPE_CHECKING:
     from fusebackend.vfs.reporting import ReportingVolume
@@ -30,6 +37,17 @@ def _harmless(attr: Attr, who: Request) -> int:
     if mode & stat.S_ISGID and (mode & stat.S_IXGRP or not (who.is_in(attr.gid) or who.can(CAP_FSETID))):
         mode &= ~stat.S_ISGID
     return mode
+
+
+async def refuse_confined(mode: int, is_directory: Callable[[], Awaitable[bool]] | None = None) -> None:
+    """EPERM for a file with these bits from a command in a sandbox. For other modes it costs nothing.
+
+    Args:
+        mode: what the file is to have.
+        is_directory: tells whether it is one, where that may be.
+    """
+    if mode & SET_ID and current().is_confined and not (is_directory and await is_directory()):
+        raise oserror(errno.EPERM)
 
 
 def disarm(volume: Volume, changing: Volume | ReportingVolume, node: int, who: Request) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import fusebackend
 from fusebackend.backends import CompositeBackend
-from fusebackend.shell import ShellOptions, bubblewrap
+from fusebackend.shell import ShellOptions, bubblewrap, seccomp
 from fusebackend.urls import open_backend
 
 
@@ -90,6 +90,8 @@ def main(mountpoint: str, options: str, default: str, *routes: str) -> None:
     backend = CompositeBackend(opened[0], by_prefix) if by_prefix else opened[0]
     if not parsed.pop("user_namespaces", True):
         bubblewrap.USER_NAMESPACES = ((),)
+    if not parsed.pop("seccomp", True):
+        seccomp.program = lambda *arguments, **options: None
     how = {name: parsed.pop(name) for name in ("read_only", "deadline_s") if name in parsed}
     with fusebackend.mount(backend, mountpoint, shell=ShellOptions(**parsed), **how) as mounted:
         server = Server(mounted)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +14,10 @@ from pathlib import Path
 import executing
 import mounts
 import pytest
+from eventually import eventually
 from executing import Commands, commands, processes_with
+
+import fusebackend
 
 pytestmark = pytest.mark.mounted
 
@@ -193,7 +198,7 @@ def test_input(shell: Commands) -> None:
 
 def test_output_is_told_as_it_comes(shell: Commands) -> None:
     pending = shell.start(f"echo first; echo second >&2; sleep {LONG}", stream=True)
-    wait_for(pending)
+    eventually(lambda: len(pending.pieces) == 2, 60)
     assert not pending.is_answered
     shell.cancel(pending)
     result = pending.result()
@@ -234,6 +239,23 @@ def test_a_time_out_must_be_above_0(shell: Commands) -> None:
     assert shell.start("true", timeout=0).result() == {
         "raised": "ValueError('timeout must be above 0 seconds, but is 0')"
     }
+
+
+def test_a_time_out_has_a_maximum(tmp_path: Path) -> None:
+    """On every face: what an agent asks for may not be for ever."""
+    with commands(tmp_path / "mnt", "memory:", max_timeout_s=7) as shell:
+        assert shell.describe()["max_timeout_s"] == shell.describe()["timeout_s"] == 7
+        assert shell.output("echo on", timeout=7) == "on\n"
+        said = "timeout must be at most 7 seconds (max_timeout in the configuration's [execute]), but is 1e+308"
+        assert shell.start("true", timeout=1e308).result() == {"raised": f"ValueError({said!r})"}
+        with fusebackend.connect(shell.path) as client:
+            for verb in (client.execute, client.run):
+                with pytest.raises(ValueError, match=re.escape(said)):
+                    verb("true", timeout=1e308)
+        program = [sys.executable, "-m", "fusebackend", "exec", "--mount", str(shell.path), "--timeout", "1e308", "x"]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(mounts._module_path())}
+        done = subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
+        assert (done.returncode != 0, said in done.stderr) == (True, True), done
 
 
 def test_cancelling_ends_the_whole_tree(shell: Commands) -> None:
@@ -567,6 +589,7 @@ def test_unconfined(tmp_path: Path) -> None:
 
 
 def test_what_it_says_of_itself(shell: Commands) -> None:
+    shell.run("true")
     described = shell.describe()
     limited = {name: described.pop(name) for name in ("memory_limited_by", "processes_limited_by")}
     assert all(isinstance(words, str) and words for words in limited.values())
@@ -577,8 +600,10 @@ def test_what_it_says_of_itself(shell: Commands) -> None:
         "bubblewrap": "/usr/bin/bwrap",
         "network": False,
         "seccomp": True,
+        "inotify_limited_by": "user namespace, 1/4 of the user's",
         "covered_routes": [],
         "timeout_s": 120,
+        "max_timeout_s": 3600,
         "max_output_bytes": 1000,
         "memory_bytes": 1 << 30,
         "max_processes": 256,

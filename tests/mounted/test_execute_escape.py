@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import resource
 import shlex
 import socket
 import subprocess
@@ -94,6 +96,49 @@ def test_the_home_directory_and_files_beside_the_mount(shell: Commands, tmp_path
 def test_the_database_of_the_mount_itself(tmp_path: Path) -> None:
     with commands(tmp_path / "mnt", f"sqlite:{tmp_path}/default.db") as shell:
         assert shell.run(f"ls {tmp_path}/default.db")["exit_code"] != 0
+
+
+def test_what_is_mounted_below_the_mount_point(tmp_path: Path) -> None:
+    """It is not of the mount: neither verbs nor commands get there, whenever it was mounted."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount there")
+    with commands(tmp_path / "mnt", "memory:", "/memories/=memory:", "/tmp/shared/=memory:") as shell:
+        places = [shell.path / name for name in ("sub", "memories/sub", "tmp/shared/sub")]
+        for place in places:
+            place.mkdir()
+            subprocess.run(["mount", "-t", "tmpfs", "none", place], check=True)
+        try:
+            for place in places:
+                (place / "other").touch()
+            assert "other" not in shell.output("find / -name other 2>/dev/null; true")
+            shell.output("touch /sub/mine /memories/sub/mine /tmp/shared/sub/mine; rmdir /sub 2>/dev/null; true")
+            assert [os.listdir(place) for place in places] == [["other"]] * 3
+        finally:
+            for place in places:
+                subprocess.run(["umount", place], check=True)
+        assert [os.listdir(place) for place in places] == [["mine"]] * 3
+
+
+def test_a_sandbox_that_is_not_as_it_should_be(tmp_path: Path) -> None:
+    """Something is mounted in the tree of the sandbox, which only root can do: the command is refused, and soon."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount there")
+    with commands(tmp_path / "mnt", "memory:") as shell:
+        (shell.path / "sub").mkdir()
+        place = shell.path / ".fusebackend/sandbox/sub"
+        subprocess.run(["mount", "-t", "tmpfs", "none", place], check=True)
+        try:
+            begin = time.monotonic()
+            refused = shell.run("touch /sub/mine")
+            assert time.monotonic() - begin < 20
+            assert os.listdir(place) == []
+        finally:
+            subprocess.run(["umount", place], check=True)
+        said = "Error: the sandbox is not as it should be; the log of the server says why"
+        assert refused == {"output": said, "exit_code": 126, "truncated": False}
+        shell.mounted.expected_log = "its command was not started: /sub is mounted 1 times and not 0"
+        assert re.search(shell.mounted.expected_log, shell.mounted.log_text())
+        assert shell.output("echo on") == "on\n"
 
 
 def test_writing_outside(shell: Commands, tmp_path: Path) -> None:
@@ -224,22 +269,47 @@ def test_modes_of_what_belongs_to_the_machine(shell: Commands) -> None:
     assert shell.output("echo x > /dev/null; head -c 1 /dev/urandom | wc -c") == "1\n"
 
 
-def test_leaving_a_setuid_program(tmp_path: Path) -> None:
-    """In a `dir:` route it would be one for every user of this machine."""
-    (tmp_path / "files").mkdir()
-    program = (
-        "import os\n"
-        "for make in (lambda: os.open('/a', os.O_CREAT | os.O_WRONLY, 0o4755), lambda: os.mknod('/b', 0o104755),\n"
-        "    lambda: os.chmod('/c', 0o4755), lambda: os.fchmod(os.open('/c', 0), 0o4755),\n"
-        "    lambda: os.chmod('c', 0o6755)):\n"
-        "    try: make(); print('made')\n"
-        "    except PermissionError: print('refused')"
-    )
-    with commands(tmp_path / "mnt", f"dir:{tmp_path}/files") as shell:
-        assert shell.output(f"touch /c; {python(program)}") == "refused\n" * 5
+LEAVING = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+def fchmodat2(mode):
+    if libc.syscall(452, -100, b'/c', mode, 0) < 0: raise OSError(ctypes.get_errno(), 'fchmodat2')
+def tmpfile(mode):
+    os.link(f"/proc/self/fd/{os.open('/', os.O_TMPFILE | os.O_RDWR, mode)}", '/t', follow_symlinks=True)
+tries = {
+    'open': lambda mode: os.open('/a', os.O_CREAT | os.O_WRONLY, mode),
+    'mknod': lambda mode: os.mknod('/b', 0o100000 | mode),
+    'chmod': lambda mode: os.chmod('/c', mode),
+    'fchmod': lambda mode: os.fchmod(os.open('/c', os.O_RDONLY), mode),
+    'fchmodat': lambda mode: os.chmod('c', mode, dir_fd=os.open('/', os.O_RDONLY)),
+    'fchmodat2': fchmodat2,
+    'tmpfile': tmpfile,
+    'inherited': lambda mode: os.open('/shared/d', os.O_CREAT | os.O_WRONLY, mode),
+}
+for name, attempt in tries.items():
+    for mode in (0o4755, 0o2755, 0o6755, 0o2644):
+        try: attempt(mode); print('made', name, oct(mode))
+        except OSError: pass
+print('end')
+"""
+
+
+@pytest.mark.parametrize("filtered", [True, False], ids=["seccomp", "mount alone"])
+def test_leaving_a_program_that_runs_as_the_server(tmp_path: Path, filtered: bool) -> None:
+    """In a `dir:` route it would be one for every user of this machine. The mount refuses it without a filter, too."""
+    files = tmp_path / "files"
+    files.mkdir()
+    with commands(tmp_path / "mnt", f"dir:{files}", seccomp=filtered) as shell:
+        shell.output("touch /c; mkdir -m 1777 /shared; chmod 2775 /shared; cp /bin/true /true")
+        assert shell.output(python(LEAVING)) == "end\n"
         assert shell.run("install -m 4755 /bin/true /d")["exit_code"] != 0
-        assert shell.output("chmod 2750 /c; stat -c %a /c; mkdir -m 1777 /e; stat -c %a /e") == "2750\n1777\n"
-    assert not [path for path in (tmp_path / "files").iterdir() if path.stat().st_mode & 0o4000]
+        assert shell.run("chmod g+s /true")["exit_code"] != 0
+        assert shell.output("stat -c %a /shared /c") == "2775\n644\n", "directories may have it, and hand it on"
+        assert shell.output("mkdir /shared/below; stat -c %a /shared/below") == "2755\n"
+        (shell.path / "c").chmod(0o2755)
+        assert (files / "c").stat().st_mode & 0o7777 == 0o2755, "it is for commands only"
+        shell.output("echo x >> /c")
+    assert not [path for path in files.rglob("*") if path.is_file() and path.stat().st_mode & 0o6000]
 
 
 def test_a_core_dump_starts_nothing_outside(shell: Commands) -> None:
@@ -457,6 +527,36 @@ def test_opening_everything(shell: Commands) -> None:
     assert answers(shell) < 10
 
 
+INSTANCES = "import ctypes; make = ctypes.CDLL(None).inotify_init; n = 0\nwhile make() >= 0: n += 1\nprint(n)"
+
+
+def test_taking_all_inotify_instances(shell: Commands) -> None:
+    """The kernel counts them by user, not by process or namespace: 128 as a rule, for root and for everyone."""
+    most = int(Path("/proc/sys/user/max_inotify_instances").read_text())
+    holding = INSTANCES + "\nimport sys, time; sys.stdout.flush(); time.sleep(60)"
+    pending = [shell.start(python(holding), stream=True) for _ in range(3)]
+    for one in pending:
+        assert one.piece_came.wait(60)
+    taken = [int(piece) for one in pending for _, piece in one.pieces]
+    assert max(taken) > 0, "there are some for commands"
+    assert sum(taken) <= most // 4, "and no more for all of them together"
+    outside = subprocess.run(["python3", "-c", INSTANCES], capture_output=True, text=True, check=True)
+    assert int(outside.stdout) > 0
+    for one in pending:
+        shell.cancel(one)
+        one.result()
+    assert int(shell.output(python(INSTANCES))) == most // 4, "what was taken comes back"
+
+
+def test_taking_other_things_that_are_counted_by_user(shell: Commands) -> None:
+    limits = shell.output("prlimit --noheadings --output SOFT,HARD --sigpending --msgqueue").split()
+    own = [resource.getrlimit(number)[0] // 4 for number in (resource.RLIMIT_MSGQUEUE, resource.RLIMIT_SIGPENDING)]
+    assert sorted({int(limit) for limit in limits}) == sorted(own)
+    program = "import ctypes, errno; c = ctypes.CDLL(None, use_errno=True); "
+    program += "c.syscall(206, 64, ctypes.byref(ctypes.c_long())); print(errno.errorcode[ctypes.get_errno()])"
+    assert shell.output(python(program)) == "EAGAIN\n", "asynchronous requests, counted for the whole machine"
+
+
 def test_deep_and_long_paths(shell: Commands) -> None:
     program = (
         "import os\nos.chdir('/memories')\nfor _ in range(300): os.mkdir('d' * 200); os.chdir('d' * 200)\nprint('deep')"
@@ -478,3 +578,4 @@ def test_root_without_a_user_namespace(tmp_path: Path) -> None:
         ):  # fmt: skip
             assert shell.run(command)["exit_code"] != 0, command
         assert int(shell.output("grep CapEff /proc/self/status").split()[1], 16) == 0
+        assert shell.output(python(INSTANCES)) == "0\n", "it would take them from everybody"

@@ -1,0 +1,165 @@
+"""`MountCheck`: is everything that is mounted in a sandbox what it should be, before its command runs anything?
+
+bwrap mounts by path, one after the other, and says nothing of what it found there. So before the gate opens, the table
+of mounts of the sandbox's first process (proc_pid_mountinfo(5)) is compared with what was asked for: every mount at its
+place, on the mount that holds that place, of the right file system, from the right directory of it, with its flags, and
+nothing else. A sandbox that differs in anything is not used, and the log says in what.
+
+The server's own table tells which file system and directory a path of this machine belongs to.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from fusebackend.mount.table import MountEntry
+from fusebackend.shell.bubblewrap import Bind, Fresh, SandboxError
+
+COVERS_OF_PROC = ("sys", "sysrq-trigger", "irq", "bus")
+"""What bwrap mounts read-only on itself in /proc, as far as the user could write there."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One mount that must be there."""
+
+    path: str
+    fstype: str
+    device: str | None
+    """As in `MountEntry`; None for a file system that nobody else has."""
+    root: str
+    flags: frozenset[str]
+
+    def differs(self, found: MountEntry, known: frozenset[str]) -> str | None:
+        """What is wrong with a mount at this place. `known` are the file systems of this machine."""
+        if found.fstype != self.fstype:
+            return f"is {found.fstype} and not {self.fstype}"
+        if found.root != self.root:
+            return f"shows {found.root} and not {self.root}"
+        if found.device in known if self.device is None else found.device != self.device:
+            return f"is file system {found.device} and not {self.device or 'one of its own'}"
+        missing = self.flags.difference(found.options)
+        return f"is not {', '.join(sorted(missing))}" if missing else None
+
+
+class MountCheck:
+    """What must be mounted in one sandbox. See the module's docstring.
+
+    Args:
+        mounts: what bwrap was told to mount, the root first.
+        table: what this process has mounted, which bwrap began with.
+
+    Raises:
+        SandboxError: a source is on no mount of this process, or on another one than it must be.
+    """
+
+    def __init__(self, mounts: Iterable[Bind | Fresh], table: Sequence[MountEntry]) -> None:
+        self._known = frozenset(entry.device for entry in table)
+        self._wanted: dict[str, list[Wanted]] = defaultdict(list)  # from the lowest to the one on top
+        for mount in mounts:
+            for wanted in _wanted(mount, table):
+                self._wanted[wanted.path].append(wanted)
+
+    def is_made(self, table: Sequence[MountEntry]) -> bool:
+        """Has bwrap made the sandbox's root the root, and let go of the old one? It mounts nothing after that."""
+        roots = [entry for entry in table if entry.mountpoint == "/"]
+        (wanted,) = self._wanted["/"]
+        return len(roots) == 1 and (roots[0].fstype, roots[0].device) == (wanted.fstype, wanted.device)
+
+    def differences(self, table: Sequence[MountEntry]) -> list[str]:
+        """What is not as it should be, in words; nothing if all is."""
+        found = _by_place(table)
+        proc = found.get("/proc", [None])[-1]
+        said = [f"{path} is not mounted" for path in self._wanted if path not in found]
+        for path, entries in found.items():
+            wanted = self._wanted.get(path, [])
+            if not wanted and proc is not None and path.startswith("/proc/"):
+                wanted = _cover(path, proc)
+            if len(entries) != len(wanted):
+                if wanted or path not in self._wanted:
+                    said.append(f"{path} is mounted {len(entries)} times and not {len(wanted)}")
+                continue
+            below = _holder(found, path)
+            for entry, want in zip(entries, wanted, strict=True):
+                if below is not None and entry.parent != below.id:
+                    said.append(f"{path} is mounted in a directory that is not there any more")
+                if wrong := want.differs(entry, self._known):
+                    said.append(f"{path} {wrong}")
+                below = entry
+        return said
+
+
+def _wanted(mount: Bind | Fresh, table: Sequence[MountEntry]) -> list[Wanted]:
+    if isinstance(mount, Fresh):
+        return [Wanted(mount.path, mount.fstype, None, "/", frozenset(mount.flags))]
+    flags = {"nosuid"} | ({"ro"} if mount.read_only else set()) | (set() if mount.devices else {"nodev"})
+    holder = _at(table, mount.source)
+    inside = _joined(holder.root, os.path.relpath(mount.source, holder.mountpoint))
+    wanted = [Wanted(mount.path, holder.fstype, holder.device, inside, frozenset(flags))]
+    if mount.of is not None:
+        if not holder.is_ours or holder.mountpoint != mount.of:
+            raise SandboxError(f"something else is mounted on '{holder.mountpoint}', over the sandbox's files")
+    else:
+        for entry in _mounted_on(holder, mount.source, table):
+            path = _joined(mount.path, os.path.relpath(entry.mountpoint, mount.source))
+            wanted.append(Wanted(path, entry.fstype, entry.device, entry.root, frozenset(flags)))
+    return wanted
+
+
+def _mounted_on(holder: MountEntry, source: str, table: Sequence[MountEntry]) -> list[MountEntry]:
+    """What is mounted below a directory, and on that, and so on: what a recursive bind mount takes along."""
+    found = [entry for entry in table if entry.parent == holder.id and _is_below(entry.mountpoint, source)]
+    return found + [deeper for entry in found for deeper in _mounted_on(entry, source, table) if entry.id != holder.id]
+
+
+def _cover(path: str, proc: MountEntry) -> list[Wanted]:
+    name = path.removeprefix("/proc/")
+    return [Wanted(path, "proc", proc.device, "/" + name, frozenset({"ro"}))] if name in COVERS_OF_PROC else []
+
+
+def _at(table: Sequence[MountEntry], path: str) -> MountEntry:
+    """The mount that a path is on: of the deepest ones, the last."""
+    holding = [entry for entry in table if entry.mountpoint == path or _is_below(path, entry.mountpoint)]
+    if not holding:
+        raise SandboxError(f"'{path}' is on no mount that this process can see")
+    deepest = max(len(entry.mountpoint) for entry in holding)
+    return [entry for entry in holding if len(entry.mountpoint) == deepest][-1]
+
+
+def _by_place(table: Sequence[MountEntry]) -> dict[str, list[MountEntry]]:
+    """The mounts at each place, from the lowest to the one on top."""
+    found: dict[str, list[MountEntry]] = defaultdict(list)
+    for entry in table:
+        found[entry.mountpoint].append(entry)
+    for entries in found.values():
+        ids = {entry.id for entry in entries}
+        parents = {entry.id: entry.parent for entry in entries}
+        entries.sort(key=lambda entry: _depth(entry.id, ids, parents))
+    return found
+
+
+def _depth(number: int, ids: set[int], parents: dict[int, int]) -> int:
+    depth = 0
+    while number in ids and depth <= len(ids):
+        number, depth = parents[number], depth + 1
+    return depth
+
+
+def _holder(found: dict[str, list[MountEntry]], path: str) -> MountEntry | None:
+    """The mount that the directory of a mount point is on."""
+    while path != "/":
+        path = os.path.dirname(path)
+        if path in found:
+            return found[path][-1]
+    return None
+
+
+def _is_below(path: str, top: str) -> bool:
+    return path.startswith(top.rstrip("/") + "/")
+
+
+def _joined(top: str, rest: str) -> str:
+    return os.path.normpath(os.path.join(top, rest))
