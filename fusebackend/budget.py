@@ -12,6 +12,9 @@ else's backend can't be stopped from outside, so it is waited for; a composite t
 
 A `Cancellation` is the event to give it. A command asks nothing while it runs, so it has itself woken (`waking`) and is
 killed at once; a verb that has not begun to change a backend is not begun any more (`dialect.py`).
+
+Whoever serves many callers gives a budget of memory with it, and turns (`Host`): what a search keeps is counted
+(`hold`), and it lets others go first (`rest`).
 """
 
 from __future__ import annotations
@@ -22,10 +25,16 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 SEARCH_S = 15.0
 """Seconds for one `grep` or `glob` that nobody limited (as deepagents 0.7)."""
+
+COUNTED_BYTES = 32 << 10
+"""Memory is counted in steps of so much."""
+
+ENTRY_BYTES = 600
+"""What a record of a file takes, with its strings, besides its path."""
 
 T = TypeVar("T")
 
@@ -63,6 +72,16 @@ class Cancellation(threading.Event):
                 self._wakers.remove(wake)
 
 
+class Host(Protocol):
+    """Who gives memory and processor time to a call among many others (`control/limits.py`, `control/turns.py`)."""
+
+    def hold(self, size: int) -> None:
+        """The call keeps so many bytes more; less if negative. Raises `Spent` when it can't have them."""
+
+    def rest(self) -> None:
+        """Let other calls go first for a while, if need be."""
+
+
 class Budget:
     """A moment in time, and the events that call the search off earlier. Never changes; may be asked by any thread.
 
@@ -70,12 +89,18 @@ class Budget:
         timed: somebody has said how long, be it for ever.
     """
 
-    __slots__ = ("_cancelled", "_deadline_s", "timed")
+    __slots__ = ("_cancelled", "_deadline_s", "_host", "timed")
 
-    def __init__(self, deadline_s: float | None = None, cancelled: tuple[threading.Event, ...] = ()) -> None:
+    def __init__(
+        self,
+        deadline_s: float | None = None,
+        cancelled: tuple[threading.Event, ...] = (),
+        host: Host | None = None,
+    ) -> None:
         self.timed = deadline_s is not None
         self._deadline_s = math.inf if deadline_s is None else deadline_s  # of `time.monotonic`
         self._cancelled = cancelled
+        self._host = host
 
     @property
     def cancelled(self) -> bool:
@@ -113,12 +138,39 @@ class Budget:
             self.require()
             yield piece
 
-    def within(self, seconds: float | None, cancelled: threading.Event | None = None) -> Budget:
+    def hold(self, size: int) -> None:
+        """So many bytes more are kept for the answer, or less if negative; raises `Spent` when that is too much."""
+        if self._host is not None:
+            self._host.hold(size)
+
+    def rest(self) -> None:
+        """Let others go first for a while, if need be. Called where no lock is held."""
+        if self._host is not None:
+            self._host.rest()
+
+    def kept(self, pieces: Iterable[T], size: Callable[[T], int]) -> Iterator[T]:
+        """The pieces, each of which is kept and has a size; they are counted a few at a time."""
+        if self._host is None:
+            yield from pieces
+            return
+        waiting = 0
+        for piece in pieces:
+            waiting += size(piece)
+            if waiting >= COUNTED_BYTES:
+                self.hold(waiting)
+                waiting = 0
+            yield piece
+        self.hold(waiting)
+
+    def within(
+        self, seconds: float | None, cancelled: threading.Event | None = None, host: Host | None = None
+    ) -> Budget:
         """The tighter of this and another one."""
         events = self._cancelled if cancelled is None else (*self._cancelled, cancelled)
+        host = host or self._host
         if seconds is None:
-            return Budget(self._deadline_s if self.timed else None, events)
-        return Budget(min(self._deadline_s, time.monotonic() + seconds), events)
+            return Budget(self._deadline_s if self.timed else None, events, host)
+        return Budget(min(self._deadline_s, time.monotonic() + seconds), events, host)
 
 
 _current: contextvars.ContextVar[Budget] = contextvars.ContextVar("fusebackend_budget", default=Budget())  # noqa: B039
@@ -130,13 +182,15 @@ def current() -> Budget:
 
 
 @contextlib.contextmanager
-def limited(seconds: float | None, cancelled: threading.Event | None = None) -> Iterator[Budget]:
+def limited(
+    seconds: float | None, cancelled: threading.Event | None = None, host: Host | None = None
+) -> Iterator[Budget]:
     """Give what is done inside at most so many seconds, and less if `cancelled` is set meanwhile.
 
     Inside of another budget the tighter one holds. None says nothing about time, so that `SEARCH_S` is left in force;
     `math.inf` says that there is no limit.
     """
-    token = _current.set(_current.get().within(seconds, cancelled))
+    token = _current.set(_current.get().within(seconds, cancelled, host))
     try:
         yield _current.get()
     finally:

@@ -26,7 +26,7 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from fusebackend import budget, caller, errors, paths
 from fusebackend.attaching import familiar, keeps_in_graph, made, seated, supports_execution
@@ -310,6 +310,16 @@ class CompositeBackend(BackendProtocol):
                     path=paths[index], content=response.content, error=routed.words(response.error)
                 )
         return answers
+
+    def download_to(self, path: str, file: IO[bytes]) -> FileDownloadResponse:
+        """`download_files` of one file into another, which is empty, without holding all of it in memory where its
+        backend can do that. The answer has no content."""
+        answers, groups = self._grouped([path], FileDownloadResponse)
+        for ((_, routed),) in groups:
+            response = routed.face.download_to(routed.inner, file)
+            return FileDownloadResponse(path=path, error=routed.words(response.error))
+        answer: FileDownloadResponse = answers[0]
+        return answer
 
     def _grouped(self, wanted: list[str], kind: Callable[..., Any]) -> tuple[list[Any], list[Group]]:
         """Answers for the paths that no backend is asked for, and the others by backend, with their places."""

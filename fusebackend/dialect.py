@@ -20,9 +20,9 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import IO, Any, Protocol, TypeVar
 
-from fusebackend import caller, paths, text
+from fusebackend import budget, caller, paths, text
 from fusebackend.answers import (
     as_download,
     as_infos,
@@ -35,6 +35,7 @@ from fusebackend.answers import (
     parse_numbered,
     unpack,
 )
+from fusebackend.budget import Spent
 from fusebackend.deadline import GivenUp, RouteDown
 from fusebackend.paths import AgentPath
 from fusebackend.protocol import (
@@ -271,6 +272,20 @@ class AgentFace:
             return [FileDownloadResponse(path=path, error=str(refusal)) for path in wanted]
         return [as_download(path, answer) for path, answer in zip(wanted, answers, strict=True)]
 
+    def download_to(self, path: AgentPath, file: IO[bytes]) -> FileDownloadResponse:
+        """`download_files` of one file into another, which is empty: piece by piece where the backend can do that. The
+        answer has no content."""
+        direct = getattr(self.backend, "download_to", None)
+        if not self._exact or direct is None:
+            answer = self.download_files([path])[0]
+            budget.current().hold(len(answer.content or b""))
+            file.write(answer.content or b"")
+            return FileDownloadResponse(path=path, error=answer.error)
+        try:
+            return as_download(path, self._ask(("download_to",), path, file), with_content=False)
+        except Refusal as refusal:
+            return FileDownloadResponse(path=path, error=str(refusal))
+
     # -- asking ------------------------------------------------------------------------------------------------
 
     def _change(self, kind: type[Outcome], verb: str, *args: Any, **options: Any) -> Outcome:
@@ -303,6 +318,8 @@ class AgentFace:
                     return self._guarded(verb, call, files)
                 except NotImplementedError:
                     continue
+                except Spent:  # whoever serves this call may not let it have more
+                    raise
                 except (GivenUp, RouteDown) as error:  # logged where it was decided
                     raise Refusal(f"{self.name}: {error.strerror}") from None
                 except Exception as error:  # somebody else's code: whatever it raises becomes an answer

@@ -7,8 +7,28 @@ one object that Python holds ready to be used again; a full collection lets go o
 
 from __future__ import annotations
 
+import os
+import resource
+import sys
+
 SMALL_TABLE = 1000
 """A table that never held more than this is not worth shrinking."""
+
+
+LARGE_BYTES = 4 << 20
+"""Blocks of this size have a mapping of their own, that goes back to the system at once."""
+
+ARENAS = 4
+"""Of the C library. Each thread may otherwise have one that keeps up to twice its largest block: 256 connections, each
+of which once had a file of 10 MB, kept 400 MiB."""
+
+SPARE_BYTES = 64 << 20
+"""Where memory is limited (`ulimit -v`), so much is left for requests under way and for storing what is not stored."""
+
+CHECKED_BYTES = 4 << 20
+"""How much may be written until memory is looked at again."""
+
+_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8  # mallopt(3)
 
 
 def is_mostly_empty(length: int, peak: int) -> bool:
@@ -25,3 +45,38 @@ def give_back() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, musl does not
     if trim is not None:
         trim(0)
+
+
+def keep_less() -> None:
+    """Have the C library keep less of what is freed, for the life of the process. Without glibc, do nothing."""
+    import ctypes
+
+    tune = getattr(ctypes.CDLL(None), "mallopt", None)
+    if tune is not None:
+        tune(_M_MMAP_THRESHOLD, LARGE_BYTES)
+        tune(_M_ARENA_MAX, ARENAS)
+
+
+class Spare:
+    """Is there memory for another change? Where the address space is limited, an allocation fails before the machine
+    has no more memory; and one that fails inside of pyfuse3 ends the mount. So changes are refused a while before."""
+
+    def __init__(self) -> None:
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        self.limit_bytes = sys.maxsize if limit == resource.RLIM_INFINITY else limit
+        self._page = os.sysconf("SC_PAGE_SIZE")
+        self._unchecked = CHECKED_BYTES
+
+    @property
+    def is_limited(self) -> bool:
+        return self.limit_bytes != sys.maxsize
+
+    def require(self, size: int) -> None:
+        """Raises `MemoryError` when a change of so many bytes leaves too little."""
+        self._unchecked += size
+        if self._unchecked >= CHECKED_BYTES:
+            with open("/proc/self/statm", "rb") as file:
+                used = int(file.read().split()[0]) * self._page
+            if used + SPARE_BYTES + size > self.limit_bytes:
+                raise MemoryError("memory is limited, and little is left")
+            self._unchecked = size

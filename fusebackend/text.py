@@ -12,7 +12,8 @@ from __future__ import annotations
 import base64
 import codecs
 import datetime
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 from fusebackend.protocol import READ_LIMIT_LINES, FileData, ReadResult
@@ -22,6 +23,14 @@ MARKER_WIDTH = 6
 
 LINE_CHARACTERS = 5000
 """Longer lines are continued under markers `n.1`, `n.2` (seeds)."""
+
+SPLIT_CHARACTERS = 64 << 10
+"""So much text is split into lines at once."""
+
+KEPT_FACTOR = 4
+"""A window is held this often while an answer is made of it: its parts, joined, with LF, as JSON."""
+
+_BASE64_BYTES = 3 << 18
 
 EMPTY_REMINDER = "System reminder: File exists but has empty contents"
 NO_LINES_REMINDER = "System reminder: no lines were read because the limit asks for none"
@@ -34,6 +43,11 @@ BINARY_EXTENSIONS = frozenset({
 })  # fmt: skip
 """Files that `read` returns whole and in base64, whatever they hold (deepagents 0.7)."""
 
+_MATCH_BYTES = 600
+"""What a match takes in memory besides its text; counted in steps of `_COUNTED_BYTES`."""
+
+_COUNTED_BYTES = 32 << 10
+
 _LINE_ENDS = "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"  # where str.splitlines splits
 
 # --------------------------------------------------------------------------------------------------------------
@@ -44,21 +58,35 @@ _LINE_ENDS = "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"  # where str.splitlines 
 class LineWindow:
     """Collects the lines of one window from text that comes in pieces; keeps no other line in memory.
 
-    `add` each piece in order, then ask for `result` once.
+    `add` each piece in order, then ask for `result` once. A piece of any length is cut into short ones, as
+    `str.splitlines` holds Python's lock all the time: 0.5 s for 40 MB of short lines.
+
+    Args:
+        kept: told how many bytes more are kept in memory; it may raise.
     """
 
-    def __init__(self, offset: int = 0, limit: int = READ_LIMIT_LINES) -> None:
+    def __init__(
+        self, offset: int = 0, limit: int = READ_LIMIT_LINES, kept: Callable[[int], None] | None = None
+    ) -> None:
         self._first = max(0, offset)
         self._limit = max(0, limit)
+        self._note = kept or _unheard
         self._total = 0
-        self._kept: list[str] = []
+        self._kept: list[str] = []  # of many lines each
+        self._lines = 0  # in `_kept`
+        self._begun = False
         self._unfinished: list[str] = []  # pieces of a line whose end has not come; joined once, so linear
         self._held = ""  # a last "\r", which may be half of a "\r\n"
         self._blank: list[str] | None = []  # the whole text, as long as it is white space
 
     def add(self, piece: str) -> None:
+        for start in range(0, len(piece), SPLIT_CHARACTERS):
+            self._add(piece[start : start + SPLIT_CHARACTERS] if len(piece) > SPLIT_CHARACTERS else piece)
+
+    def _add(self, piece: str) -> None:
         if self._blank is not None:
             if not piece or piece.isspace():
+                self._note(sys.getsizeof(piece))
                 self._blank.append(piece)
             else:
                 self._blank = None
@@ -66,25 +94,36 @@ class LineWindow:
         self._held = ""
         if piece.endswith("\r"):
             piece, self._held = piece[:-1], "\r"
-        self._split(piece)
+        lines = piece.splitlines(keepends=True)
+        rest = lines.pop() if lines and lines[-1][-1] not in _LINE_ENDS else ""
+        if lines:
+            self._finish(lines)
+        if rest:
+            self._begun = True
+            if self._first <= self._total < self._first + self._limit:
+                self._keep(self._unfinished, rest)
 
-    def _split(self, piece: str) -> None:
-        for line in piece.splitlines(keepends=True):
-            if line[-1] in _LINE_ENDS:
-                self._finish(line)
-            else:
-                self._unfinished.append(line)
-
-    def _finish(self, end: str) -> None:
-        if self._first <= self._total < self._first + self._limit:
-            self._kept.append("".join(self._unfinished) + end)
+    def _finish(self, lines: list[str]) -> None:
+        """Whole lines, the first of which begins with what is unfinished."""
+        begin = max(self._first - self._total, 0)
+        chosen = lines[begin : max(self._first + self._limit - self._total, 0)]
+        if chosen:
+            if begin == 0:
+                self._kept += self._unfinished
+            self._keep(self._kept, "".join(chosen))
+            self._lines += len(chosen)
         self._unfinished.clear()
-        self._total += 1
+        self._begun = False
+        self._total += len(lines)
+
+    def _keep(self, where: list[str], text: str) -> None:
+        self._note(KEPT_FACTOR * sys.getsizeof(text))
+        where.append(text)
 
     def result(self) -> ReadResult:
         """The window, with LF for CRLF and CR inside of it; or why there is none."""
-        if self._held or self._unfinished:
-            self._finish(self._held)
+        if self._held or self._begun:
+            self._finish([self._held])
             self._held = ""
         if self._limit == 0:
             return ReadResult(file_data=FileData(content="", encoding="utf-8"), no_lines_requested=True)
@@ -92,7 +131,7 @@ class LineWindow:
             return ReadResult(file_data=FileData(content="".join(self._blank), encoding="utf-8"))
         if self._first >= self._total:
             return ReadResult(error=f"Line offset {self._first} exceeds file length ({self._total} lines)")
-        end = self._first + len(self._kept)
+        end = self._first + self._lines
         content = "".join(self._kept).replace("\r\n", "\n").replace("\r", "\n")
         return ReadResult(
             file_data=FileData(content=content, encoding="utf-8"),
@@ -114,14 +153,23 @@ def read_window(content: str, offset: int = 0, limit: int = READ_LIMIT_LINES) ->
     return window.result()
 
 
-def read_pieces(pieces: Iterable[bytes], offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
-    """`read_window` of UTF-8 that comes in pieces, cut anywhere.
+def _unheard(size: int) -> None:
+    """Nobody counts what is kept."""
+
+
+def read_pieces(
+    pieces: Iterable[bytes],
+    offset: int = 0,
+    limit: int = READ_LIMIT_LINES,
+    kept: Callable[[int], None] | None = None,
+) -> ReadResult:
+    """`read_window` of UTF-8 that comes in pieces, cut anywhere. `kept` as for `LineWindow`.
 
     Raises:
         UnicodeDecodeError: it is not UTF-8; `read_binary` is how such a file is read.
     """
     decoder = codecs.getincrementaldecoder("utf-8")()
-    window = LineWindow(offset, limit)
+    window = LineWindow(offset, limit, kept)
     for piece in pieces:
         window.add(decoder.decode(piece))
     window.add(decoder.decode(b"", final=True))
@@ -129,8 +177,12 @@ def read_pieces(pieces: Iterable[bytes], offset: int = 0, limit: int = READ_LIMI
 
 
 def read_binary(data: bytes) -> ReadResult:
-    """A whole file in base64, without a window."""
-    return ReadResult(file_data=FileData(content=base64.b64encode(data).decode("ascii"), encoding="base64"))
+    """A whole file in base64, without a window. Piece by piece, for `b64encode` holds Python's lock all the time."""
+    view = memoryview(data)
+    pieces = (
+        base64.b64encode(view[at : at + _BASE64_BYTES]).decode("ascii") for at in range(0, len(data), _BASE64_BYTES)
+    )
+    return ReadResult(file_data=FileData(content="".join(pieces), encoding="base64"))
 
 
 def read_bytes(path: str, data: bytes, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
@@ -233,17 +285,25 @@ def _replace(content: str, old: str, new: str, replace_all: bool, shown: str = "
 # --------------------------------------------------------------------------------------------------------------
 
 
-def grep_lines(data: bytes, pattern: str, limit: int | None = None) -> list[tuple[int, str]]:
+def grep_lines(
+    data: bytes, pattern: str, limit: int | None = None, kept: Callable[[int], None] | None = None
+) -> list[tuple[int, str]]:
     """Number and text of the lines that contain `pattern`, a literal; at most `limit` of them.
 
     THE definition of a text file: it holds no NUL byte and is UTF-8. Any other file has no matching lines. Lines are
     split at `\\n` alone and keep a `\\r`; what follows the last `\\n` is a line if it is not empty.
     """
-    return grep_pieces((data,), pattern, limit)
+    return grep_pieces((data,), pattern, limit, kept)
 
 
-def grep_pieces(pieces: Iterable[bytes], pattern: str, limit: int | None = None) -> list[tuple[int, str]]:
-    """`grep_lines` of a file that comes in pieces, cut anywhere. All are taken, for a late NUL undoes every match."""
+def grep_pieces(
+    pieces: Iterable[bytes], pattern: str, limit: int | None = None, kept: Callable[[int], None] | None = None
+) -> list[tuple[int, str]]:
+    """`grep_lines` of a file that comes in pieces, cut anywhere. All are taken, for a late NUL undoes every match.
+
+    Args:
+        kept: told how many bytes more are kept in memory; what it raises ends the search.
+    """
     try:
         needle = pattern.encode("utf-8")
     except UnicodeEncodeError:
@@ -261,22 +321,34 @@ def grep_pieces(pieces: Iterable[bytes], pattern: str, limit: int | None = None)
             if cut:
                 block = b"".join(unfinished) + piece[:cut]
                 unfinished.clear()
-                _grep_block(block, needle, line, limit, found)
+                _grep_block(block, needle, line, limit, found, kept)
                 line += block.count(b"\n")
+            elif kept is not None:
+                kept(len(piece))
             unfinished.append(piece[cut:])
         decoder.decode(b"", final=True)
     except UnicodeDecodeError:
         return []
     rest = b"".join(unfinished)
     if rest:
-        _grep_block(rest, needle, line, limit, found)
+        _grep_block(rest, needle, line, limit, found, kept)
     return found
 
 
-def _grep_block(block: bytes, needle: bytes, line: int, limit: int | None, found: list[tuple[int, str]]) -> None:
+def _grep_block(
+    block: bytes,
+    needle: bytes,
+    line: int,
+    limit: int | None,
+    found: list[tuple[int, str]],
+    kept: Callable[[int], None] | None,
+) -> None:
     """Add the matches in whole lines, the first of which is number `line`. Only matching lines cost Python time."""
-    position = 0
+    position = waiting = 0
     while limit is None or len(found) < limit:
+        if kept is not None and waiting > _COUNTED_BYTES:
+            kept(waiting)
+            waiting = 0
         hit = block.find(needle, position)
         if hit < 0 or hit == len(block):
             return
@@ -286,6 +358,7 @@ def _grep_block(block: bytes, needle: bytes, line: int, limit: int | None, found
         line += block.count(b"\n", position, begin)
         if hit + len(needle) <= end:  # a needle that holds a newline is in no single line
             found.append((line, block[begin:end].decode("utf-8")))
+            waiting += end - begin + _MATCH_BYTES
         position = end + 1
         line += 1
 

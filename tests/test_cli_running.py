@@ -75,7 +75,7 @@ class TestExec:
         assert shell.asked["stdin"] is None
 
     def test_too_much_of_it(self, command, shell, monkeypatch):
-        monkeypatch.setattr("fusebackend.control.verbs.MAX_CONTENT_BYTES", 10)
+        monkeypatch.setattr("fusebackend.control.verbs.MAX_INPUT_BYTES", 10)
         assert "more than 0 MiB" in command.refused("exec", "-i", "cat", stdin=b"x" * 11)
         command.ok("exec", "-i", "cat", stdin=b"x" * 10)
 

@@ -12,7 +12,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from fusebackend.backends import InMemoryBackend
 from fusebackend.control import wire
-from fusebackend.control.serving import MAX_CALLS
+from fusebackend.control.limits import MAX_CALLS
 
 IDS = st.one_of(st.integers(0, MAX_CALLS + 2), st.sampled_from(["", "a", "\udcff"]))
 

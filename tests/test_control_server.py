@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -18,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fusebackend.backends import InMemoryBackend
-from fusebackend.control import pool, rendezvous, wire
+from fusebackend.control import limits, pool, rendezvous, wire
 from fusebackend.control import server as server_module
 from fusebackend.control import serving as serving_module
 from fusebackend.control.staging import Staging
@@ -167,22 +168,95 @@ class TestLimits:
         assert server.counts()["held_bytes"] == 0
 
     def test_unfinished_messages_are_bounded_together(self, server):
-        piece = b"x" * (60 << 20)
-        clients = [Raw(server.address) for _ in range(5)]
-        refused = 0
+        begun = b'{"jsonrpc":"2.0","id":1,"method":"ping","params":{"payload":"' + b"x" * 900_000
+        clients = [Raw(server.address) for _ in range(limits.MAX_ARRIVING + 40)]
+        most = len(clients) * limits.FREE_BYTES + limits.MAX_ARRIVING * limits.MAX_MESSAGE_BYTES
         for client in clients:
-            try:
-                client.send(piece)
-            except OSError:
-                refused += 1
-        deadline = time.monotonic() + LIMIT_S
-        while server.counts()["connections"] > 4 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert server.counts()["connections"] <= 4, "the one that was too much is closed"
-        assert server.counts()["held_bytes"] <= server_module.MAX_HELD_BYTES
-        assert answers(server)
+            client.stream.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                client.stream.send(begun)
+        deadline = time.monotonic() + 0.5
+        while time.monotonic() < deadline:
+            assert server.counts()["held_bytes"] < most
+            assert answers(server)
         for client in clients:
             client.close()
+
+    def test_a_message_that_stands_still_makes_room_for_others(self, server, monkeypatch):
+        monkeypatch.setattr(limits, "STANDSTILL_S", 0.1)
+        server.arrivals = limits.Arrivals(places=2)
+        begun = b'{"jsonrpc":"2.0","id":1,"method":"ping","params":{"payload":"' + b"x" * 900_000
+        with Raw(server.address) as one, Raw(server.address) as two, Raw(server.address) as three:
+            for raw in (one, two, three):
+                raw.send(begun)
+                time.sleep(0.05)
+            three.send(b'"}}\n')
+            assert len(three.line()["result"]) == 900_000
+            message = one.line()
+            assert (message["id"], message["error"]["code"]) == (None, wire.BUSY)
+            assert one.line() is None
+            two.send(b'"}}\n')
+            assert len(two.line()["result"]) == 900_000
+
+    def test_what_a_call_may_hold_is_bounded(self, server, raw, files):
+        files.upload_files([("/large", b"0123456789abcde\n" * (1 << 20))])
+        server.room._size = 4 << 20
+        for method, params in [
+            ("read", {"file_path": "/large", "limit": 1 << 30}),
+            ("edit", {"file_path": "/large", "old_string": "a", "new_string": "b", "replace_all": True}),
+            ("download_files", {"paths": ["/large"]}),
+        ]:
+            answer = raw.ask(method, **params)
+            error = answer.get("error") or {"code": wire.BUSY, "message": answer["result"][0]["error"]}
+            assert error["code"] == wire.BUSY and error["message"], method
+        assert raw.ask("grep", pattern="0")["result"]["truncated"]
+        assert raw.ask("read", file_path="/large", limit=2)["result"]["file_data"]["content"].count("\n") == 2
+        raw.send(b'{"jsonrpc":"2.0","id":1,"method":"download_files","params":{"paths":["/large"],"stream":true}}\n')
+        size = 0
+        while "result" not in (message := raw.line()):
+            size += len(base64.b64decode(message["params"]["data"]))
+        assert size == 16 << 20, "in pieces, it holds next to nothing"
+        assert server.room.used == 0
+
+    def test_a_search_with_more_matches_than_it_may_hold(self, server, raw, files):
+        files.upload_files([(f"/many/{number}", b"") for number in range(20_000)])
+        server.room._size = 4 << 20
+        answer = raw.ask("glob", pattern="**/*")["result"]
+        assert answer["truncated"] and answer["truncation_reason"] == "budget"
+        assert raw.ask("ls", path="/many")["error"]["code"] == wire.BUSY
+        assert raw.ask("glob", pattern="many/1999?")["result"]["truncated"] in (True, False)
+        assert server.room.used == 0
+
+    def test_too_many_files_in_one_call(self, raw):
+        answer = raw.ask("download_files", paths=[""] * (limits.MAX_ITEMS + 1))
+        assert answer["error"]["code"] == wire.INVALID_PARAMS
+
+    def test_calls_of_all_connections_are_bounded_but_each_has_one(self, server):
+        server.calls = limits.Places(shared=3)
+        wait = b'{"jsonrpc":"2.0","id":"%d","method":"execute","params":{"command":"wait"}}\n'
+        with Raw(server.address) as greedy, Raw(server.address) as other:
+            for number in range(5):
+                greedy.send(wait % number)
+            refused = greedy.line()
+            assert (refused["id"], refused["error"]["code"]) == ("4", wire.BUSY)
+            assert "result" in other.ask("grep", pattern="one")
+        deadline = time.monotonic() + LIMIT_S
+        while server.calls._left != 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    def test_subscriptions_of_all_connections_are_bounded_but_each_has_one(self, server):
+        server.subscriptions = limits.Places(shared=3)
+        with Raw(server.address) as greedy, Raw(server.address) as other:
+            names = [greedy.ask("subscribe")["result"] for _ in range(4)]
+            assert greedy.ask("subscribe")["error"]["code"] == wire.BUSY
+            assert "result" in other.ask("subscribe")
+            assert greedy.ask("unsubscribe", subscription=names[0])["result"] is True
+            assert "result" in greedy.ask("subscribe")
+        deadline = time.monotonic() + LIMIT_S
+        while server.subscriptions._left != 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
     def test_half_a_line_and_gone(self, server):
         for _ in range(50):
@@ -194,9 +268,10 @@ class TestLimits:
         clients = []
         for _ in range(1000):
             clients.append(Raw(server.address))
-        assert server.counts()["connections"] <= server_module.MAX_CONNECTIONS
-        time.sleep(serving_module.IDLE_S + 0.1)
-        assert answers(server), "idle connections make room"
+        begun = time.monotonic()
+        assert answers(server), "connections over which nothing has come make room at once"
+        assert time.monotonic() - begun < serving_module.IDLE_S
+        assert server.counts()["connections"] <= limits.MAX_CONNECTIONS
         for client in clients:
             client.close()
         assert answers(server)
@@ -214,14 +289,14 @@ class TestLimits:
         assert answers(server)
 
     def test_too_many_calls_of_one_connection(self, raw):
-        for number in range(serving_module.MAX_CALLS):
+        for number in range(limits.MAX_CALLS):
             call = {"jsonrpc": "2.0", "id": number, "method": "execute", "params": {"command": "wait"}}
             raw.send(json.dumps(call).encode() + b"\n")
         answer = raw.ask("execute", "more", command="wait")
         assert (answer["id"], answer["error"]["code"]) == ("more", wire.BUSY)
-        for number in range(serving_module.MAX_CALLS):
+        for number in range(limits.MAX_CALLS):
             raw.send(b'{"jsonrpc":"2.0","method":"cancel","params":{"call":%d}}\n' % number)
-        assert {raw.line()["error"]["code"] for _ in range(serving_module.MAX_CALLS)} == {wire.CANCELLED}
+        assert {raw.line()["error"]["code"] for _ in range(limits.MAX_CALLS)} == {wire.CANCELLED}
 
     def test_the_same_id_twice(self, raw):
         raw.send(b'{"jsonrpc":"2.0","id":1,"method":"execute","params":{"command":"wait"}}\n')
@@ -234,8 +309,8 @@ class TestLimits:
 
     def test_as_many_calls_again_as_answers_have_come(self, raw):
         call = b'{"jsonrpc":"2.0","id":%d,"method":"grep","params":{"pattern":"one"}}\n'
-        raw.send(b"".join(call % number for number in range(serving_module.MAX_CALLS)))
-        for number in range(serving_module.MAX_CALLS, 500):
+        raw.send(b"".join(call % number for number in range(limits.MAX_CALLS)))
+        for number in range(limits.MAX_CALLS, 500):
             assert "result" in raw.line()
             raw.send(call % number)
 
@@ -294,6 +369,7 @@ class TestRoom:
     @pytest.fixture(autouse=True)
     def two_places(self, monkeypatch):
         monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 2)
+        monkeypatch.setattr(server_module, "NEWCOMERS", 0)
         monkeypatch.setattr(serving_module, "IDLE_S", 0.05)
 
     def test_a_message_that_is_still_arriving_is_no_idleness(self, server):
@@ -326,6 +402,22 @@ class TestRoom:
         for thread in threads:
             thread.join()
         assert failures == []
+
+    def test_a_server_full_of_work_answers_newcomers_shortly(self, server, monkeypatch):
+        monkeypatch.setattr(server_module, "NEWCOMERS", 1)
+        with Raw(server.address) as one, Raw(server.address) as other:
+            for raw in (one, other):
+                raw.ask("subscribe")
+            with Raw(server.address) as newcomer:
+                assert "result" in newcomer.ask("read", file_path="/x")
+                with Raw(server.address) as fourth:
+                    assert fourth.line()["error"]["code"] == wire.BUSY, "that was the last place"
+                message = newcomer.ask("grep", pattern="one")
+                assert (message["id"], message["error"]["code"]) == (None, wire.BUSY)
+                assert newcomer.line() is None, "a client comes again until there is a place"
+            one.close()
+            with ClientOf(server) as client:
+                assert len(client.grep("one").matches) == 1
 
     def test_a_full_server_is_asked_again(self, server):
         with Raw(server.address) as one, Raw(server.address) as other, ClientOf(server) as client:
@@ -578,16 +670,16 @@ class TestEnd:
 
     def test_a_call_whose_client_is_gone_is_waited_for(self, files, monkeypatch):
         begun, gone, ended = threading.Event(), threading.Event(), threading.Event()
-        download = InMemoryBackend.download_files
+        download = InMemoryBackend.download_to
 
-        def slow(self, paths):
+        def slow(self, path, file):
             begun.set()
             assert gone.wait(LIMIT_S)
             time.sleep(0.1)
             ended.set()
-            return download(self, paths)
+            return download(self, path, file)
 
-        monkeypatch.setattr(InMemoryBackend, "download_files", slow)
+        monkeypatch.setattr(InMemoryBackend, "download_to", slow)
         with serving(files) as server:
             with Raw(server.address) as raw:
                 raw.send(b'{"jsonrpc":"2.0","id":1,"method":"download_files","params":{"paths":["/x"]}}\n')

@@ -15,6 +15,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
+from fusebackend import budget
 from fusebackend.errors import oserror
 from fusebackend.protocol import Attr, AttrChanges, Volume
 
@@ -54,9 +55,11 @@ def read_with(volume: Volume, attr: Attr, max_bytes: int, take: Callable[[Iterab
 
     Raises:
         OSError: as `require_regular`; EFBIG when the file is larger than `max_bytes`; what the volume raises.
+        Spent: whoever asks may not hold so much in memory (`Budget.hold`).
     """
     require_regular(attr)
     node = attr.node
+    left = budget.current()
     with opened(volume, node, os.O_RDONLY):
         for _ in range(ATTEMPTS):
             with volume.viewing():
@@ -64,9 +67,13 @@ def read_with(volume: Volume, attr: Attr, max_bytes: int, take: Callable[[Iterab
                 size, before = attr.size, attr.fingerprint  # at once: the volume may change what it gave
                 if size > max_bytes:
                     raise oserror(errno.EFBIG)
+                if size <= LOCKED_BYTES:
+                    left.hold(size)
                 data = list(_pieces(volume, node, size)) if size <= LOCKED_BYTES else None
             if data is not None:
-                return take(data)
+                outcome = take(data)
+                left.hold(-size)
+                return outcome
             outcome = take(_pieces(volume, node))
             if volume.getattr(node).fingerprint == before:
                 return outcome
@@ -76,7 +83,18 @@ def read_with(volume: Volume, attr: Attr, max_bytes: int, take: Callable[[Iterab
 
 def read_all(volume: Volume, attr: Attr, max_bytes: int) -> bytes:
     """The bytes of a file; errors as `read_with`."""
-    return read_with(volume, attr, max_bytes, b"".join)
+    left = budget.current()
+
+    def join(pieces: Iterable[bytes]) -> bytes:
+        """Counted as they come, and once more for what is made of them."""
+        counted: Iterator[bytes] = left.kept(pieces, _twice)
+        return b"".join(counted)
+
+    return read_with(volume, attr, max_bytes, join)
+
+
+def _twice(piece: bytes) -> int:
+    return 2 * len(piece)
 
 
 def _pieces(volume: Volume, node: int, size: int = 0) -> Iterator[bytes]:

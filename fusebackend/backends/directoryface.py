@@ -74,8 +74,11 @@ class DirectoryFace(VolumeBackend):
     def _glob(self, base: str, tree: LocalTree, matcher: Matcher | None) -> GlobResult:
         infos: list[FileInfo] = []
         try:
+            left = budget.current()
             for file in tree:
+                left.rest()
                 if matcher is None or matcher.matches(file.path):
+                    left.hold(budget.ENTRY_BYTES + len(file.path))
                     infos.append(_info(base, file))
         except Spent:
             return GlobResult(matches=infos, truncated=True, truncation_reason="budget")
@@ -119,6 +122,7 @@ class DirectoryFace(VolumeBackend):
         below = "".join(f"{name}/" for name in matcher.prefix) if matcher is not None else ""
         incomplete = candidates is not None and not candidates.complete
         for file in tree:
+            left.rest()
             if matcher is not None and not matcher.matches(file.path):
                 continue
             try:
@@ -126,7 +130,7 @@ class DirectoryFace(VolumeBackend):
                     continue
                 # One more than wanted, to know whether there is more.
                 wanted = None if limit is None else limit + 1 - len(matches)
-                lines = grep_pieces(left.metered(self._pieces(file, max_bytes)), pattern, wanted)
+                lines = grep_pieces(left.metered(self._pieces(file, max_bytes)), pattern, wanted, left.hold)
             except OSError as error:
                 if error.errno not in SWAPPED | UNREADABLE | {errno.EFBIG}:
                     raise

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import IO, Self
 
 from fusebackend import paths
 from fusebackend.backends.directory import DirectoryVolume
@@ -234,6 +234,14 @@ class FilesystemBackend(BackendProtocol):
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
         return [self._download(path) for path in paths]
+
+    def download_to(self, path: str, file: IO[bytes]) -> FileDownloadResponse:
+        """`download_files` of one file into another, which is empty, piece by piece. The answer has no content."""
+        try:
+            response = self._face.download_to(self._path(path), file)
+        except PathError:
+            return FileDownloadResponse(path=path, error=INVALID_PATH)
+        return replace(response, path=path)
 
     def _download(self, path: str) -> FileDownloadResponse:
         try:

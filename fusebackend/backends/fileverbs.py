@@ -141,7 +141,10 @@ class FileVerbs(BackendProtocol):
             with budget.granted():
                 # One more than wanted, to know whether there is more.
                 wanted = None if limit is None else limit + 1
+                left = budget.current()
                 for found, lines in self._grep(pattern, checked(ROOT if path is None else path), matcher, wanted):
+                    left.hold(sum(budget.ENTRY_BYTES + len(line) for _, line in lines))
+                    left.rest()
                     matches += [GrepMatch(path=found, line=number, text=line) for number, line in lines]
         except (Spent, Unreadable):
             truncated = True
@@ -156,6 +159,8 @@ class FileVerbs(BackendProtocol):
             matcher = compile_glob(pattern)
             with budget.granted():
                 for info in self._find(checked(ROOT if path is None else path), matcher):
+                    budget.current().hold(budget.ENTRY_BYTES + len(info["path"]))
+                    budget.current().rest()
                     matches.append(info)  # one by one: what there is when the budget is spent is the answer
         except Spent:
             return GlobResult(matches=matches, truncated=True, truncation_reason="budget")

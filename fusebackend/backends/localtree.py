@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from fusebackend import budget, paths
 from fusebackend.backends.dirfd import FILE_FLAGS, LIST_FLAGS, Descriptor
-from fusebackend.backends.walk import UNREADABLE, VANISHED
+from fusebackend.backends.walk import LISTED_BYTES, UNREADABLE, VANISHED
 from fusebackend.errors import oserror
 
 OPEN_LEVELS = 64
@@ -49,13 +49,14 @@ class LocalFile(NamedTuple):
 class _Level:
     """A directory on the way down: what is still to come of it."""
 
-    __slots__ = ("directory", "listing", "name", "prefix")
+    __slots__ = ("directory", "held", "listing", "name", "prefix")
 
     def __init__(self, name: str, prefix: str, directory: Descriptor, listing: list[tuple[str, str]]) -> None:
         self.name = name
         self.prefix = prefix
         self.directory: Descriptor | None = directory
         self.listing = iter(listing)
+        self.held = len(listing) * LISTED_BYTES
 
 
 class LocalTree:
@@ -108,7 +109,7 @@ class LocalTree:
                         below = _Level(name, level.prefix + shown, inner, self._listing(inner))
                         break
             if below is None:
-                levels.pop()
+                self._budget.hold(-levels.pop().held)
                 continue
             levels.append(below)
             if len(levels) > OPEN_LEVELS:
@@ -138,7 +139,7 @@ class LocalTree:
         listing: list[tuple[str, str]] = []
         try:
             with os.scandir(directory.fd) as found:
-                for entry in self._budget.metered(found):
+                for entry in self._budget.metered(self._budget.kept(found, lambda entry: LISTED_BYTES)):
                     text = paths.to_text(os.fsencode(entry.name))
                     if entry.is_file(follow_symlinks=False):
                         listing.append((text, entry.name))

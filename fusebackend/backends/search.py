@@ -97,8 +97,10 @@ def glob_files(volume: Volume, pattern: str, path: str, walk: MakeWalk = FileWal
     search = FileSearch(volume, path, compile_glob(pattern), walk)
     matches: list[FileInfo] = []
     try:
-        for found, attr in search:
+        left = budget.current()
+        for found, attr in left.kept(search, _size_of):
             matches.append(file_info(found, attr))
+            left.rest()
     except Spent:
         return GlobResult(matches=matches, truncated=True, truncation_reason="budget")
     reason = "unreadable" if search.unreadable else None
@@ -137,6 +139,7 @@ def grep_found(
     try:
         for found, attr in files:
             left.require()
+            left.rest()
             # One more than wanted, to know whether there is more.
             wanted = None if limit is None else limit + 1 - len(matches)
             take = functools.partial(_grep_metered, left, pattern, wanted)
@@ -157,4 +160,8 @@ def grep_found(
 
 
 def _grep_metered(left: Budget, pattern: str, wanted: int | None, pieces: Iterable[bytes]) -> list[tuple[int, str]]:
-    return grep_pieces(left.metered(pieces), pattern, wanted)
+    return grep_pieces(left.metered(pieces), pattern, wanted, left.hold)
+
+
+def _size_of(found: tuple[str, Attr]) -> int:
+    return budget.ENTRY_BYTES + len(found[0])

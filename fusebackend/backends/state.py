@@ -184,7 +184,8 @@ class StateBackend(BackendProtocol):
                     except _MALFORMED:
                         continue  # no text file; `read` says what is wrong with it
                     wanted = None if limit is None else limit + 1 - len(matches)
-                    lines = text.grep_lines(data, pattern, wanted)
+                    lines = text.grep_lines(data, pattern, wanted, budget.current().hold)
+                    budget.current().rest()
                     matches.extend(GrepMatch(path=found, line=number, text=line) for number, line in lines)
                     if limit is not None and len(matches) > limit:
                         return GrepResult(matches=matches[:limit], truncated=True)
@@ -199,6 +200,8 @@ class StateBackend(BackendProtocol):
         try:
             with budget.granted():
                 for found, record in self._search(ROOT if path is None else path, compile_glob(pattern)):
+                    budget.current().hold(budget.ENTRY_BYTES + len(found))
+                    budget.current().rest()
                     matches.append(_file_info(found, record))
             return GlobResult(matches=matches)
         except Spent:

@@ -14,9 +14,9 @@ import errno
 import functools
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import Literal, Self
+from typing import IO, Literal, Self
 
 from fusebackend import budget, errors, paths, text
 from fusebackend.backends.contents import overwrite, read_all, read_with, require_regular, rewrite, write_pieces
@@ -52,6 +52,14 @@ DIRECTORY_MODE = 0o755
 
 Refusal = (OSError, PathError, GlobError)
 """What becomes an error in a record."""
+
+EDITED_LOCKED_BYTES = 256 << 10
+"""A file is edited under the volume's lock up to this size: a millisecond."""
+
+EDIT_ATTEMPTS = 3
+
+EDIT_FACTOR = 6
+"""What an edit holds besides the old contents: as text, with LF, replaced, as bytes again."""
 
 
 class VolumeBackend(BackendProtocol):
@@ -101,7 +109,8 @@ class VolumeBackend(BackendProtocol):
                 raise errors.oserror(errno.ENOTDIR)
             trail = (*place.trail, directory.node)
             base = paths.normalise(path)
-            infos = [self._info(base, trail, name, attr) for name, attr in entries(self.volume, directory.node)]
+            found = budget.current().kept(entries(self.volume, directory.node), _size_of)
+            infos = [self._info(base, trail, name, attr) for name, attr in found]
         except PathError as error:
             return LsResult(error=str(error))
         except OSError as error:
@@ -134,7 +143,7 @@ class VolumeBackend(BackendProtocol):
     def _read(self, path: str, attr: Attr, offset: int, limit: int) -> ReadResult:
         if text.has_binary_extension(path):
             return text.read_binary(read_all(self.volume, attr, self.max_file_bytes))
-        take = functools.partial(text.read_pieces, offset=offset, limit=limit)
+        take = functools.partial(text.read_pieces, offset=offset, limit=limit, kept=budget.current().hold)
         try:
             return read_with(self.volume, attr, self.max_file_bytes, take)
         except UnicodeDecodeError:
@@ -178,6 +187,21 @@ class VolumeBackend(BackendProtocol):
         except Refusal as error:
             return FileDownloadResponse(path=path, error=_code(error))
         return FileDownloadResponse(path=path, content=content)
+
+    def download_to(self, path: str, file: IO[bytes]) -> FileDownloadResponse:
+        """`download_files` of one file into another, which is empty, piece by piece. The answer has no content."""
+
+        def take(pieces: Iterable[bytes]) -> None:
+            file.seek(0)  # it changed while it was read, so it is read again
+            file.truncate()
+            for piece in pieces:
+                file.write(piece)
+
+        try:
+            read_with(self.volume, resolve(self.volume, path).found, self.max_file_bytes, take)
+        except Refusal as error:
+            return FileDownloadResponse(path=path, error=_code(error))
+        return FileDownloadResponse(path=path)
 
     # -- writing -----------------------------------------------------------------------------------------------
 
@@ -256,19 +280,38 @@ class VolumeBackend(BackendProtocol):
         return EditResult(path=paths.normalise(file_path), occurrences=outcome)
 
     def _edit(self, path: str, old: str, new: str, replace_all: bool) -> int | str:
+        """With the lock free while the new contents are made, as long as the file does not change meanwhile: of a large
+        one that takes long."""
+        for _ in range(EDIT_ATTEMPTS):
+            attr = resolve(self.volume, path).found
+            if attr.size <= EDITED_LOCKED_BYTES:
+                break
+            node, seen = attr.node, attr.fingerprint
+            before = read_all(self.volume, attr, self.max_file_bytes)
+            edited = self._edited(before, old, new, replace_all)
+            with self._rewriting(path) as changes:
+                place = resolve(self.volume, path)
+                if place.found.node == node and place.found.fingerprint == seen:
+                    return edited if isinstance(edited, str) else self._store(place, before, *edited, changes)
         with self._rewriting(path) as changes:
             place = resolve(self.volume, path)
-            attr = place.found
-            before = read_all(self.volume, attr, self.max_file_bytes)
-            outcome = text.replace_string(before.decode("utf-8"), old, new, replace_all)
-            if isinstance(outcome, str):
-                return outcome
-            content, occurrences = outcome
-            after = content.encode("utf-8")
-            changes.append(Change(node=attr.node))
-            changes.report("modified", place.path)
-            rewrite(self.volume, attr.node, before, after)
-            return occurrences
+            before = read_all(self.volume, place.found, self.max_file_bytes)
+            edited = self._edited(before, old, new, replace_all)
+            return edited if isinstance(edited, str) else self._store(place, before, *edited, changes)
+
+    def _edited(self, before: bytes, old: str, new: str, replace_all: bool) -> tuple[bytes, int] | str:
+        budget.current().hold(EDIT_FACTOR * len(before))
+        outcome = text.replace_string(before.decode("utf-8"), old, new, replace_all)
+        if isinstance(outcome, str):
+            return outcome
+        return outcome[0].encode("utf-8"), outcome[1]
+
+    def _store(self, place: Place, before: bytes, after: bytes, occurrences: int, changes: Changes) -> int:
+        node = place.found.node
+        changes.append(Change(node=node))
+        changes.report("modified", place.path)
+        rewrite(self.volume, node, before, after)
+        return occurrences
 
     @contextlib.contextmanager
     def _rewriting(self, path: str | None) -> Iterator[Changes]:
@@ -358,6 +401,10 @@ class VolumeBackend(BackendProtocol):
 
 def _shown(path: AgentPath, attr: Attr) -> str:
     return path + "/" if attr.is_dir else path
+
+
+def _size_of(entry: tuple[bytes, Attr]) -> int:
+    return budget.ENTRY_BYTES + len(entry[0])
 
 
 def caller() -> Caller:

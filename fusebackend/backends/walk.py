@@ -29,6 +29,9 @@ LINKS_MAX = 40
 PAGE_ENTRIES = 1000
 """Entries asked for at a time: the lock is not held from one page to the next."""
 
+LISTED_BYTES = 400
+"""What an entry of a directory takes while a walk is in it."""
+
 VANISHED = frozenset({errno.ENOENT, errno.ESTALE, errno.ENOTDIR})
 """What a walk meets when somebody else removes what it has just seen."""
 
@@ -197,19 +200,19 @@ class FileWalk:
         start = self._start()
         if start is None:
             return
-        levels = [(start, iter(self._listing(start[1])))]
+        levels = [self._level(*start)]
         while levels:
-            (prefix, _), listing = levels[-1]
+            prefix, listing, held = levels[-1]
             for text, attr in listing:
                 self._budget.require()
                 if not text.endswith("/"):
                     yield prefix + text, attr
                 elif self._depth is None or len(levels) + len(self._below) < self._depth:
-                    inner = (prefix + text, attr.node)
-                    levels.append((inner, iter(self._listing(attr.node))))
+                    levels.append(self._level(prefix + text, attr.node))
                     break
             else:
                 levels.pop()
+                self._budget.hold(-held)
 
     def _start(self) -> tuple[str, int] | None:
         node, prefix = self._directory, ""
@@ -225,11 +228,17 @@ class FileWalk:
             node, prefix = attr.node, f"{prefix}{segment}/"
         return prefix, node
 
+    def _level(self, prefix: str, directory: int) -> tuple[str, Iterator[tuple[str, Attr]], int]:
+        """A directory on the way down: its path, what is still to come of it, and what that takes in memory."""
+        listing = self._listing(directory)
+        return prefix, iter(listing), len(listing) * LISTED_BYTES
+
     def _listing(self, directory: int) -> list[tuple[str, Attr]]:
         """Regular files and directories; `/` ends the text of a directory, which makes the order that of paths."""
         listing: list[tuple[str, Attr]] = []
         try:
-            for name, attr in self._budget.metered(entries(self._volume, directory)):
+            found = self._budget.kept(entries(self._volume, directory), _size_of)
+            for name, attr in self._budget.metered(found):
                 if stat.S_ISREG(attr.mode):
                     listing.append((paths.to_text(name), attr))
                 elif attr.is_dir:
@@ -245,6 +254,10 @@ class FileWalk:
             self.unreadable = True
         elif number not in VANISHED:
             raise error
+
+
+def _size_of(entry: tuple[bytes, Attr]) -> int:
+    return LISTED_BYTES
 
 
 def _text_of(entry: tuple[str, Attr]) -> str:

@@ -92,11 +92,11 @@ def _start(cwd: str | None, mount: str | None) -> Target:
 
 
 def _input() -> bytes:
-    from fusebackend.control.verbs import MAX_CONTENT_BYTES
+    from fusebackend.control.verbs import MAX_INPUT_BYTES
 
-    content = sys.stdin.buffer.read(MAX_CONTENT_BYTES + 1)
-    if len(content) > MAX_CONTENT_BYTES:
-        raise Failed(f"standard input has more than {MAX_CONTENT_BYTES >> 20} MiB; upload it, and have it read there")
+    content = sys.stdin.buffer.read(MAX_INPUT_BYTES + 1)
+    if len(content) > MAX_INPUT_BYTES:
+        raise Failed(f"standard input has more than {MAX_INPUT_BYTES >> 20} MiB; upload it, and have it read there")
     return content
 
 

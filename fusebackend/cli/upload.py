@@ -20,7 +20,7 @@ from fusebackend.cli.show import Complaints, Failed, Output, json_option, note
 from fusebackend.cli.target import Target, base_name, complete_path, mount_option
 from fusebackend.protocol import FileUploadResponse
 
-BATCH_BYTES = 2 << 20
+BATCH_BYTES = 512 << 10
 BATCH_FILES = 256
 """How much is sent at once; a file that is larger than `BATCH_BYTES` goes by itself, in pieces."""
 

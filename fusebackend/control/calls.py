@@ -5,25 +5,41 @@ from __future__ import annotations
 import errno
 import logging
 import threading
+import time
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fusebackend.budget import Cancellation
+from fusebackend import budget
+from fusebackend.budget import Cancellation, Spent
 from fusebackend.control import wire
+from fusebackend.control.limits import MAX_ANSWER_BYTES, Share
+from fusebackend.control.turns import Turn
 from fusebackend.control.verbs import Params, Verb
 from fusebackend.control.wire import CallId, Closed, ErrorObject, Failure, Notification, Response, WireError
 
 if TYPE_CHECKING:
     from fusebackend.control.serving import Connection
 
+AT_EASE = 32
+"""As long as there are no more subscriptions to share, events are sent as they come."""
+
+EVENTS_PER_S = 4000
+"""And if there are, so many to all of them together; each falls behind, and may be told `overflow`."""
+
 log = logging.getLogger(__name__)
 
 
 class RunningCall:
-    """One call: run in the connection's thread, or with `start` in one of its own. Verbs see it as their `Call`."""
+    """One call: run in the connection's thread, or with `start` in one of its own. Verbs see it as their `Call`.
 
-    def __init__(self, connection: Connection, id: CallId | msgspec.UnsetType, verb: Verb, params: Params) -> None:
+    It is the `Host` of the budget of what it does: `share` is the memory it holds.
+    """
+
+    def __init__(
+        self, connection: Connection, id: CallId | msgspec.UnsetType, verb: Verb, params: Params, share: Share
+    ) -> None:
         self.backend = connection.backend
         self.staging = connection.staging
         self.cancelled = Cancellation()
@@ -32,10 +48,13 @@ class RunningCall:
         self.command = verb.command
         self._connection = connection
         self._verb = verb
-        self._params = params
+        self._params: Params | None = params
+        self._share = share
+        self._turn: Turn | None = None
         self._subscribed: Subscription | None = None
 
     def start(self) -> None:
+        """From now on it closes its share itself. Raises `RuntimeError` when there can be no more threads."""
         threading.Thread(target=self._run_apart, name="fusebackend-call", daemon=True).start()
 
     def _run_apart(self) -> None:
@@ -48,6 +67,7 @@ class RunningCall:
         except Closed:
             log.debug("nobody waits for the answer any more")
         finally:
+            self._share.close()
             self._connection.call_ended(self)
 
     def run(self) -> None:
@@ -56,29 +76,58 @@ class RunningCall:
         if self._subscribed is not None:
             self._subscribed.start()  # its events come after the answer that names it
 
-    def _send(self, answer: bytes) -> None:
+    def _send(self, answer: bytes | bytearray) -> None:
         if self.answered:
             self._connection.send(answer)
 
-    def _outcome(self) -> bytes:
+    def _outcome(self) -> bytes | bytearray:
         """The answer, as it is sent."""
         try:
             if self._verb.changes and self._connection.server.read_only:
                 raise OSError(errno.EROFS, "Read-only file system: this mount is read-only")
-            result = self._verb.run(self, self._params)
-            if self.cancelled.is_set() and not self._verb.changes:  # what has been changed is told in any case
-                raise WireError(wire.CANCELLED, self._connection.why_cancelled)
-            return wire.encode(Response(self.key, result)) if self.answered else b""
+            with budget.limited(None, cancelled=self.cancelled, host=self):
+                if not self._verb.works:
+                    return self._answer()
+                with self._connection.turn() as self._turn:
+                    return self._answer()
         except Closed:
             raise
         except Exception as error:
             return wire.encode(Failure(self.key, _told(error))) if self.answered else b""
 
+    def _answer(self) -> bytes | bytearray:
+        params, self._params = self._params, None
+        result = self._verb.run(self, params)
+        if self.cancelled.is_set() and not self._verb.changes:  # what has been changed is told in any case
+            raise WireError(wire.CANCELLED, self._connection.why_cancelled)
+        if not self.answered:
+            return b""
+        line = wire.encode(Response(self.key, result))
+        if len(line) > MAX_ANSWER_BYTES:
+            raise WireError(
+                wire.BUSY, f"the answer is longer than {MAX_ANSWER_BYTES >> 20} MiB: ask for less, or with stream"
+            )
+        if len(line) > self._share.held:  # the result, of which it is made, has been counted where it is large
+            self._share.hold(len(line))
+        return line
+
+    # -- for the budget ----------------------------------------------------------------------------------------
+
+    def hold(self, size: int) -> None:
+        self._share.hold(size)
+
+    def rest(self) -> None:
+        if self._turn is not None:
+            self._turn.rest()
+
     # -- for verbs ---------------------------------------------------------------------------------------------
 
     def notify(self, method: str, **params: Any) -> None:
+        self.notify_of(method, lambda: params)
+
+    def notify_of(self, method: str, params: Callable[[], Mapping[str, Any]]) -> None:
         if self.answered:
-            self._connection.send(wire.encode(Notification(method, {"call": self.key, **params})))
+            self._connection.send(lambda: wire.encode(Notification(method, {"call": self.key, **params()})))
 
     def cancel(self, call: CallId) -> bool:
         return self._connection.cancel(call)
@@ -95,6 +144,8 @@ def _told(error: Exception) -> ErrorObject:
     """An exception as JSON-RPC says it. What nobody expected is logged."""
     if isinstance(error, WireError):
         return error.error
+    if isinstance(error, (Spent, MemoryError)):
+        return ErrorObject(wire.BUSY, str(error) or "the server has no memory for this")
     if isinstance(error, NotImplementedError):
         return ErrorObject(wire.NOT_SUPPORTED, str(error))
     if isinstance(error, ValueError):
@@ -126,5 +177,8 @@ class Subscription:
             for event in self._watch:
                 change = {"subscription": self.name, "event": event}
                 self._connection.send(wire.encode(Notification("change", change)))
+                others = self._connection.server.subscriptions.taken
+                if others > AT_EASE:  # 512 threads that send each change at once would leave no time for anything else
+                    time.sleep(others / EVENTS_PER_S)
         except Closed:
             self._watch.close()

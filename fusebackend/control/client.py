@@ -62,6 +62,16 @@ if TYPE_CHECKING:
 BATCH_BYTES = 4 << 20
 """How much content one `upload_files` message carries; a larger file is staged in pieces."""
 
+BATCH_BYTES = 512 << 10
+"""How much content one `upload_files` message carries; a larger file is staged in pieces. In base64, and with the
+paths, it fits into a message of 1 MiB."""
+
+BATCH_FILES = 500
+"""And how many files."""
+
+STAGED_CHARACTERS = 128 << 10
+"""A longer text is staged: JSON may take six bytes for a character."""
+
 OnOutput = Callable[[Literal["stdout", "stderr"], bytes], None]
 T = TypeVar("T")
 Failures = (Refused, ServerLost)
@@ -210,7 +220,8 @@ class Client(SandboxBackendProtocol):
         return finished(self._now.awrite(file_path, content))
 
     async def awrite(self, file_path: str, content: str) -> WriteResult:
-        return await self._record(WriteResult, "write", {"file_path": file_path, "content": content})
+        params = {"file_path": file_path, "content": content}
+        return await self._record_staged(WriteResult, "write", params, {"content": "staged"})
 
     def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
         return finished(self._now.aedit(file_path, old_string, new_string, replace_all))
@@ -219,7 +230,8 @@ class Client(SandboxBackendProtocol):
         params = {
             "file_path": file_path, "old_string": old_string, "new_string": new_string, "replace_all": replace_all,
         }  # fmt: skip
-        return await self._record(EditResult, "edit", params)
+        staged = {"old_string": "staged_old", "new_string": "staged_new"}
+        return await self._record_staged(EditResult, "edit", params, staged)
 
     def delete(self, file_path: str) -> DeleteResult:
         return finished(self._now.adelete(file_path))
@@ -252,7 +264,7 @@ class Client(SandboxBackendProtocol):
                 batch, size = [], 0
                 answers.append(await self._send(path, _pieces(content)))
                 continue
-            if size + len(content) > BATCH_BYTES:
+            if size + len(content) > BATCH_BYTES or len(batch) >= BATCH_FILES:
                 answers += await self._upload(batch)
                 batch, size = [], 0
             batch.append({"path": path, "content": bytes(content)})
@@ -278,9 +290,7 @@ class Client(SandboxBackendProtocol):
         waits = self._waits
         try:
             async with self._place(), self._pool.begun(waits, str, "stage", {"data": b""}) as (connection, token):
-                for piece in pieces:
-                    for part in _pieces(piece):
-                        await connection.call(waits, str, "stage", {"data": part, "token": token})
+                await _stage(waits, connection, token, pieces)
                 files = [{"path": path, "staged": token}]
                 return (await connection.call(waits, list[FileUploadResponse], "upload_files", {"files": files}))[0]
         except Failures as error:
@@ -323,7 +333,7 @@ class Client(SandboxBackendProtocol):
             if on_output is not None:
                 on_output(params["stream"], msgspec.convert(params["data"], bytes))
 
-        return finished(_ran(self._now._call(ExecuteResponse, "execute", params, take)))
+        return finished(_ran(self._now._call_staged(ExecuteResponse, "execute", params, {"stdin": "staged"}, take)))
 
     # -- the mount ---------------------------------------------------------------------------------------------
 
@@ -399,6 +409,36 @@ class Client(SandboxBackendProtocol):
         async with self._place():
             return await self._pool.call(self._waits, kind, verb, params, take)
 
+    async def _record_staged(self, kind: type[T], verb: str, params: dict[str, Any], staged: Mapping[str, str]) -> T:
+        """`_record`, with long contents staged."""
+        try:
+            return await self._call_staged(kind, verb, params, staged)
+        except Failures as error:
+            return msgspec.convert({"error": str(error)}, kind)
+
+    async def _call_staged(
+        self,
+        kind: type[T],
+        verb: str,
+        params: dict[str, Any],
+        staged: Mapping[str, str],
+        take: Take | None = None,
+    ) -> T:
+        """A call. Of the parameters in `staged`, those that are too long for a message go first, over the same
+        connection, and their tokens under the names given there."""
+        long = {name: content for name in staged if (content := _content(params[name])) is not None}
+        if not long:
+            return await self._call(kind, verb, params, take)
+        waits = self._waits
+        async with self._place(), self._pool.begun(waits, str, "stage", {"data": b""}) as (connection, token):
+            rest = {name: value for name, value in params.items() if name not in long}
+            for number, (name, content) in enumerate(long.items()):
+                if number:
+                    token = await connection.call(waits, str, "stage", {"data": b""})
+                await _stage(waits, connection, token, (content,))
+                rest[staged[name]] = token
+            return await connection.call(waits, kind, verb, rest, take)
+
     def _place(self) -> contextlib.AbstractAsyncContextManager[None]:
         """One of the places that a loop has for calls; a thread that blocks needs none."""
         return contextlib.nullcontext() if self._waits is BLOCKING else self._awaited_place()
@@ -451,6 +491,19 @@ async def _ran(call: Awaitable[ExecuteResponse]) -> ExecuteResponse:
 
 def _collecting(kind: Any, found: list[Any]) -> Callable[[Mapping[str, Any]], None]:
     return lambda params: found.extend(msgspec.convert(params["matches"], kind))
+
+
+def _content(value: Any) -> bytes | None:
+    """What has to be staged of a parameter; None if it fits into a message, or can't be of the right type."""
+    if isinstance(value, str) and len(value) > STAGED_CHARACTERS:
+        return value.encode("utf-8", "surrogatepass")
+    return value if isinstance(value, bytes) and len(value) > PIECE_BYTES else None
+
+
+async def _stage(waits: Waits, connection: Connection, token: str, pieces: Iterable[bytes]) -> None:
+    for piece in pieces:
+        for part in _pieces(piece):
+            await connection.call(waits, str, "stage", {"data": part, "token": token})
 
 
 def _pieces(content: bytes | bytearray | memoryview) -> Iterator[bytes]:

@@ -153,7 +153,7 @@ class Connection:
             if message.id == number or (message.id is None and message.error is not None):
                 return self.result(kind, message)
 
-    def numbered(self, verb: str, params: Mapping[str, Any]) -> tuple[int, bytes]:
+    def numbered(self, verb: str, params: Mapping[str, Any]) -> tuple[int, bytes | bytearray]:
         """A call as it is sent, and its number."""
         number = next(self._ids)
         return number, wire.encode({"jsonrpc": "2.0", "id": number, "method": verb, "params": params})

@@ -1,34 +1,39 @@
 """The server of the control socket: it accepts connections (`serving.py`), as many as there is room for.
 
-When all places are taken, the connection that has been idle longest makes room. What all of them together hold of
-messages that are not complete is bounded here, too.
+When all places are taken, the connection that has been idle longest makes room, or one over which nothing has ever
+come. When all are at work, there are some more places for short calls, so that a newcomer is answered. What they may
+ask for together is in `limits.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import logging
 import os
 import socket
 import struct
+import sys
 import threading
 import time
 
+from fusebackend import heap
 from fusebackend.control import rendezvous, wire
-from fusebackend.control.serving import MAX_COMMANDS_IN_ALL, Connection
-from fusebackend.control.wire import ErrorObject, Failure, WireError
+from fusebackend.control.limits import MAX_COMMANDS_IN_ALL, MAX_CONNECTIONS, NEWCOMERS, Arrivals, Places, Room
+from fusebackend.control.serving import Connection
+from fusebackend.control.turns import Turns
+from fusebackend.control.wire import ErrorObject, Failure
 from fusebackend.mount.mounted import MountedBackend
 
 log = logging.getLogger(__name__)
 
-MAX_CONNECTIONS = 256
-
-MAX_HELD_BYTES = 256 << 20
-"""Of all messages that are not complete yet, together."""
-
 END_TIMEOUT_S = 5.0
 """How long the end waits for calls under way."""
+
+SWITCH_S = 0.0005
+"""How long a thread keeps Python's lock while others want it (5 ms by default). A request of the mount, and a new
+client, need it some ten times each, beside as many calls as may work at once (`turns.py`)."""
 
 ACCEPT_RETRY_S = 0.5
 """How long to wait when there are no descriptors or threads for another connection: those in use will end."""
@@ -41,11 +46,17 @@ class ControlServer:
         self.backend = backend
         self.read_only = read_only
         self.address = ""
+        self._switch_s = sys.getswitchinterval()
         self._listener: socket.socket | None = None
         self._connections: set[Connection] = set()
+        self.room = Room()
+        self.turns = Turns()
+        self.arrivals = Arrivals()
+        self.calls = Places()
+        self.subscriptions = Places()
         self._guard = threading.Lock()
         self.commands = threading.BoundedSemaphore(MAX_COMMANDS_IN_ALL)  # places of those of all connections
-        self._held_bytes = 0
+        self._numbers = itertools.count(1)
         self._closing = False
         self._ending = threading.Lock()
 
@@ -55,6 +66,9 @@ class ControlServer:
         Raises:
             OSError: no private directory for it.
         """
+        heap.keep_less()
+        self._switch_s = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_S)
         self.address = rendezvous.address(self.backend.mountpoint)
         rendezvous.remove_stale(os.path.dirname(self.address))
         self._listener = rendezvous.listen(self.address, MAX_CONNECTIONS)
@@ -74,6 +88,7 @@ class ControlServer:
             self._listener.close()
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.address)
+            sys.setswitchinterval(self._switch_s)
             deadline = time.monotonic() + END_TIMEOUT_S
             for connection in connections:
                 connection.retire()
@@ -83,14 +98,14 @@ class ControlServer:
     def counts(self) -> dict[str, int]:
         """For `status`."""
         with self._guard:
-            return {"connections": len(self._connections), "held_bytes": self._held_bytes}
+            held = sum(connection.held_bytes for connection in self._connections) + self.room.used
+            return {"connections": len(self._connections), "held_bytes": held}
 
-    def reserve(self, size: int) -> None:
-        """A connection holds so much more of a message; less if negative. Raises `WireError` beyond the bound."""
+    def crowded(self, connection: Connection) -> bool:
+        """Has this connection a place for newcomers, as all others are taken?"""
         with self._guard:
-            if size > 0 and self._held_bytes + size > MAX_HELD_BYTES:
-                raise WireError(wire.BUSY, f"more than {MAX_HELD_BYTES} bytes of messages are under way")
-            self._held_bytes += size
+            taken = [one for one in self._connections if not one.retired]
+        return len(taken) > MAX_CONNECTIONS and connection in sorted(taken, key=_number)[MAX_CONNECTIONS:]
 
     def ended(self, connection: Connection) -> None:
         with self._guard:
@@ -113,7 +128,7 @@ class ControlServer:
         if refusal is not None:
             _refuse(stream, refusal)
             return
-        connection = Connection(self, stream)
+        connection = Connection(self, stream, next(self._numbers))
         with self._guard:
             if self._closing:
                 _refuse(stream, wire.ENDING)
@@ -132,7 +147,7 @@ class ControlServer:
             return ErrorObject(wire.SYSTEM_ERROR, "this mount is another user's", {"errno": errno.EPERM})
         with self._guard:
             taken = sum(not connection.retired for connection in self._connections)
-        if taken < MAX_CONNECTIONS or self._make_room():
+        if taken < MAX_CONNECTIONS or self._make_room() or taken < MAX_CONNECTIONS + NEWCOMERS:
             return None
         return ErrorObject(wire.BUSY, f"{MAX_CONNECTIONS} connections are open already; try again")
 
@@ -141,6 +156,10 @@ class ControlServer:
         with self._guard:
             by_age = sorted(self._connections, key=lambda one: one.active_at)
         return any(connection.make_room() for connection in by_age)
+
+
+def _number(connection: Connection) -> int:
+    return connection.number
 
 
 def peer_uid(stream: socket.socket) -> int:

@@ -5,6 +5,9 @@ its message. Long verbs (a search, a command, a tree) have a thread of their own
 cancel them, and cancels all of them when it ends. A reader that does not read holds up its own connection and nothing
 else: no lock but that of sending is held while a message is sent.
 
+What a call holds in memory is counted (`limits.py`), from its message to its answer, and calls that work take turns
+(`turns.py`).
+
 A client that sends no more may still read (`socat`, when its input has ended): it gets its answers and events as long
 as it is there. Whatever a client sends, it gets a JSON-RPC error, and its connection goes on.
 """
@@ -19,14 +22,26 @@ import select
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from fusebackend.control import wire
 from fusebackend.control.calls import RunningCall, Subscription
+from fusebackend.control.limits import (
+    FREE_BYTES,
+    MAX_CALLS,
+    MAX_COMMANDS,
+    MAX_COMMANDS_IN_ALL,
+    PATIENCE_S,
+    TYPED_FACTOR,
+    WORK_FACTOR,
+    NoRoom,
+)
 from fusebackend.control.staging import Staging
-from fusebackend.control.verbs import VERBS, Verb
+from fusebackend.control.turns import Client, Turn
+from fusebackend.control.verbs import VERBS, OfPing, Verb
 from fusebackend.control.wire import CallId, Closed, ErrorObject, Failure, Lines, WireError
 
 if TYPE_CHECKING:
@@ -34,21 +49,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MAX_CALLS = 16
-"""Long calls and subscriptions of one connection at once, each."""
-
 MAX_THREADS = 2 * MAX_CALLS
 """Of the long calls of one connection: as many again may have ended, and wait for their answers to be read."""
-
-MAX_COMMANDS = 256
-"""Commands of one connection at once, those included whose answers wait to be read. They run for as long as they like,
-so they take no place of a search or an upload."""
-
-MAX_COMMANDS_IN_ALL = 1024
-"""Of all connections together: each has a thread, and two pipes."""
-
-FREE_BYTES = 1 << 20
-"""What a connection may hold of a message that is not counted."""
 
 IDLE_S = 1.0
 """A connection that has been idle for so long may be closed to make room for another one."""
@@ -66,16 +68,20 @@ HANGUP_S = 0.1
 class Connection:
     """See the module's docstring. `start` serves it in a thread of its own until it or the server ends."""
 
-    def __init__(self, server: ControlServer, stream: socket.socket) -> None:
+    def __init__(self, server: ControlServer, stream: socket.socket, number: int = 0) -> None:
         self.server = server
         self.backend = server.backend
         self.staging = Staging()
         self.active_at = time.monotonic()
         self._stream = stream
-        self._lines = Lines(functools.partial(stream.recv, wire.RECEIVE_BYTES), reserve=self._reserve)
         self._hangup = select.poll()
         self._hangup.register(stream, 0)
-        self._held_bytes = 0
+        self._lines = Lines(functools.partial(stream.recv, wire.RECEIVE_BYTES), held=self._hold)
+        self.number = number
+        self._client = Client(number)
+        self._used = False  # something has come
+        self._inside = False  # `server.arrivals`
+        self.held_bytes = 0
         self._sending = threading.Lock()
         self._sending_since: float | None = None
         self._guard = threading.Condition()  # notified when a call has ended
@@ -94,6 +100,10 @@ class Connection:
         """Raises `RuntimeError` when there can be no more threads."""
         self._thread.start()
 
+    def turn(self) -> contextlib.AbstractContextManager[Turn]:
+        """A turn to work, for the length of a block."""
+        return self.server.turns.turn(self._client)
+
     @property
     def retired(self) -> bool:
         """Does it take no more calls?"""
@@ -103,7 +113,8 @@ class Connection:
         """`retire`, if there is nothing to do, or the reader has gone to sleep; False if not so."""
         with self._guard:
             stalled = self._stalled(STALLED_S)
-            idle = not self._busy and not self._has_work() and time.monotonic() - self.active_at > IDLE_S
+            still = time.monotonic() - self.active_at > IDLE_S or not (self._used or self._is_readable())
+            idle = not self._busy and not self._has_work() and still
             if self.retired or not (stalled or idle):
                 return False
             self._notice = wire.MADE_ROOM
@@ -111,6 +122,11 @@ class Connection:
         if stalled:
             self.close()
         return True
+
+    def _is_readable(self) -> bool:
+        poll = select.poll()
+        poll.register(self._stream, select.POLLIN)
+        return bool(poll.poll(0))
 
     def retire(self) -> None:
         """Take no more calls, and end when those under way, which are cancelled, are answered."""
@@ -169,7 +185,7 @@ class Connection:
                         return
                     self._busy = True
                 if line and not line.isspace():
-                    self._answer(wire.parse_request(line))
+                    self._take(line)
             except WireError as error:
                 if self.retired:
                     return
@@ -198,37 +214,76 @@ class Connection:
         since = self._sending_since
         return since is not None and time.monotonic() - since > seconds
 
-    def _reserve(self, size: int) -> None:
+    # -- what is held of messages ------------------------------------------------------------------------------
+
+    def _hold(self, size: int) -> None:
+        """So much is held of messages that are not complete, or not understood yet."""
         self.active_at = time.monotonic()
-        before, after = self._held_bytes, self._held_bytes + size
-        self.server.reserve(max(after - FREE_BYTES, 0) - max(before - FREE_BYTES, 0))
-        self._held_bytes = after
+        self._used = True
+        if size > FREE_BYTES and not self._inside:
+            if not self.server.arrivals.enter(self):
+                raise WireError(wire.BUSY, "too many long messages are under way")
+            self._inside = True
+        elif size <= FREE_BYTES and self._inside:
+            self._inside = False
+            self.server.arrivals.leave(self)
+        self.held_bytes = size
+
+    def stands_still(self, seconds: float) -> bool:
+        return not self._busy and time.monotonic() - self.active_at > seconds
+
+    def give_up(self) -> None:
+        log.warning("a client that sends half a message and no more was left")
+        self._notice = wire.STOOD_STILL
+        self._inside = False
+        with contextlib.suppress(OSError):
+            self._stream.shutdown(socket.SHUT_RD)
 
     # -- calls -------------------------------------------------------------------------------------------------
 
-    def _answer(self, request: wire.Request) -> None:
-        call = None if request.id is msgspec.UNSET else request.id
-        verb = VERBS.get(request.method)
-        if verb is None:
-            raise WireError(wire.METHOD_NOT_FOUND, f"there is no verb '{request.method}'; see 'hello'", call=call)
-        params = wire.parse_params(request, verb.params)
-        running = RunningCall(self, request.id, verb, params)
-        if running.answered and (verb.changes or verb.command) and self._client_is_gone():
-            raise Closed("whoever asked for a change no longer waits for it, so it is not begun")
-        if not verb.long:
-            running.run()
-            return
+    def _take(self, line: bytes) -> None:
+        """Understand a message, and carry it out, or have it carried out."""
+        with contextlib.ExitStack() as stack:
+            share = stack.enter_context(self.server.room.share())
+            try:
+                share.hold(WORK_FACTOR * len(line), PATIENCE_S)
+                request = wire.parse_request(line)
+                call = None if request.id is msgspec.UNSET else request.id
+                verb = VERBS.get(request.method)
+                if verb is None:
+                    message = f"there is no verb '{request.method}'; see 'hello'"
+                    raise WireError(wire.METHOD_NOT_FOUND, message, call=call)
+                params = wire.parse_params(request, verb.params)
+            except NoRoom as error:
+                raise WireError(wire.BUSY, str(error), call=wire.id_of(line)) from None
+            except MemoryError:
+                raise WireError(wire.BUSY, "the server has no memory for this", call=wire.id_of(line)) from None
+            if verb.params is not OfPing:
+                share.hold((TYPED_FACTOR - WORK_FACTOR) * len(line))
+            running = RunningCall(self, request.id, verb, params, share)
+            del line, request, params
+            if running.answered and (verb.changes or verb.command) and self._client_is_gone():
+                raise Closed("whoever asked for a change no longer waits for it, so it is not begun")
+            self._lines.done()
+            if not verb.long:
+                running.run()
+                return
+            self._begin(running, verb, call)
+            stack.pop_all()  # the call closes its share itself
+
+    def _begin(self, running: RunningCall, verb: Verb, call: CallId) -> None:
+        """Carry out a long call, in a thread of its own."""
+        if self.server.crowded(self):
+            raise WireError(wire.BUSY, "all places are taken: only short calls are answered; try again")
         with self._guard:
             self._require_place(verb, call)
             if running.key in self._calls:
                 raise WireError(wire.INVALID_REQUEST, "a call with this id is under way", call=call)
-            if verb.command and not self.server.commands.acquire(blocking=False):
-                raise WireError(wire.BUSY, f"{MAX_COMMANDS_IN_ALL} commands are running already", call=call)
+            self._take_place(verb, call)
             try:
                 running.start()
             except RuntimeError:
-                if verb.command:
-                    self.server.commands.release()
+                self._leave_place(verb.command)
                 raise WireError(wire.BUSY, "no threads are left; try again", call=call) from None
             self._calls[running.key] = running
             self._threads += 1
@@ -244,6 +299,20 @@ class Connection:
         if calls >= MAX_CALLS or self._threads - self._commands >= MAX_THREADS:
             raise WireError(wire.BUSY, f"{MAX_CALLS} calls of this connection are under way", call=call)
 
+    def _take_place(self, verb: Verb, call: CallId) -> None:
+        """One of those that all connections share. Raises `WireError`."""
+        if verb.command:
+            if not self.server.commands.acquire(blocking=False):
+                raise WireError(wire.BUSY, f"{MAX_COMMANDS_IN_ALL} commands are running already", call=call)
+        elif not self.server.calls.enter(has_one=self._threads > self._commands):
+            raise WireError(wire.BUSY, "too many calls of all connections are under way; try again", call=call)
+
+    def _leave_place(self, command: bool) -> None:
+        if command:
+            self.server.commands.release()
+        else:
+            self.server.calls.leave(had_one=self._threads > self._commands)
+
     def call_done(self, call: RunningCall) -> None:
         """The outcome of a long call is known, so it can't be cancelled, and its id can be used again."""
         with self._guard:
@@ -253,9 +322,8 @@ class Connection:
         """The answer to a long call is sent, if there is anybody to send it to."""
         with self._guard:
             self._threads -= 1
-            if call.command:
-                self._commands -= 1
-                self.server.commands.release()
+            self._commands -= call.command
+            self._leave_place(call.command)
             self.active_at = time.monotonic()
             self._guard.notify_all()
 
@@ -276,13 +344,21 @@ class Connection:
         with self._guard:
             if len(self._subscriptions) >= MAX_CALLS:
                 raise WireError(wire.BUSY, f"this connection has {MAX_CALLS} subscriptions already")
-            subscription = Subscription(self, path, str(next(self._names)))
+            if not self.server.subscriptions.enter(has_one=bool(self._subscriptions)):
+                raise WireError(wire.BUSY, "all connections together have too many subscriptions")
+            try:
+                subscription = Subscription(self, path, str(next(self._names)))
+            except BaseException:
+                self.server.subscriptions.leave(had_one=bool(self._subscriptions))
+                raise
             self._subscriptions[subscription.name] = subscription
         return subscription
 
     def unsubscribe(self, name: str) -> bool:
         with self._guard:
             subscription = self._subscriptions.pop(name, None)
+            if subscription is not None:
+                self.server.subscriptions.leave(had_one=bool(self._subscriptions))
         if subscription is not None:
             subscription.close()
         return subscription is not None
@@ -291,6 +367,8 @@ class Connection:
         """Ask every call under way to end, and end the subscriptions."""
         with self._guard:
             subscriptions = list(self._subscriptions.values())
+            for left in range(len(subscriptions)):
+                self.server.subscriptions.leave(had_one=left > 0)
             self._subscriptions.clear()
             for call in self._calls.values():
                 call.cancelled.set()
@@ -300,12 +378,12 @@ class Connection:
 
     # -- sending -----------------------------------------------------------------------------------------------
 
-    def send(self, line: bytes) -> None:
-        """Send one message, when the reader takes it. Raises `Closed` when it is gone."""
+    def send(self, line: bytes | bytearray | Callable[[], bytes | bytearray]) -> None:
+        """Send one message, when the reader takes it; it may be made then only. Raises `Closed` when it is gone."""
         with self._sending:
             self._sending_since = time.monotonic()
             try:
-                self._stream.sendall(line)
+                self._stream.sendall(line() if callable(line) else line)
             except OSError as error:
                 raise Closed(str(error)) from None
             finally:

@@ -46,6 +46,12 @@ class Staging:
             self._bytes += len(data)
             return token
 
+    def size(self, token: str) -> int:
+        """How long what is staged is; 0 for a token that is not known."""
+        with self._guard:
+            file = self._files.get(token)
+            return 0 if file is None else file.tell()
+
     def take(self, token: str) -> bytes | None:
         """The whole content, which is no longer staged; None for a token that is not known."""
         with self._guard:

@@ -7,33 +7,49 @@ and it can be cancelled, and may stream what it finds.
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Callable, Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import IO, TYPE_CHECKING, Annotated, Any, Protocol
 
 import msgspec
 
-from fusebackend import __version__, budget
+from fusebackend import __version__
+from fusebackend.control import limits
+from fusebackend.control.limits import MAX_ITEMS
 from fusebackend.protocol import READ_LIMIT_LINES, ExecuteResponse, FileDownloadResponse, FileUploadResponse
 
 if TYPE_CHECKING:
+    from fusebackend.budget import Cancellation
     from fusebackend.control.staging import Staging
     from fusebackend.mount.mounted import MountedBackend
 
 PROTOCOL = 1
 """Version of the verbs and their records. It grows when something that was there changes its meaning."""
 
-PIECE_BYTES = 768 << 10
-"""How much of a file one message carries when it travels in pieces."""
+PIECE_BYTES = 512 << 10
+"""How much of a file one message to the server carries when it travels in pieces."""
+
+DOWNLOAD_BYTES = 128 << 10
+"""And one from the server: each connection whose client does not read holds one of these."""
 
 PIECE_MATCHES = 500
 """How many matches one message carries when they stream."""
 
-MAX_CONTENT_BYTES = 40 << 20
-"""How much content one answer carries: with base64 it stays under the limit of a message."""
+PIECE_TEXT = 256 << 10
+"""And how much text of matches, in characters."""
 
-T = TypeVar("T")
+MAX_CONTENT_BYTES = 8 << 20
+"""How much content of files one answer carries that does not stream."""
+
+MAX_INPUT_BYTES = 32 << 20
+"""What a command can be given to read: it is held in memory."""
+
+SPOOLED_BYTES = 64 << 10
+"""A file that is larger is copied to disk for the time of its download."""
+
 
 
 class Call(Protocol):
@@ -41,10 +57,16 @@ class Call(Protocol):
 
     backend: MountedBackend
     staging: Staging
-    cancelled: budget.Cancellation
+    cancelled: Cancellation
 
     def notify(self, method: str, **params: Any) -> None:
         """Send what there is so far; waits for the reader, and raises `ConnectionError` when there is none."""
+
+    def notify_of(self, method: str, params: Callable[[], Mapping[str, Any]]) -> None:
+        """`notify`, with what is made when it is the call's turn to send, so that no piece waits in memory."""
+
+    def hold(self, size: int) -> None:
+        """So many bytes more are held for the call (`limits.py`)."""
 
     def cancel(self, call: int | str) -> bool: ...
     def subscribe(self, path: str) -> str: ...
@@ -66,15 +88,20 @@ class OfRead(Params):
 
 
 class OfWrite(Params):
+    """Contents that don't fit into a message are staged, here and in `edit` and `execute`."""
+
     file_path: str
-    content: str
+    content: str = ""
+    staged: str | None = None
 
 
 class OfEdit(Params):
     file_path: str
-    old_string: str
-    new_string: str
+    old_string: str = ""
+    new_string: str = ""
     replace_all: bool = False
+    staged_old: str | None = None
+    staged_new: str | None = None
 
 
 class OfGrep(Params):
@@ -109,11 +136,11 @@ class UploadItem(Params):
 
 
 class OfUpload(Params):
-    files: list[UploadItem]
+    files: Annotated[list[UploadItem], msgspec.Meta(max_length=MAX_ITEMS)]
 
 
 class OfDownload(Params):
-    paths: list[str]
+    paths: Annotated[list[str], msgspec.Meta(max_length=MAX_ITEMS)]
     stream: bool = False
 
 
@@ -121,6 +148,7 @@ class OfExecute(Params):
     command: str
     timeout: float | None = None
     stdin: bytes | None = None
+    staged: str | None = None
     cwd: str = "/"
     stream: bool = False
 
@@ -158,28 +186,24 @@ class Nothing(Params):
 @dataclass(frozen=True)
 class Verb:
     """`long` verbs run in a thread of their own; a `command` is one of these, and counted apart, for it may run for
-    hours. `changes` are refused on a read-only mount."""
+    hours. `changes` are refused on a read-only mount. Verbs that `work` wait for their turn (`turns.py`); the others
+    are done in no time, or only wait."""
 
     params: type[Params]
     run: Callable[[Call, Any], Any]
     long: bool = False
     changes: bool = False
     command: bool = False
-
-
-def _pieces(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    return (items[start : start + size] for start in range(0, len(items), size))
+    works: bool = True
 
 
 def _grep(call: Call, asked: OfGrep) -> Any:
-    with budget.limited(None, cancelled=call.cancelled):
-        result = call.backend.grep(asked.pattern, asked.path, asked.glob, max_count=asked.max_count)
+    result = call.backend.grep(asked.pattern, asked.path, asked.glob, max_count=asked.max_count)
     return _streamed(call, "grep.matches", result) if asked.stream else result
 
 
 def _glob(call: Call, asked: OfGlob) -> Any:
-    with budget.limited(None, cancelled=call.cancelled):
-        result = call.backend.glob(asked.pattern, asked.path)
+    result = call.backend.glob(asked.pattern, asked.path)
     return _streamed(call, "glob.matches", result) if asked.stream else result
 
 
@@ -187,16 +211,48 @@ def _streamed(call: Call, method: str, result: Any) -> Any:
     """The matches as notifications, in order; the record without them."""
     if result.matches is None:
         return result
-    for matches in _pieces(result.matches, PIECE_MATCHES):
+    for matches in _batches(result.matches):
         if call.cancelled.is_set():
             break
         call.notify(method, matches=matches)
     return replace(result, matches=None)
 
 
-def _move(call: Call, asked: OfMove) -> Any:
-    with budget.limited(None, cancelled=call.cancelled):  # a move from one backend to another may take long
-        return call.backend.move(asked.source, asked.destination)
+def _batches(matches: list[Any]) -> Iterator[list[Any]]:
+    batch: list[Any] = []
+    size = 0
+    for match in matches:
+        batch.append(match)
+        size += len(match.get("text", ""))
+        if len(batch) == PIECE_MATCHES or size > PIECE_TEXT:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _write(call: Call, asked: OfWrite) -> Any:
+    return call.backend.write(asked.file_path, _text(call, asked.content, asked.staged))
+
+
+def _edit(call: Call, asked: OfEdit) -> Any:
+    old = _text(call, asked.old_string, asked.staged_old)
+    new = _text(call, asked.new_string, asked.staged_new)
+    return call.backend.edit(asked.file_path, old, new, asked.replace_all)
+
+
+def _text(call: Call, given: str, staged: str | None) -> str:
+    """Raises ValueError for what is not UTF-8, which says of lone surrogates what `write` does."""
+    return given if staged is None else _staged(call, staged, 4).decode("utf-8", "surrogatepass")
+
+
+def _staged(call: Call, token: str, factor: int = 1) -> bytes:
+    """What is staged, which will be held so many times."""
+    call.hold(factor * call.staging.size(token))
+    content = call.staging.take(token)
+    if content is None:
+        raise OSError(errno.EINVAL, f"nothing is staged under '{token}'")
+    return content
 
 
 def _upload(call: Call, asked: OfUpload) -> Any:
@@ -212,7 +268,10 @@ def _upload(call: Call, asked: OfUpload) -> Any:
 
 
 def _content(call: Call, item: UploadItem) -> bytes | None:
-    return item.content if item.staged is None else call.staging.take(item.staged)
+    if item.staged is None:
+        return item.content
+    call.hold(call.staging.size(item.staged))
+    return call.staging.take(item.staged)
 
 
 def _download(call: Call, asked: OfDownload) -> Any:
@@ -221,35 +280,44 @@ def _download(call: Call, asked: OfDownload) -> Any:
     for index, path in enumerate(asked.paths):
         if call.cancelled.is_set():
             break
-        answer = call.backend.download_files([path])[0]
-        content = answer.content
-        if content is not None and asked.stream:
-            for piece in _pieces(content, PIECE_BYTES):
-                if call.cancelled.is_set():
-                    break
-                call.notify("download_files.data", index=index, data=piece)
-            answer = FileDownloadResponse(path, None, answer.error)
-        elif content is not None:
-            room -= len(content)
-            if room < 0:
+        with tempfile.SpooledTemporaryFile(SPOOLED_BYTES, prefix="fusebackend-") as file:
+            answer = call.backend.download_to(path, file)
+            size = file.seek(0, os.SEEK_END)
+            file.seek(0)
+            if answer.error is not None:
+                pass
+            elif asked.stream:
+                _send_file(call, index, file)
+            elif size > room:
                 answer = FileDownloadResponse(path, None, "too much for one message: ask with stream")
+            else:
+                room -= size
+                call.hold(3 * size)  # with the answer, in base64
+                answer = FileDownloadResponse(path, file.read())
         answers.append(answer)
     return answers
+
+
+def _send_file(call: Call, index: int, file: IO[bytes]) -> None:
+    """A copy of the file, piece by piece as the client reads: it is as it was at one moment, and not in memory."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    while file.tell() < size and not call.cancelled.is_set():
+        call.notify_of("download_files.data", lambda: {"index": index, "data": file.read(DOWNLOAD_BYTES)})
 
 
 def _execute(call: Call, asked: OfExecute) -> ExecuteResponse:
     def on_output(stream: str, data: bytes) -> None:
         call.notify("execute.output", stream=stream, data=data)
 
-    with budget.limited(None, cancelled=call.cancelled):
-        return call.backend.run(
-            asked.command,
-            timeout=asked.timeout,
-            stdin=asked.stdin,
-            cwd=asked.cwd,
-            on_output=on_output if asked.stream else None,
-            cancelled=call.cancelled,
-        )
+    return call.backend.run(
+        asked.command,
+        timeout=asked.timeout,
+        stdin=asked.stdin if asked.staged is None else _staged(call, asked.staged),
+        cwd=asked.cwd,
+        on_output=on_output if asked.stream else None,
+        cancelled=call.cancelled,
+    )
 
 
 def _hello(call: Call, asked: Nothing) -> Any:
@@ -261,6 +329,17 @@ def _hello(call: Call, asked: Nothing) -> Any:
         "id": backend.id,
         "pid": os.getpid(),
         "verbs": sorted(VERBS),
+        "limits": {
+            "connections": limits.MAX_CONNECTIONS,
+            "calls": limits.MAX_CALLS,
+            "shared_calls": limits.MAX_SHARED_CALLS,
+            "message_bytes": limits.MAX_MESSAGE_BYTES,
+            "answer_bytes": limits.MAX_ANSWER_BYTES,
+            "content_bytes": MAX_CONTENT_BYTES,
+            "input_bytes": MAX_INPUT_BYTES,
+            "files": limits.MAX_ITEMS,
+            "bytes": limits.MAX_BYTES,
+        },
     }
 
 
@@ -269,28 +348,26 @@ def _invalidate(call: Call, asked: OfScope) -> None:
 
 
 VERBS: dict[str, Verb] = {
-    "hello": Verb(Nothing, _hello),
-    "ping": Verb(OfPing, lambda call, asked: asked.payload),
+    "hello": Verb(Nothing, _hello, works=False),
+    "ping": Verb(OfPing, lambda call, asked: asked.payload, works=False),
     "ls": Verb(OfPath, lambda call, asked: call.backend.ls(asked.path)),
     "read": Verb(OfRead, lambda call, asked: call.backend.read(asked.file_path, asked.offset, asked.limit)),
-    "write": Verb(OfWrite, lambda call, asked: call.backend.write(asked.file_path, asked.content), changes=True),
-    "edit": Verb(
-        OfEdit,
-        lambda call, asked: call.backend.edit(asked.file_path, asked.old_string, asked.new_string, asked.replace_all),
-        changes=True,
-    ),
+    "write": Verb(OfWrite, _write, changes=True),
+    "edit": Verb(OfEdit, _edit, changes=True),
     "grep": Verb(OfGrep, _grep, long=True),
     "glob": Verb(OfGlob, _glob, long=True),
     "delete": Verb(OfDelete, lambda call, asked: call.backend.delete(asked.file_path), long=True, changes=True),
-    "move": Verb(OfMove, _move, long=True, changes=True),
-    "stage": Verb(OfStage, lambda call, asked: call.staging.add(asked.data, asked.token)),
+    "move": Verb(
+        OfMove, lambda call, asked: call.backend.move(asked.source, asked.destination), long=True, changes=True
+    ),
+    "stage": Verb(OfStage, lambda call, asked: call.staging.add(asked.data, asked.token), works=False),
     "upload_files": Verb(OfUpload, _upload, long=True, changes=True),
     "download_files": Verb(OfDownload, _download, long=True),
-    "execute": Verb(OfExecute, _execute, long=True, command=True),
-    "stat": Verb(OfStat, lambda call, asked: call.backend.stat(asked.path, follow=asked.follow)),
-    "status": Verb(Nothing, lambda call, asked: call.backend.status()),
-    "invalidate": Verb(OfScope, _invalidate),
-    "subscribe": Verb(OfScope, lambda call, asked: call.subscribe(asked.path)),
-    "unsubscribe": Verb(OfSubscription, lambda call, asked: call.unsubscribe(asked.subscription)),
-    "cancel": Verb(OfCancel, lambda call, asked: call.cancel(asked.call)),
+    "execute": Verb(OfExecute, _execute, long=True, command=True, works=False),
+    "stat": Verb(OfStat, lambda call, asked: call.backend.stat(asked.path, follow=asked.follow), works=False),
+    "status": Verb(Nothing, lambda call, asked: call.backend.status(), works=False),
+    "invalidate": Verb(OfScope, _invalidate, works=False),
+    "subscribe": Verb(OfScope, lambda call, asked: call.subscribe(asked.path), works=False),
+    "unsubscribe": Verb(OfSubscription, lambda call, asked: call.unsubscribe(asked.subscription), works=False),
+    "cancel": Verb(OfCancel, lambda call, asked: call.cancel(asked.call), works=False),
 }

@@ -11,7 +11,7 @@ import stat as stat_module
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 from fusebackend import errors, paths
 from fusebackend.asyncwatch import AsyncWatch, ThreadedWatch
@@ -116,6 +116,10 @@ class MountedBackend(SandboxBackendProtocol):
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
         return self.backend.download_files(paths)
+
+    def download_to(self, path: str, file: IO[bytes]) -> FileDownloadResponse:
+        """`download_files` of one file into another, see `CompositeBackend.download_to`."""
+        return self.backend.download_to(path, file)
 
     @property
     def id(self) -> str:

@@ -1,7 +1,9 @@
 """`Operations`: pyfuse3's handlers. Each one unpacks a request, awaits the `FileSystem` once, and packs the answer.
 
 Nothing may escape a handler, or pyfuse3 ends the server (facts: FUSE): an `OSError` is its errno, anything else is a
-defect of ours, logged with its traceback and answered with EIO. `answers` does both, around every handler.
+defect of ours, logged with its traceback and answered with EIO. `answers` does both, around every handler. Where memory
+is limited, what takes more of it is ENOMEM a while before there is none: an allocation that fails in pyfuse3's own code
+ends the server.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import Any, TypeVar
 import pyfuse3
 from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext, SetattrFields, StatvfsData
 
+from fusebackend.heap import Spare
 from fusebackend.mount.diversion import Diversion
 from fusebackend.protocol import AttrChanges, Caller
 from fusebackend.vfs.filesystem import FileSystem
@@ -41,7 +44,12 @@ def answers(handler: Handler) -> Handler:
         context = request[-1]
         answer(name, context if isinstance(context, RequestContext) else None)
         try:
+            if self.spare is not None and name in _GROWING:
+                self.spare.require(len(request[2]) if name == "write" else SMALL_BYTES)
             return await handler(self, *request)
+        except MemoryError:
+            self.counters["errors"] += 1
+            raise FUSEError(errno.ENOMEM) from None
         except OSError as error:
             # Whoever writes `OSError("text", "more")` has put words where the number goes.
             number = error.errno if isinstance(error.errno, int) and 0 < error.errno <= _MAX_ERRNO else errno.EIO
@@ -66,6 +74,12 @@ def _checked(answer: object, kind: type[T]) -> T:
 
 _MAX_ERRNO = 4095
 """The kernel takes a larger one for a pointer (include/linux/err.h)."""
+
+_GROWING = frozenset({"write", "create", "mknod", "mkdir", "symlink", "link", "setxattr"})
+"""What takes memory, and is refused when a limit of it is near."""
+
+SMALL_BYTES = 4096
+"""What one of those takes, other than a write."""
 
 _EXPECTED = frozenset({errno.ENOENT, errno.ENODATA, errno.EEXIST, errno.ENOTEMPTY, errno.ENOTSUP, errno.ENOSYS})
 """Errnos that are everyday answers; `status` counts the others as errors."""
@@ -111,6 +125,8 @@ class Operations:
         self.filesystem = filesystem
         self.counters: collections.Counter[str] = collections.Counter()
         self.diversion: Diversion | None = None
+        spare = Spare()
+        self.spare = spare if spare.is_limited else None
 
     def init(self) -> None:
         """The kernel and libfuse have agreed on what each can do."""

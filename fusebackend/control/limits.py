@@ -1,0 +1,227 @@
+"""What the clients of a control socket may ask for, in bytes, threads and places: every limit, and `Room`.
+
+`Room` is one budget for all connections together. It counts requests under way, the results they make, and answers
+that nobody has read yet. Without it, four connections that asked for a file of 39 MB 32 times each and read nothing
+cost 5 GB, and one `ping` of 60 MiB of `[],[],…` 1.7 GB. With all of it spent, and 256 connections with a message
+and an answer half way, a server grows by less than 256 MiB.
+
+A call may hold as much as is left when it has taken it (dynamic thresholds, as in the buffers of a switch): one call
+half of all, two a third each, and there is always something for the next. What it lacks at the beginning it waits for;
+a search that runs out of it ends with what it has, `truncated`; any other call is an error, `BUSY`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import Protocol
+
+from fusebackend.budget import Spent
+
+MAX_CONNECTIONS = 256
+
+NEWCOMERS = 16
+"""Places beyond those, for short calls only, so that a server full of clients that are at work answers a new one."""
+
+MAX_CALLS = 16
+"""Long calls and subscriptions of one connection at once, each."""
+
+MAX_SHARED_CALLS = 256
+"""Long calls of all connections, and subscriptions likewise, not counting the first one of each connection: a call of
+another one is always taken. Each is a thread."""
+
+MAX_COMMANDS = 256
+"""Commands of one connection at once, those included whose answers wait to be read. They run for as long as they like,
+so they take no place of a search or an upload."""
+
+MAX_COMMANDS_IN_ALL = 1024
+"""Of all connections together: each has a thread, and two pipes."""
+
+MAX_MESSAGE_BYTES = 1 << 20
+"""The longest line the server takes. It is decoded in one go with Python's lock held: at most 30 ms for 350,000 empty
+lists. Longer contents are staged, or arrive in pieces."""
+
+MAX_ANSWER_BYTES = 32 << 20
+"""The longest line the server answers: a file in base64 that fits is encoded in 30 ms. Longer ones stream."""
+
+MAX_ITEMS = 10_000
+"""Files in one `upload_files` or `download_files`."""
+
+MAX_BYTES = 128 << 20
+"""What all connections hold together (`Room`)."""
+
+FREE_BYTES = 64 << 10
+"""What a call, and a message that is arriving, may hold that is not counted."""
+
+MAX_ARRIVING = 24
+"""Messages longer than `FREE_BYTES` that arrive at once. The others are not read from their sockets until it is their
+turn. One that stands still makes room."""
+
+STANDSTILL_S = 1.0
+"""How long a message may stand still half way while others wait to arrive."""
+
+WORK_FACTOR = 24
+"""Memory of a call for each byte of its message, at worst (empty lists)."""
+
+TYPED_FACTOR = 6
+"""And once its parameters are known, that have types: a text takes up to four bytes for each of the message."""
+
+PATIENCE_S = 10.0
+"""How long a call waits for room to begin."""
+
+
+class NoRoom(Spent):
+    """A call would hold more than its share; its text says so. Where nobody knows what that is, a search is spent."""
+
+
+class Room:
+    """See the module's docstring. For any thread."""
+
+    def __init__(self, size: int = MAX_BYTES) -> None:
+        self._size = size
+        self._used = 0
+        self._changed = threading.Condition(threading.Lock())
+        self._waiting = 0
+
+    @property
+    def used(self) -> int:
+        return self._used
+
+    @contextlib.contextmanager
+    def share(self) -> Iterator[Share]:
+        """What one call holds; let go of at the end."""
+        share = Share(self)
+        try:
+            yield share
+        finally:
+            share.close()
+
+    def take(self, held: int, size: int, patience_s: float) -> None:
+        """`size` more for a call that holds `held`. Raises `NoRoom`."""
+        with self._changed:
+            if not self._fits(held, size) and patience_s and held + size <= self._size // 2:
+                self._waiting += 1
+                self._changed.wait_for(lambda: self._fits(held, size), patience_s)
+                self._waiting -= 1
+            if not self._fits(held, size):
+                raise NoRoom(
+                    f"the answer, or what it is made of, takes more memory than the {self._size >> 20} MiB for all "
+                    "clients leave: ask for less, with stream, or again later"
+                )
+            self._used += size
+
+    def give_back(self, size: int) -> None:
+        with self._changed:
+            self._used -= size
+            if self._waiting:
+                self._changed.notify_all()
+
+    def _fits(self, held: int, size: int) -> bool:
+        return held + size <= self._size - self._used - size
+
+
+class Share:
+    """What one call holds of a `Room`. The first `FREE_BYTES` are nobody's business. For the thread of the call."""
+
+    def __init__(self, room: Room) -> None:
+        self._room = room
+        self._held = 0
+        self._counted = 0
+
+    def hold(self, size: int, patience_s: float = 0.0) -> None:
+        """So much more, less if negative. Raises `NoRoom`, and then nothing has changed."""
+        held = self._held + size
+        more = max(0, held - FREE_BYTES) - self._counted
+        if more > 0:
+            self._room.take(self._counted, more, patience_s)
+        elif more < 0:
+            self._room.give_back(-more)
+        self._counted += more
+        self._held = held
+
+    @property
+    def held(self) -> int:
+        return self._held
+
+    def close(self) -> None:
+        self._room.give_back(self._counted)
+        self._held = self._counted = 0
+
+
+class Arrivals:
+    """Which connections may hold a long message that is still arriving, or not yet understood. First come, first
+    served, so each that has begun can be completed."""
+
+    def __init__(self, places: int = MAX_ARRIVING) -> None:
+        self._places = places
+        self._inside: dict[Arriving, None] = {}
+        self._queue: deque[Arriving] = deque()
+        self._changed = threading.Condition(threading.Lock())
+
+    def enter(self, arriving: Arriving) -> bool:
+        """Wait for a place; False when there was none in time. `leave` gives it back."""
+        deadline = time.monotonic() + PATIENCE_S
+        with self._changed:
+            self._queue.append(arriving)
+            try:
+                while len(self._inside) >= self._places or self._queue[0] is not arriving:
+                    if time.monotonic() > deadline:
+                        return False
+                    self._changed.wait(STANDSTILL_S / 4)
+                    self._make_room()
+                self._inside[arriving] = None
+            finally:
+                self._queue.remove(arriving)
+                self._changed.notify_all()
+        return True
+
+    def leave(self, arriving: Arriving) -> None:
+        with self._changed:
+            self._inside.pop(arriving, None)
+            self._changed.notify_all()
+
+    def _make_room(self) -> None:
+        standing = [one for one in self._inside if one.stands_still(STANDSTILL_S)]
+        if standing and len(self._inside) >= self._places:
+            self._inside.pop(standing[0])
+            standing[0].give_up()
+
+
+class Arriving(Protocol):
+    """A connection, as `Arrivals` knows it."""
+
+    def stands_still(self, seconds: float) -> bool:
+        """Has nothing of a message come for so long, that is only half there?"""
+
+    def give_up(self) -> None:
+        """Forget the message, and end."""
+
+
+class Places:
+    """How many of something there are in all: the first of each connection is always let in, the others share."""
+
+    def __init__(self, shared: int = MAX_SHARED_CALLS) -> None:
+        self._shared = self._left = shared
+        self._guard = threading.Lock()
+
+    @property
+    def taken(self) -> int:
+        """Of those that are shared."""
+        return self._shared - self._left
+
+    def enter(self, has_one: bool) -> bool:
+        """Is there a place? `leave` gives it back, with the same argument."""
+        if has_one:
+            with self._guard:
+                if self._left == 0:
+                    return False
+                self._left -= 1
+        return True
+
+    def leave(self, had_one: bool) -> None:
+        if had_one:
+            with self._guard:
+                self._left += 1
