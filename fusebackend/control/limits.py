@@ -30,8 +30,11 @@ MAX_CALLS = 16
 """Long calls and subscriptions of one connection at once, each."""
 
 MAX_SHARED_CALLS = 256
-"""Long calls of all connections, and subscriptions likewise, not counting the first one of each connection: a call of
-another one is always taken. Each is a thread."""
+"""Long calls of all connections, not counting the first one of each connection: a call of another one is always taken.
+Each is a thread."""
+
+MAX_SHARED_SUBSCRIPTIONS = 64
+"""And subscriptions, likewise: every change wakes the thread of each."""
 
 MAX_COMMANDS = 256
 """Commands of one connection at once, those included whose answers wait to be read. They run for as long as they like,
@@ -204,24 +207,20 @@ class Places:
     """How many of something there are in all: the first of each connection is always let in, the others share."""
 
     def __init__(self, shared: int = MAX_SHARED_CALLS) -> None:
-        self._shared = self._left = shared
+        self._left = shared
+        self.taken = 0
         self._guard = threading.Lock()
-
-    @property
-    def taken(self) -> int:
-        """Of those that are shared."""
-        return self._shared - self._left
 
     def enter(self, has_one: bool) -> bool:
         """Is there a place? `leave` gives it back, with the same argument."""
-        if has_one:
-            with self._guard:
-                if self._left == 0:
-                    return False
-                self._left -= 1
+        with self._guard:
+            if has_one and self._left == 0:
+                return False
+            self._left -= has_one
+            self.taken += 1
         return True
 
     def leave(self, had_one: bool) -> None:
-        if had_one:
-            with self._guard:
-                self._left += 1
+        with self._guard:
+            self._left += had_one
+            self.taken -= 1

@@ -20,7 +20,15 @@ import time
 
 from fusebackend import heap
 from fusebackend.control import rendezvous, wire
-from fusebackend.control.limits import MAX_COMMANDS_IN_ALL, MAX_CONNECTIONS, NEWCOMERS, Arrivals, Places, Room
+from fusebackend.control.limits import (
+    MAX_COMMANDS_IN_ALL,
+    MAX_CONNECTIONS,
+    MAX_SHARED_SUBSCRIPTIONS,
+    NEWCOMERS,
+    Arrivals,
+    Places,
+    Room,
+)
 from fusebackend.control.serving import Connection
 from fusebackend.control.turns import Turns
 from fusebackend.control.wire import ErrorObject, Failure
@@ -53,7 +61,7 @@ class ControlServer:
         self.turns = Turns()
         self.arrivals = Arrivals()
         self.calls = Places()
-        self.subscriptions = Places()
+        self.subscriptions = Places(MAX_SHARED_SUBSCRIPTIONS)
         self._guard = threading.Lock()
         self.commands = threading.BoundedSemaphore(MAX_COMMANDS_IN_ALL)  # places of those of all connections
         self._numbers = itertools.count(1)

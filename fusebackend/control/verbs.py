@@ -18,7 +18,7 @@ import msgspec
 
 from fusebackend import __version__
 from fusebackend.control import limits
-from fusebackend.control.limits import MAX_ITEMS
+from fusebackend.control.limits import MAX_ITEMS, NoRoom
 from fusebackend.protocol import READ_LIMIT_LINES, ExecuteResponse, FileDownloadResponse, FileUploadResponse
 
 if TYPE_CHECKING:
@@ -307,6 +307,9 @@ def _send_file(call: Call, index: int, file: IO[bytes]) -> None:
 
 
 def _execute(call: Call, asked: OfExecute) -> ExecuteResponse:
+    if asked.staged is not None and call.staging.size(asked.staged) > MAX_INPUT_BYTES:
+        raise NoRoom(f"a command reads at most {MAX_INPUT_BYTES >> 20} MiB: upload it, and have it read there")
+
     def on_output(stream: str, data: bytes) -> None:
         call.notify("execute.output", stream=stream, data=data)
 

@@ -40,6 +40,9 @@ log = logging.getLogger(__name__)
 NOTICE_TIMEOUT_S = 10.0
 """How long the end of a mount waits for what the kernel is being told; it takes as long as a request."""
 
+SPARE_BYTES = 16 << 20
+"""Kept for the end of a server that has no memory left: storing takes some. It is never touched, and costs nothing."""
+
 MAX_TASKS = 4096
 """Requests in the works at once. Each system call that waits for a hung route is one, until its deadline; others are
 served only while there are more. A task that waits costs some 10 KiB."""
@@ -118,9 +121,14 @@ class Session:
         if not self._serving.acquire(blocking=False):
             raise MountError(errno.EBUSY, "this process serves a mount already; pyfuse3 can hold only one")
         try:
+            spare = bytearray(SPARE_BYTES)
             try:
                 trio.run(self._serve, on_ready)
+            except MemoryError:
+                log.error("no memory is left: the mount on %s ends, and everything is stored first", self.mountpoint)
+                raise
             finally:
+                del spare
                 self.filesystem.detach()
                 if self._eager is not None:
                     self._eager.close()

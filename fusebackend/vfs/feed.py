@@ -32,6 +32,24 @@ NO_NAME = b"/"
 """A name that no directory has."""
 
 
+class _Once:
+    """Does something for the first who asks; the others wait until it is done, and not at all later. Without it, each
+    of 512 watchers asked the kernel of each change."""
+
+    __slots__ = ("_action", "_guard")
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        self._action: Callable[[], None] | None = action
+        self._guard = threading.Lock()
+
+    def __call__(self) -> None:
+        if self._action is not None:
+            with self._guard:
+                if self._action is not None:
+                    self._action()
+                    self._action = None
+
+
 class ChangeFeed:
     """See the module's docstring. One for each mounted tree; `start` and `stop` come from the `FileSystem`."""
 
@@ -102,7 +120,7 @@ class ChangeFeed:
     def _told(self, through: Route, routes: list[Route], report: Report, inode: int) -> None:
         """The kernel has changed something, through one of the routes that have this volume."""
         # A route that may hang holds its directories' locks for as long.
-        settle = None if through.offload.blocking else partial(self._settle, report, inode)
+        settle = None if through.offload.blocking else _Once(partial(self._settle, report, inode))
         self._emit(routes, report, "mount", self._watches, None, settle)
 
     def _settle(self, report: Report, inode: int) -> None:

@@ -11,10 +11,8 @@ from pathlib import Path
 import pytest
 from controlled import Raw
 
-from fusebackend.control import server as server_module
-from fusebackend.control import serving as serving_module
-from fusebackend.control import wire
-from fusebackend.control.verbs import MAX_CONTENT_BYTES, PIECE_MATCHES, VERBS
+from fusebackend.control import limits, wire
+from fusebackend.control.verbs import MAX_CONTENT_BYTES, MAX_INPUT_BYTES, PIECE_MATCHES, VERBS
 
 DOCUMENT = (Path(__file__).parents[2] / "docs/control-protocol.md").read_text()
 LIMIT_S = 30
@@ -89,9 +87,15 @@ def test_every_error_code_and_limit_is_documented():
     assert {int(code) for code in re.findall(r"^\| (-32\d+) \|", DOCUMENT, re.MULTILINE)} == codes
     assert f"{wire.MAX_MESSAGE_BYTES >> 20} MiB" in DOCUMENT
     assert f"{MAX_CONTENT_BYTES >> 20} MiB" in DOCUMENT
-    assert f"{server_module.MAX_CONNECTIONS} connections" in DOCUMENT
-    assert f"{serving_module.MAX_CALLS} long calls" in DOCUMENT
-    assert f"{server_module.MAX_HELD_BYTES >> 20} MiB" in DOCUMENT
+    assert f"| {limits.MAX_CONNECTIONS} connections |" in DOCUMENT
+    assert f"{limits.NEWCOMERS} more" in DOCUMENT
+    assert f"| {limits.MAX_CALLS} long calls and {limits.MAX_CALLS} subscriptions" in DOCUMENT
+    assert f"{limits.MAX_SHARED_CALLS} long calls and {limits.MAX_SHARED_SUBSCRIPTIONS} subscriptions" in DOCUMENT
+    assert f"{limits.MAX_ANSWER_BYTES >> 20} MiB for an answer" in DOCUMENT
+    assert f"{limits.MAX_ITEMS:,} files" in DOCUMENT
+    assert f"{MAX_INPUT_BYTES >> 20} MiB that a command" in DOCUMENT
+    assert f"{limits.MAX_BYTES >> 20} MiB that all calls hold" in DOCUMENT
+    assert f"{limits.MAX_ARRIVING} messages of more than {limits.FREE_BYTES >> 10} KiB" in DOCUMENT
     assert f"up to {PIECE_MATCHES} at a time" in DOCUMENT
 
 

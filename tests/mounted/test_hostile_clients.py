@@ -1,0 +1,162 @@
+"""A mount beside the worst that clients of its control socket can ask for: it goes on answering, everybody new too, and
+grows by no more than `docs/control-protocol.md` says.
+
+How fast belongs to `make bench`; the limits here tell a freeze (seconds to for ever, before) from a busy machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import socket
+import sys
+import threading
+import time
+
+import mounts
+import pytest
+from controlled import Raw
+
+from fusebackend.control import rendezvous
+
+STAT_LIMIT_S = 5.0
+NEWCOMER_LIMIT_S = 10.0
+GROWTH_KIB = 256 << 10
+SECONDS = 2.0
+
+
+def message(method, id=1, **params):
+    return json.dumps({"jsonrpc": "2.0", "id": id, "method": method, "params": params}).encode() + b"\n"
+
+
+def several(method, count, **params):
+    return b"".join(message(method, number, **params) for number in range(count))
+
+
+PING = b'{"jsonrpc":"2.0","id":1,"method":"ping","params":{"payload":['
+
+ATTACKS = {
+    "a pattern that backtracks": (8, message("glob", pattern="**/a/" * 14 + "b")),
+    "as a filter": (8, message("grep", pattern="x", glob="**/a/" * 14 + "b")),
+    "lists in lists": (64, (PING + b"[]," * 340_000 + b"1]}}\n") * 2),
+    "with a surrogate": (32, (PING + b"[]," * 340_000 + b'"\\udcff"]}}\n') * 2),
+    "messages that never end": (256, PING + b"1," * 500_000),
+    "nothing at all": (600, b""),
+    "downloads nobody reads": (64, several("download_files", 32, paths=["/large"], stream=True)),
+    "large downloads in one piece": (64, several("download_files", 32, paths=["/large"])),
+    "many short lines": (64, several("read", 4, file_path="/large", limit=1 << 40)),
+    "as many matches": (64, several("grep", 16, pattern="a")),
+    "edits": (32, several("edit", 2, file_path="/large", old_string="a", new_string="a", replace_all=True)),
+    "subscriptions nobody reads": (256, several("subscribe", 16)),
+    "many paths": (64, message("download_files", paths=[""] * 200_000)),
+}
+
+
+@pytest.fixture(scope="module")
+def mounted(tmp_path_factory):
+    with mounts.mounted(tmp_path_factory.mktemp("hostile") / "mnt", "memory:") as mounted:
+        deep = mounted.path.joinpath(*"a" * 60)
+        deep.mkdir(parents=True)
+        (deep / "c").touch()
+        (mounted.path / "large").write_bytes(b"abc\n" * (5 << 20))
+        yield mounted
+
+
+class Beside(threading.Thread):
+    """Calls something again and again, and keeps how long the longest call took."""
+
+    def __init__(self, call):
+        super().__init__(daemon=True)
+        self.longest_s = 0.0
+        self.failure = None
+        self._call = call
+        self._end = threading.Event()
+
+    def run(self):
+        while not self._end.wait(0.01):
+            begun = time.monotonic()
+            try:
+                self._call()
+            except BaseException as error:
+                self.failure = error
+                return
+            self.longest_s = max(self.longest_s, time.monotonic() - begun)
+
+    def stop(self):
+        self._end.set()
+        self.join(60)
+        assert self.failure is None
+        assert not self.is_alive(), "it hangs"
+        return self.longest_s
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_the_mount_and_newcomers_are_served_beside(mounted, attack):
+    address = os.getxattr(mounted.path, rendezvous.SOCKET_XATTR).decode()
+    count, sent = ATTACKS[attack]
+    rest_kib = mounted.memory_kib()
+    most_kib = 0
+
+    def look():
+        (mounted.path / f"no-{time.monotonic_ns()}").exists()
+
+    def come():
+        with Raw(address) as raw:
+            assert raw.ask("ping", payload=1)["result"] == 1
+
+    def measure():
+        nonlocal most_kib
+        most_kib = max(most_kib, mounted.memory_kib())
+
+    beside = [Beside(look), Beside(come), Beside(measure)]
+    for one in beside:
+        one.start()
+    streams = []
+    try:
+        for _ in range(count):
+            stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            streams.append(stream)
+            stream.connect(address)
+            stream.setblocking(False)
+        unsent = dict.fromkeys(streams, sent)
+        end = time.monotonic() + SECONDS
+        while time.monotonic() < end:
+            for stream, rest in list(unsent.items()):
+                try:
+                    unsent[stream] = rest[stream.send(rest) :]
+                except BlockingIOError:
+                    continue
+                except OSError:  # it had to make room
+                    del unsent[stream]
+            (mounted.path / "changing").write_text(str(end))
+            time.sleep(0.05)
+    finally:
+        for stream in streams:
+            stream.close()
+    longest_s, newcomer_s, _ = (one.stop() for one in beside)
+    assert longest_s < STAT_LIMIT_S
+    assert newcomer_s < NEWCOMER_LIMIT_S
+    assert most_kib - rest_kib < GROWTH_KIB
+
+
+def test_a_server_that_may_not_have_more_memory_refuses_and_goes_on(tmp_path):
+    """Under `ulimit -v`, an allocation that failed in pyfuse3 ended the server, and all its routes with it."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (900 << 20, before[1]))
+    try:
+        server = mounts.mounted(tmp_path / "mnt", "memory:", routes={"/db": f"sqlite:{tmp_path}/db"})
+        mounted = server.__enter__()
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    try:
+        with pytest.raises(OSError) as failure, open(mounted.path / "large", "wb", buffering=0) as large:
+            for _ in range(2000):
+                large.write(bytes(1 << 20))
+        assert failure.value.strerror == "Cannot allocate memory"
+        (mounted.path / "large").unlink()
+        (mounted.path / "db" / "after").write_text("1")
+        (mounted.path / "after").write_text("1")
+        assert (mounted.path / "after").read_text() == "1"
+    finally:
+        server.__exit__(*sys.exc_info())
