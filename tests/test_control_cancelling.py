@@ -10,8 +10,7 @@ from controlled import LIMIT_S, Raw, serving
 from eventually import eventually
 
 from fusebackend.backends import CompositeBackend, InMemoryBackend
-from fusebackend.control import serving as serving_module
-from fusebackend.control import wire
+from fusebackend.control import limits, wire
 
 
 class Held(InMemoryBackend):
@@ -36,7 +35,7 @@ def line(method, id=None, **params):
 def test_two_hundred_commands_leave_room_for_other_verbs():
     with InMemoryBackend() as files, serving(files) as server, Raw(server.address) as client:
         files.write("/f", "here")
-        for number in range(serving_module.MAX_COMMANDS):
+        for number in range(limits.MAX_COMMANDS):
             client.send(line("execute", f"command-{number}", command="wait"))
         assert "here" in client.ask("read", 1, file_path="/f")["result"]["file_data"]["content"]
         assert client.ask("glob", 2, pattern="*")["result"]["matches"]
@@ -44,8 +43,8 @@ def test_two_hundred_commands_leave_room_for_other_verbs():
         assert refused["error"]["code"] == wire.BUSY and "commands" in refused["error"]["message"]
         client.send(line("cancel", None, call="command-7"))
         assert client.line()["id"] == "command-7"
-        eventually(lambda: server.commands._value == serving_module.MAX_COMMANDS_IN_ALL - 255, LIMIT_S)
-    eventually(lambda: server.commands._value == serving_module.MAX_COMMANDS_IN_ALL, LIMIT_S)
+        eventually(lambda: server.commands._value == limits.MAX_COMMANDS_IN_ALL - 255, LIMIT_S)
+    eventually(lambda: server.commands._value == limits.MAX_COMMANDS_IN_ALL, LIMIT_S)
 
 
 @pytest.mark.parametrize("method", ["write", "upload_files", "execute"])

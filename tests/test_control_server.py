@@ -231,8 +231,8 @@ class TestLimits:
         answer = raw.ask("download_files", paths=[""] * (limits.MAX_ITEMS + 1))
         assert answer["error"]["code"] == wire.INVALID_PARAMS
 
-    def test_calls_of_all_connections_are_bounded_but_each_has_one(self, server):
-        server.calls = limits.Places(shared=3)
+    def test_commands_of_all_connections_are_bounded_and_leave_room_for_other_calls(self, server):
+        server.commands = threading.BoundedSemaphore(4)
         wait = b'{"jsonrpc":"2.0","id":"%d","method":"execute","params":{"command":"wait"}}\n'
         with Raw(server.address) as greedy, Raw(server.address) as other:
             for number in range(5):
@@ -241,7 +241,7 @@ class TestLimits:
             assert (refused["id"], refused["error"]["code"]) == ("4", wire.BUSY)
             assert "result" in other.ask("grep", pattern="one")
         deadline = time.monotonic() + LIMIT_S
-        while server.calls._left != 3:
+        while server.commands._value != 4:
             assert time.monotonic() < deadline
             time.sleep(0.01)
 
@@ -289,14 +289,14 @@ class TestLimits:
         assert answers(server)
 
     def test_too_many_calls_of_one_connection(self, raw):
-        for number in range(limits.MAX_CALLS):
+        for number in range(limits.MAX_COMMANDS):
             call = {"jsonrpc": "2.0", "id": number, "method": "execute", "params": {"command": "wait"}}
             raw.send(json.dumps(call).encode() + b"\n")
         answer = raw.ask("execute", "more", command="wait")
         assert (answer["id"], answer["error"]["code"]) == ("more", wire.BUSY)
-        for number in range(limits.MAX_CALLS):
+        for number in range(limits.MAX_COMMANDS):
             raw.send(b'{"jsonrpc":"2.0","method":"cancel","params":{"call":%d}}\n' % number)
-        assert {raw.line()["error"]["code"] for _ in range(limits.MAX_CALLS)} == {wire.CANCELLED}
+        assert {raw.line()["error"]["code"] for _ in range(limits.MAX_COMMANDS)} == {wire.CANCELLED}
 
     def test_the_same_id_twice(self, raw):
         raw.send(b'{"jsonrpc":"2.0","id":1,"method":"execute","params":{"command":"wait"}}\n')

@@ -35,7 +35,7 @@ Each is a thread."""
 
 MAX_COMMANDS = 256
 """Commands of one connection at once, those included whose answers wait to be read. They run for as long as they like,
-so they take no place of a search or an upload."""
+so they take no place of other long calls."""
 
 MAX_COMMANDS_IN_ALL = 1024
 """Of all connections together: each has a thread, and two pipes."""
