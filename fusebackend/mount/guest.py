@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fusebackend import paths
+from fusebackend import budget, paths
 from fusebackend.answers import field_of
 from fusebackend.backends.command import (
     NO_OUTPUT,
@@ -194,8 +194,10 @@ class Guest:
         if refusal is not None:
             return refusal
 
+        caller = budget.current()
+
         def stopped() -> bool:
-            return self._closed or (cancelled is not None and cancelled.is_set())
+            return self._closed or caller.cancelled or (cancelled is not None and cancelled.is_set())
 
         try:
             start = paths.normalise(cwd)

@@ -152,6 +152,7 @@ class DockerBackend(StagedSandbox):
         refusal = nothing_to_run(command)
         if refusal is not None:
             return refusal
+        caller = budget.current()
         raised: list[BaseException] = []
 
         def tell(stream: Literal["stdout", "stderr"], piece: bytes) -> None:
@@ -165,10 +166,7 @@ class DockerBackend(StagedSandbox):
         try:
             if "\0" in command:
                 raise OSError(errno.EINVAL, "embedded null byte")
-            with (
-                self.container.shells().borrowed() as shell,
-                budget.current().waking(lambda: shell.stop(self._kill)),
-            ):
+            with self.container.shells().borrowed() as shell:
                 return shell.run(
                     command,
                     str(self.root),
@@ -176,7 +174,7 @@ class DockerBackend(StagedSandbox):
                     self.max_output_bytes,
                     self._kill,
                     on_output=on_output and tell,
-                    stopped=stopped,
+                    stopped=lambda: caller.cancelled or (stopped is not None and stopped()),
                 )
         except UnicodeEncodeError as error:
             return ExecuteResponse(output=f"Error executing command: {error}", exit_code=1)

@@ -41,8 +41,8 @@ IDLE_SHELLS = 4
 KILL_S = 10.0
 """How long the end of a command that was killed is waited for."""
 
-STOP_S = 0.2
-"""How often a command whose caller has gone is killed until it has ended."""
+KILL_AGAIN_S = 0.5
+"""How often it is killed again until then: it may not have begun when it was killed first."""
 
 LOOK_S = 0.05
 """How often a command that may be stopped from outside is looked at."""
@@ -126,8 +126,6 @@ class DockerShell:
         self._left = 0  # bytes of the frame that has begun
         self._kind = STDOUT
         self.usable = True  # it waits for what is to be done next
-        self._running: tuple[str, threading.Event] | None = None  # the latest command's mark, and its end
-        self.stopped = False  # its command's caller has gone
         try:
             self._send(LIBRARY + RUN)
         except BaseException:
@@ -196,9 +194,6 @@ class DockerShell:
         it has to be done by another shell, for this one waits.
         """
         mark = nonce()
-        self._running = mark, threading.Event()
-        if self.stopped:
-            return response(Kept(0), Kept(0), End.STOP, 0, timeout_s, max_bytes)
         self._send(Script().call("fb_run", mark, directory, command).text + "\n")
         streams = {
             STDOUT: _Marked(mark, max_bytes, on_output and partial(on_output, "stdout")),
@@ -212,9 +207,13 @@ class DockerShell:
                 kill(mark)
                 deadline = time.monotonic() + KILL_S
             try:
-                kind, piece = self._receive(deadline if stopped is None else min(deadline, time.monotonic() + LOOK_S))
+                step_s = LOOK_S if end is End.EXIT else KILL_AGAIN_S
+                kind, piece = self._receive(min(deadline, time.monotonic() + step_s))
             except TimeoutError:
-                if end is End.EXIT or time.monotonic() < deadline:
+                if end is End.EXIT:
+                    continue
+                if time.monotonic() < deadline:
+                    kill(mark)  # it had not begun yet
                     continue
                 self.usable = False
                 break
@@ -228,9 +227,6 @@ class DockerShell:
             except BaseException:
                 kill(mark)
                 raise
-        self._running[1].set()
-        if self.stopped:
-            end = End.STOP
         if self.usable:
             self._settle(mark)
         else:
@@ -238,20 +234,6 @@ class DockerShell:
                 stream.give_up()
         out, err = streams[STDOUT], streams[STDERR]
         return response(out, err, end, out.status, timeout_s, max_bytes)
-
-    def stop(self, kill: Callable[[str], None]) -> None:
-        """Have the command that `run` waits for killed, from any thread, and wait for nothing."""
-        self.stopped = True
-        if self._running is not None:
-            threading.Thread(target=self._stop, args=(kill, *self._running), daemon=True).start()
-
-    def _stop(self, kill: Callable[[str], None], mark: str, ended: threading.Event) -> None:
-        try:
-            kill(mark)
-            while not ended.wait(STOP_S):  # it had not begun yet
-                kill(mark)
-        except OSError as error:
-            log.warning("a command whose caller has gone could not be ended: %s", error)
 
     def _settle(self, mark: str) -> None:
         """Cut off those who still print, and drop what they have printed."""
@@ -372,7 +354,7 @@ class DockerShells:
             shell.close()
             raise
         with self._lock:
-            if shell.usable and not shell.stopped and len(self._idle) < IDLE_SHELLS and not self._closed:
+            if shell.usable and len(self._idle) < IDLE_SHELLS and not self._closed:
                 self._idle.append(shell)
                 return
         shell.close()
