@@ -47,6 +47,10 @@ _NAMES = f"""
     SELECT dentry.parent, dentry.name, dentry.node FROM inode CROSS JOIN dentry ON dentry.node = inode.node
     WHERE {_FILE} AND size > {INDEXED_BYTES}
 """
+_ABOVE = """
+    SELECT dentry.parent, name FROM dentry JOIN inode ON inode.node = dentry.node
+    WHERE dentry.node = ? AND inode.parent = dentry.parent AND typeof(name) = 'blob' LIMIT 1
+"""
 
 
 class IndexWalk:
@@ -126,7 +130,7 @@ class IndexWalk:
         found: list[tuple[str, int]] = []
         for parent, name, node in rows:
             prefix = self._prefix(db, parent, prefixes)
-            if prefix is not None:
+            if prefix is not None and type(name) is bytes and b"/" not in name:
                 found.append((prefix + paths.to_text(name), node))
         found.sort()
         return found
@@ -137,9 +141,9 @@ class IndexWalk:
         node = directory
         while node not in prefixes:
             self._budget.require()
-            row = db.execute("SELECT parent, name FROM dentry WHERE node = ?", (node,)).fetchone()
+            prefixes[node] = None  # until the way down is known; on damaged volumes directories may be in a circle
+            row = db.execute(_ABOVE, (node,)).fetchone()
             if row is None:
-                prefixes[node] = None
                 break
             trail.append((node, paths.to_text(row[1])))
             node = row[0]

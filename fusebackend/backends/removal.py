@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 from fusebackend import paths
 from fusebackend.backends.native import NativeVolume
 from fusebackend.backends.walk import vanishing
@@ -55,8 +57,10 @@ def _leads_to(volume: Volume, path: AgentPath, node: int) -> bool:
 def remove_tree(volume: NativeVolume, top: Doomed) -> None:
     """Delete a directory and all below it. What is moved away meanwhile is left alone. Not recursive."""
     left = [top]
+    entered: set[int] = set()  # what is being emptied, each below the one before
     while left:
         doomed = left[-1]
+        entered.add(doomed.node)
         with volume.changing() as changes:
             children: list[tuple[bytes, int, bool]] = []
             with vanishing():
@@ -69,10 +73,13 @@ def remove_tree(volume: NativeVolume, top: Doomed) -> None:
                         changes.report("deleted", doomed.path + "/")
             if not children:
                 left.pop()
+                entered.discard(doomed.node)
                 continue
             changes.append(Change(node=doomed.node))
             for name, node, is_dir in children:
                 if is_dir:
+                    if node in entered:
+                        raise OSError(errno.EIO, f"'{doomed.below(name, node).path}' is a directory below itself")
                     left.append(doomed.below(name, node))
                     continue
                 with vanishing():

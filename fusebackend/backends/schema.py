@@ -212,10 +212,19 @@ def _prepare(connection: sqlite3.Connection, path: str) -> None:
             os.fsync(descriptor)  # the file's own name must survive as well as what is in it
         finally:
             os.close(descriptor)
-    elif connection.execute("SELECT count(*) FROM inode WHERE node = ?", (ROOT_NODE,)).fetchone()[0] != 1:
-        raise VolumeFileError(errno.EIO, f"'{path}' is damaged: it has no root directory")
-    elif version < VERSION:
-        _add_index(connection)
+    else:
+        _require_root(connection, path)
+        if version < VERSION:
+            _add_index(connection)
+
+
+def _require_root(connection: sqlite3.Connection, path: str) -> None:
+    """Without it nothing can be mounted: the kernel would wait for an answer that never comes."""
+    query = f"SELECT (mode & 61440) = {stat.S_IFDIR} AND parent = node AND nlink > 0 FROM inode WHERE node = ?"
+    row = connection.execute(query, (ROOT_NODE,)).fetchone()
+    if row is None or not row[0]:
+        what = "it has no root directory" if row is None else "its root is no directory, or not its own parent"
+        raise VolumeFileError(errno.EIO, f"'{path}' is damaged: {what}; `fusebackend check --repair {path}` mends it")
 
 
 def _create(connection: sqlite3.Connection) -> None:

@@ -66,7 +66,7 @@ class SqliteVolume(StoredTree):
         self._wal_fd = -1
         self._closed = False
         try:
-            super().__init__(db)
+            super().__init__(db, self.path)
             self._flusher = Flusher(self.path, self.lock, self.write_back, self._wal_bytes, Indexer(self.path))
             self._free_orphans()
         except OSError as error:
@@ -219,7 +219,8 @@ class SqliteVolume(StoredTree):
     def _free_orphans(self) -> None:
         """Nodes that were open without a name when the last server ended: nobody can reach them any more."""
         with sqlite_errors():
-            self._overlay.dead = {row[0] for row in self._db.execute("SELECT node FROM inode WHERE nlink = 0")}
+            orphans = "SELECT node FROM inode WHERE nlink = 0 AND node NOT IN (SELECT node FROM dentry)"
+            self._overlay.dead = {node for (node,) in self._db.execute(orphans)}
         self.write_back()
 
 

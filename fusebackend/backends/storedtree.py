@@ -17,7 +17,9 @@ from collections.abc import Iterable, Iterator
 
 from fusebackend import heap
 from fusebackend.backends.chunks import CHUNK_BYTES, CHUNK_SHIFT, Chunk, ChunkCache, allocated_blocks
+from fusebackend.backends.damage import Damage, is_sound
 from fusebackend.backends.overlay import Overlay
+from fusebackend.backends.schema import LAST_NODE
 from fusebackend.backends.storage import Inode
 from fusebackend.backends.tree import TreeVolume
 from fusebackend.errors import oserror
@@ -28,6 +30,9 @@ CACHE_INODES = 20_000
 CACHE_NAMES = 4_096
 CACHE_BYTES = 16 << 20
 """Bounds of what is kept in memory though the file has it: some 10 MiB of inodes, 1 of names, and 16 MiB of chunks."""
+
+MAX_ROW = (1 << 63) - (1 << 40)
+"""Rows of `chunk` are numbered up to this, and a little further: SQLite has 2^63."""
 
 _INODE_FIELDS = "node, mode, nlink, uid, gid, rdev, size, blocks, atime_ns, mtime_ns, ctime_ns, parent"
 _ERRNO_OF_SQLITE = {sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_READONLY: errno.EROFS}
@@ -49,11 +54,13 @@ class StoredTree(TreeVolume):
 
     Args:
         db: the volume's connection to its file.
+        path: the file, for the log.
     """
 
-    def __init__(self, db: sqlite3.Connection) -> None:
+    def __init__(self, db: sqlite3.Connection, path: str) -> None:
         super().__init__()
         self._db = db
+        self._damage = Damage(f"the volume file {path}")
         self._overlay = Overlay()
         self._inodes: OrderedDict[int, Inode] = OrderedDict()
         # None for a name that the file does not have: the kernel looks before it creates.
@@ -64,8 +71,10 @@ class StoredTree(TreeVolume):
         self._peak_held = 0  # the most nodes the kernel has known since memory was last given back
         # A number that is in use already would overwrite what has it, so the table has a say as well.
         self._stored_next_node = self._scalar("SELECT value FROM meta WHERE key = 'next_node'")
-        self._next_node = max(self._stored_next_node, self._scalar("SELECT max(node) FROM inode") + 1)
-        self._rows = itertools.count(self._scalar("SELECT max(id) FROM chunk") + 1)
+        highest = max(self._stored_next_node - 1, self._scalar("SELECT max(node) FROM inode"))
+        self._next_node = highest + 1 if highest < LAST_NODE else self._after_gap("inode", "node", LAST_NODE)
+        last = self._scalar("SELECT max(id) FROM chunk")
+        self._rows = itertools.count(last + 1 if last < MAX_ROW else self._after_gap("chunk", "id", MAX_ROW))
 
     @abc.abstractmethod
     def _note(self, items: int, size: int) -> None:
@@ -82,6 +91,9 @@ class StoredTree(TreeVolume):
                 row = self._db.execute(f"SELECT {_INODE_FIELDS} FROM inode WHERE node = ?", (node,)).fetchone()
             if row is None or node in self._overlay.dead:
                 raise oserror(errno.ESTALE)
+            if not is_sound(row):
+                self._damage.tell(f"inode {node} has {row[1:]!r}")
+                raise oserror(errno.EIO)
             inode = self._inodes[node] = _inode_from(row)
             self._renewed(inode)  # the file has no versions: it may have been another one when it was here before
             if len(self._inodes) > CACHE_INODES:
@@ -90,6 +102,8 @@ class StoredTree(TreeVolume):
 
     def _new_inode(self, mode: int, parent: int) -> Inode:
         node = self._next_node
+        if node > LAST_NODE:
+            raise oserror(errno.ENOSPC)
         self._next_node += 1
         inode = self._inodes[node] = Inode(node, mode, parent=parent)
         inode.xattrs = {}
@@ -153,10 +167,33 @@ class StoredTree(TreeVolume):
             return self._names[key]
         with sqlite_errors():
             row = self._db.execute("SELECT node FROM dentry WHERE parent = ? AND name = ?", key).fetchone()
-        node = self._names[key] = None if row is None else int(row[0])
+        node = None if row is None else self._sound_entry(parent, name, row[0])
+        self._names[key] = node
         if len(self._names) > CACHE_NAMES:
             self._names.popitem(last=False)
         return node
+
+    def _sound_entry(self, parent: int, name: bytes, node: int) -> int:
+        """What the file has under a name; EIO where it is damaged."""
+        try:
+            inode = self._inode(node)
+        except OSError as error:
+            if error.errno == errno.ESTALE:
+                self._damage.tell(f"name {name!r} in inode {parent} leads to inode {node!r}, which does not exist")
+                raise oserror(errno.EIO, name) from None
+            raise
+        self._damage.require_entry(parent, name, inode)
+        return node
+
+    def _entries(self, directory: int, children: list[tuple[bytes, int]]) -> list[tuple[bytes, Inode]]:
+        return self._damage.entries(directory, children, self._inode)
+
+    def _empty(self, inode: Inode, name: bytes) -> None:
+        """Names that are not shown keep a directory from being removed: what they lead to would be lost."""
+        children = self._children(inode.node, b"", 1)
+        if children and not self._entries(inode.node, children):
+            raise oserror(errno.EIO, name)
+        super()._empty(inode, name)
 
     def _set_child(self, parent: int, name: bytes, node: int | None) -> None:
         self._names.pop((parent, name), None)
@@ -203,6 +240,9 @@ class StoredTree(TreeVolume):
             row = self._db.execute("SELECT id, data FROM chunk WHERE node = ? AND idx = ?", key).fetchone()
         if row is None:
             return None
+        if type(row[1]) is not bytes or len(row[1]) > CHUNK_BYTES:
+            self._damage.tell(f"chunk {index} of inode {node} is not up to {CHUNK_BYTES} bytes")
+            raise oserror(errno.EIO)
         chunk = Chunk(row[1], row[0])
         self._chunks.put(key, chunk)
         return chunk
@@ -266,7 +306,9 @@ class StoredTree(TreeVolume):
         if inode.xattrs is None:
             with sqlite_errors():
                 rows = self._db.execute("SELECT name, value FROM xattr WHERE node = ?", (inode.node,)).fetchall()
-            inode.xattrs = dict(rows)
+            inode.xattrs = {name: value for name, value in rows if type(name) is type(value) is bytes}
+            if len(inode.xattrs) < len(rows):
+                self._damage.tell(f"an extended attribute of inode {inode.node} is not kept as bytes")
         return inode.xattrs
 
     def _xattrs_changed(self, inode: Inode) -> None:
@@ -305,10 +347,19 @@ class StoredTree(TreeVolume):
                 del self._inodes[inode.node]
 
     def _scalar(self, query: str) -> int:
-        """The one number a query gives; 0 for NULL and for no row."""
+        """The one number a query gives; 0 for NULL, for no row and for what is no number."""
         with sqlite_errors():
             row = self._db.execute(query).fetchone()
-        return int(row[0] or 0) if row is not None else 0
+        return row[0] if row is not None and type(row[0]) is int else 0
+
+    def _after_gap(self, table: str, column: str, last: int) -> int:
+        """Where to go on with numbers when damage has taken the last one: in the widest gap there is, to `last`."""
+        self._damage.tell(f"the last number that a row of {table} can have is taken")
+        return self._scalar(f"""
+            SELECT {column} + 1 FROM (
+                SELECT {column}, lead({column}, 1, {last + 1}) OVER (ORDER BY {column}) AS following FROM (
+                    SELECT 0 AS {column} UNION ALL SELECT {column} FROM {table} WHERE {column} BETWEEN 1 AND {last}))
+            ORDER BY following - {column} DESC LIMIT 1""")
 
 
 def _inode_from(row: tuple[int, ...]) -> Inode:

@@ -67,7 +67,12 @@ class TreeVolume(FileBytes):
             if not after:
                 self._accessed(self._inode(node))
             CLOCK.saw_all()
-            return [(name, self._inode(child)) for name, child in self._children(node, after, limit)]
+            while children := self._children(node, after, limit):
+                found = self._entries(node, children)
+                if found:
+                    return found
+                after = children[-1][0]  # none of them can be shown; the listing goes on behind them
+            return []
 
     def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr:
         with self.lock:
@@ -134,7 +139,7 @@ class TreeVolume(FileBytes):
             self._empty(inode, name)
             now = now_ns()
             self._set_child(parent, name, None)
-            self._inode(parent).nlink -= 1
+            self._one_less_below(parent)
             self._entry_changed(parent, now)
             self._unlinked(inode, now)
 
@@ -166,7 +171,7 @@ class TreeVolume(FileBytes):
                     self._displace(inode, target, new_name)
                     self._set_child(new_parent, new_name, None)
                     if stat.S_ISDIR(target.mode):
-                        self._inode(new_parent).nlink -= 1
+                        self._one_less_below(new_parent)
                     self._unlinked(target, now)
                 self._set_child(parent, name, None)
             self._set_child(new_parent, new_name, inode.node)
@@ -381,21 +386,33 @@ class TreeVolume(FileBytes):
         elif stat.S_ISDIR(target.mode):
             raise oserror(errno.EISDIR, name)
 
+    def _entries(self, directory: int, children: list[tuple[bytes, int]]) -> list[tuple[bytes, Inode]]:
+        """What is under the names of a directory. A storage that may be damaged leaves out what can't be shown."""
+        return [(name, self._inode(child)) for name, child in children]
+
+    def _one_less_below(self, directory: int) -> None:
+        """A directory has lost a subdirectory. A count that was too low by damage is not that of a removed one."""
+        inode = self._inode(directory)
+        inode.nlink = max(2, inode.nlink - 1)
+
     def _not_into_itself(self, inode: Inode, parent: int) -> None:
         """A directory may not move below itself."""
         if not stat.S_ISDIR(inode.mode):
             return
-        node = parent
+        node, above = parent, set()
         while node != ROOT_NODE:
             if node == inode.node:
                 raise oserror(errno.EINVAL)
+            if node in above:  # a damaged volume: what is there can't be reached from the root
+                raise oserror(errno.EIO)
+            above.add(node)
             node = self._parent_of(node)
 
     def _rehome(self, inode: Inode, old_parent: int, new_parent: int, now: int) -> None:
         """`inode` has moved; a directory takes its `..` along."""
         if stat.S_ISDIR(inode.mode) and old_parent != new_parent:
             inode.parent = new_parent
-            self._inode(old_parent).nlink -= 1
+            self._one_less_below(old_parent)
             self._inode(new_parent).nlink += 1
         inode.ctime_ns = now
         self._changed(inode)

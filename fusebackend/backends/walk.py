@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import stat
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,8 @@ from fusebackend import budget, paths
 from fusebackend.errors import oserror
 from fusebackend.paths import AgentPath, PathError
 from fusebackend.protocol import NAME_MAX_BYTES, ROOT_NODE, Attr, Volume
+
+log = logging.getLogger(__name__)
 
 PATH_MAX_BYTES = 4096
 """Longest path of the agent face, as on Linux."""
@@ -200,7 +203,7 @@ class FileWalk:
         start = self._start()
         if start is None:
             return
-        levels = [self._level(*start)]
+        levels, above = [self._level(*start)], {start[1]: None}
         while levels:
             prefix, listing, held = levels[-1]
             for text, attr in listing:
@@ -208,10 +211,16 @@ class FileWalk:
                 if not text.endswith("/"):
                     yield prefix + text, attr
                 elif self._depth is None or len(levels) + len(self._below) < self._depth:
+                    if attr.node in above:
+                        log.error("%r is a directory that is below itself; it is not searched", prefix + text)
+                        self.unreadable = True
+                        continue
+                    above[attr.node] = None
                     levels.append(self._level(prefix + text, attr.node))
                     break
             else:
                 levels.pop()
+                above.popitem()  # the last one
                 self._budget.hold(-held)
 
     def _start(self) -> tuple[str, int] | None:
@@ -236,12 +245,14 @@ class FileWalk:
     def _listing(self, directory: int) -> list[tuple[str, Attr]]:
         """Regular files and directories; `/` ends the text of a directory, which makes the order that of paths."""
         listing: list[tuple[str, Attr]] = []
+        directories: set[int] = set()
         try:
             found = self._budget.kept(entries(self._volume, directory), _size_of)
             for name, attr in self._budget.metered(found):
                 if stat.S_ISREG(attr.mode):
                     listing.append((paths.to_text(name), attr))
-                elif attr.is_dir:
+                elif attr.is_dir and attr.node not in directories:  # two names of one are damage: it is seen once
+                    directories.add(attr.node)
                     listing.append((paths.to_text(name) + "/", attr))
         except OSError as error:
             self._pass_over(error)

@@ -15,7 +15,7 @@ from typing import Final
 from fusebackend import paths
 from fusebackend.backends.postgres.searchquery import SearchQueries
 from fusebackend.backends.walk import FileWalk
-from fusebackend.protocol import Attr, Volume
+from fusebackend.protocol import ROOT_NODE, Attr, Volume
 
 DIRECTORIES_FIRST: Final = 16
 DIRECTORIES_AHEAD: Final = 1024
@@ -31,7 +31,8 @@ CROSS JOIN LATERAL (
 CROSS JOIN LATERAL (
     SELECT node, mode, size, mtime_ns FROM fusebackend.inode
     WHERE volume = %(volume)s AND node = dentry.node
-    AND (mode & {stat.S_IFMT(0o177777)}) IN ({stat.S_IFREG}, {stat.S_IFDIR}) LIMIT 1
+    AND (mode & {stat.S_IFMT(0o177777)}) IN ({stat.S_IFREG}, {stat.S_IFDIR})
+    AND node <> {ROOT_NODE} AND ((mode & {stat.S_IFMT(0o177777)}) = {stat.S_IFREG} OR parent = wanted.node) LIMIT 1
 ) AS inode
 LIMIT %(limit)s
 """

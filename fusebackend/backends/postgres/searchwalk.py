@@ -157,8 +157,8 @@ def _prefix(directory: int, places: dict[int, tuple[int, bytes]], prefixes: dict
     trail: list[tuple[int, str]] = []
     node = directory
     while node not in prefixes:
+        prefixes[node] = None  # until the way down is known; on damaged volumes directories may be in a circle
         if node not in places:
-            prefixes[node] = None
             break
         parent, name = places[node]
         trail.append((node, paths.to_text(name)))

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fusebackend.backends.chunks import Chunk
+from fusebackend.backends.damage import Damage
 from fusebackend.backends.native import Changes
 from fusebackend.backends.postgres import notices, statements
 from fusebackend.backends.postgres.batch import Rows, Statement, send
@@ -63,6 +64,7 @@ class StoredTree(TreeVolume):
         self._uses = uses
         self._last_writer_wins = last_writer_wins
         self._scope = _Scope()
+        self._damage = Damage(f"volume {volume_id} of the database")
 
     @property
     def session(self) -> str:
@@ -216,7 +218,13 @@ class StoredTree(TreeVolume):
         raise AssertionError("nodes are freed by `Session`")
 
     def _child(self, parent: int, name: bytes) -> int | None:
-        return self._here.child(parent, name)
+        node = self._here.child(parent, name)
+        if node is not None and (inode := self._here.known(node)) is not None:
+            self._damage.require_entry(parent, name, inode)
+        return node
+
+    def _entries(self, directory: int, children: list[tuple[bytes, int]]) -> list[tuple[bytes, Inode]]:
+        return self._damage.entries(directory, children, self._inode)
 
     def _set_child(self, parent: int, name: bytes, node: int | None) -> None:
         self._here.set_child(parent, name, node)

@@ -199,6 +199,10 @@ class Transaction:
                 raise gone()
         return inode
 
+    def known(self, node: int) -> StoredInode | None:
+        """The inode, if it has been fetched: that under a name has been, with the name."""
+        return self._inodes.get(node)
+
     def parent(self, node: int) -> int:
         if node in self._inodes:
             return self._inodes[node].parent

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from fusebackend.backends import tree
 from fusebackend.backends.chunks import CHUNK_BYTES, CHUNK_SHIFT
+from fusebackend.backends.damage import is_in_range
 from fusebackend.backends.postgres import schema, statements
 from fusebackend.backends.postgres.bare import BareNodes
 from fusebackend.backends.postgres.batch import send
@@ -36,7 +37,7 @@ from fusebackend.backends.postgres.transaction import Wanted
 from fusebackend.backends.postgres.uses import Uses
 from fusebackend.backends.stamps import now_ns
 from fusebackend.errors import oserror
-from fusebackend.protocol import Attr, AttrChanges, Caller, Change, Features, Link, StatFs
+from fusebackend.protocol import ROOT_NODE, Attr, AttrChanges, Caller, Change, Features, Link, StatFs
 
 if TYPE_CHECKING:
     from psycopg import Connection
@@ -83,9 +84,18 @@ class PostgresVolume(StoredTree):
             session = Session(conninfo, number, uses)
             undo.callback(session.close)
             super().__init__(pool, number, session, uses, last_writer_wins=conflict == "last-writer")
+            self._require_root()
             self._feed = VolumeFeed(self, conninfo, self.id, self.session)
             undo.pop_all()
         self._closed = False
+
+    def _require_root(self) -> None:
+        """Without it nothing can be mounted: the kernel would wait for an answer that never comes."""
+        rows = self._query(statements.inode(self.id, ROOT_NODE))
+        root = StoredInode.of(rows[0]) if rows and is_in_range(rows[0][:12]) else None
+        if root is None or not root.is_dir or root.parent != ROOT_NODE or root.nlink == 0:
+            words = f"PostgreSQL: volume '{self.name}' is damaged: it has no root directory"
+            raise schema.VolumeDatabaseError(errno.EIO, words)
 
     @property
     def connections(self) -> Connections:
@@ -101,7 +111,9 @@ class PostgresVolume(StoredTree):
         self._require_directory(rows, parent)
         if rows[0][2] is None:
             raise oserror(errno.ENOENT, name)
-        return StoredInode.of(rows[0][2:])
+        inode = self._inode_of(rows[0][2:])
+        self._damage.require_entry(parent, name, inode)
+        return inode
 
     def readdir(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
         if self._scope.transaction is not None:
@@ -111,9 +123,26 @@ class PostgresVolume(StoredTree):
         if not after:
             mode, _, atime_ns, mtime_ns, ctime_ns = rows[0][:5]
             self._note_access(Attr(node, mode, atime_ns=atime_ns, mtime_ns=mtime_ns, ctime_ns=ctime_ns))
-        listed = [(row[5], StoredInode.of(row[6:])) for row in rows if row[5] is not None]
+        named = [row for row in rows if row[5] is not None]
+        listed = [(row[5], StoredInode.of(row[6:])) for row in named if self._is_entry(node, row)]
         self._bare.listed(inode.node for _, inode in listed)
-        return listed
+        shown = self._damage.shown(node, listed)
+        if named and not shown:  # none of them can be shown; the listing goes on behind them
+            return self.readdir(node, named[-1][5], limit)
+        return shown
+
+    def _is_entry(self, directory: int, row: Sequence[Any]) -> bool:
+        """Does a row of a listing have an inode that can be one?"""
+        if row[6] is not None and is_in_range(row[6:18]):
+            return True
+        self._damage.tell(f"name {row[5]!r} in inode {directory} leads to an inode that is missing or damaged")
+        return False
+
+    def _inode_of(self, row: Sequence[Any]) -> StoredInode:
+        if not is_in_range(row[:12]):
+            self._damage.tell(f"inode {row[0]} has {tuple(row[1:12])!r}")
+            raise oserror(errno.EIO)
+        return StoredInode.of(row)
 
     def wrong_links(self, links: Sequence[Link]) -> Sequence[Link]:
         if not links:
@@ -173,7 +202,7 @@ class PostgresVolume(StoredTree):
         rows = self._query(statements.inode(self.id, node))
         if not rows:
             raise gone()
-        inode = StoredInode.of(rows[0])
+        inode = self._inode_of(rows[0])
         if inode.nlink == 0:
             self._require_used(node)
         return inode
@@ -273,7 +302,7 @@ class PostgresVolume(StoredTree):
         rows = self._query(statements.contents(self.id, node, first, last))
         if not rows:
             raise gone()
-        inode = StoredInode.of(rows[0])
+        inode = self._inode_of(rows[0])
         if inode.nlink == 0:
             self._require_used(node)
         return inode, {row[-2]: row[-1] for row in rows if row[-2] is not None}
