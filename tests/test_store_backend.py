@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sqlite3
 import subprocess
@@ -334,6 +335,37 @@ def test_what_is_no_json_in_the_table_is_shown_as_it_is(tmp_path):
             assert get(backend, "/odd.json") == b"not json {"
             assert get(backend, "/list.json") == b"[\n  1\n]\n"
             assert backend.upload_files([("/odd.json", b"")])[0].error == "permission_denied"
+
+
+@pytest.mark.parametrize("key", ["x'ff00'", "x''", "x'2f61'", "7", "CAST(x'2fff' AS TEXT)", "NULL"])
+@pytest.mark.parametrize("value", ["'{\"content\": \"x\"}'", "NULL", "7", "x'ff'"])
+def test_an_odd_row_harms_no_other_key(tmp_path, key, value):
+    with SqliteStore.from_conn_string(str(tmp_path / "x.db")) as store:
+        store.setup()
+        for prefix in ("memories", "other"):
+            with contextlib.suppress(sqlite3.IntegrityError):
+                store.conn.execute(f"INSERT INTO store (prefix, key, value) VALUES ('{prefix}', {key}, {value})")
+        with contextlib.suppress(sqlite3.IntegrityError):
+            store.conn.execute(f"INSERT INTO store (prefix, key, value) VALUES (x'ff', {key}, {value})")
+        put(store, "/good", "good")
+        with StoreBackend(store, namespace=NS) as backend:
+            assert "/good" in [info["path"] for info in backend.ls("/").entries]
+            assert "/good" in [match["path"] for match in backend.glob("**/*").matches]
+            assert [match["path"] for match in backend.grep("good").matches] == ["/good"]
+            backend.write("/new", "text")
+            assert get(backend, "/new") == b"text"
+
+
+def test_a_key_of_100_000_segments_is_no_walk_without_end(tmp_path):
+    with SqliteStore.from_conn_string(str(tmp_path / "x.db")) as store:
+        store.setup()
+        put(store, "/" + "a/" * 100_000 + "deep", "deep")
+        put(store, "/good", "good")
+        with StoreBackend(store, namespace=NS) as backend:
+            assert [info["path"] for info in backend.ls("/").entries] == ["/a/", "/good"]
+            assert [match["path"] for match in backend.glob("**/*").matches] == ["/good"]
+            assert [match["path"] for match in backend.grep("good").matches] == ["/good"]
+            assert backend.delete("/a").error is None or backend.ls("/").error is None
 
 
 # -- conflicts -------------------------------------------------------------------------------------------------

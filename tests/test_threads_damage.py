@@ -170,6 +170,91 @@ def test_a_database_that_is_encrypted(tmp_path: Path) -> None:
             assert "only the program that has the key can read it" in read(backend, f"{directory}/ERROR.txt")
 
 
+# -- odd rows --------------------------------------------------------------------------------------------------------
+
+COPY = """
+    INSERT INTO checkpoints (thread_id, checkpoint_ns, checkpoint_id, parent_checkpoint_id, type, checkpoint, metadata)
+    SELECT {thread}, {ns}, {id}, {parent}, {type}, {checkpoint}, {metadata} FROM checkpoints LIMIT 1"""
+SAME = {"thread": "'odd'", "ns": "''", "id": "'1'", "parent": "NULL"}
+SAME |= {name: name for name in ("type", "checkpoint", "metadata")}
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"thread": "x'c1'"},
+        {"thread": "x''"},
+        {"thread": "CAST(x'ff' AS TEXT)"},
+        {"ns": "x'c1'"},
+        {"id": "x'c1'"},
+        {"id": "'ffffffff-ffff-6fff-ffff-ffffffffffff'"},
+        {"parent": "x'c1'"},
+        {"parent": "'1'"},
+        {"type": "x'c1'"},
+        {"type": "7"},
+        {"type": "'bytes'", "checkpoint": "1000000000000"},
+        {"checkpoint": "7"},
+        {"checkpoint": "'text'"},
+        {"metadata": "7"},
+        {"metadata": "x'ff'"},
+    ],
+)
+def test_an_odd_row_harms_no_other_thread(path: str, odd: dict[str, str]) -> None:
+    with changed(path, COPY.format(**SAME | odd)) as backend:
+        before = names(backend, "/plain/head")
+        assert before == ["a.txt", "c.txt", "second.txt"]
+        assert "plain" in names(backend, "/")
+        assert backend.glob("**/*.txt").error is None
+        assert "/plain/head/a.txt" in [match["path"] for match in backend.grep("three").matches or ()]
+        for thread_ in names(backend, "/"):
+            for name in names(backend, f"/{thread_}/history"):
+                names(backend, f"/{thread_}/history/{name}")
+            for name in ("state.json", "messages.jsonl"):
+                assert backend.download_files([f"/{thread_}/{name}"])[0].content is not None
+
+
+@pytest.mark.parametrize("column", ["thread_id", "checkpoint_id"])
+def test_a_blob_as_an_id_is_told_and_left_out(path: str, column: str, caplog: pytest.LogCaptureFixture) -> None:
+    odd = {"thread_id": {"thread": "x'c1'"}, "checkpoint_id": {"thread": "'plain'", "id": "x'c1'"}}[column]
+    with changed(path, COPY.format(**SAME | odd)) as backend:
+        assert names(backend, "/") == ["plain"]
+        assert len(names(backend, "/plain/history")) > 3
+    assert f"has a {column} that is no text" in caplog.text
+
+
+@pytest.mark.parametrize("change", ["task_id = x'c1'", "idx = 'odd'", "channel = x'c1'", "checkpoint_id = x'c1'"])
+def test_a_write_with_an_odd_id_is_left_out(path: str, change: str) -> None:
+    with changed(
+        path, f"UPDATE OR IGNORE writes SET {change} WHERE rowid = (SELECT max(rowid) FROM writes)"
+    ) as backend:
+        assert names(backend, "/") == ["plain"]
+        assert names(backend, "/plain/head")
+        assert read(backend, "/plain/state.json")
+
+
+@pytest.mark.parametrize("segments", [300, 600, 1000, 100_000])
+@pytest.mark.parametrize("slash", ["", "/"])
+def test_a_path_of_many_segments_is_one_file_among_others(
+    tmp_path: Path, segments: int, slash: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    where = str(tmp_path / "threads.db")
+    key = slash + "a/" * (segments - 1) + "deep"
+    with agents.sqlite_saver(where) as saver:
+        agent = agents.deep_agent(saver, [say("ok")])
+        files = {key: {"content": "far"}, "/near.txt": {"content": "near"}, key + "/" + "b/" * 400: {"content": "x"}}
+        agent.invoke(user("go", files=files), thread("t"))
+    for write_ in (None, "head"):
+        with ThreadsBackend.from_sqlite(where, **({} if write_ is None else {"write": write_})) as backend:
+            shown = names(backend, "/t/head")
+            assert len(shown) == 3 and "near.txt" in shown
+            found = {info["path"]: info for info in backend.glob("/t/head/**").matches or ()}
+            assert len(found) == 3
+            assert sorted(read(backend, found_path) for found_path in found) == ["far", "near", "x"]
+            assert [match["text"] for match in backend.grep("near", "/t/head").matches or ()] == ["near"]
+            assert len(names(backend, "/t/history")) > 1
+    assert f"a path of {segments} segments is shown as one name" in caplog.text
+
+
 # -- one file --------------------------------------------------------------------------------------------------------
 
 

@@ -56,22 +56,26 @@ def is_in_range(row: Sequence[int]) -> bool:
     )
 
 
-class Damage:
-    """What is wrong with one volume, as far as somebody has met it.
+class Told:
+    """What is wrong with one file or database, as far as somebody has met it.
 
     Args:
-        volume: what the volume is called in the log.
+        whole: what that is called in the log.
     """
 
-    def __init__(self, volume: str) -> None:
-        self._volume = volume
+    def __init__(self, whole: str) -> None:
+        self._whole = whole
         self._told: set[str] = set()
 
     def tell(self, what: str) -> None:
         """Log a line, if it is new."""
         if what not in self._told and len(self._told) < MAX_TOLD:
             self._told.add(what)
-            log.error("%s is damaged: %s", self._volume, what)
+            log.error("%s is damaged: %s", self._whole, what)
+
+
+class Damage(Told):
+    """What is wrong with one volume."""
 
     def require_entry(self, directory: int, name: bytes, inode: Inode) -> None:
         """Raise EIO for a name that doesn't lead where it seems to."""

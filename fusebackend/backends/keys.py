@@ -14,15 +14,20 @@ A key that is a path becomes a path (`names_of`), split at its slashes after the
 other's way (`arrange`): a key without a leading slash gives way and moves below the directory `%.`; a file whose name
 is a directory as well, because of a longer key, is that name with `%=` at its end.
 
-Pure functions. Nothing is hidden and nothing is shown twice: different keys have different paths.
+A key with more than `MAX_SEGMENTS` segments is one name at the top, cut as above: no path is that long, and what goes
+down a tree would be a frame deeper, or a directory, for each of 100,000 slashes that an agent may write.
+
+Nothing is hidden and nothing is shown twice: different keys have different paths.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import logging
 import re
 from collections.abc import Iterable
+from itertools import pairwise
 
 from fusebackend.protocol import NAME_MAX_BYTES
 
@@ -33,6 +38,11 @@ RELATIVE = b"%."
 FILE_MARK = b"%="
 CUT_MARK = b"%~"
 _DIGEST_BYTES = 10
+
+log = logging.getLogger(__name__)
+
+MAX_SEGMENTS = 256
+"""Linux opens paths of 4,096 bytes, and people write some 20 segments."""
 
 _ESCAPE_OF = {b"/": b"%2F", b"\0": b"%00"}
 _ESCAPED = re.compile(rb"%(?:25|2F|00|2E)")
@@ -83,7 +93,15 @@ def cut_name(name: bytes, text: str, limit: int) -> bytes:
 @functools.lru_cache(maxsize=1 << 16)
 def names_of(key: str) -> tuple[bytes, ...]:
     """The names along a key that is a path. One without a leading slash counts as if it had it."""
+    if is_too_deep(key):
+        log.warning("a path of %d segments is shown as one name: %r…", key.count("/", 1) + 1, key[:60])
+        start = key[:NAME_MAX_BYTES].encode("utf-8", "replace")
+        return (cut_name(_escape(start), key, NAME_MAX_BYTES),)
     return tuple(name_of(segment) for segment in key.removeprefix("/").split("/"))
+
+
+def is_too_deep(key: str) -> bool:
+    return key.count("/", 1) >= MAX_SEGMENTS
 
 
 def key_of(names: Iterable[bytes]) -> str:
@@ -103,8 +121,10 @@ def arrange(keys: Iterable[str]) -> dict[tuple[bytes, ...], str]:
     for key in relative:
         names = names_of(key)
         places[names if names not in places else (RELATIVE, *names)] = key
-    directories = {names[:depth] for names in places for depth in range(1, len(names))}
-    for names in [names for names in places if names in directories]:
+    # In order, what is below a place comes right behind it.
+    in_order = sorted(places)
+    directories = [names for names, next_ in pairwise(in_order) if next_[: len(names)] == names]
+    for names in directories:
         key = places.pop(names)
         places[(*names[:-1], _marked(names[-1], key))] = key
     return places

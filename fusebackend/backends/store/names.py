@@ -70,6 +70,15 @@ def is_name(segment: str) -> bool:
         return False
 
 
+def is_text(path: str) -> bool:
+    """Is it UTF-8, with no byte that is not?"""
+    try:
+        path.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def bounds(prefix: str) -> tuple[tuple[str, str | None], ...]:
     """The ranges of keys (from, to but without) that start with a prefix, which ends with `/` or is empty.
 

@@ -14,6 +14,8 @@ from __future__ import annotations
 import contextlib
 import datetime
 import errno
+import functools
+import logging
 import os
 import sqlite3
 import threading
@@ -21,10 +23,12 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 from fusebackend.backends.store.items import Anything, Change, Conflict, Items, Record, Row, version_of
-from fusebackend.backends.store.names import after, bounds
+from fusebackend.backends.store.names import after, bounds, is_text
 from fusebackend.backends.store.searched import PutOneByOne
 from fusebackend.backends.store.values import Unreadable
 from fusebackend.errors import oserror
+
+log = logging.getLogger(__name__)
 
 BUSY_S = 5.0
 """How long another program's write is waited for."""
@@ -34,6 +38,9 @@ KEYS_AT_A_TIME = 500
 
 COLUMNS = {"prefix", "key", "value", "created_at", "updated_at", "expires_at", "ttl_minutes"}
 """Of LangGraph's table `store`."""
+
+_NO_TEXT = "x''"
+"""What SQLite puts behind all text."""
 
 _ROW = "key, rowid, updated_at, length(value)"
 
@@ -81,6 +88,7 @@ class SqliteDatabase:
         """
         with told():
             connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=BUSY_S)
+            connection.text_factory = functools.partial(str, encoding="utf-8", errors="surrogateescape")
             try:
                 if setup is not None and not _columns(connection):
                     (application,) = connection.execute("PRAGMA application_id").fetchone()
@@ -183,7 +191,7 @@ class SqliteItems(Items):
     def look(self, keys: Sequence[str], prefixes: Sequence[str]) -> tuple[list[Row], list[str]]:
         with self._database.reading() as connection:
             rows = [
-                Row(key, (rowid, updated_at, length), length)
+                Row(key, (rowid, updated_at, length), length or 0)
                 for key, rowid, updated_at, length in _in(connection, _ROW, self._namespace, keys)
             ]
             return rows, [prefix for prefix in prefixes if self._any_below(connection, prefix)]
@@ -195,11 +203,12 @@ class SqliteItems(Items):
     def twins(self) -> list[str]:
         with self._database.reading() as connection:
             found = connection.execute(
-                "SELECT bare.key FROM store AS bare WHERE bare.prefix = ?1 AND (bare.key < '/' OR bare.key >= '0')"
+                "SELECT bare.key FROM store AS bare WHERE bare.prefix = ?1"
+                f" AND (bare.key < '/' OR bare.key >= '0') AND bare.key >= '' AND bare.key < {_NO_TEXT}"
                 " AND EXISTS (SELECT 1 FROM store WHERE prefix = ?1 AND key = '/' || bare.key)",
                 (self._namespace,),
             )
-            return [key for (key,) in found]
+            return [key for (key,) in found if is_text(key)]
 
     def fetch(self, keys: Sequence[str]) -> dict[str, Record]:
         with self._database.reading() as connection:
@@ -267,18 +276,23 @@ def _columns(connection: sqlite3.Connection) -> set[str]:
 def namespaces(database: SqliteDatabase) -> list[str]:
     """The namespaces there are, as they are written in URLs."""
     with database.reading() as connection:
-        return [name for (name,) in connection.execute("SELECT DISTINCT prefix FROM store ORDER BY prefix LIMIT 100")]
+        texts = f"prefix >= '' AND prefix < {_NO_TEXT}"
+        found = connection.execute(f"SELECT DISTINCT prefix FROM store WHERE {texts} ORDER BY prefix LIMIT 100")
+        return [name for (name,) in found]
 
 
 def _range(connection: sqlite3.Connection, namespace: str, start: str, end: str | None) -> Iterator[Row]:
     """Rows from one key up to another; a caller that stops early has read no further."""
-    where, parameters = "prefix = ? AND key >= ?", [namespace, start]
-    if end is not None:
-        where, parameters = where + " AND key < ?", [*parameters, end]
+    # A BLOB comes after all text, and is no key.
+    where = f"prefix = ? AND key >= ? AND key < {'?' if end is not None else _NO_TEXT}"
+    parameters = [namespace, start] if end is None else [namespace, start, end]
     for key, rowid, updated_at, length in connection.execute(
         f"SELECT {_ROW} FROM store WHERE {where} ORDER BY key", parameters
     ):
-        yield Row(key, (rowid, updated_at, length), length)
+        if is_text(key):
+            yield Row(key, (rowid, updated_at, length), length or 0)
+        else:
+            log.error("row %d of the table 'store' has a key that is no UTF-8, and is not shown", rowid)
 
 
 def _in(connection: sqlite3.Connection, columns: str, namespace: str, keys: Sequence[str]) -> Iterator[tuple[Any, ...]]:
@@ -291,7 +305,7 @@ def _in(connection: sqlite3.Connection, columns: str, namespace: str, keys: Sequ
 
 
 def _raw(value: Any) -> bytes:
-    return value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogatepass")
+    return value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogateescape")
 
 
 def _loaded(value: Any) -> Any:

@@ -18,10 +18,12 @@ from fusebackend.backends.store.names import (
     KeyList,
     Place,
     arrange_level,
+    is_text,
     may_be_arranged,
     split_level,
 )
 from fusebackend.backends.store.values import About
+from fusebackend.backends.walk import PATH_MAX_BYTES
 from fusebackend.errors import oserror
 from fusebackend.paths import ROOT, AgentPath
 from fusebackend.protocol import FileInfo
@@ -198,6 +200,8 @@ class StoreTree:
                 if child.place is None:
                     if child.key in asked and child.key in described:
                         found.append((inner, _node(child, by_key, described, node.relative)))
+                elif len(inner) > PATH_MAX_BYTES:
+                    continue  # no path is that long
                 elif child.place.rooted is None and not node.relative:
                     left.append((inner, Node(place=child.place, relative=True), KeyList(twins)))
                 else:
@@ -209,12 +213,3 @@ def _node(child: Child, rows: dict[str, Row], described: dict[str, About], relat
     if child.place is not None:
         return Node(place=child.place, relative=relative or child.place.rooted is None)
     return Node(rows[child.key], described[child.key], relative=relative)
-
-
-def is_text(path: str) -> bool:
-    """Is it UTF-8, with no byte that is not?"""
-    try:
-        path.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -103,6 +103,8 @@ def pack(value: Any) -> Raw:
 def loads(raw: Raw) -> Any:
     """A stored value as plain data and `Ext`."""
     kind, data = raw.kind, raw.data
+    if not isinstance(kind, str | None) or not isinstance(data, bytes | bytearray | memoryview | str | None):
+        raise Damaged(f"a value is kept as {type(kind).__name__} and {type(data).__name__}")
     if kind == "null":
         return None
     if data is None:
@@ -110,7 +112,7 @@ def loads(raw: Raw) -> Any:
     if kind == "msgpack":
         return unpack(data)
     if kind in ("bytes", "bytearray"):
-        return bytes(data)
+        return data.encode("utf-8", "surrogateescape") if isinstance(data, str) else bytes(data)
     if kind == "json":
         try:
             return json.loads(data)

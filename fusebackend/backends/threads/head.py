@@ -23,7 +23,7 @@ from typing import Any
 
 from fusebackend import errors, paths, text
 from fusebackend.backends.buffer import digest_of
-from fusebackend.backends.keys import arrange, key_of
+from fusebackend.backends.keys import arrange, is_too_deep, key_of
 from fusebackend.backends.threads.activity import RunWatch
 from fusebackend.backends.threads.decode import pack
 from fusebackend.backends.threads.line import Line
@@ -78,6 +78,8 @@ class Layout:
             return key
         if path in self.directories:
             raise errors.oserror(errno.EISDIR)
+        if is_too_deep(path):
+            raise errors.oserror(errno.ENAMETOOLONG)
         if any(above in self.keys for above in _above(path)):
             raise errors.oserror(errno.ENOTDIR)
         return _new_key(path)

@@ -19,6 +19,9 @@ from fusebackend.backends.threads.rows import Listed
 _GREGORIAN = 0x01B21DD213814000
 """From 1582, where UUIDs count from, to 1970, in steps of 100 ns."""
 
+LATEST_NS = (1 << 63) - 1
+"""In 2262. An id may say 5236, which no file system can show."""
+
 KNOWN_NAMES = 1 << 15
 
 
@@ -30,7 +33,7 @@ def time_ns_of(checkpoint: str, ts: str | None = None) -> int | None:
         fields = None
     if fields is not None and fields.version == 6:
         ticks = (fields.int >> 80) << 12 | (fields.int >> 64 & 0xFFF)
-        return (ticks - _GREGORIAN) * 100
+        return min((ticks - _GREGORIAN) * 100, LATEST_NS)
     try:
         when = datetime.datetime.fromisoformat(ts or "")
     except ValueError:

@@ -19,6 +19,7 @@ import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from fusebackend.backends.damage import Told
 from fusebackend.backends.threads.decode import loads, require
 from fusebackend.backends.threads.names import time_ns_of
 from fusebackend.backends.threads.rows import (
@@ -38,7 +39,7 @@ from fusebackend.backends.threads.rows import (
     portions,
 )
 from fusebackend.backends.threads.sqlitefile import Frozen, bound, connect, frozen, open_file, primary
-from fusebackend.backends.threads.sqlitesql import ANCESTRY, APPEND, LINE, NAMESPACES, THREADS
+from fusebackend.backends.threads.sqlitesql import ANCESTRY, APPEND, IS_TEXT, LINE, NAMESPACES, THREADS
 from fusebackend.errors import oserror
 
 COUNTING_SHARE: Final = 1 / 20
@@ -52,6 +53,14 @@ _NEEDED: Final = {
                     "metadata"},
     "writes": {"thread_id", "checkpoint_ns", "checkpoint_id", "task_id", "idx", "channel", "type", "value"},
 }  # fmt: skip
+
+
+_IDS: Final = {"checkpoints": ("thread_id",)}
+"""Columns that an index begins with."""
+
+_IS_ID: Final = IS_TEXT.format("checkpoint_id")
+_WRITE_TYPES: Final = (str, str, str, int, str)
+"""Checkpoint, path of the task, task, place and channel."""
 
 
 class _Seen(NamedTuple):
@@ -78,6 +87,7 @@ class SqliteDatabase(Database):
     def __init__(self, path: str) -> None:
         require()
         self.path = path
+        self._told = Told(f"the checkpoint database {path}")
         self._connection, self._frozen = connect(path)
         self._writer: sqlite3.Connection | None = None
         try:
@@ -148,7 +158,7 @@ class SqliteDatabase(Database):
         everything, places, now = False, set(), {}
         for table, seen in self._seen.items():
             added = self._ask(f"SELECT thread_id, checkpoint_ns FROM {table} WHERE rowid > ?", (seen.last,))
-            places |= {Place(thread, namespace) for thread, namespace in added}
+            places |= {Place(*ids) for ids in added if all(isinstance(id_, str) for id_ in ids)}
             expected = seen.rows + len(added)
             now[table] = self._look(table, None if count else expected)
             everything |= now[table].rows != expected or self._key(table, seen.last) != seen.key
@@ -187,6 +197,12 @@ class SqliteDatabase(Database):
     # -- lists -------------------------------------------------------------------------------------------------
 
     def threads(self) -> list[tuple[str, str | None]]:
+        for table, columns in _IDS.items():
+            for column in columns:
+                # Asked of the indexes: nothing is read where there are none.
+                odd = self._ask(f"SELECT rowid FROM {table} WHERE {column} >= x'' OR {column} < '' LIMIT 1")
+                if odd:
+                    self._told.tell(f"row {odd[0][0]} of the table '{table}' has a {column} that is no text; not shown")
         return self._ask(THREADS)
 
     def has_thread(self, thread: str) -> bool:
@@ -217,8 +233,12 @@ class SqliteDatabase(Database):
 
     def marks(self, place: Place) -> dict[str, Mark]:
         # Both are answered from the tables' indexes alone.
-        rows = self._ask(f"SELECT checkpoint_id, rowid FROM checkpoints WHERE {LINE}", place)
-        marks = {checkpoint: Mark(row) for checkpoint, row in rows}
+        marks: dict[str, Mark] = {}
+        for checkpoint, row in self._ask(f"SELECT checkpoint_id, rowid FROM checkpoints WHERE {LINE}", place):
+            if isinstance(checkpoint, str):
+                marks[checkpoint] = Mark(row)
+            else:
+                self._told.tell(f"row {row} of the table 'checkpoints' has a checkpoint_id that is no text; not shown")
         statement = f"SELECT checkpoint_id, count(*), max(rowid) FROM writes WHERE {LINE} GROUP BY checkpoint_id"
         for checkpoint, count, last in self._ask(statement, place):
             if checkpoint in marks:
@@ -226,7 +246,7 @@ class SqliteDatabase(Database):
         return marks
 
     def newest(self, place: Place) -> str | None:
-        found = self._ask(f"SELECT max(checkpoint_id) FROM checkpoints WHERE {LINE}", place)[0][0]
+        found = self._ask(f"SELECT max(checkpoint_id) FROM checkpoints WHERE {LINE} AND {_IS_ID}", place)[0][0]
         return None if found is None else str(found)
 
     # -- contents ----------------------------------------------------------------------------------------------
@@ -258,11 +278,19 @@ class SqliteDatabase(Database):
         for some in portions(checkpoints, IDS_AT_ONCE):
             values = (*place, *some, *([] if channel is None else [channel]))
             rows += self._ask(f"{self._select_writes()} WHERE {LINE} AND checkpoint_id IN {_many(some)}{only}", values)
-        return in_order(rows)
+        return in_order(self._sound(rows))
 
     def writes_since(self, place: Place, checkpoint: str, order: int) -> list[Write]:
         statement = f"{self._select_writes()} WHERE {LINE} AND checkpoint_id = CAST(? AS TEXT) AND rowid > ?"
-        return in_order(self._ask(statement, (*place, checkpoint, order))).get(checkpoint, [])
+        return in_order(self._sound(self._ask(statement, (*place, checkpoint, order)))).get(checkpoint, [])
+
+    def _sound(self, rows: list[Any]) -> list[Any]:
+        """The writes that can be one, by their ids and places: LangGraph could not apply another."""
+        sound = [row for row in rows if tuple(map(type, row[:5])) == _WRITE_TYPES]
+        if len(sound) < len(rows):
+            odd = next(row for row in rows if tuple(map(type, row[:5])) != _WRITE_TYPES)
+            self._told.tell(f"row {odd[7]} of the table 'writes' has ids that are no text or a place that is no number")
+        return sound
 
     def _select_writes(self) -> str:
         task_path = "task_path" if self._has_task_path else "''"
@@ -277,6 +305,7 @@ class SqliteDatabase(Database):
         if not rows:
             raise oserror(errno.ENOENT)
         parent, kind, blob, metadata = rows[0]
+        _require_id(checkpoint, parent)
         document = _document(checkpoint, Raw(kind, blob))
         ts = document.get("ts")
         return Saved(
@@ -353,9 +382,15 @@ def _document(checkpoint: str, raw: Raw) -> Mapping[str, Any]:
 
 
 def _link(checkpoint: str, parent: str | None, raw: Raw, channel: str) -> Link:
+    _require_id(checkpoint, parent)
     document = _document(checkpoint, raw)
     versioned = channel in _mapping(document, "channel_versions")
     return Link(checkpoint, parent or None, versioned, _mapping(document, "channel_values").get(channel, NOTHING))
+
+
+def _require_id(checkpoint: str, parent: object) -> None:
+    if not isinstance(parent, str | None):
+        raise Damaged(f"checkpoint {checkpoint}: the id of its parent is {type(parent).__name__}, not text")
 
 
 def _mapping(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -367,6 +402,6 @@ def _metadata(blob: bytes | str | None) -> Mapping[str, Any]:
     """Nothing where it can't be read: it names a checkpoint and explains it, and holds no file."""
     try:
         found = json.loads(blob) if blob is not None else {}
-    except (ValueError, RecursionError):
+    except (TypeError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, Mapping) else {}

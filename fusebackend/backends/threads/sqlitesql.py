@@ -5,23 +5,30 @@ from __future__ import annotations
 from fusebackend.backends.threads.rows import NULL_TASK
 
 # CAST lets a text that is no UTF-8 be asked for by its bytes; see `bound`.
+# TEXT comes after numbers and before BLOBs: what is neither is no id (`IS_TEXT`, which the indexes answer as well).
+IS_TEXT = "{0} >= '' AND {0} < x''"
+
 LINE = "thread_id = CAST(? AS TEXT) AND checkpoint_ns = CAST(? AS TEXT)"
 
-THREADS = """
+THREADS = f"""
 WITH RECURSIVE found(id) AS (
-    SELECT min(thread_id) FROM checkpoints
+    SELECT min(thread_id) FROM checkpoints WHERE {IS_TEXT.format("thread_id")}
     UNION ALL
-    SELECT (SELECT min(thread_id) FROM checkpoints WHERE thread_id > found.id) FROM found WHERE found.id IS NOT NULL
+    SELECT (SELECT min(thread_id) FROM checkpoints WHERE thread_id > found.id AND thread_id < x'')
+    FROM found WHERE found.id IS NOT NULL
 )
-SELECT id, (SELECT max(checkpoint_id) FROM checkpoints WHERE thread_id = found.id AND checkpoint_ns = '')
+SELECT id, (SELECT max(checkpoint_id) FROM checkpoints
+    WHERE thread_id = found.id AND checkpoint_ns = '' AND {IS_TEXT.format("checkpoint_id")})
 FROM found WHERE id IS NOT NULL
 """
 
-NAMESPACES = """
+NAMESPACES = f"""
 WITH RECURSIVE found(ns) AS (
-    SELECT min(checkpoint_ns) FROM checkpoints WHERE thread_id = CAST(?1 AS TEXT)
+    SELECT min(checkpoint_ns) FROM checkpoints
+    WHERE thread_id = CAST(?1 AS TEXT) AND {IS_TEXT.format("checkpoint_ns")}
     UNION ALL
-    SELECT (SELECT min(checkpoint_ns) FROM checkpoints WHERE thread_id = CAST(?1 AS TEXT) AND checkpoint_ns > found.ns)
+    SELECT (SELECT min(checkpoint_ns) FROM checkpoints
+        WHERE thread_id = CAST(?1 AS TEXT) AND checkpoint_ns > found.ns AND checkpoint_ns < x'')
     FROM found WHERE found.ns IS NOT NULL
 )
 SELECT ns FROM found WHERE ns IS NOT NULL
