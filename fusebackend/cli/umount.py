@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import pwd
 import sys
 import time
+from typing import NoReturn
 
 import click
 
@@ -13,8 +15,8 @@ from fusebackend.cli.progress import waiting
 from fusebackend.cli.target import completion
 from fusebackend.mount import table
 from fusebackend.mount.error import MountError
-from fusebackend.mount.table import MountState
-from fusebackend.mount.unmount import BusyError, Server, detach, serves
+from fusebackend.mount.table import MountEntry, MountState
+from fusebackend.mount.unmount import BusyError, Server, detach, is_stopped, server_of, serves
 
 DEFAULT_TIMEOUT_S = 60.0
 
@@ -39,29 +41,58 @@ def umount(mountpoint: str, lazy: bool, timeout_s: float) -> None:
         raise MountError(errno.EINVAL, f"'{path}' is not mounted")
     if not entry.is_ours:
         raise MountError(errno.EINVAL, f"'{path}' is mounted, but not by fusebackend ({entry.fstype})")
+    if os.geteuid() != 0 and entry.owner not in (None, os.geteuid()):
+        owner = _name_of(entry.owner)
+        raise MountError(errno.EPERM, f"'{path}' is a mount of {owner}, who can unmount it, as can root")
     state = table.probe(path)
+    if state.state == "hung":
+        _refuse_hung(entry, lazy)
     if state.state == "dead":
         detach(path, lazy=True)
         click.echo(f"unmounted {path}; its server had died before")
         return
     try:
         with waiting("storing everything"):
-            _end(state, lazy, timeout_s)
+            _end(state, state.pid or server_of(entry), lazy, timeout_s)
     except BusyError as error:
         _show_holders(error)
         sys.exit(1)
 
 
-def _end(state: MountState, lazy: bool, timeout_s: float) -> None:
+def _refuse_hung(entry: MountEntry, lazy: bool) -> NoReturn:
+    """A server that does not answer can't be waited for: what it has not stored is in its memory alone."""
+    path, pid = entry.mountpoint, server_of(entry)
+    server = "its server" if pid is None else f"its server, process {pid},"
+    if pid is not None and is_stopped(pid):
+        state, remedy = "is stopped", f"let it go on with 'kill -CONT {pid}'"
+    else:
+        state, remedy = "does not answer", "wait until it does"
+    lost = "what was written there and is not stored yet is lost if it is killed"
+    if lazy:
+        detach(path, lazy=True)
+        stores = "then it stores that and ends"
+        raise MountError(errno.ETIMEDOUT, f"'{path}' is detached, but {server} {state}: {lost}; {remedy}, {stores}")
+    hint = f"{remedy} and unmount again, or use --lazy to take it away all the same"
+    raise MountError(errno.ETIMEDOUT, f"'{path}' is still mounted: {server} {state}, and {lost}; {hint}")
+
+
+def _name_of(user: int | None) -> str:
+    try:
+        return pwd.getpwuid(user or 0).pw_name
+    except KeyError:
+        return f"user {user}"
+
+
+def _end(state: MountState, pid: int | None, lazy: bool, timeout_s: float) -> None:
     path = state.mountpoint
-    if state.pid is None or not serves(state.pid):
+    if pid is None or not serves(pid):
         detach(path, lazy=lazy)
-        click.echo(f"detached {path}; nobody waited for its server, which did not say who it is")
-        return
+        unknown = "its server did not say who it is: nobody knows whether it has stored everything"
+        raise MountError(errno.ETIMEDOUT, f"'{path}' is detached, but {unknown}")
     log_path = state.status.get("log")
     log_start = _size(log_path)
     deadline = time.monotonic() + timeout_s
-    with Server(state.pid) as server:
+    with Server(pid) as server:
         detach(path, lazy=lazy)
         # With --lazy the server goes on until the last file is closed, which may be never: only a short wait then.
         if not server.ended(min(timeout_s, 1.0) if lazy else deadline - time.monotonic()):
@@ -69,7 +100,9 @@ def _end(state: MountState, lazy: bool, timeout_s: float) -> None:
                 click.echo(f"detached {path}; process {server.pid} serves it until the last open file is closed")
                 return
             where = f"; see {log_path}" if log_path else ""
-            raise MountError(errno.ETIMEDOUT, f"'{path}' is detached, but process {server.pid} is still storing{where}")
+            does = "is stopped, and has not stored everything" if is_stopped(server.pid) else "is still storing"
+            lost = "; what it has not stored is lost if it is killed"
+            raise MountError(errno.ETIMEDOUT, f"'{path}' is detached, but process {server.pid} {does}{lost}{where}")
     errors = _errors_since(log_path, log_start)
     if errors:
         raise MountError(errno.EIO, f"'{path}' is unmounted, but its server reported: {errors[-1]} (see {log_path})")

@@ -46,6 +46,17 @@ class MountEntry:
     """Those of the file system, wherever it is mounted."""
     id: int = 0
     """Of this mount, as long as it lasts (proc_pid_mountinfo(5), field 1)."""
+    device: str = "0:0"
+    """Major and minor number of the file system."""
+
+    @property
+    def owner(self) -> int | None:
+        """The user who has mounted a FUSE file system."""
+        for option in self.super_options:
+            name, _, value = option.partition("=")
+            if name == "user_id" and value.isdecimal():
+                return int(value)
+        return None
 
     @property
     def is_ours(self) -> bool:
@@ -61,7 +72,7 @@ def parse(text: str) -> list[MountEntry]:
         if separator and len(words) >= 6 and len(kinds) >= 2:
             options, super_options = tuple(words[5].split(",")), tuple(",".join(kinds[2:]).split(","))
             place, source, root = (_unescape(word) for word in (words[4], kinds[1], words[3]))
-            found.append(MountEntry(place, kinds[0], source, options, root, super_options, int(words[0])))
+            found.append(MountEntry(place, kinds[0], source, options, root, super_options, int(words[0]), words[2]))
     return found
 
 

@@ -88,6 +88,27 @@ def serves(pid: int) -> bool:
     return False
 
 
+def server_of(entry: table.MountEntry) -> int | None:
+    """The process that serves a mount, found without asking the mount: it has the connection open (fdinfo of
+    `/dev/fuse`, Linux 6.14). None where that can't be seen."""
+    connection = f"fuse_connection:\t{entry.device.partition(':')[2]}"
+    for name in os.listdir("/proc"):
+        if name.isdigit() and serves(int(name)):
+            with contextlib.suppress(OSError):
+                for descriptor in os.listdir(f"/proc/{name}/fdinfo"):
+                    with contextlib.suppress(FileNotFoundError), open(f"/proc/{name}/fdinfo/{descriptor}") as file:
+                        if connection in file.read().splitlines():
+                            return int(name)
+    return None
+
+
+def is_stopped(pid: int) -> bool:
+    """By SIGSTOP or a debugger, as proc_pid_stat(5) says."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
+    return False
+
+
 class Server:
     """The process behind a mount, held by a pidfd so that its number can't come to mean another one."""
 

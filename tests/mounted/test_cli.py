@@ -1,6 +1,7 @@
 """The command line, on real mounts: what it says, what it exits with, and that nothing stays behind."""
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -12,17 +13,26 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import mounts
 import pytest
+from click.testing import CliRunner
 
 from fusebackend import config
+from fusebackend.cli.umount import umount
 from fusebackend.mount import table
+from fusebackend.mount.error import MountError
 
 pytestmark = pytest.mark.mounted
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 60
+
+needs_fdinfo = pytest.mark.skipif(
+    tuple(map(int, os.uname().release.split("-")[0].split(".")[:2])) < (6, 14),
+    reason="the kernel does not tell which connection a process has open (Linux 6.14)",
+)
 
 
 class Shell:
@@ -458,12 +468,40 @@ class TestMountedAlready:
             assert status.returncode == 1
             assert json.loads(status.stdout)[0]["state"] == "hung"
             assert "its server does not answer" in shell.refused("mount", point)
-            said = shell.ok("umount", "--lazy", point)
-            assert f"detached {point}" in said
+            said = shell.refused("umount", "--lazy", point)
+            assert f"'{point}' is detached, but its server" in said
+            assert "what was written there and is not stored yet is lost if it is killed" in said
             assert not is_mounted(point)
         finally:
             os.kill(pid, signal.SIGCONT)
         assert wait_until_ended(pid)
+
+    @needs_fdinfo
+    def test_a_stopped_server_keeps_its_mount_and_what_it_has_not_stored(self, shell: Shell, point: Path) -> None:
+        shell.ok("mount", point, "--default", "sqlite:x.db")
+        pid = shell.status(point)["pid"]
+        (point / "file").write_text("not stored yet")
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            said = shell.refused("umount", point)
+            assert f"'{point}' is still mounted: its server, process {pid}, is stopped" in said
+            assert "is lost if it is killed" in said and f"'kill -CONT {pid}'" in said and "--lazy" in said
+            assert is_mounted(point)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        shell.ok("umount", point)
+        shell.ok("mount", point, "--default", "sqlite:x.db")
+        assert (point / "file").read_text() == "not stored yet"
+
+    def test_a_mount_of_another_user_is_theirs_to_end(self, shell: Shell, point: Path) -> None:
+        if os.geteuid() != 0:
+            pytest.skip("needs root, to become somebody else")
+        shell.ok("mount", point, "--default", "memory:")
+        with mock.patch("os.geteuid", return_value=65534):
+            done = CliRunner().invoke(umount, [str(point)])
+        assert isinstance(done.exception, MountError) and done.exception.errno == errno.EPERM
+        assert done.exception.strerror == f"'{point}' is a mount of root, who can unmount it, as can root"
+        assert is_mounted(point)
 
 
 class TestUmount:

@@ -35,9 +35,10 @@ from fusebackend import errors, paths
 from fusebackend.backends.buffer import digest_of
 from fusebackend.backends.fileverbs import FileVerbs, Loaded, Refusal, checked, code_of
 from fusebackend.backends.store.items import Change, Conflict, Items, Record
+from fusebackend.backends.store.names import is_text
 from fusebackend.backends.store.search import find_files, grep_files
 from fusebackend.backends.store.source import Namespace, StoreSource
-from fusebackend.backends.store.tree import Node, StoreTree, is_text
+from fusebackend.backends.store.tree import Node, StoreTree
 from fusebackend.backends.store.values import bytes_of, written
 from fusebackend.globs import Matcher
 from fusebackend.paths import AgentPath
