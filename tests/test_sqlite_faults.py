@@ -8,7 +8,7 @@ import random
 import shutil
 import sqlite3
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -288,3 +288,62 @@ def test_whenever_the_server_is_killed_the_file_is_a_moment_of_the_past(
             assert contents(crashed) in moments[synced:], f"not a moment since the last sync (cut: {cut})"
             assert check(crashed) == []
             crashed.unlink()
+
+
+# -- a file that is moved away ------------------------------------------------------------------------------------
+
+
+def is_eio(call: Callable[[], object]) -> bool:
+    try:
+        call()
+    except OSError as error:
+        return error.errno == errno.EIO
+    return False
+
+
+@pytest.mark.parametrize("how", ["moved", "deleted", "replaced"])
+def test_a_file_that_is_gone_is_an_error_at_the_next_sync(
+    tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, elsewhere = tmp_path / "volume.db", tmp_path / "elsewhere.db"
+    volume = SqliteVolume(path)
+    volume.mkdir(ROOT_NODE, b"before", 0o755, ME)
+    volume.sync()
+    assert volume.trouble is None
+    os.rename(path, elsewhere)
+    if how == "replaced":
+        path.write_bytes(elsewhere.read_bytes())
+    elif how == "deleted":
+        elsewhere.unlink()
+    volume.mkdir(ROOT_NODE, b"after", 0o755, ME)
+    assert is_eio(volume.sync)
+    assert volume.trouble is not None and f"its file {path} was moved or deleted" in volume.trouble[1]
+    assert is_eio(lambda: volume.mkdir(ROOT_NODE, b"later", 0o755, ME)), "and it is no ENOENT"
+    assert volume.statfs().blocks > 0
+    assert caplog.text.count("was moved or deleted") == 1
+    if how == "moved":
+        os.rename(elsewhere, path)
+        volume.sync()
+        assert volume.trouble is None
+        volume.mkdir(ROOT_NODE, b"later", 0o755, ME)
+        volume.close()
+        assert check(path) == []
+        volume = SqliteVolume(path)
+        assert [name for name, _ in volume.readdir(ROOT_NODE, b"", 10)] == [b"after", b"before", b"later"]
+        volume.close()
+    else:
+        assert is_eio(volume.close)
+        assert path.exists() == (how == "replaced")
+
+
+def test_what_a_volume_holds_is_in_the_file_that_was_moved(tmp_path: Path) -> None:
+    path, elsewhere = tmp_path / "volume.db", tmp_path / "elsewhere.db"
+    volume = SqliteVolume(path)
+    volume.sync()
+    os.rename(path, elsewhere)
+    volume.mkdir(ROOT_NODE, b"after", 0o755, ME)
+    assert is_eio(volume.close)
+    assert check(elsewhere) == []
+    volume = SqliteVolume(elsewhere)
+    assert [name for name, _ in volume.readdir(ROOT_NODE, b"", 10)] == [b"after"]
+    volume.close()

@@ -114,7 +114,7 @@ class Flusher:
     def _connected(self) -> sqlite3.Connection:
         """The thread's own connection, made when it is first needed: a file that can't be opened ends no thread."""
         if self._connection is None:
-            connection = sqlite3.connect(self._path, isolation_level=None)
+            connection = schema.connect_again(self._path)
             try:
                 schema.set_up(connection, INDEX_CACHE_KIB)
                 connection.execute("PRAGMA busy_timeout = 0")

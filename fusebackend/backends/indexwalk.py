@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from fusebackend import budget, paths
 from fusebackend.backends import trigram
 from fusebackend.backends.chunks import CHUNK_BYTES
-from fusebackend.backends.schema import INDEXED_BYTES
+from fusebackend.backends.schema import INDEXED_BYTES, connect_again
 from fusebackend.backends.walk import VANISHED, FileWalk
 from fusebackend.protocol import ROOT_NODE, Attr
 
@@ -103,7 +103,7 @@ class IndexWalk:
             self._volume.write_back()
         except OSError:  # the disk is full; what was written stays in memory, where the index does not see it
             return None
-        with contextlib.closing(sqlite3.connect(self._volume.path, isolation_level=None)) as db:
+        with contextlib.closing(connect_again(self._volume.path)) as db:
             db.set_progress_handler(lambda: self._budget.spent, POLL_STEPS)
             try:
                 db.execute("BEGIN")

@@ -35,6 +35,7 @@ import os
 import sqlite3
 import stat
 import threading
+from pathlib import Path
 from typing import ClassVar
 
 from fusebackend.backends.stamps import now_ns
@@ -150,13 +151,18 @@ class FileClaim:
                 os.close(self.fd)
                 raise VolumeFileError(errno.EINVAL, f"'{path}' is not an SQLite file, so no fusebackend volume")
             status = os.fstat(self.fd)
-            self._key = (status.st_dev, status.st_ino)
-            self._claimed.add(self._key)
+            self.key = (status.st_dev, status.st_ino)
+            self._claimed.add(self.key)
 
     def release(self) -> None:
         with self._guard:
-            self._claimed.discard(self._key)
+            self._claimed.discard(self.key)
             os.close(self.fd)
+
+
+def connect_again(path: str) -> sqlite3.Connection:
+    """One more connection to a volume that is open. Never makes a file, where somebody has moved it away."""
+    return sqlite3.connect(f"{Path(path).as_uri()}?mode=rw", uri=True, isolation_level=None)
 
 
 def connect(path: str) -> sqlite3.Connection:

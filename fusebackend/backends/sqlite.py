@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import logging
 import os
 import time
 from typing import Literal
@@ -28,6 +29,8 @@ from fusebackend.backends.storedtree import StoredTree, sqlite_errors
 from fusebackend.backends.volume import VolumeBackend
 from fusebackend.errors import oserror
 from fusebackend.protocol import Features, GrepResult, StatFs
+
+log = logging.getLogger(__name__)
 
 MAX_DIRTY_BYTES = 16 << 20
 MAX_DIRTY_ITEMS = 4000
@@ -64,6 +67,7 @@ class SqliteVolume(StoredTree):
         self._failed_at = 0.0
         self._checkpoint_after = 0.0
         self._wal_fd = -1
+        self._gone_since = 0.0
         self._closed = False
         try:
             super().__init__(db, self.path)
@@ -105,7 +109,7 @@ class SqliteVolume(StoredTree):
         self._checkpoint("TRUNCATE")
         free_pages = self._scalar("PRAGMA freelist_count") * schema.PAGE_BYTES
         # Free pages take data that only the WAL needs room for, and only until the next of these checkpoints.
-        passing = self._spare(os.statvfs(self.path), RESERVE_BYTES // 2)
+        passing = self._spare(os.fstatvfs(self._claim.fd), RESERVE_BYTES // 2)
         self._room_bytes = max(self._room(), min(free_pages, passing) * 4 // 5)
         if size > self._room_bytes:
             raise oserror(errno.ENOSPC)
@@ -115,7 +119,7 @@ class SqliteVolume(StoredTree):
 
         What the WAL holds is still to be written to the file, for which there must be room as well.
         """
-        return max(self._spare(os.statvfs(self.path)) - self._wal_bytes(), 0) * 2 // 5
+        return max(self._spare(os.fstatvfs(self._claim.fd)) - self._wal_bytes(), 0) * 2 // 5
 
     @staticmethod
     def _spare(disk: os.statvfs_result, reserve_bytes: int = RESERVE_BYTES) -> int:
@@ -124,21 +128,38 @@ class SqliteVolume(StoredTree):
     def write_back(self) -> None:
         """Write the overlay to the file in one transaction. On an error nothing is written and nothing is lost."""
         with self.lock:
-            if not self._overlay:
-                self._failed = None
-                return
             try:
-                with sqlite_errors():
-                    self._write_overlay()
+                if self._overlay:
+                    with sqlite_errors():
+                        self._write_overlay()
+                    self._room_bytes = 0  # look again before the next write
+                    self._settle()
+                    self._flusher.rest()
+                    if self._wal_bytes() > MAX_WAL_BYTES:
+                        self._checkpoint("RESTART")
+                if self.trouble is not None:  # what was written is in a file of another name, or of none
+                    raise oserror(errno.EIO)
             except OSError as error:
                 self._failed, self._failed_at = error, time.monotonic()
                 raise
             self._failed = None
-            self._room_bytes = 0  # look again before the next write
-            self._settle()
-            self._flusher.rest()
-            if self._wal_bytes() > MAX_WAL_BYTES:
-                self._checkpoint("RESTART")
+
+    @property
+    def trouble(self) -> tuple[float, str] | None:
+        """The file was moved or deleted: SQLite goes on with it, and what is written is lost to who mounts again."""
+        try:
+            status = os.stat(self.path)
+            there = (status.st_dev, status.st_ino) == self._claim.key
+        except OSError:
+            there = False
+        if there:
+            self._gone_since = 0.0
+            return None
+        words = f"its file {self.path} was moved or deleted; bring it back, or copy what is here elsewhere"
+        if not self._gone_since:
+            self._gone_since = time.time()
+            log.error("a volume can't be relied on: %s", words)
+        return self._gone_since, words
 
     def _checkpoint(self, mode: str) -> None:
         """Move all of the WAL into the file now, with the lock held; if a reader from outside is in the way, later."""
@@ -197,9 +218,11 @@ class SqliteVolume(StoredTree):
         self._flusher.stop()
         with self.lock:
             try:
-                self.fsync(0)
-                with sqlite_errors():
-                    self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+                try:
+                    self.fsync(0)
+                finally:
+                    with sqlite_errors():
+                        self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             finally:
                 self._db.close()
                 if self._wal_fd >= 0:
@@ -207,7 +230,7 @@ class SqliteVolume(StoredTree):
                 self._claim.release()
 
     def statfs(self) -> StatFs:
-        disk = os.statvfs(self.path)
+        disk = os.fstatvfs(self._claim.fd)
         with self.lock:
             free_bytes = self._scalar("PRAGMA freelist_count") * schema.PAGE_BYTES
             # Not the size of the file, to which the pages that are only in the WAL yet do not count.

@@ -202,6 +202,12 @@ class Volume(abc.ABC):
         """How many files were closed and are not in the backend yet, for `status`."""
         return 0
 
+    @property
+    def trouble(self) -> tuple[float, str] | None:
+        """Why a volume whose calls don't fail can't be relied on: since when (seconds since the epoch) and what, for
+        `status`. Never waits."""
+        return None
+
     # -- names -------------------------------------------------------------------------------------------------
 
     @abc.abstractmethod

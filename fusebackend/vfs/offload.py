@@ -115,6 +115,9 @@ class Offload:
 
     def describe(self) -> dict[str, Any]:
         """For `status`. Asking for it is a reason to look whether a volume that was down is back."""
+        trouble = self._volume.trouble if self._volume is not None else None
+        if trouble is not None:
+            return {"state": "degraded", "since": trouble[0], "why": trouble[1]}
         if not self.blocking:
             return {"state": "healthy"}
         self._begin_probe()

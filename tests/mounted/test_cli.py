@@ -552,6 +552,16 @@ class TestUmount:
         shell.ok("mount", point, "--default", "sqlite:x.db")
         assert (point / "a.txt").read_text() == "still here"
 
+    def test_a_volume_file_that_was_moved_away_is_told(self, shell: Shell, point: Path) -> None:
+        shell.ok("mount", point, "--default", "sqlite:x.db")
+        (shell.home / "x.db").rename(shell.home / "y.db")
+        gone = f"its file {shell.home}/x.db was moved or deleted"
+        assert "/ is degraded since" in (status := shell.ok("status", point)) and gone in status
+        (point / "a").write_text("x")
+        with pytest.raises(OSError, match="Input/output"), (point / "a").open("a") as file:
+            os.fsync(file.fileno())
+        assert "its server reported" in shell.refused("umount", point)
+
     def test_lazy_on_an_idle_mount_is_an_ordinary_unmount(self, shell: Shell, point: Path) -> None:
         shell.ok("mount", point, "--default", "memory:")
         assert shell.ok("umount", "--lazy", point) == f"unmounted {point}\n"
