@@ -24,8 +24,8 @@ import stat
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from fusebackend import errors, paths
-from fusebackend.backends.contents import PIECE_BYTES, opened, read_all
+from fusebackend import budget, errors, paths
+from fusebackend.backends.contents import PIECE_BYTES, opened
 from fusebackend.backends.foreign import ForeignVolume, volume_of
 from fusebackend.backends.native import Changes, NativeVolume, silently
 from fusebackend.backends.walk import Place, entries, resolve
@@ -34,6 +34,9 @@ from fusebackend.paths import AgentPath
 from fusebackend.protocol import RENAME_NOREPLACE, Attr, AttrChanges, Caller, Change, Volume
 
 DIRECTORY_MODE = 0o755
+
+MAX_WHOLE_BYTES = 2 << 30
+"""A backend with the agent face alone takes a file in one piece, which is held in memory."""
 
 Names = tuple[bytes, ...]
 """The way from the top of the moved tree to something in it; empty for the top itself."""
@@ -154,9 +157,12 @@ def _require_able(source: AgentFace, target: AgentFace, volume: Volume, into: Vo
 
 
 def _pieces(volume: Volume, node: int) -> Iterator[bytes]:
-    offset = 0
+    """The bytes of a file. ECANCELED when the caller is gone or has cancelled (`budget.py`): a file may be 4 TiB."""
+    left, offset = budget.current(), 0
     with opened(volume, node, os.O_RDONLY):
         while piece := volume.read(node, offset, PIECE_BYTES):
+            if left.spent:
+                raise OSError(errno.ECANCELED, "Cancelled; what was copied has been removed")
             yield piece
             offset += len(piece)
 
@@ -203,7 +209,9 @@ class _FileCopy(_Copy):
     def add(self, source: Volume, item: Item) -> None:
         if not item.is_file:
             return
-        data = read_all(source, source.getattr(item.node), 2 << 30)
+        if item.size > MAX_WHOLE_BYTES:
+            raise errors.oserror(errno.EFBIG)
+        data = b"".join(_pieces(source, item.node))
         self.digests[item.names] = hashlib.blake2b(data).digest()
         (answer,) = self._target.upload_files([(self._inner(item), data)])
         if answer.error is not None:

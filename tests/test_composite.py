@@ -4,6 +4,7 @@ import contextlib
 import errno
 import itertools
 import os
+import threading
 from types import SimpleNamespace
 
 import anyio
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from seed_backends import Answer, DuckBackend, SeedInMemoryBackend
 
+from fusebackend import budget
 from fusebackend.backends import (
     BackendProtocol,
     CompositeBackend,
@@ -25,6 +27,7 @@ from fusebackend.backends import (
     WriteResult,
     volume_of,
 )
+from fusebackend.backends.directory import DirectoryVolume
 from fusebackend.composite import NO_EXECUTION
 from fusebackend.paths import PathError
 from fusebackend.protocol import Caller, Change
@@ -907,3 +910,35 @@ def test_a_mount_sees_nested_composites_taken_apart():
     for prefix, backend in composite.mounts().items():
         composite.write(f"{prefix}/probe", prefix)
         assert content(backend, "/probe") == prefix.encode()
+
+
+@pytest.mark.parametrize("target", [InMemoryBackend, DuckBackend])
+def test_a_move_that_is_cancelled_ends_within_its_file_and_leaves_nothing(tmp_path, target, monkeypatch):
+    """A sparse file of 4 TiB went on being copied for long after its client had gone."""
+    (tmp_path / "near").write_text("near")
+    with (tmp_path / "large").open("wb") as file:
+        file.write(b"begins")
+        file.truncate(1 << 30)
+        file.seek(1 << 29)
+        file.write(b"goes on")
+    route = target()
+    backend = CompositeBackend(FilesystemBackend(tmp_path, virtual_mode=True), {"/other": route})
+    cancelled, reads = threading.Event(), 0
+    volume_read = DirectoryVolume.read
+
+    def read(volume, node, offset, size):
+        nonlocal reads
+        reads += 1
+        if reads == 20:
+            cancelled.set()
+        return volume_read(volume, node, offset, size)
+
+    monkeypatch.setattr(DirectoryVolume, "read", read)
+    with budget.limited(None, cancelled=cancelled):
+        answer = backend.move("/large", "/other/large")
+    assert answer.error == "Error moving '/large' to '/other/large': Cancelled; what was copied has been removed"
+    assert reads <= 21
+    assert [info["path"] for info in backend.ls("/").entries] == ["/large", "/near", "/other/"]
+    assert backend.ls("/other").entries == []
+    assert (tmp_path / "large").stat().st_size == 1 << 30
+    assert backend.move("/near", "/other/near").error is None

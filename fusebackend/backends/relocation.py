@@ -11,7 +11,7 @@ import errno
 import logging
 from collections.abc import Callable
 
-from fusebackend import paths
+from fusebackend import budget, paths
 from fusebackend.backends.wholefiles import WholeFiles
 from fusebackend.dialect import AgentFace
 from fusebackend.errors import oserror
@@ -45,6 +45,8 @@ class Relocation:
         begun: list[AgentPath] = []
         try:
             for source, copy in zip(sources, copies, strict=True):
+                if budget.current().spent:  # its caller is gone, or has cancelled
+                    raise oserror(errno.ECANCELED, source)
                 begun.append(copy)
                 self._copy(source, copy)
             for index, source in enumerate(sources):
