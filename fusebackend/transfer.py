@@ -156,22 +156,56 @@ def _require_able(source: AgentFace, target: AgentFace, volume: Volume, into: Vo
             raise OSError(errno.ENOTSUP, f"{shown!r} is {kind}, which {target.name} can't hold")
 
 
-def _pieces(volume: Volume, node: int) -> Iterator[bytes]:
-    """The bytes of a file. ECANCELED when the caller is gone or has cancelled (`budget.py`): a file may be 4 TiB."""
+def _pieces(volume: Volume, node: int) -> Iterator[tuple[int, bytes]]:
+    """The bytes of a file, each piece with its offset; zeros may be left out, but the last piece ends where the file
+    does. ECANCELED when the caller is gone or has cancelled (`budget.py`): a file may be 4 TiB."""
     left, offset = budget.current(), 0
     with opened(volume, node, os.O_RDONLY):
-        while piece := volume.read(node, offset, PIECE_BYTES):
+        while (data := volume.next_data(node, offset)) is not None:
             if left.spent:
                 raise OSError(errno.ECANCELED, "Cancelled; what was copied has been removed")
-            yield piece
+            offset = max(offset, data - data % PIECE_BYTES)
+            piece = volume.read(node, offset, PIECE_BYTES)
+            if not piece:
+                return
+            yield offset, piece
             offset += len(piece)
+        yield volume.getattr(node).size, b""
+
+
+class _Digest:
+    """Of a file, whichever of its zeros are holes."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.blake2b()
+        self.size = 0
+
+    def add(self, offset: int, piece: bytes) -> bool:
+        """Is there anything but zeros in the piece?"""
+        self.size = offset + len(piece)
+        ended = piece.rstrip(b"\0")
+        if ended:
+            self._hash.update(b"%d %d " % (offset, len(ended)))
+            self._hash.update(ended)
+        return bool(ended)
+
+    def value(self) -> bytes:
+        self._hash.update(b"%d" % self.size)
+        return self._hash.digest()
 
 
 def _digest(volume: Volume, node: int) -> bytes:
-    digest = hashlib.blake2b()
-    for piece in _pieces(volume, node):
-        digest.update(piece)
-    return digest.digest()
+    digest = _Digest()
+    for offset, piece in _pieces(volume, node):
+        digest.add(offset, piece)
+    return digest.value()
+
+
+def _digest_of(data: bytes) -> bytes:
+    digest = _Digest()
+    for offset in range(0, len(data), PIECE_BYTES):
+        digest.add(offset, data[offset : offset + PIECE_BYTES])
+    return digest.value()
 
 
 def _require_same(found: bytes, wanted: bytes) -> None:
@@ -211,9 +245,11 @@ class _FileCopy(_Copy):
             return
         if item.size > MAX_WHOLE_BYTES:
             raise errors.oserror(errno.EFBIG)
-        data = b"".join(_pieces(source, item.node))
-        self.digests[item.names] = hashlib.blake2b(data).digest()
-        (answer,) = self._target.upload_files([(self._inner(item), data)])
+        data = bytearray()
+        for offset, piece in _pieces(source, item.node):
+            data += bytes(offset - len(data)) + piece
+        self.digests[item.names] = _digest_of(bytes(data))
+        (answer,) = self._target.upload_files([(self._inner(item), bytes(data))])
         if answer.error is not None:
             raise OSError(errors.errno_of(answer.error), answer.error)
         self.files_update.update(answer.files_update or {})
@@ -222,7 +258,7 @@ class _FileCopy(_Copy):
         for item in items:
             if item.is_file:
                 (answer,) = self._target.download_files([self._inner(item)])
-                _require_same(hashlib.blake2b(answer.content or b"").digest(), self.digests[item.names])
+                _require_same(_digest_of(answer.content or b""), self.digests[item.names])
 
     def undo(self) -> None:
         for names in self.digests:
@@ -282,15 +318,13 @@ class _NodeCopy(_Copy):
         return self._volume.mknod(parent, name, item.mode, item.rdev, self._caller).node
 
     def _fill(self, source: Volume, item: Item, node: int) -> bytes:
-        digest, offset = hashlib.blake2b(), 0
+        digest = _Digest()
         with opened(self._volume, node, os.O_WRONLY):
-            for piece in _pieces(source, item.node):
-                digest.update(piece)
-                if piece.strip(b"\0"):  # a hole stays one
+            for offset, piece in _pieces(source, item.node):
+                if digest.add(offset, piece):  # a hole stays one
                     self._volume.write(node, offset, piece)
-                offset += len(piece)
-            self._volume.setattr(node, AttrChanges(size=offset))
-        return digest.digest()
+            self._volume.setattr(node, AttrChanges(size=digest.size))
+        return digest.value()
 
     def finish(self, items: list[Item]) -> None:
         for names, digest in self.digests.items():

@@ -917,10 +917,8 @@ def test_a_move_that_is_cancelled_ends_within_its_file_and_leaves_nothing(tmp_pa
     """A sparse file of 4 TiB went on being copied for long after its client had gone."""
     (tmp_path / "near").write_text("near")
     with (tmp_path / "large").open("wb") as file:
-        file.write(b"begins")
-        file.truncate(1 << 30)
-        file.seek(1 << 29)
-        file.write(b"goes on")
+        for _ in range(64):
+            file.write(b"data" * (1 << 18))
     route = target()
     backend = CompositeBackend(FilesystemBackend(tmp_path, virtual_mode=True), {"/other": route})
     cancelled, reads = threading.Event(), 0
@@ -940,5 +938,36 @@ def test_a_move_that_is_cancelled_ends_within_its_file_and_leaves_nothing(tmp_pa
     assert reads <= 21
     assert [info["path"] for info in backend.ls("/").entries] == ["/large", "/near", "/other/"]
     assert backend.ls("/other").entries == []
-    assert (tmp_path / "large").stat().st_size == 1 << 30
+    assert (tmp_path / "large").stat().st_size == 64 << 20
     assert backend.move("/near", "/other/near").error is None
+
+
+@pytest.mark.parametrize("into", ["memory", "sqlite", "directory"])
+def test_holes_are_not_read_when_a_file_moves(tmp_path, into):
+    """Of 1 TiB, which would take half an hour. There and back, for each side knows of its holes."""
+    (tmp_path / "from").mkdir()
+    (tmp_path / "to").mkdir()
+    large = tmp_path / "from/large"
+    with large.open("wb") as file:
+        file.write(b"begins")
+        file.seek(1 << 39)
+        file.write(b"goes on")
+        file.truncate(1 << 40)
+    target = {
+        "memory": InMemoryBackend,
+        "sqlite": lambda: SqliteBackend(tmp_path / "volume.db"),
+        "directory": lambda: FilesystemBackend(tmp_path / "to", virtual_mode=True),
+    }[into]()
+    backend = CompositeBackend(FilesystemBackend(tmp_path / "from", virtual_mode=True), {"/other": target})
+    assert backend.move("/large", "/other/large").error is None
+    assert not large.exists()
+    volume = volume_of(target)
+    attr = volume.lookup(1, b"large")
+    assert (attr.size, attr.blocks < 16_384) == (1 << 40, True)
+    assert backend.move("/other/large", "/large").error is None
+    with large.open("rb") as file:
+        assert file.read(10) == b"begins\0\0\0\0"
+        file.seek(1 << 39)
+        assert file.read(10) == b"goes on\0\0\0"
+    assert (large.stat().st_size, large.stat().st_blocks < 16_384) == (1 << 40, True)
+    target.close()

@@ -314,6 +314,10 @@ class DirectoryVolume(NativeVolume):
         with self.lock:
             return self._opened(node).read(offset, size)
 
+    def next_data(self, node: int, offset: int) -> int | None:
+        with self.lock:
+            return self._opened(node).next_data(offset)
+
     def write(self, node: int, offset: int, data: bytes) -> int:
         with self.lock:
             return self._opened(node).write(offset, data)

@@ -96,6 +96,10 @@ class InMemoryVolume(TreeVolume):
         chunks = self._chunks.get(node)
         return None if chunks is None else chunks.get(index)
 
+    def _next_chunk(self, node: int, index: int) -> int | None:
+        chunks = self._chunks.get(node, {})
+        return index if index in chunks else min((other for other in chunks if other > index), default=None)
+
     def _new_chunk(self, node: int, index: int) -> Chunk:
         chunk = self._chunks.setdefault(node, {})[index] = Chunk()
         return chunk

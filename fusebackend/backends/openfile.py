@@ -42,6 +42,15 @@ class OpenFile:
         assert found is not None, "an open file without a handle"
         return found
 
+    def next_data(self, offset: int) -> int | None:
+        """As in `Volume`."""
+        try:
+            return os.lseek(self.descriptor.fd, offset, os.SEEK_DATA)  # every read and write gives its own offset
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return None
+            raise
+
     @property
     def writing(self) -> Descriptor:
         """EBADF when no handle is for writing."""

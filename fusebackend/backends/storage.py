@@ -76,6 +76,10 @@ class TreeStorage(NativeVolume):
     def _chunk(self, node: int, index: int) -> Chunk | None:
         """A chunk of a file, None for a hole."""
 
+    def _next_chunk(self, node: int, index: int) -> int | None:
+        """The first chunk from an index on; None for none. A storage that can't tell says `index`."""
+        return index
+
     @abc.abstractmethod
     def _new_chunk(self, node: int, index: int) -> Chunk:
         """An empty chunk where there was a hole."""

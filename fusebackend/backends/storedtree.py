@@ -247,6 +247,18 @@ class StoredTree(TreeVolume):
         self._chunks.put(key, chunk)
         return chunk
 
+    def _next_chunk(self, node: int, index: int) -> int | None:
+        if (node, index) in self._overlay.chunks or (node, index) in self._chunks:
+            return index
+        found = [other for holder, other in self._overlay.chunks if holder == node and other >= index]
+        if node not in self._unstored:
+            with sqlite_errors():
+                query = "SELECT min(idx) FROM chunk WHERE node = ? AND idx >= ?"
+                stored = self._db.execute(query, (node, index)).fetchone()[0]
+            if stored is not None and stored < self._overlay.cuts.get(node, stored + 1):
+                found.append(stored)
+        return min(found, default=None)
+
     def _new_chunk(self, node: int, index: int) -> Chunk:
         return Chunk()
 

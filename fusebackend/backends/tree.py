@@ -15,7 +15,7 @@ import os
 import stat
 from collections.abc import Iterable, Sequence
 
-from fusebackend.backends.chunks import allocated_blocks
+from fusebackend.backends.chunks import CHUNK_SHIFT, allocated_blocks
 from fusebackend.backends.filebytes import MAX_FILE_BYTES, FileBytes
 from fusebackend.backends.stamps import CLOCK, coarse_ns, now_ns
 from fusebackend.backends.storage import Inode
@@ -273,6 +273,12 @@ class TreeVolume(FileBytes):
                 raise oserror(errno.EISDIR)
             self._accessed(inode)
             return self._get(inode, offset, size)
+
+    def next_data(self, node: int, offset: int) -> int | None:
+        with self.lock:
+            inode = self._inode(node)
+            index = self._next_chunk(node, offset >> CHUNK_SHIFT) if offset < inode.size else None
+            return None if index is None else max(offset, index << CHUNK_SHIFT)
 
     def write(self, node: int, offset: int, data: bytes) -> int:
         with self.lock:

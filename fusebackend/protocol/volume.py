@@ -314,6 +314,11 @@ class Volume(abc.ABC):
     def read(self, node: int, offset: int, size: int) -> bytes:
         """Up to `size` bytes from `offset`; fewer only at the end of the file."""
 
+    def next_data(self, node: int, offset: int) -> int | None:
+        """Where the first byte at or behind an offset is that is in no hole, as SEEK_DATA of lseek(2); None when all
+        the rest is one. A volume that can't tell says `offset`. For an open file."""
+        return offset
+
     def write(self, node: int, offset: int, data: bytes) -> int:
         """Write all of `data` at `offset`; returns its length."""
         raise unsupported("write")
