@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -9,6 +10,7 @@ import hashlib
 import mmap
 import os
 import re
+import sqlite3
 import stat
 import subprocess
 import sys
@@ -26,7 +28,7 @@ from services.s3 import Bucket
 from two_faces import TwoFaces, two_faces
 
 import fusebackend
-from fusebackend.backends import sqlite_check
+from fusebackend.backends import SqliteBackend, sqlite_check
 
 pytestmark = pytest.mark.mounted
 
@@ -239,6 +241,28 @@ def test_a_full_disk_is_an_error_and_loses_nothing(tmp_path: Path, serve: Serve)
         assert sqlite_check.check(disk / "volume.db") == []
     finally:
         subprocess.run(["umount", "-l", disk], check=True)
+
+
+def test_a_bad_row_is_one_bad_entry(tmp_path: Path, serve: Serve) -> None:
+    volume = tmp_path / "volume.db"
+    with SqliteBackend(volume) as backend:
+        for path in ("/bad/file", "/d/file", "/near"):
+            backend.write(path, "some words")
+    with contextlib.closing(sqlite3.connect(volume)) as connection:
+        connection.executescript("""
+            UPDATE inode SET size = -1 WHERE node = (SELECT node FROM dentry WHERE name = CAST('bad' AS BLOB));
+            INSERT INTO dentry SELECT node, CAST('loop' AS BLOB), node FROM dentry WHERE name = CAST('d' AS BLOB);
+        """)
+    server = serve(f"sqlite:{volume}")
+    server.expected_log = "is damaged"
+    found = subprocess.run(["find", server.path, "-type", "f"], capture_output=True, text=True, check=True)
+    assert sorted(found.stdout.split()) == [f"{server.path}/d/file", f"{server.path}/near"]
+    assert (server.path / "near").read_text() == "some words"
+    with pytest.raises(OSError, match="Input/output error"):
+        (server.path / "bad").stat()
+    (server.path / "d/new").write_text("written")
+    server.stop()
+    assert any("size of -1" in line for line in sqlite_check.check(volume))
 
 
 def test_rename_is_atomic_and_replaces_its_target(native: Path) -> None:
