@@ -36,7 +36,6 @@ from fusebackend.backends.command import (
     Kept,
     OnOutput,
     nothing_to_run,
-    require_positive,
     response,
 )
 from fusebackend.backends.native import NativeVolume
@@ -187,9 +186,9 @@ class Guest:
         on_output: OnOutput | None = None,
         cancelled: threading.Event | None = None,
     ) -> ExecuteResponse:
-        """See `Executor.execute`. ValueError: `timeout` is not above 0."""
+        """See `Executor.execute`. ValueError: `timeout` is not above 0, or above the maximum."""
         if timeout is not None:
-            require_positive(timeout)
+            self._options.seconds(timeout)  # within the maximum of the configuration
         refusal = nothing_to_run(command)
         if refusal is not None:
             return refusal
