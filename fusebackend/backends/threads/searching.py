@@ -67,7 +67,7 @@ class ThreadsSearch:
                 raise self._passed_over(str(error)) from None
             except OSError as error:
                 if error.errno == errno.EIO:
-                    raise self._passed_over(error.strerror or str(error)) from None
+                    raise self._passed_over(str(error.strerror)) from None
                 raise
         if len(data) > max_bytes:
             raise oserror(errno.EFBIG)
