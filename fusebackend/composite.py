@@ -311,6 +311,16 @@ class CompositeBackend(BackendProtocol):
                 )
         return answers
 
+    def upload_from(self, path: str, file: IO[bytes]) -> FileUploadResponse:
+        """`upload_files` of one that is in a file, without holding it all in memory where its backend can do that."""
+        answers, groups = self._grouped([path], FileUploadResponse)
+        for ((_, routed),) in groups:
+            response = routed.face.upload_from(routed.inner, file)
+            update = self._merged(routed, response.files_update) if response.files_update else None
+            return FileUploadResponse(path=path, error=routed.words(response.error), files_update=update)
+        answer: FileUploadResponse = answers[0]
+        return answer
+
     def download_to(self, path: str, file: IO[bytes]) -> FileDownloadResponse:
         """`download_files` of one file into another, which is empty, without holding all of it in memory where its
         backend can do that. The answer has no content."""

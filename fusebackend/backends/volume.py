@@ -19,7 +19,15 @@ from types import TracebackType
 from typing import IO, Literal, Self
 
 from fusebackend import budget, errors, paths, text
-from fusebackend.backends.contents import overwrite, read_all, read_with, require_regular, rewrite, write_pieces
+from fusebackend.backends.contents import (
+    FileContents,
+    overwrite,
+    read_all,
+    read_with,
+    require_regular,
+    rewrite,
+    write_pieces,
+)
 from fusebackend.backends.native import Changes, NativeVolume
 from fusebackend.backends.removal import Doomed, remove_tree
 from fusebackend.backends.search import file_info, glob_files, grep_files
@@ -234,7 +242,15 @@ class VolumeBackend(BackendProtocol):
             return FileUploadResponse(path=path, error=_code(error))
         return FileUploadResponse(path=path)
 
-    def _put(self, path: str, data: bytes, *, replace: bool) -> None:
+    def upload_from(self, path: str, file: IO[bytes]) -> FileUploadResponse:
+        """`upload_files` of one that is in a file, piece by piece."""
+        try:
+            self._put(path, FileContents(file), replace=True)
+        except Refusal as error:
+            return FileUploadResponse(path=path, error=_code(error))
+        return FileUploadResponse(path=path)
+
+    def _put(self, path: str, data: bytes | FileContents, *, replace: bool) -> None:
         """Create a file, or replace the contents of one in place. EEXIST when it is there and `replace` is not set."""
         with self._rewriting(path if replace else None) as changes:
             # As open(2): O_EXCL finds a symbolic link itself in the way, without it a link is followed.
@@ -250,7 +266,7 @@ class VolumeBackend(BackendProtocol):
                 changes.report("modified", place.path)
                 overwrite(self.volume, place.attr.node, data)
 
-    def _create(self, place: Place, data: bytes, changes: Changes) -> None:
+    def _create(self, place: Place, data: bytes | FileContents, changes: Changes) -> None:
         with self._parents(place, changes) as parent:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
             node = self.volume.create(parent, place.name, FILE_MODE, flags, caller()).node

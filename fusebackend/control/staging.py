@@ -54,14 +54,20 @@ class Staging:
 
     def take(self, token: str) -> bytes | None:
         """The whole content, which is no longer staged; None for a token that is not known."""
-        with self._guard:
-            file = self._files.pop(token, None)
-            if file is None:
-                return None
-            self._bytes -= file.tell()
+        file = self.take_file(token)
+        if file is None:
+            return None
         with file:
             file.seek(0)
             return file.read()
+
+    def take_file(self, token: str) -> IO[bytes] | None:
+        """`take`, as a file, which is the caller's to close."""
+        with self._guard:
+            file = self._files.pop(token, None)
+            if file is not None:
+                self._bytes -= file.tell()
+        return file
 
     def close(self) -> None:
         with self._guard:

@@ -256,22 +256,20 @@ def _staged(call: Call, token: str, factor: int = 1) -> bytes:
 
 
 def _upload(call: Call, asked: OfUpload) -> Any:
-    contents: list[bytes | None] = [_content(call, item) for item in asked.files]
-    given = [(item.path, content) for item, content in zip(asked.files, contents, strict=True) if content is not None]
-    answers = iter(call.backend.upload_files(given))
+    given = [(item.path, item.content) for item in asked.files if item.staged is None and item.content is not None]
+    answers = iter(call.backend.upload_files(given) if given else ())
     return [
-        FileUploadResponse(item.path, "neither content nor anything staged under this token")
-        if content is None
-        else next(answers)
-        for item, content in zip(asked.files, contents, strict=True)
+        _upload_staged(call, item) if item.staged is not None or item.content is None else next(answers)
+        for item in asked.files
     ]
 
 
-def _content(call: Call, item: UploadItem) -> bytes | None:
-    if item.staged is None:
-        return item.content
-    call.hold(call.staging.size(item.staged))
-    return call.staging.take(item.staged)
+def _upload_staged(call: Call, item: UploadItem) -> FileUploadResponse:
+    file = call.staging.take_file(item.staged) if item.staged is not None else None
+    if file is None:
+        return FileUploadResponse(item.path, "neither content nor anything staged under this token")
+    with file:
+        return call.backend.upload_from(item.path, file)
 
 
 def _download(call: Call, asked: OfDownload) -> Any:

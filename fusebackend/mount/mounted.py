@@ -118,6 +118,10 @@ class MountedBackend(SandboxBackendProtocol):
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
         return self.backend.download_files(paths)
 
+    def upload_from(self, path: str, file: IO[bytes]) -> FileUploadResponse:
+        """`upload_files` of one that is in a file, see `CompositeBackend.upload_from`."""
+        return self.backend.upload_from(path, file)
+
     def download_to(self, path: str, file: IO[bytes]) -> FileDownloadResponse:
         """`download_files` of one file into another, see `CompositeBackend.download_to`."""
         return self.backend.download_to(path, file)

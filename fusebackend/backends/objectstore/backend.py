@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import posixpath
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
-from fusebackend import text
-from fusebackend.backends.contents import require_regular
+from fusebackend import budget, text
+from fusebackend.backends.contents import FileContents, require_regular
 from fusebackend.backends.native import Changes
 from fusebackend.backends.objectstore.parallel import each
 from fusebackend.backends.objectstore.volume import CACHE_BYTES, TTL_S, ObjectStoreVolume
@@ -72,7 +73,8 @@ class ObjectStoreBackend(VolumeBackend):
     def _where(self) -> str:
         return self._store_shown
 
-    def _put(self, path: str, data: bytes, *, replace: bool) -> None:
+    def _put(self, path: str, data: bytes | FileContents, *, replace: bool) -> None:
+        assert isinstance(data, bytes), "an object is stored as a whole"
         with self.volume.changing() as changes:
             for _ in range(ATTEMPTS):
                 # As open(2): O_EXCL finds a symbolic link itself in the way, without it a link is followed.
@@ -163,6 +165,12 @@ class ObjectStoreBackend(VolumeBackend):
 
         each(upload, together.values())
         return [answers[number] for number in range(len(files))]
+
+    def upload_from(self, path: str, file: IO[bytes]) -> FileUploadResponse:
+        """`upload_files` of one that is in a file. It is one object, and held in memory."""
+        budget.current().hold(file.seek(0, os.SEEK_END))
+        file.seek(0)
+        return self._upload(path, file.read())
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
         return each(self._download, paths)
