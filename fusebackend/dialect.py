@@ -324,7 +324,7 @@ class AgentFace:
             file.seek(0)
             return self.upload_files([(path, file.read())])[0]
         try:
-            answer = self._ask(("upload_from",), path, file)
+            answer = self.ask(("upload_from",), path, file)
         except Refusal as refusal:
             return FileUploadResponse(path=path, error=str(refusal))
         return FileUploadResponse(path=path, error=error_of(answer))
