@@ -141,6 +141,18 @@ class TestVerbs:
             ]  # fmt: skip
             assert [entry["path"] for entry in client.ls("/").entries] == ["/over/", "/way/"]
 
+    def test_stat_of_all_in_a_directory(self, client, files, monkeypatch):
+        files.write("/d/a", "four")
+        files.write("/d/b/c", "x")
+        assert [(each.path, each.type, each.size) for each in client.stats("/d").entries] == [
+            ("/d/a", "file", 4), ("/d/b/", "directory", client.stat("/d/b").size),
+        ]  # fmt: skip
+        assert "not" in client.stats("/none").error
+        listed = files.ls("/d")
+        files.delete("/d/a")
+        monkeypatch.setattr(type(files), "ls", lambda self, path: listed)
+        assert [each.code for each in client.stats("/d").entries] == ["file_not_found", None]
+
     def test_stat_of_a_link_that_goes_away_meanwhile(self, client, files, monkeypatch):
         caller = Caller(os.geteuid(), os.getegid())
         files.volume.symlink(ROOT_NODE, b"link", b"target", caller)

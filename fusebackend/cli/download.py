@@ -23,6 +23,10 @@ from fusebackend.cli.show import Complaints, Failed, Output, json_option, note
 from fusebackend.cli.target import Target, base_name, complete_path, mount_option
 from fusebackend.protocol import StatResult
 
+BATCH_FILES = 100
+BATCH_BYTES = 16 << 20
+"""How many files are asked for at once, and of how many bytes if there are several."""
+
 FILE_MODE = 0o644
 """For files of backends that keep no modes."""
 
@@ -83,16 +87,15 @@ def download(sources: Sequence[str], destination: str, force: bool, as_json: boo
             name = base_name(given)
             source = target.locate(given, mount)
             _add(plan, source, os.path.join(destination, name) if into and name else destination, complaints)
-    copied = []
+    copied: list[tuple[Item, int]] = []
     if into:
         os.makedirs(destination, exist_ok=True)
     for directory in plan.directories:
         with complaints:
             os.makedirs(directory, exist_ok=True)
     with progress("downloading", sum(item.size for item in plan.items), quiet=as_json) as advance:
-        for item in plan.items:
-            with complaints:
-                copied.append((item, _fetch(item, force, advance)))
+        for batch in _batches(plan.items):
+            copied += _fetch(batch, force, advance, complaints)
     if as_json:
         Output().document(
             {
@@ -130,17 +133,17 @@ def _add_tree(plan: Plan, directory: Target, destination: str, complaints: Compl
     left = [(directory, destination)]
     while left:
         source, local = left.pop()
-        answer = source.files.ls(source.path)
-        if answer.error is not None:
-            complaints.add(source.words(answer.error))
-            continue
-        plan.directories.append(local)
+        entries: list[StatResult] = []
+        with complaints:
+            entries = source.stats()
+            plan.directories.append(local)
         below: list[tuple[Target, str]] = []
-        for info in answer.entries or ():
+        for found in entries:
             with complaints:
-                name = name_in(source.path, info["path"])
+                name = name_in(source.path, found.path or "")
                 child = source.below(name)
-                found = child.stat(follow=False)
+                if found.error is not None:
+                    raise child.failed(found)
                 if found.type == "directory":
                     below.append((child, os.path.join(local, name)))
                 elif found.type == "file":
@@ -160,31 +163,69 @@ def name_in(directory: str, path: str) -> str:
     return name
 
 
+
 # --------------------------------------------------------------------------------------------------------------
 # Fetching
 # --------------------------------------------------------------------------------------------------------------
 
 
-def _fetch(item: Item, force: bool, advance: Advance) -> int:
-    """Copy one file; returns its size. Raises `Failed`, `OSError`."""
-    if os.path.isdir(item.local):
-        raise Failed(f"'{item.local}' is a directory")
-    if not force and os.path.lexists(item.local):
-        raise Failed(f"'{item.local}' exists; --force replaces it")
-    with _unfinished(item.local) as file:
+def _batches(items: Sequence[Item]) -> Iterator[list[Item]]:
+    """Files that are asked for at once: a request for each would take most of the time of small ones."""
+    batch: list[Item] = []
+    size = 0
+    for item in items:
+        full = len(batch) >= BATCH_FILES or size + item.size > BATCH_BYTES
+        if batch and (full or item.source.files is not batch[0].source.files):
+            yield batch
+            batch, size = [], 0
+        batch.append(item)
+        size += item.size
+    if batch:
+        yield batch
 
-        def take(piece: bytes) -> None:
-            file.write(piece)
+
+def _fetch(batch: list[Item], force: bool, advance: Advance, complaints: Complaints) -> list[tuple[Item, int]]:
+    """Copy files; returns those that could be copied, with their sizes."""
+    copied: list[tuple[Item, int]] = []
+    with contextlib.ExitStack() as stack:
+        begun: list[tuple[Item, IO[bytes]]] = []
+        failures: dict[int, OSError] = {}
+        for item in batch:
+            with complaints:
+                _require_free(item.local, force)
+                begun.append((item, stack.enter_context(_unfinished(item.local))))
+        if not begun:
+            return []
+
+        def take(index: int, piece: bytes) -> None:
             advance(len(piece))
+            if index not in failures:
+                try:
+                    begun[index][1].write(piece)
+                except OSError as error:
+                    failures[index] = error
 
-        answer = item.source.files.fetch(item.source.path, take)
-        if answer.error is not None:
-            raise Failed(item.source.words(answer.error))
-        file.flush()
-        os.fchmod(file.fileno(), stat_module.S_IMODE(item.mode) & 0o777 & ~_umask())
-        size = file.tell()
-        _put_in_place(file.name, item.local, force)
-        return size
+        answers = batch[0].source.files.fetch([item.source.path for item, _ in begun], take)
+        for index, ((item, file), answer) in enumerate(zip(begun, answers, strict=True)):
+            with complaints:
+                if answer.error is not None:
+                    raise Failed(item.source.words(answer.error))
+                if index in failures:
+                    raise failures[index]
+                file.flush()
+                os.fchmod(file.fileno(), stat_module.S_IMODE(item.mode) & 0o777 & ~_umask())
+                size = file.tell()
+                _put_in_place(file.name, item.local, force)
+                copied.append((item, size))
+    return copied
+
+
+def _require_free(local: str, force: bool) -> None:
+    """Raises `Failed` when a file can't get this name."""
+    if os.path.isdir(local):
+        raise Failed(f"'{local}' is a directory")
+    if not force and os.path.lexists(local):
+        raise Failed(f"'{local}' exists; --force replaces it")
 
 
 @contextlib.contextmanager

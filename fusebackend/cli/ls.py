@@ -5,14 +5,18 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from fusebackend import errors
 from fusebackend.cli import target
 from fusebackend.cli.attributes import group_name, mode_string, to_the_minute, user_name
-from fusebackend.cli.show import Complaints, Output, json_option
+from fusebackend.cli.show import Complaints, Failed, Output, json_option
 from fusebackend.cli.target import Target, base_name, complete_path, mount_option
+
+if TYPE_CHECKING:
+    from fusebackend.protocol import StatResult
 
 COLUMN_GAP = 2
 
@@ -61,16 +65,16 @@ def _file(place: Target, long: bool) -> Entry | None:
     if found.type == "directory":
         return None
     if long:
-        return _long(place)
+        return _long(place, place.stat(follow=False))
     shown = place.shown(place.path)
     return {"path": shown, "is_dir": False, "size": found.size, "modified_at": iso_time(found.mtime_ns or 0)}
 
 
-def _long(place: Target) -> Entry:
-    """`stat` of a name, for -l and for --json. Raises `Failed`."""
-    found = asdict(place.stat(follow=False))
-    del found["error"], found["code"]
-    return {**found, "path": place.shown(place.path)}
+def _long(place: Target, found: StatResult) -> Entry:
+    """`stat` of a name, for -l and for --json."""
+    told = asdict(found)
+    del told["error"], told["code"]
+    return {**told, "path": place.shown(place.path)}
 
 
 def _listings(
@@ -80,23 +84,38 @@ def _listings(
     left = list(reversed(directories))
     while left:
         place = left.pop()
-        answer = place.files.ls(place.path)
-        if answer.error is not None:
-            complaints.add(place.words(answer.error))
-            continue
         entries: list[Entry] = []
         below: list[Target] = []
-        for info in answer.entries or ():
-            child = place.below(base_name(info["path"]))
-            if child.path.rpartition("/")[2].startswith(".") and not hidden:
-                continue
-            with complaints:
-                entries.append(_long(child) if long else {**info, "path": place.shown(info["path"])})
-                # A link to a directory is listed as one, and may lead back to where we are.
-                if recursive and info.get("is_dir") and child.kind(follow=False) == "directory":
+        with complaints:
+            for child, entry, is_directory in _children(place, long, recursive, hidden):
+                entries.append(entry)
+                if is_directory:
                     below.append(child)
         yield place, entries
         left += reversed(below)
+
+
+def _children(place: Target, long: bool, recursive: bool, hidden: bool) -> Iterator[tuple[Target, Entry, bool]]:
+    """What is in a directory: each with what is printed of it, and whether to list what is in it. Raises `Failed`."""
+    if long:
+        for found in place.stats():
+            child = place.below(base_name(found.path or ""))
+            if found.code == errors.FILE_NOT_FOUND:
+                continue  # it has gone since it was listed
+            if found.error is not None:
+                raise child.failed(found)
+            if hidden or not child.is_hidden:
+                yield child, _long(child, found), recursive and found.type == "directory"
+        return
+    answer = place.files.ls(place.path)
+    if answer.error is not None:
+        raise Failed(place.words(answer.error))
+    for info in answer.entries or ():
+        child = place.below(base_name(info["path"]))
+        if hidden or not child.is_hidden:
+            # A link to a directory is listed as one, and may lead back to where we are.
+            down = recursive and info.get("is_dir") and child.kind(follow=False) == "directory"
+            yield child, {**info, "path": place.shown(info["path"])}, bool(down)
 
 
 # --------------------------------------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ def _print_bytes(output: Output, place: Target) -> None:
             raise Failed(f"'{place.given}' is a binary file of {len(content)} bytes: not printed on a terminal")
         output.line(output.text(content.decode("utf-8", "surrogateescape"), lines=True), end="")
     else:
-        found = place.files.fetch(place.path, output.bytes)
+        found = place.files.fetch([place.path], lambda _, piece: output.bytes(piece))[0]
     if found.error is not None:
         raise Failed(place.words(found.error))
 

@@ -81,6 +81,17 @@ class Target:
         path = paths.join(self.path, name)
         return Target(self.files, AgentPath(path), self.shown(path), self.root)
 
+    @property
+    def is_hidden(self) -> bool:
+        return self.path.rpartition("/")[2].startswith(".")
+
+    def stats(self) -> list[StatResult]:
+        """What is in this directory. Raises `Failed`."""
+        answer = self.files.stats(self.path)
+        if answer.error is not None:
+            raise Failed(self.words(answer.error))
+        return answer.entries or []
+
     def words(self, error: str) -> str:
         """The error of a record about this path, in the words of the command line."""
         shown = self.shown(self.path)
@@ -91,7 +102,7 @@ class Target:
         """What it is. Raises `Failed` when that can't be told, as when it is not there."""
         found = self.files.stat(self.path, follow=follow)
         if found.error is not None:
-            raise self._failed(found)
+            raise self.failed(found)
         return found
 
     def kind(self, *, follow: bool = True) -> str | None:
@@ -100,10 +111,11 @@ class Target:
         if found.code == errors.FILE_NOT_FOUND:
             return None
         if found.error is not None:
-            raise self._failed(found)
+            raise self.failed(found)
         return found.type
 
-    def _failed(self, found: StatResult) -> Failed:
+    def failed(self, found: StatResult) -> Failed:
+        """The error of a record about this path."""
         missing = found.code == errors.FILE_NOT_FOUND
         return Failed(self.words(errors.FILE_NOT_FOUND if missing else str(found.error)))
 

@@ -23,7 +23,7 @@ import contextlib
 import copy
 import errno
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -54,6 +54,7 @@ from fusebackend.protocol import (
     ReadResult,
     SandboxBackendProtocol,
     StatResult,
+    StatsResult,
     WriteResult,
 )
 
@@ -195,24 +196,27 @@ class Client(SandboxBackendProtocol):
                 answer.content = bytes(contents.get(index, b""))
         return answers
 
-    def fetch(self, path: str, take: Callable[[bytes], None]) -> FileDownloadResponse:
-        """`download_files` of one file of any size: `take` gets the bytes as they come, the answer has none."""
+    def fetch(self, paths: Sequence[str], take: Callable[[int, bytes], None]) -> list[FileDownloadResponse]:
+        """`download_files` of files of any size: `take` gets an index and bytes as they come, the answers have none."""
         try:
-            answers: list[FileDownloadResponse] = finished(
+            return finished(
                 self._now._call(
                     list[FileDownloadResponse],
                     "download_files",
-                    {"paths": [path], "stream": True},
-                    lambda piece: take(msgspec.convert(piece["data"], bytes)),
+                    {"paths": list(paths), "stream": True},
+                    lambda piece: take(piece["index"], msgspec.convert(piece["data"], bytes)),
                 )
             )
         except Failures as error:
-            return FileDownloadResponse(path, error=str(error))
-        return answers[0]
+            return [FileDownloadResponse(path, error=str(error)) for path in paths]
 
     def stat(self, path: str, *, follow: bool = False) -> StatResult:
         """What a path is; a symbolic link itself, unless `follow` says otherwise."""
         return finished(self._now._record(StatResult, "stat", {"path": path, "follow": follow}))
+
+    def stats(self, path: str) -> StatsResult:
+        """`stat` of each entry of a directory, in one answer."""
+        return finished(self._now._record(StatsResult, "stats", {"path": path}))
 
     # -- changing ----------------------------------------------------------------------------------------------
 

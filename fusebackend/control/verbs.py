@@ -366,6 +366,7 @@ VERBS: dict[str, Verb] = {
     "download_files": Verb(OfDownload, _download, long=True),
     "execute": Verb(OfExecute, _execute, long=True, works=False, command=True),
     "stat": Verb(OfStat, lambda call, asked: call.backend.stat(asked.path, follow=asked.follow), works=False),
+    "stats": Verb(OfPath, lambda call, asked: call.backend.stats(asked.path), long=True),
     "status": Verb(Nothing, lambda call, asked: call.backend.status(), works=False),
     "invalidate": Verb(OfScope, _invalidate, works=False),
     "subscribe": Verb(OfScope, lambda call, asked: call.subscribe(asked.path), works=False),

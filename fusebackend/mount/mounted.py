@@ -11,10 +11,11 @@ import os
 import stat as stat_module
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any, Literal
 
-from fusebackend import errors, paths
+from fusebackend import budget, errors, paths
 from fusebackend.asyncwatch import AsyncWatch, ThreadedWatch
 from fusebackend.backends.walk import resolve
 from fusebackend.paths import ROOT, AgentPath, PathError
@@ -33,6 +34,7 @@ from fusebackend.protocol import (
     ReadResult,
     SandboxBackendProtocol,
     StatResult,
+    StatsResult,
     WriteResult,
 )
 
@@ -44,6 +46,9 @@ if TYPE_CHECKING:
     from fusebackend.vfs.watch import Watch
 
 OnOutput = Callable[[Literal["stdout", "stderr"], bytes], None]
+
+STAT_BYTES = 2048
+"""What a `StatResult` takes in memory, with its part of an answer."""
 
 _TYPES = {
     stat_module.S_IFREG: "file",
@@ -196,6 +201,18 @@ class MountedBackend(SandboxBackendProtocol):
             target=target,
             route=prefix,
         )
+
+    def stats(self, path: str) -> StatsResult:
+        """`stat` of each entry of a directory, in one answer, `path` as `ls` gives it. What has gone has an error."""
+        answer = self.ls(path)
+        if answer.error is not None:
+            return StatsResult(error=answer.error)
+        hold = budget.current().hold
+        found = []
+        for info in answer.entries or ():
+            hold(STAT_BYTES)
+            found.append(replace(self.stat(info["path"]), path=info["path"]))
+        return StatsResult(entries=found)
 
     def _look(self, route: Route, outer: AgentPath, follow: bool) -> tuple[Attr | None, str | None]:
         """What the volume has at a path, and where a symbolic link leads. None for what only the routes need."""

@@ -32,7 +32,7 @@ from fusebackend.protocol.agent import (
     WriteResult,
 )
 from fusebackend.protocol.events import EventKind, EventSource, FileEvent, Report
-from fusebackend.protocol.mounted import StatResult
+from fusebackend.protocol.mounted import StatResult, StatsResult
 from fusebackend.protocol.volume import (
     BLOCK_BYTES,
     MAX_NODE,
@@ -92,6 +92,7 @@ __all__ = [
     "SandboxBackendProtocol",
     "StatFs",
     "StatResult",
+    "StatsResult",
     "Volume",
     "WriteResult",
     "unsupported",

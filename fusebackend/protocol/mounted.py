@@ -28,3 +28,11 @@ class StatResult:
     target: str | None = None
     route: str | None = None
     code: str | None = None
+
+
+@dataclass
+class StatsResult:
+    """What `stats` tells: a `StatResult` for each entry of a directory, sorted by path."""
+
+    error: str | None = None
+    entries: list[StatResult] | None = None
