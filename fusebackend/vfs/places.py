@@ -44,7 +44,16 @@ class Places:
     async def forget(self, references: Iterable[tuple[int, int]]) -> None:
         """The kernel gives back (inode, count) references."""
         for route, nodes in self._let_go(references):
-            await route.call(route.volume.forget, nodes)
+            if route.volume.features.blocking:
+                await route.call(self._forget_late, route, nodes)
+            else:
+                await route.call(route.volume.forget, nodes)
+
+    def _forget_late(self, route: Route, nodes: list[int]) -> None:
+        """Race: a blocking volume forgets in a thread, and by then the kernel may have looked a name up again and been
+        given the same number: `open` of that would be ESTALE, and again after the kernel's one more try."""
+        known = self.inodes.get
+        route.volume.forget([node for node in nodes if known(inode_number(route.index, node)) is None])
 
     def _let_go(self, references: Iterable[tuple[int, int]]) -> list[tuple[Route, list[int]]]:
         """Take references back; gives the nodes that the kernel knows under no number any more, by route."""
