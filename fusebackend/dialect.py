@@ -432,6 +432,8 @@ class AgentFace:
     def _is_default(self, name: str) -> bool:
         """Is this verb the one of a protocol class? There, today's names stand in for the seeds' and call them."""
         owner = next((cls for cls in type(self.backend).__mro__ if name in vars(cls)), None)
+        if owner is not None and getattr(vars(owner)[name], "is_twin", False):
+            return True  # of a protocol class, with the parameters of the backend's own verb
         if owner is None or owner.__name__ not in _PROTOCOLS:
             return False
         twin = {"ls": "ls_info", "grep": "grep_raw", "glob": "glob_info"}.get(name)

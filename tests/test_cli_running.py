@@ -116,10 +116,10 @@ class TestExec:
     def test_a_server_that_is_lost(self, command, shell, monkeypatch, verb, message):
         call = Pool.call
 
-        def lost(pool, kind, asked, *words):
+        async def lost(pool, waits, kind, asked, *words):
             if asked == verb:
                 raise ServerLost("gone")
-            return call(pool, kind, asked, *words)
+            return await call(pool, waits, kind, asked, *words)
 
         monkeypatch.setattr(Pool, "call", lost)
         assert command.refused("exec", "--mount", MOUNT, "x") == message

@@ -94,14 +94,17 @@ class TestVerbs:
         pieces = (content[start : start + 700_000] for start in range(0, len(content), 700_000))
         assert client.send("/deep/file", pieces).error is None
         assert files.download_files(["/deep/file"])[0].content == content
+        files.upload_files([("/small", b"small")])
         received = []
-        answer = client.fetch("/deep/file", received.append)
-        assert (answer.error, answer.content) == (None, None)
-        assert b"".join(received) == content
-        assert len(received) > 1
+        answers = client.fetch(["/deep/file", "/none", "/small"], lambda *piece: received.append(piece))
+        assert [(answer.error, answer.content) for answer in answers] == [
+            (None, None), ("file_not_found", None), (None, None),
+        ]  # fmt: skip
+        assert b"".join(piece for index, piece in received if index == 0) == content
+        assert len(received) > 2
+        assert received[-1] == (2, b"small")
         assert client.send("/deep/file", []).error is None
         assert files.download_files(["/deep/file"])[0].content == b""
-        assert client.fetch("/none", received.append).error == "file_not_found"
         assert client.send("/deep", [b"x"]).error == "is_directory"
 
     def test_thousands_of_matches(self, client, files):

@@ -271,7 +271,7 @@ class TestLimits:
         begun = time.monotonic()
         assert answers(server), "connections over which nothing has come make room at once"
         assert time.monotonic() - begun < serving_module.IDLE_S
-        assert server.counts()["connections"] <= limits.MAX_CONNECTIONS
+        assert server.counts()["connections"] <= limits.MAX_CONNECTIONS + limits.NEWCOMERS
         for client in clients:
             client.close()
         assert answers(server)

@@ -149,7 +149,7 @@ def test_a_window_that_makes_no_sense_is_left_out(caplog):
     backend.put("/f", b"one\ntwo\n")
     result = export(backend).read("/f")
     assert (result.file_data["content"], result.start_line, result.error) == ("one\ntwo\n", None, None)
-    assert "makes no sense" in caplog.text
+    assert "are no window; it is left out" in caplog.text
 
 
 # -- nothing raises --------------------------------------------------------------------------------------------

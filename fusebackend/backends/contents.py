@@ -86,9 +86,11 @@ def read_all(volume: Volume, attr: Attr, max_bytes: int) -> bytes:
     left = budget.current()
 
     def join(pieces: Iterable[bytes]) -> bytes:
-        """Counted as they come, and once more for what is made of them."""
+        """Counted as they come, and until they are joined once more for what is made of them."""
         counted: Iterator[bytes] = left.kept(pieces, _twice)
-        return b"".join(counted)
+        joined = b"".join(counted)
+        left.hold(-len(joined))
+        return joined
 
     return read_with(volume, attr, max_bytes, join)
 

@@ -14,6 +14,7 @@ import errno
 import functools
 import os
 import stat
+import sys
 from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import IO, Literal, Self
@@ -65,9 +66,6 @@ EDITED_LOCKED_BYTES = 256 << 10
 """A file is edited under the volume's lock up to this size: a millisecond."""
 
 EDIT_ATTEMPTS = 3
-
-EDIT_FACTOR = 6
-"""What an edit holds besides the old contents: as text, with LF, replaced, as bytes again."""
 
 
 class VolumeBackend(BackendProtocol):
@@ -317,8 +315,9 @@ class VolumeBackend(BackendProtocol):
             return edited if isinstance(edited, str) else self._store(place, before, *edited, changes)
 
     def _edited(self, before: bytes, old: str, new: str, replace_all: bool) -> tuple[bytes, int] | str:
-        budget.current().hold(EDIT_FACTOR * len(before))
-        outcome = text.replace_string(before.decode("utf-8"), old, new, replace_all)
+        content = before.decode("utf-8")
+        budget.current().hold(2 * sys.getsizeof(content) + len(before))  # itself, replaced, and that as bytes
+        outcome = text.replace_string(content, old, new, replace_all)
         if isinstance(outcome, str):
             return outcome
         return outcome[0].encode("utf-8"), outcome[1]

@@ -141,12 +141,13 @@ class ControlServer:
             if self._closing:
                 _refuse(stream, wire.ENDING)
                 return
+            self._connections.add(connection)
             try:
                 connection.start()
             except RuntimeError:
+                self._connections.discard(connection)
                 _refuse(stream, ErrorObject(wire.BUSY, "no threads are left; try again"))
                 raise
-            self._connections.add(connection)
 
     def _refusal(self, stream: socket.socket) -> ErrorObject | None:
         uid = peer_uid(stream)

@@ -235,6 +235,16 @@ class BackendProtocol(abc.ABC):
     deepagents' `isinstance` takes it for its own `BackendProtocol`, see `registered.py`.
     """
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """A verb with parameters of its own has an `a…` form that shows them."""
+        super().__init_subclass__(**options)
+        for name, verb in list(vars(cls).items()):
+            inherited: Any = getattr(cls, f"a{name}", None)
+            if not getattr(inherited, "is_twin", False) or f"a{name}" in vars(cls) or not inspect.isfunction(verb):
+                continue
+            if list(inspect.signature(verb).parameters) != list(inspect.signature(inherited).parameters):
+                setattr(cls, f"a{name}", _async_twin(verb))
+
     if not TYPE_CHECKING:
 
         @property
@@ -404,6 +414,7 @@ def _async_twin(verb: Callable[..., Any]) -> Callable[..., Any]:
         own = _with_max_count(self.grep) if name == "grep" else getattr(self, name)
         return await aside(self, name, functools.partial(own, *args, **kwargs))
 
+    twin.is_twin = True  # type: ignore[attr-defined]
     twin.__name__ = f"a{name}"
     twin.__qualname__ = f"{verb.__qualname__.rpartition('.')[0]}.a{name}"
     twin.__doc__ = f"""{verb.__doc__}
