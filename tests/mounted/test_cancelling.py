@@ -4,6 +4,8 @@ at once hold nobody up. Under asyncio and trio."""
 from __future__ import annotations
 
 import itertools
+import os
+import sqlite3
 import subprocess
 import sys
 import time
@@ -167,6 +169,25 @@ def test_a_cancelled_search_ends_at_the_server(files, mountpoint, library):
 
     assert anyio.run(main, backend=library)
     eventually(lambda: files.status()["control"]["connections"] <= 2, LIMIT_S)
+
+
+@both
+def test_a_cancelled_move_takes_its_copy_back(serve, tmp_path, library):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "disk" / "large").write_bytes(b"no holes, which are not copied\n" * (200 << 15))
+    server = serve(f"sqlite:{tmp_path}/files.db", routes={"/disk": f"dir:{tmp_path}/disk"})
+
+    async def main(client):
+        with anyio.move_on_after(0.1) as scope:
+            await client.amove("/disk/large", "/moved")
+        assert scope.cancelled_caught
+
+    with fusebackend.connect(server.path) as client:
+        anyio.run(main, client, backend=library)
+        eventually(lambda: os.listdir(server.path) == ["disk"], 20)
+    assert (tmp_path / "disk" / "large").stat().st_size == 31 * (200 << 15)
+    with sqlite3.connect(tmp_path / "files.db") as database:
+        eventually(lambda: database.execute("SELECT count(*) FROM chunk").fetchone() == (0,), 20)
 
 
 @both
