@@ -7,6 +7,7 @@ import datetime
 import decimal
 import json
 import pathlib
+import tracemalloc
 import uuid
 from typing import Any, TypedDict
 
@@ -22,6 +23,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
 from langgraph.types import Interrupt, Overwrite, Send
 
+from fusebackend.backends.threads import decode
 from fusebackend.backends.threads.activity import RunWatch, next_nodes, standing
 from fusebackend.backends.threads.decode import Ext, loads, pack, readable
 from fusebackend.backends.threads.names import checkpoint_names, time_ns_of
@@ -120,6 +122,40 @@ def test_deep_nesting_is_damaged_at_worst() -> None:
 
 
 # -- channels ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("piece", [b"\x90", b"\xc0", b"\x01", b"\x81\xa1a\x90"])
+def test_more_values_than_any_checkpoint_has_are_refused_before_they_are_made(piece: bytes) -> None:
+    count = (8 << 20) // len(piece)
+    tracemalloc.start()
+    try:
+        with pytest.raises(Damaged, match="more than 500,000 values"):
+            loads(Raw("msgpack", b"\xdd" + count.to_bytes(4) + piece * count))
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
+    with pytest.raises(Damaged, match="JSON of more than 16 MiB"):
+        loads(Raw("json", b"[" + b"[]," * (6 << 20) + b"[]]"))
+
+
+@given(JSON)
+def test_values_are_counted_as_they_are_unpacked(value: Any) -> None:
+    def count(part: Any) -> int:
+        if isinstance(part, dict):
+            return 1 + sum(1 + count(inner) for inner in part.values())
+        return 1 + sum(map(count, part)) if isinstance(part, list) else 1
+
+    packed = pack(value).data
+    assert not decode._has_more_values(packed, count(value))
+    assert decode._has_more_values(packed, count(value) - 1)
+
+
+def test_large_texts_and_messages_are_no_values() -> None:
+    files = {f"/{number}": "x" * 70_000 for number in range(100)}
+    messages = [HumanMessage("y" * 3_000_000), *(HumanMessage("short") for _ in range(1000))]
+    kind, data = SERIALISER.dumps_typed({"files": files, "messages": messages})
+    assert not decode._has_more_values(data, 5000)
+    assert loads(Raw(kind, data))["files"] == files
 
 
 def test_overwrites_in_each_form() -> None:

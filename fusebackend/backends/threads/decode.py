@@ -82,13 +82,71 @@ def require() -> None:
     _ormsgpack()
 
 
+MAX_VALUES = 500_000
+"""In one piece of MessagePack. Python's lock is held while it is unpacked: some 30 ms for so many, and 64 MiB of empty
+lists would take seconds and 4 GB. What LangGraph stores has few: messages are extension types, files are texts."""
+
+COUNTED_BYTES = 1 << 20
+"""A shorter piece can't have many more."""
+
+MAX_JSON_BYTES = 16 << 20
+"""Of values in JSON, which only old checkpoints have. It is decoded in one go, too."""
+
+
 def unpack(data: bytes) -> Any:
     """MessagePack as plain data and `Ext`."""
     library = _ormsgpack()
+    if len(data) > COUNTED_BYTES and _has_more_values(data, MAX_VALUES):
+        raise Damaged(f"MessagePack with more than {MAX_VALUES:,} values")
     try:
         return library.unpackb(data, ext_hook=Ext, option=library.OPT_NON_STR_KEYS)
     except (ValueError, TypeError, RecursionError) as error:
         raise Damaged(f"not valid MessagePack: {error}") from None
+
+
+_LENGTHS = {
+    0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0), 0xC7: (1, 1), 0xC8: (2, 1), 0xC9: (4, 1), 0xD9: (1, 0), 0xDA: (2, 0),
+    0xDB: (4, 0),
+}  # fmt: skip
+"""First bytes of what has its length in front: how many bytes the length has, and how many follow besides."""
+
+_SIZES = {
+    0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8, 0xD4: 2, 0xD5: 3,
+    0xD6: 5, 0xD7: 9, 0xD8: 17,
+}  # fmt: skip
+"""First bytes of what has a fixed length, and that."""
+
+_CONTAINERS = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}
+"""First bytes of arrays and maps: how many bytes the count has, and how many values each item is."""
+
+
+def _has_more_values(data: bytes, most: int) -> bool:
+    """Count the values of MessagePack without making them. Strings are skipped, and others get turns meanwhile."""
+    count, left, at = 0, 1, 0
+    size = len(data)
+    while left and at < size:
+        count += 1
+        if count > most:
+            return True
+        left -= 1
+        byte = data[at]
+        at += 1
+        if byte < 0x80 or byte >= 0xE0:
+            continue
+        if byte < 0xA0:
+            left += (byte & 0x0F) * (2 if byte < 0x90 else 1)
+        elif byte < 0xC0:
+            at += byte & 0x1F
+        elif byte in _SIZES:
+            at += _SIZES[byte]
+        elif byte in _LENGTHS:
+            width, more = _LENGTHS[byte]
+            at += width + more + int.from_bytes(data[at : at + width])
+        elif byte in _CONTAINERS:
+            width, values = _CONTAINERS[byte]
+            left += values * int.from_bytes(data[at : at + width])
+            at += width
+    return False
 
 
 def pack(value: Any) -> Raw:
@@ -114,6 +172,8 @@ def loads(raw: Raw) -> Any:
     if kind in ("bytes", "bytearray"):
         return data.encode("utf-8", "surrogateescape") if isinstance(data, str) else bytes(data)
     if kind == "json":
+        if len(data) > MAX_JSON_BYTES:
+            raise Damaged(f"JSON of more than {MAX_JSON_BYTES >> 20} MiB")
         try:
             return json.loads(data)
         except (ValueError, RecursionError) as error:
