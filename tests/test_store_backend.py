@@ -697,7 +697,7 @@ def test_a_database_that_is_none(tmp_path):
         ("none/x.db?ns=a", f"there is no directory '{tmp_path}/none'"),
         ("other.db?ns=a", "The table 'store' is not LangGraph's: it has no 'created_at'"),
         ("volume.db?ns=a", "The database belongs to another program"),
-        ("good.db", "names no namespace; add ?ns=NAME, such as ?ns=memories; this store holds a.b"),
+        ("good.db", "names no namespace; add ?ns=NAME, such as ?ns=memories, or ?tree=1 for all; this store holds a.b"),
     ):
         with pytest.raises(UrlError) as refusal:
             open_backend(f"store+sqlite:{tmp_path}/{name}")

@@ -295,7 +295,7 @@ def test_a_value_that_is_no_file_moves_nowhere(backend, store):
     store.put(NS, "/d/file", {"content": "x", "encoding": "utf-8"})
     for source in ("/m/d/prefs.json", "/m/d"):
         assert "Permission denied" in composite.move(source, "/elsewhere").error
-        assert composite.ls("/").entries == [{"path": "/m/", "is_dir": True, "size": 0}]
+        assert composite.ls("/").entries == [{"path": "/m/", "is_dir": True, "size": 0, "modified_at": ""}]
     assert composite.move("/m/d/file", "/elsewhere").error is None
     assert [item.key for item in store.search(NS)] == ["/d/prefs"]
 
