@@ -165,7 +165,7 @@ def test_one_that_was_listed_in_the_tick_of_its_last_change_is_asked_for_once_mo
     """Perhaps its mode was changed then as well: the kernel would never ask again."""
     frozen = now_ns()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tree, "now_ns", lambda: frozen)
+        patch.setattr(tree, "now_ns", lambda finer=True: frozen)
         directory.make(b"f")
         directory.names()
         assert not directory.is_kept()
@@ -176,7 +176,7 @@ def test_one_that_was_listed_in_the_tick_of_its_last_change_is_asked_for_once_mo
 
 def test_what_changes_within_a_tick_is_seen(directory: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
     frozen = now_ns()
-    monkeypatch.setattr(tree, "now_ns", lambda: frozen)
+    monkeypatch.setattr(tree, "now_ns", lambda finer=True: frozen)
     directory.make(*(b"%d" % number for number in range(20)))
     number = directory.open()
     (*_, (_, position)) = seen = directory.read(number, 0, 8)

@@ -210,7 +210,7 @@ def test_what_changes_which_time(volume: TreeVolume, monkeypatch: pytest.MonkeyP
     clock = iter(range(start + 10, start + 10_000, 10))
     moment = [start]
 
-    def now_ns() -> int:
+    def now_ns(finer: bool = True) -> int:
         moment[0] = next(clock)
         return moment[0]
 

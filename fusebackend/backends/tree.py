@@ -190,7 +190,7 @@ class TreeVolume(FileBytes):
     def setattr(self, node: int, changes: AttrChanges) -> Attr:
         with self.lock:
             inode = self._inode(node)
-            now = now_ns()
+            now = now_ns(finer=changes.size is not None)
             if changes.size is not None:
                 self._resize(inode, changes.size)
                 self._renewed(inode)
@@ -233,7 +233,7 @@ class TreeVolume(FileBytes):
             inode = self._inode(node)
             self._xattrs(inode)[name] = value
             self._xattrs_changed(inode)
-            inode.ctime_ns = now_ns()
+            inode.ctime_ns = now_ns(finer=False)
             self._changed(inode)
 
     def listxattr(self, node: int) -> Sequence[bytes]:
@@ -246,7 +246,7 @@ class TreeVolume(FileBytes):
             if self._xattrs(inode).pop(name, None) is None:
                 raise oserror(errno.ENODATA, name)
             self._xattrs_changed(inode)
-            inode.ctime_ns = now_ns()
+            inode.ctime_ns = now_ns(finer=False)
             self._changed(inode)
 
     # -- data --------------------------------------------------------------------------------------------------
