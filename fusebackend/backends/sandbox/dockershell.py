@@ -85,10 +85,10 @@ fb_run() {
   exec 8>&- 9>&-
 }
 fb_over() {
-  kill -9 $fb_o $fb_e
-  wait $fb_o $fb_e
+  { kill -9 $fb_o $fb_e; wait $fb_o $fb_e; } 2>/dev/null
   printf '\n%s~\n' "$1"
-} 2>/dev/null
+  printf '\n%s~\n' "$1" >&2
+}
 # Everything in the session of a command, until there is nothing left.
 fb_kill() {
   read -r fb_c <"$fb_base/.fusebackend-$1~/p" || { echo n; return; }
@@ -236,14 +236,14 @@ class DockerShell:
         return response(out, err, end, out.status, timeout_s, max_bytes)
 
     def _settle(self, mark: str) -> None:
-        """Cut off those who still print, and drop what they have printed."""
+        """Cut off background processes, and drop what they have printed. The engine carries stdout and stderr each at
+        its own pace, so the end of both is waited for."""
         self._send(f"fb_over {mark}\n")
-        end, tail = f"\n{mark}~\n".encode(), b""
+        end, tails = f"\n{mark}~\n".encode(), {STDOUT: b"", STDERR: b""}
         deadline = time.monotonic() + KILL_S
-        while not tail.endswith(end):
+        while not all(tail.endswith(end) for tail in tails.values()):
             kind, piece = self._receive(deadline)
-            if kind == STDOUT:
-                tail = (tail + piece)[-len(end) :]
+            tails[kind] = (tails[kind] + piece)[-len(end) :]
 
     # -- the socket --------------------------------------------------------------------------------------------
 
