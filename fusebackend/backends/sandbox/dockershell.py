@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
 import socket
 import struct
 import threading
@@ -28,8 +27,6 @@ from fusebackend.backends.sandbox.engine import speaking
 from fusebackend.backends.sandbox.scripts import LIBRARY, SETTINGS, Script, nonce
 from fusebackend.errors import oserror
 from fusebackend.protocol import ExecuteResponse
-
-log = logging.getLogger(__name__)
 
 STDOUT, STDERR = 1, 2
 HEADER = struct.Struct(">BxxxL")
