@@ -36,7 +36,10 @@ LIMIT_S = 7200.0 if FULL else mounts.LIFE_LIMIT_S
 RUN_STEPS = 100
 """Changes of one tree, before the next one with another seed."""
 
-LISTENING = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'fusebackend-feed%'"
+LISTENING = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+    " WHERE application_name LIKE 'fusebackend-feed%' AND datname = current_database()"
+)
 
 
 class Pair:
