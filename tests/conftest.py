@@ -16,6 +16,8 @@ from services import shared
 from services.postgres import Postgres
 from services.s3 import Bucket, Service
 
+pytest_plugins = ["tiers"]
+
 # The asserts of the published suites should say what they compared. This comes before anything imports them.
 pytest.register_assert_rewrite("fusebackend.testing")
 
