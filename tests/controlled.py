@@ -27,7 +27,7 @@ from fusebackend.mount.mounted import MountedBackend
 from fusebackend.protocol import ExecuteResponse
 from fusebackend.vfs.filesystem import FileSystem
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 MOUNTPOINT = "/mnt/unmounted"
 
 

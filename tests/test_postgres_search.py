@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import os
 import tempfile
 import threading
 import time
@@ -17,6 +16,7 @@ import hypothesis
 import pytest
 from agentface import node_at, put
 from hypothesis.stateful import rule
+from profiles import examples
 from search_machine import SearchMachine, scan
 from services.postgres import PORT, Postgres
 from services.stall import Stall
@@ -174,7 +174,7 @@ def machine_database(database: str) -> None:
 
 TestPostgresSearchMachine = PostgresSearchMachine.TestCase
 TestPostgresSearchMachine.settings = hypothesis.settings(
-    max_examples=int(os.environ.get("FUSEBACKEND_EXAMPLES", "8")), stateful_step_count=25, deadline=None, database=None
+    max_examples=examples(8), stateful_step_count=25, deadline=None, database=None
 )
 
 

@@ -15,8 +15,7 @@ import pytest
 import trees
 from eventually import eventually
 from mounts import Serve
-from services.s3 import Bucket
-from services.s3 import Service
+from services.s3 import Bucket, Service
 
 from fusebackend.schemes import SCHEMES
 from fusebackend.testing.posix import Limits, PosixCases

@@ -26,7 +26,7 @@ from fusebackend.text import decode_file_data
 pytestmark = [pytest.mark.mounted]
 
 KINDS = ["sqlite", pytest.param("postgres", marks=pytest.mark.services)]
-WITHIN_S = 1.0
+LIMIT_S = 60.0
 
 Database = tuple[str, Callable[[], AbstractContextManager[Any]]]
 """The URL of a checkpoint database, and what opens a checkpointer on it."""
@@ -52,7 +52,7 @@ def run(*command: str | Path, cwd: Path | None = None, status: int = 0) -> str:
     return done.stdout
 
 
-def eventually(what: Callable[[], Any], within_s: float = WITHIN_S) -> None:
+def eventually(what: Callable[[], Any], within_s: float = LIMIT_S) -> None:
     """`what` becomes true soon enough. The mount is asked again and again, as a person would."""
     deadline = time.monotonic() + within_s
     while not what():
@@ -218,7 +218,7 @@ def test_people_and_agents_share_a_head(database: Database, serve: Serve) -> Non
         assert (after.next, after.interrupts) == (before.next, before.interrupts)
         agent.invoke(APPROVE, thread("waiting_for_approval"))
         assert state(agent, "waiting_for_approval") == {"memo.txt": b"from a shell\nmore\n"}
-        eventually(lambda: below(head) == {"memo.txt": b"from a shell\nmore\n"}, 2 * WITHIN_S)
+        eventually(lambda: below(head) == {"memo.txt": b"from a shell\nmore\n"})
 
 
 def test_while_a_run_is_active_nothing_is_accepted(database: Database, serve: Serve) -> None:
@@ -328,8 +328,8 @@ def test_memory_goes_back_after_a_walk_through_all_histories(tmp_path: Path, ser
         status = Path(f"/proc/{server.process.pid}/status").read_text()
         return int(status.partition("VmRSS:")[2].split()[0]) >> 10
 
-    eventually(lambda: server.known_inodes() < 1000, within_s=20)
-    eventually(lambda: resident_mib() < 200, within_s=10)
+    eventually(lambda: server.known_inodes() < 1000)
+    eventually(lambda: resident_mib() < 200)
     start = time.monotonic()
     server.stop()
     assert time.monotonic() - start < 5  # 0.7 s where nothing else runs; it was 9 s

@@ -145,33 +145,32 @@ STARTS: dict[str, Callable[[contextlib.ExitStack], dict[str, str]]] = {
 def keep(name: str, listener: socket.socket) -> None:
     """Start the server `name`, say where it is to each connection, and remove it when the last connection has ended."""
     clients: set[socket.socket] = set()
-    with contextlib.ExitStack() as connections:
-        with contextlib.ExitStack() as opened:
-            try:
-                answer: dict[str, Any] = {"place": STARTS[name](opened)}
-            except pytest.skip.Exception as reason:
-                answer = {"skip": str(reason)}
-            except (Exception, pytest.fail.Exception):
-                answer = {"fail": traceback.format_exc()}
-            with selectors.DefaultSelector() as ready:
-                ready.register(listener, selectors.EVENT_READ)
-                while True:
-                    for key, _ in ready.select():
-                        if key.fileobj is listener:
-                            client = connections.enter_context(listener.accept()[0])
-                            with contextlib.suppress(BrokenPipeError):  # the worker was killed; its end comes next
-                                client.sendall(json.dumps(answer).encode() + b"\n")
-                            ready.register(client, selectors.EVENT_READ)
-                            clients.add(client)
-                        else:
-                            client = key.fileobj
-                            ready.unregister(client)
-                            clients.remove(client)
-                            if clients:
-                                client.close()
-                    if not clients:
-                        break
-            listener.close()
+    with contextlib.ExitStack() as connections, contextlib.ExitStack() as opened:
+        try:
+            answer: dict[str, Any] = {"place": STARTS[name](opened)}
+        except pytest.skip.Exception as reason:
+            answer = {"skip": str(reason)}
+        except (Exception, pytest.fail.Exception):
+            answer = {"fail": traceback.format_exc()}
+        with selectors.DefaultSelector() as ready:
+            ready.register(listener, selectors.EVENT_READ)
+            while True:
+                for key, _ in ready.select():
+                    if key.fileobj is listener:
+                        client = connections.enter_context(listener.accept()[0])
+                        with contextlib.suppress(BrokenPipeError):  # the worker was killed; its end comes next
+                            client.sendall(json.dumps(answer).encode() + b"\n")
+                        ready.register(client, selectors.EVENT_READ)
+                        clients.add(client)
+                    else:
+                        client = key.fileobj
+                        ready.unregister(client)
+                        clients.remove(client)
+                        if clients:
+                            client.close()
+                if not clients:
+                    break
+        listener.close()
         # The last client's connection ends here, when the server has gone.
 
 
