@@ -19,6 +19,7 @@ import pytest
 import threadcases
 from agents import delete, edit, say, thread, use, user, write
 from mounts import Serve
+from profiles import amount
 from threadcases import APPROVE, record
 
 from fusebackend.text import decode_file_data
@@ -312,14 +313,14 @@ def test_a_server_that_is_killed_has_stored_what_was_closed(database: Database, 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_memory_goes_back_after_a_walk_through_all_histories(tmp_path: Path, serve: Serve) -> None:
-    """310,000 files of 200 threads. FUSEBACKEND_FULL makes it 1.5 million of 1,000, in some five minutes."""
+    """310,000 files of 200 threads. FUSEBACKEND_WALKED_THREADS=1000 makes it 1.5 million, in some five minutes."""
     import bigthreads
 
-    threads = 1000 if os.environ.get("FUSEBACKEND_FULL") else 200
+    threads = amount("FUSEBACKEND_WALKED_THREADS", dev=200, ci=200, soak=1000)
     bigthreads.make(tmp_path / "threads.db", threads=threads, checkpoints=30, files=50)
-    server = serve(f"threads+sqlite:{tmp_path}/threads.db", limit_s=600.0)
+    server = serve(f"threads+sqlite:{tmp_path}/threads.db", limit_s=1800.0)
     found = subprocess.run(f"find {server.path} -type f | wc -l", shell=True, capture_output=True, text=True)
     assert int(found.stdout) == threads * (31 * 50 + 2)
     Path("/proc/sys/vm/drop_caches").write_text("2\n")
