@@ -217,6 +217,7 @@ class TestHostilePatterns:
     LIMIT_S = 2.0
     """On a loaded machine; each takes some milliseconds."""
 
+    @pytest.mark.alone
     @pytest.mark.parametrize(
         ("pattern", "path"),
         [
@@ -242,6 +243,7 @@ class TestHostilePatterns:
         assert not compile_glob(pattern).matches(path)
         assert time.perf_counter() - begun < self.LIMIT_S
 
+    @pytest.mark.alone
     @pytest.mark.parametrize(
         "pattern",
         [

@@ -312,6 +312,7 @@ def test_a_server_that_is_killed_has_stored_what_was_closed(database: Database, 
     assert not mounts.is_listed(server.path)
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_memory_goes_back_after_a_walk_through_all_histories(tmp_path: Path, serve: Serve) -> None:
