@@ -52,12 +52,36 @@ def _sample(what: str, *ids: str, quick: int, ci: int = 1) -> Sample:
 
 SAMPLES = (
     _sample(
-        "POSIX cases of other mounts than of sqlite: and memory:",
+        "POSIX cases on mounts of other volumes than sqlite: and memory:",
         r"test_posix_mounts\.py::Test(AnotherTree|Directory|Foreign|Postgres|Route)::",
         r"test_s3\.py::TestPosix::",
         quick=12,
     ),
     _sample("POSIX cases on plain directories", r"test_posix_plain\.py::", quick=6),
+    _sample("rows of likeness on a plain directory", r"test_likeness\.py::TestSharedMemory::", quick=3),
+    # One class of each backend in full; what follows is the same backend with another option, or behind another one.
+    _sample(
+        "conformance of a backend's second configuration",
+        r"test_(conformance|\w+_conformance|filesystem_backend)\.py::Test(\w*Replac\w*|TheSeedsFormat|ReadOnly|WithoutRipgrep)::",
+        r"test_state\.py::TestConformanceOf\w+::",
+        r"test_foreign\.py::Test(Composite|Seed)::",
+        r"test_deepagents\.py::Test(AdoptedFilesystem|ExportedAndAdopted)::",
+        r"test_composite\.py::TestCompositeOverItself::",
+        r"test_objectstore_suites\.py::Test(WriteBack|Memory)::",
+        r"test_control_client\.py::TestConformanceAsRoute::",
+        r"test_sandbox_conformance\.py::TestBusybox::",
+        quick=8,
+    ),
+    _sample(
+        "searches on every backend besides sqlite and memory",
+        r"test_search_matrix\.py::\w+\[(?!sqlite[]-]|memory[]-])",
+        quick=4,
+    ),
+    _sample("work on mounts of dir: and of a foreign backend", r"mounted/\w+\.py::.*\[(dir|foreign)\b", quick=4),
+    _sample("work on mounts of postgres: and s3:", r"mounted/test_(postgres_work|s3)\.py::", quick=4),
+    _sample("agreements with other deepagents and back", r"test_deepagents_(versions|roundtrip)\.py::", quick=3),
+    _sample("snippets of README and examples", r"test_(readme|examples)\.py::", quick=3),
+    _sample("benchmarks that are run once", r"test_bench\.py::TestScripts::", quick=4),
 )
 """The first that matches a test's id decides."""
 

@@ -49,10 +49,9 @@ def told() -> None:
     print(f"seed {SEED}, {STEPS} steps")
 
 
-@pytest.mark.parametrize("seed", [SEED])
-def test_a_plain_directory(tmp_path: Path, seed: int) -> None:
-    Exerciser(tmp_path / "file", seed).run(STEPS)
-    _share(tmp_path / "shared", seed, STEPS)
+def test_a_plain_directory(tmp_path: Path) -> None:
+    Exerciser(tmp_path / "file", SEED).run(STEPS)
+    _share(tmp_path / "shared", SEED, STEPS)
 
 
 def test_a_file_that_others_make_larger_than_the_exerciser_would(tmp_path: Path) -> None:
