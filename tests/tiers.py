@@ -80,8 +80,20 @@ SAMPLES = (
         r"test_search_matrix\.py::\w+\[(?!sqlite[]-]|memory[]-])",
         quick=4,
     ),
-    _sample("work on mounts of dir: and of a foreign backend", r"mounted/\w+\.py::.*\[(dir|foreign)\b", quick=4),
-    _sample("work on mounts of postgres: and s3:", r"mounted/test_(postgres_work|s3)\.py::", quick=4),
+    # Promises come first: of `test_semantics.py` nothing is left out.
+    _sample("", r"mounted/test_semantics\.py::", quick=1),
+    _sample(
+        "work on mounts of other volumes than sqlite: and memory:",
+        r"mounted/\w+\.py::.*\[(dir|foreign|postgres)\b",
+        r"mounted/test_(postgres_work|s3)\.py::",
+        quick=6,
+    ),
+    _sample(
+        "commands on a second volume or sandbox",
+        r"mounted/test_execute\w*\.py::.*\[(memory|modal_sandbox|e2b_sandbox|local)\b",
+        quick=4,
+    ),
+    _sample("options and odd names of the command line", r"mounted/test_cli\w*\.py::.*\[", quick=4),
     _sample("agreements with other deepagents and back", r"test_deepagents_(versions|roundtrip)\.py::", quick=3),
     _sample("snippets of README and examples", r"test_(readme|examples)\.py::", quick=3),
     _sample("benchmarks that are run once", r"test_bench\.py::TestScripts::", quick=4),
