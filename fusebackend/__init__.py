@@ -29,20 +29,20 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from fusebackend.composite import CompositeBackend
-    from fusebackend.control.client import Client, connect
-    from fusebackend.mount.api import Mount, mount
-    from fusebackend.mount.error import MountError
+    from fusebackend.composite.backend import CompositeBackend
+    from fusebackend.control.client.client import Client, connect
+    from fusebackend.linux.mount_error import MountError
     from fusebackend.protocol import BackendProtocol, SandboxBackendProtocol
+    from fusebackend.server.api import Mount, mount
 
 _MODULE_OF = {
     "BackendProtocol": "fusebackend.protocol",
-    "Client": "fusebackend.control.client",
-    "CompositeBackend": "fusebackend.composite",
-    "Mount": "fusebackend.mount.api",
-    "MountError": "fusebackend.mount.error",
+    "Client": "fusebackend.control.client.client",
+    "CompositeBackend": "fusebackend.composite.backend",
+    "Mount": "fusebackend.server.api",
+    "MountError": "fusebackend.linux.mount_error",
     "SandboxBackendProtocol": "fusebackend.protocol",
-    "connect": "fusebackend.control.client",
+    "connect": "fusebackend.control.client.client",
 }
 
 
@@ -52,7 +52,7 @@ def __getattr__(name: str) -> Any:
     if name == "mount":  # the subpackage, which can be called: see its docstring
         return importlib.import_module("fusebackend.mount")
     if name == "memory":
-        return importlib.import_module("fusebackend.memory")
+        return importlib.import_module("fusebackend.integrations.memory_files")
     if name in _MODULE_OF:
         return getattr(importlib.import_module(_MODULE_OF[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -27,9 +27,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from fusebackend.paths import AgentPath, PathError, normalise_prefix
+from fusebackend.base.paths import AgentPath, PathError, normalise_prefix
 from fusebackend.shell.options import ShellOptions
-from fusebackend.vfs.limits import DEFAULT_DEADLINE_S, RouteLimits
+from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S, RouteLimits
 
 DEFAULT_TTL_S = 1.0
 """For how long the kernel may believe a route that others change without telling us."""

@@ -15,8 +15,8 @@ import trio
 import trio.testing
 from mounts import Serve
 
-from fusebackend.mount import wakefulness
-from fusebackend.mount.wakefulness import BURST_REQUESTS, WINDOW_S, Wakefulness
+from fusebackend.mount.pyfuse3_patches import cpu_latency as wakefulness
+from fusebackend.mount.pyfuse3_patches.cpu_latency import BURST_REQUESTS, WINDOW_S, Wakefulness
 
 
 class Device:

@@ -24,8 +24,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from fusebackend.config import escape_mountpoint
-from fusebackend.mount import table
-from fusebackend.mount.error import MountError
+from fusebackend.linux import mount_table as table
+from fusebackend.linux.mount_error import MountError
 
 SOCKET_XATTR = "user.fusebackend.socket"
 

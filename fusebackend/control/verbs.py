@@ -17,14 +17,14 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Protocol
 import msgspec
 
 from fusebackend import __version__
-from fusebackend.budget import Cancellation
+from fusebackend.base.budget import Cancellation
 from fusebackend.control import limits
 from fusebackend.control.limits import MAX_ITEMS, NoRoom
 from fusebackend.protocol import READ_LIMIT_LINES, ExecuteResponse, FileDownloadResponse, FileUploadResponse
 
 if TYPE_CHECKING:
     from fusebackend.control.staging import Staging
-    from fusebackend.mount.mounted import MountedBackend
+    from fusebackend.server.mounted import MountedBackend
 
 PROTOCOL = 1
 """Version of the verbs and their records. It grows when something that was there changes its meaning."""
@@ -186,8 +186,8 @@ class Nothing(Params):
 @dataclass(frozen=True)
 class Verb:
     """`long` verbs run in a thread of their own; a `command` is one of these, and counted apart, for it may run for
-    hours. `changes` are refused on a read-only mount. Verbs that `work` wait for their turn (`turns.py`); the others
-    are done in no time, or only wait."""
+    hours. `changes` are refused on a read-only mount. Verbs that `work` wait for their turn (`server/turns.py`); the
+    others are done in no time, or only wait."""
 
     params: type[Params]
     run: Callable[[Call, Any], Any]

@@ -15,19 +15,19 @@ from typing import Any
 
 class _CallablePackage(ModuleType):
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        from fusebackend.mount.api import mount
+        from fusebackend.server.api import mount
 
         return mount(*arguments, **options)
 
     @property
     def __signature__(self) -> inspect.Signature:
-        from fusebackend.mount.api import mount
+        from fusebackend.server.api import mount
 
         return inspect.signature(mount)
 
     @property
     def __doc__(self) -> str:  # type: ignore[override]
-        from fusebackend.mount.api import mount
+        from fusebackend.server.api import mount
 
         return f"{_about}\nmount{inspect.signature(mount)}\n\n{inspect.getdoc(mount)}\n"
 

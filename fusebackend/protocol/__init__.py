@@ -2,8 +2,8 @@
 
 The agent face is `BackendProtocol` (`agent.py`): a path in, a result record out, and never an exception for a bad path.
 The kernel face is `Volume` (`volume.py`): nodes and names in, values out, `OSError` with its errno for what can't be
-done. Each face is derived from the other once: `backends/volume.py` gives every volume an agent face, and
-`backends/foreign.py` gives every agent face a volume.
+done. Each face is derived from the other once: `volumes/agent_face.py` gives every volume an agent face, and
+`remote/volume.py` gives every agent face a volume.
 """
 
 from fusebackend.protocol.agent import (

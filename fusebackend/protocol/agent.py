@@ -409,7 +409,7 @@ def _async_twin(verb: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(verb)
     async def twin(self: BackendProtocol, *args: Any, **kwargs: Any) -> Any:
-        from fusebackend.awaiting import aside
+        from fusebackend.base.awaiting import aside
 
         own = _with_max_count(self.grep) if name == "grep" else getattr(self, name)
         return await aside(self, name, functools.partial(own, *args, **kwargs))
@@ -420,7 +420,7 @@ def _async_twin(verb: Callable[..., Any]) -> Callable[..., Any]:
     twin.__doc__ = f"""{verb.__doc__}
 
         Awaitable under asyncio and under trio. Cancelled, it ends at once: what had not begun never does, a search or
-        a command is ended, and a change that had begun is carried out (`fusebackend.awaiting`).
+        a command is ended, and a change that had begun is carried out (`fusebackend.base.awaiting`).
         """
     return twin
 

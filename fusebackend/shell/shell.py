@@ -24,10 +24,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from fusebackend import paths
-from fusebackend.backends.command import Command, End, OnOutput, nothing_to_run
-from fusebackend.mount import table
-from fusebackend.paths import AgentPath, PathError
+from fusebackend.base import paths
+from fusebackend.base.paths import AgentPath, PathError
+from fusebackend.linux import mount_table as table
+from fusebackend.linux.command import Command, End, OnOutput, nothing_to_run
 from fusebackend.protocol import ExecuteResponse
 from fusebackend.shell import bubblewrap, seccomp, system
 from fusebackend.shell.bubblewrap import Bind, Fresh, SandboxError, View
@@ -44,7 +44,7 @@ from fusebackend.shell.unconfined import Unconfined
 from fusebackend.shell.usernamespace import UserNamespace
 
 if TYPE_CHECKING:
-    from fusebackend.vfs.filesystem import FileSystem
+    from fusebackend.vfs.mounted_tree import FileSystem
 
 log = logging.getLogger(__name__)
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
-from fusebackend import paths
-from fusebackend.paths import AgentPath
-from fusebackend.vfs.feed import ChangeFeed
-from fusebackend.vfs.invalidation import Invalidation
-from fusebackend.vfs.mounttree import MountTree
+from fusebackend.base import paths
+from fusebackend.base.paths import AgentPath
+from fusebackend.vfs.coherence.invalidation import Invalidation
+from fusebackend.vfs.junctions import MountTree
+from fusebackend.vfs.watch.feed import ChangeFeed
 
 
 class Trees:

@@ -22,9 +22,9 @@ import bisect
 from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
-from fusebackend import paths
-from fusebackend.backends import keys
+from fusebackend.base import paths
 from fusebackend.protocol import NAME_MAX_BYTES
+from fusebackend.remote import keys
 
 FOREIGN_SUFFIX = ".json"
 FILE_MARK = paths.to_text(keys.FILE_MARK)

@@ -34,18 +34,18 @@ import uuid
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from fusebackend import budget, errors, paths
-from fusebackend.backends.fileverbs import FileVerbs, Loaded, Refusal, checked, code_of
-from fusebackend.backends.keys import name_of, text_of
 from fusebackend.backends.store.backend import StoreBackend, require_no_values
 from fusebackend.backends.store.items import Change, Conflict, Hub, Items
 from fusebackend.backends.store.names import FILE_MARK, ROOT_PLACE
 from fusebackend.backends.store.search import find_files, grep_files
 from fusebackend.backends.store.source import SharedStore, checked_namespace, require_store
 from fusebackend.backends.store.tree import Node, StoreTree
-from fusebackend.globs import Matcher
-from fusebackend.paths import ROOT, AgentPath
+from fusebackend.base import budget, errors, paths
+from fusebackend.base.globs import Matcher
+from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.protocol import FileInfo, FileUploadResponse
+from fusebackend.remote.agent_verbs import FileVerbs, Loaded, Refusal, checked, code_of
+from fusebackend.remote.keys import name_of, text_of
 
 Namespace: TypeAlias = tuple[str, ...]
 
@@ -107,7 +107,7 @@ class Spaces:
         return [tuple(prefix.split(".")) for (prefix,) in rows if isinstance(prefix, str)]
 
     def _listed(self) -> list[Namespace]:
-        from fusebackend.backends.store.searched import told
+        from fusebackend.backends.store.searched_items import told
 
         data = getattr(self._store, "_data", None)
         if isinstance(data, dict):  # of an InMemoryStore: its own list fails while others write

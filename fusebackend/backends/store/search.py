@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fusebackend import budget, paths, text
+from fusebackend import text
 from fusebackend.backends.store.names import FILE_MARK, FOREIGN_SUFFIX, is_name
 from fusebackend.backends.store.tree import Node, StoreTree
 from fusebackend.backends.store.values import bytes_of
-from fusebackend.budget import Spent
-from fusebackend.globs import Matcher
-from fusebackend.paths import AgentPath
+from fusebackend.base import budget, paths
+from fusebackend.base.budget import Spent
+from fusebackend.base.globs import Matcher
+from fusebackend.base.paths import AgentPath
 from fusebackend.protocol import FileInfo
 
 

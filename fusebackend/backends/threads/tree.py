@@ -20,15 +20,15 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Final
 
-from fusebackend.backends.keys import name_of, text_of
+from fusebackend.backends.threads.database.checkpoint_names import time_ns_of
+from fusebackend.backends.threads.database.rows import Database, Place
 from fusebackend.backends.threads.difference import UNTOLD, Difference
+from fusebackend.backends.threads.file_records import Records
 from fusebackend.backends.threads.folders import Entries
-from fusebackend.backends.threads.line import Line
+from fusebackend.backends.threads.line_view import Line
 from fusebackend.backends.threads.lineage import Lineage
-from fusebackend.backends.threads.names import time_ns_of
 from fusebackend.backends.threads.nodes import DirectoryNode, Node, Nodes
-from fusebackend.backends.threads.records import Records
-from fusebackend.backends.threads.rows import Database, Place
+from fusebackend.remote.keys import name_of, text_of
 
 SUBGRAPHS: Final = b"subgraphs"
 
