@@ -8,14 +8,16 @@
 
     files = fusebackend.connect("/mnt/agent")     # the same, from another process
 
-Names are imported when they are first used: `import fusebackend` alone loads nothing else.
+Names are imported when they are first used: `import fusebackend` alone loads next to nothing else.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from fusebackend import mount as _mounting
+from fusebackend.base.version import __version__ as __version__
 
 __all__ = [
     "BackendProtocol",
@@ -46,11 +48,18 @@ _MODULE_OF = {
 }
 
 
+def _api_mount() -> Callable[..., Any]:
+    from fusebackend.server.api import mount
+
+    return mount
+
+
+_mounting.found_by(_api_mount)
+
+
 def __getattr__(name: str) -> Any:
     import importlib
 
-    if name == "mount":  # the subpackage, which can be called: see its docstring
-        return importlib.import_module("fusebackend.mount")
     if name == "memory":
         return importlib.import_module("fusebackend.integrations.memory_files")
     if name in _MODULE_OF:

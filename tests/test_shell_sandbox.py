@@ -168,7 +168,7 @@ class TestEtc:
     def runtime(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         directory = tmp_path / "fusebackend"
         directory.mkdir(mode=0o700)
-        monkeypatch.setattr(etc.rendezvous, "directory", lambda: str(directory))
+        monkeypatch.setattr(etc.runtime_directory, "directory", lambda: str(directory))
         monkeypatch.setattr(etc, "ROOTS_PLACE", "/nonexistent")
         return directory
 

@@ -2,6 +2,12 @@
 
 The names are those of `deepagents.backends`, and the submodules `protocol` and `composite` are there as well, so that
 code written for it runs when `deepagents.backends` is replaced by `fusebackend.backends`.
+
+memory.py                       `memory:`, the reference for every other volume
+sqlite/ directory/ postgres/    native volumes
+object_store/                   plain objects: S3, Google Cloud Storage, Azure
+state/ store/ threads/          files of LangGraph agents: state, stores, checkpoints
+sandbox/                        files reached by running commands: Docker, E2B, Modal
 """
 
 from __future__ import annotations

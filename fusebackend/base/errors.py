@@ -39,6 +39,8 @@ ERRNO_OF_CODE: dict[str, int] = {
     CONFLICT: errno.ESTALE,
 }
 
+VANISHED = frozenset({errno.ENOENT, errno.ESTALE, errno.ENOTDIR})
+"""What a walk meets when somebody else removes what it has just seen."""
 
 _ERRNO_OF_WORDS: dict[str, int] = {os.strerror(number): number for number in errno.errorcode}
 

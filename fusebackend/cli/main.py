@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from fusebackend import __version__
+from fusebackend.base.version import __version__
 from fusebackend.cli import show
 from fusebackend.cli.show import one_line
 

@@ -29,7 +29,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any, TypeVar
 
 from fusebackend.backends.state.backend import StateBackend
-from fusebackend.backends.state.files import apply_files_update
 from fusebackend.backends.state.graph import GraphRuntime, graph_config
 from fusebackend.base import budget, caller, errors, paths
 from fusebackend.base.deadline import together
@@ -58,6 +57,7 @@ from fusebackend.protocol import (
     WriteResult,
 )
 from fusebackend.protocol.registered import registered_with
+from fusebackend.remote.files_update import apply_files_update
 
 log = logging.getLogger(__name__)
 

@@ -28,10 +28,10 @@ from typing import Any, NamedTuple
 from fusebackend.base import budget, errors, paths
 from fusebackend.base.paths import AgentPath
 from fusebackend.dialects.agent_face import AgentFace
-from fusebackend.protocol import RENAME_NOREPLACE, Attr, AttrChanges, Caller, Change, Volume
+from fusebackend.protocol import RENAME_NOREPLACE, Attr, AttrChanges, Caller, Change, Changes, ObservableVolume, Volume
 from fusebackend.remote.volume import ForeignVolume, volume_of
 from fusebackend.volumes.contents import PIECE_BYTES, opened
-from fusebackend.volumes.native import Changes, NativeVolume, silently
+from fusebackend.volumes.native import silently
 from fusebackend.volumes.walk import Place, entries, resolve
 
 DIRECTORY_MODE = 0o755
@@ -92,7 +92,7 @@ def transfer(
     if resolve(into, target_path, follow=False).attr is not None:
         raise errors.oserror(errno.EEXIST)
     copy: _Copy = _FileCopy(target, target_path)
-    if isinstance(into, NativeVolume) and not isinstance(into, ForeignVolume):
+    if isinstance(into, ObservableVolume) and not isinstance(into, ForeignVolume):
         copy = _NodeCopy(target, target_path, into)
     with contextlib.ExitStack() as undoing:
         undoing.callback(copy.undo)
@@ -277,7 +277,7 @@ class _FileCopy(_Copy):
 class _NodeCopy(_Copy):
     """In a volume of this package, under a hidden name until it is complete."""
 
-    def __init__(self, target: AgentFace, path: AgentPath, volume: NativeVolume) -> None:
+    def __init__(self, target: AgentFace, path: AgentPath, volume: ObservableVolume) -> None:
         super().__init__(target, path)
         self._volume = volume
         self._caller = Caller(os.geteuid(), os.getegid(), os.getpid())
@@ -377,7 +377,7 @@ def _set_aside(volume: Volume, place: Place, items: list[Item]) -> bytes:
     """See that the source is what was copied and give it a hidden name, in one step; returns the name."""
     name = _hidden(place.name)
     top = items[0]
-    with volume.changing() if isinstance(volume, NativeVolume) else _unheard(volume) as changes:
+    with volume.changing() if isinstance(volume, ObservableVolume) else _unheard(volume) as changes:
         if [item.state for item in _tree(volume, volume.lookup(place.parent, place.name))] != [i.state for i in items]:
             raise OSError(errno.EBUSY, "It was changed while it was being moved")
         volume.rename(place.parent, place.name, place.parent, name, RENAME_NOREPLACE)

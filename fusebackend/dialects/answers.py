@@ -1,6 +1,6 @@
 """What a backend answered, in any dialect, as the records of this package. Pure functions.
 
-`dialect.AgentFace` asks; this module reads the answers: records with attributes, mappings, bare lists, numbered text.
+`AgentFace` asks; this module reads the answers: records with attributes, mappings, bare lists, numbered text.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fusebackend.base import paths
+from fusebackend.base.numbering import EMPTY_REMINDER, MARKER_WIDTH
 from fusebackend.base.paths import AgentPath, PathError
 from fusebackend.protocol import FileData, FileDownloadResponse, FileInfo, GrepMatch, ReadResult
-from fusebackend.text import EMPTY_REMINDER, MARKER_WIDTH, has_binary_extension
+from fusebackend.text import has_binary_extension
 
 
 def field_of(answer: Any, name: str) -> Any:

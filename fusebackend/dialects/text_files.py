@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 from fusebackend import text
 from fusebackend.base import paths
 from fusebackend.base.errors import FILE_NOT_FOUND, IS_DIRECTORY
+from fusebackend.base.numbering import EMPTY_REMINDER
 from fusebackend.base.paths import AgentPath
 from fusebackend.dialects.answers import error_of, field_of, is_text, unnumber
 from fusebackend.protocol import (
@@ -169,7 +170,7 @@ class TextFiles:
         return found
 
     def _unnumbered(self, path: AgentPath, size: int | None, answer: str) -> str:
-        if answer == text.EMPTY_REMINDER:
+        if answer == EMPTY_REMINDER:
             if size != 0:
                 raise Untold(f"The bytes of '{path}' are not known: read tells only that nothing can be seen in it")
             return ""

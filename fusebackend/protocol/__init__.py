@@ -33,6 +33,7 @@ from fusebackend.protocol.agent import (
 )
 from fusebackend.protocol.events import EventKind, EventSource, FileEvent, Report
 from fusebackend.protocol.mounted import StatResult, StatsResult
+from fusebackend.protocol.observable import Changes, Guard, ObservableVolume, Observer
 from fusebackend.protocol.volume import (
     BLOCK_BYTES,
     MAX_NODE,
@@ -68,6 +69,7 @@ __all__ = [
     "BackendProtocol",
     "Caller",
     "Change",
+    "Changes",
     "ContextLine",
     "DeleteResult",
     "EditResult",
@@ -84,9 +86,12 @@ __all__ = [
     "GlobResult",
     "GrepMatch",
     "GrepResult",
+    "Guard",
     "Link",
     "LsResult",
     "MoveResult",
+    "ObservableVolume",
+    "Observer",
     "ReadResult",
     "Report",
     "SandboxBackendProtocol",

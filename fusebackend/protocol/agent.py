@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypeAlias, TypedDict
 
+from fusebackend.base.numbering import EMPTY_REMINDER, NO_LINES_REMINDER, number_lines
 from fusebackend.protocol.registered import register_all, registered_with
 
 # --------------------------------------------------------------------------------------------------------------
@@ -116,9 +117,17 @@ class ReadResult:
             raise ValueError(f"ReadResult: next_offset is {following} after line {end}")
 
     def __str__(self) -> str:
-        from fusebackend.text import number_read_result
-
-        return number_read_result(self)
+        """The text that the seeds' `read` returned: numbered lines, a reminder, `Error: …`, or base64 as it is."""
+        if self.error is not None:
+            return self.error if self.error.startswith("Error: ") else f"Error: {self.error}"
+        if self.no_lines_requested:
+            return NO_LINES_REMINDER
+        content = self.file_data["content"] if self.file_data is not None else ""
+        if self.start_line is None and not content.strip():
+            return EMPTY_REMINDER
+        if self.file_data is not None and self.file_data.get("encoding") == "base64":
+            return content
+        return number_lines(content.splitlines(), self.start_line or 1)
 
     def __contains__(self, needle: str) -> bool:
         return needle in str(self)

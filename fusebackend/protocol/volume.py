@@ -208,6 +208,11 @@ class Volume(abc.ABC):
         `status`. Never waits."""
         return None
 
+    def access_due(self, attr: Attr) -> bool:
+        """Would a read of a file or directory with these attributes move its access time? The kernel's own copy of it
+        is then not enough. False of a volume that keeps no access times."""
+        return False
+
     # -- names -------------------------------------------------------------------------------------------------
 
     @abc.abstractmethod

@@ -18,7 +18,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
-from fusebackend.backends.state.files import apply_files_update
 from fusebackend.base import paths
 from fusebackend.base.errors import CONFLICT, FILE_NOT_FOUND, oserror
 from fusebackend.base.paths import AgentPath
@@ -26,6 +25,7 @@ from fusebackend.dialects.agent_face import AgentFace
 from fusebackend.protocol import NAME_MAX_BYTES
 from fusebackend.remote.buffer import Buffer, digest_of
 from fusebackend.remote.entry import Entry
+from fusebackend.remote.files_update import apply_files_update
 from fusebackend.remote.tree import OWN, ForeignTree
 
 log = logging.getLogger(__name__)

@@ -38,10 +38,9 @@ from fusebackend.base.budget import Spent
 from fusebackend.base.errors import FILE_NOT_FOUND, words_of
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.dialects.agent_face import AgentFace
-from fusebackend.protocol import ROOT_NODE, Attr, AttrChanges, Change, FileDownloadResponse, Report
+from fusebackend.protocol import ROOT_NODE, Attr, AttrChanges, Change, FileDownloadResponse, ObservableVolume, Report
 from fusebackend.remote.whole_files import conflict_path
 from fusebackend.server.binds import OWN_DIRECTORY, is_systems
-from fusebackend.volumes.native import NativeVolume
 from fusebackend.volumes.walk import FileWalk, resolve
 
 if TYPE_CHECKING:
@@ -563,5 +562,5 @@ def _remove_directory(route: Route, path: AgentPath) -> None:
 
 def _tell(route: Route, change: Change, report: Report) -> None:
     """Tell the kernel and watchers of what was done to a volume."""
-    if isinstance(route.volume, NativeVolume):
+    if isinstance(route.volume, ObservableVolume):
         route.volume.publish(change, reports=[report])

@@ -35,11 +35,10 @@ from fusebackend.base.paths import ROOT, AgentPath, PathError
 from fusebackend.dialects.agent_face import AgentFace
 from fusebackend.dialects.answers import field_of
 from fusebackend.linux.command import NO_OUTPUT, STOPPED, TIMED_OUT, End, Kept, OnOutput, nothing_to_run, response
-from fusebackend.protocol import ExecuteResponse, Report
+from fusebackend.protocol import ExecuteResponse, ObservableVolume, Report
 from fusebackend.server.binds import Binds
 from fusebackend.server.carrying import Carrying
 from fusebackend.shell.options import ShellOptions
-from fusebackend.volumes.native import NativeVolume
 
 if TYPE_CHECKING:
     from fusebackend.composite.backend import CompositeBackend
@@ -330,7 +329,7 @@ class Guest:
             route.offload.run("invalidate", partial(self._filesystem.invalidation.expire, route))
         except OSError as error:
             log.info("what a command has changed shows late: %s", error)
-        if isinstance(route.volume, NativeVolume):
+        if isinstance(route.volume, ObservableVolume):
             route.volume.publish(reports=[Report("unknown", "/")])
 
     # -- life --------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 
 from fusebackend.base import budget, errors, paths
 from fusebackend.base.paths import ROOT, AgentPath, PathError
+from fusebackend.control.served import ServedMount
 from fusebackend.protocol import (
     READ_LIMIT_LINES,
     Attr,
@@ -30,7 +31,6 @@ from fusebackend.protocol import (
     LsResult,
     MoveResult,
     ReadResult,
-    SandboxBackendProtocol,
     StatResult,
     StatsResult,
     WriteResult,
@@ -61,7 +61,7 @@ _TYPES = {
 }
 
 
-class MountedBackend(SandboxBackendProtocol):
+class MountedBackend(ServedMount):
     """See the module's docstring.
 
     Args:
@@ -262,7 +262,7 @@ class MountedBackend(SandboxBackendProtocol):
         return self.filesystem.feed.watch(path)
 
     def awatch(self, path: str = "/") -> AsyncWatch:
-        """`watch`, as an async iterator under asyncio and trio; see `asyncwatch`. It begins at once.
+        """`watch`, as an async iterator under asyncio and trio; see `vfs/watch/async_watch.py`. It begins at once.
 
         Raises:
             PathError: the path is malformed.

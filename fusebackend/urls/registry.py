@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from fusebackend.databases.libpq import LIBPQ_WORDS
 from fusebackend.protocol import Features
 from fusebackend.protocol.scheme import Scheme, Url, UrlError
 
@@ -240,14 +241,6 @@ MEANINGS = {
     "write_back": "a file is stored so many seconds after it was closed; 0 (default): before close returns",
 }
 """What the parameters of URLs mean, for `fusebackend backends`; a name means the same wherever it is known."""
-
-LIBPQ_WORDS = (
-    "application_name", "channel_binding", "connect_timeout", "gssencmode", "keepalives", "keepalives_count",
-    "keepalives_idle", "keepalives_interval", "krbsrvname", "load_balance_hosts", "options", "passfile", "password",
-    "port", "require_auth", "service", "sslcert", "sslcrl", "sslkey", "sslmode", "sslpassword", "sslrootcert", "sslsni",
-    "target_session_attrs", "tcp_user_timeout", "user",
-)  # fmt: skip
-"""What a `postgresql://` URI may carry after its `?`; it is passed on to libpq."""
 
 _WHOLE_FILES = Features(
     random_writes=False,

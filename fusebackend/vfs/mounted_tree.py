@@ -17,7 +17,7 @@ from typing import Any
 
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import ROOT, AgentPath
-from fusebackend.protocol import Attr, AttrChanges, Caller, StatFs, Volume
+from fusebackend.protocol import Attr, AttrChanges, Caller, ObservableVolume, StatFs, Volume
 from fusebackend.vfs.calls.request import current, on_behalf_of
 from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S, RouteLimits
 from fusebackend.vfs.coherence.cached_readdir import may_be_kept
@@ -37,7 +37,6 @@ from fusebackend.vfs.setid import disarm, disarming, discharge, refuse_confined
 from fusebackend.vfs.trees import Trees
 from fusebackend.vfs.watch.feed import ChangeFeed
 from fusebackend.vfs.xattrs import ExtendedAttributes
-from fusebackend.volumes.native import NativeVolume
 
 log = logging.getLogger(__name__)
 
@@ -401,7 +400,7 @@ class FileSystem(ExtendedAttributes):
         self._unguard = [
             volume.guard(partial(self.grace.begin, routes))
             for volume, routes in self.tree.volumes()
-            if isinstance(volume, NativeVolume)
+            if isinstance(volume, ObservableVolume)
         ]
 
     def detach(self) -> None:

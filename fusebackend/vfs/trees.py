@@ -1,4 +1,4 @@
-"""`Trees`: the trees of a mount beside its main one, each a directory below `/.fusebackend` (`mounttree.SERVERS_NAME`).
+"""`Trees`: the trees of a mount beside its main one, each a directory below `/.fusebackend` (`junctions.SERVERS_NAME`).
 
 A tree shows the same live files with directories of its own: what is pinned in it, or mounted on one of its names in
 somebody's mount namespace, is not in the main tree. A rename between trees is EXDEV.

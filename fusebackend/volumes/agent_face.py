@@ -31,6 +31,7 @@ from fusebackend.protocol import (
     BackendProtocol,
     Caller,
     Change,
+    Changes,
     DeleteResult,
     EditResult,
     FileDownloadResponse,
@@ -52,7 +53,7 @@ from fusebackend.volumes.contents import (
     rewrite,
     write_pieces,
 )
-from fusebackend.volumes.native import Changes, NativeVolume
+from fusebackend.volumes.native import NativeVolume
 from fusebackend.volumes.removal import Doomed, remove_tree
 from fusebackend.volumes.search import file_info, glob_files, grep_files
 from fusebackend.volumes.walk import Place, entries, resolve, resolve_from

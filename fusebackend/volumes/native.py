@@ -12,17 +12,10 @@ import contextvars
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeAlias
 
-from fusebackend.protocol import Change, EventKind, Report, Volume
+from fusebackend.protocol import Change, Changes, Guard, ObservableVolume, Observer, Report
 
 log = logging.getLogger(__name__)
-
-Observer: TypeAlias = Callable[[Sequence[Report]], Callable[[], None]]
-"""See `Volume.observe`."""
-
-Guard: TypeAlias = Callable[[int], Callable[[], None]]
-"""See `NativeVolume.guard`."""
 
 _silent = contextvars.ContextVar("silent", default=False)
 
@@ -37,22 +30,8 @@ def silently() -> Iterator[None]:
         _silent.reset(token)
 
 
-class Changes(list[Change]):
-    """What is being changed: as a list, for subscribers, and in `reports` for observers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.reports: list[Report] = []
-
-    def report(self, kind: EventKind, path: str, moved_from: str | None = None, node: int | None = None) -> None:
-        self.reports.append(Report(kind, path, moved_from, node))
-
-
-class NativeVolume(Volume):
+class NativeVolume(ObservableVolume):
     """A volume with a re-entrant `lock`, and lists of subscribers and observers."""
-
-    watched = False
-    """Somebody wants to know of every change: what a backend does not tell of itself is worth a question."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -79,11 +58,6 @@ class NativeVolume(Volume):
         return unobserve
 
     def guard(self, callback: Guard) -> Callable[[], None]:
-        """Have `callback` called before an agent changes the contents of a node; returns what ends that.
-
-        No lock is held then, and it may wait a moment for who is reading them. What it returns is called after the
-        change has been told.
-        """
         self._guards.append(callback)
 
         def unguard() -> None:
@@ -98,7 +72,6 @@ class NativeVolume(Volume):
 
     @contextlib.contextmanager
     def rewriting(self, node: int) -> Iterator[None]:
-        """Around all of an agent's change of the contents of a node. Call it with no lock held."""
         ends: list[Callable[[], None]] = []
         try:
             for guard in tuple(self._guards):
@@ -110,7 +83,6 @@ class NativeVolume(Volume):
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[Changes]:
-        """Hold the lock for a change by the agent face. What is put into `Changes` is told, after an error too."""
         changes = Changes()
         shown = _nothing
         try:
@@ -127,10 +99,6 @@ class NativeVolume(Volume):
             shown()
 
     def publish(self, *changes: Change, reports: Sequence[Report] = ()) -> None:
-        """Tell of changes that somebody else has made to what is behind this volume. Call it with no lock held.
-
-        Without a report of what it was, observers know only that it may have been anything.
-        """
         shown = self.report(reports or [Report("unknown", "/", source="elsewhere")])
         self.tell(changes)
         shown()

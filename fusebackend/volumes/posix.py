@@ -346,6 +346,9 @@ class TreeVolume(FileBytes):
         self._date(directory, now)
         return inode
 
+    def access_due(self, attr: Attr) -> bool:
+        return is_access_noted(attr)
+
     def _accessed(self, inode: Inode) -> None:
         """The inode has been read. Who has read it is not known: it is noted, if anybody has it open who wants that."""
         if is_access_noted(inode) and not (inode.unnoted and inode.unnoted == inode.opens):

@@ -14,11 +14,12 @@ from typing import Protocol, TypeAlias, TypeVar
 
 from fusebackend.base import budget, paths
 from fusebackend.base.budget import Budget, Spent
+from fusebackend.base.errors import VANISHED
 from fusebackend.base.globs import Matcher, compile_glob
 from fusebackend.protocol import Attr, FileInfo, GlobResult, GrepMatch, GrepResult, Volume
 from fusebackend.text import grep_pieces, iso_time
 from fusebackend.volumes.contents import read_with, require_regular
-from fusebackend.volumes.walk import UNREADABLE, VANISHED, FileWalk, resolve
+from fusebackend.volumes.walk import UNREADABLE, FileWalk, resolve
 
 
 class Walk(Protocol):

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from fusebackend.base import budget, paths
-from fusebackend.base.errors import oserror
+from fusebackend.base.errors import VANISHED, oserror
 from fusebackend.base.paths import AgentPath, PathError
 from fusebackend.protocol import NAME_MAX_BYTES, ROOT_NODE, Attr, Volume
 
@@ -34,9 +34,6 @@ PAGE_ENTRIES = 1000
 
 LISTED_BYTES = 400
 """What an entry of a directory takes while a walk is in it."""
-
-VANISHED = frozenset({errno.ENOENT, errno.ESTALE, errno.ENOTDIR})
-"""What a walk meets when somebody else removes what it has just seen."""
 
 UNREADABLE = frozenset({errno.EACCES, errno.EPERM})
 """What a walk passes over, but has to tell."""

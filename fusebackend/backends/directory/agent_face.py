@@ -16,15 +16,14 @@ from fusebackend.backends.directory.ripgrep import Candidates, find_candidates
 from fusebackend.backends.directory.volume import DirectoryVolume
 from fusebackend.base import budget, paths
 from fusebackend.base.budget import Budget, Spent
-from fusebackend.base.errors import oserror
+from fusebackend.base.errors import VANISHED, oserror
 from fusebackend.base.globs import Matcher, compile_glob
-from fusebackend.protocol import Change, FileInfo, GlobResult, GrepMatch, GrepResult
+from fusebackend.protocol import Change, Changes, FileInfo, GlobResult, GrepMatch, GrepResult
 from fusebackend.text import grep_pieces, iso_time
 from fusebackend.volumes.agent_face import Refusal, VolumeBackend
 from fusebackend.volumes.contents import LOCKED_BYTES, PIECE_BYTES
-from fusebackend.volumes.native import Changes
 from fusebackend.volumes.removal import REMOVED_AT_ONCE, Doomed
-from fusebackend.volumes.walk import UNREADABLE, VANISHED, resolve
+from fusebackend.volumes.walk import UNREADABLE, resolve
 
 OnExists: TypeAlias = Literal["error", "replace"]
 

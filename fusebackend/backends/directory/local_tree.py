@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from fusebackend.backends.directory.dirfd import FILE_FLAGS, LIST_FLAGS, Descriptor
 from fusebackend.base import budget, paths
-from fusebackend.base.errors import oserror
-from fusebackend.volumes.walk import LISTED_BYTES, UNREADABLE, VANISHED
+from fusebackend.base.errors import VANISHED, oserror
+from fusebackend.volumes.walk import LISTED_BYTES, UNREADABLE
 
 OPEN_LEVELS = 64
 """Directories of one walk that are open at a time; those above are opened again on the way back."""

@@ -18,10 +18,9 @@ from fusebackend.backends.object_store.bucket.parallel import each
 from fusebackend.backends.object_store.volume import CACHE_BYTES, TTL_S, ObjectStoreVolume
 from fusebackend.base import budget
 from fusebackend.base.errors import oserror
-from fusebackend.protocol import Change, FileDownloadResponse, FileUploadResponse
+from fusebackend.protocol import Change, Changes, FileDownloadResponse, FileUploadResponse
 from fusebackend.volumes.agent_face import DIRECTORY_MODE, FILE_MODE, VolumeBackend, caller
 from fusebackend.volumes.contents import FileContents, require_regular
-from fusebackend.volumes.native import Changes
 from fusebackend.volumes.walk import Place, resolve
 
 ATTEMPTS = 20

@@ -21,10 +21,9 @@ from fusebackend.backends.postgres.transaction import Transaction, Wanted
 from fusebackend.backends.postgres.uses import Uses
 from fusebackend.base.stamps import CLOCK
 from fusebackend.databases.postgres_errors import told
-from fusebackend.protocol import Change
+from fusebackend.protocol import Change, Changes
 from fusebackend.volumes.chunks import Chunk
 from fusebackend.volumes.damage import Damage
-from fusebackend.volumes.native import Changes
 from fusebackend.volumes.posix import TreeVolume
 from fusebackend.volumes.storage import Inode
 

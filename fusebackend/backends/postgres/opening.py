@@ -7,9 +7,9 @@ from importlib.util import find_spec
 
 from fusebackend.backends.postgres.backend import PostgresBackend
 from fusebackend.backends.postgres.schema import volume_names
+from fusebackend.databases.libpq import LIBPQ_WORDS
 from fusebackend.databases.postgres_errors import told
 from fusebackend.protocol.scheme import Url, UrlError
-from fusebackend.urls.registry import LIBPQ_WORDS
 
 OPTIONS = ("conflict", "connections", "on_exists")
 

@@ -15,11 +15,11 @@ from fusebackend import text
 from fusebackend.backends.sandbox.script_answers import END, Entry, Found, entries_of, failure, info_of, status_of
 from fusebackend.base import budget, paths
 from fusebackend.base.budget import Spent
+from fusebackend.base.errors import VANISHED
 from fusebackend.base.globs import Matcher
 from fusebackend.base.paths import AgentPath
 from fusebackend.protocol import NAME_MAX_BYTES, FileInfo
 from fusebackend.remote.agent_verbs import Unreadable
-from fusebackend.volumes.walk import VANISHED
 
 if TYPE_CHECKING:
     from fusebackend.backends.sandbox.base import BaseSandbox

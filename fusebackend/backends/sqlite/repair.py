@@ -1,4 +1,4 @@
-"""Mending a volume file that `sqlite_check` finds fault with. `repair(path)` is all of it.
+"""Mending a volume file that `check.py` finds fault with. `repair(path)` is all of it.
 
 Everything happens in one transaction on a file that nobody else has open, so a repair that is cut short has changed
 nothing. What can be put right from the rest of the file is put right: counts, sizes, parents, the index. What holds

@@ -25,7 +25,7 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 from fusebackend import text
-from fusebackend.backends.state.files import StateFiles, StateView, apply_files_update
+from fusebackend.backends.state.files import StateFiles, StateView
 from fusebackend.backends.state.graph import GRAPH_STATE, LateRuntime
 from fusebackend.base import budget, errors, paths
 from fusebackend.base.budget import Spent
@@ -48,6 +48,7 @@ from fusebackend.protocol import (
     WriteResult,
 )
 from fusebackend.protocol.registered import registered_with
+from fusebackend.remote.files_update import apply_files_update
 from fusebackend.volumes.walk import names_of
 
 _MALFORMED = (TypeError, ValueError)

@@ -12,41 +12,13 @@ from __future__ import annotations
 import bisect
 import contextlib
 import errno
-import threading
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from fusebackend import text
 from fusebackend.base import errors, paths
 from fusebackend.base.paths import ROOT, AgentPath, PathError
-
-_CHANGING = threading.RLock()
-
-
-def files_of(runtime: Any) -> Mapping[str, Any]:
-    """The files in a runtime's state; none where the state has no such key."""
-    state = runtime.state
-    files = state.get("files") if isinstance(state, Mapping) else getattr(state, "files", None)
-    return files if files is not None else {}
-
-
-def apply_files_update(runtime: Any, update: Mapping[str, Any]) -> None:
-    """Merge a `files_update` into a runtime's state: None deletes a path, anything else is its new file data."""
-    with _CHANGING:
-        files = dict(files_of(runtime))
-        for key, record in update.items():
-            if record is None:
-                files.pop(key, None)
-            else:
-                files[key] = record
-        _replace_files(runtime, files)
-
-
-def _replace_files(runtime: Any, files: dict[str, Any]) -> None:
-    if isinstance(runtime.state, MutableMapping):
-        runtime.state["files"] = files
-    else:
-        runtime.state.files = files
+from fusebackend.remote.files_update import CHANGING, files_of, replace_files
 
 
 class KeyIndex:
@@ -118,14 +90,14 @@ class StateView:
     @contextlib.contextmanager
     def changing(self) -> Iterator[StateFiles]:
         """Files to change. The change is made when the block ends, unless by an error; until then nobody sees it."""
-        with _CHANGING:
+        with CHANGING:
             draft = dict(files_of(self.runtime))
             index = self._index  # another thread may put another in its place, of another state even
             index = index.copy() if index.fits(draft) else KeyIndex.of(draft)
             files = StateFiles(draft, self.prefix, index)
             yield files
             if files.update:
-                _replace_files(self.runtime, draft)
+                replace_files(self.runtime, draft)
                 self._index = files.index.sealed(draft)
 
 

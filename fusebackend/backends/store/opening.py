@@ -12,8 +12,8 @@ from typing import Any
 from fusebackend.backends.store.backend import StoreBackend
 from fusebackend.backends.store.items import Items
 from fusebackend.backends.store.namespaces import NamespaceTree, Spaces
+from fusebackend.databases.libpq import LIBPQ_WORDS
 from fusebackend.protocol.scheme import Url, UrlError
-from fusebackend.urls.registry import LIBPQ_WORDS
 
 
 def open_sqlite(url: Url) -> StoreBackend | NamespaceTree:

@@ -25,6 +25,13 @@ nothing from the database is called or imported.
 Nothing can be written (EROFS), unless `write="head"` is asked for: what is written below a thread's own `head` then
 becomes a pending write, which keeps approvals intact and is refused while a run is active. `head.py` says what else is
 refused, and `database/activity.py` what active means and what it can't see.
+
+backend.py opening.py            the agent face; from a URL to it
+volume.py writable.py head.py    the kernel face, and heads that can be written to
+tree.py line_view.py folders.py nodes.py   the directories of threads, lines and checkpoints, and their nodes
+lineage.py file_records.py transcript.py   the checkpoints of a line, versions of files, the two documents
+difference.py search.py          what has changed meanwhile; `grep` and `glob`
+database/                        the tables of LangGraph's savers
 """
 
 from fusebackend.backends.threads.backend import ThreadsBackend

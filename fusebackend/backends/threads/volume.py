@@ -17,8 +17,7 @@ from fusebackend.backends.threads.database.rows import Damaged, Database
 from fusebackend.backends.threads.tree import Tree
 from fusebackend.base import heap
 from fusebackend.base.errors import oserror
-from fusebackend.protocol import Attr, Change, Features, StatFs
-from fusebackend.volumes.native import Observer
+from fusebackend.protocol import Attr, Change, Features, Observer, StatFs
 from fusebackend.volumes.readonly import ReadOnlyVolume
 
 log = logging.getLogger(__name__)

@@ -29,10 +29,10 @@ from fusebackend.control.limits import (
     Places,
     Room,
 )
+from fusebackend.control.served import ServedMount
 from fusebackend.control.server.server_connection import Connection
 from fusebackend.control.server.turns import Turns
 from fusebackend.control.wire import ErrorObject, Failure
-from fusebackend.server.mounted import MountedBackend
 
 log = logging.getLogger(__name__)
 
@@ -49,9 +49,9 @@ ACCEPT_RETRY_S = 0.5
 
 
 class ControlServer:
-    """Serves a `MountedBackend` on a Unix socket, from `start` to `close`."""
+    """Serves a `ServedMount` on a Unix socket, from `start` to `close`."""
 
-    def __init__(self, backend: MountedBackend, *, read_only: bool = False) -> None:
+    def __init__(self, backend: ServedMount, *, read_only: bool = False) -> None:
         self.backend = backend
         self.read_only = read_only
         self.address = ""

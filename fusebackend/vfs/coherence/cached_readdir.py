@@ -26,7 +26,6 @@ from fusebackend.protocol import Attr
 from fusebackend.vfs.handles import DirectoryHandle
 from fusebackend.vfs.inodes import SMALL_ENTRIES, Emit, InodeTable
 from fusebackend.vfs.junctions import Route
-from fusebackend.volumes.posix import is_access_noted
 
 if TYPE_CHECKING:
     from fusebackend.vfs.mounted_tree import FileSystem
@@ -52,7 +51,7 @@ async def may_be_kept(inodes: InodeTable, route: Route, inode: int, node: int) -
         return False
     if inode in inodes.kept:
         attr: Attr = await route.ask(route.volume.getattr, node)
-        return attr.atime_ns < attr.mtime_ns or not is_access_noted(attr)
+        return attr.atime_ns < attr.mtime_ns or not route.volume.access_due(attr)
     inodes.kept.add(inode)
     return True
 

@@ -20,7 +20,6 @@ from fusebackend.protocol import Attr
 from fusebackend.vfs.coherence.invalidation import KernelCache
 from fusebackend.vfs.handles import FileHandle
 from fusebackend.vfs.inodes import KnownInode
-from fusebackend.volumes.posix import is_access_noted
 
 FILL_BYTES = 64 << 10
 """The largest file that is pushed: one chunk of a native volume."""
@@ -33,7 +32,7 @@ def fill(kernel: KernelCache, handle: FileHandle, known: KnownInode, attr: Attr)
     route = handle.route
     if route.offload.blocking or not route.policy.coherent:
         return
-    if not stat.S_ISREG(attr.mode) or not 0 < attr.size <= FILL_BYTES or is_access_noted(attr):
+    if not stat.S_ISREG(attr.mode) or not 0 < attr.size <= FILL_BYTES or route.volume.access_due(attr):
         return
     with route.volume.lock:
         try:

@@ -19,14 +19,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from fusebackend.base import paths
-from fusebackend.protocol import EventSource, FileEvent, Report, Volume
+from fusebackend.protocol import EventSource, FileEvent, ObservableVolume, Report, Volume
 from fusebackend.vfs.coherence.invalidation import KernelCache
 from fusebackend.vfs.junctions import MountTree, Route
 from fusebackend.vfs.watch.emitting import ReportingVolume
 from fusebackend.vfs.watch.node_paths import Names
 from fusebackend.vfs.watch.queue import Gate, Queued, Watch
 from fusebackend.vfs.watch.visibility import Sight
-from fusebackend.volumes.native import NativeVolume
 
 NO_NAME = b"/"
 """A name that no directory has."""
@@ -88,7 +87,7 @@ class ChangeFeed:
             return
         for volume, routes in self._tree.volumes():
             self._report(volume, routes)
-            if isinstance(volume, NativeVolume):
+            if isinstance(volume, ObservableVolume):
                 volume.watched = bool(watches)
 
     def follow(self) -> None:

@@ -21,11 +21,11 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from fusebackend.base import paths
+from fusebackend.base.errors import VANISHED
 from fusebackend.base.paths import AgentPath
 from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, Attr
 from fusebackend.vfs.inodes import SYNTHETIC_INDEX, InodeTable, KnownInode, inode_number, node_of, route_index
 from fusebackend.vfs.junctions import MountTree, Route
-from fusebackend.volumes.walk import VANISHED
 
 DEEPEST = 4096
 """A way up that is longer goes round in circles: a path has no more bytes."""

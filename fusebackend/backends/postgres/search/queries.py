@@ -100,7 +100,7 @@ class SearchQueries:
 
     Args:
         volume: the volume's id in its tables.
-        indexed: the index can be used (`searchschema.make_index`).
+        indexed: the index can be used (`index_schema.make_index`).
     """
 
     def __init__(self, connections: Connections, volume: int, *, indexed: bool) -> None:

@@ -1,4 +1,4 @@
-"""Does the trigram index of a volume file know all that it has to? The part of `sqlite_check` that reads texts.
+"""Does the trigram index of a volume file know all that it has to? The part of `check.py` that reads texts.
 
 Whatever is not in `unindexed` must be found through the index. So all of it is indexed once more, into a temporary
 table, and what is in that one and not in the other is missing. More is no fault: the index keeps old entries.

@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING
 
 from fusebackend.backends.sqlite.schema import INDEXED_BYTES, connect_again
 from fusebackend.base import budget, paths
+from fusebackend.base.errors import VANISHED
 from fusebackend.protocol import ROOT_NODE, Attr
 from fusebackend.volumes import trigram
 from fusebackend.volumes.chunks import CHUNK_BYTES
-from fusebackend.volumes.walk import VANISHED, FileWalk
+from fusebackend.volumes.walk import FileWalk
 
 if TYPE_CHECKING:
     from fusebackend.backends.sqlite.backend import SqliteVolume
