@@ -15,7 +15,7 @@ from clocks import MULTIGRAIN
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.backends.postgres import volume as postgres_volume
 from fusebackend.backends.postgres.volume import PostgresVolume
-from fusebackend.backends.sqlite import inodes as storedtree
+from fusebackend.backends.sqlite import stored_tree as storedtree
 from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.base import stamps
 from fusebackend.protocol import (

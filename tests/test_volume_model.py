@@ -18,7 +18,7 @@ from fusebackend.backends.directory.volume import DirectoryVolume
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.backends.sqlite import backend as sqlite
 from fusebackend.backends.sqlite import flusher
-from fusebackend.backends.sqlite import inodes as storedtree
+from fusebackend.backends.sqlite import stored_tree as storedtree
 from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.backends.sqlite.check import check
 from fusebackend.backends.sqlite.index.indexer import Indexer

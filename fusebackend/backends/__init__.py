@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fusebackend.backends.directory.backend import FilesystemBackend
-    from fusebackend.backends.directory.shell import LocalShellBackend
+    from fusebackend.backends.directory.local_shell import LocalShellBackend
     from fusebackend.backends.memory import InMemoryBackend
     from fusebackend.backends.object_store.backend import ObjectStoreBackend, S3Backend
     from fusebackend.backends.postgres import PostgresBackend
@@ -63,7 +63,7 @@ _MODULE_OF = {
     "FilesystemBackend": "fusebackend.backends.directory.backend",
     "ForeignVolume": "fusebackend.remote.volume",
     "InMemoryBackend": "fusebackend.backends.memory",
-    "LocalShellBackend": "fusebackend.backends.directory.shell",
+    "LocalShellBackend": "fusebackend.backends.directory.local_shell",
     "ModalBackend": "fusebackend.backends.sandbox.modal",
     "PostgresBackend": "fusebackend.backends.postgres",
     "ObjectStoreBackend": "fusebackend.backends.object_store.backend",

@@ -1,7 +1,7 @@
 """A directory of this machine as a backend: `dir:` and `shell:`.
 
 backend.py       `FilesystemBackend`, by the paths that the seeds give it
-shell.py         `LocalShellBackend`: the same, with `execute`
+local_shell.py   `LocalShellBackend`: the same, with `execute`
 agent_face.py    the agent's verbs over the volume
 volume.py        `DirectoryVolume`: the kernel face
 nodes.py         node numbers, and where each was last seen

@@ -1,7 +1,7 @@
 """`PostgresBackend`: a native volume in PostgreSQL that many hosts mount at once.
 
 backend.py opening.py              the agent face; from a URL to it
-volume.py inodes.py bare_nodes.py  the kernel face, and what the volume holds
+volume.py stored_tree.py bare_nodes.py  the kernel face, and what the volume holds
 transaction.py statements.py rows.py batch.py   one change, its SQL, its rows, and few round trips
 schema.py                          the tables
 connections.py host_session.py uses.py   this process among those that have the volume open

@@ -28,8 +28,8 @@ from fusebackend.backends.postgres.batch import send
 from fusebackend.backends.postgres.connections import CONNECTIONS, Connections, gone
 from fusebackend.backends.postgres.feed import VolumeFeed
 from fusebackend.backends.postgres.host_session import Session
-from fusebackend.backends.postgres.inodes import StoredTree
 from fusebackend.backends.postgres.rows import StoredInode
+from fusebackend.backends.postgres.stored_tree import StoredTree
 from fusebackend.backends.postgres.transaction import Wanted
 from fusebackend.backends.postgres.uses import Uses
 from fusebackend.base.errors import oserror

@@ -2,7 +2,7 @@
 
 backend.py       `SqliteBackend`, and its volume
 schema.py        the tables of the file, and how it is opened
-inodes.py        what the volume holds: changed in memory, cached, or in the file
+stored_tree.py   what the volume holds: changed in memory, cached, or in the file
 dirty.py         the changes that the file does not have yet
 flusher.py       the thread that writes them to it
 other_threads.py how busy the rest of the process is

@@ -24,7 +24,7 @@ from fusebackend.backends.sqlite import schema
 from fusebackend.backends.sqlite.flusher import Flusher
 from fusebackend.backends.sqlite.index.indexer import Indexer
 from fusebackend.backends.sqlite.index.walk import IndexWalk
-from fusebackend.backends.sqlite.inodes import StoredTree, sqlite_errors
+from fusebackend.backends.sqlite.stored_tree import StoredTree, sqlite_errors
 from fusebackend.base.errors import oserror
 from fusebackend.protocol import Features, GrepResult, StatFs
 from fusebackend.volumes.agent_face import VolumeBackend
