@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import logging
 import os
@@ -35,6 +36,7 @@ def serve(plan: MountPlan, on_ready: Callable[[Sequence[str]], None], *, log_fil
     """
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
     logging.captureWarnings(True)
+    faulthandler.enable()  # a crash in C code leaves the stack of each thread in the log
     _allow_many_files()
     from fusebackend.composite.backend import CompositeBackend
     from fusebackend.mount.session import MountOptions

@@ -13,15 +13,19 @@ from __future__ import annotations
 import codecs
 import contextlib
 import enum
+import logging
 import os
 import selectors
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import IO, Literal, TypeAlias
 
 from fusebackend.base import budget
 from fusebackend.protocol import ExecuteResponse
+
+log = logging.getLogger(__name__)
 
 PIECE_BYTES = 64 << 10
 
@@ -37,6 +41,9 @@ TIMED_OUT = 124
 STOPPED = 130
 """The exit code of a command that was stopped from outside: what a shell tells of Ctrl-C."""
 
+CLOSE_PATIENCE_S = 90.0
+"""How long the end of a mount waits for commands that were told to end."""
+
 NO_OUTPUT = "<no output>"
 
 OnOutput: TypeAlias = Callable[[Literal["stdout", "stderr"], bytes], None]
@@ -48,6 +55,36 @@ class End(enum.Enum):
     EXIT = enum.auto()
     TIME_OUT = enum.auto()
     STOP = enum.auto()
+
+
+class Running:
+    """The commands of a mount that are under way, so that its end can wait for them. Any thread may call it."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.closed = False
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def command(self, refusal: type[Exception]) -> Iterator[None]:
+        """Count one command for the length of a block. Raises `refusal` after `close`."""
+        with self._changed:
+            if self.closed:
+                raise refusal("the mount is ending, and takes no more commands")
+            self.count += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self.count -= 1
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Refuse further commands, and wait until those under way, which look at `closed`, have ended."""
+        with self._changed:
+            self.closed = True
+            if not self._changed.wait_for(lambda: self.count == 0, CLOSE_PATIENCE_S):
+                log.error("%d commands have not ended within %.0f s", self.count, CLOSE_PATIENCE_S)
 
 
 class Kept:

@@ -59,7 +59,7 @@ class MountOptions:
 
     allow_other: bool = False
     read_only: bool = False
-    may_keep_awake: bool = True
+    may_keep_awake: bool = False
     extra: tuple[str, ...] = ()
     description: Mapping[str, Any] = field(default_factory=dict)
 

@@ -34,7 +34,17 @@ from fusebackend.base.deadline import Calls, GivenUp
 from fusebackend.base.paths import ROOT, AgentPath, PathError
 from fusebackend.dialects.agent_face import AgentFace
 from fusebackend.dialects.answers import field_of
-from fusebackend.linux.command import NO_OUTPUT, STOPPED, TIMED_OUT, End, Kept, OnOutput, nothing_to_run, response
+from fusebackend.linux.command import (
+    NO_OUTPUT,
+    STOPPED,
+    TIMED_OUT,
+    End,
+    Kept,
+    OnOutput,
+    Running,
+    nothing_to_run,
+    response,
+)
 from fusebackend.protocol import ExecuteResponse, ObservableVolume, Report
 from fusebackend.server.binds import Binds
 from fusebackend.server.carrying import Carrying
@@ -60,9 +70,6 @@ START_PATIENCE_S = 60.0
 
 LOOK_S = 0.05
 """… and how often it looks whether it is to be stopped meanwhile."""
-
-CLOSE_PATIENCE_S = 90.0
-"""How long `close` waits for commands that it has told to end."""
 
 NOT_THEIRS = ("network", "memory_bytes", "max_processes", "env", "sandbox")
 """Options that only the mount's own sandbox obeys."""
@@ -130,9 +137,7 @@ class Guest:
         self._sight = self._choose_sight(mountpoint, allow_other)
         self._calls = Calls(MAX_COMMANDS, self._log_late)
         self._started = threading.Event()
-        self._closed = False
-        self._running = 0
-        self._changed = threading.Condition()
+        self._running = Running()
 
     def _choose_sight(self, mountpoint: str, allow_other: bool) -> Sight | None:
         if not self._routes or not isinstance(self._default, BaseSandbox):
@@ -186,7 +191,7 @@ class Guest:
         caller = budget.current()
 
         def stopped() -> bool:
-            return self._closed or caller.cancelled or (cancelled is not None and cancelled.is_set())
+            return self._running.closed or caller.cancelled or (cancelled is not None and cancelled.is_set())
 
         try:
             start = paths.normalise(cwd)
@@ -207,16 +212,8 @@ class Guest:
     def _counted(self) -> Iterator[None]:
         if self._read_only:
             raise GuestError(f"this mount is read-only, and a command in {self.label} could change its files")
-        with self._changed:
-            if self._closed:
-                raise GuestError("the mount is ending, and takes no more commands")
-            self._running += 1
-        try:
+        with self._running.command(GuestError):
             yield
-        finally:
-            with self._changed:
-                self._running -= 1
-                self._changed.notify_all()
 
     def _execute(
         self,
@@ -343,14 +340,11 @@ class Guest:
             "unseen_routes": {f"{prefix}/": why for prefix, why in self._unseen.items()},
             "max_output_bytes": getattr(self._default, "max_output_bytes", self._options.max_output_bytes),
         }
-        return {**described, "running": self._running}
+        return {**described, "running": self._running.count}
 
     def close(self) -> None:
         """See `Executor.close`."""
-        with self._changed:
-            self._closed = True
-            if not self._changed.wait_for(lambda: self._running == 0, CLOSE_PATIENCE_S):
-                log.error("%d commands have not ended within %.0f s", self._running, CLOSE_PATIENCE_S)
+        self._running.close()
         if self._sight is not None:
             self._sight.close()
 

@@ -414,7 +414,7 @@ class Client(SandboxBackendProtocol):
         try:
             return await self._call(kind, verb, params, take, staged)
         except Failures as error:
-            return msgspec.convert({"error": str(error)}, kind)
+            return wire.convert({"error": str(error)}, kind)
 
     async def _call(
         self,
@@ -491,7 +491,7 @@ async def _ran(call: Awaitable[ExecuteResponse]) -> ExecuteResponse:
 
 
 def _collecting(kind: Any, found: list[Any]) -> Callable[[Mapping[str, Any]], None]:
-    return lambda params: found.extend(msgspec.convert(params["matches"], kind))
+    return lambda params: found.extend(wire.convert(params["matches"], kind))
 
 
 def _content(value: Any) -> bytes | None:

@@ -77,5 +77,5 @@ class RemoteWatch:
                 )
             if message.method == "change" and message.params is not msgspec.UNSET:
                 params: dict[str, Any] = wire.decode_any(message.params)
-                return msgspec.convert(params["event"], FileEvent)
+                return wire.convert(params["event"], FileEvent)
         return None

@@ -7,8 +7,9 @@ while it holds a request for a latency of 0 in /dev/cpu_dma_latency, idle proces
 halting (Documentation/power/pm_qos_interface.rst, drivers/cpuidle/governors/haltpoll.c).
 
 That takes time of the host's processors. So it is asked for only during bursts, and given back 20 to 40 ms after one.
-The kernel takes the request back itself when the server dies. Only root may ask; `-o idle=sleep` doesn't. On bare
-metal, where a processor wakes by itself and an idle one saves power, it isn't asked for either.
+The kernel takes the request back itself when the server dies. The request is for the whole machine, so a mount makes it
+only with `-o idle=poll`, and only root may. On bare metal, where a processor wakes by itself and an idle one saves
+power, it isn't made either.
 """
 
 from __future__ import annotations
