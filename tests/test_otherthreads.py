@@ -12,9 +12,9 @@ from agentface import put
 
 from fusebackend.backends.sqlite import flusher
 from fusebackend.backends.sqlite.backend import SqliteBackend
+from fusebackend.backends.sqlite.flusher import OtherThreads
 from fusebackend.backends.sqlite.index import indexer
 from fusebackend.backends.sqlite.index.indexer import Indexer
-from fusebackend.backends.sqlite.other_threads import OtherThreads
 
 PATIENCE_S = 30.0
 
