@@ -2,7 +2,7 @@
 
 When all places are taken, the connection that has been idle longest makes room, or one over which nothing has ever
 come. When all are at work, there are some more places for short calls, so that a newcomer is answered. What they may
-ask for together is in `limits.py`.
+ask for together is in `control/limits.py`.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ its message. Long verbs (a search, a command, a tree) have a thread of their own
 cancel them, and cancels all of them when it ends. A reader that does not read holds up its own connection and nothing
 else: no lock but that of sending is held while a message is sent.
 
-What a call holds in memory is counted (`limits.py`), from its message to its answer, and calls that work take turns
-(`turns.py`).
+What a call holds in memory is counted (`control/limits.py`), from its message to its answer, and calls that work take
+turns (`turns.py`).
 
 A client that sends no more may still read (`socat`, when its input has ended): it gets its answers and events as long
 as it is there. Whatever a client sends, it gets a JSON-RPC error, and its connection goes on.
