@@ -20,9 +20,10 @@ from hypothesis import strategies as st
 from profiles import examples
 
 from fusebackend.backends import InMemoryBackend
-from fusebackend.control import limits, pool, rendezvous, wire
-from fusebackend.control import server as server_module
-from fusebackend.control import serving as serving_module
+from fusebackend.control import limits, rendezvous, wire
+from fusebackend.control.client import pool
+from fusebackend.control.server import control_server as server_module
+from fusebackend.control.server import server_connection as serving_module
 from fusebackend.control.staging import Staging
 
 

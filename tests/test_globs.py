@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from profiles import examples
 from wcmatch import glob as wcglob
 
-from fusebackend import globs
-from fusebackend.globs import GlobError, compile_glob
+from fusebackend.base import globs
+from fusebackend.base.globs import GlobError, compile_glob
 
 relaxed = settings(deadline=None)
 

@@ -18,7 +18,8 @@ from typing import NamedTuple
 import mounts
 import pytest
 
-from fusebackend import config, urls
+from fusebackend import config
+from fusebackend.urls import opening as urls
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

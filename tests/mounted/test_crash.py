@@ -25,7 +25,7 @@ import trees
 from mounts import Serve
 from profiles import amount
 
-from fusebackend.backends import sqlite_check
+from fusebackend.backends.sqlite import check as sqlite_check
 
 pytestmark = pytest.mark.mounted
 

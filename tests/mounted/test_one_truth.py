@@ -19,7 +19,7 @@ from profiles import amount
 from two_actors import TwoActors
 
 import fusebackend
-from fusebackend.control.client import Client
+from fusebackend.control.client.client import Client
 
 pytestmark = pytest.mark.mounted
 

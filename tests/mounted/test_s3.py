@@ -17,8 +17,8 @@ from eventually import eventually
 from mounts import Serve
 from services.s3 import Bucket, Service
 
-from fusebackend.schemes import SCHEMES
 from fusebackend.testing.posix import Limits, PosixCases
+from fusebackend.urls.registry import SCHEMES
 
 pytestmark = [pytest.mark.mounted, pytest.mark.services]
 
