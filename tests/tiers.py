@@ -100,12 +100,16 @@ SAMPLES = (
 )
 """The first that matches a test's id decides."""
 
+SLOW = _sample("slow", r"", quick=4)
+"""Of what is marked so, before all others."""
+
 
 def leaves_out(item: pytest.Item, tier: str, *, sampled: bool) -> str | None:
     """Why this tier has no such test, in the words of the summary, or None."""
     if tier != "all" and item.get_closest_marker("soak") is not None:
         return "soak"
-    for sample in SAMPLES if sampled else ():
+    slow = [SLOW] if item.get_closest_marker("slow") is not None else []
+    for sample in (*slow, *SAMPLES) if sampled else ():
         if sample.has(item.nodeid):
             left_out = zlib.crc32(item.nodeid.encode(errors="surrogateescape")) % sample.one_in(tier) != 0
             return sample.what if left_out else None
