@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fusebackend.attaching import resolve
+    from fusebackend.backends.buffer import digest_of
     from fusebackend.backends.filesystem import FilesystemBackend
+    from fusebackend.backends.fileverbs import FileVerbs, Loaded
     from fusebackend.backends.foreign import ForeignVolume, volume_of
     from fusebackend.backends.local_shell import LocalShellBackend
     from fusebackend.backends.memory import InMemoryBackend
@@ -54,9 +56,11 @@ _MODULE_OF = {
     "CompositeBackend": "fusebackend.composite",
     "DockerBackend": "fusebackend.backends.sandbox.docker",
     "E2BBackend": "fusebackend.backends.sandbox.e2b",
+    "FileVerbs": "fusebackend.backends.fileverbs",
     "FilesystemBackend": "fusebackend.backends.filesystem",
     "ForeignVolume": "fusebackend.backends.foreign",
     "InMemoryBackend": "fusebackend.backends.memory",
+    "Loaded": "fusebackend.backends.fileverbs",
     "LocalShellBackend": "fusebackend.backends.local_shell",
     "ModalBackend": "fusebackend.backends.sandbox.modal",
     "PostgresBackend": "fusebackend.backends.postgres",
@@ -68,6 +72,7 @@ _MODULE_OF = {
     "StoreBackend": "fusebackend.backends.store",
     "ThreadsBackend": "fusebackend.backends.threads",
     "VolumeBackend": "fusebackend.backends.volume",
+    "digest_of": "fusebackend.backends.buffer",
     "resolve": "fusebackend.attaching",
     "volume_of": "fusebackend.backends.foreign",
 }
@@ -88,12 +93,14 @@ __all__ = [
     "FileDownloadResponse",
     "FileInfo",
     "FileUploadResponse",
+    "FileVerbs",
     "FilesystemBackend",
     "ForeignVolume",
     "GlobResult",
     "GrepMatch",
     "GrepResult",
     "InMemoryBackend",
+    "Loaded",
     "LocalShellBackend",
     "LsResult",
     "ModalBackend",
@@ -110,6 +117,7 @@ __all__ = [
     "ThreadsBackend",
     "VolumeBackend",
     "WriteResult",
+    "digest_of",
     "resolve",
     "volume_of",
 ]
