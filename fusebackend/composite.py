@@ -1,9 +1,9 @@
 """`CompositeBackend`: one tree of files out of a default backend and others attached at prefixes.
 
-Routes are mount points, with the same semantics here as on the mount (DESIGN 2; `routes.py` decides what belongs
-where): prefixes are checked when the composite is made, paths are normalised before they are routed, a prefix and every
-directory on the way to it are directories of their parent, and what they cover underneath is out of sight in every
-verb. grep and glob below a path include every route below it.
+Routes are mount points, with the same semantics here as on the mount (`routes.py` decides what belongs where): prefixes
+are checked when the composite is made, paths are normalised before they are routed, a prefix and every directory on the
+way to it are directories of their parent, and what they cover underneath is out of sight in every verb. grep and glob
+below a path include every route below it.
 
 A route may be any object with an agent face, in whatever dialect (`dialect.py`), or a factory: then the composite is
 called with a runtime and gives one whose routes are made. Until then, verbs that reach the factory say so, unless a

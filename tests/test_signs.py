@@ -72,6 +72,11 @@ def test_files_that_are_named_are_there(path: Path) -> None:
     assert {name for name in found if not is_there(name, path)} == set()
 
 
+@pytest.mark.parametrize("path", [*PAGES, *MODULES], ids=names([*PAGES, *MODULES]))
+def test_no_document_is_cited_that_is_not_here(path: Path) -> None:
+    assert re.findall(r"\b(?:DESIGN|STYLE)\b|\(facts\b|\bfacts:", prose(path)) == []
+
+
 @pytest.mark.parametrize("path", PAGES, ids=names(PAGES))
 def test_links_lead_somewhere(path: Path) -> None:
     for link in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
