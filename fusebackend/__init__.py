@@ -8,14 +8,16 @@
 
     files = fusebackend.connect("/mnt/agent")     # the same, from another process
 
-Names are imported when they are first used: `import fusebackend` alone loads nothing else.
+Names are imported when they are first used: `import fusebackend` alone loads next to nothing else.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from fusebackend import mount as _mounting
+from fusebackend.base.version import __version__ as __version__
 
 __all__ = [
     "BackendProtocol",
@@ -29,30 +31,37 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from fusebackend.composite import CompositeBackend
-    from fusebackend.control.client import Client, connect
-    from fusebackend.mount.api import Mount, mount
-    from fusebackend.mount.error import MountError
+    from fusebackend.composite.backend import CompositeBackend
+    from fusebackend.control.client.client import Client, connect
+    from fusebackend.linux.mount_error import MountError
     from fusebackend.protocol import BackendProtocol, SandboxBackendProtocol
+    from fusebackend.server.api import Mount, mount
 
 _MODULE_OF = {
     "BackendProtocol": "fusebackend.protocol",
-    "Client": "fusebackend.control.client",
-    "CompositeBackend": "fusebackend.composite",
-    "Mount": "fusebackend.mount.api",
-    "MountError": "fusebackend.mount.error",
+    "Client": "fusebackend.control.client.client",
+    "CompositeBackend": "fusebackend.composite.backend",
+    "Mount": "fusebackend.server.api",
+    "MountError": "fusebackend.linux.mount_error",
     "SandboxBackendProtocol": "fusebackend.protocol",
-    "connect": "fusebackend.control.client",
+    "connect": "fusebackend.control.client.client",
 }
+
+
+def _api_mount() -> Callable[..., Any]:
+    from fusebackend.server.api import mount
+
+    return mount
+
+
+_mounting.found_by(_api_mount)
 
 
 def __getattr__(name: str) -> Any:
     import importlib
 
-    if name == "mount":  # the subpackage, which can be called: see its docstring
-        return importlib.import_module("fusebackend.mount")
     if name == "memory":
-        return importlib.import_module("fusebackend.memory")
+        return importlib.import_module("fusebackend.integrations.memory_files")
     if name in _MODULE_OF:
         return getattr(importlib.import_module(_MODULE_OF[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

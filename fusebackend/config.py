@@ -27,9 +27,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from fusebackend.paths import AgentPath, PathError, normalise_prefix
+from fusebackend.base.paths import AgentPath, PathError, normalise_prefix
 from fusebackend.shell.options import ShellOptions
-from fusebackend.vfs.limits import DEFAULT_DEADLINE_S, RouteLimits
+from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S, RouteLimits
 
 DEFAULT_TTL_S = 1.0
 """For how long the kernel may believe a route that others change without telling us."""
@@ -93,7 +93,7 @@ class MountPlan:
     ttl_s: float = DEFAULT_TTL_S
     deadline_s: float = DEFAULT_DEADLINE_S
     limits: dict[AgentPath, RouteLimits] = field(default_factory=dict)
-    may_keep_awake: bool = True
+    may_keep_awake: bool = False
     words: tuple[str, ...] = ()
     log: str | None = None
     execute: ShellOptions = field(default_factory=ShellOptions)
@@ -312,7 +312,7 @@ class Words:
     allow_other: bool | None = None
     ttl_s: float | None = None
     deadline_s: float | None = None
-    may_keep_awake: bool = True
+    may_keep_awake: bool = False
     libfuse: tuple[str, ...] = ()
 
 
@@ -323,7 +323,7 @@ def parse_words(options: list[str]) -> Words:
         ConfigError: a word that is not known.
     """
     read_only = allow_other = ttl_s = most_s = None
-    may_keep_awake = True
+    may_keep_awake = False
     libfuse: list[str] = []
     for word in (word.strip() for option in options for word in option.split(",")):
         if word in ("ro", "rw"):

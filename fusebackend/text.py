@@ -18,12 +18,6 @@ from typing import Any, Literal
 
 from fusebackend.protocol import READ_LIMIT_LINES, FileData, ReadResult
 
-MARKER_WIDTH = 6
-"""Columns of a line number in numbered text (seeds)."""
-
-LINE_CHARACTERS = 5000
-"""Longer lines are continued under markers `n.1`, `n.2` (seeds)."""
-
 SPLIT_CHARACTERS = 64 << 10
 """So much text is split into lines at once."""
 
@@ -31,9 +25,6 @@ KEPT_FACTOR = 4
 """A window is held this often while an answer is made of it: its parts, joined, with LF, as JSON."""
 
 _BASE64_BYTES = 3 << 18
-
-EMPTY_REMINDER = "System reminder: File exists but has empty contents"
-NO_LINES_REMINDER = "System reminder: no lines were read because the limit asks for none"
 
 BINARY_EXTENSIONS = frozenset({
     "png", "jpeg", "jpg", "webp", "gif", "heic", "heif",
@@ -210,40 +201,6 @@ def has_binary_extension(path: str) -> bool:
     """Does the name say that this is an image, a video, a sound or a document?"""
     stem, _, extension = path.rpartition("/")[2].rpartition(".")
     return stem != "" and extension.lower() in BINARY_EXTENSIONS
-
-
-# --------------------------------------------------------------------------------------------------------------
-# Numbered text, the seeds' form of a read
-# --------------------------------------------------------------------------------------------------------------
-
-
-def number_read_result(result: ReadResult) -> str:
-    """The text that the seeds' `read` returned: numbered lines, a reminder, or `Error: …`.
-
-    Base64 has no lines to number and comes as it is.
-    """
-    if result.error is not None:
-        return result.error if result.error.startswith("Error: ") else f"Error: {result.error}"
-    if result.no_lines_requested:
-        return NO_LINES_REMINDER
-    data = result.file_data
-    content = data["content"] if data is not None else ""
-    if result.start_line is None and not content.strip():
-        return EMPTY_REMINDER
-    if data is not None and data.get("encoding") == "base64":
-        return content
-    return number_lines(content.splitlines(), result.start_line or 1)
-
-
-def number_lines(lines: Iterable[str], start_line: int = 1) -> str:
-    """Lines under right-aligned markers, each followed by a TAB."""
-    numbered: list[str] = []
-    for number, line in enumerate(lines, start=start_line):
-        numbered.append(f"{number:>{MARKER_WIDTH}}\t{line[:LINE_CHARACTERS]}")
-        for part, begin in enumerate(range(LINE_CHARACTERS, len(line), LINE_CHARACTERS), start=1):
-            marker = f"{number}.{part}"
-            numbered.append(f"{marker:>{MARKER_WIDTH}}\t{line[begin : begin + LINE_CHARACTERS]}")
-    return "\n".join(numbered)
 
 
 # --------------------------------------------------------------------------------------------------------------

@@ -34,13 +34,15 @@ from peers import serve_command
 from report import markdown, write_between
 from serving import REPOSITORY, mounted
 
-from fusebackend.backends import PostgresBackend, trigram
-from fusebackend.backends.postgres import schema, searchschema
+from fusebackend.backends import PostgresBackend
+from fusebackend.backends.postgres import schema
 from fusebackend.backends.postgres.batch import Statement, send
 from fusebackend.backends.postgres.rows import FIELDS
-from fusebackend.backends.postgres.searchquery import SearchQueries
+from fusebackend.backends.postgres.search import index_schema as searchschema
+from fusebackend.backends.postgres.search.queries import SearchQueries
 from fusebackend.backends.postgres.statements import BEGIN, COMMIT
 from fusebackend.protocol import ROOT_NODE, Caller
+from fusebackend.volumes import trigram
 
 sys.path.insert(0, str(REPOSITORY / "tests"))
 from services import postgres as service

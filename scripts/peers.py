@@ -73,8 +73,8 @@ def _plain(place: Path) -> Iterator[Mount]:
 PLAIN = Side("plain directory", lambda: None, _plain)
 
 
-def ours(kind: str) -> Side:
-    """Our mount of `sqlite`, `memory`, `dir`, or a URL."""
+def ours(kind: str, option: str = "") -> Side:
+    """Our mount of `sqlite`, `memory`, `dir`, or a URL; with an `-o` option, a column of its name."""
 
     @contextmanager
     def ours_mounted(place: Path) -> Iterator[Mount]:
@@ -82,14 +82,15 @@ def ours(kind: str) -> Side:
         (place / "dir").mkdir()
         urls = {"sqlite": f"sqlite:{place / 'volume.db'}", "memory": "memory:", "dir": f"dir:{place / 'dir'}"}
         root = place / "mount"
-        with mounted(serve_command(urls.get(kind, kind), root), root, place / "log") as server:
+        with mounted(serve_command(urls.get(kind, kind), root, option), root, place / "log") as server:
             yield Mount(root, server)
 
-    return Side("fusebackend", lambda: None, ours_mounted)
+    return Side(option or "fusebackend", lambda: None, ours_mounted)
 
 
-def serve_command(url: str, mountpoint: Path) -> list[str]:
-    return [sys.executable, "-m", "fusebackend", "mount", "--foreground", "--default", url, str(mountpoint)]
+def serve_command(url: str, mountpoint: Path, option: str = "") -> list[str]:
+    words = ["-o", option] if option else []
+    return [sys.executable, "-m", "fusebackend", "mount", "--foreground", *words, "--default", url, str(mountpoint)]
 
 
 def bindfs_command(files: Path, mountpoint: Path) -> list[str]:

@@ -19,7 +19,8 @@ PICTURE = REPOSITORY / "docs" / "benchmark.svg"
 TITLE = "Time on a mount ÷ time in a plain directory (shorter is better)"
 
 COLOURS = {
-    "fusebackend": "#2563eb", "bindfs": "#94a3b8", "rclone": "#f59e0b", "JuiceFS": "#10b981", "SeaweedFS": "#a855f7"
+    "fusebackend": "#2563eb", "idle=poll": "#93c5fd", "bindfs": "#94a3b8", "rclone": "#f59e0b", "JuiceFS": "#10b981",
+    "SeaweedFS": "#a855f7",
 }  # fmt: skip
 OTHER_COLOUR = "#64748b"
 INK, GRID = "#6b7280", "#9ca3af"

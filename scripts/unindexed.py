@@ -6,8 +6,8 @@ import os
 import sqlite3
 from collections.abc import Callable
 
-from fusebackend.backends.overlay import Overlay
-from fusebackend.backends.sqlite import SqliteBackend
+from fusebackend.backends.sqlite.backend import SqliteBackend
+from fusebackend.backends.sqlite.dirty import Overlay
 
 
 def backend() -> SqliteBackend:

@@ -7,8 +7,8 @@ import os
 import stat
 import threading
 
-from fusebackend.backends import walk
 from fusebackend.protocol import Caller
+from fusebackend.volumes import walk
 
 ME = Caller(os.geteuid(), os.getegid())
 

@@ -19,7 +19,7 @@ from controlled import ClientOf, serving
 from fusebackend.cli import target
 from fusebackend.cli.main import main
 from fusebackend.control import rendezvous
-from fusebackend.mount.error import MountError
+from fusebackend.linux.mount_error import MountError
 
 MOUNT = "/mnt/unmounted"
 """Where the files seem to be mounted."""

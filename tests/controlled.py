@@ -18,14 +18,14 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from fusebackend.composite import CompositeBackend
-from fusebackend.control.client import Client
-from fusebackend.control.connection import Connection
-from fusebackend.control.server import ControlServer
-from fusebackend.control.waits import Waits
-from fusebackend.mount.mounted import MountedBackend
+from fusebackend.composite.backend import CompositeBackend
+from fusebackend.control.client.client import Client
+from fusebackend.control.client.client_connection import Connection
+from fusebackend.control.client.waits import Waits
+from fusebackend.control.server.control_server import ControlServer
 from fusebackend.protocol import ExecuteResponse
-from fusebackend.vfs.filesystem import FileSystem
+from fusebackend.server.mounted import MountedBackend
+from fusebackend.vfs.mounted_tree import FileSystem
 
 LIMIT_S = 20.0
 MOUNTPOINT = "/mnt/unmounted"

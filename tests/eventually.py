@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from fusebackend.backends.stamps import now_ns
+from fusebackend.base.stamps import now_ns
 
 
 def eventually(condition: Callable[[], object], limit_s: float) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from fusebackend.backends.memory import InMemoryVolume
-from fusebackend.backends.volume import VolumeBackend
+from fusebackend.volumes.agent_face import VolumeBackend
 
 INNOCENT = ("lock", "features", "subscribe", "publish", "sync", "close", "lookup")
 

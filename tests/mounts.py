@@ -23,7 +23,7 @@ from pathlib import Path
 
 import pytest
 
-from fusebackend.mount import table
+from fusebackend.linux import mount_table as table
 
 ROOT = Path(__file__).parents[1]
 

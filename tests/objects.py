@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fusebackend.backends.objectstore.volume import ObjectStoreVolume
+from fusebackend.backends.object_store.volume import ObjectStoreVolume
 from fusebackend.protocol import ROOT_NODE
 
 

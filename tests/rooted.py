@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from fusebackend import paths
-from fusebackend.paths import PathError
+from fusebackend.base import paths
+from fusebackend.base.paths import PathError
 from fusebackend.protocol import AGENT_VERBS, SEED_VERBS, BackendProtocol
 
 WRITING = frozenset({"write", "edit", "delete", "move", "upload_files"})

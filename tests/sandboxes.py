@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from fusebackend.backends.fileverbs import checked
 from fusebackend.backends.sandbox.base import BaseSandbox
-from fusebackend.errors import code_of
-from fusebackend.paths import PathError
+from fusebackend.base.errors import code_of
+from fusebackend.base.paths import PathError
 from fusebackend.protocol import ExecuteResponse, FileDownloadResponse, FileUploadResponse
+from fusebackend.remote.agent_verbs import checked
 
 TOOLS = (
     "base64", "cat", "chmod", "chown", "find", "grep", "ln", "mkdir", "mkfifo", "mv", "readlink", "rm", "rmdir", "sh",

@@ -9,9 +9,9 @@ from agentface import node_at, put
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from fusebackend.backends import search
-from fusebackend.backends.walk import FileWalk
 from fusebackend.protocol import ROOT_NODE, AttrChanges, GrepResult
+from fusebackend.volumes import search
+from fusebackend.volumes.walk import FileWalk
 
 BORDER = 65536
 

@@ -11,8 +11,8 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from fusebackend.protocol import AttrChanges, Caller
-from fusebackend.vfs.filesystem import FileSystem
 from fusebackend.vfs.inodes import ROOT_INODE, Entry
+from fusebackend.vfs.mounted_tree import FileSystem
 
 ME = Caller(os.geteuid(), os.getegid())
 T = TypeVar("T")

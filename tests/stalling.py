@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from fusebackend.backends.memory import InMemoryVolume
-from fusebackend.backends.volume import VolumeBackend
+from fusebackend.volumes.agent_face import VolumeBackend
 
 VARIABLE = "FUSEBACKEND_TEST_STALL"
 

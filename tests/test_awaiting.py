@@ -15,7 +15,6 @@ import anyio
 import pytest
 from eventually import eventually
 
-from fusebackend import awaiting
 from fusebackend.backends import (
     CompositeBackend,
     FilesystemBackend,
@@ -23,6 +22,7 @@ from fusebackend.backends import (
     LocalShellBackend,
     SqliteBackend,
 )
+from fusebackend.base import awaiting
 from fusebackend.protocol import (
     BackendProtocol,
     ExecuteResponse,

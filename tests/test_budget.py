@@ -17,14 +17,15 @@ import pytest
 from agentface import put
 from seed_backends import DuckBackend
 
-from fusebackend import budget
-from fusebackend.backends import directoryface, ripgrep
 from fusebackend.backends.composite import CompositeBackend
-from fusebackend.backends.filesystem import FilesystemBackend
+from fusebackend.backends.directory import agent_face as directoryface
+from fusebackend.backends.directory import ripgrep
+from fusebackend.backends.directory.backend import FilesystemBackend
 from fusebackend.backends.memory import InMemoryBackend
-from fusebackend.backends.sqlite import SqliteBackend
-from fusebackend.backends.state import StateBackend
-from fusebackend.budget import Budget, Spent
+from fusebackend.backends.sqlite.backend import SqliteBackend
+from fusebackend.backends.state.backend import StateBackend
+from fusebackend.base import budget
+from fusebackend.base.budget import Budget, Spent
 from fusebackend.protocol import BackendProtocol
 
 FILES = 9

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 from test_sqlite_check import FILE, damage, volume_file
 
-from fusebackend.backends.sqlite import SqliteVolume
+from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.cli.main import main
 
 __all__ = ["volume_file"]

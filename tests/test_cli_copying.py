@@ -307,7 +307,7 @@ class TestDownload:
     @pytest.mark.parametrize("evil", ["/t/../../evil", "/t/..", "/evil", "/t/a/b", "/t/", "/t/./", "/tt/a", "/t/a\0b"])
     def test_names_that_lead_elsewhere(self, evil, command, tmp_path, monkeypatch):
         answer = LsResult(entries=[FileInfo(path=evil, is_dir=False), FileInfo(path="/t/a.txt", is_dir=False)])
-        monkeypatch.setattr("fusebackend.mount.mounted.MountedBackend.ls", lambda self, path: answer)
+        monkeypatch.setattr("fusebackend.server.mounted.MountedBackend.ls", lambda self, path: answer)
         (tmp_path / "inside").mkdir()
         done = command("download", f"{MOUNT}/t", "inside/t")
         assert done.exit_code == 1

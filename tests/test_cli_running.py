@@ -10,8 +10,8 @@ from commands import MOUNT, commands
 from controlled import NoShell
 
 from fusebackend.backends import InMemoryBackend
-from fusebackend.control.connection import ServerLost
-from fusebackend.control.pool import Pool
+from fusebackend.control.client.client_connection import ServerLost
+from fusebackend.control.client.pool import Pool
 from fusebackend.protocol import ExecuteResponse, FileEvent
 
 
@@ -165,7 +165,7 @@ class TestWatch:
     @pytest.fixture
     def changes(self, monkeypatch):
         changes = Changes([*EVENTS, ServerLost("the server is gone")])
-        monkeypatch.setattr("fusebackend.control.client.Client.watch", lambda client, path: changes)
+        monkeypatch.setattr("fusebackend.control.client.client.Client.watch", lambda client, path: changes)
         monkeypatch.setenv("TZ", "UTC")
         import time
 

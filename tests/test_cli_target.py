@@ -9,11 +9,11 @@ from commands import MOUNT, commands, split
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusebackend import paths
 from fusebackend.backends import InMemoryBackend
+from fusebackend.base import paths
+from fusebackend.base.paths import AgentPath
 from fusebackend.cli.show import Failed
 from fusebackend.cli.target import Target, here, in_words, locate
-from fusebackend.paths import AgentPath
 
 
 @pytest.fixture

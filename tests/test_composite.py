@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from seed_backends import Answer, DuckBackend, SeedInMemoryBackend
 
-from fusebackend import budget
 from fusebackend.backends import (
     BackendProtocol,
     CompositeBackend,
@@ -27,9 +26,10 @@ from fusebackend.backends import (
     WriteResult,
     volume_of,
 )
-from fusebackend.backends.directory import DirectoryVolume
-from fusebackend.composite import NO_EXECUTION
-from fusebackend.paths import PathError
+from fusebackend.backends.directory.volume import DirectoryVolume
+from fusebackend.base import budget
+from fusebackend.base.paths import PathError
+from fusebackend.composite.backend import NO_EXECUTION
 from fusebackend.protocol import Caller, Change
 from fusebackend.testing.conformance import BackendConformance
 

@@ -6,6 +6,7 @@ from dataclasses import asdict
 import pytest
 
 from fusebackend import config
+from fusebackend.base.paths import AgentPath
 from fusebackend.config import (
     ConfigError,
     ConfigFile,
@@ -23,9 +24,8 @@ from fusebackend.config import (
     size_bytes,
     url_of,
 )
-from fusebackend.paths import AgentPath
 from fusebackend.shell import ShellOptions
-from fusebackend.vfs.limits import RouteLimits
+from fusebackend.vfs.calls.route_limits import RouteLimits
 
 
 class TestFile:

@@ -15,11 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from fusebackend.backends import directoryface, dirfd
-from fusebackend.backends.directory import DirectoryVolume
-from fusebackend.backends.dirfd import LIST_FLAGS, Descriptor
-from fusebackend.backends.filesystem import FilesystemBackend
-from fusebackend.backends.localtree import LocalTree
+from fusebackend.backends.directory import agent_face as directoryface
+from fusebackend.backends.directory import dirfd
+from fusebackend.backends.directory.backend import FilesystemBackend
+from fusebackend.backends.directory.dirfd import LIST_FLAGS, Descriptor
+from fusebackend.backends.directory.local_tree import LocalTree
+from fusebackend.backends.directory.volume import DirectoryVolume
 from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, Caller
 
 ME = Caller(os.geteuid(), os.getegid())

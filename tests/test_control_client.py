@@ -13,10 +13,10 @@ import pytest
 from controlled import LIMIT_S, ClientOf, Listener, Raw, serving
 
 from fusebackend.backends import CompositeBackend, FilesystemBackend, InMemoryBackend
-from fusebackend.backends.sqlite import SqliteBackend
-from fusebackend.control import connection as connection_module
+from fusebackend.backends.sqlite.backend import SqliteBackend
 from fusebackend.control import wire
-from fusebackend.control.connection import ServerLost
+from fusebackend.control.client import client_connection as connection_module
+from fusebackend.control.client.client_connection import ServerLost
 from fusebackend.protocol import ROOT_NODE, Caller, SandboxBackendProtocol
 from fusebackend.testing.conformance import BackendConformance
 

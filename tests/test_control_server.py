@@ -19,9 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fusebackend.backends import InMemoryBackend
-from fusebackend.control import limits, pool, rendezvous, wire
-from fusebackend.control import server as server_module
-from fusebackend.control import serving as serving_module
+from fusebackend.control import limits, rendezvous, wire
+from fusebackend.control.client import pool
+from fusebackend.control.server import control_server as server_module
+from fusebackend.control.server import server_connection as serving_module
 from fusebackend.control.staging import Staging
 
 

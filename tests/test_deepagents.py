@@ -38,7 +38,7 @@ from fusebackend.integrations import exported
 from fusebackend.integrations.deepagents import adopt, export
 from fusebackend.protocol import ROOT_NODE
 from fusebackend.testing.conformance import BackendConformance
-from fusebackend.urls import open_backend
+from fusebackend.urls.opening import open_backend
 
 TREE = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 PATH = {"PATH": "/usr/bin:/bin"}

@@ -15,7 +15,7 @@ from langgraph.store.memory import InMemoryStore
 
 from fusebackend import text
 from fusebackend.backends import BackendProtocol, FilesystemBackend, InMemoryBackend, StoreBackend
-from fusebackend.dialect import AgentFace
+from fusebackend.dialects.agent_face import AgentFace
 from fusebackend.protocol import GrepResult, ReadResult
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fusebackend.backends import nodes
-from fusebackend.backends.directory import PAGE_ENTRIES, DirectoryVolume
-from fusebackend.backends.dirfd import DescriptorCache
+from fusebackend.backends.directory import nodes
+from fusebackend.backends.directory.dirfd import DescriptorCache
+from fusebackend.backends.directory.volume import PAGE_ENTRIES, DirectoryVolume
 from fusebackend.protocol import (
     RENAME_EXCHANGE,
     RENAME_NOREPLACE,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fusebackend.mount.diversion import FOPEN_CACHE_DIR, FOPEN_KEEP_CACHE, Diversion
+from fusebackend.mount.pyfuse3_patches.cached_opendir import FOPEN_CACHE_DIR, FOPEN_KEEP_CACHE, Diversion
 
 UNIQUE, HANDLE = 5, 77
 

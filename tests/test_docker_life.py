@@ -19,7 +19,7 @@ from services import docker as docker_service
 from fusebackend.backends import DockerBackend
 from fusebackend.backends.sandbox import owner
 from fusebackend.backends.sandbox.dockercontainer import remove_left
-from fusebackend.urls import UrlError, open_backend
+from fusebackend.urls.opening import UrlError, open_backend
 
 pytestmark = pytest.mark.services
 

@@ -33,7 +33,7 @@ def without_extras(code: str) -> str:
 
 def test_the_core_works_without_them():
     said = without_extras("""
-import fusebackend, fusebackend.memory
+import fusebackend, fusebackend.integrations.memory_files
 from fusebackend.backends import CompositeBackend, InMemoryBackend, StateBackend
 from fusebackend.integrations.deepagents import adopt, export
 backend = CompositeBackend(StateBackend(), {"/memories/": InMemoryBackend()})
@@ -63,8 +63,9 @@ except ImportError as error:
 
 @pytest.mark.parametrize(
     "module",
-    ["fusebackend.backends", "fusebackend.composite", "fusebackend.memory", "fusebackend.integrations.deepagents",
-     "fusebackend.backends.graphstate", "fusebackend.mount.api", "fusebackend.cli.main"],
+    ["fusebackend.backends", "fusebackend.composite.backend", "fusebackend.integrations.memory_files",
+     "fusebackend.integrations.deepagents", "fusebackend.backends.state.graph", "fusebackend.server.api",
+     "fusebackend.cli.main"],
 )  # fmt: skip
 def test_importing_loads_none_of_them(module):
     code = f"import sys, {module}; print(*{{name.partition('.')[0] for name in sys.modules}})"

@@ -18,17 +18,17 @@ from replay import Replay
 from seed_backends import DuckBackend
 from smallkernel import SmallKernel
 
-from fusebackend.backends.filesystem import FilesystemBackend
-from fusebackend.backends.local_shell import LocalShellBackend
+from fusebackend.backends.directory.backend import FilesystemBackend
+from fusebackend.backends.directory.local_shell import LocalShellBackend
 from fusebackend.backends.memory import InMemoryBackend
-from fusebackend.backends.state import StateBackend
-from fusebackend.composite import CompositeBackend
-from fusebackend.paths import PathError
+from fusebackend.backends.state.backend import StateBackend
+from fusebackend.base.paths import PathError
+from fusebackend.composite.backend import CompositeBackend
 from fusebackend.protocol import RENAME_EXCHANGE, RENAME_NOREPLACE, Change, FileEvent, Report
-from fusebackend.vfs import feed as feed_module
-from fusebackend.vfs import watch as watch_module
-from fusebackend.vfs.filesystem import FileSystem
-from fusebackend.vfs.watch import Watch
+from fusebackend.vfs.mounted_tree import FileSystem
+from fusebackend.vfs.watch import feed as feed_module
+from fusebackend.vfs.watch import queue as watch_module
+from fusebackend.vfs.watch.queue import Watch
 
 Told = list[tuple[str, ...]]
 

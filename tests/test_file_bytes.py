@@ -12,13 +12,13 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from fusebackend.backends import flusher
-from fusebackend.backends.chunks import CHUNK_BYTES
 from fusebackend.backends.memory import InMemoryVolume
-from fusebackend.backends.sqlite import SqliteVolume
-from fusebackend.backends.sqlite_check import check
-from fusebackend.backends.tree import TreeVolume
+from fusebackend.backends.sqlite import flusher
+from fusebackend.backends.sqlite.backend import SqliteVolume
+from fusebackend.backends.sqlite.check import check
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
+from fusebackend.volumes.chunks import CHUNK_BYTES
+from fusebackend.volumes.posix import TreeVolume
 
 SETTINGS = hypothesis.settings(
     max_examples=int(os.environ.get("FUSEBACKEND_EXAMPLES", "150")), deadline=None, database=None

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from agentface import get, heard, node_at, put
 
-from fusebackend.backends import directoryface
-from fusebackend.backends.filesystem import FilesystemBackend
-from fusebackend.backends.volume import VolumeBackend
+from fusebackend.backends.directory import agent_face as directoryface
+from fusebackend.backends.directory.backend import FilesystemBackend
 from fusebackend.protocol import ROOT_NODE, Change
 from fusebackend.testing.conformance import BackendConformance, Probe
 from fusebackend.testing.posix.case import fails
+from fusebackend.volumes.agent_face import VolumeBackend
 
 
 class DirectoryCases(BackendConformance):

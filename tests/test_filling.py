@@ -11,11 +11,11 @@ import pytest
 from eventually import tick
 
 from fusebackend.backends.memory import InMemoryVolume
-from fusebackend.paths import ROOT
+from fusebackend.base.paths import ROOT
 from fusebackend.protocol import AttrChanges, Caller, Change
-from fusebackend.vfs.filesystem import FileSystem
-from fusebackend.vfs.filling import FILL_BYTES
+from fusebackend.vfs.coherence.prefill import FILL_BYTES
 from fusebackend.vfs.inodes import ROOT_INODE
+from fusebackend.vfs.mounted_tree import FileSystem
 
 T = TypeVar("T")
 

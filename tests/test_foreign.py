@@ -23,14 +23,14 @@ from fusebackend.backends import (
     VolumeBackend,
     volume_of,
 )
-from fusebackend.backends import buffer as buffer_module
-from fusebackend.backends.buffer import MEMORY_BYTES, Buffer, digest_of
-from fusebackend.backends.foreign import foreign_volume
-from fusebackend.backends.foreignentry import time_ns
-from fusebackend.backends.foreigntree import MAX_LISTINGS
-from fusebackend.backends.wholefiles import conflict_path
-from fusebackend.paths import AgentPath
+from fusebackend.base.paths import AgentPath
 from fusebackend.protocol import RENAME_EXCHANGE, RENAME_NOREPLACE, ROOT_NODE, AttrChanges, Caller, Change
+from fusebackend.remote import buffer as buffer_module
+from fusebackend.remote.buffer import MEMORY_BYTES, Buffer, digest_of
+from fusebackend.remote.entry import time_ns
+from fusebackend.remote.tree import MAX_LISTINGS
+from fusebackend.remote.volume import foreign_volume
+from fusebackend.remote.whole_files import conflict_path
 from fusebackend.testing.conformance import BackendConformance
 from fusebackend.testing.model import VolumeMachine
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from wcmatch import glob as wcglob
 
-from fusebackend import globs
-from fusebackend.globs import GlobError, compile_glob
+from fusebackend.base import globs
+from fusebackend.base.globs import GlobError, compile_glob
 
 relaxed = settings(deadline=None)
 

@@ -11,12 +11,12 @@ import pytest
 import trio
 from smallkernel import SmallKernel
 
-from fusebackend.backends.filesystem import FilesystemBackend
+from fusebackend.backends.directory.backend import FilesystemBackend
 from fusebackend.backends.memory import InMemoryBackend
-from fusebackend.composite import CompositeBackend
-from fusebackend.vfs import grace as grace_module
-from fusebackend.vfs.filesystem import FileSystem
+from fusebackend.composite.backend import CompositeBackend
+from fusebackend.vfs.coherence import write_barrier as grace_module
 from fusebackend.vfs.handles import FileHandle
+from fusebackend.vfs.mounted_tree import FileSystem
 
 LONG_S = 30.0
 

@@ -9,7 +9,12 @@ import struct
 import pytest
 import trio
 
-from fusebackend.mount.handshake import FUSE_HANDLE_KILLPRIV_V2, FUSE_PARALLEL_DIROPS, WANTED, Handshake
+from fusebackend.mount.pyfuse3_patches.init_flags import (
+    FUSE_HANDLE_KILLPRIV_V2,
+    FUSE_PARALLEL_DIROPS,
+    WANTED,
+    Handshake,
+)
 
 UNIQUE = 2
 

@@ -10,8 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from fusebackend.vfs import health
-from fusebackend.vfs.health import FAILURES_TO_OPEN, MAX_PAUSE_S, PAUSE_S, TROUBLE, Health
+from fusebackend.vfs.calls import circuit_breaker as health
+from fusebackend.vfs.calls.circuit_breaker import FAILURES_TO_OPEN, MAX_PAUSE_S, PAUSE_S, TROUBLE, Health
 
 TIMEOUT = TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
 REFUSED = ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens")

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from fusebackend import heap
 from fusebackend.backends import SqliteBackend
+from fusebackend.base import heap
 from fusebackend.protocol import ROOT_NODE, Attr, Caller
 from fusebackend.vfs.inodes import InodeTable
 

@@ -17,13 +17,16 @@ from agentface import node_at, put
 from hypothesis.stateful import rule
 from search_machine import SearchMachine, scan
 
-from fusebackend import budget
-from fusebackend.backends import flusher, indexer, indexwalk, schema, search, trigram
-from fusebackend.backends.indexer import Indexer
-from fusebackend.backends.search import FileSearch
-from fusebackend.backends.sqlite import SqliteBackend
-from fusebackend.backends.sqlite_check import check
+from fusebackend.backends.sqlite import flusher, schema
+from fusebackend.backends.sqlite.backend import SqliteBackend
+from fusebackend.backends.sqlite.check import check
+from fusebackend.backends.sqlite.index import indexer
+from fusebackend.backends.sqlite.index import walk as indexwalk
+from fusebackend.backends.sqlite.index.indexer import Indexer
+from fusebackend.base import budget
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
+from fusebackend.volumes import search, trigram
+from fusebackend.volumes.search import FileSearch
 
 ME = Caller(os.geteuid(), os.getegid())
 

@@ -12,8 +12,8 @@ import trio
 import trio.testing
 
 from fusebackend.protocol import Attr
+from fusebackend.vfs.coherence.range_order import InOrder
 from fusebackend.vfs.inodes import EARLIER_SIZES, KnownInode
-from fusebackend.vfs.inorder import InOrder
 
 
 class Writes:

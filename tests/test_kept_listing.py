@@ -11,14 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onloop import run
 
-from fusebackend.backends import tree
 from fusebackend.backends.memory import InMemoryVolume
-from fusebackend.backends.stamps import now_ns
-from fusebackend.paths import ROOT
+from fusebackend.base.paths import ROOT
+from fusebackend.base.stamps import now_ns
 from fusebackend.protocol import AttrChanges, Caller
-from fusebackend.vfs import inodes, keptlisting, listing
-from fusebackend.vfs.filesystem import FileSystem
+from fusebackend.vfs import inodes, listing
+from fusebackend.vfs.coherence import cached_readdir as keptlisting
 from fusebackend.vfs.inodes import ROOT_INODE, Entry
+from fusebackend.vfs.mounted_tree import FileSystem
+from fusebackend.volumes import posix as tree
 
 ME = Caller(os.geteuid(), os.getegid())
 

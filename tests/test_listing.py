@@ -14,13 +14,14 @@ import pytest
 from onloop import run
 
 from fusebackend.backends.memory import InMemoryVolume
-from fusebackend.backends.sqlite import SqliteVolume
-from fusebackend.backends.tree import TreeVolume
-from fusebackend.paths import ROOT, AgentPath
+from fusebackend.backends.sqlite.backend import SqliteVolume
+from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.protocol import Attr, AttrChanges, Caller, Features
-from fusebackend.vfs import listing, mounttree
-from fusebackend.vfs.filesystem import FileSystem
+from fusebackend.vfs import junctions as mounttree
+from fusebackend.vfs import listing
 from fusebackend.vfs.inodes import ROOT_INODE, Entry
+from fusebackend.vfs.mounted_tree import FileSystem
+from fusebackend.volumes.posix import TreeVolume
 
 ME = Caller(0, 0)
 

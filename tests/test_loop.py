@@ -8,7 +8,7 @@ import os
 import pytest
 import trio
 
-from fusebackend.mount.loop import EagerTrio
+from fusebackend.mount.pyfuse3_patches.eager_loop import EagerTrio
 
 
 def test_a_worker_that_had_nothing_to_read_goes_on():

@@ -1,11 +1,10 @@
-"""`fusebackend.memory`, and deepagents' own memory and skills on backends of ours."""
+"""`fusebackend.integrations.memory_files`, and deepagents' own memory and skills on backends of ours."""
 
 import anyio
 import pytest
 from seed_backends import DuckBackend, SeedInMemoryBackend
 
 import fusebackend
-from fusebackend import memory
 from fusebackend.backends import (
     CompositeBackend,
     FilesystemBackend,
@@ -14,7 +13,8 @@ from fusebackend.backends import (
     SqliteBackend,
     StateBackend,
 )
-from fusebackend.memory import GUIDELINES, aload, load
+from fusebackend.integrations import memory_files as memory
+from fusebackend.integrations.memory_files import GUIDELINES, aload, load
 
 AGENTS = "/memories/AGENTS.md"
 

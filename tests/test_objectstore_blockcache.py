@@ -19,8 +19,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from fusebackend.backends.objectstore import blockcache
-from fusebackend.backends.objectstore.blockcache import BlockCache
+from fusebackend.backends.object_store.reading import disk_cache as blockcache
+from fusebackend.backends.object_store.reading.disk_cache import BlockCache
 
 BOUND = 256 << 10
 
@@ -181,7 +181,7 @@ def test_the_private_directory_of_a_killed_process_is_removed_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = (
-        "from fusebackend.backends.objectstore.blockcache import BlockCache\n"
+        "from fusebackend.backends.object_store.reading.disk_cache import BlockCache\n"
         "cache = BlockCache(None, 1000000)\n"
         "cache.write(cache.tag('a', 'b', 'c'), 0, b'x')\n"
         "print(cache.directory, flush=True)\n"

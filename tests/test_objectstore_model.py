@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 from obstore.store import MemoryStore
 
-from fusebackend.backends.objectstore import names
-from fusebackend.backends.objectstore.volume import ObjectStoreVolume
+from fusebackend.backends.object_store.bucket import object_keys as names
+from fusebackend.backends.object_store.volume import ObjectStoreVolume
 from fusebackend.protocol import RENAME_NOREPLACE
 from fusebackend.testing.model import VolumeMachine
 

@@ -8,8 +8,9 @@ import sys
 import pytest
 
 from fusebackend.backends import S3Backend
-from fusebackend.backends.objectstore import opening
-from fusebackend.urls import UrlError, open_backend, parse
+from fusebackend.backends.object_store import opening
+from fusebackend.urls import parse
+from fusebackend.urls.opening import UrlError, open_backend
 
 
 @pytest.mark.services

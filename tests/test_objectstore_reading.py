@@ -20,10 +20,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from obstore.store import LocalStore, MemoryStore
 
-from fusebackend.backends.objectstore import readahead, reading
-from fusebackend.backends.objectstore.blockcache import BlockCache
-from fusebackend.backends.objectstore.readahead import BLOCK_BYTES, PART_BYTES, Allowance, Run
-from fusebackend.backends.objectstore.reading import WHOLE_BYTES, RangedReader
+from fusebackend.backends.object_store.reading import ranged_reader as reading
+from fusebackend.backends.object_store.reading import read_ahead as readahead
+from fusebackend.backends.object_store.reading.disk_cache import BlockCache
+from fusebackend.backends.object_store.reading.ranged_reader import WHOLE_BYTES, RangedReader
+from fusebackend.backends.object_store.reading.read_ahead import BLOCK_BYTES, PART_BYTES, Allowance, Run
 
 MIB = 1 << 20
 DATA = random.Random(1).randbytes(20 * MIB + 77)

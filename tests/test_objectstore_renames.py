@@ -11,9 +11,9 @@ import sys
 import pytest
 from obstore.store import MemoryStore
 
-from fusebackend.backends.objectstore import journal
-from fusebackend.backends.objectstore.backend import ObjectStoreBackend, S3Backend
-from fusebackend.backends.objectstore.bucket import Bucket
+from fusebackend.backends.object_store import journal
+from fusebackend.backends.object_store.backend import ObjectStoreBackend, S3Backend
+from fusebackend.backends.object_store.bucket.requests import Bucket
 
 REQUESTS = ("copy", "delete", "put_small")
 """What a rename is made of."""
@@ -78,7 +78,7 @@ def test_a_directory_is_whole_in_one_place_after_a_crash(store, monkeypatch, at,
         # One request after the other, so that each number is one moment.
         patch.setattr(Bucket, "copy_all", lambda self, pairs: [self.copy(*pair) for pair in pairs])
         patch.setattr(Bucket, "delete_all", lambda self, keys: [self.delete(key) for key in keys])
-        patch.setattr("fusebackend.backends.objectstore.renaming.Journal.end", killed_too(fate))
+        patch.setattr("fusebackend.backends.object_store.rename.Journal.end", killed_too(fate))
         try:
             backend.move("/from", "/to")
         except Killed:
@@ -185,7 +185,7 @@ def test_the_rename_of_a_living_process_is_left_alone(store):
 _PROGRAM = """
 import os, signal, sys
 from fusebackend.backends import S3Backend
-from fusebackend.backends.objectstore.bucket import Bucket
+from fusebackend.backends.object_store.bucket.requests import Bucket
 left = int(sys.argv[1])
 options = dict(pair.split("=", 1) for pair in sys.argv[3:])
 def dying(original):

@@ -7,7 +7,7 @@ import itertools
 import pytest
 from obstore.store import MemoryStore
 
-from fusebackend.backends.objectstore.backend import ObjectStoreBackend, S3Backend
+from fusebackend.backends.object_store.backend import ObjectStoreBackend, S3Backend
 from fusebackend.testing.conformance import BackendConformance
 
 

@@ -22,10 +22,11 @@ from services.losing import LosingS3
 from services.s3 import Bucket
 
 from fusebackend.backends import S3Backend
-from fusebackend.backends.objectstore import multipart, upload
-from fusebackend.backends.objectstore.failures import object_errors
-from fusebackend.backends.objectstore.s3extras import S3Extras
-from fusebackend.backends.objectstore.upload import UPLOAD_ATTRIBUTE, WriteBuffer, put
+from fusebackend.backends.object_store import put as upload
+from fusebackend.backends.object_store.bucket import multipart
+from fusebackend.backends.object_store.bucket.errors import object_errors
+from fusebackend.backends.object_store.bucket.s3_extras import S3Extras
+from fusebackend.backends.object_store.put import UPLOAD_ATTRIBUTE, WriteBuffer, put
 
 MIB = 1 << 20
 
@@ -473,8 +474,8 @@ def test_a_real_service_heeds_the_condition_on_the_last_request(bucket: Bucket, 
 
 FULL_DISK = """
 import os, resource, signal
-from fusebackend.backends.buffer import MEMORY_BYTES
-from fusebackend.backends.objectstore.upload import WriteBuffer
+from fusebackend.remote.buffer import MEMORY_BYTES
+from fusebackend.backends.object_store.put import WriteBuffer
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 buffer, data = WriteBuffer(), os.urandom(MEMORY_BYTES)

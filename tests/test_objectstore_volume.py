@@ -15,9 +15,9 @@ from objects import content, keys, names
 from obstore.store import MemoryStore
 
 from fusebackend.backends import InMemoryBackend, S3Backend
-from fusebackend.backends.objectstore.backend import ObjectStoreBackend
-from fusebackend.backends.objectstore.looking import MOMENT_S, SMALL_BYTES
-from fusebackend.backends.objectstore.volume import ObjectStoreVolume
+from fusebackend.backends.object_store.backend import ObjectStoreBackend
+from fusebackend.backends.object_store.looks import MOMENT_S, SMALL_BYTES
+from fusebackend.backends.object_store.volume import ObjectStoreVolume
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
 
 ME = Caller(os.geteuid(), os.getegid())

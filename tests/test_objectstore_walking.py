@@ -14,12 +14,12 @@ from eventually import eventually
 from objects import names
 from obstore.store import MemoryStore
 
-from fusebackend.backends.objectstore import tree
-from fusebackend.backends.objectstore.bucket import Bucket
-from fusebackend.backends.objectstore.names import Contents
-from fusebackend.backends.objectstore.volume import ObjectStoreVolume
-from fusebackend.backends.objectstore.walkahead import AHEAD
-from fusebackend.errors import oserror
+from fusebackend.backends.object_store import tree
+from fusebackend.backends.object_store.bucket.object_keys import Contents
+from fusebackend.backends.object_store.bucket.requests import Bucket
+from fusebackend.backends.object_store.volume import ObjectStoreVolume
+from fusebackend.backends.object_store.walk_ahead import AHEAD
+from fusebackend.base.errors import oserror
 from fusebackend.protocol import ROOT_NODE
 
 LIMIT_S = 30.0

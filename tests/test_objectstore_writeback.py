@@ -17,12 +17,14 @@ from eventually import eventually
 from objects import content, keys, names
 from obstore.store import MemoryStore
 
-from fusebackend.backends.objectstore import fetchers, uploads, writeback
-from fusebackend.backends.objectstore.backend import ObjectStoreBackend
-from fusebackend.backends.objectstore.volume import ObjectStoreVolume
-from fusebackend.backends.objectstore.writeback import WriteBack
+from fusebackend.backends.object_store import conflicts as uploads
+from fusebackend.backends.object_store import delayed_put as writeback
+from fusebackend.backends.object_store.backend import ObjectStoreBackend
+from fusebackend.backends.object_store.delayed_put import WriteBack
+from fusebackend.backends.object_store.reading import fetchers
+from fusebackend.backends.object_store.volume import ObjectStoreVolume
+from fusebackend.base.waiting import WouldWait, at_once
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
-from fusebackend.waiting import WouldWait, at_once
 
 ME = Caller(os.geteuid(), os.getegid())
 RW, READ = os.O_RDWR, os.O_RDONLY

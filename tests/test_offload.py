@@ -18,12 +18,12 @@ import pytest
 import trio
 import trio.testing
 
-from fusebackend.deadline import Calls, GivenUp, RouteDown
+from fusebackend.base.deadline import Calls, GivenUp, RouteDown
 from fusebackend.protocol import Caller
-from fusebackend.vfs import offload as offload_module
-from fusebackend.vfs import request, retry
-from fusebackend.vfs.health import FAILURES_TO_OPEN
-from fusebackend.vfs.offload import Offload
+from fusebackend.vfs.calls import executor as offload_module
+from fusebackend.vfs.calls import request, retry
+from fusebackend.vfs.calls.circuit_breaker import FAILURES_TO_OPEN
+from fusebackend.vfs.calls.executor import Offload
 
 LIMIT_S = 20.0
 

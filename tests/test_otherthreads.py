@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from agentface import put
 
-from fusebackend.backends import flusher, indexer
-from fusebackend.backends.indexer import Indexer
-from fusebackend.backends.otherthreads import OtherThreads
-from fusebackend.backends.sqlite import SqliteBackend
+from fusebackend.backends.sqlite import flusher
+from fusebackend.backends.sqlite.backend import SqliteBackend
+from fusebackend.backends.sqlite.flusher import OtherThreads
+from fusebackend.backends.sqlite.index import indexer
+from fusebackend.backends.sqlite.index.indexer import Indexer
 
 PATIENCE_S = 30.0
 

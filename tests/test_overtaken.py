@@ -15,14 +15,14 @@ from fakekernel import FakeKernel
 from onloop import run
 
 from fusebackend.backends.memory import InMemoryVolume
+from fusebackend.base.paths import ROOT
 from fusebackend.mount import notifier as notifiers
 from fusebackend.mount.notifier import Notifier
-from fusebackend.paths import ROOT
 from fusebackend.protocol import ROOT_NODE, Attr, Caller, Change
-from fusebackend.vfs.cache import COHERENT_TIMEOUT_S
-from fusebackend.vfs.filesystem import FileSystem
+from fusebackend.vfs.coherence.timeouts import COHERENT_TIMEOUT_S
 from fusebackend.vfs.handles import passes_page_cache
 from fusebackend.vfs.inodes import ROOT_INODE, Entry, InodeTable, node_of
+from fusebackend.vfs.mounted_tree import FileSystem
 
 ME = Caller(os.geteuid(), os.getegid())
 

@@ -64,7 +64,7 @@ class TestImport:
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
         assert done.stdout == f"{fusebackend.__version__}\n", done.stderr
 
-    @pytest.mark.parametrize("first", ["fusebackend", "fusebackend.mount.table", "fusebackend.mount.api"])
+    @pytest.mark.parametrize("first", ["fusebackend", "fusebackend.linux.mount_table", "fusebackend.server.api"])
     def test_mount_can_be_called_whatever_was_imported_first(self, first: str) -> None:
         code = f"import {first}, fusebackend; print(callable(fusebackend.mount))"
         assert python(code) == "True\n"

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fusebackend import paths
-from fusebackend.paths import PathError
+from fusebackend.base import paths
+from fusebackend.base.paths import PathError
 
 relaxed = settings(deadline=None)
 

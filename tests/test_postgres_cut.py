@@ -14,7 +14,7 @@ import pytest
 from postgres_check import check
 from services.postgres import Postgres
 
-from fusebackend.backends.postgres import session
+from fusebackend.backends.postgres import host_session as session
 from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
 

@@ -11,8 +11,9 @@ import pytest
 from services.stall import Stall
 
 from fusebackend.backends import PostgresBackend
-from fusebackend.backends.postgres import listening, notices
+from fusebackend.backends.postgres import notices
 from fusebackend.backends.postgres.volume import PostgresVolume
+from fusebackend.databases import postgres_listener as listening
 from fusebackend.protocol import ROOT_NODE, Caller, Change, Link
 
 pytestmark = pytest.mark.services

@@ -14,7 +14,7 @@ from fusebackend.backends import PostgresBackend
 from fusebackend.backends.postgres import schema
 from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.protocol import ROOT_NODE, Caller
-from fusebackend.urls import UrlError, open_backend
+from fusebackend.urls.opening import UrlError, open_backend
 
 pytestmark = pytest.mark.services
 

@@ -21,12 +21,30 @@ from search_machine import SearchMachine, scan
 from services.postgres import PORT, Postgres
 from services.stall import Stall
 
-from fusebackend import budget
-from fusebackend.backends import PostgresBackend, search
-from fusebackend.backends.postgres import searchfiles, searchindexer, searchquery, searchschema, searchtree, searchwalk
-from fusebackend.backends.postgres.searchindexer import SearchIndexer
-from fusebackend.budget import Spent
+from fusebackend.backends import PostgresBackend
+from fusebackend.backends.postgres.search import (
+    contents_ahead as searchfiles,
+)
+from fusebackend.backends.postgres.search import (
+    entry_walk as searchwalk,
+)
+from fusebackend.backends.postgres.search import (
+    index_schema as searchschema,
+)
+from fusebackend.backends.postgres.search import (
+    indexer as searchindexer,
+)
+from fusebackend.backends.postgres.search import (
+    queries as searchquery,
+)
+from fusebackend.backends.postgres.search import (
+    tree_walk as searchtree,
+)
+from fusebackend.backends.postgres.search.indexer import SearchIndexer
+from fusebackend.base import budget
+from fusebackend.base.budget import Spent
 from fusebackend.protocol import ROOT_NODE, AttrChanges, GrepMatch
+from fusebackend.volumes import search
 
 PATIENCE_S = 60
 """How long a test waits for what has no business to take long."""

@@ -15,7 +15,8 @@ import pytest
 import skewed
 from services.postgres import Postgres
 
-from fusebackend.backends.postgres import schema, session, transaction
+from fusebackend.backends.postgres import host_session as session
+from fusebackend.backends.postgres import schema, transaction
 from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, Caller, Change
 

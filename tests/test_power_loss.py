@@ -23,8 +23,8 @@ import pytest
 from power.disk import Disk, records
 from power.work import Tree, steps
 
-from fusebackend.backends.sqlite import SqliteVolume
-from fusebackend.backends.sqlite_check import check
+from fusebackend.backends.sqlite.backend import SqliteVolume
+from fusebackend.backends.sqlite.check import check
 from fusebackend.protocol import ROOT_NODE
 
 HOME = Path(__file__).parent

@@ -13,7 +13,7 @@ import threading
 import pytest
 import trio
 
-from fusebackend import errors
+from fusebackend.base import errors
 from fusebackend.protocol import (
     AGENT_VERBS,
     SEED_VERBS,
@@ -200,7 +200,7 @@ class TestErrors:
 def test_the_modules_of_the_agent_face_import_nothing_heavy():
     """`import fusebackend` has 0.15 s; wcmatch, anyio and the loops are imported where they are used."""
     program = (
-        "import sys, fusebackend.backends.volume, fusebackend.backends.memory\n"
+        "import sys, fusebackend.volumes.agent_face, fusebackend.backends.memory\n"
         "print(*sorted({'wcmatch', 'anyio', 'trio', 'asyncio', 'pyfuse3', 'rich', 'pytest'} & set(sys.modules)))"
     )
     outcome = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -18,7 +18,8 @@ from typing import NamedTuple
 import mounts
 import pytest
 
-from fusebackend import config, urls
+from fusebackend import config
+from fusebackend.urls import opening as urls
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -6,9 +6,9 @@ import pytest
 from agentface import node_at, put
 
 from fusebackend.backends import InMemoryBackend
-from fusebackend.backends.removal import Doomed
-from fusebackend.paths import normalise
+from fusebackend.base.paths import normalise
 from fusebackend.protocol import ROOT_NODE
+from fusebackend.volumes.removal import Doomed
 
 
 @pytest.fixture

@@ -15,12 +15,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fusebackend import budget
-from fusebackend.backends import directoryface
-from fusebackend.backends.filesystem import FilesystemBackend
-from fusebackend.backends.ripgrep import Candidates, find_candidates
-from fusebackend.backends.volume import VolumeBackend
+from fusebackend.backends.directory import agent_face as directoryface
+from fusebackend.backends.directory.backend import FilesystemBackend
+from fusebackend.backends.directory.ripgrep import Candidates, find_candidates
+from fusebackend.base import budget
 from fusebackend.testing.posix.case import NOBODY, in_child
+from fusebackend.volumes.agent_face import VolumeBackend
 
 pytestmark = pytest.mark.skipif(shutil.which("rg") is None, reason="ripgrep is not installed")
 

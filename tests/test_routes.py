@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusebackend.paths import AgentPath, PathError, is_below, normalise, parent_and_name
-from fusebackend.routes import RouteTable
+from fusebackend.base.paths import AgentPath, PathError, is_below, normalise, parent_and_name
+from fusebackend.composite.route_table import RouteTable
 
 
 def test_prefixes_are_normalised_and_ordered_longest_first():

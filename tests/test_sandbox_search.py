@@ -9,8 +9,8 @@ import sandboxes
 from search_corpus import GLOBS, ODD, ODD_PATTERNS, PATHS, PATTERNS, PLAIN
 from test_search_matrix import compare, filled, questions, truth
 
-from fusebackend import budget
 from fusebackend.backends import DockerBackend
+from fusebackend.base import budget
 
 
 @pytest.fixture(scope="module", params=["gnu", "busybox", pytest.param("docker", marks=pytest.mark.services)])

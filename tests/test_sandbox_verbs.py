@@ -12,10 +12,10 @@ import pytest
 import sandboxes
 
 from fusebackend.backends import DockerBackend
-from fusebackend.backends.buffer import digest_of
 from fusebackend.backends.sandbox.scripts import Script
 from fusebackend.backends.sandbox.staged import StagedSandbox
 from fusebackend.protocol import ExecuteResponse
+from fusebackend.remote.buffer import digest_of
 
 NAMES = (
     "$(touch pwned)", "`touch pwned`", "; touch pwned #", "'; touch pwned; '", '"; touch pwned; "', "a\nb", "\n",

@@ -14,14 +14,15 @@ from search_corpus import GLOBS, MAX_COUNTS, NAME_GLOBS, ODD, ODD_PATTERNS, PATH
 from seed_backends import DuckBackend, SeedInMemoryBackend
 from services.postgres import Postgres
 
-from fusebackend.backends import PostgresBackend, StoreBackend, directoryface
+from fusebackend.backends import PostgresBackend, StoreBackend
 from fusebackend.backends.composite import CompositeBackend
-from fusebackend.backends.filesystem import FilesystemBackend
-from fusebackend.backends.indexer import Indexer
-from fusebackend.backends.local_shell import LocalShellBackend
+from fusebackend.backends.directory import agent_face as directoryface
+from fusebackend.backends.directory.backend import FilesystemBackend
+from fusebackend.backends.directory.local_shell import LocalShellBackend
 from fusebackend.backends.memory import InMemoryBackend
-from fusebackend.backends.sqlite import SqliteBackend
-from fusebackend.backends.state import StateBackend
+from fusebackend.backends.sqlite.backend import SqliteBackend
+from fusebackend.backends.sqlite.index.indexer import Indexer
+from fusebackend.backends.state.backend import StateBackend
 
 OURS = (
     "sqlite", "sqlite indexed", "sqlite half indexed", "dir", "dir without rg", "shell", "state", "state v1",

@@ -26,8 +26,8 @@ from fusebackend.backends import (
     resolve,
 )
 from fusebackend.protocol import ROOT_NODE, Caller
-from fusebackend.scheme import UrlError
-from fusebackend.urls import open_backend
+from fusebackend.protocol.scheme import UrlError
+from fusebackend.urls.opening import open_backend
 
 ME = Caller(0, 0)
 

@@ -14,7 +14,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
 from langgraph.store.sqlite import SqliteStore
 
-import fusebackend.memory
+import fusebackend.integrations.memory_files
 from fusebackend.backends import CompositeBackend, StateBackend, StoreBackend
 from fusebackend.integrations.deepagents import export
 

@@ -13,15 +13,17 @@ import trio
 from fakekernel import FakeKernel
 
 from fusebackend.backends.memory import InMemoryVolume
-from fusebackend.backends.storage import Inode
-from fusebackend.paths import ROOT
+from fusebackend.base.paths import ROOT
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller, Change, Features
-from fusebackend.vfs import dentries, request, settling
-from fusebackend.vfs.cache import COHERENT_TIMEOUT_S, SHARED_DIRECTORY_TIMEOUT_S
-from fusebackend.vfs.dentries import Dentries
-from fusebackend.vfs.filesystem import FileSystem
+from fusebackend.vfs.calls import request
+from fusebackend.vfs.coherence import dentries
+from fusebackend.vfs.coherence import hold_back as settling
+from fusebackend.vfs.coherence.dentries import Dentries
+from fusebackend.vfs.coherence.hold_back import Settling
+from fusebackend.vfs.coherence.timeouts import COHERENT_TIMEOUT_S, SHARED_DIRECTORY_TIMEOUT_S
 from fusebackend.vfs.inodes import ROOT_INODE, InodeTable
-from fusebackend.vfs.settling import Settling
+from fusebackend.vfs.mounted_tree import FileSystem
+from fusebackend.volumes.storage import Inode
 
 ME = Caller(os.geteuid(), os.getegid())
 PATIENCE_S = 30.0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fusebackend.mount import table
+from fusebackend.linux import mount_table as table
 from fusebackend.shell import cgroups, limits, owner
 from fusebackend.shell.cgroups import ControlGroups, Place, places
 from fusebackend.shell.limits import Limits

@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 
 from fusebackend.backends.memory import InMemoryVolume
-from fusebackend.mount import table
-from fusebackend.mount.table import MountEntry
-from fusebackend.paths import AgentPath
+from fusebackend.base.paths import AgentPath
+from fusebackend.linux import mount_table as table
+from fusebackend.linux.mount_table import MountEntry
 from fusebackend.shell import Shell, ShellOptions, bubblewrap, devices, etc, mountwatch, system
 from fusebackend.shell.bubblewrap import Bind, Fresh, SandboxError, View
 from fusebackend.shell.devices import Devices
 from fusebackend.shell.etc import Etc
 from fusebackend.shell.mountcheck import MountCheck
 from fusebackend.shell.usernamespace import UserNamespace
-from fusebackend.vfs.filesystem import FileSystem
+from fusebackend.vfs.mounted_tree import FileSystem
 
 
 class TestView:
@@ -168,7 +168,7 @@ class TestEtc:
     def runtime(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         directory = tmp_path / "fusebackend"
         directory.mkdir(mode=0o700)
-        monkeypatch.setattr(etc.rendezvous, "directory", lambda: str(directory))
+        monkeypatch.setattr(etc.runtime_directory, "directory", lambda: str(directory))
         monkeypatch.setattr(etc, "ROOTS_PLACE", "/nonexistent")
         return directory
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from fusebackend.backends import sqlite_check
-from fusebackend.backends.schema import VolumeFileError
-from fusebackend.backends.sqlite import SqliteVolume
-from fusebackend.backends.sqlite_check import RULES, check
+from fusebackend.backends.sqlite import check as sqlite_check
+from fusebackend.backends.sqlite.backend import SqliteVolume
+from fusebackend.backends.sqlite.check import RULES, check
+from fusebackend.backends.sqlite.schema import VolumeFileError
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
 
 ME = Caller(0, 0)
@@ -216,7 +216,7 @@ def test_what_is_no_volume_is_an_error(tmp_path: Path, volume_file: Path) -> Non
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fusebackend.backends.sqlite_check", *arguments]
+    command = [sys.executable, "-m", "fusebackend.backends.sqlite.check", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 

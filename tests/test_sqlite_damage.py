@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from test_sqlite_check import BELOW, DIRECTORY, EMPTY, FIFO, FILE, LINK, ME, damage, volume_file
 from test_sqlite_repair import STATEMENTS, sound
 
-from fusebackend.backends.schema import LAST_NODE, VolumeFileError
-from fusebackend.backends.sqlite import SqliteBackend
-from fusebackend.backends.sqlite_check import check
-from fusebackend.backends.sqlite_repair import repair
+from fusebackend.backends.sqlite.backend import SqliteBackend
+from fusebackend.backends.sqlite.check import check
+from fusebackend.backends.sqlite.repair import repair
+from fusebackend.backends.sqlite.schema import LAST_NODE, VolumeFileError
 from fusebackend.protocol import MAX_NODE, ROOT_NODE
 
 __all__ = ["sound", "volume_file"]

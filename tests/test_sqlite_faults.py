@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from fusebackend.backends import flusher, sqlite
-from fusebackend.backends.overlay import Overlay
-from fusebackend.backends.sqlite import SqliteVolume
-from fusebackend.backends.sqlite_check import check
+from fusebackend.backends.sqlite import backend as sqlite
+from fusebackend.backends.sqlite import flusher
+from fusebackend.backends.sqlite.backend import SqliteVolume
+from fusebackend.backends.sqlite.check import check
+from fusebackend.backends.sqlite.dirty import Overlay
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
 
 ME = Caller(0, 0)

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from fusebackend.backends import schema
-from fusebackend.backends.overlay import Overlay
-from fusebackend.backends.schema import VolumeFileError
-from fusebackend.backends.sqlite import SqliteVolume
-from fusebackend.backends.sqlite_check import check
+from fusebackend.backends.sqlite import schema
+from fusebackend.backends.sqlite.backend import SqliteVolume
+from fusebackend.backends.sqlite.check import check
+from fusebackend.backends.sqlite.dirty import Overlay
+from fusebackend.backends.sqlite.schema import VolumeFileError
 from fusebackend.protocol import ROOT_NODE, Caller
 
 ME = Caller(0, 0)
@@ -64,7 +64,7 @@ def test_there_is_never_more_room_than_blocks(volume: SqliteVolume) -> None:
 
 
 OPEN = """
-from fusebackend.backends.sqlite import SqliteVolume
+from fusebackend.backends.sqlite.backend import SqliteVolume
 try:
     SqliteVolume(sys.argv[1]).close()
 except OSError as error:
@@ -262,7 +262,7 @@ def test_another_process_is_told_so(volume: SqliteVolume, path: Path) -> None:
 
 def test_a_killed_process_has_no_claim_any_more(path: Path) -> None:
     code = """
-from fusebackend.backends.sqlite import SqliteVolume
+from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.protocol import ROOT_NODE, Caller
 volume = SqliteVolume(sys.argv[1])
 volume.mkdir(ROOT_NODE, b"synced", 0o755, Caller(0, 0))

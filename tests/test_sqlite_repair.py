@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_sqlite_check import BELOW, DAMAGE, DIRECTORY, EMPTY, FILE, LINK, ME, damage, volume_file
 
-from fusebackend.backends import schema
-from fusebackend.backends.schema import VolumeFileError
-from fusebackend.backends.sqlite import SqliteVolume
-from fusebackend.backends.sqlite_check import check
-from fusebackend.backends.sqlite_repair import repair
+from fusebackend.backends.sqlite import schema
+from fusebackend.backends.sqlite.backend import SqliteVolume
+from fusebackend.backends.sqlite.check import check
+from fusebackend.backends.sqlite.repair import repair
+from fusebackend.backends.sqlite.schema import VolumeFileError
 from fusebackend.protocol import ROOT_NODE, Attr, AttrChanges
 
 __all__ = ["volume_file"]

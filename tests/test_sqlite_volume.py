@@ -7,7 +7,7 @@ import stat
 
 import pytest
 
-from fusebackend.backends.sqlite import SqliteBackend
+from fusebackend.backends.sqlite.backend import SqliteBackend
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
 
 YEAR_2300_NS = 10_413_792_000 * 10**9

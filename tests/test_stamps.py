@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from clocks import MULTIGRAIN
 
-from fusebackend.backends import stamps
-from fusebackend.backends.stamps import Clock
+from fusebackend.base import stamps
+from fusebackend.base.stamps import Clock
 
 needs_multigrain = pytest.mark.skipif(not MULTIGRAIN, reason="the kernel has no multigrain timestamps (Linux 6.13)")
 

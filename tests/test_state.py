@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from fusebackend.backends import StateBackend
-from fusebackend.backends.statefiles import apply_files_update
-from fusebackend.paths import AgentPath
+from fusebackend.base.paths import AgentPath
+from fusebackend.remote.files_update import apply_files_update
 from fusebackend.testing.conformance import BackendConformance
 
 

@@ -18,8 +18,9 @@ from langgraph.store.memory import InMemoryStore
 from langgraph.store.sqlite import SqliteStore
 
 from fusebackend.backends import CompositeBackend, StateBackend, StoreBackend
-from fusebackend.backends.buffer import digest_of
-from fusebackend.urls import UrlError, open_backend, parse
+from fusebackend.remote.buffer import digest_of
+from fusebackend.urls import parse
+from fusebackend.urls.opening import UrlError, open_backend
 
 NS = ("memories",)
 
@@ -626,7 +627,7 @@ def test_a_store_that_embeds_is_written_through_itself(tmp_path):
 
 
 def test_a_locked_database_is_said(tmp_path, monkeypatch):
-    from fusebackend.backends.store import sqlite
+    from fusebackend.backends.store import sqlite_items as sqlite
 
     monkeypatch.setattr(sqlite, "BUSY_S", 0.05)
     with SqliteStore.from_conn_string(str(tmp_path / "x.db")) as store:
@@ -723,7 +724,7 @@ class Blocked:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Blocked())
 from fusebackend.backends import StoreBackend
-from fusebackend.urls import UrlError, open_backend
+from fusebackend.urls.opening import UrlError, open_backend
 for url in ("store+sqlite:/tmp/x.db?ns=a", "store+postgres:dbname=x?ns=a"):
     try:
         open_backend(url)

@@ -12,7 +12,8 @@ from langgraph.store.base import PutOp
 from langgraph.store.memory import InMemoryStore
 
 from fusebackend.backends import StoreBackend, volume_of
-from fusebackend.backends.store import postgres, sqlite
+from fusebackend.backends.store import postgres_items as postgres
+from fusebackend.backends.store import sqlite_items as sqlite
 
 NS = ("memories",)
 KINDS = ["sqlite", pytest.param("postgres", marks=pytest.mark.services)]

@@ -10,7 +10,7 @@ import stores
 
 from fusebackend.backends import StoreBackend, volume_of
 from fusebackend.backends.store.feed import CHANNEL
-from fusebackend.urls import open_backend
+from fusebackend.urls.opening import open_backend
 
 pytestmark = pytest.mark.services
 
@@ -303,7 +303,7 @@ def test_a_pool_serves_as_well_as_a_connection(postgres_dsn, tmp_path):
 
 
 def test_where_no_connection_of_our_own_can_be_made_the_stores_is_shared(store, monkeypatch):
-    from fusebackend.backends.store import pgdatabase
+    from fusebackend.backends.store import postgres_database as pgdatabase
 
     monkeypatch.setattr(pgdatabase, "_conninfo", lambda connection: "host=/nowhere")
     with StoreBackend(store, namespace=NS) as backend:

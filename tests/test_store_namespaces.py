@@ -12,12 +12,12 @@ import pytest
 import stores
 
 from fusebackend.backends import StoreBackend
-from fusebackend.backends.foreign import ForeignVolume
 from fusebackend.backends.store.namespaces import NamespaceTree
 from fusebackend.protocol import ROOT_NODE, Attr, Caller
-from fusebackend.scheme import UrlError
+from fusebackend.protocol.scheme import UrlError
+from fusebackend.remote.volume import ForeignVolume
 from fusebackend.text import encode_file_data
-from fusebackend.urls import open_backend
+from fusebackend.urls.opening import open_backend
 
 CALLER = Caller(os.getuid(), os.getgid())
 

@@ -24,7 +24,7 @@ from fusebackend.backends import (
     VolumeBackend,
     volume_of,
 )
-from fusebackend.backends.store import searched
+from fusebackend.backends.store import searched_items as searched
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller, Change
 from fusebackend.testing.conformance import BackendConformance
 

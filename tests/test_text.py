@@ -11,6 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fusebackend import text
+from fusebackend.base import numbering
 from fusebackend.protocol import FileData, ReadResult
 
 # What breaks lines, what is next to it, and little else: small alphabets find more.
@@ -123,7 +124,7 @@ class TestNumberedText:
         ("length", "parts"), [(4999, [4999]), (5000, [5000]), (5001, [5000, 1]), (15_000, [5000, 5000, 5000])]
     )
     def test_long_lines_are_continued(self, length, parts):
-        numbered = text.number_lines(["y" * length], 12).split("\n")
+        numbered = numbering.number_lines(["y" * length], 12).split("\n")
         assert [len(line.split("\t")[1]) for line in numbered] == parts
         markers = [f"{'12' if part == 0 else f'12.{part}':>6}" for part in range(len(parts))]
         assert [line.split("\t")[0] for line in numbered] == markers
@@ -145,7 +146,7 @@ class TestNumberedText:
 
     def test_base64_is_not_numbered(self):
         assert str(text.read_binary(b"\xff\n")) == "/wo="
-        assert str(text.read_binary(b"")) == text.EMPTY_REMINDER
+        assert str(text.read_binary(b"")) == numbering.EMPTY_REMINDER
 
     def test_a_search_in_the_result_sees_the_numbered_text(self):
         result = text.read_window("alpha\nbeta\n")

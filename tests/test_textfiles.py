@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from text_backends import TextBackend
 
 from fusebackend.backends import CompositeBackend, ForeignVolume, InMemoryBackend, VolumeBackend
-from fusebackend.dialect import AgentFace
-from fusebackend.errors import FILE_NOT_FOUND, IS_DIRECTORY
+from fusebackend.base.errors import FILE_NOT_FOUND, IS_DIRECTORY
+from fusebackend.dialects.agent_face import AgentFace
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
 from fusebackend.testing.conformance import BackendConformance
 

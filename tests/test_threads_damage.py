@@ -23,7 +23,7 @@ from agents import say, thread, use, user, write
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 
 from fusebackend.backends import ThreadsBackend
-from fusebackend.urls import UrlError, open_backend
+from fusebackend.urls.opening import UrlError, open_backend
 
 
 @pytest.fixture

@@ -23,12 +23,12 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
 from langgraph.types import Interrupt, Overwrite, Send
 
-from fusebackend.backends.threads import decode
-from fusebackend.backends.threads.activity import RunWatch, next_nodes, standing
-from fusebackend.backends.threads.decode import Ext, loads, pack, readable
-from fusebackend.backends.threads.names import checkpoint_names, time_ns_of
-from fusebackend.backends.threads.replay import Files, Messages, overwriting, plain_message, replay, update
-from fusebackend.backends.threads.rows import NOTHING, NULL_TASK, Damaged, Listed, Raw, Saved, Write
+from fusebackend.backends.threads.database import decode
+from fusebackend.backends.threads.database.activity import RunWatch, next_nodes, standing
+from fusebackend.backends.threads.database.checkpoint_names import checkpoint_names, time_ns_of
+from fusebackend.backends.threads.database.decode import Ext, loads, pack, readable
+from fusebackend.backends.threads.database.replay import Files, Messages, overwriting, plain_message, replay, update
+from fusebackend.backends.threads.database.rows import NOTHING, NULL_TASK, Damaged, Listed, Raw, Saved, Write
 
 SERIALISER = JsonPlusSerializer()
 
@@ -371,8 +371,8 @@ def test_nodes_that_wait_for_several_others(tmp_path: Any) -> None:
     with agents.sqlite_saver(tmp_path / "t.db") as saver:
         agent = graph.compile(checkpointer=saver)
         agent.invoke({"x": 1}, agents.thread("t"))
-        from fusebackend.backends.threads.rows import Place
-        from fusebackend.backends.threads.sqlite import SqliteDatabase
+        from fusebackend.backends.threads.database.rows import Place
+        from fusebackend.backends.threads.database.sqlite_database import SqliteDatabase
 
         database = SqliteDatabase(str(tmp_path / "t.db"))
         found = [

@@ -22,10 +22,10 @@ from test_threads_state import Bench, check, shown
 from threadcases import STORIES, record
 
 from fusebackend.backends import ThreadsBackend
-from fusebackend.backends.threads import saver as saver_module
-from fusebackend.backends.threads.postgres import PostgresDatabase
-from fusebackend.backends.threads.saver import SaverDatabase, database_of_saver
-from fusebackend.backends.threads.sqlite import SqliteDatabase
+from fusebackend.backends.threads.database import saver_database as saver_module
+from fusebackend.backends.threads.database.postgres_database import PostgresDatabase
+from fusebackend.backends.threads.database.saver_database import SaverDatabase, database_of_saver
+from fusebackend.backends.threads.database.sqlite_database import SqliteDatabase
 
 
 class Reversed:
@@ -113,7 +113,7 @@ def test_what_is_saved_later_is_seen(saver: Any, monkeypatch: pytest.MonkeyPatch
 
 
 def threadcases_null_task() -> str:
-    from fusebackend.backends.threads.rows import NULL_TASK
+    from fusebackend.backends.threads.database.rows import NULL_TASK
 
     return NULL_TASK
 

@@ -15,7 +15,7 @@ from threadcases import record
 
 from fusebackend.backends import ThreadsBackend
 from fusebackend.backends.memory import InMemoryBackend
-from fusebackend.composite import CompositeBackend
+from fusebackend.composite.backend import CompositeBackend
 from fusebackend.protocol import GlobResult, GrepResult
 
 LEFT_OUT = "history/ of threads is searched only where the path or the pattern names it"

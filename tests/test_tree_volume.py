@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 from clocks import MULTIGRAIN
 
-from fusebackend.backends import stamps, storedtree, tree
-from fusebackend.backends.chunks import CHUNK_BYTES
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.backends.postgres import volume as postgres_volume
 from fusebackend.backends.postgres.volume import PostgresVolume
-from fusebackend.backends.sqlite import SqliteVolume
-from fusebackend.backends.tree import TreeVolume
+from fusebackend.backends.sqlite import stored_tree as storedtree
+from fusebackend.backends.sqlite.backend import SqliteVolume
+from fusebackend.base import stamps
 from fusebackend.protocol import (
     NAME_MAX_BYTES,
     RENAME_EXCHANGE,
@@ -29,6 +28,9 @@ from fusebackend.protocol import (
     Caller,
     Change,
 )
+from fusebackend.volumes import posix as tree
+from fusebackend.volumes.chunks import CHUNK_BYTES
+from fusebackend.volumes.posix import TreeVolume
 
 ME = Caller(1000, 1000)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusebackend.backends import trigram
+from fusebackend.volumes import trigram
 
 LETTERS = st.sampled_from([b"a", b"b", b"c", b"_", b"7", b" ", b"(", b"\n", b"\t", "é".encode(), "文".encode(), b"."])
 TEXTS = st.lists(LETTERS, max_size=40).map(b"".join)

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from fusebackend import urls
-from fusebackend.schemes import MEANINGS
-from fusebackend.urls import NOT_YET, SCHEMES, Scheme, Url, UrlError, mask, open_backend, parse
+from fusebackend.urls import opening as urls
+from fusebackend.urls import parse
+from fusebackend.urls.opening import NOT_YET, SCHEMES, Scheme, Url, UrlError, mask, open_backend
+from fusebackend.urls.registry import MEANINGS
 
 
 class TestParse:
@@ -222,7 +223,7 @@ class TestOpen:
 
     @pytest.mark.parametrize("name", [name for name in SCHEMES if SCHEMES[name].features and name not in ELSEWHERE])
     def test_the_features_in_the_table_are_those_of_the_volume(self, name: str, tmp_path) -> None:
-        from fusebackend.backends.foreign import volume_of
+        from fusebackend.remote.volume import volume_of
 
         backend = open_backend(url_for(name, tmp_path))
         try:

@@ -13,13 +13,13 @@ from fakekernel import FakeKernel
 from onloop import run
 
 from fusebackend.backends.memory import InMemoryBackend, InMemoryVolume
-from fusebackend.composite import CompositeBackend
-from fusebackend.paths import ROOT, AgentPath
+from fusebackend.base.paths import ROOT, AgentPath
+from fusebackend.composite.backend import CompositeBackend
 from fusebackend.protocol import Attr, AttrChanges, Caller, Change, Features, Volume
-from fusebackend.vfs.cache import COHERENT_TIMEOUT_S, CachePolicy
-from fusebackend.vfs.filesystem import FileSystem
+from fusebackend.vfs.calls.executor import Offload
+from fusebackend.vfs.coherence.timeouts import COHERENT_TIMEOUT_S, CachePolicy
 from fusebackend.vfs.inodes import ROOT_INODE, Entry, InodeTable, inode_number, node_of, route_index
-from fusebackend.vfs.offload import Offload
+from fusebackend.vfs.mounted_tree import FileSystem
 
 ME = Caller(os.geteuid(), os.getegid())
 

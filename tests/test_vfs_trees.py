@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from onloop import run
 
 from fusebackend.backends.memory import InMemoryVolume
-from fusebackend.backends.volume import VolumeBackend
-from fusebackend.paths import ROOT, AgentPath
+from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.protocol import RENAME_EXCHANGE, Attr, AttrChanges, Caller, Features
-from fusebackend.vfs import twins
-from fusebackend.vfs.filesystem import FileSystem
+from fusebackend.vfs.coherence import twins
 from fusebackend.vfs.inodes import ROOT_INODE, SYNTHETIC_INDEX, Entry, node_of, route_index
+from fusebackend.vfs.mounted_tree import FileSystem
+from fusebackend.volumes.agent_face import VolumeBackend
 
 ME = Caller(0, 0)
 PINNED = [b"usr", b"etc", b"tmp"]

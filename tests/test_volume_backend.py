@@ -10,9 +10,9 @@ import pytest
 from agentface import attr_at, get, heard, node_at, put
 
 from fusebackend.backends.memory import InMemoryBackend, InMemoryVolume
-from fusebackend.backends.volume import VolumeBackend
-from fusebackend.errors import oserror
+from fusebackend.base.errors import oserror
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Change, Features
+from fusebackend.volumes.agent_face import VolumeBackend
 
 
 @pytest.fixture

@@ -10,10 +10,11 @@ import threading
 import pytest
 from agentface import ME, attr_at, get, node_at, put
 
-from fusebackend.backends import contents, volume, walk
 from fusebackend.backends.memory import InMemoryBackend
-from fusebackend.errors import oserror
+from fusebackend.base.errors import oserror
 from fusebackend.protocol import ROOT_NODE, AttrChanges, unsupported
+from fusebackend.volumes import agent_face as volume
+from fusebackend.volumes import contents, walk
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import stat
 import pytest
 from agentface import attr_at, get, link, put, special
 
-from fusebackend.backends import walk
 from fusebackend.backends.memory import InMemoryBackend
+from fusebackend.volumes import walk
 
 
 @pytest.fixture

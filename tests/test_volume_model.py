@@ -14,12 +14,14 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
-from fusebackend.backends import flusher, sqlite, storedtree
-from fusebackend.backends.directory import DirectoryVolume
-from fusebackend.backends.indexer import Indexer
+from fusebackend.backends.directory.volume import DirectoryVolume
 from fusebackend.backends.memory import InMemoryVolume
-from fusebackend.backends.sqlite import SqliteVolume
-from fusebackend.backends.sqlite_check import check
+from fusebackend.backends.sqlite import backend as sqlite
+from fusebackend.backends.sqlite import flusher
+from fusebackend.backends.sqlite import stored_tree as storedtree
+from fusebackend.backends.sqlite.backend import SqliteVolume
+from fusebackend.backends.sqlite.check import check
+from fusebackend.backends.sqlite.index.indexer import Indexer
 from fusebackend.protocol import Volume
 from fusebackend.testing.model import DirectoryMachine, VolumeMachine
 

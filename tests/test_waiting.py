@@ -8,9 +8,9 @@ import threading
 import pytest
 import trio
 
+from fusebackend.base.waiting import Lock, WouldWait, at_once, will_wait
 from fusebackend.protocol import Features, Volume
-from fusebackend.vfs.offload import Offload
-from fusebackend.waiting import Lock, WouldWait, at_once, will_wait
+from fusebackend.vfs.calls.executor import Offload
 
 
 def test_only_an_attempt_may_not_wait() -> None:

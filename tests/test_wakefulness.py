@@ -15,8 +15,8 @@ import trio
 import trio.testing
 from mounts import Serve
 
-from fusebackend.mount import wakefulness
-from fusebackend.mount.wakefulness import BURST_REQUESTS, WINDOW_S, Wakefulness
+from fusebackend.mount.pyfuse3_patches import cpu_latency as wakefulness
+from fusebackend.mount.pyfuse3_patches.cpu_latency import BURST_REQUESTS, WINDOW_S, Wakefulness
 
 
 class Device:
@@ -131,17 +131,17 @@ def test_who_may_not_ask_is_served_as_well(device: Device, monkeypatch: pytest.M
 
 
 @pytest.mark.mounted
-def test_a_mount_can_leave_them_alone(serve: Serve) -> None:
-    path = serve("memory:", options=["idle=sleep"]).path
+def test_a_mount_leaves_them_alone(serve: Serve) -> None:
+    path = serve("memory:").path
     assert json.loads(os.getxattr(path, "user.fusebackend.status"))["idle"] == "sleep"
 
 
 @pytest.mark.mounted
-def test_a_mount_in_a_virtual_machine_of_root_asks(serve: Serve) -> None:
+def test_a_mount_of_root_in_a_virtual_machine_asks_with_the_option(serve: Serve) -> None:
     mounts.require()
     try:
         asks = Path(wakefulness.DRIVER).read_text().strip() == "haltpoll" and os.access(wakefulness.DEVICE, os.W_OK)
     except OSError:
         asks = False
-    path = serve("memory:").path
+    path = serve("memory:", options=["idle=poll"]).path
     assert json.loads(os.getxattr(path, "user.fusebackend.status"))["idle"] == ("poll" if asks else "sleep")

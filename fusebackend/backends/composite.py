@@ -1,5 +1,5 @@
-"""`CompositeBackend` under the name that deepagents gives this module; it lives in `fusebackend.composite`."""
+"""`CompositeBackend` under the name that deepagents gives this module; it lives in `fusebackend.composite.backend`."""
 
-from fusebackend.composite import CompositeBackend
+from fusebackend.composite.backend import CompositeBackend
 
 __all__ = ["CompositeBackend"]

@@ -12,13 +12,13 @@ import os
 import stat
 from typing import Literal
 
-from fusebackend.backends.chunks import Chunk, allocated_blocks
-from fusebackend.backends.stamps import now_ns
-from fusebackend.backends.storage import Inode
-from fusebackend.backends.tree import DIRECTORY_BYTES, TreeVolume
-from fusebackend.backends.volume import VolumeBackend
-from fusebackend.errors import oserror
+from fusebackend.base.errors import oserror
+from fusebackend.base.stamps import now_ns
 from fusebackend.protocol import ROOT_NODE, Features, StatFs
+from fusebackend.volumes.agent_face import VolumeBackend
+from fusebackend.volumes.chunks import Chunk, allocated_blocks
+from fusebackend.volumes.posix import DIRECTORY_BYTES, TreeVolume
+from fusebackend.volumes.storage import Inode
 
 
 class InMemoryVolume(TreeVolume):

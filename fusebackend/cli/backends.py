@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from fusebackend.cli.status import cannot
-from fusebackend.schemes import MEANINGS
-from fusebackend.urls import Scheme, scheme_table
+from fusebackend.urls.opening import Scheme, scheme_table
+from fusebackend.urls.registry import MEANINGS
 
 
 @click.command()

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import click
 
-from fusebackend import urls
 from fusebackend.cli.progress import waiting
 from fusebackend.cli.show import Complaints, Failed, Output, json_option, note
 from fusebackend.cli.target import completion
+from fusebackend.urls import opening as urls
 
 CLEAN, MENDED, LEFT, FAILED = 0, 1, 4, 8
 
@@ -77,10 +77,10 @@ def _judge(text: str, repair: bool) -> Verdict:
     if url.scheme != "sqlite":
         raise Failed(f"'{url.masked}': only the file of a 'sqlite:' volume can be checked")
     if repair:
-        from fusebackend.backends import sqlite_repair
+        from fusebackend.backends.sqlite import repair as sqlite_repair
 
         return Verdict(*sqlite_repair.repair(url.rest))
-    from fusebackend.backends import sqlite_check
+    from fusebackend.backends.sqlite import check as sqlite_check
 
     found = sqlite_check.check(url.rest)
     return Verdict(found, found)

@@ -15,7 +15,7 @@ from fusebackend.cli import target
 from fusebackend.cli.show import Failed
 
 if TYPE_CHECKING:
-    from fusebackend.control.client import Client
+    from fusebackend.control.client.client import Client
 
 
 def path(mount: str | None, incomplete: str) -> list[CompletionItem]:
@@ -46,7 +46,7 @@ def mountpoint(incomplete: str) -> list[CompletionItem]:
 
 def url(incomplete: str, before: str = "") -> list[CompletionItem]:
     """Completions of a URL that follows `before`: the schemes, or the files of a scheme that takes a path."""
-    from fusebackend.schemes import SCHEMES
+    from fusebackend.urls.registry import SCHEMES
 
     name, colon, rest = incomplete.partition(":")
     if not colon:

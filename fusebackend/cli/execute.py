@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from fusebackend.base.paths import ROOT
 from fusebackend.cli import target
 from fusebackend.cli.show import Failed, Output, escaped, note, write_all
 from fusebackend.cli.target import Target, complete_path, mount_option
-from fusebackend.paths import ROOT
 
 if TYPE_CHECKING:
     from fusebackend.protocol import ExecuteResponse

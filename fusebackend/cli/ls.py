@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fusebackend import errors
+from fusebackend.base import errors
 from fusebackend.cli import target
 from fusebackend.cli.attributes import group_name, mode_string, to_the_minute, user_name
 from fusebackend.cli.show import Complaints, Failed, Output, json_option

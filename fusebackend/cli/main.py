@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from fusebackend import __version__
+from fusebackend.base.version import __version__
 from fusebackend.cli import show
 from fusebackend.cli.show import one_line
 
@@ -86,7 +86,7 @@ class _Commands(click.Group):
 def _is_for_the_user(error: Exception) -> bool:
     """Is this what a user can cause, and no fault of this program?"""
     from fusebackend.config import ConfigError
-    from fusebackend.urls import UrlError
+    from fusebackend.urls.opening import UrlError
 
     return isinstance(error, (UrlError, ConfigError, OSError))
 

@@ -8,13 +8,15 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from fusebackend import config, urls
+from fusebackend import config
+from fusebackend.base.paths import ROOT
 from fusebackend.cli.target import completion
 from fusebackend.config import ConfigError, ConfigFile, MountPlan
-from fusebackend.mount import point, table
-from fusebackend.paths import ROOT
-from fusebackend.urls import Url, UrlError
-from fusebackend.vfs.limits import DEFAULT_DEADLINE_S
+from fusebackend.linux import mount_point as point
+from fusebackend.linux import mount_table as table
+from fusebackend.urls import opening as urls
+from fusebackend.urls.opening import Url, UrlError
+from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S
 
 
 @click.command()

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import logging
 import os
@@ -15,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fusebackend.config import MountPlan
-from fusebackend.urls import UrlError, open_backend
+from fusebackend.urls.opening import UrlError, open_backend
 
 log = logging.getLogger("fusebackend.serve")
 
@@ -35,11 +36,12 @@ def serve(plan: MountPlan, on_ready: Callable[[Sequence[str]], None], *, log_fil
     """
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
     logging.captureWarnings(True)
+    faulthandler.enable()  # a crash in C code leaves the stack of each thread in the log
     _allow_many_files()
-    from fusebackend.composite import CompositeBackend
-    from fusebackend.mount.live import LiveMount
+    from fusebackend.composite.backend import CompositeBackend
     from fusebackend.mount.session import MountOptions
-    from fusebackend.urls import mask
+    from fusebackend.server.live import LiveMount
+    from fusebackend.urls.opening import mask
 
     with contextlib.ExitStack() as opened:
         backends = {}

@@ -11,9 +11,9 @@ from typing import Any
 import click
 
 from fusebackend.cli.target import completion
-from fusebackend.mount import table
-from fusebackend.mount.error import MountError
-from fusebackend.mount.table import MountState
+from fusebackend.linux import mount_table as table
+from fusebackend.linux.mount_error import MountError
+from fusebackend.linux.mount_table import MountState
 
 
 @click.command()

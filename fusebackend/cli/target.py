@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from fusebackend import errors, paths
+from fusebackend.base import errors, paths
+from fusebackend.base.paths import ROOT, AgentPath, PathError
 from fusebackend.cli.show import Failed
-from fusebackend.paths import ROOT, AgentPath, PathError
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from fusebackend.control.client import Client
+    from fusebackend.control.client.client import Client
     from fusebackend.protocol import StatResult
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -150,7 +150,7 @@ def here(mount: str | None) -> Target:
         Failed: there is no such mount, or more than one.
     """
     from fusebackend.control import rendezvous
-    from fusebackend.mount.error import MountError
+    from fusebackend.linux.mount_error import MountError
 
     if mount is not None:
         return locate(ROOT, mount)
@@ -173,7 +173,7 @@ def base_name(given: str) -> str:
 
 
 def mountpoints() -> list[str]:
-    from fusebackend.mount import table
+    from fusebackend.linux import mount_table as table
 
     return [entry.mountpoint for entry in table.our_mounts()]
 
@@ -181,7 +181,7 @@ def mountpoints() -> list[str]:
 def _split(given: str, follow: bool) -> tuple[str, str]:
     """A path of the file system as mount point and agent path. Raises `Failed`."""
     from fusebackend.control import rendezvous
-    from fusebackend.mount.error import MountError
+    from fusebackend.linux.mount_error import MountError
 
     try:
         path = os.path.abspath(given)
@@ -212,7 +212,7 @@ def _client(mountpoint: str) -> Client:
 
 
 def open_client(mountpoint: str) -> Client:
-    from fusebackend.control.client import Client
+    from fusebackend.control.client.client import Client
 
     return Client(mountpoint)
 

@@ -1,5 +1,13 @@
 """The control socket: every verb of a live mount for any program of the same user.
 
-`wire` frames and checks messages, `verbs` is the table of what can be asked, `server` answers, `client` asks, and
-`rendezvous` is where they meet. `docs/control-protocol.md` describes the wire for other languages.
+wire.py          frames and checks messages
+verbs.py         the table of what can be asked
+served.py        what a server asks of its mount
+limits.py        what clients may ask for
+staging.py       contents that arrive in pieces
+rendezvous.py    where a client and a server meet
+client/          it asks
+server/          it answers
+
+`docs/control-protocol.md` describes the wire for other languages.
 """

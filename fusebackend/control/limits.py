@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Protocol
 
-from fusebackend.budget import Spent
+from fusebackend.base.budget import Spent
 
 MAX_CONNECTIONS = 256
 

@@ -16,15 +16,15 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Protocol
 
 import msgspec
 
-from fusebackend import __version__
-from fusebackend.budget import Cancellation
+from fusebackend.base.budget import Cancellation
+from fusebackend.base.version import __version__
 from fusebackend.control import limits
 from fusebackend.control.limits import MAX_ITEMS, NoRoom
 from fusebackend.protocol import READ_LIMIT_LINES, ExecuteResponse, FileDownloadResponse, FileUploadResponse
 
 if TYPE_CHECKING:
+    from fusebackend.control.served import ServedMount
     from fusebackend.control.staging import Staging
-    from fusebackend.mount.mounted import MountedBackend
 
 PROTOCOL = 1
 """Version of the verbs and their records. It grows when something that was there changes its meaning."""
@@ -51,11 +51,10 @@ SPOOLED_BYTES = 64 << 10
 """A file that is larger is copied to disk for the time of its download."""
 
 
-
 class Call(Protocol):
     """What a verb knows of the call it answers."""
 
-    backend: MountedBackend
+    backend: ServedMount
     staging: Staging
     cancelled: Cancellation
 
@@ -186,8 +185,8 @@ class Nothing(Params):
 @dataclass(frozen=True)
 class Verb:
     """`long` verbs run in a thread of their own; a `command` is one of these, and counted apart, for it may run for
-    hours. `changes` are refused on a read-only mount. Verbs that `work` wait for their turn (`turns.py`); the others
-    are done in no time, or only wait."""
+    hours. `changes` are refused on a read-only mount. Verbs that `work` wait for their turn (`server/turns.py`); the
+    others are done in no time, or only wait."""
 
     params: type[Params]
     run: Callable[[Call, Any], Any]

@@ -9,9 +9,9 @@ standard library's parser takes over.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import math
+import threading
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
@@ -179,9 +179,29 @@ def decode_as(kind: Any, found: msgspec.Raw) -> Any:
     return _decoder(kind)(found)
 
 
-@functools.cache
+def convert(found: Any, kind: type[T]) -> T:
+    """A part of a message that has been decoded as anything. Raises `msgspec.ValidationError` for another shape."""
+    _decoder(kind)
+    return msgspec.convert(found, kind)
+
+
+_decoders: dict[Any, Decoder] = {}
+_making = threading.Lock()
+
+
 def _decoder(kind: Any) -> Decoder:
-    return Decoder(kind)
+    """The decoder of a type, made by one thread at a time.
+
+    msgspec keeps what it has found out of a class in the class, and there before it is complete: a second thread that
+    made a decoder meanwhile ended the process with SIGSEGV.
+    """
+    found = _decoders.get(kind)
+    if found is None:
+        with _making:
+            found = _decoders.get(kind)
+            if found is None:
+                found = _decoders[kind] = Decoder(kind)
+    return found
 
 
 def decode_any(found: msgspec.Raw) -> Any:
@@ -209,10 +229,13 @@ class _IdOnly(msgspec.Struct):
     id: CallId = None
 
 
+_id_only = msgspec.json.Decoder(_IdOnly)
+
+
 def id_of(line: bytes) -> CallId:
     """The id of a message that is not taken, if it has one."""
     try:
-        return msgspec.json.decode(line, type=_IdOnly).id
+        return _id_only.decode(line).id
     except (msgspec.DecodeError, RecursionError, UnicodeError, MemoryError):
         return None
 

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fusebackend.attaching import familiar
-from fusebackend.composite import CompositeBackend
-from fusebackend.dialect import has_agent_face, is_factory
+from fusebackend.composite.attach import familiar
+from fusebackend.composite.backend import CompositeBackend
+from fusebackend.dialects.agent_face import has_agent_face, is_factory
 
 if TYPE_CHECKING:
     from deepagents.backends.protocol import BackendProtocol

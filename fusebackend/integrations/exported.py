@@ -17,12 +17,12 @@ from typing import Any, TypeVar, cast
 from deepagents.backends import StateBackend as DeepagentsStateBackend
 from deepagents.backends import protocol as theirs
 
-from fusebackend import errors, paths
-from fusebackend.attaching import keeps_in_graph, supports_execution
-from fusebackend.backends.graphstate import GraphRuntime
-from fusebackend.composite import CompositeBackend
-from fusebackend.dialect import AgentFace, is_factory
-from fusebackend.paths import PathError
+from fusebackend.backends.state.graph import GraphRuntime
+from fusebackend.base import errors, paths
+from fusebackend.base.paths import PathError
+from fusebackend.composite.attach import keeps_in_graph, supports_execution
+from fusebackend.composite.backend import CompositeBackend
+from fusebackend.dialects.agent_face import AgentFace, is_factory
 from fusebackend.protocol import READ_LIMIT_LINES, FileDownloadResponse, ReadResult
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ def _aside(name: str, verb: Callable[..., Any], limit_s: float | None = None) ->
     async def twin(self: Exported, *args: Any, **options: Any) -> Any:
         import anyio
 
-        from fusebackend.awaiting import aside
+        from fusebackend.base.awaiting import aside
 
         call = functools.partial(getattr(self, name), *args, **options)
         with anyio.move_on_after(limit_s):

@@ -1,4 +1,5 @@
-"""`Notifier`: the kernel's caches, told of changes by threads that may wait for the kernel (`vfs/invalidation.py`).
+"""`Notifier`: the kernel's caches, told of changes by threads that may wait for the kernel
+(`vfs/coherence/invalidation.py`).
 
 An inode may be unknown to the kernel because it is about to hear of it: somebody looks a name up for the first time,
 has been answered with the attributes of before the change, and has not made an inode of them yet. It would believe them
@@ -60,7 +61,7 @@ class Notifier:
         self._tell(lambda: pyfuse3.invalidate_entry(parent, name))
 
     def hold(self) -> bool:
-        """Let no notice begin until `go_on`; False where one is on its way. See `diversion.py`."""
+        """Let no notice begin until `go_on`; False where one is on its way. See `pyfuse3_patches/cached_opendir.py`."""
         if not self._gate.acquire(blocking=False):
             return False
         if self._in_flight:

@@ -18,12 +18,12 @@ from typing import Any, TypeVar
 import pyfuse3
 from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext, SetattrFields, StatvfsData
 
-from fusebackend.heap import Spare
-from fusebackend.mount.diversion import Diversion
+from fusebackend.base.heap import Spare
+from fusebackend.mount.pyfuse3_patches.cached_opendir import Diversion
 from fusebackend.protocol import AttrChanges, Caller
-from fusebackend.vfs.filesystem import FileSystem
+from fusebackend.vfs.calls.request import answer
 from fusebackend.vfs.inodes import Entry
-from fusebackend.vfs.request import answer
+from fusebackend.vfs.mounted_tree import FileSystem
 
 log = logging.getLogger(__name__)
 

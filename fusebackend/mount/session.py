@@ -1,7 +1,7 @@
 """`Session`: one mount, from `mount(2)` to its end.
 
-pyfuse3 is called here, in `operations.py` and in `notifier.py`; `loop.py`, `handshake.py` and `diversion.py` know how
-it reads and answers requests. No other module knows of it.
+pyfuse3 is called here, in `operations.py` and in `notifier.py`; `pyfuse3_patches/` knows how it reads and answers
+requests. No other module knows of it.
 
 pyfuse3 keeps its session in module globals, so a process serves one mount; `Session` refuses a second.
 
@@ -27,16 +27,16 @@ from typing import Any, cast
 import pyfuse3
 import trio
 
-from fusebackend.mount import tuning
-from fusebackend.mount.diversion import Diversion
-from fusebackend.mount.error import MountError
-from fusebackend.mount.handshake import Handshake
-from fusebackend.mount.loop import EagerTrio
+from fusebackend.linux.mount_error import MountError
+from fusebackend.linux.mount_table import SUBTYPE
 from fusebackend.mount.notifier import Notifier
 from fusebackend.mount.operations import Operations
-from fusebackend.mount.table import SUBTYPE
-from fusebackend.mount.wakefulness import Wakefulness
-from fusebackend.vfs.filesystem import FileSystem
+from fusebackend.mount.pyfuse3_patches import kernel_limits as tuning
+from fusebackend.mount.pyfuse3_patches.cached_opendir import Diversion
+from fusebackend.mount.pyfuse3_patches.cpu_latency import Wakefulness
+from fusebackend.mount.pyfuse3_patches.eager_loop import EagerTrio
+from fusebackend.mount.pyfuse3_patches.init_flags import Handshake
+from fusebackend.vfs.mounted_tree import FileSystem
 
 log = logging.getLogger(__name__)
 
@@ -56,13 +56,13 @@ class MountOptions:
     """How to mount.
 
     `allow_other` lets other users in (modes still apply); `may_keep_awake` lets processors idle without sleep during
-    bursts (`wakefulness.py`); `extra` are libfuse's own `-o` words; `description` is added to what `status` shows,
-    route URLs under `"urls"` by prefix.
+    bursts (`pyfuse3_patches/cpu_latency.py`); `extra` are libfuse's own `-o` words; `description` is added to what
+    `status` shows, route URLs under `"urls"` by prefix.
     """
 
     allow_other: bool = False
     read_only: bool = False
-    may_keep_awake: bool = True
+    may_keep_awake: bool = False
     extra: tuple[str, ...] = ()
     description: Mapping[str, Any] = field(default_factory=dict)
 

@@ -3,8 +3,8 @@ older names, `a…` forms of verbs, and the text that `str(ReadResult)` shows.
 
 The agent face is `BackendProtocol` (`agent.py`): a path in, a result record out, and never an exception for a bad path.
 The kernel face is `Volume` (`volume.py`): nodes and names in, values out, `OSError` with its errno for what can't be
-done. Each face is derived from the other once: `backends/volume.py` gives every volume an agent face, and
-`backends/foreign.py` gives every agent face a volume.
+done. Each face is derived from the other once: `volumes/agent_face.py` gives every volume an agent face, and
+`remote/volume.py` gives every agent face a volume.
 """
 
 from fusebackend.protocol.agent import (
@@ -34,6 +34,7 @@ from fusebackend.protocol.agent import (
 )
 from fusebackend.protocol.events import EventKind, EventSource, FileEvent, Report
 from fusebackend.protocol.mounted import StatResult, StatsResult
+from fusebackend.protocol.observable import Changes, Guard, ObservableVolume, Observer
 from fusebackend.protocol.volume import (
     BLOCK_BYTES,
     MAX_NODE,
@@ -69,6 +70,7 @@ __all__ = [
     "BackendProtocol",
     "Caller",
     "Change",
+    "Changes",
     "ContextLine",
     "DeleteResult",
     "EditResult",
@@ -85,9 +87,12 @@ __all__ = [
     "GlobResult",
     "GrepMatch",
     "GrepResult",
+    "Guard",
     "Link",
     "LsResult",
     "MoveResult",
+    "ObservableVolume",
+    "Observer",
     "ReadResult",
     "Report",
     "SandboxBackendProtocol",

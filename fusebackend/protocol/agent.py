@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypeAlias, TypedDict
 
+from fusebackend.base.numbering import EMPTY_REMINDER, NO_LINES_REMINDER, number_lines
 from fusebackend.protocol.registered import register_all, registered_with
 
 # --------------------------------------------------------------------------------------------------------------
@@ -116,9 +117,17 @@ class ReadResult:
             raise ValueError(f"ReadResult: next_offset is {following} after line {end}")
 
     def __str__(self) -> str:
-        from fusebackend.text import number_read_result
-
-        return number_read_result(self)
+        """The text that the seeds' `read` returned: numbered lines, a reminder, `Error: …`, or base64 as it is."""
+        if self.error is not None:
+            return self.error if self.error.startswith("Error: ") else f"Error: {self.error}"
+        if self.no_lines_requested:
+            return NO_LINES_REMINDER
+        content = self.file_data["content"] if self.file_data is not None else ""
+        if self.start_line is None and not content.strip():
+            return EMPTY_REMINDER
+        if self.file_data is not None and self.file_data.get("encoding") == "base64":
+            return content
+        return number_lines(content.splitlines(), self.start_line or 1)
 
     def __contains__(self, needle: str) -> bool:
         return needle in str(self)
@@ -287,7 +296,7 @@ class BackendProtocol(abc.ABC):
         Args:
             pattern: a literal substring of one line, not a regular expression.
             path: a directory or one file; None means `/`.
-            glob: only files whose path (relative to `path`) matches; rules in `globs.py`.
+            glob: only files whose path (relative to `path`) matches; rules in `base/globs.py`.
             max_count: stop after this many matches in all and say `truncated`.
         """
         if _overridden(self, "grep_raw"):
@@ -300,7 +309,7 @@ class BackendProtocol(abc.ABC):
         raise NotImplementedError(f"{type(self).__name__} has no grep")
 
     def glob(self, pattern: str, path: str | None = None) -> GlobResult:
-        """Find regular files below `path` (None means `/`) by a glob pattern; rules in `globs.py`."""
+        """Find regular files below `path` (None means `/`) by a glob pattern; rules in `base/globs.py`."""
         if _overridden(self, "glob_info"):
             return GlobResult(matches=self.glob_info(pattern, path or "/"))
         raise NotImplementedError(f"{type(self).__name__} has no glob")
@@ -409,7 +418,7 @@ def _async_twin(verb: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(verb)
     async def twin(self: BackendProtocol, *args: Any, **kwargs: Any) -> Any:
-        from fusebackend.awaiting import aside
+        from fusebackend.base.awaiting import aside
 
         own = _with_max_count(self.grep) if name == "grep" else getattr(self, name)
         return await aside(self, name, functools.partial(own, *args, **kwargs))
@@ -420,7 +429,7 @@ def _async_twin(verb: Callable[..., Any]) -> Callable[..., Any]:
     twin.__doc__ = f"""{verb.__doc__}
 
         Awaitable under asyncio and under trio. Cancelled, it ends at once: what had not begun never does, a search or
-        a command is ended, and a change that had begun is carried out (`fusebackend.awaiting`).
+        a command is ended, and a change that had begun is carried out (`fusebackend.base.awaiting`).
         """
     return twin
 

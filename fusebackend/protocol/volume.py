@@ -192,8 +192,8 @@ class Volume(abc.ABC):
     """How many changes the agent face has made that not everybody has been told of. Read it with `lock` held."""
 
     at_once: frozenset[str] = frozenset()
-    """Of a blocking volume: its methods that often need not wait, and say `will_wait` (`waiting.py`) if they do, before
-    they change anything. Questions can all be asked so where this is not empty."""
+    """Of a blocking volume: its methods that often need not wait, and say `will_wait` (`base/waiting.py`) if they do,
+    before they change anything. Questions can all be asked so where this is not empty."""
 
     lock: AbstractContextManager[Any]
 
@@ -207,6 +207,11 @@ class Volume(abc.ABC):
         """Why a volume whose calls don't fail can't be relied on: since when (seconds since the epoch) and what, for
         `status`. Never waits."""
         return None
+
+    def access_due(self, attr: Attr) -> bool:
+        """Would a read of a file or directory with these attributes move its access time? The kernel's own copy of it
+        is then not enough. False of a volume that keeps no access times."""
+        return False
 
     # -- names -------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fusebackend.mount.table import MountEntry, mounts
+from fusebackend.linux.mount_table import MountEntry, mounts
 from fusebackend.shell import owner
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ import os
 import shutil
 from collections.abc import Iterable
 
-from fusebackend.control import rendezvous
+from fusebackend.linux import runtime_directory
 from fusebackend.shell import owner, system
 from fusebackend.shell.bubblewrap import Bind
 
@@ -90,7 +90,7 @@ def _made_privately() -> str:
     if os.access(ROOTS_PLACE, os.W_OK) and not os.stat(ROOTS_PLACE).st_mode & 0o022:
         above = ROOTS_PLACE
     else:
-        above = rendezvous.directory()
+        above = runtime_directory.directory()
     owner.remove_stale(above, _remove)
     os.mkdir(os.path.join(above, name), 0o700)
     return os.path.join(above, name)

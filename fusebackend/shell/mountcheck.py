@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fusebackend.mount.table import MountEntry
+from fusebackend.linux.mount_table import MountEntry
 from fusebackend.shell.bubblewrap import Bind, Fresh, SandboxError
 
 COVERS_OF_PROC = ("sys", "sysrq-trigger", "irq", "bus")

@@ -11,7 +11,7 @@ import os
 import select
 from typing import Self
 
-from fusebackend.mount import table
+from fusebackend.linux import mount_table as table
 
 
 class MountWatch:

@@ -24,8 +24,8 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 
-from fusebackend.mount import table
-from fusebackend.mount.table import MountEntry
+from fusebackend.linux import mount_table as table
+from fusebackend.linux.mount_table import MountEntry
 from fusebackend.shell import system
 from fusebackend.shell.bubblewrap import SandboxError
 from fusebackend.shell.launch import Launch

@@ -24,10 +24,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from fusebackend import paths
-from fusebackend.backends.command import Command, End, OnOutput, nothing_to_run
-from fusebackend.mount import table
-from fusebackend.paths import AgentPath, PathError
+from fusebackend.base import paths
+from fusebackend.base.paths import AgentPath, PathError
+from fusebackend.linux import mount_table as table
+from fusebackend.linux.command import Command, End, OnOutput, Running, nothing_to_run
 from fusebackend.protocol import ExecuteResponse
 from fusebackend.shell import bubblewrap, seccomp, system
 from fusebackend.shell.bubblewrap import Bind, Fresh, SandboxError, View
@@ -44,15 +44,12 @@ from fusebackend.shell.unconfined import Unconfined
 from fusebackend.shell.usernamespace import UserNamespace
 
 if TYPE_CHECKING:
-    from fusebackend.vfs.filesystem import FileSystem
+    from fusebackend.vfs.mounted_tree import FileSystem
 
 log = logging.getLogger(__name__)
 
 REFUSED = 126
 """The exit code of a command that was not even started: as a shell says of one that is there and can't be run."""
-
-CLOSE_PATIENCE_S = 90.0
-"""How long `close` waits for commands that it has told to end."""
 
 
 @dataclass(frozen=True)
@@ -88,9 +85,8 @@ class Shell:
         self._etc = Etc(options.network, [prefix for prefix in self._view.routes if prefix.startswith("/etc/")])
         self._namespace = UserNamespace()
         self._checks: tuple[object, MountCheck] | None = None  # of the last mounts and table
-        self._closed = False
-        self._running = 0
-        self._changed = threading.Condition()
+        self._running = Running()
+        self._furnishing = threading.Lock()
 
     def execute(
         self,
@@ -126,7 +122,7 @@ class Shell:
             return refusal
         try:
             job = _Job(command, paths.normalise(cwd), stdin, on_output, deadline, seconds)
-            with self._counted(), MountWatch(self.mountpoint) as watch:
+            with self._running.command(SandboxError), MountWatch(self.mountpoint) as watch:
                 return self._execute(job, watch, cancelled)
         except (SandboxError, PathError) as error:
             return ExecuteResponse(output=f"Error: {error}", exit_code=REFUSED)
@@ -148,36 +144,21 @@ class Shell:
             "max_timeout_s": options.max_timeout_s,
             "max_output_bytes": options.max_output_bytes,
         }
-        return {**described, **self._limits.describe(), "running": self._running}
+        return {**described, **self._limits.describe(), "running": self._running.count}
 
     def close(self) -> None:
         """End the commands that run, wait until they have ended, and start no more."""
-        with self._changed:
-            self._closed = True
-            if not self._changed.wait_for(lambda: self._running == 0, CLOSE_PATIENCE_S):
-                log.error("%d commands have not ended within %.0f s", self._running, CLOSE_PATIENCE_S)
+        self._running.close()
+        with self._furnishing:
             self._devices.close()
             self._etc.close()
             self._namespace.close()
 
     # -- one command -------------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def _counted(self) -> Iterator[None]:
-        with self._changed:
-            if self._closed:
-                raise SandboxError("the mount is ending, and takes no more commands")
-            self._running += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._running -= 1
-                self._changed.notify_all()
-
     def _execute(self, job: _Job, watch: MountWatch, cancelled: threading.Event | None) -> ExecuteResponse:
         def stopped() -> bool:
-            return self._closed or watch.look() or (cancelled is not None and cancelled.is_set())
+            return self._running.closed or watch.look() or (cancelled is not None and cancelled.is_set())
 
         if watch.gone:
             raise SandboxError(f"nothing is mounted on '{self.mountpoint}' any more")
@@ -221,7 +202,7 @@ class Shell:
             return
         program = bubblewrap.find()
         user = bubblewrap.user_namespace(program)
-        with self._changed:
+        with self._furnishing:
             mounts = self._furnished(program, user)
             filtered = seccomp.program(counted=self._namespace.is_made)
         words = bubblewrap.arguments(mounts, options, user, job.cwd)

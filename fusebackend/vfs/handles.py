@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from fusebackend.protocol import Attr, Volume
-from fusebackend.vfs import request
+from fusebackend.vfs.calls import request
 from fusebackend.vfs.inodes import KnownInode
-from fusebackend.vfs.mounttree import Junction, Route
+from fusebackend.vfs.junctions import Junction, Route
 
 if TYPE_CHECKING:
-    from fusebackend.vfs.keptlisting import KeptListing
+    from fusebackend.vfs.coherence.cached_readdir import KeptListing
 
 Handle = TypeVar("Handle", "FileHandle", "DirectoryHandle")
 
@@ -72,10 +72,11 @@ class FileHandle:
 def passes_page_cache(flags: int, mode: int) -> bool:
     """May the writes of a handle pass the kernel's page cache by? Each then is one request instead of two.
 
-    Before a cached write the kernel asks for `security.capability`: for each, or, where `mount/handshake.py` has agreed
-    on more, for the first after it has looked at the file's attributes. A handle that can't read gains nothing from the
-    cache: nobody can map it, and the pages would be dropped anyway when the file's new time is seen. Not for setuid and
-    setgid files, whose bits a kernel before 5.12 clears only with a cached write.
+    Before a cached write the kernel asks for `security.capability`: for each, or, where
+    `mount/pyfuse3_patches/init_flags.py` has agreed on more, for the first after it has looked at the file's
+    attributes. A handle that can't read gains nothing from the cache: nobody can map it, and the pages would be dropped
+    anyway when the file's new time is seen. Not for setuid and setgid files, whose bits a kernel before 5.12 clears
+    only with a cached write.
 
     Only for a file that this opening has made or emptied, which nobody else is at work in yet, and for appending. Where
     one process writes past the cache and another has the same page mapped, the other's page, written back as a whole,
@@ -101,7 +102,7 @@ class DirectoryHandle:
     on by name, so that entries which stay are seen exactly once whatever else comes and goes. After a seek back
     other names than before get positions of their own: all positions stay good until the listing starts anew.
 
-    That of a listing which the kernel may keep has other positions, see `keptlisting.py`.
+    That of a listing which the kernel may keep has other positions, see `coherence/cached_readdir.py`.
     """
 
     __slots__ = ("ahead", "ahead_at", "inode", "junction", "kept", "listing", "names", "node", "route")
@@ -116,7 +117,7 @@ class DirectoryHandle:
         self.names: list[bytes] = []
         self.ahead: list[tuple[bytes, Attr]] = []  # fetched and not given to the kernel yet …
         self.ahead_at = (-1, -1, -1)  # … at these counts of changes, in the mount and heard of; for this position
-        self.kept = kept  # the kernel may keep what is listed: with the positions of `keptlisting.py`
+        self.kept = kept  # the kernel may keep what is listed: with the positions of `coherence/cached_readdir.py`
         self.listing: KeptListing | None = None
 
 

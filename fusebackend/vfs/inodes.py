@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeAlias
 
-from fusebackend import heap
+from fusebackend.base import heap
 from fusebackend.protocol import MAX_NODE, ROOT_NODE, Attr
 from fusebackend.vfs.setid import SET_ID
 
@@ -60,15 +60,15 @@ class KnownInode:
         self.lookups = 0
         self.opens = 0  # open handles, and …
         self.mappers = 0  # … those through which pages can be mapped for writing
-        self.filled = False  # the kernel has pages of the file, see `filling.py`
+        self.filled = False  # the kernel has pages of the file, see `coherence/prefill.py`
         self.sets_id = False  # it may have set-user-ID or set-group-ID bits …
         self.capable = True  # … or capabilities, see `setid.py`
         self.size = 0  # bytes, as the kernel believes: what it was told, or has written itself
         self.earlier_sizes: tuple[int, ...] = ()  # what it believed before it was told another
         self.parent = 0  # the directory in which it was last found …
-        self.name = b""  # … and by which name; see `names.py`
+        self.name = b""  # … and by which name; see `watch/node_paths.py`
         self.unheard = False  # the kernel did not know it for long after it was given it, see `mount/notifier.py`
-        self.version: object = None  # of the data in the kernel's page cache; see `cache.py`
+        self.version: object = None  # of the data in the kernel's page cache; see `coherence/timeouts.py`
 
     def told(self, attr: Attr) -> None:
         """The kernel is told these attributes."""
@@ -130,7 +130,7 @@ class InodeTable:
         self._known: dict[int, KnownInode] = {}
         self.others: dict[int, list[tuple[int, bytes]]] = {}  # earlier (directory, name)s of files with several links
         self.small: set[int] = set()  # directories known to be, whose listing the kernel may keep, and …
-        self.kept: set[int] = set()  # … those whose listing it may have; see `keptlisting.py`
+        self.kept: set[int] = set()  # … those whose listing it may have; see `coherence/cached_readdir.py`
         self._peak = 0  # the most that was known since the table last shrank
         root = self._known[ROOT_INODE] = KnownInode(is_dir=True)
         root.lookups = 1

@@ -7,14 +7,14 @@ import stat
 from typing import TYPE_CHECKING
 
 from fusebackend.protocol import Attr
+from fusebackend.vfs.coherence.cached_readdir import list_kept
 from fusebackend.vfs.handles import DirectoryHandle
 from fusebackend.vfs.inodes import Emit, Entry
-from fusebackend.vfs.keptlisting import list_kept
-from fusebackend.vfs.mounttree import SERVERS_NAME
+from fusebackend.vfs.junctions import SERVERS_NAME
 
 if TYPE_CHECKING:
-    from fusebackend.vfs.filesystem import FileSystem
-    from fusebackend.vfs.mounttree import Route
+    from fusebackend.vfs.junctions import Route
+    from fusebackend.vfs.mounted_tree import FileSystem
 
 PAGE_ENTRIES = 128
 """Entries asked of a volume at once: about what one FUSE request takes."""

@@ -2,9 +2,9 @@
 
 POSIX has the bits cleared by chown, and by write and truncate of a process without privileges. The kernel would ask for
 two more requests around each write to do so itself; a mount that agrees on FUSE_HANDLE_KILLPRIV_V2 does it here instead
-(`mount/handshake.py`), by Linux's rules (fs/attr.c, `setattr_should_drop_suidgid`): a set-group-ID bit without the
-right to execute goes only where whoever changes the file is not in its group. A process has the privilege if it has the
-capability CAP_FSETID, as root's mostly have.
+(`mount/pyfuse3_patches/init_flags.py`), by Linux's rules (fs/attr.c, `setattr_should_drop_suidgid`): a set-group-ID bit
+without the right to execute goes only where whoever changes the file is not in its group. A process has the privilege
+if it has the capability CAP_FSETID, as root's mostly have.
 
 A command in a sandbox can't give these bits to a file at all: on a disk (`dir:`) it would be a program that every user
 of the machine can run as the server's user or group. The seccomp filter of a sandbox refuses most of it, but a chmod
@@ -18,12 +18,12 @@ import stat
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from fusebackend.errors import oserror
+from fusebackend.base.errors import oserror
 from fusebackend.protocol import Attr, AttrChanges, Volume
-from fusebackend.vfs.request import CAP_FOWNER, CAP_FSETID, Request, current
+from fusebackend.vfs.calls.request import CAP_FOWNER, CAP_FSETID, Request, current
 
 if TYPE_CHECKING:
-    from fusebackend.vfs.reporting import ReportingVolume
+    from fusebackend.vfs.watch.emitting import ReportingVolume
 
 SET_ID = stat.S_ISUID | stat.S_ISGID
 

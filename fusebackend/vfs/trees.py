@@ -1,4 +1,4 @@
-"""`Trees`: the trees of a mount beside its main one, each a directory below `/.fusebackend` (`mounttree.SERVERS_NAME`).
+"""`Trees`: the trees of a mount beside its main one, each a directory below `/.fusebackend` (`junctions.SERVERS_NAME`).
 
 A tree shows the same live files with directories of its own: what is pinned in it, or mounted on one of its names in
 somebody's mount namespace, is not in the main tree. A rename between trees is EXDEV.
@@ -12,11 +12,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
-from fusebackend import paths
-from fusebackend.paths import AgentPath
-from fusebackend.vfs.feed import ChangeFeed
-from fusebackend.vfs.invalidation import Invalidation
-from fusebackend.vfs.mounttree import MountTree
+from fusebackend.base import paths
+from fusebackend.base.paths import AgentPath
+from fusebackend.vfs.coherence.invalidation import Invalidation
+from fusebackend.vfs.junctions import MountTree
+from fusebackend.vfs.watch.feed import ChangeFeed
 
 
 class Trees:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 
-from fusebackend.errors import oserror
-from fusebackend.vfs.mounttree import MountTree, Route
-from fusebackend.vfs.places import Places
-from fusebackend.vfs.request import current
+from fusebackend.base.errors import oserror
+from fusebackend.vfs.calls.request import current
+from fusebackend.vfs.inode_resolver import Places
+from fusebackend.vfs.junctions import MountTree, Route
 from fusebackend.vfs.setid import CAPABILITY
 
 STATUS_XATTR = b"user.fusebackend.status"

@@ -19,7 +19,7 @@ from typing import Any
 import fusebackend
 from fusebackend.backends import CompositeBackend
 from fusebackend.shell import ShellOptions, bubblewrap, seccomp
-from fusebackend.urls import open_backend
+from fusebackend.urls.opening import open_backend
 
 
 class Server:

@@ -21,8 +21,8 @@ from click.testing import CliRunner
 
 from fusebackend import config
 from fusebackend.cli.umount import umount
-from fusebackend.mount import table
-from fusebackend.mount.error import MountError
+from fusebackend.linux import mount_table as table
+from fusebackend.linux.mount_error import MountError
 
 pytestmark = pytest.mark.mounted
 

@@ -15,8 +15,8 @@ from controlled import Raw
 
 import fusebackend
 from fusebackend.control import rendezvous
-from fusebackend.control.connection import ServerLost
-from fusebackend.mount.error import MountError
+from fusebackend.control.client.client_connection import ServerLost
+from fusebackend.linux.mount_error import MountError
 from fusebackend.protocol import SandboxBackendProtocol
 
 LIMIT_S = 30.0

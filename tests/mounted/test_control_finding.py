@@ -16,9 +16,9 @@ import pytest
 from mounts import ROOT
 
 import fusebackend
-from fusebackend.control import connection as connection_module
 from fusebackend.control import rendezvous
-from fusebackend.mount.error import MountError
+from fusebackend.control.client import client_connection as connection_module
+from fusebackend.linux.mount_error import MountError
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can bind a mount")
 

@@ -24,7 +24,7 @@ import pytest
 import trees
 from mounts import Serve
 
-from fusebackend.backends import sqlite_check
+from fusebackend.backends.sqlite import check as sqlite_check
 
 pytestmark = pytest.mark.mounted
 

@@ -40,3 +40,12 @@ def test_sigterm_in_the_first_moments(tmp_path: Path, delay_s: float) -> None:
         process.wait()
         if mounts.is_listed(mountpoint):
             subprocess.run(["fusermount3", "-u", "-z", mountpoint], check=True)
+
+
+def test_a_crash_in_c_code_leaves_the_stacks_in_the_log(serve: mounts.Serve) -> None:
+    mounted = serve("memory:")
+    mounted.process.send_signal(signal.SIGSEGV)
+    assert mounted.process.wait(30) == -signal.SIGSEGV
+    text = mounted.log_text()
+    assert "Fatal Python error: Segmentation fault" in text
+    assert "in serve" in text

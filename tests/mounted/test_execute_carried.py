@@ -16,9 +16,9 @@ from executing import commands
 from test_sandbox_hosted import e2b, modal  # noqa: F401 - fixtures
 
 from fusebackend.backends import CompositeBackend, InMemoryBackend
-from fusebackend.mount import carrying
-from fusebackend.mount.carrying import Carrying
-from fusebackend.vfs.filesystem import FileSystem
+from fusebackend.server import carrying
+from fusebackend.server.carrying import Carrying
+from fusebackend.vfs.mounted_tree import FileSystem
 
 pytestmark = pytest.mark.mounted
 
@@ -233,8 +233,8 @@ def test_what_was_there_before(local: Both) -> None:
 def test_programs_stay_programs(local: Both) -> None:
     local.write("/memories/run", b"#!/bin/sh\necho ran\n")
     place = local.routes["/memories"].volume
-    from fusebackend.backends.walk import resolve
     from fusebackend.protocol import AttrChanges
+    from fusebackend.volumes.walk import resolve
 
     place.setattr(resolve(place, "/run").found.node, AttrChanges(mode=0o755))
     made = "printf '#!/bin/sh\\necho made\\n' > memories/made; chmod 755 memories/made"

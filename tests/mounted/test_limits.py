@@ -17,7 +17,7 @@ import pytest
 import trees
 from mounts import Serve
 
-from fusebackend.backends import sqlite_check
+from fusebackend.backends.sqlite import check as sqlite_check
 from fusebackend.testing.posix.case import fails, fork, opened
 
 pytestmark = pytest.mark.mounted

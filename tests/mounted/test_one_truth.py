@@ -18,7 +18,7 @@ from mounts import Serve
 from two_actors import TwoActors
 
 import fusebackend
-from fusebackend.control.client import Client
+from fusebackend.control.client.client import Client
 
 pytestmark = pytest.mark.mounted
 

@@ -15,7 +15,7 @@ from mounts import Serve
 from postgres_check import check
 from services.postgres import Postgres
 
-from fusebackend.backends.postgres import session
+from fusebackend.backends.postgres import host_session as session
 from fusebackend.backends.postgres.volume import PostgresVolume
 from fusebackend.protocol import ROOT_NODE
 

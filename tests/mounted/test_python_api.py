@@ -12,7 +12,7 @@ from pathlib import Path
 import mounts
 import pytest
 
-from fusebackend.mount import table
+from fusebackend.linux import mount_table as table
 
 pytestmark = pytest.mark.mounted
 
@@ -245,7 +245,7 @@ class TestLife:
 
     def test_it_is_shown_by_status(self, script: Script) -> None:
         script("""
-            from fusebackend.mount.table import probe
+            from fusebackend.linux.mount_table import probe
             with fusebackend.mount(InMemoryBackend(), point, read_only=True):
                 state = probe(point)
                 assert (state.state, state.pid) == ("alive", os.getpid())
@@ -285,7 +285,7 @@ class TestOptions:
 
     def test_words_for_libfuse(self, script: Script) -> None:
         script("""
-            from fusebackend.mount.table import mount_at
+            from fusebackend.linux.mount_table import mount_at
             with fusebackend.mount(InMemoryBackend(), point, options=["noexec", "nosuid"]):
                 assert {"noexec", "nosuid"} <= set(mount_at(point).options)
         """)

@@ -18,8 +18,8 @@ from mounts import Serve
 from services.s3 import Bucket
 from services.seaweedfs import SeaweedFS
 
-from fusebackend.schemes import SCHEMES
 from fusebackend.testing.posix import Limits, PosixCases
+from fusebackend.urls.registry import SCHEMES
 
 pytestmark = [pytest.mark.mounted, pytest.mark.services]
 

@@ -29,7 +29,8 @@ from services.s3 import Bucket
 from two_faces import TwoFaces, two_faces
 
 import fusebackend
-from fusebackend.backends import SqliteBackend, sqlite_check
+from fusebackend.backends import SqliteBackend
+from fusebackend.backends.sqlite import check as sqlite_check
 
 pytestmark = pytest.mark.mounted
 

@@ -16,7 +16,7 @@ from mounts import Serve
 from replay import Replay
 
 import fusebackend
-from fusebackend.control.client import Client
+from fusebackend.control.client.client import Client
 from fusebackend.protocol import FileEvent
 
 pytestmark = pytest.mark.mounted

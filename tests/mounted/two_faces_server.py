@@ -16,7 +16,7 @@ from typing import Any
 
 import fusebackend
 from fusebackend.backends import CompositeBackend
-from fusebackend.urls import open_backend
+from fusebackend.urls.opening import open_backend
 
 DEADLINE_S = 1.0
 

@@ -74,7 +74,8 @@ def steps(seed: int, count: int) -> Iterator[Step]:
 
 
 def main(file: str, log: str, seed: str, count: str) -> None:
-    from fusebackend.backends import flusher, sqlite
+    from fusebackend.backends.sqlite import backend as sqlite
+    from fusebackend.backends.sqlite import flusher
     from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
 
     # As small as they can be, so that a short run has everything in it that a long one has.

@@ -25,8 +25,8 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from fusebackend.backends.objectstore.s3client import S3Client
-from fusebackend.backends.objectstore.s3extras import S3Extras
+from fusebackend.backends.object_store.bucket.s3_client import S3Client
+from fusebackend.backends.object_store.bucket.s3_extras import S3Extras
 
 MODIFIED = "Sat, 21 Nov 2026 12:00:00 GMT"
 

@@ -23,7 +23,7 @@ class Service:
     secret: str
 
     def client(self) -> Any:
-        from fusebackend.backends.objectstore.s3client import S3Client
+        from fusebackend.backends.object_store.bucket.s3_client import S3Client
 
         return S3Client(self.endpoint, REGION, self.key, self.secret)
 

@@ -6,12 +6,12 @@ from typing import Literal
 
 from fusebackend.backends.postgres.connections import CONNECTIONS
 from fusebackend.backends.postgres.schema import NAME_MAX_CHARACTERS
-from fusebackend.backends.postgres.search import Search
+from fusebackend.backends.postgres.search.search import Search
 from fusebackend.backends.postgres.volume import PostgresVolume
-from fusebackend.backends.volume import VolumeBackend
-from fusebackend.extras import needed_by
+from fusebackend.base.extras import needed_by
 from fusebackend.protocol import GlobResult, GrepResult
-from fusebackend.scheme import mask
+from fusebackend.protocol.scheme import mask
+from fusebackend.volumes.agent_face import VolumeBackend
 
 
 class PostgresBackend(VolumeBackend):

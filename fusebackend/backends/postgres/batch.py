@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from fusebackend.backends.postgres.errors import is_lost
+from fusebackend.databases.postgres_errors import is_lost
 
 if TYPE_CHECKING:
     from psycopg import Connection

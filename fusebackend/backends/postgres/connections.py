@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fusebackend.backends.postgres.batch import Rows, rollback, send
-from fusebackend.backends.postgres.errors import REPEATABLE, is_lost, told
-from fusebackend.errors import oserror
+from fusebackend.base.errors import oserror
+from fusebackend.databases.postgres_errors import REPEATABLE, is_lost, told
 
 if TYPE_CHECKING:
     from psycopg import Connection

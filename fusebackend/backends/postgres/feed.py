@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fusebackend.backends.postgres import notices
-from fusebackend.backends.postgres.errors import told
-from fusebackend.backends.postgres.listening import Listener
+from fusebackend.databases.postgres_errors import told
+from fusebackend.databases.postgres_listener import Listener
 from fusebackend.protocol import Change
 
 if TYPE_CHECKING:

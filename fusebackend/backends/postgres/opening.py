@@ -6,10 +6,10 @@ import os
 from importlib.util import find_spec
 
 from fusebackend.backends.postgres.backend import PostgresBackend
-from fusebackend.backends.postgres.errors import told
 from fusebackend.backends.postgres.schema import volume_names
-from fusebackend.scheme import Url, UrlError
-from fusebackend.schemes import LIBPQ_WORDS
+from fusebackend.databases.libpq import LIBPQ_WORDS
+from fusebackend.databases.postgres_errors import told
+from fusebackend.protocol.scheme import Url, UrlError
 
 OPTIONS = ("conflict", "connections", "on_exists")
 

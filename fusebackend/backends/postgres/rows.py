@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fusebackend.backends.storage import Inode
+from fusebackend.volumes.storage import Inode
 
 FIELDS = (
     "node", "mode", "nlink", "uid", "gid", "rdev", "size", "blocks", "atime_ns", "mtime_ns", "ctime_ns", "parent",

@@ -3,7 +3,8 @@
 All of them are in the PostgreSQL schema `fusebackend`. One database holds any number of volumes, which know nothing of
 each other: the first column of every table but two is `volume`.
 
-Version 3 (version 2 added the tables of searches, which are in `searchschema.py`, and version 3 `missing_since`):
+Version 3 (version 2 added the tables of searches, which are in `search/index_schema.py`, and version 3
+`missing_since`):
 
 | table            | one row for                | columns                                                           |
 |------------------|----------------------------|-------------------------------------------------------------------|
@@ -40,8 +41,8 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any, Final
 
-from fusebackend.backends.postgres.searchschema import SEARCH_TABLES
-from fusebackend.backends.stamps import now_ns
+from fusebackend.backends.postgres.search.index_schema import SEARCH_TABLES
+from fusebackend.base.stamps import now_ns
 from fusebackend.protocol import ROOT_NODE
 
 if TYPE_CHECKING:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from fusebackend.backends.chunks import Chunk
 from fusebackend.backends.postgres.batch import Statement
 from fusebackend.backends.postgres.rows import COLUMNS, FIELDS, StoredInode, columns_of
 from fusebackend.backends.postgres.schema import CHANGE_LOCK, RENAME_LOCK
 from fusebackend.protocol import Link
+from fusebackend.volumes.chunks import Chunk
 
 BEGIN: Statement = ("BEGIN", ())
 COMMIT: Statement = ("COMMIT", ())

@@ -17,14 +17,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fusebackend.backends.chunks import CHUNK_BYTES, CHUNK_SHIFT, Chunk
 from fusebackend.backends.postgres import statements
 from fusebackend.backends.postgres.batch import Rows, Statement, rollback, send
 from fusebackend.backends.postgres.connections import gone
-from fusebackend.backends.postgres.errors import errno_of
 from fusebackend.backends.postgres.rows import StoredInode
-from fusebackend.errors import oserror
+from fusebackend.base.errors import oserror
+from fusebackend.databases.postgres_errors import errno_of
 from fusebackend.protocol import Change
+from fusebackend.volumes.chunks import CHUNK_BYTES, CHUNK_SHIFT, Chunk
 
 if TYPE_CHECKING:
     from psycopg import Connection

@@ -22,22 +22,22 @@ import stat
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from fusebackend.backends import tree
-from fusebackend.backends.chunks import CHUNK_BYTES, CHUNK_SHIFT
-from fusebackend.backends.damage import is_in_range
 from fusebackend.backends.postgres import schema, statements
-from fusebackend.backends.postgres.bare import BareNodes
+from fusebackend.backends.postgres.bare_nodes import BareNodes
 from fusebackend.backends.postgres.batch import send
 from fusebackend.backends.postgres.connections import CONNECTIONS, Connections, gone
 from fusebackend.backends.postgres.feed import VolumeFeed
+from fusebackend.backends.postgres.host_session import Session
 from fusebackend.backends.postgres.rows import StoredInode
-from fusebackend.backends.postgres.session import Session
-from fusebackend.backends.postgres.storedtree import StoredTree
+from fusebackend.backends.postgres.stored_tree import StoredTree
 from fusebackend.backends.postgres.transaction import Wanted
 from fusebackend.backends.postgres.uses import Uses
-from fusebackend.backends.stamps import now_ns
-from fusebackend.errors import oserror
+from fusebackend.base.errors import oserror
+from fusebackend.base.stamps import now_ns
 from fusebackend.protocol import ROOT_NODE, Attr, AttrChanges, Caller, Change, Features, Link, StatFs
+from fusebackend.volumes import posix as tree
+from fusebackend.volumes.chunks import CHUNK_BYTES, CHUNK_SHIFT
+from fusebackend.volumes.damage import is_in_range
 
 if TYPE_CHECKING:
     from psycopg import Connection

@@ -32,11 +32,9 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
-from fusebackend import errors, paths, text
-from fusebackend.backends.buffer import digest_of
-from fusebackend.backends.fileverbs import FileVerbs, Loaded, Refusal, checked, code_of
+from fusebackend import text
 from fusebackend.backends.sandbox import channel
-from fusebackend.backends.sandbox.answers import (
+from fusebackend.backends.sandbox.script_answers import (
     END,
     ERRNO,
     Piece,
@@ -48,9 +46,10 @@ from fusebackend.backends.sandbox.answers import (
 )
 from fusebackend.backends.sandbox.scripts import Script, nonce
 from fusebackend.backends.sandbox.search import Search
-from fusebackend.errors import oserror
-from fusebackend.globs import Matcher
-from fusebackend.paths import AgentPath
+from fusebackend.base import errors, paths
+from fusebackend.base.errors import oserror
+from fusebackend.base.globs import Matcher
+from fusebackend.base.paths import AgentPath
 from fusebackend.protocol import (
     ExecuteResponse,
     FileDownloadResponse,
@@ -58,6 +57,8 @@ from fusebackend.protocol import (
     FileUploadResponse,
     SandboxBackendProtocol,
 )
+from fusebackend.remote.agent_verbs import FileVerbs, Loaded, Refusal, checked, code_of
+from fusebackend.remote.buffer import digest_of
 
 PATH_MAX_BYTES = 4095
 """Longest path that a command can name."""

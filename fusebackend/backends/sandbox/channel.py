@@ -13,10 +13,10 @@ import errno
 import math
 from typing import TYPE_CHECKING
 
-from fusebackend.backends.command import TIMED_OUT
 from fusebackend.backends.sandbox.scripts import LIBRARY, SETTINGS, Script, nonce
-from fusebackend.errors import oserror
-from fusebackend.paths import AgentPath
+from fusebackend.base.errors import oserror
+from fusebackend.base.paths import AgentPath
+from fusebackend.linux.command import TIMED_OUT
 from fusebackend.protocol import ExecuteResponse
 
 if TYPE_CHECKING:

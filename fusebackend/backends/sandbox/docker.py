@@ -27,15 +27,15 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from fusebackend import budget
-from fusebackend.backends.command import OnOutput, nothing_to_run, require_positive
 from fusebackend.backends.sandbox import dockerarchive
-from fusebackend.backends.sandbox.answers import failure, pieces_of, status_of
 from fusebackend.backends.sandbox.dockercontainer import DockerContainer
 from fusebackend.backends.sandbox.dockershell import kill_script, send_to
+from fusebackend.backends.sandbox.script_answers import failure, pieces_of, status_of
 from fusebackend.backends.sandbox.scripts import Script, nonce
 from fusebackend.backends.sandbox.staged import StagedSandbox
-from fusebackend.errors import oserror
+from fusebackend.base import budget
+from fusebackend.base.errors import oserror
+from fusebackend.linux.command import OnOutput, nothing_to_run, require_positive
 from fusebackend.protocol import ExecuteResponse
 
 IMAGE = "python:3.11-slim"

@@ -21,11 +21,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from fusebackend.backends.command import End, Kept, OnOutput, response
-from fusebackend.backends.sandbox.answers import failure
 from fusebackend.backends.sandbox.engine import speaking
+from fusebackend.backends.sandbox.script_answers import failure
 from fusebackend.backends.sandbox.scripts import LIBRARY, SETTINGS, Script, nonce
-from fusebackend.errors import oserror
+from fusebackend.base.errors import oserror
+from fusebackend.linux.command import End, Kept, OnOutput, response
 from fusebackend.protocol import ExecuteResponse
 
 STDOUT, STDERR = 1, 2

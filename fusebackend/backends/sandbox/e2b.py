@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fusebackend.backends.sandbox.hosted import HostedSandbox, Ran, telling
-from fusebackend.extras import needed_by
+from fusebackend.base.extras import needed_by
 
 
 class E2BBackend(HostedSandbox):

@@ -13,8 +13,8 @@ import math
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from fusebackend.backends.command import End, Kept, nothing_to_run, require_positive, response
 from fusebackend.backends.sandbox.staged import StagedSandbox
+from fusebackend.linux.command import End, Kept, nothing_to_run, require_positive, response
 from fusebackend.protocol import ExecuteResponse
 
 

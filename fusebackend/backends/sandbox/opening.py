@@ -6,7 +6,7 @@ from typing import Any
 
 from fusebackend.backends.sandbox.docker import DockerBackend
 from fusebackend.backends.sandbox.engine import connect, speaking
-from fusebackend.scheme import Url, UrlError
+from fusebackend.protocol.scheme import Url, UrlError
 
 
 def open_docker(url: Url) -> DockerBackend:

@@ -11,14 +11,15 @@ import errno
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from fusebackend import budget, paths, text
-from fusebackend.backends.fileverbs import Unreadable
-from fusebackend.backends.sandbox.answers import END, Entry, Found, entries_of, failure, info_of, status_of
-from fusebackend.backends.walk import VANISHED
-from fusebackend.budget import Spent
-from fusebackend.globs import Matcher
-from fusebackend.paths import AgentPath
+from fusebackend import text
+from fusebackend.backends.sandbox.script_answers import END, Entry, Found, entries_of, failure, info_of, status_of
+from fusebackend.base import budget, paths
+from fusebackend.base.budget import Spent
+from fusebackend.base.errors import VANISHED
+from fusebackend.base.globs import Matcher
+from fusebackend.base.paths import AgentPath
 from fusebackend.protocol import NAME_MAX_BYTES, FileInfo
+from fusebackend.remote.agent_verbs import Unreadable
 
 if TYPE_CHECKING:
     from fusebackend.backends.sandbox.base import BaseSandbox

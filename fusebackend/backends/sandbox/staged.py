@@ -19,13 +19,13 @@ import errno
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fusebackend import paths
-from fusebackend.backends.fileverbs import Refusal, checked, code_of
-from fusebackend.backends.sandbox.answers import failure
 from fusebackend.backends.sandbox.base import BaseSandbox, inline
+from fusebackend.backends.sandbox.script_answers import failure
 from fusebackend.backends.sandbox.scripts import Script, nonce
-from fusebackend.errors import oserror
+from fusebackend.base import paths
+from fusebackend.base.errors import oserror
 from fusebackend.protocol import FileDownloadResponse, FileUploadResponse
+from fusebackend.remote.agent_verbs import Refusal, checked, code_of
 
 INLINE_FILES = 8
 """More files than this are sent: each of them costs a command two processes more, and sending costs a request."""

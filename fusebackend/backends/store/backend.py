@@ -32,18 +32,18 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
-from fusebackend import errors, paths
-from fusebackend.backends.buffer import digest_of
-from fusebackend.backends.fileverbs import FileVerbs, Loaded, Refusal, checked, code_of
 from fusebackend.backends.store.items import Change, Conflict, Items, Record
 from fusebackend.backends.store.names import is_text
 from fusebackend.backends.store.search import find_files, grep_files
 from fusebackend.backends.store.source import Namespace, StoreSource
 from fusebackend.backends.store.tree import Node, StoreTree
 from fusebackend.backends.store.values import bytes_of, written
-from fusebackend.globs import Matcher
-from fusebackend.paths import AgentPath
+from fusebackend.base import errors, paths
+from fusebackend.base.globs import Matcher
+from fusebackend.base.paths import AgentPath
 from fusebackend.protocol import FileDownloadResponse, FileInfo, FileUploadResponse
+from fusebackend.remote.agent_verbs import FileVerbs, Loaded, Refusal, checked, code_of
+from fusebackend.remote.buffer import digest_of
 
 if TYPE_CHECKING:
     from fusebackend.backends.store.namespaces import NamespaceTree

@@ -18,7 +18,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from fusebackend.backends.postgres.listening import Listener
+from fusebackend.databases.postgres_listener import Listener
 
 if TYPE_CHECKING:
     from psycopg import Connection, Cursor

@@ -5,7 +5,7 @@ asked directly). Keys come in the order of their code points. Child namespaces a
 no part of `(ns,)`, though a store's `search` finds both.
 
 Values are changed by `swap`: each change says what it expects to be there, by the version that `fetch` gave. In SQL all
-changes of a call are made in one transaction, or none; of other stores `searched.py` says what holds.
+changes of a call are made in one transaction, or none; of other stores `searched_items.py` says what holds.
 
 Errors of a store are `OSError`s with an errno that fits, or EIO.
 """

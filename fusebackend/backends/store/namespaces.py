@@ -4,8 +4,8 @@
     store+sqlite:PATH?tree=1        store+postgres:DSN?tree=1
 
 What is where:
-- the namespace `("users", "ada")` is the directory `/users/ada`; a label is escaped as in `keys.py` (`a/b` is `a%2Fb`,
-  the empty label `%`);
+- the namespace `("users", "ada")` is the directory `/users/ada`; a label is escaped as in `remote/keys.py` (`a/b` is
+  `a%2Fb`, the empty label `%`);
 - in it are the directories of its child namespaces and the keys of the namespace itself, as `names.py` shows them: a
   key with slashes makes directories, and a value that is no file is `NAME.json`, which can be read only;
 - where the first part of a key is the name of a child namespace as well, the namespace keeps the name, and the file or
@@ -34,18 +34,18 @@ import uuid
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from fusebackend import budget, errors, paths
-from fusebackend.backends.fileverbs import FileVerbs, Loaded, Refusal, checked, code_of
-from fusebackend.backends.keys import name_of, text_of
 from fusebackend.backends.store.backend import StoreBackend, require_no_values
 from fusebackend.backends.store.items import Change, Conflict, Hub, Items
 from fusebackend.backends.store.names import FILE_MARK, ROOT_PLACE
 from fusebackend.backends.store.search import find_files, grep_files
 from fusebackend.backends.store.source import SharedStore, checked_namespace, require_store
 from fusebackend.backends.store.tree import Node, StoreTree
-from fusebackend.globs import Matcher
-from fusebackend.paths import ROOT, AgentPath
+from fusebackend.base import budget, errors, paths
+from fusebackend.base.globs import Matcher
+from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.protocol import FileInfo, FileUploadResponse
+from fusebackend.remote.agent_verbs import FileVerbs, Loaded, Refusal, checked, code_of
+from fusebackend.remote.keys import name_of, text_of
 
 Namespace: TypeAlias = tuple[str, ...]
 
@@ -107,7 +107,7 @@ class Spaces:
         return [tuple(prefix.split(".")) for (prefix,) in rows if isinstance(prefix, str)]
 
     def _listed(self) -> list[Namespace]:
-        from fusebackend.backends.store.searched import told
+        from fusebackend.backends.store.searched_items import told
 
         data = getattr(self._store, "_data", None)
         if isinstance(data, dict):  # of an InMemoryStore: its own list fails while others write

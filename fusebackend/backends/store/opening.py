@@ -12,14 +12,14 @@ from typing import Any
 from fusebackend.backends.store.backend import StoreBackend
 from fusebackend.backends.store.items import Items
 from fusebackend.backends.store.namespaces import NamespaceTree, Spaces
-from fusebackend.scheme import Url, UrlError
-from fusebackend.schemes import LIBPQ_WORDS
+from fusebackend.databases.libpq import LIBPQ_WORDS
+from fusebackend.protocol.scheme import Url, UrlError
 
 
 def open_sqlite(url: Url) -> StoreBackend | NamespaceTree:
     """The backend of `store+sqlite:PATH?ns=NAME`. The file is made if its directory is there."""
     _require(url, "langgraph.store.sqlite", "sqlite3")
-    from fusebackend.backends.store.sqlite import SqliteDatabase, namespaces
+    from fusebackend.backends.store.sqlite_items import SqliteDatabase, namespaces
 
     parent = os.path.dirname(url.rest)
     if not os.path.isdir(parent):
@@ -45,8 +45,8 @@ def open_postgres(url: Url) -> StoreBackend | NamespaceTree:
     from psycopg import ProgrammingError
     from psycopg.conninfo import make_conninfo
 
-    from fusebackend.backends.postgres.errors import told
-    from fusebackend.backends.store.pgdatabase import PostgresDatabase
+    from fusebackend.backends.store.postgres_database import PostgresDatabase
+    from fusebackend.databases.postgres_errors import told
 
     words = {name: value for name, value in url.parameters.items() if name in LIBPQ_WORDS}
     try:

@@ -2,20 +2,22 @@
 
 All keys below a directory are read at once, in one range; of their values only those that may match. A key can be shown
 under another name than its own, but mostly is not: so keys are sifted by what they could be called, and what they are
-called is found out for the rest. When the budget is spent (`budget.py`), what was found by then is named and given out.
+called is found out for the rest. When the budget is spent (`base/budget.py`), what was found by then is named and given
+out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fusebackend import budget, paths, text
+from fusebackend import text
 from fusebackend.backends.store.names import FILE_MARK, FOREIGN_SUFFIX, is_name
 from fusebackend.backends.store.tree import Node, StoreTree
 from fusebackend.backends.store.values import bytes_of
-from fusebackend.budget import Spent
-from fusebackend.globs import Matcher
-from fusebackend.paths import AgentPath
+from fusebackend.base import budget, paths
+from fusebackend.base.budget import Spent
+from fusebackend.base.globs import Matcher
+from fusebackend.base.paths import AgentPath
 from fusebackend.protocol import FileInfo
 
 

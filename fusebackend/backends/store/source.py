@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from fusebackend.backends.store.items import Items
-from fusebackend.backends.store.searched import SearchedItems
+from fusebackend.backends.store.searched_items import SearchedItems
 
 Namespace: TypeAlias = str | Sequence[str] | Callable[[Any], "str | Sequence[str]"]
 
@@ -250,11 +250,11 @@ def database_of(store: Any) -> Any:
         OSError: the database can't be opened.
     """
     if _is_exactly(store, "langgraph.store.sqlite", "SqliteStore"):
-        from fusebackend.backends.store.sqlite import SqliteDatabase
+        from fusebackend.backends.store.sqlite_items import SqliteDatabase
 
         return SqliteDatabase.of_store(store)
     if _is_exactly(store, "langgraph.store.postgres", "PostgresStore"):
-        from fusebackend.backends.store.pgdatabase import PostgresDatabase
+        from fusebackend.backends.store.postgres_database import PostgresDatabase
 
         return PostgresDatabase.of_store(store)
     return None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 from dataclasses import dataclass
 
-from fusebackend import paths
 from fusebackend.backends.store.items import Items, Row
 from fusebackend.backends.store.names import (
     FOREIGN_SUFFIX,
@@ -23,10 +22,11 @@ from fusebackend.backends.store.names import (
     split_level,
 )
 from fusebackend.backends.store.values import About
-from fusebackend.backends.walk import PATH_MAX_BYTES
-from fusebackend.errors import oserror
-from fusebackend.paths import ROOT, AgentPath
+from fusebackend.base import paths
+from fusebackend.base.errors import oserror
+from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.protocol import FileInfo
+from fusebackend.volumes.walk import PATH_MAX_BYTES
 
 
 @dataclass(frozen=True, slots=True)

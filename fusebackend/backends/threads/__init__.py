@@ -10,7 +10,7 @@ nothing from the database is called or imported.
 
 - The files of a checkpoint are those that LangGraph's `get_state` finds when it is asked for that checkpoint, and
   `head` is what it finds when it is asked for none. `transcript.py` says what is in the two documents.
-- Thread ids, namespaces and keys of files become names by the rule of `backends/keys.py`; a thread's id is also in the
+- Thread ids, namespaces and keys of files become names by the rule of `remote/keys.py`; a thread's id is also in the
   extended attribute `user.fusebackend.thread`, a checkpoint's in `user.fusebackend.checkpoint`, and the keys of files
   that are shown under another path are in `state.json`.
 - A file bears the time that its record does, 1970 where it has none; directories bear that of their checkpoint. What
@@ -24,7 +24,14 @@ nothing from the database is called or imported.
 
 Nothing can be written (EROFS), unless `write="head"` is asked for: what is written below a thread's own `head` then
 becomes a pending write, which keeps approvals intact and is refused while a run is active. `head.py` says what else is
-refused, and `activity.py` what active means and what it can't see.
+refused, and `database/activity.py` what active means and what it can't see.
+
+backend.py opening.py            the agent face; from a URL to it
+volume.py writable.py head.py    the kernel face, and heads that can be written to
+tree.py line_view.py folders.py nodes.py   the directories of threads, lines and checkpoints, and their nodes
+lineage.py file_records.py transcript.py   the checkpoints of a line, versions of files, the two documents
+difference.py search.py          what has changed meanwhile; `grep` and `glob`
+database/                        the tables of LangGraph's savers
 """
 
 from fusebackend.backends.threads.backend import ThreadsBackend

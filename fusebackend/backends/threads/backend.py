@@ -8,19 +8,19 @@ import os
 from collections.abc import Sequence
 from typing import Any, Literal, Self
 
-from fusebackend import errors
-from fusebackend.backends.search import FileSearch, glob_files, grep_found
-from fusebackend.backends.threads.activity import QUIET_S
-from fusebackend.backends.threads.line import HEAD
-from fusebackend.backends.threads.rows import Database
-from fusebackend.backends.threads.searching import ThreadsSearch
+from fusebackend.backends.threads.database.activity import QUIET_S
+from fusebackend.backends.threads.database.rows import Database
+from fusebackend.backends.threads.line_view import HEAD
+from fusebackend.backends.threads.search import ThreadsSearch
 from fusebackend.backends.threads.volume import ThreadsVolume
 from fusebackend.backends.threads.writable import WritableThreadsVolume
-from fusebackend.backends.volume import VolumeBackend
-from fusebackend.backends.walk import names_of
-from fusebackend.globs import compile_glob
-from fusebackend.paths import AgentPath, PathError
+from fusebackend.base import errors
+from fusebackend.base.globs import compile_glob
+from fusebackend.base.paths import AgentPath, PathError
 from fusebackend.protocol import DeleteResult, FileUploadResponse, GlobResult, GrepResult
+from fusebackend.volumes.agent_face import VolumeBackend
+from fusebackend.volumes.search import FileSearch, glob_files, grep_found
+from fusebackend.volumes.walk import names_of
 
 
 class ThreadsBackend(VolumeBackend):
@@ -61,7 +61,7 @@ class ThreadsBackend(VolumeBackend):
             OSError: there is no such file, or it is something else.
             ModuleNotFoundError: ormsgpack is missing (`fusebackend[langgraph]`).
         """
-        from fusebackend.backends.threads.sqlite import SqliteDatabase
+        from fusebackend.backends.threads.database.sqlite_database import SqliteDatabase
 
         return cls(SqliteDatabase(path), **options)
 
@@ -73,7 +73,7 @@ class ThreadsBackend(VolumeBackend):
             OSError: the server can't be reached, or has not the tables.
             ModuleNotFoundError: psycopg or ormsgpack is missing (`fusebackend[langgraph,postgres]`).
         """
-        from fusebackend.backends.threads.postgres import PostgresDatabase
+        from fusebackend.backends.threads.database.postgres_database import PostgresDatabase
 
         return cls(PostgresDatabase(dsn), **options)
 
@@ -92,7 +92,7 @@ class ThreadsBackend(VolumeBackend):
             OSError: its database can't be opened.
             ModuleNotFoundError: ormsgpack is missing (`fusebackend[langgraph]`).
         """
-        from fusebackend.backends.threads.saver import SaverDatabase, database_of_saver
+        from fusebackend.backends.threads.database.saver_database import SaverDatabase, database_of_saver
 
         database = database_of_saver(saver)
         if options.get("write") is not None and isinstance(database, SaverDatabase):
@@ -103,7 +103,7 @@ class ThreadsBackend(VolumeBackend):
     def _grep_files(
         self, pattern: str, path: str, glob: str | None, max_count: int | None, max_bytes: int
     ) -> GrepResult:
-        """`history/` only where the path or the glob names it; see `searching.py`."""
+        """`history/` only where the path or the glob names it; see `search.py`."""
         search = ThreadsSearch(glob)
         files = FileSearch(self.volume, path, compile_glob(glob) if glob else None, search.walk)
         result = grep_found(self.volume, pattern, files, max_count, max_bytes, search.read)

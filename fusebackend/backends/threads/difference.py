@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from fusebackend import paths
 from fusebackend.backends.threads.nodes import DirectoryNode, Node
+from fusebackend.base import paths
 from fusebackend.protocol import Change, EventKind, Report
 
 

@@ -12,16 +12,16 @@ import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeAlias, Union
 
-from fusebackend.backends.keys import arrange
-from fusebackend.backends.stamps import now_ns
+from fusebackend.backends.threads.database.checkpoint_names import time_ns_of
+from fusebackend.backends.threads.database.rows import Damaged, Listed
 from fusebackend.backends.threads.difference import UNTOLD, Difference
-from fusebackend.backends.threads.names import time_ns_of
+from fusebackend.backends.threads.file_records import Record
 from fusebackend.backends.threads.nodes import FILE_MODE, DirectoryNode, FileNode, Node, Nodes, TextFile
-from fusebackend.backends.threads.records import Record
-from fusebackend.backends.threads.rows import Damaged, Listed
+from fusebackend.base.stamps import now_ns
+from fusebackend.remote.keys import arrange
 
 if TYPE_CHECKING:
-    from fusebackend.backends.threads.line import Line
+    from fusebackend.backends.threads.line_view import Line
 
 ERROR_NAME = b"ERROR.txt"
 
@@ -30,7 +30,7 @@ Wanted: TypeAlias = dict[bytes, Union["Wanted", Record, str]]
 
 
 def wanted(files: Mapping[str, Record]) -> Wanted:
-    """The tree that the keys of files make, as in `keys.py`."""
+    """The tree that the keys of files make, as in `remote/keys.py`."""
     root: Wanted = {}
     for names, key in arrange(files).items():
         directory = root

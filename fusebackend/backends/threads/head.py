@@ -5,7 +5,7 @@ part of the state from then on. Unlike `update_state` it makes no checkpoint, so
 is asked, stays as it is. The run that follows finds the files and keeps them.
 
 Refused:
-- while a run is active (`activity.py` says what that means): EBUSY. A run in progress would not see the file;
+- while a run is active (`database/activity.py` says what that means): EBUSY. A run in progress would not see the file;
 - in a thread whose agent keeps no files in its state: ENOTSUP. It would ignore them;
 - over a version that was not seen here: ESTALE, as everywhere.
 
@@ -21,15 +21,14 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from fusebackend import errors, paths, text
-from fusebackend.backends.buffer import digest_of
-from fusebackend.backends.keys import arrange, is_too_deep, key_of
-from fusebackend.backends.threads.activity import RunWatch
-from fusebackend.backends.threads.decode import pack
-from fusebackend.backends.threads.line import Line
-from fusebackend.backends.threads.records import Record
-from fusebackend.backends.threads.rows import Damaged, Database
-from fusebackend.paths import ROOT, AgentPath
+from fusebackend import text
+from fusebackend.backends.threads.database.activity import RunWatch
+from fusebackend.backends.threads.database.decode import pack
+from fusebackend.backends.threads.database.rows import Damaged, Database
+from fusebackend.backends.threads.file_records import Record
+from fusebackend.backends.threads.line_view import Line
+from fusebackend.base import errors, paths
+from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.protocol import (
     BackendProtocol,
     DeleteResult,
@@ -39,6 +38,8 @@ from fusebackend.protocol import (
     LsResult,
     MoveResult,
 )
+from fusebackend.remote.buffer import digest_of
+from fusebackend.remote.keys import arrange, is_too_deep, key_of
 
 BUSY = "A run of this thread is active. Try again when it has ended, or waits for an answer"
 NO_FILES = "The agent of this thread keeps no files in its state, and would not see this one"

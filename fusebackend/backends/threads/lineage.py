@@ -1,7 +1,7 @@
 """`Lineage`: the checkpoints of one line, and the files and messages at each.
 
-Everything is rebuilt by `replay.py` from what `Database` reads, and remembered: a checkpoint that has a child does not
-change any more, so going through a history in order reads each checkpoint once.
+Everything is rebuilt by `database/replay.py` from what `Database` reads, and remembered: a checkpoint that has a child
+does not change any more, so going through a history in order reads each checkpoint once.
 """
 
 from __future__ import annotations
@@ -11,13 +11,23 @@ from collections import OrderedDict
 from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from fusebackend.backends.threads.activity import Standing, standing
-from fusebackend.backends.threads.decode import loads
-from fusebackend.backends.threads.names import Named, checkpoint_names
-from fusebackend.backends.threads.reading import Reading
-from fusebackend.backends.threads.records import Record, Records
-from fusebackend.backends.threads.replay import Channel, Files, Messages, overwriting, replay, update
-from fusebackend.backends.threads.rows import NOTHING, NULL_TASK, Damaged, Database, Listed, Mark, Place, Saved, Write
+from fusebackend.backends.threads.database.activity import Standing, standing
+from fusebackend.backends.threads.database.channel_reading import Reading
+from fusebackend.backends.threads.database.checkpoint_names import Named, checkpoint_names
+from fusebackend.backends.threads.database.decode import loads
+from fusebackend.backends.threads.database.replay import Channel, Files, Messages, overwriting, replay, update
+from fusebackend.backends.threads.database.rows import (
+    NOTHING,
+    NULL_TASK,
+    Damaged,
+    Database,
+    Listed,
+    Mark,
+    Place,
+    Saved,
+    Write,
+)
+from fusebackend.backends.threads.file_records import Record, Records
 
 REMEMBERED: Final = 128
 """Checkpoints whose files are kept, so that those of their children follow from them."""

@@ -16,9 +16,9 @@ import threading
 import weakref
 from collections.abc import Iterable, Mapping
 
-from fusebackend import heap, paths
-from fusebackend.errors import oserror
-from fusebackend.paths import ROOT, AgentPath
+from fusebackend.base import heap, paths
+from fusebackend.base.errors import oserror
+from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.protocol import BLOCK_BYTES, ROOT_NODE, Attr
 
 DIRECTORY_BYTES = 4096

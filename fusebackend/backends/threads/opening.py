@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from fusebackend.backends.threads.backend import ThreadsBackend
-from fusebackend.scheme import Url, UrlError
-from fusebackend.schemes import LIBPQ_WORDS
+from fusebackend.databases.libpq import LIBPQ_WORDS
+from fusebackend.protocol.scheme import Url, UrlError
 
 OPTIONS = ("on_exists", "quiet_s", "write")
 

@@ -13,11 +13,11 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from fusebackend.backends.keys import arrange
-from fusebackend.backends.threads.activity import INTERRUPT
-from fusebackend.backends.threads.decode import loads, readable
+from fusebackend.backends.threads.database.activity import INTERRUPT
+from fusebackend.backends.threads.database.decode import loads, readable
+from fusebackend.backends.threads.database.rows import Damaged, Raw
 from fusebackend.backends.threads.lineage import Lineage, Newest
-from fusebackend.backends.threads.rows import Damaged, Raw
+from fusebackend.remote.keys import arrange
 
 _SHOWN_ELSEWHERE: Final = ("files", "messages")
 _STEERING: Final = ("branch:", "join:", "start:", "__")

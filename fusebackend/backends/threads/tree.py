@@ -5,7 +5,8 @@
     /<thread>/messages.jsonl  /<thread>/state.json    the conversation, and the rest of the state
     /<thread>/subgraphs/<namespace>/…                 the same for each namespace of sub-graphs, where there are any
 
-A directory whose files can't be known holds one file, `ERROR.txt`, that says why. Names are escaped as in `keys.py`.
+A directory whose files can't be known holds one file, `ERROR.txt`, that says why. Names are escaped as in
+`remote/keys.py`.
 
 Directories are filled when somebody looks into them. What others write is noticed by `Tree.poll`; what that changes in
 the parts of the tree that somebody knows is worked out when they are shown again, or by `Tree.refresh`, and gathers in
@@ -20,15 +21,15 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Final
 
-from fusebackend.backends.keys import name_of, text_of
+from fusebackend.backends.threads.database.checkpoint_names import time_ns_of
+from fusebackend.backends.threads.database.rows import Database, Place
 from fusebackend.backends.threads.difference import UNTOLD, Difference
+from fusebackend.backends.threads.file_records import Records
 from fusebackend.backends.threads.folders import Entries
-from fusebackend.backends.threads.line import Line
+from fusebackend.backends.threads.line_view import Line
 from fusebackend.backends.threads.lineage import Lineage
-from fusebackend.backends.threads.names import time_ns_of
 from fusebackend.backends.threads.nodes import DirectoryNode, Node, Nodes
-from fusebackend.backends.threads.records import Records
-from fusebackend.backends.threads.rows import Database, Place
+from fusebackend.remote.keys import name_of, text_of
 
 SUBGRAPHS: Final = b"subgraphs"
 

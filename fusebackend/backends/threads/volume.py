@@ -13,13 +13,12 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
-from fusebackend import heap
-from fusebackend.backends.native import Observer
-from fusebackend.backends.readonly import ReadOnlyVolume
-from fusebackend.backends.threads.rows import Damaged, Database
+from fusebackend.backends.threads.database.rows import Damaged, Database
 from fusebackend.backends.threads.tree import Tree
-from fusebackend.errors import oserror
-from fusebackend.protocol import Attr, Change, Features, StatFs
+from fusebackend.base import heap
+from fusebackend.base.errors import oserror
+from fusebackend.protocol import Attr, Change, Features, Observer, StatFs
+from fusebackend.volumes.readonly import ReadOnlyVolume
 
 log = logging.getLogger(__name__)
 

@@ -13,18 +13,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from fusebackend import errors, paths
-from fusebackend.backends.foreign import ForeignVolume
-from fusebackend.backends.threads.activity import QUIET_S, RunWatch
+from fusebackend.backends.threads.database.activity import QUIET_S, RunWatch
+from fusebackend.backends.threads.database.rows import Database
 from fusebackend.backends.threads.folders import Head
 from fusebackend.backends.threads.head import HeadFiles
-from fusebackend.backends.threads.line import HEAD, Line
-from fusebackend.backends.threads.rows import Database
+from fusebackend.backends.threads.line_view import HEAD, Line
 from fusebackend.backends.threads.tree import LineDirectory
 from fusebackend.backends.threads.volume import ThreadsVolume
-from fusebackend.errors import oserror
-from fusebackend.paths import ROOT, AgentPath
+from fusebackend.base import errors, paths
+from fusebackend.base.errors import oserror
+from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.protocol import MAX_NODE, ROOT_NODE, Attr, AttrChanges, Caller, Change, StatFs
+from fusebackend.remote.volume import ForeignVolume
 
 NODE_BITS: Final = 25
 """For the nodes of one head, as many as are shown in the life of the volume."""

@@ -52,7 +52,7 @@ class Case:
     any_name: bool = True
     """Names may be any bytes that Linux allows, shown with surrogateescape where they are not UTF-8."""
     shell_globs: bool = True
-    """`glob`, and the filter of `grep`, follow the rules of `fusebackend.globs`."""
+    """`glob`, and the filter of `grep`, follow the rules of `fusebackend.base.globs`."""
     finds_text_only: bool = True
     """`grep` takes files with a NUL byte, or that are not UTF-8, for binary, and finds nothing in them."""
     preserves_crlf: bool = True

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fusebackend.backends.stamps import now_ns
+from fusebackend.base.stamps import now_ns
 from fusebackend.testing.posix.case import Case, fails, needs, opened
 
 UTIME_NOW = (1 << 30) - 1

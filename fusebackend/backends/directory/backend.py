@@ -1,0 +1,299 @@
+"""`FilesystemBackend`: a directory of this machine, by the paths that the seeds give it.
+
+`virtual_mode=True` confines both faces to `root_dir`: a path is taken from there, whatever it starts with; `..` and `~`
+are refused; a symbolic link that leads out, or has an absolute target, is an error; and none of this can be undone by
+swapping directories for links meanwhile (see `DirectoryVolume`).
+
+`virtual_mode=False` is for agents that may do what the process may: absolute paths are those of the machine, relative
+ones start from `root_dir`, links are followed anywhere, and results show absolute paths. A mount of the backend shows
+`root_dir` in both modes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+from fusebackend.backends.directory.agent_face import DirectoryFace, OnExists
+from fusebackend.backends.directory.volume import DirectoryVolume
+from fusebackend.base import paths
+from fusebackend.base.errors import INVALID_PATH
+from fusebackend.base.paths import PathError
+from fusebackend.protocol import (
+    READ_LIMIT_LINES,
+    BackendProtocol,
+    Change,
+    ContextLine,
+    DeleteResult,
+    EditResult,
+    FileDownloadResponse,
+    FileUploadResponse,
+    GlobResult,
+    GrepMatch,
+    GrepResult,
+    LsResult,
+    MoveResult,
+    ReadResult,
+    Report,
+    WriteResult,
+)
+
+
+class HostVolume(DirectoryVolume):
+    """The machine's whole tree. Links with absolute targets lead somewhere in it."""
+
+    def __init__(self) -> None:
+        super().__init__("/")
+
+    def readlink(self, node: int) -> bytes:
+        """As seen from the link's directory, which is how a path is resolved in a volume."""
+        with self.lock:
+            target = super().readlink(node)
+            if not target.startswith(b"/"):
+                return target
+            return b"../" * self._nodes.depth(node) + target.lstrip(b"/")
+
+
+class FilesystemBackend(BackendProtocol):
+    """Files in a directory on disk. See the module's docstring.
+
+    The default of `virtual_mode` is that of deepagents 0.7. The seeds' default was False, and they warn of it.
+
+    Args:
+        root_dir: a directory that exists; the current one when None.
+        virtual_mode: confine paths to `root_dir`.
+        max_file_size_mb: larger files are passed over by `grep`, with ripgrep and without it.
+        on_exists: what `write` does to an existing file, `"error"` (the seeds) or `"replace"` (deepagents 0.7).
+
+    Attributes:
+        cwd: `root_dir`, absolute and without links.
+        volume: the kernel face of `root_dir`.
+
+    Raises:
+        FileNotFoundError, NotADirectoryError, PermissionError: there is no such directory, or it can't be entered.
+    """
+
+    def __init__(
+        self,
+        root_dir: str | os.PathLike[str] | None = None,
+        virtual_mode: bool = True,
+        max_file_size_mb: int = 10,
+        *,
+        on_exists: OnExists = "error",
+    ) -> None:
+        if max_file_size_mb < 0:
+            raise ValueError(f"max_file_size_mb must not be negative, but is {max_file_size_mb}")
+        self.cwd = Path(root_dir if root_dir is not None else ".").resolve()
+        self.virtual_mode = virtual_mode
+        self.max_file_size_bytes = max_file_size_mb * 1024 * 1024
+        self.on_exists = on_exists
+        self.volume = DirectoryVolume(self.cwd)
+        seen = self.volume if virtual_mode else self._host()
+        self._face = DirectoryFace(seen, max_search_bytes=self.max_file_size_bytes, on_exists=on_exists)
+
+    def _where(self) -> str:
+        return repr(str(self.cwd))
+
+    def _host(self) -> HostVolume:
+        """The machine's tree, with the lock of the mounted one: its changes are told to the mount as well."""
+        host = HostVolume()
+        host.lock = self.volume.lock
+
+        def relay(change: Change) -> None:
+            node, parent = self.volume.twin(host, change.node), self.volume.twin(host, change.parent)
+            if node is not None or parent is not None:  # else the mount does not know what was changed
+                self.volume.tell([Change(node, parent, change.name if parent is not None else None)])
+
+        def relay_reports(reports: Sequence[Report]) -> Callable[[], None]:
+            return self.volume.report([seen for report in reports if (seen := self._seen(host, report)) is not None])
+
+        def relay_guard(node: int) -> Callable[[], None]:
+            stack = contextlib.ExitStack()
+            twin = self.volume.twin(host, node)
+            if twin is not None:
+                stack.enter_context(self.volume.rewriting(twin))
+            return stack.close
+
+        host.subscribe(relay)
+        host.observe(relay_reports)
+        host.guard(relay_guard)
+        return host
+
+    def _seen(self, host: HostVolume, report: Report) -> Report | None:
+        """A report of the machine's paths as one of `root_dir`, None for what is outside of it."""
+        path = self._inner(report.path)
+        if report.moved_from is None:
+            return None if path is None else report._replace(path=path)
+        before = self._inner(report.moved_from)
+        if path is not None and before is not None:
+            return report._replace(path=path, moved_from=before, node=self.volume.twin(host, report.node))
+        if path is not None:
+            return Report("created", path)
+        return None if before is None else Report("deleted", before)
+
+    def _inner(self, path: str) -> str | None:
+        root = str(self.cwd)
+        return path[len(root) if root != "/" else 0 :] if paths.is_below(path, root) else None
+
+    def close(self) -> None:
+        """Make everything durable and let go of the directory. Twice is once."""
+        self._face.close()
+        self.volume.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- paths -------------------------------------------------------------------------------------------------
+
+    def _path(self, path: str) -> str:
+        """A caller's path as one of the face. Raises `PathError`."""
+        if not isinstance(path, str) or not path:
+            raise PathError("Path is empty")
+        if not self.virtual_mode:
+            return os.path.normpath(os.path.join(self.cwd, path))
+        if ".." in path.split("/"):
+            raise PathError(f"Path traversal not allowed: '{path}' holds '..'")
+        return paths.normalise(path)
+
+    def _start(self, path: str | None) -> str:
+        """Where a search begins."""
+        if path is None:
+            return "/" if self.virtual_mode else str(self.cwd)
+        return self._path(path)
+
+    # -- verbs -------------------------------------------------------------------------------------------------
+
+    def ls(self, path: str) -> LsResult:
+        try:
+            return self._face.ls(self._path(path))
+        except PathError as error:
+            return LsResult(error=str(error))
+
+    def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
+        try:
+            return self._face.read(self._path(file_path), offset, limit)
+        except PathError as error:
+            return ReadResult(error=str(error))
+
+    def write(self, file_path: str, content: str) -> WriteResult:
+        try:
+            return self._face.write(self._path(file_path), content)
+        except PathError as error:
+            return WriteResult(error=str(error))
+
+    def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
+        try:
+            return self._face.edit(self._path(file_path), old_string, new_string, replace_all)
+        except PathError as error:
+            return EditResult(error=str(error))
+
+    def grep(
+        self,
+        pattern: str,
+        path: str | None = None,
+        glob: str | None = None,
+        *,
+        max_count: int | None = None,
+        context_lines: int = 0,
+    ) -> GrepResult:
+        """As for every backend, and with `context_lines` lines before and after each match (deepagents')."""
+        if context_lines < 0:
+            return GrepResult(error=f"context_lines must not be negative, and is {context_lines}")
+        try:
+            result = self._face.grep(pattern, self._start(path), glob, max_count=max_count)
+        except PathError as error:
+            return GrepResult(error=str(error))
+        if context_lines and result.matches:
+            self._add_context(result, pattern, context_lines)
+        return result
+
+    def _add_context(self, result: GrepResult, pattern: str, context_lines: int) -> None:
+        """Read the files of matches once more; what can't be read by now is `missing`."""
+        by_path: dict[str, list[GrepMatch]] = {}
+        for match in result.matches or ():
+            by_path.setdefault(match["path"], []).append(match)
+        gone = []
+        for path, matches in by_path.items():
+            (file,) = self._face.download_files([path])
+            if file.content is None:
+                gone.append(path)
+                continue
+            lines = file.content.decode("utf-8", "replace").removesuffix("\n").split("\n")
+            for match in matches:
+                number = match["line"]
+                before = range(max(1, number - context_lines), number)
+                after = range(number + 1, min(len(lines), number + context_lines) + 1)
+                match["context_before"] = _lines_without(pattern, lines, before)
+                match["context_after"] = _lines_without(pattern, lines, after)
+        if gone:
+            result.missing = f"Context of files that can't be read any more: {', '.join(gone)}"
+
+    def glob(self, pattern: str, path: str | None = None) -> GlobResult:
+        """With `virtual_mode=False`, the path `/` means `root_dir`, as in the seeds: it is their default."""
+        try:
+            return self._face.glob(pattern, self._start(None if path == "/" else path))
+        except PathError as error:
+            return GlobResult(error=str(error))
+
+    def delete(self, file_path: str) -> DeleteResult:
+        try:
+            return self._face.delete(self._path(file_path))
+        except PathError as error:
+            return DeleteResult(error=str(error))
+
+    def move(self, source: str, destination: str) -> MoveResult:
+        try:
+            return self._face.move(self._path(source), self._path(destination))
+        except PathError as error:
+            return MoveResult(error=str(error))
+
+    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
+        return [self._upload(path, content) for path, content in files]
+
+    def _upload(self, path: str, content: bytes) -> FileUploadResponse:
+        try:
+            (response,) = self._face.upload_files([(self._path(path), content)])
+        except PathError:
+            return FileUploadResponse(path=path, error=INVALID_PATH)
+        return replace(response, path=path)
+
+    def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
+        return [self._download(path) for path in paths]
+
+    def upload_from(self, path: str, file: IO[bytes]) -> FileUploadResponse:
+        """`upload_files` of one that is in a file, piece by piece."""
+        try:
+            response = self._face.upload_from(self._path(path), file)
+        except PathError:
+            return FileUploadResponse(path=path, error=INVALID_PATH)
+        return replace(response, path=path)
+
+    def download_to(self, path: str, file: IO[bytes]) -> FileDownloadResponse:
+        """`download_files` of one file into another, which is empty, piece by piece. The answer has no content."""
+        try:
+            response = self._face.download_to(self._path(path), file)
+        except PathError:
+            return FileDownloadResponse(path=path, error=INVALID_PATH)
+        return replace(response, path=path)
+
+    def _download(self, path: str) -> FileDownloadResponse:
+        try:
+            (response,) = self._face.download_files([self._path(path)])
+        except PathError:
+            return FileDownloadResponse(path=path, error=INVALID_PATH)
+        return replace(response, path=path)
+
+
+def _lines_without(pattern: str, lines: list[str], numbers: range) -> list[ContextLine]:
+    """Those of these lines, counted from 1, that don't match themselves."""
+    return [ContextLine(line=n, text=lines[n - 1]) for n in numbers if pattern not in lines[n - 1]]

@@ -1,0 +1,127 @@
+"""File descriptors as places in a tree: open one step at a time, never through a symbolic link.
+
+What is done to a file goes through `/proc/self/fd/N` of a descriptor that was opened with O_PATH and checked; what is
+done to a name goes through the descriptor of its directory. So nobody who swaps a directory for a link meanwhile can
+lead a call somewhere else. O_PATH neither reads nor blocks, and opens FIFOs and devices without waking them.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import resource
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from fusebackend.base.errors import oserror
+from fusebackend.protocol import RENAME_EXCHANGE, RENAME_NOREPLACE
+
+CACHED_DESCRIPTORS = 1024
+"""O_PATH descriptors kept open at most; a quarter of what the process may open, if that is less."""
+
+PATH_FLAGS = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+FILE_FLAGS = os.O_NOCTTY | os.O_CLOEXEC | os.O_NONBLOCK
+LIST_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Descriptor:
+    """A descriptor that is closed when the last reference to it goes; keep one in a local variable while using `fd`."""
+
+    __slots__ = ("fd",)
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __del__(self, _close: Callable[[int], None] = os.close) -> None:
+        _close(self.fd)
+
+    @property
+    def path(self) -> str:
+        """A path that leads to exactly this file, even if it is a symbolic link and whatever becomes of its name."""
+        return f"/proc/self/fd/{self.fd}"
+
+
+class DescriptorCache:
+    """The descriptors used last, by node."""
+
+    def __init__(self) -> None:
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._limit = CACHED_DESCRIPTORS if soft < 0 else max(16, min(CACHED_DESCRIPTORS, soft // 4))
+        self._open: OrderedDict[int, Descriptor] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def get(self, node: int) -> Descriptor | None:
+        found = self._open.get(node)
+        if found is not None:
+            self._open.move_to_end(node)
+        return found
+
+    def put(self, node: int, descriptor: Descriptor) -> None:
+        self._open[node] = descriptor
+        if len(self._open) > self._limit:
+            self._open.popitem(last=False)
+
+    def discard(self, node: int) -> None:
+        self._open.pop(node, None)
+
+    def clear(self) -> None:
+        self._open.clear()
+
+
+def open_root(path: str) -> Descriptor:
+    """The directory at `path`, following links to it: it is the caller's choice.
+
+    Raises:
+        FileNotFoundError, NotADirectoryError, PermissionError: with one line for the user.
+    """
+    try:
+        return Descriptor(os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+    except OSError as error:
+        words = {
+            errno.ENOENT: f"There is no directory '{path}'",
+            errno.ENOTDIR: f"'{path}' is not a directory",
+            errno.EACCES: f"The directory '{path}' may not be entered",
+        }
+        raise OSError(error.errno, words.get(error.errno or 0, error.strerror)) from None
+
+
+def open_names(directory: Descriptor) -> Descriptor:
+    """The directory behind an O_PATH descriptor, opened so that its names can be read."""
+    return Descriptor(os.open(".", LIST_FLAGS, dir_fd=directory.fd))
+
+
+def rename(source: Descriptor, name: bytes, target: Descriptor, new_name: bytes, flags: int) -> None:
+    """`renameat2(2)`: `os.rename` between two directories, and the flags that Python does not know."""
+    if flags == 0:
+        os.rename(name, new_name, src_dir_fd=source.fd, dst_dir_fd=target.fd)
+        return
+    if flags not in (RENAME_NOREPLACE, RENAME_EXCHANGE):
+        raise oserror(errno.EINVAL)
+    _check(_libc().renameat2(source.fd, name, target.fd, new_name, flags))
+
+
+def sync_filesystem(directory: Descriptor) -> None:
+    """`syncfs(2)` of the file system that holds the directory."""
+    opened = open_names(directory)
+    _check(_libc().syncfs(opened.fd))
+
+
+@functools.cache
+def _libc() -> Any:
+    import ctypes  # 10 ms, and most volumes never need it
+
+    library = ctypes.CDLL(None, use_errno=True)
+    library.renameat2.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
+    library.syncfs.argtypes = (ctypes.c_int,)
+    return library
+
+
+def _check(result: int) -> None:
+    if result != 0:
+        import ctypes
+
+        raise oserror(ctypes.get_errno())

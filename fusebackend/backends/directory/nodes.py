@@ -1,0 +1,187 @@
+"""The nodes of a directory on disk: their numbers, and where each was last seen. No system calls.
+
+A node stands for a file of the system, known by device and inode number; its own number is never used twice. It
+remembers one name and the node of the directory that holds it, which is how its file is found again. Nodes that the
+kernel holds, that are open, or that other nodes were found in are kept; of the others the ones used last are, up to
+`IDLE_FILES` and `IDLE_DIRECTORIES`. All calls are made with the volume's lock held.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable
+from typing import TypeAlias
+
+from fusebackend.backends.directory.dirfd import Descriptor
+from fusebackend.backends.directory.open_file import OpenFile
+from fusebackend.base.errors import oserror
+from fusebackend.protocol import ROOT_NODE
+
+IDLE_FILES = 2_000
+IDLE_DIRECTORIES = 10_000
+"""Nobody holds these. Directories are kept longer, for a recursive delete comes back to the ones it passed."""
+
+Key: TypeAlias = "int | tuple[int, int]"
+"""Inode number, with its device where that is not the root's: an integer is a third of a tuple's size."""
+
+
+class Node:
+    """One file of the system. `parent` is None for the root and for what has lost the name it was known by."""
+
+    __slots__ = ("children", "held", "key", "kind", "name", "name_unsynced", "number", "opened", "parent", "pin")
+
+    def __init__(self, number: int, key: Key, kind: int) -> None:
+        self.number = number
+        self.key = key
+        self.kind = kind  # the type bits of its mode; a file of another type is another file
+        self.parent: Node | None = None
+        self.name = b""
+        self.children = 0  # nodes whose `parent` this is
+        self.held = False
+        self.opened: OpenFile | None = None
+        self.pin: Descriptor | None = None  # how it is found without a name
+        self.name_unsynced = False  # its directory has not been synced since it got this name
+
+
+class NodeTable:
+    """Every node that is known.
+
+    Args:
+        root: what `fstat` says of the root directory.
+        dropped: told the number of each node that goes.
+    """
+
+    def __init__(self, root: os.stat_result, dropped: Callable[[int], None]) -> None:
+        self._device = root.st_dev
+        self._dropped = dropped
+        self._last = ROOT_NODE
+        self.root = Node(ROOT_NODE, root.st_ino, stat.S_IFDIR)
+        self.root.held = True
+        self._numbers: dict[int, Node] = {ROOT_NODE: self.root}
+        self._keys: dict[Key, Node] = {self.root.key: self.root}
+        # In the order of their last use.
+        self._idle_files: dict[int, Node] = {}
+        self._idle_directories: dict[int, Node] = {}
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def key(self, status: os.stat_result) -> Key:
+        return status.st_ino if status.st_dev == self._device else (status.st_dev, status.st_ino)
+
+    def get(self, number: int) -> Node:
+        """The node of a number. ESTALE when it is not known (any more)."""
+        node = self._numbers.get(number)
+        if node is None:
+            raise oserror(errno.ESTALE)
+        idle = self._idle(node)
+        if number in idle:
+            del idle[number]
+            idle[number] = node
+        return node
+
+    def find(self, status: os.stat_result) -> Node | None:
+        """The node of a file, if it is known."""
+        return self._find(self.key(status), stat.S_IFMT(status.st_mode))
+
+    def _find(self, key: Key, kind: int) -> Node | None:
+        node = self._keys.get(key)
+        return node if node is not None and node.kind == kind else None
+
+    def twin(self, other: NodeTable, number: int | None) -> int | None:
+        """The number here of the file that is `number` in another table, if both know it."""
+        node = other._numbers.get(number) if number is not None else None
+        if node is None:
+            return None
+        key = node.key if isinstance(node.key, tuple) else (other._device, node.key)
+        found = self._find(key[1] if key[0] == self._device else key, node.kind)
+        return found.number if found is not None else None
+
+    def depth(self, number: int) -> int:
+        """How many directories down from the root the directory is in which a node was last seen."""
+        depth, above = 0, self.get(number).parent
+        while above is not None and above is not self.root:
+            depth, above = depth + 1, above.parent
+        return depth
+
+    def is_node(self, node: Node, status: os.stat_result) -> bool:
+        """Is the file that was found the one the node stands for?"""
+        return self.key(status) == node.key and stat.S_IFMT(status.st_mode) == node.kind
+
+    def seen(self, parent: Node, name: bytes, status: os.stat_result) -> Node:
+        """The node of a file that has just been found under a name; a new one if it was not known."""
+        key, kind = self.key(status), stat.S_IFMT(status.st_mode)
+        node = self._find(key, kind)
+        if node is None:
+            # Where the kind differs the system has used an inode number again: the old node stays, and is stale.
+            self._last += 1
+            node = Node(self._last, key, kind)
+            self._numbers[node.number] = node
+            self._keys[key] = node
+        elif node.parent is parent and node.name == name:
+            return node
+        self.place(node, parent, name)
+        return node
+
+    def place(self, node: Node, parent: Node | None, name: bytes = b"") -> None:
+        """This is where the node is now; with no parent, it has lost its name."""
+        if node is self.root:
+            return
+        before = node.parent
+        node.parent, node.name = parent, name
+        if parent is not None:
+            parent.children += 1
+            node.pin = None
+            self.settle(parent)
+        if before is not None:
+            before.children -= 1
+            self.settle(before)
+        self.settle(node)
+
+    def settle(self, node: Node) -> None:
+        """Keep a node, let it be idle, or drop it, after what speaks for it has changed."""
+        pending = [node]
+        while pending:
+            node = pending.pop()
+            idle = self._idle(node)
+            idle.pop(node.number, None)
+            if node.held or node.opened is not None or node.children:
+                continue
+            if node.parent is not None:
+                idle[node.number] = node
+                if len(idle) <= (IDLE_DIRECTORIES if idle is self._idle_directories else IDLE_FILES):
+                    continue
+                node = idle.pop(next(iter(idle)))
+            parent = self._drop(node)
+            if parent is not None:
+                pending.append(parent)
+
+    def _drop(self, node: Node) -> Node | None:
+        """Forget a node; the directory it was in has one child less, and is returned to be settled."""
+        if self._numbers.pop(node.number, None) is None:
+            return None
+        if self._keys.get(node.key) is node:
+            del self._keys[node.key]
+        node.pin = None
+        self._dropped(node.number)
+        parent, node.parent = node.parent, None
+        if parent is not None:
+            parent.children -= 1
+        return parent
+
+    def hold(self, number: int, held: bool) -> None:
+        """The kernel took or gave back a node. One that is not known is nobody's."""
+        node = self._numbers.get(number)
+        if node is not None and node is not self.root and node.held != held:
+            node.held = held
+            self.settle(node)
+
+    def close(self) -> None:
+        """Close every descriptor that belongs to a node."""
+        for node in self._numbers.values():
+            node.pin = node.opened = None
+
+    def _idle(self, node: Node) -> dict[int, Node]:
+        return self._idle_directories if node.kind == stat.S_IFDIR else self._idle_files

@@ -1,0 +1,395 @@
+"""`DirectoryVolume`: the kernel face of a directory on disk, and of nothing outside it.
+
+Every step down the tree is one `openat` with O_NOFOLLOW from the directory above, so neither symbolic links nor
+somebody who swaps a directory for one lead out; links are read and never followed. A node whose file is not where it
+was last seen is ESTALE, which makes the kernel look its name up again. FIFOs, sockets and devices are never opened.
+
+The calls don't wait for a network, so the mount makes them inline. Others may change the directory unseen: there is no
+change feed, and what the kernel keeps of it expires.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import errno
+import os
+import stat
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+
+from fusebackend.backends.directory import dirfd
+from fusebackend.backends.directory.descriptors import Places, attr_of, check_name, group_of_new
+from fusebackend.backends.directory.dirfd import FILE_FLAGS, PATH_FLAGS, Descriptor
+from fusebackend.backends.directory.nodes import Node
+from fusebackend.backends.directory.open_file import OpenFile
+from fusebackend.base.errors import oserror
+from fusebackend.protocol import RENAME_EXCHANGE, Attr, AttrChanges, Caller, Features, StatFs
+from fusebackend.volumes.native import NativeVolume
+
+PAGE_ENTRIES = 1000
+"""The most entries of one answer of `readdir`: far fewer than the idle nodes that are kept."""
+
+LISTINGS = 8
+"""Directories whose names are kept, in order, while they are read page by page."""
+
+
+class DirectoryVolume(NativeVolume):
+    """See the module's docstring.
+
+    Args:
+        root: a directory that exists. It stays the root when it is renamed.
+
+    Raises:
+        FileNotFoundError, NotADirectoryError, PermissionError: there is no such directory, or it can't be entered.
+    """
+
+    features = Features(change_feed=False)
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        super().__init__()
+        self._places = Places(dirfd.open_root(os.fspath(root)))
+        self._nodes = self._places.table
+        self._listings: OrderedDict[int, list[bytes]] = OrderedDict()
+        self._may_chown = os.geteuid() == 0
+
+    # -- names -------------------------------------------------------------------------------------------------
+
+    def lookup(self, parent: int, name: bytes) -> Attr:
+        with self.lock:
+            return self._lookup(*self._places.directory(parent), name)
+
+    def _lookup(self, directory: Node, at: Descriptor, name: bytes) -> Attr:
+        check_name(name)
+        status = os.stat(name, dir_fd=at.fd, follow_symlinks=False)
+        return attr_of(self._nodes.seen(directory, name, status), status)
+
+    def readdir(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
+        with self.lock:
+            directory, at = self._places.directory(node)
+            names = self._listing(directory, at, after)
+            page: list[tuple[bytes, Attr]] = []
+            limit = min(limit, PAGE_ENTRIES)
+            for index in range(bisect.bisect_right(names, after), len(names)):
+                if len(page) >= limit:
+                    break
+                try:
+                    page.append((names[index], self._lookup(directory, at, names[index])))
+                except FileNotFoundError:
+                    continue  # it went away since the names were read
+            if not page:
+                self._listings.pop(node, None)
+            return page
+
+    def _listing(self, directory: Node, at: Descriptor, after: bytes) -> list[bytes]:
+        """The names of a directory in order: as they are when a listing starts, and as they were then for its rest."""
+        names = self._listings.get(directory.number) if after else None
+        if names is None:
+            opened = dirfd.open_names(at)
+            names = self._listings[directory.number] = sorted(map(os.fsencode, os.listdir(opened.fd)))
+            if len(self._listings) > LISTINGS:
+                self._listings.popitem(last=False)
+        self._listings.move_to_end(directory.number)
+        return names
+
+    def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr:
+        kind = stat.S_IFMT(mode) or stat.S_IFREG
+        with self.lock:
+            if kind == stat.S_IFREG:
+                attr = self.create(parent, name, mode, os.O_RDONLY, caller)
+                self.release(attr.node, os.O_RDONLY)
+                return attr
+            return self._make(
+                parent, name, lambda fd: os.mknod(name, kind | 0o600, rdev, dir_fd=fd), os.unlink, mode, caller
+            )
+
+    def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Attr:
+        with self.lock:
+            _, at = self._places.directory(parent)
+            inherited = os.fstat(at.fd).st_mode & stat.S_ISGID
+            return self._make(
+                parent, name, lambda fd: os.mkdir(name, 0o700, dir_fd=fd), os.rmdir, mode | inherited, caller
+            )
+
+    def symlink(self, parent: int, name: bytes, target: bytes, caller: Caller) -> Attr:
+        with self.lock:
+            return self._make(parent, name, lambda fd: os.symlink(target, name, dir_fd=fd), os.unlink, None, caller)
+
+    def _make(
+        self,
+        parent: int,
+        name: bytes,
+        make: Callable[[int], None],
+        unmake: Callable[..., None],
+        mode: int | None,
+        caller: Caller,
+    ) -> Attr:
+        """Make something in a directory that `make` is given; give it its owner, its mode (a link has none) and a node.
+        An error undoes it."""
+        check_name(name)
+        directory, at = self._places.directory(parent)
+        make(at.fd)
+        new = Descriptor(os.open(name, PATH_FLAGS, dir_fd=at.fd))
+        status = os.fstat(new.fd)
+        if not stat.S_ISDIR(status.st_mode) and status.st_nlink != 1:
+            raise oserror(errno.ESTALE)  # not what was made: somebody has put a link to another file in its place
+        try:
+            if self._may_chown:
+                os.chown(new.path, caller.uid, group_of_new(at, caller))
+            if mode is not None:
+                os.chmod(new.path, stat.S_IMODE(mode))
+            status = os.fstat(new.fd)
+        except OSError:
+            with contextlib.suppress(OSError):  # the first error is the one to tell
+                unmake(name, dir_fd=at.fd)
+            raise
+        return self._made(directory, name, status)
+
+    def _made(self, directory: Node, name: bytes, status: os.stat_result) -> Attr:
+        node = self._nodes.seen(directory, name, status)
+        node.name_unsynced = True
+        return attr_of(node, status)
+
+    def link(self, node: int, new_parent: int, new_name: bytes) -> Attr:
+        with self.lock:
+            check_name(new_name)
+            source = self._nodes.get(node)
+            if source.kind == stat.S_IFDIR:
+                raise oserror(errno.EPERM)
+            found = self._places.of(source)
+            directory, at = self._places.directory(new_parent)
+            os.link(found.path, new_name, dst_dir_fd=at.fd, follow_symlinks=True)
+            return self._made(directory, new_name, os.fstat(found.fd))
+
+    def unlink(self, parent: int, name: bytes) -> None:
+        self._remove(parent, name, os.unlink)
+
+    def rmdir(self, parent: int, name: bytes) -> None:
+        self._remove(parent, name, os.rmdir)
+
+    def _remove(self, parent: int, name: bytes, remove: Callable[..., None]) -> None:
+        with self.lock:
+            check_name(name)
+            directory, at = self._places.directory(parent)
+            node, pin = self._pinned(directory, at, name)
+            remove(name, dir_fd=at.fd)
+            self._unname(node, pin, directory, name)
+
+    def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None:
+        with self.lock:
+            check_name(name)
+            check_name(new_name)
+            source, source_at = self._places.directory(parent)
+            target, target_at = self._places.directory(new_parent)
+            moved, _ = self._pinned(source, source_at, name)
+            replaced, pin = self._pinned(target, target_at, new_name)
+            dirfd.rename(source_at, name, target_at, new_name, flags)
+            if moved is not None and moved is replaced:
+                return  # two names of one file: POSIX leaves both
+            if flags == RENAME_EXCHANGE and replaced is not None:
+                self._nodes.place(replaced, source, name)
+                replaced.name_unsynced = True
+            else:
+                self._unname(replaced, pin, target, new_name)
+            if moved is not None:
+                self._nodes.place(moved, target, new_name)
+                moved.name_unsynced = True
+
+    def _pinned(self, directory: Node, at: Descriptor, name: bytes) -> tuple[Node | None, Descriptor | None]:
+        """The node of a name that may be about to go, if it is known; and a descriptor of it if it has to outlive the
+        name."""
+        try:
+            node = self._nodes.find(os.stat(name, dir_fd=at.fd, follow_symlinks=False))
+        except FileNotFoundError:
+            return None, None
+        if node is None or not (node.held or node.opened is not None):
+            return node, None
+        if node.parent is not directory or node.name != name:
+            return node, None  # it is known by another name
+        return node, self._places.of(node)
+
+    def _unname(self, node: Node | None, pin: Descriptor | None, directory: Node, name: bytes) -> None:
+        if node is not None and node.parent is directory and node.name == name:
+            node.pin = pin
+            self._nodes.place(node, None)
+
+    # -- attributes --------------------------------------------------------------------------------------------
+
+    def getattr(self, node: int) -> Attr:
+        with self.lock:
+            found = self._nodes.get(node)
+            return attr_of(found, self._places.status(found))
+
+    def setattr(self, node: int, changes: AttrChanges) -> Attr:
+        with self.lock:
+            found = self._nodes.get(node)
+            at = self._places.of(found)
+            if changes.size is not None:
+                writing = self._writing(found)
+                os.ftruncate(writing.fd, changes.size)
+            # A change of owner clears set-user-ID, so the mode comes after it; all of them change ctime alone.
+            if changes.uid is not None or changes.gid is not None:
+                uid = -1 if changes.uid is None else changes.uid
+                os.chown(at.path, uid, -1 if changes.gid is None else changes.gid)
+            if changes.mode is not None:
+                os.chmod(at.path, stat.S_IMODE(changes.mode))
+            if changes.atime_ns is not None or changes.mtime_ns is not None:
+                before = os.fstat(at.fd)
+                atime_ns = before.st_atime_ns if changes.atime_ns is None else changes.atime_ns
+                mtime_ns = before.st_mtime_ns if changes.mtime_ns is None else changes.mtime_ns
+                os.utime(at.path, ns=(atime_ns, mtime_ns))
+            return attr_of(found, os.fstat(at.fd))
+
+    def _writing(self, node: Node) -> Descriptor:
+        if node.opened is not None and node.opened.writers:
+            return node.opened.writing
+        return self._places.open(node, os.O_WRONLY)
+
+    def readlink(self, node: int) -> bytes:
+        with self.lock:
+            found = self._nodes.get(node)
+            if found.kind != stat.S_IFLNK:
+                raise oserror(errno.EINVAL)
+            at = self._places.of(found)
+            return os.readlink(b"", dir_fd=at.fd)
+
+    def getxattr(self, node: int, name: bytes) -> bytes:
+        with self.lock:
+            at = self._places.of(self._nodes.get(node))
+            return os.getxattr(at.path, name)
+
+    def setxattr(self, node: int, name: bytes, value: bytes) -> None:
+        with self.lock:
+            at = self._places.of(self._nodes.get(node))
+            os.setxattr(at.path, name, value)
+
+    def listxattr(self, node: int) -> Sequence[bytes]:
+        with self.lock:
+            at = self._places.of(self._nodes.get(node))
+            return [os.fsencode(name) for name in os.listxattr(at.path)]
+
+    def removexattr(self, node: int, name: bytes) -> None:
+        with self.lock:
+            at = self._places.of(self._nodes.get(node))
+            os.removexattr(at.path, name)
+
+    # -- data --------------------------------------------------------------------------------------------------
+
+    def create(self, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> Attr:
+        with self.lock:
+            check_name(name)
+            directory, at = self._places.directory(parent)
+            how = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | FILE_FLAGS
+            new = Descriptor(os.open(name, how, 0o600, dir_fd=at.fd))
+            try:
+                if self._may_chown:
+                    os.fchown(new.fd, caller.uid, group_of_new(at, caller))
+                os.fchmod(new.fd, stat.S_IMODE(mode))
+                status = os.fstat(new.fd)
+            except OSError:
+                with contextlib.suppress(OSError):  # the first error is the one to tell
+                    os.unlink(name, dir_fd=at.fd)
+                raise
+            attr = self._made(directory, name, status)
+            node = self._nodes.get(attr.node)
+            node.opened = OpenFile.created(new, flags)
+            self._nodes.settle(node)
+            return attr
+
+    def open(self, node: int, flags: int) -> None:
+        with self.lock:
+            found = self._nodes.get(node)
+            opened = found.opened or OpenFile()
+            opened.acquire(flags, lambda access: self._places.open(found, access))
+            found.opened = opened
+            self._nodes.settle(found)
+
+    def _opened(self, node: int) -> OpenFile:
+        opened = self._nodes.get(node).opened
+        if opened is None:
+            raise oserror(errno.EBADF)
+        return opened
+
+    def read(self, node: int, offset: int, size: int) -> bytes:
+        with self.lock:
+            return self._opened(node).read(offset, size)
+
+    def next_data(self, node: int, offset: int) -> int | None:
+        with self.lock:
+            return self._opened(node).next_data(offset)
+
+    def write(self, node: int, offset: int, data: bytes) -> int:
+        with self.lock:
+            return self._opened(node).write(offset, data)
+
+    def fsync(self, node: int, datasync: bool = False) -> None:
+        with self.lock:
+            found = self._nodes.get(node)
+            wanted = self._places.to_sync(found)
+            name_unsynced, found.name_unsynced = found.name_unsynced, False
+        # A disk may take long: nobody has to wait for the lock meanwhile.
+        try:
+            for number, descriptor in enumerate(wanted):
+                (os.fdatasync if datasync and number == 0 else os.fsync)(descriptor.fd)
+        except OSError:
+            found.name_unsynced |= name_unsynced
+            raise
+
+    def release(self, node: int, flags: int) -> None:
+        with self.lock:
+            found = self._nodes.get(node)
+            opened = self._opened(node)
+            opened.release(flags)
+            if opened.idle:
+                found.opened = None
+                self._nodes.settle(found)
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    def statfs(self) -> StatFs:
+        with self.lock:
+            vfs = os.fstatvfs(self._places.root.fd)
+            return StatFs(vfs.f_frsize, vfs.f_blocks, vfs.f_bavail, vfs.f_files, vfs.f_favail, vfs.f_namemax)
+
+    def hold(self, node: int) -> None:
+        with self.lock:
+            self._nodes.hold(node, True)
+
+    def forget(self, nodes: Iterable[int]) -> None:
+        with self.lock:
+            for node in nodes:
+                self._nodes.hold(node, False)
+
+    def sync(self) -> None:
+        dirfd.sync_filesystem(self._places.root)
+
+    def expire(self) -> None:
+        """Find what is under a name again by its name, not by what was open."""
+        with self.lock:
+            self._places.forget()
+            self._listings.clear()
+
+    def close(self) -> None:
+        with self.lock:
+            if not self._places.closed:
+                self.sync()
+                self._listings.clear()
+                self._places.close()
+
+    # -- for the agent face of this package --------------------------------------------------------------------
+
+    def open_directory(self, node: int) -> Descriptor:
+        """A directory, opened so that its names can be read; ENOTDIR for anything else."""
+        with self.lock:
+            _, at = self._places.directory(node)
+            return dirfd.open_names(at)
+
+    def names(self, node: int) -> list[bytes]:
+        """All names of a directory, in no order, without looking any of them up."""
+        opened = self.open_directory(node)
+        return [os.fsencode(name) for name in os.listdir(opened.fd)]
+
+    def twin(self, other: DirectoryVolume, node: int | None) -> int | None:
+        """The number here of the file that is `node` in another volume, None if one of them does not know it."""
+        with self.lock:
+            return self._nodes.twin(other._nodes, node)

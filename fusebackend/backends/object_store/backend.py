@@ -1,0 +1,197 @@
+"""`ObjectStoreBackend`: the agent face of a bucket, and `S3Backend`, the seeds' name for one in S3.
+
+The verbs are those of every volume. What replaces a whole file is one conditional request instead of a step under the
+volume's lock; files of a batch are put and fetched several at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import posixpath
+from collections.abc import Callable, Iterator
+from typing import IO, Any, Literal
+
+from fusebackend import text
+from fusebackend.backends.object_store.bucket.parallel import each
+from fusebackend.backends.object_store.volume import CACHE_BYTES, TTL_S, ObjectStoreVolume
+from fusebackend.base import budget
+from fusebackend.base.errors import oserror
+from fusebackend.protocol import Change, Changes, FileDownloadResponse, FileUploadResponse
+from fusebackend.volumes.agent_face import DIRECTORY_MODE, FILE_MODE, VolumeBackend, caller
+from fusebackend.volumes.contents import FileContents, require_regular
+from fusebackend.volumes.walk import Place, resolve
+
+ATTEMPTS = 20
+"""How often something is put where others make and delete things all the time."""
+
+
+class _Unchanged(Exception):
+    """An edit that can't be made. Never leaves this module."""
+
+
+class ObjectStoreBackend(VolumeBackend):
+    """Plain objects as files. See `volume.py` for what is kept, and SEMANTICS.md for what is promised.
+
+    Args:
+        store: an obstore store (`obstore.store.S3Store`, `GCSStore`, `AzureStore`, `MemoryStore` …). Its prefix is
+            where the tree begins.
+        ttl: seconds for which a listing is believed.
+        cache_dir: where blocks of objects are kept; a temporary directory by default.
+        cache_mb: at most so many MiB.
+        write_back: so many seconds after it was closed a file is put; 0: before `close` returns.
+        on_exists: see `VolumeBackend`.
+        extras: what the service can do beyond obstore, see `bucket/s3_extras.py`.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        *,
+        ttl: float = TTL_S,
+        cache_dir: str | None = None,
+        cache_mb: int = CACHE_BYTES >> 20,
+        write_back: float = 0.0,
+        on_exists: Literal["error", "replace"] = "error",
+        extras: Any = None,
+    ) -> None:
+        volume = ObjectStoreVolume(
+            store,
+            ttl_s=ttl,
+            cache_directory=cache_dir,
+            cache_bytes=cache_mb << 20,
+            write_back_s=write_back,
+            extras=extras,
+        )
+        super().__init__(volume, on_exists=on_exists)
+        prefix = getattr(store, "prefix", None)
+        self._store_shown = f"{type(store).__name__} {prefix}" if prefix else type(store).__name__
+
+    volume: ObjectStoreVolume
+
+    def _where(self) -> str:
+        return self._store_shown
+
+    def _put(self, path: str, data: bytes | FileContents, *, replace: bool) -> None:
+        assert isinstance(data, bytes), "an object is stored as a whole"
+        with self.volume.changing() as changes:
+            for _ in range(ATTEMPTS):
+                # As open(2): O_EXCL finds a symbolic link itself in the way, without it a link is followed.
+                place = resolve(self.volume, path, follow=replace)
+                if place.attr is not None and not replace:
+                    raise oserror(errno.EEXIST)
+                try:
+                    self._put_at(place, data, changes)
+                except (FileExistsError, FileNotFoundError):
+                    continue  # somebody else was faster
+                return
+            raise oserror(errno.EAGAIN)
+
+    def _put_at(self, place: Place, data: bytes, changes: Changes) -> None:
+        if place.attr is not None:
+            require_regular(place.attr)
+            self.volume.rewrite(place.attr.node, lambda before: data)
+            changes.append(Change(node=place.attr.node))
+            changes.report("modified", place.path)
+            return
+        with self._parents(place, changes) as parent:
+            node = self.volume.make_file(parent, place.name, FILE_MODE, data, caller()).node
+        changes.append(Change(node=node, parent=parent, name=place.name))
+        changes.report("created", place.path)
+
+    @contextlib.contextmanager
+    def _parents(self, place: Place, changes: Changes) -> Iterator[int]:
+        """As everywhere, but somebody else may make the same directories, or put something in those that are made."""
+        changes.append(Change(node=place.parent))
+        made: list[tuple[Change, str]] = []
+        parent = place.parent
+        try:
+            for name, path in zip(place.missing, place.missing_paths, strict=True):
+                try:
+                    node = self.volume.mkdir(parent, name, DIRECTORY_MODE, caller()).node
+                except FileExistsError:
+                    node = self.volume.lookup(parent, name).node
+                else:
+                    made.append((Change(node=node, parent=parent, name=name), path + "/"))
+                parent = node
+            yield parent
+        except OSError:
+            for change, _ in reversed(made):
+                assert change.parent is not None
+                assert change.name is not None
+                with contextlib.suppress(OSError):
+                    self.volume.rmdir(change.parent, change.name)
+            raise
+        for change, shown in made:
+            changes.append(change)
+            changes.report("created", shown)
+
+    def _edit(self, path: str, old: str, new: str, replace_all: bool) -> int | str:
+        outcome: str | tuple[str, int] = ""
+
+        def change(before: Callable[[], bytes]) -> bytes:
+            nonlocal outcome
+            outcome = text.replace_string(before().decode("utf-8"), old, new, replace_all)
+            if isinstance(outcome, str):
+                raise _Unchanged
+            return outcome[0].encode("utf-8")
+
+        with self.volume.changing() as changes:
+            place = resolve(self.volume, path)
+            attr = place.found
+            require_regular(attr)
+            if attr.size > self.max_file_bytes:
+                raise oserror(errno.EFBIG)
+            try:
+                self.volume.rewrite(attr.node, change)
+            except _Unchanged:
+                assert isinstance(outcome, str)
+                return outcome
+            changes.append(Change(node=attr.node))
+            changes.report("modified", place.path)
+        assert isinstance(outcome, tuple)
+        return outcome[1]
+
+    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
+        together: dict[str, list[int]] = {}  # of two for one path the last one wins
+        for number, (path, _) in enumerate(files):
+            together.setdefault(posixpath.normpath(f"/{path}"), []).append(number)
+        answers: dict[int, FileUploadResponse] = {}
+
+        def upload(numbers: list[int]) -> None:
+            for number in numbers:
+                answers[number] = self._upload(*files[number])
+
+        each(upload, together.values())
+        return [answers[number] for number in range(len(files))]
+
+    def upload_from(self, path: str, file: IO[bytes]) -> FileUploadResponse:
+        """`upload_files` of one that is in a file. It is one object, and held in memory."""
+        budget.current().hold(file.seek(0, os.SEEK_END))
+        file.seek(0)
+        return self._upload(path, file.read())
+
+    def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
+        return each(self._download, paths)
+
+
+class S3Backend(ObjectStoreBackend):
+    """The seeds' class: a bucket in S3, or the keys of it that begin with `prefix` and a slash.
+
+    Args:
+        bucket: its name.
+        prefix: the directory in it that is the root.
+        region: where it is; None: as the environment says.
+        options: `endpoint`, `access_key_id`, `secret_access_key`, `session_token` for the service; what is not given
+            is taken from the environment as AWS's own programs do. `ttl`, `cache_dir`, `cache_mb`, `write_back` and
+            `on_exists` as for `ObjectStoreBackend`.
+    """
+
+    def __init__(self, bucket: str, prefix: str = "", region: str | None = "us-east-1", **options: Any) -> None:
+        from fusebackend.backends.object_store.opening import Service
+
+        words = ("endpoint", "access_key_id", "secret_access_key", "session_token")
+        service = Service.of(region, {word: options.pop(word) for word in words if word in options})
+        super().__init__(service.store(bucket, prefix), extras=service.extras(bucket, prefix), **options)
+        self._store_shown = f"s3://{bucket}/{prefix}".rstrip("/")

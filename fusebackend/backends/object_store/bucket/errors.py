@@ -1,0 +1,142 @@
+"""`object_errors`: what obstore raises, as `OSError` with an errno and one line in the log.
+
+obstore tells the outcomes of a condition apart by type. Everything else is a `GenericError` whose text holds the HTTP
+status, the service's error code (`<Code>QuotaExceeded</Code>`) and the kind of a network error; those three are read
+from it as the data they are, and looked up in the tables below. Nothing is guessed from prose.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from fusebackend.base.errors import oserror
+from fusebackend.base.waiting import will_wait
+from fusebackend.protocol.scheme import mask
+
+log = logging.getLogger(__name__)
+
+ERRNO_OF_CODE: dict[str, int] = {
+    "QuotaExceeded": errno.ENOSPC,  # SeaweedFS, Ceph: the bucket is full
+    "XMinioStorageFull": errno.ENOSPC,
+    "EntityTooLarge": errno.EFBIG,
+    "RequestTimeout": errno.ETIMEDOUT,  # the service waited for us: a stalled network
+    "PreconditionFailed": errno.ESTALE,
+    "ConditionalRequestConflict": errno.ESTALE,
+    "SlowDown": errno.ETIMEDOUT,  # still so after all retries: EAGAIN would be a lie to a program that can't poll
+    "NoSuchBucket": errno.ENOENT,
+    "NoSuchUpload": errno.EIO,  # it says nothing about the object
+    "KeyTooLongError": errno.ENAMETOOLONG,
+    "XMinioInvalidObjectName": errno.EINVAL,
+}
+"""The codes of S3 and of the services that speak its language; they say more than the status."""
+
+ERRNO_OF_STATUS: dict[int, int] = {
+    401: errno.EACCES,
+    403: errno.EACCES,
+    404: errno.ENOENT,
+    408: errno.ETIMEDOUT,
+    409: errno.ESTALE,
+    412: errno.ESTALE,
+    413: errno.EFBIG,
+    416: errno.ESTALE,  # a range beyond the end: the object is shorter than it was
+    429: errno.ETIMEDOUT,
+    501: errno.ENOTSUP,
+    503: errno.ETIMEDOUT,
+    504: errno.ETIMEDOUT,
+    507: errno.ENOSPC,
+}
+
+_STATUS = re.compile(r"Server returned non-2xx status code: (\d{3})")
+_CODE = re.compile(r"<Code>(\w{1,64})</Code>")
+_KIND = re.compile(r"\bkind: (Timeout|Connect)\b")
+_OS_CODE = re.compile(r"\bOs \{\s*code: (\d{1,4}),")
+_SIGNATURE = re.compile(r"([?&](?:X-Amz-[\w-]+|Signature|sig|se|st)=)[^&\s]*", re.IGNORECASE)
+
+_LINE_CHARACTERS = 300
+
+_quiet: ContextVar[bool] = ContextVar("fusebackend_object_errors_quiet", default=False)
+
+
+@contextmanager
+def object_errors(key: str) -> Iterator[None]:
+    """Calls about the object `key`: obstore's exceptions leave as `OSError`, any other one as it is."""
+    will_wait()
+    from obstore.exceptions import BaseError
+
+    try:
+        yield
+    except FileNotFoundError as error:
+        if error.errno is not None:
+            raise
+        if (code := _CODE.search(str(error))) is not None and code[1] == "NoSuchBucket" and not _quiet.get():
+            log.warning("%s: %s", key, _line(error))
+        raise oserror(errno.ENOENT, key) from None
+    except NotImplementedError as error:  # a store that lacks a feature, not one of ours
+        log.warning("%s: the store can't do it: %s", key, _line(error))
+        raise oserror(errno.ENOTSUP, key) from None
+    except BaseError as error:
+        number = errno_of(error)
+        if number != errno.ESTALE and not _quiet.get():
+            log.warning("%s: %s", key, _line(error))
+        raised = oserror(number, key)
+        if (said := _said(str(error))) is not None:
+            raised.add_note(said)
+        raise raised from None
+
+
+def _said(text: str) -> str | None:
+    """What the service, or this machine's network, calls the failure."""
+    if (code := _CODE.search(text)) is not None:
+        return code[1]
+    number = _OS_CODE.search(text)
+    return os.strerror(int(number[1])) if number is not None else None
+
+
+@contextmanager
+def told_by_caller() -> Iterator[None]:
+    """Log no errors in here: the caller tells them. The service's code, or the network's, is their note."""
+    before = _quiet.set(True)
+    try:
+        yield
+    finally:
+        _quiet.reset(before)
+
+
+def errno_of(error: BaseException) -> int:
+    """The errno of one of obstore's exceptions, or of an `OSError`; EIO when it tells nothing."""
+    from obstore import exceptions
+
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno
+    text = str(error)
+    code = _CODE.search(text)
+    if code is not None and code[1] in ERRNO_OF_CODE:
+        return ERRNO_OF_CODE[code[1]]
+    if isinstance(error, (exceptions.AlreadyExistsError, exceptions.PreconditionError, exceptions.NotModifiedError)):
+        return errno.ESTALE
+    if isinstance(error, (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)):
+        return errno.EACCES
+    if isinstance(error, FileNotFoundError):
+        return errno.ENOENT
+    if isinstance(error, exceptions.InvalidPathError):
+        return errno.EINVAL
+    if isinstance(error, (exceptions.NotSupportedError, NotImplementedError)):
+        return errno.ENOTSUP
+    status = _STATUS.search(text)
+    if status is not None:
+        return ERRNO_OF_STATUS.get(int(status[1]), errno.EIO)
+    if _KIND.search(text) is not None:
+        return errno.ETIMEDOUT  # nobody answers: a caller can't tell a service that is slow from one that is not there
+    return errno.EIO
+
+
+def _line(error: BaseException) -> str:
+    """An error of obstore in one line: without the debug dump below its first line, and without what signs a URL."""
+    text = str(error).split("\n\nDebug source", 1)[0]
+    return _SIGNATURE.sub(r"\1***", mask(" ".join(text.split())))[:_LINE_CHARACTERS]

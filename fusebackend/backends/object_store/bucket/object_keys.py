@@ -1,0 +1,123 @@
+"""Keys and names: which objects are shown in a directory, and as what. Pure functions.
+
+A directory is a prefix that ends with `/`, and an object is the file whose path is its key. Rules for what is no path:
+
+- a key with an empty segment (`a//b`, `/a`), with a segment `.` or `..`, of more than 255 bytes, or with a control
+  character is not shown, and keeps the directories it is in from being removed or renamed;
+- an object whose key is a directory as well, because of a longer key (`a` beside `a/b`), is `NAME%=`;
+- an object whose key ends with `/` is other tools' sign for a directory, and is that directory;
+- `DIRECTORY/.fusebackend.directory` is our sign: an empty object that keeps a directory which was made here, and its
+  mode, owner and times. It goes when the directory is removed. `.fusebackend.renames/` at the top is the journal of
+  renames. Neither is shown, and no file can be given such a name.
+
+What is made here has a name in UTF-8 without control characters and backslashes (SeaweedFS takes one for a `/`): any
+other is EILSEQ, and so is a name that would be hidden; a key of more than 1,024 bytes is ENAMETOOLONG.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from fusebackend.base.errors import oserror
+from fusebackend.protocol import NAME_MAX_BYTES
+
+MARKER = ".fusebackend.directory"
+JOURNAL = ".fusebackend.renames"
+FILE_MARK = b"%="
+MAX_KEY_BYTES = 1024
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+class Found(NamedTuple):
+    """An object as a listing shows it."""
+
+    segment: str
+    """The last part of its key."""
+    size: int
+    etag: str | None
+    modified_ns: int
+
+
+class Info(NamedTuple):
+    """What a name in a directory stands for. `found` is None for a directory."""
+
+    segment: str
+    found: Found | None
+
+    @property
+    def is_dir(self) -> bool:
+        return self.found is None
+
+
+class Contents(NamedTuple):
+    """What is in a directory, and the sign that keeps it, if it has one."""
+
+    infos: dict[bytes, Info]
+    marker: Found | None = None
+
+
+def is_shown(segment: str) -> bool:
+    """Can this part of a key be a name in a directory?"""
+    if segment in ("", ".", "..", MARKER) or _CONTROL.search(segment):
+        return False
+    return len(segment.encode("utf-8", "surrogatepass")) <= NAME_MAX_BYTES
+
+
+def arrange(directories: Iterable[str], objects: Iterable[Found], *, top: bool) -> Contents:
+    """The names in a directory.
+
+    Args:
+        directories: the last parts of the prefixes in it.
+        objects: the objects in it.
+        top: it is the top of the tree, where the journal is.
+    """
+    infos: dict[bytes, Info] = {}
+    for segment in directories:
+        if is_shown(segment) and not (top and segment == JOURNAL):
+            infos[segment.encode()] = Info(segment, None)
+    marker = None
+    late: list[Found] = []
+    for found in objects:
+        name = found.segment.encode()
+        if found.segment == MARKER:
+            marker = found
+        elif not is_shown(found.segment):
+            continue
+        elif name in infos:
+            late.append(found)
+        else:
+            infos[name] = Info(found.segment, found)
+    for found in late:
+        name = found.segment.encode() + FILE_MARK
+        while name in infos:
+            name += FILE_MARK
+        if len(name) <= NAME_MAX_BYTES:
+            infos[name] = Info(found.segment, found)
+    return Contents(infos, marker)
+
+
+def segment_of(name: bytes) -> str | None:
+    """The last part of the key that a name would have by itself; None for one that no object can have."""
+    try:
+        segment = name.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+    return segment if is_shown(segment) else None
+
+
+def new_segment(name: bytes, directory: str) -> str:
+    """The last part of the key for something new in a directory, whose own key is given with its `/`.
+
+    Raises:
+        OSError: EILSEQ, ENAMETOOLONG.
+    """
+    segment = segment_of(name)
+    if segment is None or "\\" in segment or (segment == JOURNAL and not directory):
+        raise oserror(errno.EILSEQ, name)
+    if len((directory + segment).encode()) > MAX_KEY_BYTES - len(MARKER) - 1:
+        raise oserror(errno.ENAMETOOLONG, name)
+    return segment

@@ -1,0 +1,180 @@
+"""`Bucket`: the requests that a volume makes, in its own words. Each method is one request or a few of the same kind.
+
+It knows keys, attributes and versions, and neither nodes nor names. Whatever the store raises leaves as `OSError`.
+Thread-safe, and nothing is locked.
+"""
+
+from __future__ import annotations
+
+import datetime
+import errno
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import obstore
+
+from fusebackend.backends.object_store.bucket.errors import object_errors
+from fusebackend.backends.object_store.bucket.object_keys import MARKER, Contents, Found, arrange
+from fusebackend.backends.object_store.bucket.parallel import each
+from fusebackend.backends.object_store.bucket.s3_extras import S3Extras
+from fusebackend.base.errors import oserror
+
+PAGE_OBJECTS = 1000
+"""So many objects come with one answer."""
+
+PIECE_BYTES = 1 << 20
+
+
+class Head(NamedTuple):
+    """An object without its content."""
+
+    size: int
+    etag: str | None
+    modified_ns: int
+    attributes: Mapping[str, str]
+
+
+class Bucket:
+    """See the module's docstring.
+
+    Args:
+        store: an obstore store, with the volume's prefix in it.
+        extras: does what obstore can't; None where there is no other way.
+    """
+
+    def __init__(self, store: Any, extras: S3Extras | None = None) -> None:
+        self.store = store
+        self.extras = extras
+
+    # -- listing -----------------------------------------------------------------------------------------------
+
+    def contents(self, directory: str) -> Contents:
+        """What is in a directory, whose key ends with `/` (or is empty, for the top). EINVAL as `keys_below`."""
+        prefix = directory.rstrip("/")
+        with object_errors(prefix or "/"):
+            try:
+                page = obstore.list_with_delimiter(self.store, prefix or None)
+            except obstore.exceptions.InvalidPathError:
+                if self.extras is None:
+                    raise
+                directories, objects = self.extras.list_directory(directory)
+                return arrange(directories, objects, top=not directory)
+        below = len(directory)
+        return arrange(
+            (path[below:] for path in page["common_prefixes"]),
+            # What is not below is the directory itself: an object whose key ends with `/`, as obstore shows it.
+            (_found(meta, below) for meta in page["objects"] if meta["path"].startswith(directory)),
+            top=not directory,
+        )
+
+    def keys_below(self, directory: str) -> Iterator[list[tuple[str, int, str | None]]]:
+        """The objects below a directory, at any depth, with sizes and ETags: page by page. Its own sign is one of them.
+
+        Raises:
+            OSError: EINVAL when there is a key below that is no path.
+        """
+        prefix = directory.rstrip("/")
+        with object_errors(prefix or "/"):
+            for page in obstore.list(self.store, prefix or None, chunk_size=PAGE_OBJECTS):
+                yield [
+                    (meta["path"], meta["size"], meta["e_tag"]) for meta in page if meta["path"].startswith(directory)
+                ]
+
+    def is_empty(self, directory: str, but: frozenset[str] = frozenset()) -> bool:
+        """Is there nothing below a directory, except objects with these keys?"""
+        try:
+            return all(key in but for page in self.keys_below(directory) for key, _, _ in page)
+        except OSError as error:
+            if error.errno == errno.EINVAL:
+                return False  # a key that is no path is below
+            raise
+
+    # -- objects -----------------------------------------------------------------------------------------------
+
+    def head(self, key: str) -> Head | None:
+        """An object, None when there is none."""
+        try:
+            with object_errors(key):
+                answer = obstore.get(self.store, key, options={"head": True})
+        except FileNotFoundError:
+            return None
+        return _head(answer)
+
+    def fetch(self, key: str, most: int) -> tuple[Head, memoryview | None] | None:
+        """An object, and its content if that is at most so many bytes. None when there is no object."""
+        try:
+            with object_errors(key):
+                answer = obstore.get(self.store, key)
+                head = _head(answer)
+                return head, memoryview(answer.bytes()) if head.size <= most else None
+        except FileNotFoundError:
+            return None
+
+    def pieces(self, key: str, etag: str | None = None) -> Iterator[bytes]:
+        """The content of an object, in pieces. ENOENT; ESTALE when it is not that version."""
+        with object_errors(key):
+            answer = obstore.get(self.store, key, options={"if_match": etag} if etag else {})
+            for piece in answer.stream(min_chunk_size=PIECE_BYTES):
+                yield bytes(piece)
+
+    def get_small(self, key: str) -> bytes:
+        """The content of a small object. ENOENT."""
+        with object_errors(key):
+            return bytes(obstore.get(self.store, key).bytes())
+
+    def make(self, key: str, data: bytes, attributes: Mapping[str, str]) -> str | None:
+        """A new small object; its ETag. EEXIST."""
+        try:
+            with object_errors(key):
+                answer = obstore.put(self.store, key, data, mode="create", attributes=dict(attributes))
+        except OSError as error:
+            raise oserror(errno.EEXIST, key) if error.errno == errno.ESTALE else error from None
+        return answer["e_tag"]
+
+    def put_small(self, key: str, data: bytes, attributes: Mapping[str, str]) -> str | None:
+        """A small object in place of whatever is there; its ETag."""
+        with object_errors(key):
+            return obstore.put(
+                self.store, key, data, attributes=dict(attributes), use_multipart=False, mode="overwrite"
+            )["e_tag"]
+
+    def copy(self, key: str, new: str) -> None:
+        """Copy an object with its attributes, in the store, over whatever is there. ENOENT."""
+        with object_errors(key):
+            obstore.copy(self.store, key, new)
+
+    def delete(self, key: str) -> None:
+        """Delete an object; one that is not there is deleted."""
+        try:
+            with object_errors(key):
+                obstore.delete(self.store, key)
+        except FileNotFoundError:
+            return
+
+    def delete_directory(self, directory: str) -> None:
+        """Delete what keeps an empty directory: our sign, and another tool's where there are extras."""
+        self.delete(directory + MARKER)
+        if self.extras is not None and directory:
+            self.extras.delete(directory)
+
+    def copy_all(self, pairs: Iterable[tuple[str, str]]) -> None:
+        each(lambda pair: self.copy(*pair), pairs)
+
+    def delete_all(self, keys: Iterable[str]) -> None:
+        each(self.delete, keys)
+
+
+def _head(answer: Any) -> Head:
+    meta = answer.meta
+    return Head(meta["size"], meta["e_tag"], _nanoseconds(meta["last_modified"]), dict(answer.attributes))
+
+
+def _found(meta: Any, start: int) -> Found:
+    return Found(meta["path"][start:], meta["size"], meta["e_tag"], _nanoseconds(meta["last_modified"]))
+
+
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+
+def _nanoseconds(when: datetime.datetime) -> int:
+    return (when - _EPOCH) // datetime.timedelta(microseconds=1) * 1000

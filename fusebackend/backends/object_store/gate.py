@@ -1,0 +1,54 @@
+"""`Gate`: many may pass at once, or one alone.
+
+Whoever puts, makes or deletes an object passes; the rename of a directory goes alone, for what is put below its old
+name meanwhile would be left behind. Reading passes no gate. Held over requests, so it must not be taken under a lock
+that others need for reading.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from fusebackend.base.waiting import will_wait
+
+
+class Gate:
+    """Not re-entrant: who passes must not pass again."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._passing = 0
+        self._alone = False
+        self._waiting = 0
+
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        with self._changed:
+            if self._alone or self._waiting:
+                will_wait()
+            self._changed.wait_for(lambda: not self._alone and not self._waiting)
+            self._passing += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._passing -= 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        with self._changed:
+            self._waiting += 1
+            try:
+                self._changed.wait_for(lambda: not self._alone and not self._passing)
+                self._alone = True
+            finally:
+                self._waiting -= 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._alone = False
+                self._changed.notify_all()

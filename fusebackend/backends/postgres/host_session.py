@@ -1,0 +1,296 @@
+"""`Session`: this process as one of those that have a volume open.
+
+It has a row in the table, and a connection of its own that holds the advisory lock (`SESSION_LOCK`, id): whoever finds
+that lock free knows that the process is gone, or can't reach the server any more. What it gives out: node numbers, and
+versions, which are the session's id and a count; both are never given twice, for the row and each block of numbers are
+committed with a wait for the disk.
+
+Nodes without a name are freed here, by the session's thread. The last name of a node may go while processes on other
+hosts have it open, who hear of it a little later and then note themselves in `nameless`. So a node that nobody is noted
+for is kept for `GRACE_S`, unless this is the only session. A session whose lock has been free for as long is dead, and
+what it used is nobody's; one that has only lost its connection takes the lock again before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fusebackend.backends.postgres.batch import Rows, rollback, send
+from fusebackend.backends.postgres.connections import connect
+from fusebackend.backends.postgres.schema import NODES_AT_ONCE, REAP_LOCK, SESSION_LOCK
+from fusebackend.backends.postgres.statements import BEGIN, COMMIT
+from fusebackend.backends.postgres.uses import Uses
+from fusebackend.databases.postgres_errors import is_lost, told
+
+if TYPE_CHECKING:
+    from psycopg import Connection
+
+log = logging.getLogger(__name__)
+
+GRACE_S = 60.0
+"""How long a node without a name is kept for other hosts, which may have it open and have not heard of it yet; and how
+long one that has lost its connection has to come back."""
+
+PERIOD_S = 10.0
+"""How often the thread looks for what is to be freed, and whether its connection lives."""
+
+GATHER_S = 0.5
+"""What is to be noted waits so long for more of the same."""
+
+FREED_AT_ONCE = 500
+
+_CLAIM = "SELECT pg_advisory_lock(%s::int, %s::int)"
+
+_CUT_OFF = """
+SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid <> pg_backend_pid()
+AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+AND classid = %s::int::oid AND objid = %s::int::oid AND objsubid = 2
+"""
+"""An older connection of this session: lost here, though the server has not noticed, and may not for hours."""
+
+T = TypeVar("T")
+
+
+class Session:
+    """See the module's docstring.
+
+    Raises:
+        OSError: the server can't be reached, or refuses.
+    """
+
+    id: int
+
+    def __init__(self, conninfo: str, volume: int, uses: Uses) -> None:
+        self._conninfo = conninfo
+        self._volume = volume
+        self._uses = uses
+        self._mutex = threading.Lock()  # for the connection
+        self._connection: Connection[Any] = connect(conninfo)
+        self._numbers = threading.Lock()
+        self._nodes = iter(range(0))
+        self._counts = itertools.count(1)
+        self._unregistered: set[int] = set()  # open here, and changed elsewhere: perhaps without a name now
+        self._stop = threading.Event()
+        self._wake = threading.Event()
+        try:
+            with told():
+                self.id = self._register()
+        except BaseException:
+            self._connection.close()
+            raise
+        self._thread = threading.Thread(target=self._work, name=f"fusebackend-session-{self.id}", daemon=True)
+        self._thread.start()
+
+    def _register(self) -> int:
+        with self._transaction():
+            ((number,),) = self._ask(
+                "INSERT INTO fusebackend.session (volume, host, pid) VALUES (%s, %s, %s) RETURNING id",
+                (self._volume, socket.gethostname(), os.getpid()),
+            )
+            self._ask(_CLAIM, (SESSION_LOCK, number))
+        return int(number)
+
+    # -- numbers -----------------------------------------------------------------------------------------------
+
+    def new_version(self) -> int:
+        return self.id << 32 | next(self._counts)
+
+    def new_node(self) -> int:
+        with self._numbers:
+            node = next(self._nodes, None)
+            if node is None:
+                first = self._connected(self._block)
+                self._nodes = iter(range(first, first + NODES_AT_ONCE))
+                node = next(self._nodes)
+            return node
+
+    def _block(self) -> int:
+        """The next numbers, never given again even if the server crashes: their commit waits for the disk."""
+        with self._transaction():
+            ((first,),) = self._ask("SELECT nextval('fusebackend.node_block')")
+        return int(first)
+
+    # -- nodes without a name ----------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """There may be something to note."""
+        self._wake.set()
+
+    def look_after(self, node: int) -> None:
+        """A node that is open here has been changed elsewhere: see whether it has lost its name."""
+        self._unregistered.add(node)
+        self._wake.set()
+
+    def _work(self) -> None:
+        freed_at = 0.0
+        while not self._stop.is_set():
+            try:
+                self._connected(self._note)
+                if time.monotonic() - freed_at >= PERIOD_S:
+                    self._free()
+                    freed_at = time.monotonic()
+            except OSError as error:
+                log.warning("session %d of the volume has no connection: %s", self.id, error)
+                self._stop.wait(1)
+            self._wake.wait(PERIOD_S)
+            self._wake.clear()
+            self._stop.wait(GATHER_S)
+
+    def _note(self) -> None:
+        """Note which nameless nodes are used here, and which no more."""
+        unused = self._uses.unused()
+        if unused:
+            self._abandon(unused)
+            self._uses.forget_unused(unused)
+        looked_after = list(self._unregistered)
+        if looked_after:
+            rows = self._ask(
+                "INSERT INTO fusebackend.nameless (volume, node, session) SELECT volume, node, %s"
+                " FROM fusebackend.inode WHERE volume = %s AND node = ANY(%s) AND nlink = 0"
+                " ON CONFLICT (volume, node, session) DO UPDATE SET since = now() RETURNING node",
+                (self.id, self._volume, looked_after),
+            )
+            self._unregistered.difference_update(looked_after)
+            for (node,) in rows:
+                self._uses.note_nameless(node)
+
+    def _abandon(self, nodes: list[int]) -> None:
+        with self._transaction():
+            self._ask(
+                "INSERT INTO fusebackend.nameless (volume, node, session) SELECT %s, n, 0 FROM unnest(%s::int8[]) n"
+                " ON CONFLICT DO NOTHING",
+                (self._volume, nodes),
+            )
+            self._ask(
+                "DELETE FROM fusebackend.nameless WHERE volume = %s AND node = ANY(%s) AND session = %s",
+                (self._volume, nodes, self.id),
+            )
+
+    def _free(self) -> None:
+        """Free what nobody uses, unless another session is at it. In between others may have the connection."""
+        while self._connected(self._free_some) == FREED_AT_ONCE:
+            pass
+
+    def _free_some(self) -> int:
+        """Returns how many nodes have been freed."""
+        with self._transaction():
+            if self._ask("SELECT pg_try_advisory_xact_lock(%s::int, %s::int)", (REAP_LOCK, self._volume)) == [(False,)]:
+                return 0
+            grace_s = GRACE_S if self._others_live() else 0.0
+            rows = self._ask(
+                "SELECT node FROM fusebackend.nameless n WHERE volume = %s AND session = 0"
+                " AND since <= now() - make_interval(secs => %s::float8) AND NOT EXISTS (SELECT 1"
+                " FROM fusebackend.nameless u WHERE u.volume = n.volume AND u.node = n.node AND u.session <> 0)"
+                " LIMIT %s",
+                (self._volume, grace_s, FREED_AT_ONCE),
+            )
+            nodes = [node for (node,) in rows]
+            for table in ("chunk", "xattr", "inode", "nameless") if nodes else ():
+                query = f"DELETE FROM fusebackend.{table} WHERE volume = %s AND node = ANY(%s)"
+                self._ask(query, (self._volume, nodes))
+            return len(nodes)
+
+    def _others_live(self) -> bool:
+        """Are there other sessions? Those that are dead are removed."""
+        others = self._ask(
+            "SELECT id, pg_try_advisory_xact_lock(%s::int, id),"
+            " now() - missing_since >= make_interval(secs => %s::float8)"
+            " FROM fusebackend.session WHERE volume = %s AND id <> %s",
+            (SESSION_LOCK, GRACE_S, self._volume, self.id),
+        )
+        missing = [number for number, is_free, _ in others if is_free]
+        dead = [number for number, is_free, for_long in others if is_free and for_long]
+        if missing:
+            self._ask(
+                "UPDATE fusebackend.session SET missing_since = now() WHERE id = ANY(%s) AND missing_since IS NULL",
+                (missing,),
+            )
+        if dead:
+            self._bury(dead)
+        return len(dead) < len(others)
+
+    def _bury(self, sessions: list[int]) -> None:
+        """What these sessions used is nobody's."""
+        self._ask(
+            "INSERT INTO fusebackend.nameless (volume, node, session) SELECT volume, node, 0"
+            " FROM fusebackend.nameless WHERE volume = %s AND session = ANY(%s) ON CONFLICT DO NOTHING",
+            (self._volume, sessions),
+        )
+        for table, column in (("nameless", "session"), ("session", "id")):
+            query = f"DELETE FROM fusebackend.{table} WHERE volume = %s AND {column} = ANY(%s)"
+            self._ask(query, (self._volume, sessions))
+
+    # -- the connection ----------------------------------------------------------------------------------------
+
+    def _ask(self, query: str, parameters: tuple[object, ...] = ()) -> Rows:
+        return send(self._connection, [(query, parameters)])[0]
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        connection = self._connection
+        send(connection, [BEGIN])
+        try:
+            yield
+            send(connection, [COMMIT])
+        except BaseException:
+            rollback(connection)
+            raise
+
+    def _connected(self, work: Callable[[], T]) -> T:
+        """What `work` makes with the connection: once more, with a new one, if that was dead and nobody knew."""
+        import psycopg
+
+        with told(), self._mutex:
+            self._require_connection()
+            try:
+                return work()
+            except psycopg.OperationalError as error:
+                if not is_lost(self._connection, error):
+                    raise
+                self._connection.close()
+                self._require_connection()
+                return work()
+
+    def _require_connection(self) -> None:
+        """A connection that is lost is made again, and what this session is noted for is noted once more."""
+        if not self._connection.closed:
+            return
+        connection = connect(self._conninfo)
+        try:
+            send(connection, [(_CUT_OFF, (SESSION_LOCK, self.id)), (_CLAIM, (SESSION_LOCK, self.id))])
+            session = (
+                "INSERT INTO fusebackend.session (volume, id, host, pid) VALUES (%s, %s, %s, %s)"
+                " ON CONFLICT (id) DO UPDATE SET missing_since = NULL"
+            )
+            send(connection, [(session, (self._volume, self.id, socket.gethostname(), os.getpid()))])
+        except BaseException:
+            connection.close()
+            raise
+        self._connection = connection
+        self._unregistered.update(self._uses.nameless(), self._uses.opened())
+        self._wake.set()
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    def _leave(self) -> None:
+        with self._transaction():
+            self._bury([self.id])
+
+    def close(self) -> None:
+        """Free what this session was the last to use. OSError when the server can't be reached."""
+        self._stop.set()
+        self._wake.set()
+        self._thread.join()
+        try:
+            self._connected(self._leave)
+            self._free()
+        finally:
+            self._connection.close()

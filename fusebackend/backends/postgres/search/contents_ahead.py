@@ -1,0 +1,93 @@
+"""`ReadAhead`: the contents of the files that a search is about to look at, many with one query.
+
+The server leaves out what has a single chunk and does not hold the pattern in it. Each file is read as it is at one
+moment. Larger ones are not read ahead; for those `read` is `read_with`.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, TypeVar
+
+from fusebackend.backends.postgres.search.queries import SearchQueries
+from fusebackend.protocol import Attr, Volume
+from fusebackend.volumes.chunks import CHUNK_BYTES
+from fusebackend.volumes.contents import LOCKED_BYTES, read_with
+
+FILES_FIRST: Final = 32
+FILES_AHEAD: Final = 2048
+BYTES_AHEAD: Final = 8 << 20
+"""Bounds of one query, and so of what is in memory: the files of one more may be as large as `LOCKED_BYTES`."""
+
+_CONTENTS = f"""
+SELECT inode.node, inode.size, idx, data
+FROM unnest(%(nodes)s::bigint[]) AS wanted (node)
+CROSS JOIN LATERAL (
+    SELECT node, size FROM fusebackend.inode WHERE volume = %(volume)s AND node = wanted.node AND size > 0
+    AND (mode & {stat.S_IFMT(0o177777)}) = {stat.S_IFREG} LIMIT 1
+) AS inode
+LEFT JOIN LATERAL (
+    SELECT idx, data FROM fusebackend.chunk
+    WHERE volume = %(volume)s AND node = wanted.node AND inode.size <= %(limit)s
+    AND (inode.size > {CHUNK_BYTES} OR position(%(needle)s::bytea IN data) > 0) ORDER BY idx OFFSET 0
+) AS chunk ON true
+WHERE idx IS NOT NULL OR inode.size > %(limit)s
+"""
+
+T = TypeVar("T")
+
+
+class ReadAhead:
+    """Those of some files that may hold a pattern, each of which can be read by `read` until the next one is taken."""
+
+    def __init__(self, queries: SearchQueries, pattern: str, files: Iterable[tuple[str, Attr]], max_bytes: int) -> None:
+        """Args:
+        max_bytes: larger files are left to `read_with`, which refuses them.
+        """
+        self._queries = queries
+        self._files = files
+        self._limit = min(max_bytes, LOCKED_BYTES)
+        try:
+            self._needle: bytes | None = pattern.encode("utf-8")
+        except UnicodeEncodeError:
+            self._needle = None  # a lone surrogate, which nothing holds
+        self._read: dict[int, bytes | None] = {}
+
+    def __iter__(self) -> Iterator[tuple[str, Attr]]:
+        waiting: list[tuple[str, Attr]] = []
+        size, files = 0, FILES_FIRST
+        for found in self._files:
+            waiting.append(found)
+            size += min(found[1].size, self._limit)
+            if len(waiting) >= files or size >= BYTES_AHEAD:
+                yield from self._readable(waiting)
+                waiting, size, files = [], 0, min(files * 4, FILES_AHEAD)
+        yield from self._readable(waiting)
+
+    def read(self, volume: Volume, attr: Attr, max_bytes: int, take: Callable[[Iterable[bytes]], T]) -> T:
+        """As `contents.read_with`."""
+        data = self._read.get(attr.node)
+        return read_with(volume, attr, max_bytes, take) if data is None else take((data,))
+
+    def _readable(self, files: list[tuple[str, Attr]]) -> list[tuple[str, Attr]]:
+        if not files:
+            return []
+        nodes = list({attr.node for _, attr in files})
+        rows = self._queries.rows(_CONTENTS, nodes=nodes, limit=self._limit, needle=self._needle)
+        pieces: dict[int, list[bytes]] = {}
+        sizes: dict[int, int] = {}
+        for node, size, index, data in rows:
+            sizes[node] = size
+            if index is not None:
+                known = pieces.setdefault(node, [])
+                if index == len(known):  # else there is a hole before it, and the file is too short for its size
+                    known.append(data)
+        self._read = {}
+        for node, size in sizes.items():
+            content = b"".join(pieces.get(node, ()))
+            if size > self._limit:
+                self._read[node] = None
+            elif len(content) == size:  # holes read as zeros, and no text holds any
+                self._read[node] = content
+        return [(path, attr) for path, attr in files if attr.node in self._read]

@@ -1,0 +1,285 @@
+"""`StoredTree`: what a PostgreSQL volume holds, as the rules of `TreeVolume` ask for it and change it.
+
+It owns the transactions: which calls make one, when it is committed, and who is told of it. What a thread does in
+between goes to the `Transaction` it is in the middle of (`_Scope`); what is asked outside of one is a single statement.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import stat
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fusebackend.backends.postgres import notices, statements
+from fusebackend.backends.postgres.batch import Rows, Statement, send
+from fusebackend.backends.postgres.connections import Connections, gone
+from fusebackend.backends.postgres.host_session import Session
+from fusebackend.backends.postgres.rows import StoredInode
+from fusebackend.backends.postgres.transaction import Transaction, Wanted
+from fusebackend.backends.postgres.uses import Uses
+from fusebackend.base.stamps import CLOCK
+from fusebackend.databases.postgres_errors import told
+from fusebackend.protocol import Change, Changes
+from fusebackend.volumes.chunks import Chunk
+from fusebackend.volumes.damage import Damage
+from fusebackend.volumes.posix import TreeVolume
+from fusebackend.volumes.storage import Inode
+
+if TYPE_CHECKING:
+    from psycopg import Connection
+
+T = TypeVar("T")
+
+
+class _Scope(threading.local):
+    """What a thread is in the middle of."""
+
+    def __init__(self) -> None:
+        self.transaction: Transaction | None = None
+        self.view: Any = None  # a connection in the middle of a transaction that only reads
+        self.told: list[Changes] = []
+        self.lost_names: list[int] = []
+        self.written: list[tuple[int, int, int | None]] = []  # nodes, and their `contents` and `emptied` before
+
+
+class StoredTree(TreeVolume):
+    """See the module's docstring.
+
+    Args:
+        volume_id: the volume's number in the tables.
+        last_writer_wins: a rewrite of what another host has changed is no error.
+    """
+
+    def __init__(
+        self, connections: Connections, volume_id: int, session: Session, uses: Uses, *, last_writer_wins: bool
+    ) -> None:
+        super().__init__()
+        self.lock = contextlib.nullcontext()
+        self.id = volume_id
+        self._connections = connections
+        self._session = session
+        self._uses = uses
+        self._last_writer_wins = last_writer_wins
+        self._scope = _Scope()
+        self._damage = Damage(f"volume {volume_id} of the database")
+
+    @property
+    def session(self) -> str:
+        """The name under which this process's changes are told."""
+        return str(self._session.id)
+
+    # -- transactions ------------------------------------------------------------------------------------------
+
+    def _change(self, wanted: Wanted, rule: Callable[..., T], *arguments: Any) -> T:
+        """Run a rule in a transaction: that of the scope, or one of its own."""
+        CLOCK.saw_all()  # reads wait for no change, and are on any host: they can't tell what they give out
+        transaction = self._scope.transaction
+        if transaction is not None:
+            with told():
+                if transaction.is_large:
+                    transaction.flush()
+                transaction.fetch(wanted)
+                return rule(*arguments)
+        version = self._session.new_version()
+
+        def attempt(connection: Connection[Any]) -> T:
+            with self._transaction(Transaction(connection, self.id, version)) as transaction:
+                transaction.fetch(wanted)
+                return rule(*arguments)
+
+        return self._connections.run(attempt)
+
+    @contextlib.contextmanager
+    def _transaction(self, transaction: Transaction) -> Iterator[Transaction]:
+        """What this thread does in between is one transaction, which is committed at the end."""
+        scope = self._scope
+        scope.transaction = transaction
+        scope.lost_names, scope.written = [], []
+        try:
+            yield transaction
+            for node, contents, emptied in scope.written:
+                self._uses.wrote(node, transaction.version, contents, emptied)
+            transaction.commit(self._notices)
+        except BaseException:
+            transaction.rollback()
+            raise
+        finally:
+            scope.transaction = None
+        for node in scope.lost_names:
+            if node in self._uses:
+                self._uses.note_nameless(node)
+
+    def _notices(self, changes: Sequence[Change]) -> list[Statement]:
+        channel = notices.channel(self.id)
+        return [statements.notify(channel, payload) for payload in notices.encode(self.session, changes)]
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[Changes]:
+        """As in `NativeVolume`: one transaction, alone with the volume. An error undoes all of it.
+
+        Observers and subscribers are told when it has been committed.
+        """
+        changes = Changes()
+        scope = self._scope
+        if scope.transaction is not None:  # inside of another one, which will tell
+            scope.told.append(changes)
+            yield changes
+            return
+        scope.told = [changes]
+        try:
+            with told(), self._connections.leased(self._begin_alone) as connection:
+                version = self._session.new_version()
+                with self._transaction(Transaction(connection, self.id, version, exclusive=True, begun=True)):
+                    yield changes
+        except BaseException:
+            self._tell_all(scope.told, reports=False)
+            raise
+        self._tell_all(scope.told, reports=True)
+
+    def _begin_alone(self, connection: Connection[Any]) -> None:
+        send(connection, [statements.BEGIN, statements.lock_changes(self.id, exclusive=True)])
+
+    def _tell_all(self, told: Sequence[Changes], *, reports: bool) -> None:
+        """What has failed is told as well: it may have happened, and if not, looking again does no harm."""
+        shown = [self.report(changes.reports) for changes in told if reports]
+        for changes in told:
+            self.tell(changes)
+        for tell in shown:
+            tell()
+
+    @contextlib.contextmanager
+    def viewing(self) -> Iterator[None]:
+        """What this thread reads in between is one state of the volume."""
+        scope = self._scope
+        if scope.transaction is not None or scope.view is not None:
+            yield
+            return
+        with told(), self._connections.leased(_begin_view) as connection:
+            scope.view = connection
+            try:
+                yield
+            finally:
+                scope.view = None
+                if not connection.closed:
+                    send(connection, [statements.COMMIT])
+
+    def _query(self, statement: Statement) -> Rows:
+        if self._scope.view is not None:
+            with told():
+                return send(self._scope.view, [statement])[0]
+        return self._connections.query(*statement)
+
+    @property
+    def _here(self) -> Transaction:
+        transaction = self._scope.transaction
+        assert transaction is not None, "a rule runs in a transaction"
+        return transaction
+
+    # -- storage -----------------------------------------------------------------------------------------------
+
+    def _stored(self, node: int) -> StoredInode:
+        return self._here.inode(node)
+
+    def _inode(self, node: int) -> Inode:
+        inode = self._here.inode(node)
+        if inode.nlink == 0 and not inode.is_new and node not in self._uses:
+            raise gone()
+        return inode
+
+    def _parent_of(self, node: int) -> int:
+        return self._here.parent(node)
+
+    def _new_inode(self, mode: int, parent: int) -> Inode:
+        inode = StoredInode(self._session.new_node(), mode, parent=parent)
+        self._here.add(inode)
+        return inode
+
+    def _renewed(self, inode: Inode) -> None:
+        """The transaction has one version for all that it changes."""
+
+    def _changed(self, inode: Inode) -> None:
+        assert isinstance(inode, StoredInode)
+        self._here.changed(inode)
+
+    def _reap(self, inode: Inode) -> None:
+        """A node without a name is freed by `Session`, when nobody on any host uses it any more."""
+        if inode.nlink == 0:
+            used = inode.node in self._uses
+            self._here.set_nameless(inode.node, self._session.id if used else 0)
+            self._scope.lost_names.append(inode.node)
+
+    def _accessed(self, inode: Inode) -> None:
+        """What a change reads on its way is not noted: it would be one more row, and told to every host."""
+
+    def _drop(self, inode: Inode) -> None:
+        raise AssertionError("nodes are freed by `Session`")
+
+    def _child(self, parent: int, name: bytes) -> int | None:
+        node = self._here.child(parent, name)
+        if node is not None and (inode := self._here.known(node)) is not None:
+            self._damage.require_entry(parent, name, inode)
+        return node
+
+    def _entries(self, directory: int, children: list[tuple[bytes, int]]) -> list[tuple[bytes, Inode]]:
+        return self._damage.entries(directory, children, self._inode)
+
+    def _set_child(self, parent: int, name: bytes, node: int | None) -> None:
+        self._here.set_child(parent, name, node)
+
+    def _children(self, parent: int, after: bytes, limit: int) -> list[tuple[bytes, int]]:
+        self._directory(parent)
+        return self._here.children(parent, after, limit)
+
+    def _chunk(self, node: int, index: int) -> Chunk | None:
+        return self._here.chunk(node, index)
+
+    def _new_chunk(self, node: int, index: int) -> Chunk:
+        return Chunk()
+
+    def _chunk_changed(self, node: int, index: int, chunk: Chunk) -> None:
+        self._here.set_chunk(node, index, chunk)
+
+    def _drop_chunks(self, node: int, first: int) -> int:
+        return self._here.cut(node, first)
+
+    def _xattrs(self, inode: Inode) -> dict[bytes, bytes]:
+        assert isinstance(inode, StoredInode)
+        return self._here.xattrs(inode)
+
+    def _xattrs_changed(self, inode: Inode) -> None:
+        assert isinstance(inode, StoredInode)
+        self._here.set_xattrs(inode)
+
+    # -- who has written ---------------------------------------------------------------------------------------
+
+    def _put(self, inode: Inode, offset: int, data: bytes) -> None:
+        self._rewritten(inode, empties=False)
+        super()._put(inode, offset, data)
+
+    def _resize(self, inode: Inode, size: int) -> None:
+        if not stat.S_ISDIR(inode.mode):
+            self._rewritten(inode, empties=size == 0)
+        super()._resize(inode, size)
+
+    def _rewritten(self, inode: Inode, *, empties: bool) -> None:
+        """The bytes of a file are about to change. ESTALE where that would undo what another host has written.
+
+        That is when it is emptied though another host has changed it since it was opened here to be written; and when
+        it was emptied here, to be written anew, and another host has done the same since.
+        """
+        assert isinstance(inode, StoredInode)
+        uses, version = self._uses, self._here.version
+        if not self._last_writer_wins:
+            may = uses.may_empty if empties else uses.may_write
+            if not may(inode, version):
+                raise gone()
+        self._scope.written.append((inode.node, inode.contents, inode.emptied if empties else None))
+        inode.contents = version
+        if empties:
+            inode.emptied = version
+
+
+def _begin_view(connection: Connection[Any]) -> None:
+    send(connection, [("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", ())])

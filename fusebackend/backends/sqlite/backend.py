@@ -1,0 +1,273 @@
+"""`SqliteBackend`: a whole POSIX volume in one SQLite file, the embedded default.
+
+How writing works. Changes gather in memory, in the `Overlay`: inodes, names, chunks, extended attributes. A flush
+writes all of them in one transaction and empties the overlay, so what the file holds is at every moment a consistent
+prefix of what was done. Flushes happen half a second after a change, when the overlay passes its bounds,
+and at fsync, which then syncs the WAL: only an fsync waits for the disk. A flush that fails (disk full) is rolled back
+and loses nothing: the overlay stays, and whoever writes next, or syncs, gets the error.
+
+`schema.py` documents the tables. One connection, used under `lock` from any thread; a second one, in the thread that
+also flushes, moves the WAL into the file (checkpoint) and indexes what has changed (`index/indexer.py`) without the
+lock; and one for each `grep`, which asks the index (`index/walk.py`).
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import logging
+import os
+import time
+from typing import Literal
+
+from fusebackend.backends.sqlite import schema
+from fusebackend.backends.sqlite.flusher import Flusher
+from fusebackend.backends.sqlite.index.indexer import Indexer
+from fusebackend.backends.sqlite.index.walk import IndexWalk
+from fusebackend.backends.sqlite.stored_tree import StoredTree, sqlite_errors
+from fusebackend.base.errors import oserror
+from fusebackend.protocol import Features, GrepResult, StatFs
+from fusebackend.volumes.agent_face import VolumeBackend
+from fusebackend.volumes.search import grep_files
+
+log = logging.getLogger(__name__)
+
+MAX_DIRTY_BYTES = 16 << 20
+MAX_DIRTY_ITEMS = 4000
+"""Bounds of the overlay: more than this and the operation that passed it flushes. A flush of so many takes ~50 ms."""
+
+MAX_WAL_BYTES = 512 << 20
+"""A WAL longer than this makes writers wait until all of it has been moved."""
+
+RESERVE_BYTES = 8 << 20
+"""Kept free on the disk under the file, so that deleting, which writes too, still works when it is full."""
+
+CHECKPOINT_RETRY_S = 5.0
+"""How long a checkpoint that writers wait for is not tried again after a reader from outside was in its way."""
+
+FULL_RETRY_S = 0.2
+"""After a failed flush, how long writes are refused before the next one tries again."""
+
+
+class SqliteVolume(StoredTree):
+    """The kernel face of `SqliteBackend`."""
+
+    features = Features()
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.path.realpath(path)  # SQLite puts the WAL beside the file, not beside a link to it
+        self._claim = schema.FileClaim(self.path)
+        try:
+            db = schema.connect(self.path)
+        except BaseException:
+            self._claim.release()
+            raise
+        self._room_bytes = 0
+        self._failed: OSError | None = None
+        self._failed_at = 0.0
+        self._checkpoint_after = 0.0
+        self._wal_fd = -1
+        self._gone_since = 0.0
+        self._closed = False
+        try:
+            super().__init__(db, self.path)
+            self._flusher = Flusher(self.path, self.lock, self.write_back, self._wal_bytes, Indexer(self.path))
+            self._free_orphans()
+        except OSError as error:
+            db.close()
+            self._claim.release()
+            reason = error.__cause__ or error.strerror
+            raise schema.VolumeFileError(error.errno, f"'{self.path}' can't be opened as a volume: {reason}") from None
+        self._flusher.start()
+
+    # -- writing back ------------------------------------------------------------------------------------------
+
+    def _note(self, items: int, size: int) -> None:
+        """The overlay has grown. Whoever passes its bounds flushes it, once the operation is complete (`_admit`)."""
+        self._overlay.items += items
+        self._overlay.bytes += size
+        self._flusher.wake()
+
+    def _admit(self, size: int) -> None:
+        """Called before anything is added: the place to flush, and to refuse what a full disk can't take."""
+        overlay = self._overlay
+        if self._failed is not None:
+            if time.monotonic() - self._failed_at < FULL_RETRY_S:
+                raise oserror(self._failed.errno or errno.EIO)
+            self.write_back()
+        elif overlay.bytes >= MAX_DIRTY_BYTES or overlay.items >= MAX_DIRTY_ITEMS:
+            self.write_back()
+        if self._overlay.bytes + size > self._room_bytes:
+            self._find_room(size)
+
+    def _find_room(self, size: int) -> None:
+        """Look how much the disk can take; when it seems too little, after giving it all that can be freed."""
+        self._room_bytes = self._room()
+        if self._overlay.bytes + size <= self._room_bytes:
+            return
+        self.write_back()
+        self._checkpoint("TRUNCATE")
+        free_pages = self._scalar("PRAGMA freelist_count") * schema.PAGE_BYTES
+        # Free pages take data that only the WAL needs room for, and only until the next of these checkpoints.
+        passing = self._spare(os.fstatvfs(self._claim.fd), RESERVE_BYTES // 2)
+        self._room_bytes = max(self._room(), min(free_pages, passing) * 4 // 5)
+        if size > self._room_bytes:
+            raise oserror(errno.ENOSPC)
+
+    def _room(self) -> int:
+        """Bytes of data the disk can take: each is written twice, to the WAL and to the file, in pages a fifth empty.
+
+        What the WAL holds is still to be written to the file, for which there must be room as well.
+        """
+        return max(self._spare(os.fstatvfs(self._claim.fd)) - self._wal_bytes(), 0) * 2 // 5
+
+    @staticmethod
+    def _spare(disk: os.statvfs_result, reserve_bytes: int = RESERVE_BYTES) -> int:
+        return max(disk.f_bavail * disk.f_frsize - reserve_bytes, 0)
+
+    def write_back(self) -> None:
+        """Write the overlay to the file in one transaction. On an error nothing is written and nothing is lost."""
+        with self.lock:
+            try:
+                if self._overlay:
+                    with sqlite_errors():
+                        self._write_overlay()
+                    self._room_bytes = 0  # look again before the next write
+                    self._settle()
+                    self._flusher.rest()
+                    if self._wal_bytes() > MAX_WAL_BYTES:
+                        self._checkpoint("RESTART")
+                if self.trouble is not None:  # what was written is in a file of another name, or of none
+                    raise oserror(errno.EIO)
+            except OSError as error:
+                self._failed, self._failed_at = error, time.monotonic()
+                raise
+            self._failed = None
+
+    @property
+    def trouble(self) -> tuple[float, str] | None:
+        """The file was moved or deleted: SQLite goes on with it, and what is written is lost to who mounts again."""
+        try:
+            status = os.stat(self.path)
+            there = (status.st_dev, status.st_ino) == self._claim.key
+        except OSError:
+            there = False
+        if there:
+            self._gone_since = 0.0
+            return None
+        words = f"its file {self.path} was moved or deleted; bring it back, or copy what is here elsewhere"
+        if not self._gone_since:
+            self._gone_since = time.time()
+            log.error("a volume can't be relied on: %s", words)
+        return self._gone_since, words
+
+    def _checkpoint(self, mode: str) -> None:
+        """Move all of the WAL into the file now, with the lock held; if a reader from outside is in the way, later."""
+        if time.monotonic() < self._checkpoint_after:
+            return
+        with sqlite_errors():
+            self._db.execute("PRAGMA busy_timeout = 50")
+            try:
+                busy = self._db.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()[0]
+            finally:
+                self._db.execute(f"PRAGMA busy_timeout = {schema.BUSY_TIMEOUT_MS}")
+        if busy:
+            self._checkpoint_after = time.monotonic() + CHECKPOINT_RETRY_S
+
+    def _write_overlay(self) -> None:
+        """One transaction, all or nothing."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            self._overlay.write(self._db, self._rows.__next__)
+            if self._next_node != self._stored_next_node:
+                self._db.execute("UPDATE meta SET value = ? WHERE key = 'next_node'", (self._next_node,))
+            self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+
+    def _wal_bytes(self) -> int:
+        try:
+            return os.stat(self.path + "-wal").st_size
+        except FileNotFoundError:
+            return 0
+
+    # -- durability and life -----------------------------------------------------------------------------------
+
+    def fsync(self, node: int, datasync: bool = False) -> None:
+        """Flush everything, then sync the WAL: SQLite's NORMAL commits don't, and a FULL one would hold the lock.
+
+        All of the volume is synced, as by a journal: a name is as durable as the file under it.
+        """
+        self.write_back()
+        if self._wal_fd < 0:
+            with self.lock:
+                if self._wal_fd < 0:
+                    self._wal_fd = os.open(self.path + "-wal", os.O_RDWR | os.O_CLOEXEC)
+        os.fdatasync(self._wal_fd)
+
+    def sync(self) -> None:
+        self.fsync(0)
+
+    def close(self) -> None:
+        with self.lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._flusher.stop()
+        with self.lock:
+            try:
+                try:
+                    self.fsync(0)
+                finally:
+                    with sqlite_errors():
+                        self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            finally:
+                self._db.close()
+                if self._wal_fd >= 0:
+                    os.close(self._wal_fd)
+                self._claim.release()
+
+    def statfs(self) -> StatFs:
+        disk = os.fstatvfs(self._claim.fd)
+        with self.lock:
+            free_bytes = self._scalar("PRAGMA freelist_count") * schema.PAGE_BYTES
+            # Not the size of the file, to which the pages that are only in the WAL yet do not count.
+            used_bytes = self._scalar("PRAGMA page_count") * schema.PAGE_BYTES - free_bytes + self._overlay.bytes
+        used, free = used_bytes // disk.f_frsize, (self._spare(disk) + free_bytes) // disk.f_frsize
+        # Counting the inodes would read the whole table; no volume has more than the numbers it gave out.
+        return StatFs(disk.f_frsize, used + free, free, self._next_node + 2**31, 2**31)
+
+    def _free_orphans(self) -> None:
+        """Nodes that were open without a name when the last server ended: nobody can reach them any more."""
+        with sqlite_errors():
+            orphans = "SELECT node FROM inode WHERE nlink = 0 AND node NOT IN (SELECT node FROM dentry)"
+            self._overlay.dead = {node for (node,) in self._db.execute(orphans)}
+        self.write_back()
+
+
+class SqliteBackend(VolumeBackend):
+    """Files in one SQLite file, on both faces.
+
+    Args:
+        path: the file; made when it is missing (its directory must exist).
+        on_exists: what `write` does to an existing file, `"error"` (the seeds) or `"replace"` (deepagents 0.7).
+
+    Raises:
+        VolumeFileError: the file is in use by another `SqliteBackend`, is no volume, or can't be opened.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, on_exists: Literal["error", "replace"] = "error") -> None:
+        super().__init__(SqliteVolume(path), on_exists=on_exists)
+
+    volume: SqliteVolume
+
+    def _where(self) -> str:
+        return repr(self.volume.path)
+
+    def _grep_files(
+        self, pattern: str, path: str, glob: str | None, max_count: int | None, max_bytes: int
+    ) -> GrepResult:
+        walk = functools.partial(IndexWalk, pattern)
+        return grep_files(self.volume, pattern, path, glob, max_count, max_bytes, walk)

@@ -1,0 +1,303 @@
+"""Is a volume file what `schema.py` says it is? `check(path)` gives one line for each thing that is wrong.
+
+    python -m fusebackend.backends.sqlite.check FILE        exits with 0 when all is well, else with 1
+
+It only reads, in one transaction, and asks nobody for the file: a volume may be checked while it is mounted, and what
+is then seen is what the last flush wrote. Every rule is one query whose rows are what breaks it, so the file may be of
+any size; what is kept in memory is the problems, up to `MAX_PROBLEMS`. The index is checked against all texts
+(`index/check.py`).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+import stat
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from fusebackend.backends.sqlite import schema
+from fusebackend.backends.sqlite.index import check as index_check
+from fusebackend.protocol import BLOCK_BYTES, NAME_MAX_BYTES, ROOT_NODE
+from fusebackend.volumes.chunks import ALLOCATION_BYTES, CHUNK_BYTES, CHUNK_SHIFT, allocated_blocks
+from fusebackend.volumes.file_bytes import MAX_FILE_BYTES
+from fusebackend.volumes.posix import DIRECTORY_BYTES
+
+MAX_PROBLEMS = 1000
+"""A file that is broken throughout is described by this many lines, and one more that says so."""
+
+INODE_NUMBERS = ("mode", "nlink", "uid", "gid", "rdev", "size", "blocks", "atime_ns", "mtime_ns", "ctime_ns", "parent")
+"""The columns of `inode` beside its number."""
+
+TYPE = f"(mode & {stat.S_IFMT(0o177777)})"
+DIRECTORY = f"{TYPE} = {stat.S_IFDIR}"
+FILE = f"{TYPE} = {stat.S_IFREG}"
+LINK = f"{TYPE} = {stat.S_IFLNK}"
+KNOWN_TYPES = ", ".join(
+    str(kind)
+    for kind in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK, stat.S_IFIFO, stat.S_IFSOCK, stat.S_IFCHR, stat.S_IFBLK)
+)
+CHUNK_BLOCKS = f"(length(data) + {ALLOCATION_BYTES - 1}) / {ALLOCATION_BYTES} * {ALLOCATION_BYTES // BLOCK_BYTES}"
+REACHED = f"""WITH RECURSIVE reached (node) AS (
+    SELECT {ROOT_NODE} UNION SELECT dentry.node FROM reached JOIN dentry ON dentry.parent = reached.node
+)"""
+INVALID_NAME = f"""(typeof(name) != 'blob' OR length(name) NOT BETWEEN 1 AND {NAME_MAX_BYTES}
+    OR instr(name, x'2f') OR instr(name, x'00') OR name IN (x'2e', x'2e2e'))"""
+_NAMES = "SELECT node AS named, count(*) AS names FROM dentry GROUP BY node"
+_MAX_ID = (1 << 32) - 1
+LAST_CHUNK = MAX_FILE_BYTES >> CHUNK_SHIFT
+
+
+class Rule(NamedTuple):
+    """A query whose rows break the rule, and the sentence that a row's columns fill in."""
+
+    sentence: str
+    query: str
+
+
+RULES = (
+    Rule(
+        "the root (inode {}) is not a directory that is its own parent",
+        f"SELECT node FROM inode WHERE node = {ROOT_NODE} AND NOT ({DIRECTORY} AND parent = node AND nlink > 1)",
+    ),
+    Rule(
+        "inode {} has a number that no inode can have",
+        f"SELECT node FROM inode WHERE node NOT BETWEEN 1 AND {schema.LAST_NODE}",
+    ),
+    Rule(
+        "inode {} has a field that is not a number",
+        "SELECT node FROM inode WHERE " + " OR ".join(f"typeof({field}) != 'integer'" for field in INODE_NUMBERS),
+    ),
+    Rule(
+        "inode {} has owner {}, group {} and device {}, of which one is out of range",
+        f"""SELECT node, uid, gid, rdev FROM inode
+            WHERE uid NOT BETWEEN 0 AND {_MAX_ID} OR gid NOT BETWEEN 0 AND {_MAX_ID}
+            OR rdev NOT BETWEEN 0 AND {_MAX_ID}""",
+    ),
+    Rule(
+        "inode {} has mode {}, which is no type of file",
+        f"SELECT node, printf('%o', mode) FROM inode WHERE {TYPE} NOT IN ({KNOWN_TYPES}) OR mode > 65535",
+    ),
+    Rule(
+        "inode {} has a size of {} and a link count of {}",
+        "SELECT node, size, nlink FROM inode WHERE size < 0 OR nlink < 0",
+    ),
+    Rule(
+        "name {!r} in inode {} leads to inode {}, which does not exist",
+        "SELECT name, dentry.parent, node FROM dentry WHERE node NOT IN (SELECT node FROM inode)",
+    ),
+    Rule(
+        "name {!r} is in inode {}, which is no directory",
+        f"""SELECT name, parent FROM dentry
+            WHERE parent NOT IN (SELECT node FROM inode WHERE {DIRECTORY} AND nlink > 0)""",
+    ),
+    Rule(
+        "name {!r} in inode {} is no name that Linux allows",
+        f"SELECT name, parent FROM dentry WHERE {INVALID_NAME}",
+    ),
+    Rule("the root has the name {!r} in inode {}", f"SELECT name, parent FROM dentry WHERE node = {ROOT_NODE}"),
+    Rule(
+        "inode {} can't be reached from the root and has a link count of {}",
+        f"{REACHED} SELECT node, nlink FROM inode WHERE nlink != 0 AND node NOT IN reached",
+    ),
+    Rule(
+        "inode {} has a link count of {} and {} names",
+        f"""SELECT inode.node, nlink, coalesce(names, 0) FROM inode LEFT JOIN ({_NAMES}) ON named = inode.node
+            WHERE NOT {DIRECTORY} AND nlink != coalesce(names, 0)""",
+    ),
+    Rule(
+        "directory inode {} has a link count of {} and {} subdirectories",
+        f"""SELECT directory.node, nlink, coalesce(children, 0) FROM inode AS directory LEFT JOIN (
+                SELECT dentry.parent AS holder, count(*) AS children FROM dentry JOIN inode ON inode.node = dentry.node
+                WHERE {DIRECTORY} GROUP BY dentry.parent
+            ) ON holder = directory.node
+            WHERE {DIRECTORY} AND nlink != 0 AND nlink != 2 + coalesce(children, 0)""",
+    ),
+    Rule(
+        "directory inode {} has {} names",
+        f"""SELECT inode.node, coalesce(names, 0) FROM inode LEFT JOIN ({_NAMES}) ON named = inode.node
+            WHERE {DIRECTORY} AND inode.node != {ROOT_NODE} AND coalesce(names, 0) != (nlink > 0)""",
+    ),
+    Rule(
+        "directory inode {} is in inode {} and says its parent is inode {}",
+        f"""SELECT inode.node, dentry.parent, inode.parent FROM inode JOIN dentry ON dentry.node = inode.node
+            WHERE {DIRECTORY} AND dentry.parent != inode.parent""",
+    ),
+    Rule(
+        "inode {} is no directory and says its parent is inode {}",
+        f"SELECT node, parent FROM inode WHERE NOT {DIRECTORY} AND parent != 0",
+    ),
+    Rule(
+        "chunk {} of inode {} belongs to no file and no link",
+        f"SELECT idx, node FROM chunk WHERE node NOT IN (SELECT node FROM inode WHERE {FILE} OR {LINK})",
+    ),
+    Rule(
+        "chunk {} of inode {} holds {} bytes",
+        f"""SELECT idx, node, length(data) FROM chunk
+            WHERE typeof(data) != 'blob' OR length(data) > {CHUNK_BYTES} OR idx NOT BETWEEN 0 AND {LAST_CHUNK}""",
+    ),
+    Rule(
+        "chunk {} of inode {} holds {} bytes, beyond the end of the file at {}",
+        f"""SELECT idx, chunk.node, length(data), size FROM chunk JOIN inode ON inode.node = chunk.node
+            WHERE (idx << {CHUNK_SHIFT}) + length(data) > size""",
+    ),
+    Rule(
+        "inode {} says it has {} blocks and its chunks have {}",
+        f"""SELECT inode.node, blocks, coalesce(sum({CHUNK_BLOCKS}), 0) AS allocated
+            FROM inode LEFT JOIN chunk ON chunk.node = inode.node
+            WHERE NOT {DIRECTORY} GROUP BY inode.node HAVING blocks != allocated""",
+    ),
+    Rule(
+        "directory inode {} has a size of {} and {} blocks",
+        f"""SELECT node, size, blocks FROM inode WHERE {DIRECTORY}
+            AND (size != {DIRECTORY_BYTES} OR blocks != {allocated_blocks(DIRECTORY_BYTES)})""",
+    ),
+    Rule(
+        "link inode {} has a target of {} bytes, and {} of them are there",
+        f"""SELECT inode.node, size, coalesce(length(data), 0) FROM inode
+            LEFT JOIN chunk ON chunk.node = inode.node AND idx = 0
+            WHERE {LINK} AND size != coalesce(length(data), 0)""",
+    ),
+    Rule(
+        "link inode {} has no target",
+        f"""SELECT node FROM inode WHERE {LINK} AND nlink != 0
+            AND node NOT IN (SELECT node FROM chunk WHERE length(data) > 0)""",
+    ),
+    Rule(
+        "extended attribute {!r} of inode {}, which does not exist",
+        "SELECT name, node FROM xattr WHERE node NOT IN (SELECT node FROM inode)",
+    ),
+    Rule(
+        "extended attribute {!r} of inode {} is not kept as bytes",
+        "SELECT name, node FROM xattr WHERE typeof(name) != 'blob' OR typeof(value) != 'blob'",
+    ),
+    Rule(
+        "inode {} waits to be indexed, and does not exist",
+        "SELECT node FROM unindexed WHERE node NOT IN (SELECT node FROM inode)",
+    ),
+    Rule(
+        "the next inode would be {}, and there is an inode {}",
+        f"""SELECT coalesce((SELECT value FROM meta WHERE key = 'next_node'), 'nothing'), max(node) FROM inode
+            HAVING NOT coalesce((SELECT value FROM meta WHERE key = 'next_node') > max(node), 0)
+            OR (SELECT value FROM meta WHERE key = 'next_node') > {schema.LAST_NODE + 1}""",
+    ),
+)
+
+
+def check(path: str | os.PathLike[str]) -> list[str]:
+    """What is wrong with a volume file, one line each; an empty list when nothing is.
+
+    Raises:
+        VolumeFileError: there is no such file, or it is no volume at all.
+    """
+    name = os.path.realpath(os.fsdecode(path))  # where SQLite puts the WAL
+    try:
+        status = os.stat(name)  # never opened here: closing it would drop the locks SQLite may have on it (fcntl(2))
+    except OSError as error:
+        raise schema.VolumeFileError(error.errno, f"cannot open '{name}': {error.strerror}") from None
+    if not stat.S_ISREG(status.st_mode):
+        raise schema.VolumeFileError(errno.EINVAL, f"'{name}' is not a regular file")
+    # A file without a WAL is open nowhere. Read as it is, or SQLite would leave an empty WAL beside it.
+    if not os.path.exists(f"{name}-wal"):
+        problems = _check(name, "immutable=1")
+        if not os.path.exists(f"{name}-wal"):
+            return problems
+    return _check(name, "mode=ro")
+
+
+def _check(name: str, how: str) -> list[str]:
+    connection = sqlite3.connect(f"{Path(name).absolute().as_uri()}?{how}", uri=True, isolation_level=None)
+    try:
+        _require_volume(connection, name)
+        connection.execute("BEGIN")  # all rules see the same moment of a volume that is being written to
+        return describe(connection)
+    finally:
+        connection.close()
+
+
+def _require_volume(connection: sqlite3.Connection, name: str) -> None:
+    try:
+        identity = connection.execute("PRAGMA application_id").fetchone()[0]
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+    except sqlite3.Error as error:
+        raise schema.VolumeFileError(errno.EIO, f"'{name}' can't be opened as a volume: {error}") from None
+    if identity != schema.APPLICATION_ID:
+        raise schema.VolumeFileError(errno.EINVAL, f"'{name}' is not a fusebackend volume")
+    if version != schema.VERSION:
+        message = f"'{name}' has schema version {version}, this fusebackend checks {schema.VERSION}"
+        raise schema.VolumeFileError(errno.EINVAL, message)
+
+
+def describe(connection: sqlite3.Connection) -> list[str]:
+    """What is wrong with the file of a connection, of which one transaction sees all."""
+    problems: list[str] = []
+    for problem in _problems(connection):
+        if len(problems) == MAX_PROBLEMS:
+            return [*problems, f"more than {MAX_PROBLEMS} problems; the rest is not shown"]
+        problems.append(problem)
+    return problems
+
+
+def damaged_pages(connection: sqlite3.Connection) -> Iterator[str]:
+    """What SQLite finds wrong below the tables."""
+    for (answer,) in connection.execute(f"PRAGMA integrity_check({MAX_PROBLEMS})"):
+        for line in answer.splitlines():
+            if line != "ok" and not line.startswith("***"):  # the name of the database, always `main`
+                yield f"SQLite: {line}"
+
+
+def _problems(connection: sqlite3.Connection) -> Iterator[str]:
+    try:
+        yield from damaged_pages(connection)
+        if connection.execute("SELECT count(*) FROM inode WHERE node = ?", (ROOT_NODE,)).fetchone()[0] != 1:
+            yield "there is no root directory"
+        for rule in RULES:
+            for row in connection.execute(rule.query):
+                yield rule.sentence.format(*row)
+        for node in below_themselves(connection):
+            yield f"directory inode {node} is below itself"
+        for _, line in index_check.drift(connection):
+            yield line
+    except sqlite3.Error as error:
+        yield f"SQLite: {error}"
+
+
+def below_themselves(connection: sqlite3.Connection) -> Iterator[int]:
+    """One directory of every cycle, by the names they have; where one says its parent is does not matter.
+
+    None of a cycle is reached from the root, or one of them would have two names.
+    """
+    query = f"""{REACHED} SELECT dentry.node, dentry.parent FROM dentry JOIN inode ON inode.node = dentry.node
+        WHERE {DIRECTORY} AND dentry.node NOT IN reached"""
+    parents = dict(connection.execute(query).fetchall())
+    seen_from: dict[int, int] = {}
+    for start in parents:
+        node = start
+        while node in parents and node not in seen_from:
+            seen_from[node] = start
+            node = parents[node]
+        if seen_from.get(node) == start and node in parents:
+            yield node
+
+
+def main(arguments: list[str]) -> int:
+    if len(arguments) != 1:
+        sys.stderr.write("usage: python -m fusebackend.backends.sqlite.check FILE\n")
+        return 1
+    try:
+        problems = check(arguments[0])
+    except schema.VolumeFileError as error:
+        sys.stderr.write(f"error: {error.strerror}\n")
+        return 1
+    for problem in problems:
+        sys.stdout.write(problem + "\n")
+    if not problems:
+        sys.stdout.write("the volume is sound\n")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,194 @@
+"""`Flusher`: the thread beside an SQLite volume that writes changes to the file, moves the WAL on, and indexes.
+
+It flushes half a second after a change, so that this is the most a killed server loses of what nobody synced, and
+checkpoints on a connection of its own, without the volume's lock for all but the last of it. On that connection it also
+has the index brought up to date, in portions with pauses between. While the other threads of the process have much to
+do, which is to answer the kernel most of the time, a portion is due every `BUSY_PAUSE_S` only: it takes Python's lock
+from them again and again, and they have somebody waiting.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from fusebackend.backends.sqlite import schema
+from fusebackend.backends.sqlite.index.indexer import Indexer
+
+log = logging.getLogger(__name__)
+
+FLUSH_AFTER_S = 0.5
+"""How long a change may wait in memory."""
+
+CHECKPOINT_BYTES = schema.WAL_KEPT_BYTES
+"""A WAL longer than this is moved into the file in the background."""
+
+CHECKPOINT_PASSES = 4
+CHECKPOINT_REST_PAGES = 512
+"""It is moved in a few passes beside the writers, until this little is left to be moved while they wait."""
+
+INDEX_CACHE_KIB = 4096
+"""Of the connection that indexes; what it reads is read once."""
+
+BUSY_SHARE = 0.1
+BUSY_PAUSE_S = 0.5
+BUSY_LOOK_S = 0.05
+"""Other threads that keep so much of a processor busy are given so long before the next portion. How often to look."""
+
+INDEX_RETRY_S = 10.0
+"""How long the index is left as it is after it failed."""
+
+
+class OtherThreads:
+    """How busy the rest of the process is, for a thread whose work can wait.
+
+    Made and asked by one thread. The others need not count what they do: the kernel knows their processor time.
+    """
+
+    def __init__(self) -> None:
+        self._looked_s = time.monotonic()
+        self._spent_s = _spent_s()
+
+    def share(self) -> float:
+        """How many processors they have kept busy since this was last asked: 0 for none, 1 for one all the time."""
+        now_s, spent_s = time.monotonic(), _spent_s()
+        share = (spent_s - self._spent_s) / max(now_s - self._looked_s, 1e-6)
+        self._looked_s, self._spent_s = now_s, spent_s
+        return share
+
+
+def _spent_s() -> float:
+    return time.process_time() - time.thread_time()
+
+
+class Flusher:
+    """Owns its thread and connection; everything else is the volume's."""
+
+    def __init__(
+        self,
+        path: str,
+        lock: AbstractContextManager[Any],
+        flush: Callable[[], None],
+        wal_bytes: Callable[[], int],
+        indexer: Indexer,
+    ) -> None:
+        self._path = path
+        self._lock = lock
+        self._flush = flush
+        self._wal_bytes = wal_bytes
+        self._indexer = indexer
+        self._failing = False
+        self._connection: sqlite3.Connection | None = None
+        self._changes_waiting = threading.Event()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="fusebackend-flush", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Something is waiting to be written."""
+        if not self._changes_waiting.is_set():  # cheaper than setting it again, and asked for at every change
+            self._changes_waiting.set()
+
+    def rest(self) -> None:
+        """Nothing is waiting any more."""
+        self._changes_waiting.clear()
+
+    def stop(self) -> None:
+        """End the thread; what is waiting then is left to the caller."""
+        self._stopping.set()
+        self._changes_waiting.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        flush_at: float | None = None
+        index_at: float | None = time.monotonic() + FLUSH_AFTER_S
+        index_by = 0.0
+        others = OtherThreads()
+        try:
+            while not self._stopping.is_set():
+                if flush_at is None:
+                    if self._changes_waiting.wait(_until(index_at)):
+                        flush_at = time.monotonic() + FLUSH_AFTER_S
+                else:
+                    self._stopping.wait(_until(min(flush_at, index_at or flush_at)))
+                if flush_at is not None and time.monotonic() >= flush_at:
+                    self._write_on()
+                    flush_at = None
+                    index_at = index_at or time.monotonic()
+                if index_at is not None and time.monotonic() >= index_at:
+                    if others.share() > BUSY_SHARE and time.monotonic() < index_by:
+                        index_at = time.monotonic() + BUSY_LOOK_S
+                    else:
+                        index_at = self._index()
+                        index_by = time.monotonic() + BUSY_PAUSE_S
+        finally:
+            if self._connection is not None:
+                self._connection.close()
+
+    def _connected(self) -> sqlite3.Connection:
+        """The thread's own connection, made when it is first needed: a file that can't be opened ends no thread."""
+        if self._connection is None:
+            connection = schema.connect_again(self._path)
+            try:
+                schema.set_up(connection, INDEX_CACHE_KIB)
+                connection.execute("PRAGMA busy_timeout = 0")
+            except BaseException:
+                connection.close()
+                raise
+            self._connection = connection
+        return self._connection
+
+    def _write_on(self) -> None:
+        """Flush, and keep the WAL short."""
+        try:
+            self._flush()
+            self._keep_short()
+        except Exception as error:  # the thread goes on: without it nothing would ever be written again
+            if not self._failing:
+                log.error("changes wait in memory, the volume file can't take them: %s", error)
+            self._failing = True
+        else:
+            self._failing = False
+
+    def _index(self) -> float | None:
+        """Index a portion; gives when the next one is due."""
+        start = time.monotonic()
+        try:
+            pause_s = self._indexer.work(self._connected())
+            self._keep_short()
+        except Exception as error:  # whatever it is, changes are still to be flushed, and can be found without
+            if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
+                return time.monotonic() + FLUSH_AFTER_S / 10
+            log.error("the index of %s can't be brought up to date: %s", self._path, error)
+            return time.monotonic() + INDEX_RETRY_S
+        if pause_s is None:
+            return None
+        spent_s = time.monotonic() - start
+        return time.monotonic() + max(pause_s, spent_s / 2)
+
+    def _keep_short(self) -> None:
+        if self._wal_bytes() > CHECKPOINT_BYTES:
+            self._checkpoint(self._connected())
+
+    def _checkpoint(self, connection: sqlite3.Connection) -> None:
+        """Move the WAL into the file while others write on, then the rest under the lock, so that it starts anew.
+
+        A WAL that is never reset grows, and every read gets slower: its index is searched for each page.
+        """
+        for _ in range(CHECKPOINT_PASSES):
+            _, written, moved = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            if written - moved < CHECKPOINT_REST_PAGES:
+                break
+        with self._lock:
+            connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
+
+
+def _until(moment_s: float | None) -> float | None:
+    return None if moment_s is None else max(0.0, moment_s - time.monotonic())

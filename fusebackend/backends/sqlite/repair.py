@@ -1,0 +1,358 @@
+"""Mending a volume file that `check.py` finds fault with. `repair(path)` is all of it.
+
+Everything happens in one transaction on a file that nobody else has open, so a repair that is cut short has changed
+nothing. What can be put right from the rest of the file is put right: counts, sizes, parents, the index. What holds
+bytes is never thrown away: data without an inode gets one, and what no path leads to is moved to `/lost+found`, named
+by its number (`#17`). Only what holds nothing goes: names that lead nowhere, empty files and directories without a
+name, symbolic links without a target.
+
+Where SQLite itself says that its pages are damaged nothing is changed: mending on such ground would spread it.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from fusebackend.backends.sqlite import schema
+from fusebackend.backends.sqlite.check import (
+    CHUNK_BLOCKS,
+    DIRECTORY,
+    FILE,
+    INODE_NUMBERS,
+    INVALID_NAME,
+    KNOWN_TYPES,
+    LAST_CHUNK,
+    LINK,
+    REACHED,
+    TYPE,
+    below_themselves,
+    check,
+    damaged_pages,
+    describe,
+)
+from fusebackend.backends.sqlite.index import check as index_check
+from fusebackend.protocol import ROOT_NODE
+from fusebackend.volumes.chunks import CHUNK_BYTES, CHUNK_SHIFT, allocated_blocks
+from fusebackend.volumes.file_bytes import MAX_FILE_BYTES
+from fusebackend.volumes.posix import DIRECTORY_BYTES
+
+LOST_AND_FOUND = b"lost+found"
+
+_PARENTS = "(SELECT parent FROM dentry)"
+_HOLDERS = "(SELECT node FROM chunk)"
+_INODES = "(SELECT node FROM inode)"
+_LOST = f"nlink != 0 AND node NOT IN (SELECT node FROM ({REACHED} SELECT node FROM reached))"
+
+
+class Repair(NamedTuple):
+    """What a repair came to: `found` before it, and what of that is `left`."""
+
+    found: list[str]
+    left: list[str]
+    rescued: int
+    """How many files and directories have been put into `/lost+found`."""
+
+
+def repair(path: str | os.PathLike[str]) -> Repair:
+    """Mend a volume file.
+
+    Raises:
+        VolumeFileError: there is no such file, it is no volume, or it is in use.
+    """
+    found = check(path)
+    name = os.path.realpath(os.fsdecode(path))
+    if not found:
+        return Repair([], [], 0)
+    claim = schema.FileClaim(name)
+    try:
+        connection = sqlite3.connect(name, isolation_level=None)
+        try:
+            schema.set_up(connection)
+            connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+            return Repair(found, *_mend(connection, _index_is_readable(name)))
+        except sqlite3.Error as error:
+            return Repair(found, [f"SQLite: {error}"], 0)
+        finally:
+            connection.close()
+    finally:
+        claim.release()
+
+
+def _mend(db: sqlite3.Connection, index_is_readable: bool) -> tuple[list[str], int]:
+    """All of it in one transaction; gives what is left, and how much was rescued."""
+    db.execute("BEGIN EXCLUSIVE")
+    try:
+        db.execute("REINDEX")
+        if pages := [line for line in damaged_pages(db) if "FTS5" not in line]:
+            db.execute("ROLLBACK")
+            return pages, 0
+        for step in _STEPS:
+            if isinstance(step, str):
+                db.execute(step)
+            else:
+                step(db)
+        rescued = _reconnect(db)
+        for statement in _COUNTS:
+            db.execute(statement)
+        if not index_is_readable:
+            _empty_index(db)
+        _index(db)
+        left = describe(db)
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise
+    db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    return left, rescued
+
+
+# -- rows that make sense ------------------------------------------------------------------------------------------
+
+
+_NUMBERED = (
+    ("inode", "node"), ("dentry", "node"), ("dentry", "parent"), ("chunk", "node"), ("xattr", "node"),
+    ("unindexed", "node"),
+)  # fmt: skip
+"""Where a node's number is. Not `inode.parent`: that is found again from the names."""
+
+
+def _renumber(db: sqlite3.Connection) -> None:
+    """Numbers that no inode can have become others, with all that belongs to them."""
+    out_of_range = " UNION ".join(
+        f"SELECT {column} FROM {table} WHERE {column} NOT BETWEEN 1 AND {schema.LAST_NODE}"
+        for table, column in _NUMBERED
+    )
+    for (node,) in db.execute(out_of_range).fetchall():
+        number = _next_node(db)
+        for table, column in _NUMBERED:
+            db.execute(f"UPDATE OR REPLACE {table} SET {column} = ? WHERE {column} = ?", (number, node))
+
+
+def _root(db: sqlite3.Connection) -> None:
+    """There is a root, and it is a directory; data that it holds belongs to a file of its own."""
+    db.execute(f"INSERT OR IGNORE INTO inode VALUES ({ROOT_NODE}, {stat.S_IFDIR | 0o755}, 2, {_me()})", _now())
+    if db.execute("SELECT 1 FROM chunk WHERE node = ?", (ROOT_NODE,)).fetchone():
+        db.execute("UPDATE chunk SET node = ? WHERE node = ?", (_next_node(db), ROOT_NODE))
+    db.execute(
+        f"UPDATE inode SET mode = {stat.S_IFDIR | 0o755} WHERE node = {ROOT_NODE} AND NOT {DIRECTORY}",
+    )
+
+
+def _missing_inodes(db: sqlite3.Connection) -> None:
+    """What holds names was a directory; what holds data a file."""
+    for query, mode in (
+        (f"SELECT DISTINCT parent FROM dentry WHERE parent NOT IN {_INODES}", stat.S_IFDIR | 0o700),
+        (f"SELECT DISTINCT node FROM chunk WHERE node NOT IN {_INODES}", stat.S_IFREG | 0o600),
+    ):
+        for (node,) in db.execute(query).fetchall():
+            db.execute(f"INSERT INTO inode VALUES ({node}, {mode}, 1, {_me()})", _now())
+
+
+def _one_name_each(db: sqlite3.Connection) -> None:
+    """A directory has one name: that where it says it is, or else the first."""
+    query = f"""SELECT node FROM dentry WHERE node IN (SELECT node FROM inode WHERE {DIRECTORY})
+                GROUP BY node HAVING count(*) > 1"""
+    for (node,) in db.execute(query).fetchall():
+        names = """SELECT parent, name FROM dentry WHERE node = ?1
+                   ORDER BY parent != (SELECT parent FROM inode WHERE node = ?1), parent, name"""
+        for parent, name in db.execute(names, (node,)).fetchall()[1:]:
+            db.execute("DELETE FROM dentry WHERE parent = ? AND name = ?", (parent, name))
+
+
+_Step = str | Callable[[sqlite3.Connection], None]
+
+_STEPS: tuple[_Step, ...] = (
+    *(f"DELETE FROM {table} WHERE typeof({column}) != 'integer'"
+      for table, column in (("dentry", "parent"), ("dentry", "node"), ("chunk", "node"), ("chunk", "idx"),
+                            ("xattr", "node"), ("unindexed", "node"))),
+    *(f"UPDATE inode SET {field} = CAST({field} AS INTEGER) WHERE typeof({field}) != 'integer'"
+      for field in INODE_NUMBERS),
+    *(f"UPDATE inode SET {field} = 0 WHERE {field} NOT BETWEEN 0 AND 4294967295" for field in ("uid", "gid", "rdev")),
+    "UPDATE inode SET mode = mode & 65535 WHERE mode NOT BETWEEN 0 AND 65535",
+    "UPDATE chunk SET data = CAST(data AS BLOB) WHERE typeof(data) != 'blob'",
+    f"UPDATE chunk SET data = substr(data, 1, {CHUNK_BYTES}) WHERE length(data) > {CHUNK_BYTES}",
+    f"DELETE FROM chunk WHERE idx NOT BETWEEN 0 AND {LAST_CHUNK}",
+    _renumber,
+    _root,
+    # Names first: what they lead nowhere from would otherwise be made a directory of.
+    "UPDATE OR IGNORE dentry SET name = CAST(name AS BLOB) WHERE typeof(name) != 'blob'",
+    f"DELETE FROM dentry WHERE {INVALID_NAME}",
+    f"DELETE FROM dentry WHERE node = {ROOT_NODE}",
+    f"DELETE FROM dentry WHERE node NOT IN {_INODES} AND node NOT IN {_HOLDERS} AND node NOT IN {_PARENTS}",
+    _missing_inodes,
+    # What a file is shows in what it holds, where its mode can't be right.
+    f"UPDATE inode SET mode = {stat.S_IFREG} | (mode & 4095) WHERE {TYPE} NOT IN ({KNOWN_TYPES})",
+    f"""UPDATE inode SET mode = {stat.S_IFREG} | (mode & 4095)
+        WHERE NOT {FILE} AND NOT {LINK} AND node IN {_HOLDERS} AND node NOT IN {_PARENTS}""",
+    f"""UPDATE inode SET mode = {stat.S_IFDIR} | (mode & 4095)
+        WHERE NOT {DIRECTORY} AND node IN {_PARENTS} AND node NOT IN {_HOLDERS}""",
+    f"DELETE FROM chunk WHERE idx != 0 AND node IN (SELECT node FROM inode WHERE {LINK})",
+    f"DELETE FROM inode WHERE {LINK} AND node NOT IN (SELECT node FROM chunk WHERE length(data) > 0)",
+    f"DELETE FROM chunk WHERE node NOT IN (SELECT node FROM inode WHERE {FILE} OR {LINK})",
+    f"DELETE FROM dentry WHERE node NOT IN {_INODES}",
+    f"DELETE FROM dentry WHERE parent NOT IN (SELECT node FROM inode WHERE {DIRECTORY})",
+    _one_name_each,
+    f"DELETE FROM xattr WHERE node NOT IN {_INODES}",
+    "UPDATE OR IGNORE xattr SET name = CAST(name AS BLOB) WHERE typeof(name) != 'blob'",
+    "DELETE FROM xattr WHERE typeof(name) != 'blob'",
+    "UPDATE xattr SET value = CAST(value AS BLOB) WHERE typeof(value) != 'blob'",
+    # Without a name an inode with no links is what a crash leaves of an open file: it is freed when the volume opens.
+    f"UPDATE inode SET nlink = 1 WHERE nlink < 0 OR node IN (SELECT node FROM dentry) OR node IN {_PARENTS}",
+    "UPDATE inode SET size = 0 WHERE size < 0",
+)  # fmt: skip
+"""In this order; each may rely on those before it."""
+
+
+# -- what no path leads to -----------------------------------------------------------------------------------------
+
+
+def _reconnect(db: sqlite3.Connection) -> int:
+    """Give everything a path that holds something and has none; the number of names that took.
+
+    It ends, for each round makes a pair of numbers smaller: that of the inodes which can't be reached, and that of the
+    names which lead to them. What has no name gets one in `/lost+found`: fewer inodes are lost. Else all that is lost
+    has its names in directories that are lost, each of which has one name (`_one_name_each`): upwards from any of them
+    there is a cycle, and each cycle loses a name.
+    """
+    rescued = 0
+    directory: int | None = None
+    while True:
+        _forget_worthless(db)
+        heads = db.execute(f"SELECT node FROM inode WHERE {_LOST} AND node NOT IN (SELECT node FROM dentry)").fetchall()
+        if not heads:
+            cycles = list(below_themselves(db))
+            db.executemany("DELETE FROM dentry WHERE node = ?", [(node,) for node in cycles])
+            if not cycles:
+                return rescued
+            continue
+        directory = directory or _lost_and_found(db)
+        for (node,) in heads:
+            db.execute("INSERT INTO dentry VALUES (?, ?, ?)", (directory, _free_name(db, directory, node), node))
+            rescued += 1
+
+
+def _forget_worthless(db: sqlite3.Connection) -> None:
+    """What has no name, no bytes and no extended attributes; a directory that it leaves empty may be next."""
+    worthless = f"""{_LOST} AND node NOT IN (SELECT node FROM dentry) AND node NOT IN (SELECT node FROM xattr)
+                    AND node NOT IN {_PARENTS} AND node NOT IN {_HOLDERS} AND (NOT {FILE} OR size = 0)"""
+    db.execute(f"DELETE FROM inode WHERE {worthless}")
+
+
+def _lost_and_found(db: sqlite3.Connection) -> int:
+    """The directory of that name in the root, made when there is none."""
+    name, number = LOST_AND_FOUND, 1
+    while True:
+        row = db.execute(
+            f"SELECT node, {DIRECTORY} FROM dentry JOIN inode USING (node) WHERE dentry.parent = ? AND name = ?",
+            (ROOT_NODE, name),
+        ).fetchone()
+        if row is None:
+            break
+        if row[1]:
+            return int(row[0])
+        number += 1
+        name = LOST_AND_FOUND + b"-%d" % number
+    node = _next_node(db)
+    db.execute(f"INSERT INTO inode VALUES ({node}, {stat.S_IFDIR | 0o700}, 2, {_me()})", _now())
+    db.execute("INSERT INTO dentry VALUES (?, ?, ?)", (ROOT_NODE, name, node))
+    return node
+
+
+def _free_name(db: sqlite3.Connection, directory: int, node: int) -> bytes:
+    for name in _names(node):
+        if not db.execute("SELECT 1 FROM dentry WHERE parent = ? AND name = ?", (directory, name)).fetchone():
+            return name
+    raise AssertionError("names never end")
+
+
+def _names(node: int) -> Iterator[bytes]:
+    yield b"#%d" % node
+    number = 2
+    while True:
+        yield b"#%d-%d" % (node, number)
+        number += 1
+
+
+# -- what follows from the rest ------------------------------------------------------------------------------------
+
+_COUNTS = (
+    f"UPDATE inode SET parent = 0 WHERE NOT {DIRECTORY} AND parent != 0",
+    f"""UPDATE inode SET parent = coalesce((SELECT parent FROM dentry WHERE dentry.node = inode.node), {ROOT_NODE})
+        WHERE {DIRECTORY}""",
+    f"""UPDATE inode SET nlink = (SELECT count(*) FROM dentry WHERE dentry.node = inode.node) WHERE NOT {DIRECTORY}""",
+    f"""UPDATE inode SET nlink = 2 + (SELECT count(*) FROM inode AS child WHERE child.parent = inode.node
+            AND child.node != {ROOT_NODE} AND (child.mode & 61440) = {stat.S_IFDIR}
+            AND child.node IN (SELECT node FROM dentry))
+        WHERE {DIRECTORY} AND (nlink != 0 OR node = {ROOT_NODE})""",
+    f"""UPDATE inode SET size = max(size, coalesce((
+            SELECT max((idx << {CHUNK_SHIFT}) + length(data)) FROM chunk WHERE chunk.node = inode.node), 0))
+        WHERE {FILE}""",
+    f"UPDATE inode SET size = min(size, {MAX_FILE_BYTES}) WHERE {FILE}",
+    f"""UPDATE inode SET size = (SELECT length(data) FROM chunk WHERE chunk.node = inode.node AND idx = 0)
+        WHERE {LINK}""",
+    f"""UPDATE inode SET blocks = coalesce((
+            SELECT sum({CHUNK_BLOCKS}) FROM chunk WHERE chunk.node = inode.node), 0) WHERE NOT {DIRECTORY}""",
+    f"""UPDATE inode SET size = {DIRECTORY_BYTES}, blocks = {allocated_blocks(DIRECTORY_BYTES)} WHERE {DIRECTORY}""",
+    "DELETE FROM unindexed WHERE node NOT IN (SELECT node FROM inode)",
+    "INSERT OR REPLACE INTO meta SELECT 'next_node', max(node) + 1 FROM inode",
+)
+
+
+def _index_is_readable(path: str) -> bool:
+    """Asked through a connection of its own: one that has met a broken index can write nothing any more."""
+    db = sqlite3.connect(path, isolation_level=None)
+    try:
+        for _ in index_check.drift(db):
+            pass
+    except sqlite3.Error:
+        return False
+    finally:
+        db.close()
+    return True
+
+
+def _index(db: sqlite3.Connection) -> None:
+    """Files that the index does not know all of are indexed anew."""
+    for node, _ in list(index_check.drift(db)):
+        db.execute("INSERT OR REPLACE INTO unindexed VALUES (?, 0)", (node,))
+
+
+def _empty_index(db: sqlite3.Connection) -> None:
+    """Give the index what a new one has: one that can't be opened can't be dropped either, but its tables take rows."""
+    new = sqlite3.connect(":memory:", isolation_level=None)
+    for statement in (schema.TABLES + schema.INDEX_TABLES).split(";\n"):
+        new.execute(statement)
+    for table in ("trigram_data", "trigram_idx", "trigram_config", "common_word"):
+        db.execute(f"DELETE FROM {table}")
+        for row in new.execute(f"SELECT * FROM {table}"):
+            db.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)
+    new.close()
+    db.execute("INSERT OR REPLACE INTO unindexed SELECT node, 0 FROM inode WHERE size > 0")
+
+
+def _next_node(db: sqlite3.Connection) -> int:
+    """A number that nothing in the file has: the next one, or the first left out when the last one is taken."""
+    used = " UNION ALL ".join(
+        f"SELECT {column} AS number FROM {table} WHERE {column} BETWEEN 1 AND {schema.LAST_NODE}"
+        for table, column in _NUMBERED
+    )
+    highest = int(db.execute(f"SELECT coalesce(max(number), {ROOT_NODE}) FROM ({used})").fetchone()[0])
+    if highest < schema.LAST_NODE:
+        return highest + 1
+    gap = f"SELECT min(number) + 1 FROM ({used}) WHERE number + 1 NOT IN (SELECT number FROM ({used}))"
+    return int(db.execute(gap).fetchone()[0])
+
+
+def _me() -> str:
+    """The rest of a row of `inode` after its link count: everything belongs to whoever repairs it."""
+    return f"{os.geteuid()}, {os.getegid()}, 0, 0, 0, ?1, ?1, ?1, 0"
+
+
+def _now() -> tuple[int]:
+    return (time.time_ns(),)

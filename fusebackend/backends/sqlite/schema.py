@@ -1,0 +1,263 @@
+"""The SQLite file of `SqliteBackend`: its tables, how it is opened, and who may have it open.
+
+    sqlite3 FILE "SELECT * FROM tree"        lists every path with type, size and times
+    sqlite3 FILE "SELECT * FROM inode"       is the volume as `stat` sees it
+
+Schema, version 2 (`PRAGMA user_version`; `application_id` is 0x66626b64, "fbkd"):
+
+| table         | one row for                | columns                                                              |
+|---------------|----------------------------|----------------------------------------------------------------------|
+| `inode`       | a file, directory, link …  | node, mode (as st_mode), nlink, uid, gid, rdev, size (bytes),         |
+|               |                            | blocks (of 512 bytes), atime_ns, mtime_ns, ctime_ns, parent (of a     |
+|               |                            | directory; 0 elsewhere)                                              |
+| `dentry`      | a name                     | parent (node), name (bytes), node                                    |
+| `chunk`       | up to 64 KiB of a file     | id, node, idx (offset / 65536), data; what is missing reads as zeros |
+| `xattr`       | an extended attribute      | node, name (bytes), value (bytes)                                    |
+| `meta`        | a fact about the volume    | key, value: `next_node`; `indexed`, the entries made in `trigram`     |
+| `unindexed`   | a node whose contents have | node, changed_ns (when that was flushed, since the epoch; 0: before  |
+|               | changed since its entry    | there was an index)                                                  |
+| `trigram`     | the trigrams of a file's   | FTS5 without contents: rowid is the node, words are mapped by         |
+|               | words (`trigram.py`)       | `trigram.shown`. Old entries of a node stay and do no harm           |
+| `common_word` | a word too common for that | word (bytes)                                                         |
+
+The target of a symbolic link is its chunk 0. A node with `nlink = 0` was open when the server ended; it is freed at
+the next opening. Version 1 had no index (the last three tables); its files get one when they are opened.
+
+The file is in WAL mode and may be read with other tools while it is mounted; only one `SqliteBackend` may have it open,
+which an exclusive `flock` on the file sees to.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import sqlite3
+import stat
+import threading
+from pathlib import Path
+from typing import ClassVar
+
+from fusebackend.base.stamps import now_ns
+from fusebackend.protocol import MAX_NODE, ROOT_NODE
+
+APPLICATION_ID = 0x66626B64
+VERSION = 2
+PAGE_BYTES = 16384
+"""Measured: writing 256 MiB takes half as long as with 4 KiB, and a small commit no longer."""
+
+LAST_NODE = MAX_NODE >> 1
+"""Nodes are numbered up to this, which at 100,000 a second takes 44 years. What is beyond is damage, and a volume that
+went on from there would have no numbers left."""
+
+BUSY_TIMEOUT_MS = 10_000
+"""How long a flush waits for somebody else's transaction on the file."""
+
+WAL_KEPT_BYTES = 32 << 20
+"""A WAL that starts anew is cut to this, so the file's size tells how much of it is in use beyond."""
+
+INDEXED_BYTES = 1 << 20
+"""Larger files have no entry in the trigram index: every search reads them."""
+
+HASH_BYTES = 4 << 20
+"""What FTS5 gathers before it writes, also inside of a transaction. Random words take half as long as with 1 MiB."""
+
+MERGED_SEGMENTS = 16
+"""So many pieces of the index, one for each portion, become one at a time. With the usual 4, random words are merged
+twice as often; a search in 60 pieces takes half a millisecond."""
+
+_MAGIC = b"SQLite format 3\0"
+
+TABLES = """
+CREATE TABLE inode (
+    node INTEGER PRIMARY KEY, mode INTEGER NOT NULL, nlink INTEGER NOT NULL, uid INTEGER NOT NULL,
+    gid INTEGER NOT NULL, rdev INTEGER NOT NULL, size INTEGER NOT NULL, blocks INTEGER NOT NULL,
+    atime_ns INTEGER NOT NULL, mtime_ns INTEGER NOT NULL, ctime_ns INTEGER NOT NULL, parent INTEGER NOT NULL
+);
+CREATE INDEX inode_orphan ON inode (node) WHERE nlink = 0;
+CREATE TABLE dentry (
+    parent INTEGER NOT NULL, name BLOB NOT NULL, node INTEGER NOT NULL, PRIMARY KEY (parent, name)
+) WITHOUT ROWID;
+CREATE TABLE chunk (id INTEGER PRIMARY KEY, node INTEGER NOT NULL, idx INTEGER NOT NULL, data BLOB NOT NULL);
+CREATE UNIQUE INDEX chunk_place ON chunk (node, idx);
+CREATE TABLE xattr (
+    node INTEGER NOT NULL, name BLOB NOT NULL, value BLOB NOT NULL, PRIMARY KEY (node, name)
+) WITHOUT ROWID;
+CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+CREATE VIEW tree AS
+    WITH RECURSIVE walk (path, node) AS (
+        SELECT '', 1
+        UNION ALL
+        SELECT walk.path || '/' || CAST(dentry.name AS TEXT), dentry.node
+        FROM walk JOIN dentry ON dentry.parent = walk.node
+    )
+    SELECT CASE path WHEN '' THEN '/' ELSE path END AS path, inode.node AS node,
+           CASE mode & 61440 WHEN 32768 THEN 'file' WHEN 16384 THEN 'directory' WHEN 40960 THEN 'link'
+                             ELSE 'special' END AS type,
+           size, datetime(mtime_ns / 1000000000, 'unixepoch') AS modified_utc
+    FROM walk JOIN inode ON inode.node = walk.node;
+"""
+
+TRIGRAMS = "USING fts5(words, content='', detail=none, columnsize=0, tokenize='trigram case_sensitive 1')"
+
+INDEX_TABLES = f"""
+CREATE INDEX dentry_node ON dentry (node);
+CREATE INDEX inode_large ON inode (node) WHERE size > {INDEXED_BYTES};
+CREATE TABLE unindexed (node INTEGER PRIMARY KEY, changed_ns INTEGER NOT NULL);
+CREATE TABLE common_word (word BLOB PRIMARY KEY) WITHOUT ROWID;
+CREATE VIRTUAL TABLE trigram {TRIGRAMS};
+INSERT INTO trigram (trigram, rank) VALUES ('hashsize', {HASH_BYTES});
+INSERT INTO trigram (trigram, rank) VALUES ('automerge', {MERGED_SEGMENTS});
+INSERT INTO meta VALUES ('indexed', 0)
+"""
+
+
+class VolumeFileError(OSError):
+    """The file can't be opened as a volume; its text is one line that says why and what to do."""
+
+
+class FileClaim:
+    """This process's exclusive claim on one volume file.
+
+    Other processes are kept out by `flock`. A second claim in *this* process must be refused before the file is
+    opened at all: closing any descriptor of it would drop the POSIX locks SQLite holds on it (fcntl(2)).
+    """
+
+    _claimed: ClassVar[set[tuple[int, int]]] = set()
+    _guard = threading.Lock()
+
+    def __init__(self, path: str) -> None:
+        taken = VolumeFileError(
+            errno.EBUSY, f"'{path}' is in use by another fusebackend; unmount or close that one first"
+        )
+        with self._guard:
+            if os.path.exists(path):
+                status = os.stat(path)
+                if not stat.S_ISREG(status.st_mode):
+                    raise VolumeFileError(errno.EINVAL, f"'{path}' is not a regular file")
+                if (status.st_dev, status.st_ino) in self._claimed:
+                    raise taken
+            try:
+                self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except OSError as error:
+                raise VolumeFileError(error.errno, f"cannot open '{path}': {error.strerror}") from None
+            try:
+                fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.close(self.fd)
+                raise taken from None
+            head = os.pread(self.fd, len(_MAGIC), 0)
+            if head and head != _MAGIC:  # SQLite would take a file of a few bytes for an empty one, and overwrite it
+                os.close(self.fd)
+                raise VolumeFileError(errno.EINVAL, f"'{path}' is not an SQLite file, so no fusebackend volume")
+            status = os.fstat(self.fd)
+            self.key = (status.st_dev, status.st_ino)
+            self._claimed.add(self.key)
+
+    def release(self) -> None:
+        with self._guard:
+            self._claimed.discard(self.key)
+            os.close(self.fd)
+
+
+def connect_again(path: str) -> sqlite3.Connection:
+    """One more connection to a volume that is open. Never makes a file, where somebody has moved it away."""
+    return sqlite3.connect(f"{Path(path).as_uri()}?mode=rw", uri=True, isolation_level=None)
+
+
+def connect(path: str) -> sqlite3.Connection:
+    """Open the file, making a new volume in an empty one.
+
+    Raises:
+        VolumeFileError: it is not a database, not a volume, of a newer version, or damaged.
+    """
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=64)
+    connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+    try:
+        _prepare(connection, path)
+    except sqlite3.DatabaseError as error:
+        connection.close()
+        raise VolumeFileError(errno.EIO, f"'{path}' can't be opened as a volume: {error}") from None
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def set_up(connection: sqlite3.Connection, cache_kib: int = 16384) -> None:
+    """What every connection that writes needs; the file remembers none of it."""
+    # A commit is made durable by syncing the WAL ourselves where it is due (`SqliteVolume.fsync`), see there.
+    connection.execute("PRAGMA synchronous = NORMAL")
+    connection.execute("PRAGMA wal_autocheckpoint = 0")
+    connection.execute(f"PRAGMA journal_size_limit = {WAL_KEPT_BYTES}")
+    connection.execute(f"PRAGMA cache_size = -{cache_kib}")
+    connection.execute("PRAGMA temp_store = MEMORY")
+    # Debian builds SQLite to overwrite what is deleted; that writes every deleted byte once more, to the WAL.
+    connection.execute("PRAGMA secure_delete = OFF")
+
+
+def _prepare(connection: sqlite3.Connection, path: str) -> None:
+    identity = connection.execute("PRAGMA application_id").fetchone()[0]
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    fresh = identity == 0 and tables == 0
+    if not fresh and identity != APPLICATION_ID:
+        raise VolumeFileError(errno.EINVAL, f"'{path}' is an SQLite file of something else, not a fusebackend volume")
+    if not fresh and version > VERSION:
+        raise VolumeFileError(
+            errno.EINVAL, f"'{path}' has schema version {version}, this fusebackend knows up to {VERSION}; upgrade it"
+        )
+    if fresh:
+        connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+    connection.execute("PRAGMA journal_mode = WAL")
+    set_up(connection)
+    if fresh:
+        _create(connection)
+        descriptor = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)  # the file's own name must survive as well as what is in it
+        finally:
+            os.close(descriptor)
+    else:
+        _require_root(connection, path)
+        if version < VERSION:
+            _add_index(connection)
+
+
+def _require_root(connection: sqlite3.Connection, path: str) -> None:
+    """Without it nothing can be mounted: the kernel would wait for an answer that never comes."""
+    query = f"SELECT (mode & 61440) = {stat.S_IFDIR} AND parent = node AND nlink > 0 FROM inode WHERE node = ?"
+    row = connection.execute(query, (ROOT_NODE,)).fetchone()
+    if row is None or not row[0]:
+        what = "it has no root directory" if row is None else "its root is no directory, or not its own parent"
+        raise VolumeFileError(errno.EIO, f"'{path}' is damaged: {what}; `fusebackend check --repair {path}` mends it")
+
+
+def _create(connection: sqlite3.Connection) -> None:
+    now = now_ns()
+    connection.execute("BEGIN IMMEDIATE")
+    for statement in (TABLES + INDEX_TABLES).split(";\n"):
+        connection.execute(statement)
+    connection.execute(
+        "INSERT INTO inode VALUES (?, ?, 2, ?, ?, 0, 4096, 8, ?, ?, ?, ?)",
+        (ROOT_NODE, stat.S_IFDIR | 0o755, os.geteuid(), os.getegid(), now, now, now, ROOT_NODE),
+    )
+    connection.execute("INSERT INTO meta VALUES ('next_node', ?)", (ROOT_NODE + 1,))
+    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    connection.execute(f"PRAGMA user_version = {VERSION}")
+    connection.execute("COMMIT")
+
+
+def _add_index(connection: sqlite3.Connection) -> None:
+    """Version 1 becomes 2: all files are yet to be indexed."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        for statement in INDEX_TABLES.split(";\n"):
+            connection.execute(statement)
+        connection.execute("INSERT INTO unindexed SELECT node, 0 FROM inode WHERE size > 0")
+        connection.execute(f"PRAGMA user_version = {VERSION}")
+        connection.execute("COMMIT")
+    except sqlite3.Error:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise

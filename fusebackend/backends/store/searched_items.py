@@ -1,0 +1,260 @@
+"""`SearchedItems`: a namespace of any LangGraph store, through `get`, `put`, `delete` and `search` alone.
+
+What is in a directory only a search through the whole namespace tells: one for each verb (`moment`), or one for all
+that is asked within some time (`for_mount`). A lock makes compare and put one step among the backends of this process;
+between the two, another program can still come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import errno
+import math
+import threading
+import time
+import uuid
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import Any
+
+from fusebackend.backends.store.items import Anything, Change, Conflict, Items, Record, Row
+from fusebackend.backends.store.names import KeyList
+from fusebackend.backends.store.values import About, about
+from fusebackend.base.errors import oserror
+
+FIRST_PAGE, LAST_PAGE = 500, 16_000
+"""Items asked for at a time: pages grow, for a store counts its offset anew each time."""
+
+WHOLE_PAGE = 1 << 30
+"""All at once, from a store in this process."""
+
+PASSES = 3
+"""How often a search that was disturbed by others is made again before what it found is taken."""
+
+_comparing: weakref.WeakKeyDictionary[Any, threading.RLock] = weakref.WeakKeyDictionary()
+_comparing_others = threading.RLock()
+
+
+def comparing_lock(store: Any) -> threading.RLock:
+    """The lock under which backends of this process compare and put."""
+    with contextlib.suppress(TypeError):  # it can't be hashed, or not be referred to weakly
+        return _comparing.setdefault(store, threading.RLock())
+    return _comparing_others
+
+
+class PutOneByOne:
+    """Changes through a store's own `put` and `delete`."""
+
+    def __init__(self, store: Any, namespace: tuple[str, ...]) -> None:
+        self._store = store
+        self._namespace = namespace
+        self._lock = comparing_lock(store)
+
+    def swap(self, changes: Sequence[Change], fetch: Callable[[Sequence[str]], dict[str, Record]]) -> None:
+        """`Items.swap`; what is there now is asked by `fetch`. Nothing is put when anything is not as expected."""
+        with self._lock:
+            there = fetch([change.key for change in changes if not isinstance(change.expected, Anything)])
+            for change in changes:
+                found = there.get(change.key)
+                version = None if found is None else found.version
+                if not isinstance(change.expected, Anything) and change.expected != version:
+                    raise Conflict(change.key)
+            if len(changes) > 1 and all(change.value is None for change in changes) and hasattr(self._store, "batch"):
+                self._delete_at_once([change.key for change in changes])
+                return
+            for change in changes:
+                with told():
+                    self._change(change)
+
+    def _delete_at_once(self, keys: list[str]) -> None:
+        """A directory goes with one call: a store that is a server would else be asked once for each file."""
+        from langgraph.store.base import PutOp
+
+        with told():
+            self._store.batch([PutOp(self._namespace, key, None) for key in keys])
+
+    def _change(self, change: Change) -> None:
+        if change.value is None:
+            self._store.delete(self._namespace, change.key)
+        elif change.ttl_minutes is not None:
+            self._store.put(self._namespace, change.key, change.value, ttl=change.ttl_minutes)
+        else:
+            self._store.put(self._namespace, change.key, change.value)
+
+
+class _Pass:
+    """What one search through a namespace found, and what was changed here since."""
+
+    def __init__(self, records: dict[str, Record], made_at: float) -> None:
+        self.records = records
+        self.keys = KeyList(records)
+        self.made_at = made_at
+
+    def apply(self, key: str, record: Record | None) -> None:
+        if record is None:
+            self.records.pop(key, None)
+            self.keys.discard(key)
+        else:
+            self.records[key] = record
+            self.keys.add(key)
+
+
+class _Last:
+    """Where the last search is kept, among views that share it."""
+
+    found: _Pass | None = None
+
+
+class SearchedItems(Items):
+    """Any `BaseStore`, through `get`, `put`, `delete` and `search`.
+
+    What is in a directory only a search through the whole namespace tells: one for each verb (`moment`), or one for all
+    that is asked within some time (`for_mount`).
+    """
+
+    text_only = False
+
+    def __init__(self, store: Any, namespace: tuple[str, ...], *, in_memory: bool = False) -> None:
+        """`in_memory`: it is an `InMemoryStore`."""
+        super().__init__()
+        self._store = store
+        self._namespace = namespace
+        self.blocking = self.durable = not in_memory
+        self._max_age_s = 0.0
+        self._last: _Last = _Last()
+        self._lasts = [self._last]  # what is to hear of changes made here
+        self._lock = comparing_lock(store)
+        self._puts = PutOneByOne(store, namespace)
+
+    def moment(self) -> Items:
+        if self._max_age_s:
+            return self
+        view = copy.copy(self)
+        view._max_age_s, view._last = math.inf, _Last()
+        view._lasts = [*self._lasts, view._last]
+        return view
+
+    def for_mount(self, ttl_s: float) -> Items:
+        view = copy.copy(self)
+        view._shared, view.origin, view._max_age_s = self, uuid.uuid4().hex, ttl_s
+        return view
+
+    def token(self) -> Hashable:
+        """The search that all answers come from, for as long as it is good."""
+        return self._pass().made_at if self._max_age_s else None
+
+    def level(self, prefix: str) -> list[Row]:
+        return [Row(key) for key in self._pass().keys.level(prefix)]
+
+    def below(self, prefix: str) -> list[Row]:
+        return [Row(key) for key in self._pass().keys.below(prefix)]
+
+    def look(self, keys: Sequence[str], prefixes: Sequence[str]) -> tuple[list[Row], list[str]]:
+        found = self._pass()
+        there = [Row(key) for key in keys if key in found.records]
+        return there, [prefix for prefix in prefixes if found.keys.any_below(prefix)]
+
+    def twins(self) -> list[str]:
+        found = self._pass()
+        return [key for key in found.keys.below("") if "/" + key in found.records]
+
+    def describe(self, rows: Iterable[Row]) -> dict[str, About]:
+        found = self._last.found
+        known = found.records if found is not None else {}
+        described = {}
+        for row in rows:
+            record = known.get(row.key)
+            if record is not None:
+                described[row.key] = about(record.value, record.updated_at)
+        return described
+
+    def fetch(self, keys: Sequence[str]) -> dict[str, Record]:
+        with told():
+            items = {key: self._store.get(self._namespace, key) for key in keys}
+        return {key: _record(item) for key, item in items.items() if item is not None}
+
+    def swap(self, changes: Sequence[Change]) -> None:
+        try:
+            self._puts.swap(changes, self.fetch)
+        finally:
+            lasts = [last.found for last in self._lasts if last.found is not None]
+            if lasts:
+                there = self.fetch([change.key for change in changes])
+                for change in changes:
+                    for found in lasts:
+                        found.apply(change.key, there.get(change.key))
+
+    # -- searching ---------------------------------------------------------------------------------------------
+
+    def _pass(self) -> _Pass:
+        with self._lock:
+            found = self._last.found
+            if found is None or time.monotonic() - found.made_at > self._max_age_s:
+                began = time.monotonic()
+                found = self._last.found = _Pass(self._search(), began)
+            return found
+
+    def _search(self) -> dict[str, Record]:
+        """All. Others may come and go meanwhile, which moves the rest: a search that has noticed is made again."""
+        if not self.blocking:
+            return {key: _record(item) for key, item in _items_in_memory(self._store, self._namespace)}
+        found: dict[str, Record] = {}
+        for _ in range(PASSES):
+            if self._search_once(found):
+                break
+        return found
+
+    def _search_once(self, found: dict[str, Record]) -> bool:
+        """Add all items; was nothing moved? Each page begins with the last item of the one before."""
+        offset, page, last = 0, FIRST_PAGE, None
+        while True:
+            with told():
+                items = self._store.search(self._namespace, limit=page, offset=offset)
+            if last is not None and (not items or _place(items[0]) != last):
+                return False
+            for item in items:
+                if tuple(item.namespace) == self._namespace:
+                    found[item.key] = _record(item)
+            if len(items) < page:
+                return True
+            offset, last = offset + len(items) - 1, _place(items[-1])
+            page = min(page * 2, LAST_PAGE)
+
+
+def _items_in_memory(store: Any, namespace: tuple[str, ...]) -> list[tuple[str, Any]]:
+    """All items of an `InMemoryStore`'s namespace, at one moment.
+
+    Its own `search` runs through a dict that other threads change meanwhile, and fails when they do. The copy here is
+    one step of the interpreter.
+    """
+    data = getattr(store, "_data", None)
+    found = data.get(namespace) if isinstance(data, dict) else None
+    if isinstance(found, dict):
+        return list(found.items())
+    with told():
+        items = store.search(namespace, limit=WHOLE_PAGE)
+    return [(item.key, item) for item in items if tuple(item.namespace) == namespace]
+
+
+def _place(item: Any) -> tuple[tuple[str, ...], str]:
+    return tuple(item.namespace), item.key
+
+
+def _record(item: Any) -> Record:
+    return Record(item.value, None, item.updated_at)
+
+
+@contextlib.contextmanager
+def told() -> Iterator[None]:
+    """Whatever a store raises, as an `OSError` that says it in its own words."""
+    try:
+        yield
+    except (OSError, MemoryError):
+        raise
+    except NotImplementedError as error:
+        raise OSError(errno.ENOTSUP, f"The store can't do this: {error}") from error
+    except TimeoutError as error:
+        raise oserror(errno.ETIMEDOUT) from error
+    except Exception as error:  # a store is somebody else's code, over any library
+        raise OSError(errno.EIO, f"The store failed: {type(error).__name__}: {error}") from error

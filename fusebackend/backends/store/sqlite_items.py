@@ -1,0 +1,345 @@
+"""`SqliteItems`: a namespace of LangGraph's `SqliteStore`, asked from its table directly.
+
+A directory is a range of the table's primary key `(prefix, key)`, and a subdirectory is jumped over, so a listing costs
+what it lists, however many keys there are. Nothing is kept that others could make stale, but for sizes under a row's
+stamp. `token` is cheap: SQLite counts what other connections commit (`PRAGMA data_version`), and on a connection that
+is shared what was changed there by others.
+
+The database is opened once more, beside the connection of the store that was given, so that neither waits for the
+other's locks; only a database in memory has to be shared, under the store's own lock. Nothing is added to its schema.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import errno
+import functools
+import logging
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any
+
+from fusebackend.backends.store.items import Anything, Change, Conflict, Items, Record, Row, version_of
+from fusebackend.backends.store.names import after, bounds, is_text
+from fusebackend.backends.store.searched_items import PutOneByOne
+from fusebackend.backends.store.values import Unreadable
+from fusebackend.base.errors import oserror
+
+log = logging.getLogger(__name__)
+
+BUSY_S = 5.0
+"""How long another program's write is waited for."""
+
+KEYS_AT_A_TIME = 500
+"""SQLite takes so many parameters in one statement, and more in newer versions only."""
+
+COLUMNS = {"prefix", "key", "value", "created_at", "updated_at", "expires_at", "ttl_minutes"}
+"""Of LangGraph's table `store`."""
+
+_NO_TEXT = "x''"
+"""What SQLite puts behind all text."""
+
+_ROW = "key, rowid, updated_at, length(value)"
+
+_ERRNO_OF_CODE = {
+    "SQLITE_BUSY": errno.EBUSY,
+    "SQLITE_LOCKED": errno.EBUSY,
+    "SQLITE_READONLY": errno.EROFS,
+    "SQLITE_FULL": errno.ENOSPC,
+    "SQLITE_CANTOPEN": errno.ENOENT,
+    "SQLITE_PERM": errno.EACCES,
+    "SQLITE_TOOBIG": errno.EFBIG,
+}
+
+
+class SqliteDatabase:
+    """A connection to the database of a store, and the lock it is used under; `close` ends what was opened here."""
+
+    def __init__(self, connection: sqlite3.Connection, lock: Any, *, owned: bool) -> None:
+        self._connection = connection
+        self._lock = lock
+        self.owned = owned
+        self.own_changes = 0
+        """Rows that were changed here, of those the connection has counted."""
+
+    @classmethod
+    def of_store(cls, store: Any) -> SqliteDatabase:
+        """That of a `SqliteStore`: a connection of its own where the database is a file.
+
+        Raises:
+            OSError: the store can't be set up.
+        """
+        with told():
+            store.setup()
+            path = next((row[2] for row in store.conn.execute("PRAGMA database_list") if row[1] == "main"), "")
+        if path and os.path.exists(path):
+            return cls.of_file(path)
+        return cls(store.conn, store.lock, owned=False)
+
+    @classmethod
+    def of_file(cls, path: str, setup: Callable[[sqlite3.Connection], None] | None = None) -> SqliteDatabase:
+        """Open a file; `setup` makes the tables if they are missing.
+
+        Raises:
+            OSError: it is no database, or one with another table of that name, or can't be opened.
+        """
+        with told():
+            connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=BUSY_S)
+            connection.text_factory = functools.partial(str, encoding="utf-8", errors="surrogateescape")
+            try:
+                if setup is not None and not _columns(connection):
+                    (application,) = connection.execute("PRAGMA application_id").fetchone()
+                    if application:
+                        raise OSError(errno.EINVAL, f"The database belongs to another program (id {application:#x})")
+                    setup(connection)
+                missing = COLUMNS - _columns(connection)
+                if missing:
+                    raise OSError(errno.EINVAL, f"The table 'store' is not LangGraph's: it has no '{min(missing)}'")
+            except BaseException:
+                connection.close()
+                raise
+        return cls(connection, threading.RLock(), owned=True)
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        with told(), self._lock:
+            yield self._connection
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """One transaction, or nothing."""
+        with self.reading() as connection:
+            before = connection.total_changes
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                connection.execute("COMMIT")
+                self.own_changes += connection.total_changes - before
+            except BaseException:
+                if connection.in_transaction:  # a full disk has ended it already
+                    connection.execute("ROLLBACK")
+                raise
+
+    def items(self, namespace: tuple[str, ...], **options: Any) -> SqliteItems:
+        """The items of a namespace; options as for `SqliteItems`."""
+        return SqliteItems(self, namespace, **options)
+
+    def close(self) -> None:
+        if self.owned:
+            with self._lock:
+                self._connection.close()
+
+
+class SqliteItems(Items):
+    """See the module's docstring.
+
+    Args:
+        embedding: a store that makes an embedding of each value for its search; writes go through it then, compared
+            and put one after the other under a lock of this process.
+        ttl_minutes: how long new items live, as the store is configured; None for ever.
+        refreshes: does reading a value make its life begin anew?
+        omit_expired, feed: for PostgreSQL; a `SqliteStore` shows what has expired until it is swept.
+    """
+
+    def __init__(
+        self,
+        database: SqliteDatabase,
+        namespace: tuple[str, ...],
+        *,
+        embedding: Any = None,
+        ttl_minutes: float | None = None,
+        refreshes: bool = False,
+        omit_expired: bool = False,
+        feed: bool = False,
+    ) -> None:
+        super().__init__()
+        self._database = database
+        self.durable = self.blocking = database.owned
+        self._namespace = ".".join(namespace)
+        self._by_store = PutOneByOne(embedding, namespace) if embedding is not None else None
+        self._ttl_minutes = ttl_minutes
+        self._refreshes = refreshes
+
+    # -- reading -----------------------------------------------------------------------------------------------
+
+    def level(self, prefix: str) -> list[Row]:
+        found: list[Row] = []
+        with self._database.reading() as connection:
+            for start, end in bounds(prefix):
+                from_key: str | None = start
+                while from_key is not None:
+                    from_key = self._until_subdirectory(connection, prefix, from_key, end, found)
+        return found
+
+    def _until_subdirectory(
+        self, connection: sqlite3.Connection, prefix: str, start: str, end: str | None, found: list[Row]
+    ) -> str | None:
+        """Add rows up to the first that is in a subdirectory; returns where to go on behind that."""
+        for row in _range(connection, self._namespace, start, end):
+            found.append(row)
+            if "/" in row.key[len(prefix) :]:
+                return after(row.key, prefix)
+        return None
+
+    def below(self, prefix: str) -> list[Row]:
+        with self._database.reading() as connection:
+            return [row for start, end in bounds(prefix) for row in _range(connection, self._namespace, start, end)]
+
+    def look(self, keys: Sequence[str], prefixes: Sequence[str]) -> tuple[list[Row], list[str]]:
+        with self._database.reading() as connection:
+            rows = [
+                Row(key, (rowid, updated_at, length), length or 0)
+                for key, rowid, updated_at, length in _in(connection, _ROW, self._namespace, keys)
+            ]
+            return rows, [prefix for prefix in prefixes if self._any_below(connection, prefix)]
+
+    def _any_below(self, connection: sqlite3.Connection, prefix: str) -> bool:
+        ranges = bounds(prefix)
+        return any(next(_range(connection, self._namespace, start, end), None) is not None for start, end in ranges)
+
+    def twins(self) -> list[str]:
+        with self._database.reading() as connection:
+            found = connection.execute(
+                "SELECT bare.key FROM store AS bare WHERE bare.prefix = ?1"
+                f" AND (bare.key < '/' OR bare.key >= '0') AND bare.key >= '' AND bare.key < {_NO_TEXT}"
+                " AND EXISTS (SELECT 1 FROM store WHERE prefix = ?1 AND key = '/' || bare.key)",
+                (self._namespace,),
+            )
+            return [key for (key,) in found if is_text(key)]
+
+    def fetch(self, keys: Sequence[str]) -> dict[str, Record]:
+        with self._database.reading() as connection:
+            found = {
+                key: Record(_loaded(raw), _raw(raw), _iso(updated_at), ttl)
+                for key, raw, updated_at, ttl in _in(
+                    connection, "key, value, updated_at, ttl_minutes", self._namespace, keys
+                )
+            }
+            mortal = [key for key, record in found.items() if record.ttl_minutes is not None]
+            if self._refreshes and mortal:
+                connection.executemany(
+                    "UPDATE store SET expires_at = DATETIME(CURRENT_TIMESTAMP, '+' || ttl_minutes || ' minutes')"
+                    " WHERE prefix = ? AND key = ?",
+                    [(self._namespace, key) for key in mortal],
+                )
+            return found
+
+    def token(self) -> Hashable:
+        with self._database.reading() as connection:
+            (version,) = connection.execute("PRAGMA data_version").fetchone()
+            return version, connection.total_changes - self._database.own_changes
+
+    # -- writing -----------------------------------------------------------------------------------------------
+
+    def swap(self, changes: Sequence[Change]) -> None:
+        if self._by_store is not None:
+            self._by_store.swap(changes, self.fetch)
+        else:
+            with self._database.writing() as connection:
+                for change in changes:
+                    self._change(connection, change)
+        for change in changes:
+            self._known.pop(change.key, None)
+
+    def _change(self, connection: sqlite3.Connection, change: Change) -> None:
+        place = (self._namespace, change.key)
+        if not isinstance(change.expected, Anything):
+            row = connection.execute("SELECT value FROM store WHERE prefix = ? AND key = ?", place).fetchone()
+            if change.expected != (None if row is None else version_of(_raw(row[0]))):
+                raise Conflict(change.key)
+        if change.value is None:
+            connection.execute("DELETE FROM store WHERE prefix = ? AND key = ?", place)
+            return
+        ttl = self._ttl_minutes if self._ttl_minutes is not None else change.ttl_minutes
+        expires_at = None
+        if ttl is not None:
+            expires_at = str(datetime.datetime.now(datetime.UTC) + datetime.timedelta(minutes=ttl))
+        connection.execute(
+            "INSERT INTO store (prefix, key, value, created_at, updated_at, expires_at, ttl_minutes)"
+            " VALUES (?, ?, ?, CURRENT_TIMESTAMP, strftime('%Y-%m-%d %H:%M:%f', 'now'), ?, ?)"
+            " ON CONFLICT (prefix, key) DO UPDATE SET value = excluded.value, updated_at = excluded.updated_at,"
+            " expires_at = excluded.expires_at, ttl_minutes = excluded.ttl_minutes",
+            (*place, _dumped(change.value), expires_at, ttl),
+        )
+
+    def close(self) -> None:
+        self._database.close()
+
+
+def _columns(connection: sqlite3.Connection) -> set[str]:
+    return {row[1] for row in connection.execute("PRAGMA table_info(store)")}
+
+
+def namespaces(database: SqliteDatabase) -> list[str]:
+    """The namespaces there are, as they are written in URLs."""
+    with database.reading() as connection:
+        texts = f"prefix >= '' AND prefix < {_NO_TEXT}"
+        found = connection.execute(f"SELECT DISTINCT prefix FROM store WHERE {texts} ORDER BY prefix LIMIT 100")
+        return [name for (name,) in found]
+
+
+def _range(connection: sqlite3.Connection, namespace: str, start: str, end: str | None) -> Iterator[Row]:
+    """Rows from one key up to another; a caller that stops early has read no further."""
+    # A BLOB comes after all text, and is no key.
+    where = f"prefix = ? AND key >= ? AND key < {'?' if end is not None else _NO_TEXT}"
+    parameters = [namespace, start] if end is None else [namespace, start, end]
+    for key, rowid, updated_at, length in connection.execute(
+        f"SELECT {_ROW} FROM store WHERE {where} ORDER BY key", parameters
+    ):
+        if is_text(key):
+            yield Row(key, (rowid, updated_at, length), length or 0)
+        else:
+            log.error("row %d of the table 'store' has a key that is no UTF-8, and is not shown", rowid)
+
+
+def _in(connection: sqlite3.Connection, columns: str, namespace: str, keys: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    for begin in range(0, len(keys), KEYS_AT_A_TIME):
+        some = keys[begin : begin + KEYS_AT_A_TIME]
+        marks = ", ".join("?" * len(some))
+        yield from connection.execute(
+            f"SELECT {columns} FROM store WHERE prefix = ? AND key IN ({marks})", [namespace, *some]
+        )
+
+
+def _raw(value: Any) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogateescape")
+
+
+def _loaded(value: Any) -> Any:
+    import msgspec
+
+    raw = _raw(value)
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return Unreadable(raw)
+
+
+def _dumped(value: Any) -> bytes:
+    """As the store writes it: UTF-8 in bytes."""
+    import msgspec
+
+    return msgspec.json.encode(value)
+
+
+def _iso(moment: Any) -> str:
+    """SQLite's CURRENT_TIMESTAMP is UTC and does not say so."""
+    if isinstance(moment, datetime.datetime):
+        return moment.replace(tzinfo=moment.tzinfo or datetime.UTC).isoformat()
+    return f"{str(moment).replace(' ', 'T')}+00:00" if moment else ""
+
+
+@contextlib.contextmanager
+def told() -> Iterator[None]:
+    """SQLite's errors as `OSError`s in its own words."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        name = getattr(error, "sqlite_errorname", "") or ""
+        number = next((number for code, number in _ERRNO_OF_CODE.items() if name.startswith(code)), errno.EIO)
+        raise OSError(number, f"SQLite: {error}") from error
+    except UnicodeEncodeError as error:
+        raise oserror(errno.EILSEQ) from error

@@ -1,0 +1,380 @@
+"""`SaverDatabase`: the checkpoints of any checkpointer object, asked through its own `list` and `get_tuple`.
+
+`database_of_saver` chooses the way to a saver: that of a SqliteSaver over a file and of a PostgresSaver are read
+directly (`sqlite_database.py`, `postgres_database.py`), which costs less and tells more; any other is
+asked itself: an `InMemorySaver`, a SqliteSaver in memory, one whose values are encrypted, one of somebody else.
+
+A saver tells nobody of news. So all that it lists is compared with what it listed before, at most once in
+`SWEEP_INTERVAL_S` and for at most a twentieth of the time. An `InMemorySaver` is looked at without unpacking a
+checkpoint, any other one has to unpack all. What a checkpoint holds is asked for when somebody looks at it.
+
+Values come as objects here. They are packed again as LangGraph stores them, and then read like those of a database:
+nothing below this module ever meets an object of somebody's class.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, NoReturn
+
+from fusebackend.backends.threads.database.decode import loads, require
+from fusebackend.backends.threads.database.rows import (
+    NOTHING,
+    Append,
+    Damaged,
+    Database,
+    Link,
+    Listed,
+    Mark,
+    News,
+    Place,
+    Raw,
+    Saved,
+    Write,
+)
+from fusebackend.base.errors import oserror
+
+SWEEP_INTERVAL_S: Final = 0.5
+"""A saver is not listed more often, …"""
+
+MEMORY_INTERVAL_S: Final = 0.05
+"""… one that is a few dicts of this process may be, …"""
+
+SWEEP_SHARE: Final = 1 / 20
+"""… and of the time no more than this goes into it."""
+
+KEPT_TUPLES: Final = 32
+"""Checkpoints as the saver gave them last."""
+
+
+def database_of_saver(saver: Any) -> Database:
+    """The way to a saver's checkpoints.
+
+    Raises:
+        TypeError: it is no saver, or one that answers in its event loop only.
+        OSError: its database can't be opened.
+        ModuleNotFoundError: ormsgpack is missing (`fusebackend[langgraph]`).
+    """
+    require_saver(saver)
+    if _is_exactly(saver, "langgraph.checkpoint.sqlite", "SqliteSaver") and _is_plain(saver):
+        path = _path_of(saver)
+        if path:
+            from fusebackend.backends.threads.database.sqlite_database import SqliteDatabase
+
+            return SqliteDatabase(path)
+    if _is_exactly(saver, "langgraph.checkpoint.postgres", "PostgresSaver") and _is_plain(saver):
+        from fusebackend.backends.threads.database.postgres_database import PostgresDatabase
+
+        return PostgresDatabase(_dsn_of(saver))
+    return SaverDatabase(saver)
+
+
+def require_saver(saver: Any) -> None:
+    """TypeError, with what to give instead, for what can't be asked from any thread."""
+    name = type(saver).__name__
+    missing = [verb for verb in ("list", "get_tuple") if not callable(getattr(saver, verb, None))]
+    if missing:
+        raise TypeError(f"{name} is no checkpointer of LangGraph: it has no {' and no '.join(missing)}")
+    base = getattr(sys.modules.get("langgraph.checkpoint.base"), "BaseCheckpointSaver", None)
+    has_no_sync = base is not None and getattr(type(saver), "list", None) is base.list
+    if has_no_sync or any(cls.__name__.startswith("Async") for cls in type(saver).__mro__):
+        raise TypeError(
+            f"{name} only answers inside of its own event loop, and these files are asked for from anywhere; give "
+            "a saver that is not async over the same database, or use ThreadsBackend.from_sqlite(PATH) or "
+            "ThreadsBackend.from_postgres(DSN)"
+        )
+
+
+def _is_exactly(saver: Any, module: str, name: str) -> bool:
+    """A subclass may keep its checkpoints otherwise."""
+    found = getattr(sys.modules.get(module), name, None)
+    return found is not None and type(saver) is found
+
+
+def _is_plain(saver: Any) -> bool:
+    """Are its values stored as they are, and not encrypted, say?"""
+    return type(getattr(saver, "serde", None)).__name__ == "JsonPlusSerializer"
+
+
+def _path_of(saver: Any) -> str:
+    """The file of a SqliteSaver; empty for one in memory."""
+    with told():
+        saver.setup()
+        return next((row[2] or "" for row in saver.conn.execute("PRAGMA database_list") if row[1] == "main"), "")
+
+
+def _dsn_of(saver: Any) -> str:
+    """How to reach the server that a PostgresSaver's connection, or pool, speaks to."""
+    from psycopg.conninfo import make_conninfo
+
+    connection = saver.conn
+    if hasattr(connection, "conninfo"):  # a pool
+        known = {name: value for name, value in (connection.kwargs or {}).items() if isinstance(value, (str, int))}
+        words = {name: value for name, value in known.items() if name in _LIBPQ and not isinstance(value, bool)}
+        return str(make_conninfo(connection.conninfo, **words))
+    return str(make_conninfo(connection.info.dsn, password=connection.info.password or None))
+
+
+_LIBPQ = frozenset({"host", "port", "user", "password", "dbname", "options", "sslmode"})
+
+
+class Found(NamedTuple):
+    """A checkpoint as a sweep found it."""
+
+    mark: Mark
+    listed: Listed | None
+    """None where that has not been asked for yet."""
+
+
+class SaverDatabase(Database):
+    """See the module's docstring. The saver stays its owner's: `close` does nothing to it."""
+
+    tells = False
+
+    def __init__(self, saver: Any) -> None:
+        """Raises: ModuleNotFoundError: ormsgpack is missing."""
+        require()
+        from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+
+        self._saver = saver
+        self._pack = JsonPlusSerializer().dumps_typed
+        self._in_memory = _is_exactly(saver, "langgraph.checkpoint.memory", "InMemorySaver")
+        self.blocking = not self._in_memory
+        self._tuples: OrderedDict[tuple[Place, str], Any] = OrderedDict()
+        self._found: dict[Place, dict[str, Found]] = {}
+        self._swept_at, self._sweep_s = 0.0, 0.0
+        self._sweep()
+
+    def close(self) -> None:
+        self._tuples.clear()
+
+    # -- news --------------------------------------------------------------------------------------------------
+
+    def news(self, *, now: bool = False) -> News | None:
+        interval_s = MEMORY_INTERVAL_S if self._in_memory else SWEEP_INTERVAL_S
+        if time.monotonic() - self._swept_at < max(interval_s, self._sweep_s / SWEEP_SHARE):
+            return None
+        before = self._found
+        self._sweep()
+        changed = [place for place in before.keys() | self._found.keys() if _differ(before, self._found, place)]
+        if not changed:
+            return None
+        for key in [key for key in self._tuples if key[0] in changed]:
+            del self._tuples[key]
+        if all(before.get(place, {}).keys() <= self._found.get(place, {}).keys() for place in changed):
+            return News(False, frozenset(changed))
+        return News(True)
+
+    def _sweep(self) -> None:
+        start = time.monotonic()
+        with told():
+            self._found = self._all_in_memory() if self._in_memory else self._all_listed()
+        self._swept_at = time.monotonic()
+        self._sweep_s = self._swept_at - start
+
+    def _all_listed(self) -> dict[Place, dict[str, Found]]:
+        found: dict[Place, dict[str, Found]] = {}
+        for item in self._saver.list(None):
+            place, checkpoint = _place_of(item.config)
+            row = (_parent_of(item), repr(item.checkpoint.get("channel_versions")), _written(item))
+            count = len(item.pending_writes or ())
+            found.setdefault(place, {})[checkpoint] = Found(Mark(row, count, count), _listed(checkpoint, item))
+        return found
+
+    def _all_in_memory(self) -> dict[Place, dict[str, Found]]:
+        """Of an `InMemorySaver`. Others write to it meanwhile: each copy is one step of the interpreter."""
+        found: dict[Place, dict[str, Found]] = {}
+        writes = dict(self._saver.writes)
+        for thread, spaces in list(self._saver.storage.items()):
+            for namespace, checkpoints in list(spaces.items()):
+                place = Place(thread, namespace)
+                for checkpoint, stored in list(checkpoints.items()):
+                    written = tuple(writes.get((thread, namespace, checkpoint), ()))
+                    known = self._found.get(place, {}).get(checkpoint)
+                    mark = Mark((stored, written), len(written), len(written))
+                    is_same = known is not None and known.mark == mark
+                    found.setdefault(place, {})[checkpoint] = known if is_same and known else Found(mark, None)
+        return found
+
+    # -- lists -------------------------------------------------------------------------------------------------
+
+    def threads(self) -> list[tuple[str, str | None]]:
+        return [(thread, self.newest(Place(thread, ""))) for thread in {place.thread for place in self._found}]
+
+    def has_thread(self, thread: str) -> bool:
+        return any(place.thread == thread for place in self._found)
+
+    def namespaces(self, thread: str) -> list[str]:
+        return [place.namespace for place in self._found if place.thread == thread]
+
+    def marks(self, place: Place) -> dict[str, Mark]:
+        return {checkpoint: found.mark for checkpoint, found in self._found.get(place, {}).items()}
+
+    def newest(self, place: Place) -> str | None:
+        return max(self._found.get(place, {}), default=None)
+
+    def listed(self, place: Place, checkpoints: Sequence[str]) -> list[Listed]:
+        known = self._found.get(place, {})
+        answer = []
+        for checkpoint in checkpoints:
+            found = known.get(checkpoint)
+            if found is None:
+                continue
+            if found.listed is None:
+                item = self._tuple(place, checkpoint)
+                found = known[checkpoint] = found._replace(listed=_listed(checkpoint, item))
+            assert found.listed is not None
+            answer.append(found.listed)
+        return answer
+
+    # -- contents ----------------------------------------------------------------------------------------------
+
+    def ancestry(self, place: Place, checkpoint: str, channel: str) -> Generator[Link, None, None]:
+        met: set[str] = set()
+        following: str | None = checkpoint
+        while following is not None and following not in met:
+            met.add(following)
+            try:
+                link = self._link(place, following, channel)
+            except FileNotFoundError:
+                return
+            following = link.parent
+            yield link
+
+    def links(self, place: Place, checkpoints: Sequence[str], channel: str) -> list[Link]:
+        links = []
+        for checkpoint in checkpoints:
+            with contextlib.suppress(Damaged, FileNotFoundError):
+                links.append(self._link(place, checkpoint, channel))
+        return links
+
+    def _link(self, place: Place, checkpoint: str, channel: str) -> Link:
+        item = self._tuple(place, checkpoint)
+        values = item.checkpoint.get("channel_values") or {}
+        stored = loads(self._stored(values[channel])) if channel in values else NOTHING
+        return Link(checkpoint, _parent_of(item), channel in (item.checkpoint.get("channel_versions") or {}), stored)
+
+    def writes(self, place: Place, checkpoints: Sequence[str], channel: str | None = None) -> dict[str, list[Write]]:
+        answer: dict[str, list[Write]] = {}
+        for checkpoint in checkpoints:
+            with contextlib.suppress(FileNotFoundError):
+                found = self._writes(self._tuple(place, checkpoint), channel)
+                if found:
+                    answer[checkpoint] = found
+        return answer
+
+    def writes_since(self, place: Place, checkpoint: str, order: int) -> list[Write]:
+        return [write for write in self._writes(self._tuple(place, checkpoint), None) if write.order > order]
+
+    def _writes(self, item: Any, channel: str | None) -> list[Write]:
+        """A saver gives them in the order in which a step applies them, and does not say when each was made."""
+        return [
+            Write(task, name, self._stored(value), number, number + 1)
+            for number, (task, name, value) in enumerate(item.pending_writes or ())
+            if channel is None or name == channel
+        ]
+
+    def saved(self, place: Place, checkpoint: str) -> Saved:
+        item = self._tuple(place, checkpoint)
+        document = item.checkpoint
+        ts = document.get("ts")
+        return Saved(
+            checkpoint,
+            _parent_of(item),
+            ts if isinstance(ts, str) else None,
+            {name: self._shown(value) for name, value in (document.get("channel_values") or {}).items()},
+            document.get("channel_versions") or {},
+            document.get("versions_seen") or {},
+            self._shown(dict(item.metadata or {})),
+        )
+
+    def _tuple(self, place: Place, checkpoint: str) -> Any:
+        """The checkpoint as the saver has it. ENOENT."""
+        key = (place, checkpoint)
+        item = self._tuples.get(key)
+        if item is None:
+            names = {"thread_id": place.thread, "checkpoint_ns": place.namespace, "checkpoint_id": checkpoint}
+            with told():
+                item = self._saver.get_tuple({"configurable": names})
+            if item is None:
+                raise oserror(errno.ENOENT)
+            self._tuples[key] = item
+            if len(self._tuples) > KEPT_TUPLES:
+                self._tuples.popitem(last=False)
+        else:
+            self._tuples.move_to_end(key)
+        return item
+
+    def _stored(self, value: Any) -> Raw:
+        try:
+            return Raw(*self._pack(value))
+        except Exception as error:  # an object of somebody's class may fail in any way
+            raise Damaged(f"{type(value).__name__} can't be packed: {type(error).__name__}: {error}") from None
+
+    def _shown(self, value: Any) -> Any:
+        """A value for people; what can't be packed harms no other."""
+        try:
+            return loads(self._stored(value))
+        except Damaged as error:
+            return {"error": str(error)}
+
+    # -- writing -----------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def exclusive(self) -> Iterator[Append]:
+        self._refuse()
+        yield
+
+    def _refuse(self) -> NoReturn:
+        raise OSError(errno.EROFS, "a saver can't be kept from being written to by others, so nothing is written here")
+
+
+def _differ(before: Mapping[Place, object], after: Mapping[Place, object], place: Place) -> bool:
+    one, other = before.get(place), after.get(place)
+    return _marks(one) != _marks(other)
+
+
+def _marks(found: Any) -> dict[str, Mark]:
+    return {checkpoint: one.mark for checkpoint, one in (found or {}).items()}
+
+
+def _place_of(config: Mapping[str, Any]) -> tuple[Place, str]:
+    names = config["configurable"]
+    return Place(str(names["thread_id"]), str(names.get("checkpoint_ns") or "")), str(names["checkpoint_id"])
+
+
+def _parent_of(item: Any) -> str | None:
+    return _place_of(item.parent_config)[1] if item.parent_config else None
+
+
+def _written(item: Any) -> tuple[tuple[str, str], ...]:
+    return tuple((write[0], write[1]) for write in item.pending_writes or ())
+
+
+def _listed(checkpoint: str, item: Any) -> Listed:
+    metadata = item.metadata or {}
+    step, source, ts = metadata.get("step"), metadata.get("source"), item.checkpoint.get("ts")
+    return Listed(
+        checkpoint,
+        step if isinstance(step, int) else None,
+        source if isinstance(source, str) else None,
+        ts if isinstance(ts, str) else None,
+    )
+
+
+@contextlib.contextmanager
+def told() -> Iterator[None]:
+    """Whatever a saver raises, as an `OSError` that says it in its own words."""
+    try:
+        yield
+    except (OSError, MemoryError):
+        raise
+    except NotImplementedError as error:
+        raise OSError(errno.ENOTSUP, f"the saver can't do this: {error}") from error
+    except Exception as error:  # a saver is somebody else's code, over any library
+        raise OSError(errno.EIO, f"the saver failed: {type(error).__name__}: {error}") from error

@@ -1,0 +1,17 @@
+"""What every other package may use: paths, errors, time, waiting. Nothing here knows a backend.
+
+paths.py         agent paths: normalised at the door
+globs.py         glob patterns
+asked.py         the glob that a search over several backends was asked for
+numbering.py     numbered lines, as the seeds' `read` shows them
+errors.py        errno to error code and back
+extras.py        which extra brings which module
+budget.py        how long a call may go on, and whether it was cancelled
+deadline.py      calls that may never return
+awaiting.py      a blocking verb, awaited under asyncio or trio
+caller.py        the task that awaits
+waiting.py       calls that must not wait on this thread
+stamps.py        the time that files are stamped with
+heap.py          freed memory goes back to the system
+version.py       `__version__`
+"""

@@ -1,0 +1,70 @@
+"""errno to error code and back.
+
+The agent face speaks in four codes, the kernel face in errno; these tables translate between them. An errno without a
+code is said in the system's own words (`os.strerror`), and found again by them: no other text is guessed at. What
+databases and services raise becomes an errno in a table of each backend (`databases/postgres_errors.py`,
+`backends/object_store/bucket/errors.py`, `backends/sandbox/script_answers.py`, `backends/sqlite/stored_tree.py`).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+FILE_NOT_FOUND = "file_not_found"
+PERMISSION_DENIED = "permission_denied"
+IS_DIRECTORY = "is_directory"
+INVALID_PATH = "invalid_path"
+CONFLICT = "conflict"
+"""What `upload_if` answers: somebody else has changed the file. Between backend and mount only, never an agent's."""
+
+CODE_OF_ERRNO: dict[int, str] = {
+    errno.ENOENT: FILE_NOT_FOUND,
+    errno.ESTALE: FILE_NOT_FOUND,  # the node went away under us; a new lookup would say ENOENT
+    errno.EACCES: PERMISSION_DENIED,
+    errno.EPERM: PERMISSION_DENIED,
+    errno.EROFS: PERMISSION_DENIED,
+    errno.EISDIR: IS_DIRECTORY,
+    errno.ENOTDIR: INVALID_PATH,
+    errno.EINVAL: INVALID_PATH,
+    errno.ENAMETOOLONG: INVALID_PATH,
+    errno.ELOOP: INVALID_PATH,
+    errno.EXDEV: INVALID_PATH,  # a symbolic link that leaves its route
+    errno.EEXIST: INVALID_PATH,  # the CMDC seed: writing an existing file is :invalid_path
+}
+
+ERRNO_OF_CODE: dict[str, int] = {
+    FILE_NOT_FOUND: errno.ENOENT,
+    PERMISSION_DENIED: errno.EACCES,
+    IS_DIRECTORY: errno.EISDIR,
+    INVALID_PATH: errno.EINVAL,
+    CONFLICT: errno.ESTALE,
+}
+
+VANISHED = frozenset({errno.ENOENT, errno.ESTALE, errno.ENOTDIR})
+"""What a walk meets when somebody else removes what it has just seen."""
+
+_ERRNO_OF_WORDS: dict[str, int] = {os.strerror(number): number for number in errno.errorcode}
+
+
+def code_of(error: OSError) -> str:
+    """The error code for an `OSError`; outside the table, the system's own words (`No space left on device`)."""
+    number = error.errno
+    if number is None:
+        return str(error)
+    return CODE_OF_ERRNO.get(number) or os.strerror(number)
+
+
+def errno_of(code: str) -> int:
+    """The errno for an error code, or for the system's own words as `code_of` gives them; EIO for any other string."""
+    return ERRNO_OF_CODE.get(code) or _ERRNO_OF_WORDS.get(code, errno.EIO)
+
+
+def words_of(code: str) -> str:
+    """An error code in the system's words, for a sentence; any other string is itself."""
+    return os.strerror(ERRNO_OF_CODE[code]) if code in ERRNO_OF_CODE else code
+
+
+def oserror(number: int, what: object = None) -> OSError:
+    """An `OSError` with the system's message, as the C library would have it."""
+    return OSError(number, os.strerror(number), what) if what is not None else OSError(number, os.strerror(number))

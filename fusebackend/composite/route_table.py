@@ -1,0 +1,82 @@
+"""`RouteTable`: which route a path belongs to, and what the routes put into a directory. Pure and immutable.
+
+The agent face asks it (`backend.py`, `router.py`). The mount decides by the same rules in a tree of directories
+(`vfs/junctions.py`); `tests/test_composite.py` and `tests/test_vfs.py` hold each to them:
+
+- a path belongs to the route with the longest prefix that holds it, by whole segments (`/memories2` is not below
+  `/memories`), or to no route, which is the default backend;
+- a prefix is a directory in its parent, whatever the backend underneath has there; so is every directory on the way
+  to a prefix, be it there or not (it then is synthesised);
+- what a route covers in the backend underneath is out of sight.
+
+Paths and prefixes are normalised (`paths.normalise`, `paths.normalise_prefix`); None stands for the default's prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fusebackend.base.paths import ROOT, AgentPath, PathError, is_below, join, normalise_prefix, parent_and_name
+
+
+class RouteTable:
+    """The prefixes of a composite.
+
+    Attributes:
+        prefixes: all of them, normalised, the longest first.
+    """
+
+    def __init__(self, prefixes: Iterable[str] = ()) -> None:
+        """
+        Raises:
+            PathError: a prefix is refused by `normalise_prefix`, or two of them mean the same directory.
+        """
+        given: dict[AgentPath, str] = {}
+        for prefix in prefixes:
+            normal = normalise_prefix(prefix)
+            if normal in given:
+                raise PathError(f"Route prefixes '{given[normal]}' and '{prefix}' mean the same directory '{normal}/'")
+            given[normal] = prefix
+        self.prefixes = tuple(sorted(given, key=lambda prefix: (-len(prefix), prefix)))
+        self._prefixes = frozenset(given)
+        names: dict[AgentPath, set[str]] = {ROOT: set()}
+        for prefix in self.prefixes:
+            directory = prefix
+            names.setdefault(directory, set())
+            while directory != ROOT:
+                directory, name = parent_and_name(directory)
+                names.setdefault(directory, set()).add(name)
+        self._names = {directory: tuple(sorted(found)) for directory, found in names.items()}
+
+    def route(self, path: AgentPath) -> tuple[AgentPath | None, AgentPath]:
+        """The prefix a path belongs to, and the path inside that route's backend."""
+        candidate: AgentPath = path
+        while candidate not in self._prefixes:
+            if candidate == ROOT:
+                return None, path
+            candidate = parent_and_name(candidate)[0]
+        return candidate, AgentPath(path[len(candidate) :] or ROOT)
+
+    def prefixes_below(self, path: AgentPath) -> tuple[AgentPath, ...]:
+        """The prefixes strictly below a directory, at any depth, sorted."""
+        return tuple(sorted(prefix for prefix in self.prefixes if prefix != path and is_below(prefix, path)))
+
+    def names_below(self, path: AgentPath) -> tuple[str, ...]:
+        """The names in a directory that are prefixes or lead to one, sorted; the backend's own of that name is hidden
+        or, for a directory on the way, merged with it."""
+        return self._names.get(path, ())
+
+    def pinned(self, path: AgentPath) -> bool:
+        """Is this the root, a prefix, or on the way to one? It is a directory then, and can't be deleted or moved."""
+        return path in self._names
+
+    def covers(self, prefix: AgentPath | None, path: AgentPath) -> bool:
+        """Is the file at `path`, that the backend of `prefix` has, out of sight? `path` is the outer one."""
+        return path in self._names or self.route(path)[0] != prefix
+
+    @staticmethod
+    def outer(prefix: AgentPath | None, inner: AgentPath) -> AgentPath:
+        """The path an agent sees for a path inside a route's backend: the inverse of `route`."""
+        if prefix is None:
+            return inner
+        return prefix if inner == ROOT else join(prefix, inner[1:])

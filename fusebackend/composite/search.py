@@ -1,0 +1,268 @@
+"""`ls`, `grep` and `glob` over a tree that is made of several backends.
+
+A listing is the backend's own, with the routes' names in it and what they cover left out. A search below a path asks
+the backend the path belongs to and every route below it; what is covered is dropped, the rest is one sorted answer.
+
+A glob is relative to the path that is searched. A route below that path sees only what is below itself, so it can't be
+given the same pattern, and a pattern can't always be cut where the route begins (`**`, braces). So each backend is
+asked for more, for files whose last segment fits, and the whole path then decides, by `globs.compile_glob`. A route
+that can't hold a match is not asked.
+
+When one of several backends fails, the matches of the others are returned with `truncated` set and no error, the
+failure in `missing` and in the log; only when nothing was found is it the error of the result. When the budget is
+spent (`base/budget.py`), those that were not asked yet are left out, and the answer says `truncated`. Routes that may
+hang (`AgentFace.guard`) are asked first, each in a thread of its own, and nobody else has to wait for them; so are
+those whose own `a…` verb is awaited, `MAX_AWAITED` at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import TypeVar
+
+from fusebackend.base import asked, budget, caller, paths
+from fusebackend.base.deadline import Pending, together
+from fusebackend.base.globs import Matcher, compile_glob
+from fusebackend.base.paths import ROOT, AgentPath
+from fusebackend.composite.router import Routed, Routing, Scope
+from fusebackend.protocol import FileInfo, GlobResult, GrepMatch, GrepResult, LsResult
+
+log = logging.getLogger(__name__)
+
+MAX_AWAITED = 16
+"""Routes whose own `a…` verbs one search or batch awaits at the same time."""
+
+Found = TypeVar("Found", GrepResult, GlobResult)
+
+
+class TreePattern:
+    """A glob over several backends.
+
+    Attributes:
+        broad: what to ask each backend for; it matches at least what the pattern matches there.
+    """
+
+    def __init__(self, pattern: str) -> None:
+        """Raises `GlobError` as `compile_glob` does."""
+        self._matcher: Matcher = compile_glob(pattern)
+        self.text = pattern
+        self._anchored = "/" in pattern
+        self.broad = _broad(pattern) if self._anchored else pattern
+
+    def matches(self, relative_path: str) -> bool:
+        """Does a file that was found by `broad` match? A pattern without a slash is each backend's own to interpret."""
+        return not self._anchored or self._matcher.matches(relative_path)
+
+    def cut(self, segments: tuple[str, ...]) -> str | None:
+        """The pattern for what is below this directory; None where it can't be cut there."""
+        if not self._anchored or self._matcher.prefix[: len(segments)] != segments:
+            return None
+        *directories, last = self.text.split("/")
+        wanted = [segment for segment in directories if segment not in ("", ".")] + [last]
+        return "/" + "/".join(wanted[len(segments) :])
+
+    def may_match_below(self, segments: tuple[str, ...]) -> bool:
+        """Can anything below this directory, relative to the searched path, match?"""
+        if not self._anchored:
+            return True
+        prefix, depth = self._matcher.prefix, self._matcher.depth
+        common = min(len(prefix), len(segments))
+        return prefix[:common] == segments[:common] and (depth is None or len(segments) < depth)
+
+
+def _broad(pattern: str) -> str:
+    """The pattern's last segment, at any depth.
+
+    `**/` is what all dialects take for any depth (fnmatch and `rglob` too), but it enters no hidden directory. Where
+    the pattern may ask for one, the bare segment does, which sees names alone.
+    """
+    directories, _, last = pattern.rpartition("/")
+    if last.count("{") != last.count("}"):
+        return "{*,.*}"  # the braces span a slash: no segment stands alone
+    hidden = directories.startswith(".") or any(mark in directories for mark in ("/.", "{", "[", "\\"))
+    last = "*" if last == "**" else last
+    return last if hidden else f"**/{last}"
+
+
+class TreeSearch:
+    """See the module's docstring."""
+
+    def __init__(self, routing: Routing) -> None:
+        self._routing = routing
+        self._table = routing.table
+
+    def ls(self, routed: Routed) -> LsResult:
+        result = routed.face.ls(routed.inner)
+        entries = routed.shown(result.entries)
+        covered = {paths.join(routed.outer, name) for name in self._table.names_below(routed.outer)}
+        if not covered:
+            return LsResult(error=routed.words(result.error), entries=entries)
+        shown = [info for info in entries or () if info["path"].removesuffix("/") not in covered]
+        shown += [FileInfo(path=directory + "/", is_dir=True, size=0, modified_at="") for directory in covered]
+        error = routed.words(result.error) if result.error is not None and _has_directory(routed) else None
+        return LsResult(error=error, entries=sorted(shown, key=lambda info: info["path"]))
+
+    def grep(self, scope: Scope, pattern: str, glob: str | None, limit: int | None) -> GrepResult:
+        """Raises `GlobError` for the filter."""
+        tree_glob = TreePattern(glob) if glob else None
+        if not self._table.names_below(scope.top):
+            routed = scope.own
+            result = routed.face.grep(pattern, routed.inner, glob, limit)
+            found = None if result.matches is None else [_outer_match(routed, match) for match in result.matches]
+            return GrepResult(
+                error=routed.words(result.error), matches=found, truncated=result.truncated, missing=result.missing
+            )
+        broad = tree_glob.broad if tree_glob is not None else None
+
+        more = None if limit is None else limit + 1  # so that hidden matches alone don't say `truncated`
+
+        def ask(part: Routed, at_most: int | None = more) -> GrepResult:
+            with _asking(tree_glob, scope, part):
+                result = part.face.grep(pattern, part.inner, broad, at_most)
+            visible = self._visible(part, scope, tree_glob)
+            found = [_outer_match(part, match) for match in result.matches or ()]
+            matches = [match for match in found if visible(match["path"])]
+            if result.truncated and at_most is not None and len(matches) < at_most <= len(found):
+                return ask(part, None)  # what is hidden has used up the limit
+            return GrepResult(
+                error=result.error, matches=matches, truncated=result.truncated, missing=result.missing
+            )
+
+        results = self._ask_all(scope, tree_glob, "grep", ask, GrepResult(truncated=True))
+        if isinstance(results, str):
+            return GrepResult(error=results)
+        matches = [match for result in results for match in result.matches or ()]
+        matches.sort(key=lambda match: (match["path"], match["line"]))
+        cut = limit is not None and len(matches) > limit
+        truncated = cut or any(result.truncated or result.error is not None for result in results)
+        return GrepResult(matches=matches[:limit], truncated=truncated, missing=_missing(results))
+
+    def glob(self, scope: Scope, pattern: str) -> GlobResult:
+        """Raises `GlobError`."""
+        tree_glob = TreePattern(pattern)
+        if not self._table.names_below(scope.top):
+            routed = scope.own
+            result = routed.face.glob(pattern, routed.inner)
+            return GlobResult(
+                error=routed.words(result.error),
+                matches=routed.shown(result.matches),
+                truncated=result.truncated,
+                truncation_reason=result.truncation_reason,
+                missing=result.missing,
+            )
+
+        def ask(part: Routed) -> GlobResult:
+            with _asking(tree_glob, scope, part):
+                result = part.face.glob(tree_glob.broad, part.inner)
+            visible = self._visible(part, scope, tree_glob)
+            result.matches = [info for info in part.shown(result.matches) or () if visible(info["path"])]
+            return result
+
+        unasked = GlobResult(truncated=True, truncation_reason="budget")
+        results = self._ask_all(scope, tree_glob, "glob", ask, unasked)
+        if isinstance(results, str):
+            return GlobResult(error=results)
+        found = {info["path"]: info for result in results for info in result.matches or ()}
+        failed = any(result.error is not None for result in results)
+        reasons = [result.truncation_reason for result in results if result.truncation_reason]
+        return GlobResult(
+            matches=[found[path] for path in sorted(found)],
+            truncated=failed or any(result.truncated for result in results),
+            truncation_reason=reasons[0] if reasons else "unreadable" if failed else None,
+            missing=_missing(results),
+        )
+
+    def _ask_all(
+        self, scope: Scope, pattern: TreePattern | None, verb: str, ask: Callable[[Routed], Found], unasked: Found
+    ) -> list[Found] | str:
+        """The answers of all that have something below a path; or the failures, when nothing else was found.
+
+        Args:
+            unasked: stands for those that the budget did not reach.
+        """
+        results: list[Found] = []
+        failures: list[str] = []
+        for part, result in _answers(list(self._parts(scope, pattern)), verb, ask):
+            if result is None:
+                results.append(unasked)
+                continue
+            if result.error is not None:
+                if part is scope.own and not _has_directory(part):
+                    continue  # a directory that only the routes need
+                named = result.error.startswith(part.face.name)
+                failures.append(result.error if named else f"{part.face.name}: {result.error}")
+                result.missing = failures[-1]
+                log.warning("%s below %s is not complete: %s", verb, scope.top, failures[-1])
+            results.append(result)
+        if failures and not any(result.matches for result in results):
+            return "; ".join(failures)
+        return results
+
+    def _parts(self, scope: Scope, pattern: TreePattern | None) -> Iterator[Routed]:
+        """The backend that is searched, and each route below that may hold a match."""
+        yield scope.own
+        for part, segments in self._routing.below(scope.top):
+            if pattern is None or pattern.may_match_below(segments):
+                yield part
+
+    def _visible(self, part: Routed, scope: Scope, pattern: TreePattern | None) -> Callable[[str], bool]:
+        start = len((part.outer if part is scope.own else scope.top).rstrip("/")) + 1
+
+        def visible(path: str) -> bool:
+            covered = self._table.covers(part.prefix, AgentPath(path))
+            return not covered and (pattern is None or pattern.matches(path[start:]))
+
+        return visible
+
+
+def _asking(pattern: TreePattern | None, scope: Scope, part: Routed) -> contextlib.AbstractContextManager[None]:
+    """Lets a part know what is asked for: it is given `TreePattern.broad`, which names less."""
+    if pattern is None:
+        return contextlib.nullcontext()
+    below = () if part is scope.own else tuple((part.prefix or "").removeprefix(scope.top).strip("/").split("/"))
+    return asked.for_pattern(pattern.text, pattern.cut(below))
+
+
+def _answers(
+    parts: list[Routed], verb: str, ask: Callable[[Routed], Found]
+) -> Iterator[tuple[Routed, Found | None]]:
+    """What each part says; None for those that the budget does not reach. A guard sees to it that a part ends."""
+    left = budget.current()
+    apart = [part for part in parts if part.face.guard] if len(parts) > 1 else []
+    awaited = [part for part in parts if part not in apart and part.face.coroutine(verb, caller.library())]
+    begun = [Pending(partial(ask, part)) for part in apart]
+    answers = together([partial(ask, part) for part in awaited], MAX_AWAITED)
+    for part in parts:
+        if part not in apart and part not in awaited:
+            yield part, None if left.spent else ask(part)
+    yield from zip(awaited, answers, strict=True)
+    for part, call in zip(apart, begun, strict=True):
+        yield part, call.result(lambda: math.inf)
+
+
+def _missing(results: Iterable[GrepResult | GlobResult]) -> str | None:
+    """What could not be searched."""
+    return "; ".join(result.missing for result in results if result.missing is not None) or None
+
+
+def _has_directory(routed: Routed) -> bool:
+    """Has the backend this directory, which the routes need anyway? As the nearest directory above says that can be
+    listed: an error of its own is no answer."""
+    path = routed.inner
+    while path != ROOT:
+        above, _ = paths.parent_and_name(path)
+        result = routed.face.ls(above)
+        if result.error is None:
+            return any(info["path"] == f"{path}/" for info in result.entries or ())
+        path = above
+    return True
+
+
+def _outer_match(routed: Routed, match: GrepMatch) -> GrepMatch:
+    if routed.prefix is None:
+        return match
+    return {**match, "path": routed.prefix + match["path"]}

@@ -1,0 +1,402 @@
+"""A file or a directory moves from one backend into another, and no crash can lose it.
+
+The order is what makes it safe: copy, read the copy back and compare, put it in place, make it durable, see that the
+source is still what was copied, take the source away. Whatever fails before the last step leaves the source as it was
+and removes the copy; a crash leaves the source, the copy, or both, and never neither.
+
+Between volumes of this package everything is kept: links, modes, owners (where this process may set them), times,
+extended attributes, holes. The copy grows under a hidden name next to its place and gets its name by one rename; the
+source leaves by one rename too, so that nothing written to it meanwhile is lost. A backend with the agent face alone
+holds files and nothing else: what is no file, or an empty directory, is refused before anything is copied.
+
+It blocks. No lock is held while bytes are copied. When its caller no longer waits (`base/budget.py`), it ends after the
+file that it is at, and the copy is removed.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import errno
+import hashlib
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from fusebackend.base import budget, errors, paths
+from fusebackend.base.paths import AgentPath
+from fusebackend.dialects.agent_face import AgentFace
+from fusebackend.protocol import RENAME_NOREPLACE, Attr, AttrChanges, Caller, Change, Changes, ObservableVolume, Volume
+from fusebackend.remote.volume import ForeignVolume, volume_of
+from fusebackend.volumes.contents import PIECE_BYTES, opened
+from fusebackend.volumes.native import silently
+from fusebackend.volumes.walk import Place, entries, resolve
+
+DIRECTORY_MODE = 0o755
+
+MAX_WHOLE_BYTES = 2 << 30
+"""A backend with the agent face alone takes a file in one piece, which is held in memory."""
+
+Names = tuple[bytes, ...]
+"""The way from the top of the moved tree to something in it; empty for the top itself."""
+
+
+class Item(NamedTuple):
+    """Something in the moved tree, as it was when it was looked at."""
+
+    names: Names
+    node: int
+    mode: int
+    uid: int
+    gid: int
+    rdev: int
+    nlink: int
+    size: int
+    atime_ns: int
+    mtime_ns: int
+    ctime_ns: int
+    read_only: bool = False  # its backend says that it can't be taken away
+
+    @property
+    def is_dir(self) -> bool:
+        return stat.S_ISDIR(self.mode)
+
+    @property
+    def is_file(self) -> bool:
+        return stat.S_ISREG(self.mode)
+
+    @property
+    def state(self) -> tuple[object, ...]:
+        """What must be the same when the source is taken away. Reading it has moved the access time."""
+        return (self.names, self.mode, self.uid, self.gid, self.nlink, self.size, self.mtime_ns, self.ctime_ns)
+
+
+def transfer(
+    source: AgentFace, source_path: AgentPath, target: AgentFace, target_path: AgentPath
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Move; paths are those inside the backends. Returns the `files_update`s of source and target, if state-backed.
+
+    Raises:
+        OSError: ENOENT; EEXIST for the target; EROFS and ENOTSUP for what one of them can't do; EBUSY when the source
+            changed meanwhile; whatever the volumes raise. The source is as it was then.
+    """
+    volume, into = _volume_of_paths(source), _volume_of_paths(target)
+    for foreign in (volume, into):
+        if isinstance(foreign, ForeignVolume):
+            foreign.expire()
+    place = resolve(volume, source_path, follow=False)
+    items = list(_tree(volume, place.found))
+    _require_able(source, target, volume, into, items)
+    if resolve(into, target_path, follow=False).attr is not None:
+        raise errors.oserror(errno.EEXIST)
+    copy: _Copy = _FileCopy(target, target_path)
+    if isinstance(into, ObservableVolume) and not isinstance(into, ForeignVolume):
+        copy = _NodeCopy(target, target_path, into)
+    with contextlib.ExitStack() as undoing:
+        undoing.callback(copy.undo)
+        for item in items:
+            if budget.current().cancelled:
+                raise errors.oserror(errno.ECANCELED)
+            copy.add(volume, item)
+        copy.finish(items)
+        if isinstance(volume, ForeignVolume):
+            _require_unchanged(volume, place, items, copy.digests)
+            undoing.pop_all()  # deleting may fail half-way: from here on the copy is kept
+            deleted = source.delete(source_path)
+        else:
+            away = _set_aside(volume, place, items)
+            undoing.pop_all()
+            with silently():  # it has been told that it is gone
+                deleted = source.delete(paths.join(paths.parent_and_name(source_path)[0], paths.to_text(away)))
+    if deleted.error is not None:
+        raise OSError(errno.EIO, f"It was copied, but the source could not be removed: {deleted.error}")
+    return deleted.files_update or {}, copy.files_update
+
+
+def _volume_of_paths(face: AgentFace) -> Volume:
+    """The kernel face of what the agent's paths lead to. An unconfined `FilesystemBackend` takes the machine's paths,
+    while its volume shows its root directory; so it has to be spoken to as a stranger."""
+    return volume_of(face.backend) if face.start == paths.ROOT else ForeignVolume(face.backend)
+
+
+def _tree(volume: Volume, top: Attr) -> Iterator[Item]:
+    """A directory comes before what is in it."""
+    left = [_item((), top)]
+    while left:
+        item = left.pop()
+        yield item
+        if item.is_dir:
+            left += [_item((*item.names, name), attr) for name, attr in entries(volume, item.node)]
+
+
+def _item(names: Names, attr: Attr) -> Item:
+    return Item(names, attr.node, attr.mode, attr.uid, attr.gid, attr.rdev, attr.nlink, attr.size, attr.atime_ns,
+                attr.mtime_ns, attr.ctime_ns, getattr(attr, "read_only", False))  # fmt: skip
+
+
+def _require_able(source: AgentFace, target: AgentFace, volume: Volume, into: Volume, items: list[Item]) -> None:
+    """What can be known to fail is refused before anything is copied."""
+    if volume.features.read_only or into.features.read_only:
+        raise errors.oserror(errno.EROFS)
+    if source.lacks("delete"):
+        raise OSError(errno.ENOTSUP, f"{source.name} can't delete, so nothing can be moved out of it")
+    holding = {item.names[:-1] for item in items if item.names}
+    for item in items:
+        if item.read_only:
+            raise errors.oserror(errno.EACCES)
+        if item.is_file:
+            continue
+        if item.is_dir:
+            kind, able = "an empty directory", item.names in holding or not isinstance(into, ForeignVolume)
+        elif stat.S_ISLNK(item.mode):
+            kind, able = "a symbolic link", into.features.symlinks
+        else:
+            kind, able = "a special file", into.features.special_files
+        if not able:
+            shown = paths.to_text(b"/".join(item.names)) or "It"
+            raise OSError(errno.ENOTSUP, f"{shown!r} is {kind}, which {target.name} can't hold")
+
+
+def _pieces(volume: Volume, node: int) -> Iterator[tuple[int, bytes]]:
+    """The bytes of a file, each piece with its offset; zeros may be left out, but the last piece ends where the file
+    does. ECANCELED when the caller is gone or has cancelled (`base/budget.py`): a file may be 4 TiB."""
+    left, offset = budget.current(), 0
+    with opened(volume, node, os.O_RDONLY):
+        while (data := volume.next_data(node, offset)) is not None:
+            if left.spent:
+                raise OSError(errno.ECANCELED, "Cancelled; what was copied has been removed")
+            offset = max(offset, data - data % PIECE_BYTES)
+            piece = volume.read(node, offset, PIECE_BYTES)
+            if not piece:
+                return
+            yield offset, piece
+            offset += len(piece)
+        yield volume.getattr(node).size, b""
+
+
+class _Digest:
+    """Of a file, whichever of its zeros are holes."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.blake2b()
+        self.size = 0
+
+    def add(self, offset: int, piece: bytes) -> bool:
+        """Is there anything but zeros in the piece?"""
+        self.size = offset + len(piece)
+        ended = piece.rstrip(b"\0")
+        if ended:
+            self._hash.update(b"%d %d " % (offset, len(ended)))
+            self._hash.update(ended)
+        return bool(ended)
+
+    def value(self) -> bytes:
+        self._hash.update(b"%d" % self.size)
+        return self._hash.digest()
+
+
+def _digest(volume: Volume, node: int) -> bytes:
+    digest = _Digest()
+    for offset, piece in _pieces(volume, node):
+        digest.add(offset, piece)
+    return digest.value()
+
+
+def _digest_of(data: bytes) -> bytes:
+    digest = _Digest()
+    for offset in range(0, len(data), PIECE_BYTES):
+        digest.add(offset, data[offset : offset + PIECE_BYTES])
+    return digest.value()
+
+
+def _require_same(found: bytes, wanted: bytes) -> None:
+    if found != wanted:
+        raise OSError(errno.EIO, "The copy is not what was copied")
+
+
+# -- the copy --------------------------------------------------------------------------------------------------
+
+
+class _Copy(abc.ABC):
+    """Where the tree is copied to. `add` each item, a directory before what is in it, then `finish`."""
+
+    def __init__(self, target: AgentFace, path: AgentPath) -> None:
+        self._target = target
+        self._path = path
+        self.digests: dict[Names, bytes] = {}
+        self.files_update: dict[str, Any] = {}
+
+    @abc.abstractmethod
+    def add(self, source: Volume, item: Item) -> None: ...
+
+    @abc.abstractmethod
+    def finish(self, items: list[Item]) -> None:
+        """Read back and compare, put in place, make durable."""
+
+    @abc.abstractmethod
+    def undo(self) -> None:
+        """Remove all of it."""
+
+
+class _FileCopy(_Copy):
+    """In a backend that has the agent face alone: whole files, and durable as it makes them."""
+
+    def add(self, source: Volume, item: Item) -> None:
+        if not item.is_file:
+            return
+        if item.size > MAX_WHOLE_BYTES:
+            raise errors.oserror(errno.EFBIG)
+        data = bytearray()
+        for offset, piece in _pieces(source, item.node):
+            data += bytes(offset - len(data)) + piece
+        self.digests[item.names] = _digest_of(bytes(data))
+        (answer,) = self._target.upload_files([(self._inner(item), bytes(data))])
+        if answer.error is not None:
+            raise OSError(errors.errno_of(answer.error), answer.error)
+        self.files_update.update(answer.files_update or {})
+
+    def finish(self, items: list[Item]) -> None:
+        for item in items:
+            if item.is_file:
+                (answer,) = self._target.download_files([self._inner(item)])
+                _require_same(_digest_of(answer.content or b""), self.digests[item.names])
+
+    def undo(self) -> None:
+        for names in self.digests:
+            self._target.delete(self._below(names))
+
+    def _inner(self, item: Item) -> AgentPath:
+        return self._below(item.names)
+
+    def _below(self, names: Names) -> AgentPath:
+        return AgentPath("/".join([self._path, *map(paths.to_text, names)]))
+
+
+class _NodeCopy(_Copy):
+    """In a volume of this package, under a hidden name until it is complete."""
+
+    def __init__(self, target: AgentFace, path: AgentPath, volume: ObservableVolume) -> None:
+        super().__init__(target, path)
+        self._volume = volume
+        self._caller = Caller(os.geteuid(), os.getegid(), os.getpid())
+        self._place = resolve(volume, path, follow=False)
+        self._name = self._hidden = _hidden(self._place.name)
+        self._nodes: dict[Names, int] = {}
+        self._twins: dict[int, int] = {}  # a source node with several names → its copy
+        self._made: list[tuple[int, bytes]] = []
+        self._parent = self._place.parent
+
+    def add(self, source: Volume, item: Item) -> None:
+        if not item.names:
+            self._make_parents()
+        parent = self._nodes[item.names[:-1]] if item.names else self._parent
+        name = item.names[-1] if item.names else self._hidden
+        twin = self._twins.get(item.node)
+        if twin is not None:
+            self._nodes[item.names] = self._volume.link(twin, parent, name).node
+            return
+        node = self._nodes[item.names] = self._make(source, item, parent, name)
+        if item.nlink > 1 and not item.is_dir and self._volume.features.links:
+            self._twins[item.node] = node
+        if item.is_file:
+            self.digests[item.names] = self._fill(source, item, node)
+        if source.features.xattrs and self._volume.features.xattrs and not stat.S_ISLNK(item.mode):
+            for attribute in source.listxattr(item.node):
+                self._volume.setxattr(node, attribute, source.getxattr(item.node, attribute))
+
+    def _make_parents(self) -> None:
+        for name in self._place.missing:
+            node = self._volume.mkdir(self._parent, name, DIRECTORY_MODE, self._caller).node
+            self._made.append((self._parent, name))
+            self._parent = node
+
+    def _make(self, source: Volume, item: Item, parent: int, name: bytes) -> int:
+        mode = stat.S_IMODE(item.mode)
+        if item.is_dir:
+            return self._volume.mkdir(parent, name, mode | 0o700, self._caller).node
+        if stat.S_ISLNK(item.mode):
+            return self._volume.symlink(parent, name, source.readlink(item.node), self._caller).node
+        return self._volume.mknod(parent, name, item.mode, item.rdev, self._caller).node
+
+    def _fill(self, source: Volume, item: Item, node: int) -> bytes:
+        digest = _Digest()
+        with opened(self._volume, node, os.O_WRONLY):
+            for offset, piece in _pieces(source, item.node):
+                if digest.add(offset, piece):  # a hole stays one
+                    self._volume.write(node, offset, piece)
+            self._volume.setattr(node, AttrChanges(size=digest.size))
+        return digest.value()
+
+    def finish(self, items: list[Item]) -> None:
+        for names, digest in self.digests.items():
+            _require_same(_digest(self._volume, self._nodes[names]), digest)
+        for item in reversed(items):  # a directory after what is in it, for that moves its times
+            if not stat.S_ISLNK(item.mode):
+                self._adorn(item, self._nodes[item.names])
+        with self._volume.changing() as changes:
+            self._volume.rename(self._parent, self._hidden, self._parent, self._place.name, RENAME_NOREPLACE)
+            self._name = self._place.name
+            for parent, name in [*self._made, (self._parent, self._name)]:
+                changes += [Change(node=parent), Change(parent=parent, name=name)]
+            for path in self._place.missing_paths:
+                changes.report("created", path + "/")
+            for item in items:
+                path = AgentPath("/".join([self._place.path, *map(paths.to_text, item.names)]))
+                changes.report("created", path + "/" if item.is_dir else path)
+        self._volume.sync()
+
+    def _adorn(self, item: Item, node: int) -> None:
+        with contextlib.suppress(PermissionError):  # only root may give files away
+            self._volume.setattr(node, AttrChanges(uid=item.uid, gid=item.gid))
+        mode = stat.S_IMODE(item.mode)
+        self._volume.setattr(node, AttrChanges(mode=mode, atime_ns=item.atime_ns, mtime_ns=item.mtime_ns))
+
+    def undo(self) -> None:
+        directory = paths.parent_and_name(self._path)[0]
+        was_seen = self._name != self._hidden
+        with contextlib.nullcontext() if was_seen else silently():
+            self._target.delete(paths.join(directory, paths.to_text(self._name)))
+        with self._volume.changing() as changes, contextlib.suppress(OSError):  # somebody else has put something in
+            for (parent, name), path in reversed(list(zip(self._made, self._place.missing_paths, strict=False))):
+                self._volume.rmdir(parent, name)
+                changes += [Change(node=parent), Change(parent=parent, name=name)]
+                if was_seen:
+                    changes.report("deleted", path + "/")
+
+
+def _hidden(name: bytes) -> bytes:
+    return b"." + name[:200] + b".moving-" + secrets.token_hex(4).encode()
+
+
+# -- the source ------------------------------------------------------------------------------------------------
+
+
+def _set_aside(volume: Volume, place: Place, items: list[Item]) -> bytes:
+    """See that the source is what was copied and give it a hidden name, in one step; returns the name."""
+    name = _hidden(place.name)
+    top = items[0]
+    with volume.changing() if isinstance(volume, ObservableVolume) else _unheard(volume) as changes:
+        if [item.state for item in _tree(volume, volume.lookup(place.parent, place.name))] != [i.state for i in items]:
+            raise OSError(errno.EBUSY, "It was changed while it was being moved")
+        volume.rename(place.parent, place.name, place.parent, name, RENAME_NOREPLACE)
+        changes += [Change(node=place.parent), Change(node=top.node, parent=place.parent, name=place.name)]
+        changes.report("deleted", place.path + "/" if top.is_dir else place.path)
+    return name
+
+
+@contextlib.contextmanager
+def _unheard(volume: Volume) -> Iterator[Changes]:
+    """Somebody else's volume tells nobody."""
+    with volume.lock:
+        yield Changes()
+
+
+def _require_unchanged(volume: ForeignVolume, place: Place, items: list[Item], digests: dict[Names, bytes]) -> None:
+    """Its times may say nothing, so look at the bytes again."""
+    volume.expire()
+    again = list(_tree(volume, volume.lookup(place.parent, place.name)))
+    same = [(item.names, item.mode) for item in again] == [(item.names, item.mode) for item in items]
+    if not same or any(_digest(volume, item.node) != digests[item.names] for item in again if item.is_file):
+        raise OSError(errno.EBUSY, "It was changed while it was being moved")

@@ -1,0 +1,512 @@
+"""`Client`: the files of a mount that another process serves, with the verbs, records and errors of every backend.
+
+    files = fusebackend.connect("/mnt/agent")
+    files.edit("/memories/plan.md", "monday", "tuesday")
+
+It is a `SandboxBackendProtocol`, so it can be a route of a composite or be handed to an agent. It may be used from any
+number of threads, and after a fork in both processes: each call has a connection of its own while it lasts, and
+connections are kept for the next one. A server that has no room for another one is asked again for a while.
+
+Each verb is a coroutine, and its plain form the same one run to its end (`waits.py`). Awaited, under asyncio or trio,
+it needs no thread, and when it is cancelled the server is told: a command is killed, a search ends, a change that has
+begun is carried out, and one that has not never is.
+
+A server that can't be reached is an error in the record (`execute`: in the output), and `ServerLost` from the methods
+that have no record. The next call looks for the server of the mount again, so a client outlives a remount. A call that
+changes something is sent once only: when the connection breaks while the answer is awaited, nobody knows whether it
+was carried out, and the error says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import errno
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import msgspec
+
+from fusebackend.control import rendezvous, wire
+from fusebackend.control.client.client_connection import Connection, Refused, ServerLost
+from fusebackend.control.client.pool import Pool, Take
+from fusebackend.control.client.remote_watch import RemoteWatch
+from fusebackend.control.client.waits import AWAITING, BLOCKING, Waits, finished
+from fusebackend.control.verbs import PIECE_BYTES
+from fusebackend.linux.mount_error import MountError
+from fusebackend.protocol import (
+    READ_LIMIT_LINES,
+    DeleteResult,
+    EditResult,
+    ExecuteResponse,
+    FileDownloadResponse,
+    FileInfo,
+    FileUploadResponse,
+    GlobResult,
+    GrepMatch,
+    GrepResult,
+    LsResult,
+    MoveResult,
+    ReadResult,
+    SandboxBackendProtocol,
+    StatResult,
+    StatsResult,
+    WriteResult,
+)
+from fusebackend.vfs.watch.async_watch import AsyncWatch
+
+if TYPE_CHECKING:
+    from fusebackend.control.client.sharing import Sharing
+
+BATCH_BYTES = 512 << 10
+"""How much content one `upload_files` message carries; a larger file is staged in pieces. In base64, and with the
+paths, it fits into a message of 1 MiB."""
+
+BATCH_FILES = 500
+"""And how many files."""
+
+STAGED_CHARACTERS = 128 << 10
+"""A longer text is staged: JSON may take six bytes for a character."""
+
+NOTHING: Mapping[str, str] = MappingProxyType({})
+
+OnOutput = Callable[[Literal["stdout", "stderr"], bytes], None]
+T = TypeVar("T")
+Failures = (Refused, ServerLost)
+
+
+def connect(path: str | os.PathLike[str] | None = None) -> Client:
+    """A client of the mount that `path` lies in; of the environment variable FUSEBACKEND_MOUNT without one.
+
+    Raises:
+        MountError: there is neither; it lies in no mount of fusebackend; the mount's server is gone, hung or another
+            user's.
+    """
+    path = path or os.environ.get("FUSEBACKEND_MOUNT")
+    if not path:
+        raise MountError(errno.EINVAL, "say which mount: give connect() a path in it, or set FUSEBACKEND_MOUNT")
+    client = Client(path)
+    try:
+        client.hello()
+    except Refused as error:
+        raise MountError(errno.EPERM, str(error)) from None
+    except ServerLost as error:
+        raise MountError(errno.ENOTCONN, str(error)) from None
+    return client
+
+
+class Client(SandboxBackendProtocol):
+    """See the module's docstring.
+
+    Args:
+        path: the mount point, or any path below it, or a symbolic link to one.
+
+    Attributes:
+        mountpoint: where the mount is.
+
+    Raises:
+        MountError: the path lies in no mount of fusebackend.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._begin(rendezvous.split(path, follow=True)[0])
+
+    def _begin(self, mountpoint: str) -> None:
+        self.mountpoint = mountpoint
+        self._pool = Pool(self._connect)
+        self._sharing: dict[object, Sharing] = {}  # by loop, as long as it has calls under way
+        self._waits = AWAITING
+        self._now = copy.copy(self)  # the same client, whose coroutines never suspend
+        self._now._waits = BLOCKING
+
+    def _where(self) -> str:
+        return repr(self.mountpoint)
+
+    def close(self) -> None:
+        """Close the connections that are kept. The client can still be used: it makes new ones."""
+        self._pool.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @property
+    def id(self) -> str:
+        return f"fusebackend:{self.mountpoint}"
+
+    # -- reading -----------------------------------------------------------------------------------------------
+
+    def ls(self, path: str) -> LsResult:
+        return finished(self._now.als(path))
+
+    async def als(self, path: str) -> LsResult:
+        return await self._record(LsResult, "ls", {"path": path})
+
+    def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
+        return finished(self._now.aread(file_path, offset, limit))
+
+    async def aread(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
+        return await self._record(ReadResult, "read", {"file_path": file_path, "offset": offset, "limit": limit})
+
+    def grep(
+        self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
+    ) -> GrepResult:
+        return finished(self._now.agrep(pattern, path, glob, max_count=max_count))
+
+    async def agrep(
+        self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
+    ) -> GrepResult:
+        params = {"pattern": pattern, "path": path, "glob": glob, "max_count": max_count, "stream": True}
+        matches: list[GrepMatch] = []
+        result = await self._record(GrepResult, "grep", params, _collecting(list[GrepMatch], matches))
+        return result if result.error is not None else replace(result, matches=matches)
+
+    def glob(self, pattern: str, path: str | None = None) -> GlobResult:
+        return finished(self._now.aglob(pattern, path))
+
+    async def aglob(self, pattern: str, path: str | None = None) -> GlobResult:
+        matches: list[FileInfo] = []
+        params = {"pattern": pattern, "path": path, "stream": True}
+        result = await self._record(GlobResult, "glob", params, _collecting(list[FileInfo], matches))
+        return result if result.error is not None else replace(result, matches=matches)
+
+    def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
+        return finished(self._now.adownload_files(paths))
+
+    async def adownload_files(self, paths: list[str]) -> list[FileDownloadResponse]:
+        contents: dict[int, bytearray] = {}
+
+        def take(params: Mapping[str, Any]) -> None:
+            contents.setdefault(params["index"], bytearray()).extend(msgspec.convert(params["data"], bytes))
+
+        asked = list(paths)
+        try:
+            answers: list[FileDownloadResponse] = await self._call(
+                list[FileDownloadResponse], "download_files", {"paths": asked, "stream": True}, take
+            )
+        except Failures as error:
+            return [FileDownloadResponse(path, error=str(error)) for path in asked]
+        for index, answer in enumerate(answers):
+            if answer.error is None:
+                answer.content = bytes(contents.get(index, b""))
+        return answers
+
+    def fetch(self, paths: Sequence[str], take: Callable[[int, bytes], None]) -> list[FileDownloadResponse]:
+        """`download_files` of files of any size: `take` gets an index and bytes as they come, the answers have none."""
+        try:
+            return finished(
+                self._now._call(
+                    list[FileDownloadResponse],
+                    "download_files",
+                    {"paths": list(paths), "stream": True},
+                    lambda piece: take(piece["index"], msgspec.convert(piece["data"], bytes)),
+                )
+            )
+        except Failures as error:
+            return [FileDownloadResponse(path, error=str(error)) for path in paths]
+
+    def stat(self, path: str, *, follow: bool = False) -> StatResult:
+        """What a path is; a symbolic link itself, unless `follow` says otherwise."""
+        return finished(self._now._record(StatResult, "stat", {"path": path, "follow": follow}))
+
+    def stats(self, path: str) -> StatsResult:
+        """`stat` of each entry of a directory, in one answer."""
+        return finished(self._now._record(StatsResult, "stats", {"path": path}))
+
+    # -- changing ----------------------------------------------------------------------------------------------
+
+    def write(self, file_path: str, content: str) -> WriteResult:
+        return finished(self._now.awrite(file_path, content))
+
+    async def awrite(self, file_path: str, content: str) -> WriteResult:
+        params = {"file_path": file_path, "content": content}
+        return await self._record(WriteResult, "write", params, staged={"content": "staged"})
+
+    def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
+        return finished(self._now.aedit(file_path, old_string, new_string, replace_all))
+
+    async def aedit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
+        params = {
+            "file_path": file_path, "old_string": old_string, "new_string": new_string, "replace_all": replace_all,
+        }  # fmt: skip
+        staged = {"old_string": "staged_old", "new_string": "staged_new"}
+        return await self._record(EditResult, "edit", params, staged=staged)
+
+    def delete(self, file_path: str) -> DeleteResult:
+        return finished(self._now.adelete(file_path))
+
+    async def adelete(self, file_path: str) -> DeleteResult:
+        return await self._record(DeleteResult, "delete", {"file_path": file_path})
+
+    def move(self, source: str, destination: str) -> MoveResult:
+        return finished(self._now.amove(source, destination))
+
+    async def amove(self, source: str, destination: str) -> MoveResult:
+        return await self._record(MoveResult, "move", {"source": source, "destination": destination})
+
+    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
+        return finished(self._now.aupload_files(files))
+
+    async def aupload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
+        answers: list[FileUploadResponse] = []
+        batch: list[dict[str, Any]] = []
+        size = 0
+        for path, content in files:
+            if not isinstance(content, (bytes, bytearray, memoryview)):
+                answers += await self._upload(batch)
+                batch, size = [], 0
+                error = f"content must be bytes, not {type(content).__name__}"
+                answers.append(FileUploadResponse(path, error))
+                continue
+            if len(content) > BATCH_BYTES:
+                answers += await self._upload(batch)
+                batch, size = [], 0
+                answers.append(await self._send(path, _pieces(content)))
+                continue
+            if size + len(content) > BATCH_BYTES or len(batch) >= BATCH_FILES:
+                answers += await self._upload(batch)
+                batch, size = [], 0
+            batch.append({"path": path, "content": bytes(content)})
+            size += len(content)
+        return answers + await self._upload(batch)
+
+    async def _upload(self, batch: list[dict[str, Any]]) -> list[FileUploadResponse]:
+        if not batch:
+            return []
+        try:
+            return await self._call(list[FileUploadResponse], "upload_files", {"files": batch})
+        except Failures as error:
+            return [FileUploadResponse(item["path"], str(error)) for item in batch]
+
+    def send(self, path: str, pieces: Iterable[bytes]) -> FileUploadResponse:
+        """`upload_files` of one file that comes in pieces, each taken when the one before it is sent.
+
+        They go over one connection: what is staged belongs to it. The file changes when all of them have arrived.
+        """
+        return finished(self._now._send(path, pieces))
+
+    async def _send(self, path: str, pieces: Iterable[bytes]) -> FileUploadResponse:
+        waits = self._waits
+        try:
+            async with self._place(), self._pool.begun(waits, str, "stage", {"data": b""}) as (connection, token):
+                await _stage(connection, waits, token, pieces)
+                files = [{"path": path, "staged": token}]
+                return (await connection.call(waits, list[FileUploadResponse], "upload_files", {"files": files}))[0]
+        except Failures as error:
+            return FileUploadResponse(path, str(error))
+
+    # -- execution ---------------------------------------------------------------------------------------------
+
+    def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
+        """Run a command in a shell that sees every route at the path the other verbs use.
+
+        Raises:
+            ValueError: `timeout` is not above 0, or above what the mount's configuration allows (`max_timeout`).
+        """
+        return self.run(command, timeout=timeout)
+
+    async def aexecute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
+        """`execute`, without a thread: any number of commands may run beside other awaited verbs. Cancelled, it ends
+        at once, and its command is killed.
+
+        Raises:
+            ValueError: `timeout` is not above 0.
+        """
+        params = {"command": command, "timeout": timeout}
+        with self._shared() as sharing:
+            return await _ran(sharing.command(ExecuteResponse, "execute", params))
+
+    def run(
+        self,
+        command: str,
+        *,
+        timeout: float | None = None,
+        stdin: bytes | None = None,
+        cwd: str = "/",
+        on_output: OnOutput | None = None,
+    ) -> ExecuteResponse:
+        """`execute` with all that a shell can be given, see `MountedBackend.run`."""
+        params = {"command": command, "timeout": timeout, "stdin": stdin, "cwd": cwd, "stream": on_output is not None}
+
+        def take(params: Mapping[str, Any]) -> None:
+            if on_output is not None:
+                on_output(params["stream"], msgspec.convert(params["data"], bytes))
+
+        return finished(_ran(self._now._call(ExecuteResponse, "execute", params, take, staged={"stdin": "staged"})))
+
+    # -- the mount ---------------------------------------------------------------------------------------------
+
+    def hello(self) -> dict[str, Any]:
+        """What the server says of itself: protocol, version, mount point, process id, verbs."""
+        return finished(self._now._call(dict[str, Any], "hello", {}))
+
+    def ping(self, payload: Any = None) -> Any:
+        """What was sent, back again."""
+        return finished(self._now._call(object, "ping", {"payload": payload}))
+
+    def status(self) -> dict[str, Any]:
+        """The mount as `fusebackend status --json` shows it."""
+        return finished(self._now._call(dict[str, Any], "status", {}))
+
+    def invalidate(self, path: str = "/") -> None:
+        """Something behind `path` has been changed by others: believe nothing that is known of it.
+
+        Raises:
+            ValueError: the path is malformed.
+        """
+        try:
+            finished(self._now._call(type(None), "invalidate", {"path": path}))
+        except Refused as error:
+            raise error.as_exception() from None
+
+    def watch(self, path: str = "/") -> RemoteWatch:
+        """The changes at and below a path, from now on, whichever face makes them. Close it when done.
+
+        Raises:
+            ValueError: the path is malformed.
+            ServerLost: the server can't be reached.
+        """
+        return RemoteWatch(finished(self._now._subscribe(path)))
+
+    def awatch(self, path: str = "/") -> AsyncWatch:
+        """`watch`, as an async iterator under asyncio and trio:
+
+            async with files.awatch("/memories") as changes:
+                async for change in changes:
+                    ...
+
+        The server tells of changes from the beginning of the block on; without one, from the first step on. It ends,
+        and its subscription with it, at the end of the block, and when a step is cancelled.
+
+        Raises:
+            ValueError: the path is malformed. Here and below: when it begins.
+            ServerLost: the server can't be reached.
+        """
+
+        async def begin() -> RemoteWatch:
+            return RemoteWatch(await self._subscribe(path))
+
+        return AsyncWatch(begin)
+
+    async def _subscribe(self, path: str) -> Connection:
+        try:
+            connection, _ = await self._pool.ask(self._waits, str, "subscribe", {"path": path})
+        except Refused as error:
+            raise error.as_exception() from None
+        return connection
+
+    # -- calls -------------------------------------------------------------------------------------------------
+
+    async def _record(
+        self,
+        kind: type[T],
+        verb: str,
+        params: dict[str, Any],
+        take: Take | None = None,
+        staged: Mapping[str, str] = NOTHING,
+    ) -> T:
+        """An agent verb: whatever goes wrong is an error in its record."""
+        try:
+            return await self._call(kind, verb, params, take, staged)
+        except Failures as error:
+            return wire.convert({"error": str(error)}, kind)
+
+    async def _call(
+        self,
+        kind: type[T],
+        verb: str,
+        params: Mapping[str, Any],
+        take: Take | None = None,
+        staged: Mapping[str, str] = NOTHING,
+    ) -> T:
+        """A call. Of the parameters in `staged`, those that are too long for a message go first, over the same
+        connection, and their tokens under the names given there."""
+        long = {name: content for name in staged if (content := _content(params[name])) is not None}
+        waits = self._waits
+        async with self._place():
+            if not long:
+                return await self._pool.call(waits, kind, verb, params, take)
+            async with self._pool.begun(waits, str, "stage", {"data": b""}) as (connection, token):
+                rest = {name: value for name, value in params.items() if name not in long}
+                for number, (name, content) in enumerate(long.items()):
+                    if number:
+                        token = await connection.call(waits, str, "stage", {"data": b""})
+                    await _stage(connection, waits, token, (content,))
+                    rest[staged[name]] = token
+                return await connection.call(waits, kind, verb, rest, take)
+
+    def _place(self) -> contextlib.AbstractAsyncContextManager[None]:
+        """One of the places that a loop has for calls; a thread that blocks needs none."""
+        return contextlib.nullcontext() if self._waits is BLOCKING else self._awaited_place()
+
+    @contextlib.asynccontextmanager
+    async def _awaited_place(self) -> AsyncIterator[None]:
+        with self._shared() as sharing:
+            async with sharing.places:
+                yield
+
+    @contextlib.contextmanager
+    def _shared(self) -> Iterator[Sharing]:
+        """What the calls of this loop share, as long as there are any: a client is bound to no loop between calls."""
+        from fusebackend.control.client.sharing import MAX_CALLS, Sharing, running_loop
+
+        loop = running_loop()
+        sharing = self._sharing.get(loop)
+        if sharing is None:
+            sharing = self._sharing[loop] = Sharing(self._pool)
+            self._pool.keep(MAX_CALLS)
+        sharing.users += 1
+        try:
+            yield sharing
+        finally:
+            sharing.users -= 1
+            if sharing.users == 0:
+                del self._sharing[loop]
+                sharing.close()
+                if not self._sharing:
+                    self._pool.keep()
+
+    async def _connect(self, waits: Waits) -> Connection:
+        try:
+            return await Connection.made(waits, rendezvous.socket_at(self.mountpoint), self.mountpoint)
+        except MountError as error:
+            raise ServerLost(str(error.strerror)) from None
+
+
+async def _ran(call: Awaitable[ExecuteResponse]) -> ExecuteResponse:
+    """The answer to a command; whatever goes wrong is its output."""
+    try:
+        return await call
+    except Refused as error:
+        if error.code == wire.INVALID_PARAMS:
+            raise ValueError(str(error)) from None
+        return ExecuteResponse(output=f"Error: {error}", exit_code=1)
+    except ServerLost as error:
+        return ExecuteResponse(output=f"Error: {error}", exit_code=None)
+
+
+def _collecting(kind: Any, found: list[Any]) -> Callable[[Mapping[str, Any]], None]:
+    return lambda params: found.extend(wire.convert(params["matches"], kind))
+
+
+def _content(value: Any) -> bytes | None:
+    """What has to be staged of a parameter; None if it fits into a message, or can't be of the right type."""
+    if isinstance(value, str) and len(value) > STAGED_CHARACTERS:
+        return value.encode("utf-8", "surrogatepass")
+    return value if isinstance(value, bytes) and len(value) > PIECE_BYTES else None
+
+
+async def _stage(connection: Connection, waits: Waits, token: str, pieces: Iterable[bytes]) -> None:
+    for piece in pieces:
+        for part in _pieces(piece):
+            await connection.call(waits, str, "stage", {"data": part, "token": token})
+
+
+def _pieces(content: bytes | bytearray | memoryview) -> Iterator[bytes]:
+    view = memoryview(content).cast("B")
+    return (bytes(view[start : start + PIECE_BYTES]) for start in range(0, len(view), PIECE_BYTES))

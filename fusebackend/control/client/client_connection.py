@@ -1,0 +1,260 @@
+"""`Connection`: a client's end of one connection to a control server, carrying one call at a time.
+
+A call may take as long as it likes, for a server that is alive: when nothing has come for a while, that is asked over
+another connection. Whoever makes a call says how it waits (`waits.py`): a connection is bound to no loop and no thread,
+and the next call over it may wait in the other way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Self, TypeVar
+
+import msgspec
+
+from fusebackend.control import wire
+from fusebackend.control.client.waits import Waits
+from fusebackend.control.wire import Closed, Incoming, Lines
+
+MAX_ANSWER_BYTES = 1 << 30
+"""The longest message a client takes. What can be longer comes in pieces."""
+
+CONNECT_TIMEOUT_S = 10.0
+
+SILENCE_S = 5.0
+"""How long a call is waited for until the server is asked whether it is alive."""
+
+ANSWER_TIMEOUT_S = 10.0
+"""How long it may take to say so."""
+
+GONE = "is gone without an answer, so nobody knows what it did"
+
+T = TypeVar("T")
+
+
+class ServerLost(ConnectionError):
+    """The server of a mount can't be reached, or was gone before it answered."""
+
+
+class NotSent(ServerLost):
+    """It was gone before it had the whole call: nothing has been done."""
+
+
+class TurnedAway(NotSent):
+    """It has no room for this connection, or not any more: nothing has been done."""
+
+
+class Refused(Exception):
+    """The server answered with an error."""
+
+    def __init__(self, error: wire.ErrorObject) -> None:
+        super().__init__(error.message)
+        self.code = error.code
+        self.data = error.data or {}
+
+    def as_exception(self) -> Exception:
+        """What the same call raises in the server's own process."""
+        if self.code == wire.INVALID_PARAMS:
+            return ValueError(str(self))
+        if self.code == wire.SYSTEM_ERROR:
+            return OSError(self.data.get("errno", errno.EIO), str(self))
+        return RuntimeError(str(self))
+
+
+class Connection:
+    """See the module's docstring.
+
+    Attributes:
+        mountpoint: whose server this is.
+        used: it has carried a call before, so the server may have closed it since.
+        answering: something of the answer to the last call has come.
+        hung: the server lives, but does nothing.
+    """
+
+    _incoming = wire.Decoder(Incoming)
+
+    def __init__(self, stream: socket.socket, address: str, mountpoint: str) -> None:
+        self.used = False
+        self.answering = False
+        self.hung = False
+        self.mountpoint = mountpoint
+        self._address = address
+        self._process = os.getpid()
+        self._ids = itertools.count(1)
+        self._stream = stream
+        self._lines = Lines(self._received, MAX_ANSWER_BYTES)
+
+    @classmethod
+    async def made(cls, waits: Waits, address: str, mountpoint: str) -> Self:
+        """A new connection.
+
+        Raises:
+            ServerLost: nobody listens.
+        """
+        try:
+            stream = await _connected(waits, address)
+        except OSError as error:
+            words = {
+                errno.ECONNREFUSED: "nobody listens",
+                errno.ENOENT: "nobody listens",
+                errno.EACCES: "the mount is another user's",
+                errno.EAGAIN: "it hangs, or is stopped",
+            }
+            why = words.get(error.errno or 0, error.strerror)
+            raise ServerLost(f"the server of '{mountpoint}' can't be reached at '{address}': {why}") from None
+        return cls(stream, address, mountpoint)
+
+    async def waiting(self, waits: Waits, timeout_s: float | None) -> bool:
+        """Is there a message, or the beginning of one, within so many seconds? None waits for ever."""
+        return self._lines.begun or await waits.readable(self._stream, timeout_s)
+
+    def close(self) -> None:
+        """Also from another thread, which ends a call under way. In a child, the parent's connection goes on."""
+        self.hang_up()
+        self._stream.close()
+
+    def hang_up(self) -> None:
+        """End it, and leave closing it to whoever waits for it."""
+        if self._process == os.getpid():
+            with contextlib.suppress(OSError):  # it has ended already
+                self._stream.shutdown(socket.SHUT_RDWR)
+
+    async def call(
+        self,
+        waits: Waits,
+        kind: type[T],
+        verb: str,
+        params: Mapping[str, Any],
+        take: Callable[[Mapping[str, Any]], None] | None = None,
+    ) -> T:
+        """Ask, hand every notification of the call to `take`, and give the answer as `kind`.
+
+        Raises:
+            Refused, TurnedAway, NotSent, ServerLost: see there.
+            NotImplementedError: what is mounted can't do this.
+        """
+        number, line = self.numbered(verb, params)
+        self.answering = False
+        left = memoryview(line)
+        while left:
+            left = left[await self.send(waits, left) :]
+        while True:
+            message = await self.next(waits)
+            if message.method is not None:
+                if take is not None and message.params is not msgspec.UNSET:
+                    take(wire.decode_any(message.params))
+                continue
+            if message.id == number or (message.id is None and message.error is not None):
+                return self.result(kind, message)
+
+    def numbered(self, verb: str, params: Mapping[str, Any]) -> tuple[int, bytes | bytearray]:
+        """A call as it is sent, and its number."""
+        number = next(self._ids)
+        return number, wire.encode({"jsonrpc": "2.0", "id": number, "method": verb, "params": params})
+
+    async def send(self, waits: Waits, data: bytes | bytearray | memoryview) -> int:
+        """Send some of this when the server takes it, and say how much. Raises `NotSent` or `TurnedAway`."""
+        while True:
+            try:
+                return self._stream.send(data, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                if not await waits.writable(self._stream, SILENCE_S):
+                    await self._require_life(waits, NotSent, "does not take the call")
+            except OSError as error:
+                gone = NotSent(f"the server of '{self.mountpoint}' is gone: {error.strerror}")
+                raise await self._last_words(waits) or gone from None
+
+    def send_now(self, data: bytes | bytearray) -> int:
+        """As much of this as the server takes without waiting; nothing of it when it is gone."""
+        with contextlib.suppress(OSError):
+            return self._stream.send(data, socket.MSG_DONTWAIT)
+        return 0
+
+    async def _require_life(self, waits: Waits, kind: type[ServerLost], what: str) -> None:
+        """Raises `kind` when the server, asked over another connection, does not answer."""
+        try:
+            with await _connected(waits, self._address) as stream:
+                stream.send(wire.encode({"jsonrpc": "2.0", "id": 0, "method": "ping"}))
+                if await waits.readable(stream, ANSWER_TIMEOUT_S):  # it answers, or has no room
+                    return
+        except OSError as error:
+            if error.errno != errno.EAGAIN:  # it is ending, and so will this connection
+                return
+        self.hung = True
+        raise kind(f"the server of '{self.mountpoint}' {what}: it hangs, or is stopped")
+
+    async def _last_words(self, waits: Waits) -> TurnedAway | None:
+        """What a server has said before it closed a connection over which nothing can be sent any more."""
+        with contextlib.suppress(ServerLost):
+            message = await self.next(waits)
+            return None if message.error is None else TurnedAway(self._turned_away(message.error))
+        return None
+
+    def _turned_away(self, error: wire.ErrorObject) -> str:
+        return f"the server of '{self.mountpoint}' takes no calls: {error.message}"
+
+    async def next(self, waits: Waits) -> Incoming:
+        """The next message, whatever it is. Raises `ServerLost` at the end."""
+        while True:
+            try:
+                line = self._lines.next()
+                break
+            except BlockingIOError:
+                if not await waits.readable(self._stream, SILENCE_S):
+                    await self._require_life(waits, ServerLost, GONE)
+            except (Closed, wire.WireError) as error:
+                raise ServerLost(f"the server of '{self.mountpoint}' {GONE}: {error}") from None
+        self.answering = True
+        try:
+            message: Incoming = self._incoming(line)
+        except msgspec.DecodeError as error:
+            raise self._strange(error) from None
+        return message
+
+    def _received(self) -> bytes:
+        return self._stream.recv(wire.RECEIVE_BYTES, socket.MSG_DONTWAIT)
+
+    def result(self, kind: type[T], message: Incoming) -> T:
+        """What an answer holds, as `kind`; or what it says went wrong, raised."""
+        if message.error is not None:
+            if message.error.code == wire.BUSY and message.id is None:
+                raise TurnedAway(self._turned_away(message.error))
+            if message.error.code == wire.NOT_SUPPORTED:
+                raise NotImplementedError(message.error.message)
+            raise Refused(message.error)
+        if message.result is msgspec.UNSET:
+            raise self._strange("no result")
+        try:
+            result: T = wire.decode_as(kind, message.result)
+        except msgspec.DecodeError as error:
+            raise self._strange(error) from None
+        return result
+
+    def _strange(self, what: object) -> ServerLost:
+        return ServerLost(f"the server of '{self.mountpoint}' does not speak this protocol: {what}")
+
+
+async def _connected(waits: Waits, address: str) -> socket.socket:
+    """A connection; waits for a server that has a queue of others to accept. Raises OSError."""
+    stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    stream.setblocking(False)
+    deadline = time.monotonic() + CONNECT_TIMEOUT_S
+    try:
+        while True:
+            try:
+                stream.connect(address)
+            except BlockingIOError:  # of a Unix socket: its queue is full (connect(2), EAGAIN)
+                if time.monotonic() > deadline:
+                    raise
+                await waits.sleep(0.005)
+            else:
+                return stream
+    except BaseException:
+        stream.close()
+        raise

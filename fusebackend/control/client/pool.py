@@ -1,0 +1,147 @@
+"""`Pool`: a client's connections, one for each call while it lasts, kept for the next one.
+
+What is kept may be dead when it is used again: the server has ended, or has made room for others. A call that was not
+sent is sent again over a new connection; one that was, and changes nothing, too. A call that may have changed something
+is never repeated.
+
+A call that is given up, by an exception or because its task was cancelled, closes its connection, and so the server
+cancels it. A connection that is kept belongs to no loop: plain calls and awaited ones share them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+
+from fusebackend.control.client.client_connection import Connection, NotSent, Refused, ServerLost, TurnedAway
+from fusebackend.control.client.waits import Waits
+from fusebackend.control.verbs import VERBS
+
+MAX_IDLE = 8
+"""Connections kept for the next call."""
+
+PATIENCE_S = 10.0
+"""How long a server that has no room is asked again."""
+
+Take = Callable[[Mapping[str, Any]], None]
+T = TypeVar("T")
+
+
+class Pool:
+    """See the module's docstring. For any number of threads, and after a fork for both processes.
+
+    Args:
+        connect: makes a connection. Raises `ServerLost`.
+    """
+
+    def __init__(self, connect: Callable[[Waits], Awaitable[Connection]]) -> None:
+        self.connect = connect
+        self._most_idle = MAX_IDLE
+        self._forget()
+
+    def _forget(self) -> None:
+        self._idle: list[Connection] = []
+        self._guard = threading.Lock()
+        self._owner = os.getpid()
+
+    def close(self) -> None:
+        """Close the connections that are kept; for the next call there will be a new one."""
+        self._notice_fork()
+        with self._guard:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    def keep(self, most: int = MAX_IDLE) -> None:
+        """Keep so many from now on: as many as are used at once, as long as they are."""
+        self._notice_fork()
+        with self._guard:
+            self._most_idle = most
+            surplus, self._idle = self._idle[most:], self._idle[:most]
+        for connection in surplus:
+            connection.close()
+
+    async def call(
+        self, waits: Waits, kind: type[T], verb: str, params: Mapping[str, Any], take: Take | None = None
+    ) -> T:
+        """Ask, and give the answer as `kind`.
+
+        Raises:
+            Refused: the server answers with an error.
+            ServerLost: it can't be reached, or is gone before it answered.
+            NotImplementedError: what is mounted can't do this.
+        """
+        connection, answer = await self.ask(waits, kind, verb, params, take)
+        self._give_back(connection)
+        return answer
+
+    @contextlib.asynccontextmanager
+    async def begun(
+        self, waits: Waits, kind: type[T], verb: str, params: Mapping[str, Any]
+    ) -> AsyncIterator[tuple[Connection, T]]:
+        """`call`, with the connection that it was made over for what belongs to it, for the length of a block."""
+        connection, answer = await self.ask(waits, kind, verb, params)
+        try:
+            yield connection, answer
+        except BaseException:
+            connection.close()
+            raise
+        self._give_back(connection)
+
+    async def ask(
+        self, waits: Waits, kind: type[T], verb: str, params: Mapping[str, Any], take: Take | None = None
+    ) -> tuple[Connection, T]:
+        """`call`, and the connection, which is the caller's from now on."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            connection = await self._borrow(waits)
+            try:
+                return connection, await connection.call(waits, kind, verb, params, take)
+            except (Refused, NotImplementedError):
+                self._give_back(connection)
+                raise
+            except TurnedAway:
+                connection.close()
+                if time.monotonic() > deadline:
+                    raise
+                await waits.sleep(random.uniform(0.0, 0.05))
+            except BaseException as error:
+                connection.close()
+                if not _may_repeat(connection, verb, error):
+                    raise
+            self.close()  # the others that are kept are as old
+
+    async def _borrow(self, waits: Waits) -> Connection:
+        self._notice_fork()
+        with self._guard:
+            if self._idle:
+                return self._idle.pop()
+        return await self.connect(waits)
+
+    def _give_back(self, connection: Connection) -> None:
+        connection.used = True
+        with self._guard:
+            if len(self._idle) < self._most_idle:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def _notice_fork(self) -> None:
+        """In a child, the connections are the parent's, and whoever held the lock there will not release it here."""
+        if self._owner != os.getpid():
+            for connection in self._idle:
+                connection.close()
+            self._forget()
+
+
+def _may_repeat(connection: Connection, verb: str, error: BaseException) -> bool:
+    """May a call that failed so be made again? Only when it is the fault of a connection that had been kept."""
+    if not connection.used or connection.hung or not isinstance(error, ServerLost):
+        return False
+    harmless = not (VERBS[verb].changes or verb == "execute" or connection.answering)
+    return harmless or isinstance(error, NotSent)

@@ -1,0 +1,205 @@
+"""What a connection has under way: calls, and subscriptions to changes."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from fusebackend.base import budget
+from fusebackend.base.budget import Cancellation, Spent
+from fusebackend.control import wire
+from fusebackend.control.limits import MAX_ANSWER_BYTES, Share
+from fusebackend.control.server.turns import Turn
+from fusebackend.control.verbs import Params, Verb
+from fusebackend.control.wire import CallId, Closed, ErrorObject, Failure, Notification, Response, WireError
+from fusebackend.protocol import FileEvent
+
+if TYPE_CHECKING:
+    from fusebackend.control.server.server_connection import Connection
+
+AT_EASE = 32
+"""Up to so many subscriptions, events are sent as they come."""
+
+WAKES_PER_S = 1000
+"""With more, each looks now and then, so often all together: 300 threads that woke for every change left the mount no
+time, and a `stat` took 1.6 s."""
+
+LOOK_S = 1.0
+"""How often one that waits looks whether there are more."""
+
+EVENTS_AT_ONCE = 100
+
+log = logging.getLogger(__name__)
+
+
+class RunningCall:
+    """One call: run in the connection's thread, or with `start` in one of its own. Verbs see it as their `Call`.
+
+    It is the `Host` of the budget of what it does: `share` is the memory it holds.
+    """
+
+    def __init__(
+        self, connection: Connection, id: CallId | msgspec.UnsetType, verb: Verb, params: Params, share: Share
+    ) -> None:
+        self.backend = connection.backend
+        self.staging = connection.staging
+        self.cancelled = Cancellation()
+        self.answered = id is not msgspec.UNSET
+        self.key: Any = id if self.answered else object()
+        self.command = verb.command
+        self._connection = connection
+        self._verb = verb
+        self._params: Params | None = params
+        self._share = share
+        self._turn: Turn | None = None
+        self._subscribed: Subscription | None = None
+
+    def start(self) -> None:
+        """From now on it closes its share itself. Raises `RuntimeError` when there can be no more threads."""
+        threading.Thread(target=self._run_apart, name="fusebackend-call", daemon=True).start()
+
+    def _run_apart(self) -> None:
+        try:
+            try:
+                answer = self._outcome()
+            finally:
+                self._connection.call_done(self)
+            self._send(answer)
+        except Closed:
+            log.debug("nobody waits for the answer any more")
+        finally:
+            self._share.close()
+            self._connection.call_ended(self)
+
+    def run(self) -> None:
+        """Carry out the call and send the answer. Raises `Closed` when there is nobody to send it to."""
+        self._send(self._outcome())
+        if self._subscribed is not None:
+            self._subscribed.start()  # its events come after the answer that names it
+
+    def _send(self, answer: bytes | bytearray) -> None:
+        if self.answered:
+            self._connection.send(answer)
+
+    def _outcome(self) -> bytes | bytearray:
+        """The answer, as it is sent."""
+        try:
+            if self._verb.changes and self._connection.server.read_only:
+                raise OSError(errno.EROFS, "Read-only file system: this mount is read-only")
+            with budget.limited(None, cancelled=self.cancelled, host=self):
+                if not self._verb.works:
+                    return self._answer()
+                with self._connection.turn() as self._turn:
+                    return self._answer()
+        except Closed:
+            raise
+        except Exception as error:
+            return wire.encode(Failure(self.key, _told(error))) if self.answered else b""
+
+    def _answer(self) -> bytes | bytearray:
+        params, self._params = self._params, None
+        result = self._verb.run(self, params)
+        if self.cancelled.is_set() and not self._verb.changes:  # what has been changed is told in any case
+            raise WireError(wire.CANCELLED, self._connection.why_cancelled)
+        if not self.answered:
+            return b""
+        line = wire.encode(Response(self.key, result))
+        if len(line) > MAX_ANSWER_BYTES:
+            raise WireError(
+                wire.BUSY, f"the answer is longer than {MAX_ANSWER_BYTES >> 20} MiB: ask for less, or with stream"
+            )
+        if len(line) > self._share.held:  # the result, of which it is made, has been counted where it is large
+            self._share.hold(len(line))
+        return line
+
+    # -- for the budget ----------------------------------------------------------------------------------------
+
+    def hold(self, size: int) -> None:
+        self._share.hold(size)
+
+    def rest(self) -> None:
+        if self._turn is not None:
+            self._turn.rest()
+
+    # -- for verbs ---------------------------------------------------------------------------------------------
+
+    def notify(self, method: str, **params: Any) -> None:
+        self.notify_of(method, lambda: params)
+
+    def notify_of(self, method: str, params: Callable[[], Mapping[str, Any]]) -> None:
+        if self.answered:
+            self._connection.send(lambda: wire.encode(Notification(method, {"call": self.key, **params()})))
+
+    def cancel(self, call: CallId) -> bool:
+        return self._connection.cancel(call)
+
+    def subscribe(self, path: str) -> str:
+        self._subscribed = self._connection.subscribe(path)
+        return self._subscribed.name
+
+    def unsubscribe(self, subscription: str) -> bool:
+        return self._connection.unsubscribe(subscription)
+
+
+def _told(error: Exception) -> ErrorObject:
+    """An exception as JSON-RPC says it. What nobody expected is logged."""
+    if isinstance(error, WireError):
+        return error.error
+    if isinstance(error, (Spent, MemoryError)):
+        return ErrorObject(wire.BUSY, str(error) or "the server has no memory for this")
+    if isinstance(error, NotImplementedError):
+        return ErrorObject(wire.NOT_SUPPORTED, str(error))
+    if isinstance(error, ValueError):
+        return ErrorObject(wire.INVALID_PARAMS, str(error))
+    if isinstance(error, OSError):
+        return ErrorObject(wire.SYSTEM_ERROR, error.strerror or str(error), {"errno": error.errno})
+    log.error("a verb failed", exc_info=error)
+    return ErrorObject(wire.INTERNAL_ERROR, f"{type(error).__name__}: {error}")
+
+
+class Subscription:
+    """The changes below a path, sent as they happen. A reader that falls behind is told so (`overflow`)."""
+
+    def __init__(self, connection: Connection, path: str, name: str) -> None:
+        """Raises `PathError` for a path that is none."""
+        self.name = name
+        self._connection = connection
+        self._watch = connection.backend.watch(path)
+        self._thread = threading.Thread(target=self._run, name="fusebackend-subscription", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._watch.close()
+
+    def _run(self) -> None:
+        try:
+            while (events := self._next()) is not None:
+                lines = (Notification("change", {"subscription": self.name, "event": event}) for event in events)
+                if events:
+                    self._connection.send(b"".join(map(wire.encode, lines)))
+        except Closed:
+            self._watch.close()
+
+    def _next(self) -> list[FileEvent] | None:
+        """Events, perhaps none; None at the end."""
+        wait_s: float | None = LOOK_S
+        crowd = self._connection.server.subscriptions.taken
+        if crowd > AT_EASE:
+            time.sleep(random.uniform(0.5, 1.5) * crowd / WAKES_PER_S)
+            wait_s = 0.0
+        event = self._watch.get(wait_s)
+        if event is None:
+            return None if self._watch.closed else []
+        events = [event]
+        while len(events) < EVENTS_AT_ONCE and (event := self._watch.get(0.0)) is not None:
+            events.append(event)
+        return events

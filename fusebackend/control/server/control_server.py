@@ -1,0 +1,192 @@
+"""The server of the control socket: it accepts connections (`server_connection.py`), as many as there is room for.
+
+When all places are taken, the connection that has been idle longest makes room, or one over which nothing has ever
+come. When all are at work, there are some more places for short calls, so that a newcomer is answered. What they may
+ask for together is in `control/limits.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import logging
+import os
+import socket
+import struct
+import sys
+import threading
+import time
+
+from fusebackend.base import heap
+from fusebackend.control import rendezvous, wire
+from fusebackend.control.limits import (
+    MAX_COMMANDS_IN_ALL,
+    MAX_CONNECTIONS,
+    MAX_SHARED_SUBSCRIPTIONS,
+    NEWCOMERS,
+    Arrivals,
+    Places,
+    Room,
+)
+from fusebackend.control.served import ServedMount
+from fusebackend.control.server.server_connection import Connection
+from fusebackend.control.server.turns import Turns
+from fusebackend.control.wire import ErrorObject, Failure
+
+log = logging.getLogger(__name__)
+
+END_TIMEOUT_S = 5.0
+"""How long the end waits for calls under way."""
+
+SWITCH_S = 0.0005
+"""How long a thread keeps Python's lock while others want it (5 ms by default), as long as there are clients. A request
+of the mount, and a new client, need it some ten times each, beside as many calls as may work at once (`turns.py`).
+Without clients it stays as it is: unpacking an archive took 6 to 14 % longer."""
+
+ACCEPT_RETRY_S = 0.5
+"""How long to wait when there are no descriptors or threads for another connection: those in use will end."""
+
+
+class ControlServer:
+    """Serves a `ServedMount` on a Unix socket, from `start` to `close`."""
+
+    def __init__(self, backend: ServedMount, *, read_only: bool = False) -> None:
+        self.backend = backend
+        self.read_only = read_only
+        self.address = ""
+        self._switch_s = sys.getswitchinterval()
+        self._listener: socket.socket | None = None
+        self._connections: set[Connection] = set()
+        self.room = Room()
+        self.turns = Turns()
+        self.arrivals = Arrivals()
+        self.calls = Places()
+        self.subscriptions = Places(MAX_SHARED_SUBSCRIPTIONS)
+        self._guard = threading.Lock()
+        self._numbers = itertools.count(1)
+        self.commands = threading.BoundedSemaphore(MAX_COMMANDS_IN_ALL)  # places of those of all connections
+        self._closing = False
+        self._ending = threading.Lock()
+
+    def start(self) -> str:
+        """Listen, and return the address of the socket.
+
+        Raises:
+            OSError: no private directory for it.
+        """
+        heap.keep_less()
+        self._switch_s = sys.getswitchinterval()
+        self.address = rendezvous.address(self.backend.mountpoint)
+        rendezvous.remove_stale(os.path.dirname(self.address))
+        self._listener = rendezvous.listen(self.address, MAX_CONNECTIONS)
+        threading.Thread(target=self._accept, name="fusebackend-control", daemon=True).start()
+        return self.address
+
+    def close(self) -> None:
+        """Stop listening and end every connection. Calls under way are cancelled, and waited for a little."""
+        with self._ending:  # who comes second returns when all is done, too
+            if self._closing or self._listener is None:
+                return
+            with self._guard:
+                self._closing = True
+                connections = list(self._connections)
+            with contextlib.suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)  # wakes `accept`
+            self._listener.close()
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.address)
+            sys.setswitchinterval(self._switch_s)
+            deadline = time.monotonic() + END_TIMEOUT_S
+            for connection in connections:
+                connection.retire()
+            for connection in connections:
+                connection.finish(deadline)
+
+    def counts(self) -> dict[str, int]:
+        """For `status`."""
+        with self._guard:
+            held = sum(connection.held_bytes for connection in self._connections) + self.room.used
+            return {"connections": len(self._connections), "held_bytes": held}
+
+    def crowded(self, connection: Connection) -> bool:
+        """Has this connection a place for newcomers, as all others are taken?"""
+        with self._guard:
+            taken = [one for one in self._connections if not one.retired]
+        return len(taken) > MAX_CONNECTIONS and connection in sorted(taken, key=_number)[MAX_CONNECTIONS:]
+
+    def ended(self, connection: Connection) -> None:
+        with self._guard:
+            self._discard(connection)
+
+    def _add(self, connection: Connection) -> None:
+        self._connections.add(connection)
+        sys.setswitchinterval(SWITCH_S)
+
+    def _discard(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        if not self._connections:
+            sys.setswitchinterval(self._switch_s)
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        while True:
+            try:
+                stream, _ = self._listener.accept()
+                self._welcome(stream)
+            except (OSError, RuntimeError) as error:  # RuntimeError: no thread for it
+                if self._closing:
+                    return
+                log.error("could not accept a connection: %s", error)
+                time.sleep(ACCEPT_RETRY_S)
+
+    def _welcome(self, stream: socket.socket) -> None:
+        refusal = self._refusal(stream)
+        if refusal is not None:
+            _refuse(stream, refusal)
+            return
+        connection = Connection(self, stream, next(self._numbers))
+        with self._guard:
+            if self._closing:
+                _refuse(stream, wire.ENDING)
+                return
+            self._add(connection)
+            try:
+                connection.start()
+            except RuntimeError:
+                self._discard(connection)
+                _refuse(stream, ErrorObject(wire.BUSY, "no threads are left; try again"))
+                raise
+
+    def _refusal(self, stream: socket.socket) -> ErrorObject | None:
+        uid = peer_uid(stream)
+        if uid not in (os.geteuid(), 0):
+            log.warning("user %d was refused at the control socket", uid)
+            return ErrorObject(wire.SYSTEM_ERROR, "this mount is another user's", {"errno": errno.EPERM})
+        with self._guard:
+            taken = sum(not connection.retired for connection in self._connections)
+        if taken < MAX_CONNECTIONS or self._make_room() or taken < MAX_CONNECTIONS + NEWCOMERS:
+            return None
+        return ErrorObject(wire.BUSY, f"{MAX_CONNECTIONS} connections are open already; try again")
+
+    def _make_room(self) -> bool:
+        """Close the connection that has been idle longest; False when all of them have something to do."""
+        with self._guard:
+            by_age = sorted(self._connections, key=lambda one: one.active_at)
+        return any(connection.make_room() for connection in by_age)
+
+
+def _number(connection: Connection) -> int:
+    return connection.number
+
+
+def peer_uid(stream: socket.socket) -> int:
+    """The user at the other end, as the kernel noted when it connected (unix(7), SO_PEERCRED)."""
+    credentials = stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", credentials)[1])
+
+
+def _refuse(stream: socket.socket, error: ErrorObject) -> None:
+    with stream, contextlib.suppress(OSError):
+        stream.settimeout(0)
+        stream.send(wire.encode(Failure(None, error)))

@@ -1,0 +1,487 @@
+"""`AgentFace`: any object with an agent face, asked in the words it knows, answering in this package's records.
+
+Backends come in dialects: this package's, deepagents 0.7's with records of the same attributes, and the seeds', where
+`ls_info` gives a list, `read` a numbered text and `grep_raw` a list or an error as a string. They may be subclasses of
+anybody's protocol or of none, and may have only the `a…` form of a verb. Composite and ForeignVolume speak to all of
+them through this class:
+
+- answers are this package's records, with normalised paths, sorted, without duplicates and without what was not asked
+  for (the children of another directory, matches outside of the searched path);
+- nothing is raised: whatever a backend raises is an error in the record, which says who failed at what. It is logged
+  with its traceback, unless it is `NotImplementedError`;
+- a batch has one answer per item, whatever the backend returns;
+- where `read` answers with less than the file (numbered text, a reminder that it is empty, a piece of base64), its
+  bytes are downloaded, and what was asked for is cut out of them here;
+- a backend without `download_files` and `upload_files` gives and takes bytes by `read` and `write` (`text_files.py`).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import IO, Any, Protocol, TypeVar
+
+from fusebackend import text
+from fusebackend.base import budget, caller, paths
+from fusebackend.base.budget import Spent
+from fusebackend.base.deadline import GivenUp, RouteDown
+from fusebackend.base.paths import AgentPath
+from fusebackend.dialects.answers import (
+    as_download,
+    as_infos,
+    as_matches,
+    error_of,
+    field_of,
+    file_path,
+    is_inexact,
+    is_text,
+    parse_numbered,
+    unpack,
+)
+from fusebackend.dialects.text_files import TextFiles
+from fusebackend.protocol import (
+    READ_LIMIT_LINES,
+    BackendProtocol,
+    DeleteResult,
+    EditResult,
+    FileDownloadResponse,
+    FileUploadResponse,
+    GlobResult,
+    GrepResult,
+    LsResult,
+    MoveResult,
+    ReadResult,
+    Volume,
+    WriteResult,
+)
+
+log = logging.getLogger(__name__)
+
+_PROTOCOLS = frozenset({"BackendProtocol", "SandboxBackendProtocol"})
+"""Classes whose verbs are defaults that only raise `NotImplementedError`, here and in deepagents."""
+
+T = TypeVar("T")
+Outcome = TypeVar("Outcome", WriteResult, EditResult, DeleteResult, MoveResult)
+
+
+class Refusal(Exception):
+    """A backend did not answer; the text says who and why. Never leaves `AgentFace`."""
+
+
+class Unsupported(Refusal):
+    """It has no such verb."""
+
+
+def is_named_factory(backend: Any) -> bool:
+    """Is this `(factory, options)` or `("package.module:factory", options)`, the CMDC seed's `{module, opts}`?"""
+    if not isinstance(backend, tuple) or len(backend) != 2 or not isinstance(backend[1], Mapping):
+        return False
+    return callable(backend[0]) or (isinstance(backend[0], str) and ":" in backend[0])
+
+
+def is_factory(backend: Any) -> bool:
+    """Is this not a backend yet, but what makes one when called with a runtime?"""
+    if isinstance(backend, type) or is_named_factory(backend):
+        return True
+    return callable(backend) and not any(hasattr(backend, verb) for verb in ("ls", "ls_info", "read"))
+
+
+def has_agent_face(found: object) -> bool:
+    """Is this a backend, as far as anybody can tell: can it list or fetch files, under some name?"""
+    verbs = ("ls", "als", "ls_info", "als_info", "download_files", "adownload_files")
+    return not isinstance(found, type) and any(hasattr(found, verb) for verb in verbs)
+
+
+class Guard(Protocol):
+    """What calls into a backend that may hang go through, see `vfs/calls/route_guard.py`."""
+
+    def run(self, verb: str, call: Callable[[], T], files: int = 1) -> T:
+        """What the call returns or raises; or `GivenUp`, or `RouteDown` if it is not even made.
+
+        Args:
+            verb: which it is.
+            call: the call.
+            files: how many files it is about.
+        """
+
+
+class AgentFace:
+    """See the module's docstring.
+
+    Args:
+        backend: the object. A factory is accepted, and every verb answers that it needs a runtime.
+        name: what errors call it, such as `Route '/memories/'`.
+
+    Attributes:
+        guard: what calls go through while the backend is mounted and may hang.
+        texts: bytes by `read` and `write`, for a backend that has no other verbs for them.
+    """
+
+    Refused = Refusal
+
+    def __init__(self, backend: Any, name: str) -> None:
+        self.backend = backend
+        self.name = name
+        self.guard: Guard | None = None
+        self.texts = TextFiles(self)
+        self._exact = isinstance(getattr(backend, "volume", None), Volume)  # ours: nothing to translate or to check
+
+    @property
+    def refusal(self) -> str | None:
+        """Why no verb can work, if none can: this is a factory."""
+        if not is_factory(self.backend):
+            return None
+        return f"{self.name} is a factory and needs a runtime: call the composite with one, or its resolve(runtime)"
+
+    @property
+    def start(self) -> AgentPath:
+        """Where relative paths begin and a search without a path does: the root, but for a `FilesystemBackend` that is
+        not confined, ours or deepagents'. That one's root is the machine's."""
+        confined = getattr(self.backend, "virtual_mode", True) is not False or isinstance(self.backend, type)
+        return paths.ROOT if confined else paths.normalise(str(getattr(self.backend, "cwd", paths.ROOT)))
+
+    def lacks(self, *verbs: str) -> bool:
+        """Has the backend none of these verbs, as far as its class can tell?"""
+        return all(self._method(verb) is None and self._async_method(verb) is None for verb in verbs)
+
+    @property
+    def gives_bytes(self) -> bool:
+        """Are there verbs for the bytes of files, or ones that stand in for them?"""
+        return not self.lacks("download_files") or not (self.lacks("read") or self.lacks("ls", "ls_info"))
+
+    @property
+    def takes_bytes(self) -> bool:
+        return not self.lacks("upload_files") or (self.gives_bytes and not self.lacks("write"))
+
+    @property
+    def text_only(self) -> bool:
+        """Must what is uploaded be written as text?"""
+        return self.lacks("upload_files") and self.takes_bytes
+
+    def require_mountable(self) -> None:
+        """
+        Raises:
+            TypeError: this can have no kernel face, and why.
+        """
+        name = type(self.backend).__name__
+        if is_factory(self.backend):
+            raise TypeError(f"{self.backend!r} makes a backend when it is called with a runtime; give what it makes")
+        if self.lacks("ls", "ls_info"):
+            raise TypeError(f"{name} has neither ls nor ls_info, so it can't be mounted")
+        # deepagents' StateBackend, unless its files come from elsewhere, as its own tests have it.
+        functions = (getattr(self.backend, "ls", None), getattr(self.backend, "_read_files", None))
+        theirs = {getattr(function, "__module__", None) for function in functions} == {"deepagents.backends.state"}
+        if theirs or getattr(self.backend, "only_in_graph", False):
+            raise TypeError(
+                f"{name} has files only inside of a running graph, so it can't be mounted: mount the threads "
+                "(threads+sqlite:PATH), or give the agent another backend, such as SqliteBackend"
+            )
+
+    # -- verbs -------------------------------------------------------------------------------------------------
+
+    def ls(self, path: AgentPath) -> LsResult:
+        try:
+            answer = self.ask(("ls", "ls_info"), path)
+            if self._exact:
+                return answer  # type: ignore[no-any-return]
+            error, raw = unpack(answer, "entries")
+            entries = as_infos(self._items(raw, "ls"), path)
+        except Refusal as refusal:
+            return LsResult(error=str(refusal))
+        children = [info for info in entries if paths.parent_and_name(file_path(info))[0] == path]
+        return LsResult(error=error, entries=children if children or error is None else None)
+
+    def read(self, path: AgentPath, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
+        try:
+            answer = self.ask(("read",), path, offset=offset, limit=limit)
+        except Refusal as refusal:
+            return ReadResult(error=str(refusal))
+        if isinstance(answer, ReadResult):
+            return answer
+        if isinstance(answer, str):
+            result = parse_numbered(answer, offset)
+            return result if result.error is not None else self._cut(path, offset, limit) or result
+        fields = {name: field_of(answer, name) for name in ReadResult.__dataclass_fields__}
+        if fields["error"] is None and not isinstance(fields["file_data"], Mapping):
+            return ReadResult(error=f"{self.name}: read answered {type(answer).__name__} without file data")
+        result = self._record(fields)
+        if result.error is not None:
+            return self._binary(path) or result
+        return self._cut(path, offset, limit) or result if is_inexact(path, result) else result
+
+    def _record(self, fields: dict[str, Any]) -> ReadResult:
+        """A record of a `read` as ours; a window that makes no sense is left out of it."""
+        no_lines = bool(fields["no_lines_requested"])
+        try:
+            return ReadResult(**{**fields, "no_lines_requested": no_lines})
+        except ValueError as error:
+            log.warning("%s: %s; it is left out", self.name, error)
+            return ReadResult(error=fields["error"], file_data=fields["file_data"])
+
+    def _binary(self, path: AgentPath) -> ReadResult | None:
+        """A file that is there and that `read` fails at for it is no text (deepagents' FilesystemBackend), whole."""
+        content = self._bytes(path)
+        return None if content is None or is_text(content) else text.read_binary(content)
+
+    def _cut(self, path: AgentPath, offset: int, limit: int) -> ReadResult | None:
+        """What `read` should answer, from the file's bytes; None when the backend does not give them."""
+        content = self._bytes(path)
+        return None if content is None else text.read_bytes(path, content, offset, limit)
+
+    def _bytes(self, path: AgentPath) -> bytes | None:
+        if self.lacks("download_files"):
+            return None
+        return self.download_files([path])[0].content
+
+    def write(self, path: AgentPath, content: str) -> WriteResult:
+        if not self._exact and not is_text(content):
+            return WriteResult(error=f"Error writing file '{path}': content is not valid text")
+        result = self.change(WriteResult, "write", path, content)
+        if _stumbled(result.error) and self._bytes(path) is not None:
+            return WriteResult(path=path)
+        return result
+
+    def edit(self, path: AgentPath, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
+        counted = self._bytes(path) if replace_all and self._method("ls_info") is not None else None
+        result = self.change(EditResult, "edit", path, old_string, new_string, replace_all=replace_all)
+        if _stumbled(result.error):
+            old = old_string.encode("utf-8", "surrogateescape")
+            return EditResult(path=path, occurrences=counted.count(old) if counted is not None else 1)
+        return result
+
+    def delete(self, path: AgentPath) -> DeleteResult:
+        return self.change(DeleteResult, "delete", path)
+
+    def move(self, source: AgentPath, destination: AgentPath) -> MoveResult:
+        return self.change(MoveResult, "move", source, destination)
+
+    def grep(self, pattern: str, path: AgentPath, glob: str | None, max_count: int | None = None) -> GrepResult:
+        try:
+            answer = self.ask(("grep", "grep_raw"), pattern, path, glob, max_count=max_count)
+            if self._exact:
+                return answer  # type: ignore[no-any-return]
+            error, raw = unpack(answer, "matches")
+            matches = as_matches(self._items(raw, "grep"), path)
+        except Refusal as refusal:
+            return GrepResult(error=str(refusal))
+        if error is not None and not matches:
+            return GrepResult(error=error)
+        cut = max_count is not None and len(matches) > max_count
+        truncated = cut or error is not None or bool(field_of(answer, "truncated"))
+        return GrepResult(matches=matches[:max_count], truncated=truncated)
+
+    def glob(self, pattern: str, path: AgentPath) -> GlobResult:
+        try:
+            answer = self.ask(("glob", "glob_info"), pattern, path)
+            if self._exact:
+                return answer  # type: ignore[no-any-return]
+            error, raw = unpack(answer, "matches")
+            found = as_infos(self._items(raw, "glob"), path)
+        except Refusal as refusal:
+            return GlobResult(error=str(refusal))
+        files = [info for info in found if not info.get("is_dir") and paths.is_below(info["path"], path)]
+        if error is not None and not files:
+            return GlobResult(error=error)
+        reason = field_of(answer, "truncation_reason") or ("unreadable" if error is not None else None)
+        return GlobResult(matches=files, truncated=bool(field_of(answer, "truncated")) or error is not None,
+                          truncation_reason=reason)  # fmt: skip
+
+    def upload_files(self, files: list[tuple[AgentPath, bytes]]) -> list[FileUploadResponse]:
+        try:
+            answers = self._batch("upload_files", files)
+        except Unsupported as refusal:
+            if self.takes_bytes:
+                return self.texts.upload(files)
+            return [FileUploadResponse(path=path, error=str(refusal)) for path, _ in files]
+        except Refusal as refusal:
+            return [FileUploadResponse(path=path, error=str(refusal)) for path, _ in files]
+        return [
+            FileUploadResponse(
+                path=path,
+                error="no answer from the backend" if answer is None else error_of(answer),
+                files_update=field_of(answer, "files_update"),
+            )
+            for (path, _), answer in zip(files, answers, strict=True)
+        ]
+
+    def download_files(self, wanted: list[AgentPath]) -> list[FileDownloadResponse]:
+        try:
+            answers = self._batch("download_files", wanted)
+        except Unsupported as refusal:
+            if self.gives_bytes:
+                return self.texts.download(wanted)
+            return [FileDownloadResponse(path=path, error=str(refusal)) for path in wanted]
+        except Refusal as refusal:
+            return [FileDownloadResponse(path=path, error=str(refusal)) for path in wanted]
+        return [as_download(path, answer) for path, answer in zip(wanted, answers, strict=True)]
+
+    def upload_from(self, path: AgentPath, file: IO[bytes]) -> FileUploadResponse:
+        """`upload_files` of one that is in a file: piece by piece where the backend can do that."""
+        if not self._exact or getattr(self.backend, "upload_from", None) is None:
+            budget.current().hold(file.seek(0, os.SEEK_END))
+            file.seek(0)
+            return self.upload_files([(path, file.read())])[0]
+        try:
+            answer = self.ask(("upload_from",), path, file)
+        except Refusal as refusal:
+            return FileUploadResponse(path=path, error=str(refusal))
+        return FileUploadResponse(path=path, error=error_of(answer))
+
+    def download_to(self, path: AgentPath, file: IO[bytes]) -> FileDownloadResponse:
+        """`download_files` of one file into another, which is empty: piece by piece where the backend can do that. The
+        answer has no content."""
+        direct = getattr(self.backend, "download_to", None)
+        if not self._exact or direct is None:
+            answer = self.download_files([path])[0]
+            budget.current().hold(len(answer.content or b""))
+            file.write(answer.content or b"")
+            return FileDownloadResponse(path=path, error=answer.error)
+        try:
+            return as_download(path, self.ask(("download_to",), path, file), with_content=False)
+        except Refusal as refusal:
+            return FileDownloadResponse(path=path, error=str(refusal))
+
+    # -- asking ------------------------------------------------------------------------------------------------
+
+    def change(self, kind: type[Outcome], verb: str, *args: Any, **options: Any) -> Outcome:
+        try:
+            answer = self.ask((verb,), *args, **options)
+        except Refusal as refusal:
+            return kind(error=str(refusal))
+        known = "error" in answer or "path" in answer if isinstance(answer, Mapping) else hasattr(answer, "error")
+        if not known:
+            return kind(error=f"{self.name}: {verb} answered {type(answer).__name__}, not a result")
+        fields = {name: field_of(answer, name) for name in kind.__dataclass_fields__}
+        return kind(**{**fields, "error": error_of(answer)})
+
+    def ask(self, verbs: tuple[str, ...], *args: Any, **options: Any) -> Any:
+        """The answer of the first of these verbs that the backend has; options it does not know are left out.
+
+        Raises:
+            Refusal: it has none of them, or failed.
+        """
+        if self.refusal is not None:
+            raise Refusal(self.refusal)
+        for verb in verbs:
+            for find in (self._awaited_method, self._method, self._async_method):
+                method = find(verb)
+                if method is None:
+                    continue
+                call = functools.partial(method, *args, **accepted(method, options))
+                try:
+                    files = len(args[0]) if verb in ("upload_files", "download_files") else 1
+                    return self._guarded(verb, call, files)
+                except NotImplementedError:
+                    continue
+                except Spent:  # whoever serves this call may not let it have more
+                    raise
+                except (GivenUp, RouteDown) as error:  # logged where it was decided
+                    raise Refusal(f"{self.name}: {error.strerror}") from None
+                except Exception as error:  # somebody else's code: whatever it raises becomes an answer
+                    if not _stumbled(str(error)):
+                        log.warning("%s: %s failed", self.name, verb, exc_info=True)
+                    raise Refusal(f"{self.name}: {verb} failed: {type(error).__name__}: {error}") from error
+        raise Unsupported(f"{self.name} ({type(self.backend).__name__}) does not support {verbs[0]}")
+
+    def _guarded(self, verb: str, call: Callable[[], T], files: int = 1) -> T:
+        return call() if self.guard is None else self.guard.run(verb, call, files)
+
+    def verb(self, name: str) -> Callable[..., Any] | None:
+        """A verb of the backend's own, its `a…` form as a plain function where it has no other; None for neither."""
+        return None if self.refusal is not None else self._method(name) or self._async_method(name)
+
+    def _method(self, verb: str) -> Callable[..., Any] | None:
+        method = getattr(self.backend, verb, None)
+        return method if callable(method) and not self._is_default(verb) else None
+
+    def coroutine(self, verb: str, library: str | None) -> Callable[..., Any] | None:
+        """The `a…` form of a verb that the backend wrote, if a loop of this library can await it. Not where a subclass
+        has a plain verb of its own and the `a…` form is its base's.
+
+        Our protocol promises both libraries; a stranger is taken to need asyncio.
+        """
+        if library is None or (library != "asyncio" and not isinstance(self.backend, BackendProtocol)):
+            return None
+        method = getattr(self.backend, "a" + verb, None)
+        if not inspect.iscoroutinefunction(method) or self._is_default("a" + verb):
+            return None
+        return method if self._depth("a" + verb) <= self._depth(verb) else None
+
+    def _awaited_method(self, verb: str) -> Callable[..., Any] | None:
+        """`coroutine` as a plain function, for the task that waits for this thread. Where there is one, it comes first:
+        it needs no thread, is cancelled with that task, and the backend's connections may belong to its loop."""
+        method = self.coroutine(verb, caller.library())
+        if method is None:
+            return None
+        return functools.update_wrapper(functools.partial(_await_there, method), method)
+
+    def _async_method(self, verb: str) -> Callable[..., Any] | None:
+        """The `a…` form of a verb as a plain function, on a loop of its own."""
+        method = getattr(self.backend, "a" + verb, None)
+        if not inspect.iscoroutinefunction(method) or self._is_default("a" + verb):
+            return None
+        return functools.update_wrapper(functools.partial(_await_here, method), method)
+
+    def _depth(self, name: str) -> int:
+        """How far from the backend's own class a name is defined; beyond all bases if nowhere."""
+        bases = type(self.backend).__mro__
+        return next((depth for depth, cls in enumerate(bases) if name in vars(cls)), len(bases))
+
+    def _is_default(self, name: str) -> bool:
+        """Is this verb the one of a protocol class? There, today's names stand in for the seeds' and call them."""
+        owner = next((cls for cls in type(self.backend).__mro__ if name in vars(cls)), None)
+        if owner is not None and getattr(vars(owner)[name], "is_twin", False):
+            return True  # of a protocol class, with the parameters of the backend's own verb
+        if owner is None or owner.__name__ not in _PROTOCOLS:
+            return False
+        twin = {"ls": "ls_info", "grep": "grep_raw", "glob": "glob_info"}.get(name)
+        return twin is None or not hasattr(self.backend, twin) or self._is_default(twin)
+
+    def _batch(self, verb: str, items: list[Any]) -> list[Any]:
+        answers = list(self._items(self.ask((verb,), items), verb))
+        return (answers + [None] * len(items))[: len(items)]
+
+    def _items(self, raw: Any, verb: str) -> Iterable[Any]:
+        if raw is None:
+            return ()
+        if isinstance(raw, (str, bytes, Mapping)) or not isinstance(raw, Iterable):
+            raise Refusal(f"{self.name}: {verb} answered {type(raw).__name__}, not a list")
+        return raw
+
+
+def _stumbled(error: str | None) -> bool:
+    """Did a change only fail at telling of it? Backends from before deepagents 0.7 give its records a `files_update`,
+    which those no longer take; by then the change is made."""
+    return error is not None and "unexpected keyword argument 'files_update'" in error
+
+
+def _await_there(method: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    return caller.awaited(functools.partial(method, *args, **options))
+
+
+def _await_here(method: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    from fusebackend.base.awaiting import until_cancelled
+
+    return until_cancelled(functools.partial(method, *args, **options))
+
+
+def accepted(method: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
+    """Those options that a method knows by name; an option of None is never passed."""
+    given = {name: value for name, value in options.items() if value is not None}
+    if not given:
+        return given
+    function = getattr(method, "__wrapped__", method)
+    known = _option_names(getattr(function, "__func__", function))
+    return given if known is None else {name: value for name, value in given.items() if name in known}
+
+
+@functools.lru_cache(maxsize=256)  # asking takes as long as reading a small file
+def _option_names(function: Callable[..., Any]) -> frozenset[str] | None:
+    """The names of a function's parameters; None when it takes any name."""
+    known = inspect.signature(function).parameters
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in known.values()):
+        return None
+    return frozenset(known)

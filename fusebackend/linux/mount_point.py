@@ -1,0 +1,108 @@
+"""A mount point before it is mounted on: what must be true, and one line that says what is not."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+from dataclasses import dataclass
+
+from fusebackend.linux import mount_table as table
+from fusebackend.linux import unmount
+from fusebackend.linux.mount_error import MountError
+
+FUSE_DEVICE = os.makedev(10, 229)
+"""Its number on every Linux (Documentation/admin-guide/devices.txt)."""
+
+
+@dataclass(frozen=True)
+class MountPoint:
+    """A directory that can be mounted on. `replaced_dead` says that a dead mount of ours was cleared away first."""
+
+    path: str
+    replaced_dead: bool = False
+
+
+def check_system(*, allow_other: bool = False) -> None:
+    """Can this process mount anything?
+
+    Raises:
+        MountError: there is no /dev/fuse, no fusermount3 for someone who is not root, or `allow_other` is not theirs.
+    """
+    if not os.path.exists("/dev/fuse"):
+        raise MountError(
+            errno.ENODEV,
+            "there is no /dev/fuse: load the kernel module with 'modprobe fuse', or give the container the device "
+            "(--device /dev/fuse --cap-add SYS_ADMIN)",
+        )
+    if not stat.S_ISCHR(os.stat("/dev/fuse").st_mode) or os.stat("/dev/fuse").st_rdev != FUSE_DEVICE:
+        raise MountError(
+            errno.ENODEV, "/dev/fuse is not the FUSE device; as root: rm /dev/fuse && mknod -m 666 /dev/fuse c 10 229"
+        )
+    if os.geteuid() == 0:
+        return
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        raise MountError(errno.EACCES, "/dev/fuse is not open to you; as root: chmod a+rw /dev/fuse")
+    if shutil.which("fusermount3") is None:
+        raise MountError(errno.ENOENT, "fusermount3 is not installed: 'apt-get install fuse3', or mount as root")
+    if allow_other and not _user_allow_other():
+        raise MountError(errno.EPERM, "allow_other needs root, or the line 'user_allow_other' in /etc/fuse.conf")
+
+
+def _user_allow_other() -> bool:
+    try:
+        with open("/etc/fuse.conf", encoding="utf-8", errors="replace") as file:
+            return any(line.strip() == "user_allow_other" for line in file)
+    except OSError:
+        return False
+
+
+def prepare(path: str | os.PathLike[str]) -> MountPoint:
+    """Check a mount point, and clear a dead mount of ours away.
+
+    Raises:
+        MountError: it is missing, not a directory, not empty, not ours to write, or mounted on already.
+    """
+    spelled = table.resolve(path)
+    replaced = False
+    entry = table.mount_at(spelled)
+    while entry is not None and entry.is_ours:  # several dead ones can lie on top of each other
+        found = table.probe(spelled)
+        if found.state != "dead":
+            raise MountError(errno.EBUSY, _taken(found))
+        unmount.detach(spelled, lazy=True)
+        replaced = True
+        entry = table.mount_at(spelled)
+    if entry is not None:
+        raise MountError(errno.EBUSY, f"'{spelled}' is a mount point already ({entry.fstype} on it)")
+    _check_directory(spelled)
+    return MountPoint(spelled, replaced)
+
+
+def _taken(found: table.MountState) -> str:
+    server = f" by process {found.pid}" if found.pid else ""
+    if found.state == "hung":
+        return (
+            f"'{found.mountpoint}' is mounted already, but its server does not answer; "
+            f"'fusebackend umount --lazy {found.mountpoint}' takes it away"
+        )
+    return f"'{found.mountpoint}' is mounted already{server}; 'fusebackend umount {found.mountpoint}' ends that"
+
+
+def _check_directory(path: str) -> None:
+    try:
+        status = os.stat(path)
+        if not stat.S_ISDIR(status.st_mode):
+            raise MountError(errno.ENOTDIR, f"mount point '{path}' is not a directory")
+        with os.scandir(path) as entries:
+            if next(entries, None) is not None:
+                raise MountError(errno.ENOTEMPTY, f"mount point '{path}' is not empty; mount on an empty directory")
+    except MountError:
+        raise
+    except FileNotFoundError:
+        raise MountError(errno.ENOENT, f"mount point '{path}' does not exist; make the directory first") from None
+    except OSError as error:
+        raise MountError(error.errno or errno.EIO, f"mount point '{path}': {error.strerror}") from None
+    if os.geteuid() != 0 and not os.access(path, os.W_OK):  # fusermount3 refuses it with a message that says less
+        raise MountError(errno.EACCES, f"mount point '{path}' is not writable for you; own it or mount as root")

@@ -1,0 +1,172 @@
+"""Ending a mount from outside, and finding who keeps it busy.
+
+`fusermount3 -u` does for root and for the owner of a mount; it runs as a process of its own, because unmounting may
+wait for a server that hangs. The server notices, makes its volumes durable and ends; `unmount` waits for that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fusebackend.linux import mount_table as table
+from fusebackend.linux.mount_error import MountError
+
+COMMAND_TIMEOUT_S = 20.0
+"""For fusermount3, which normally needs milliseconds."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A process that has something below a mount point open: `how` is cwd, root, exe, mmap or fd N."""
+
+    pid: int
+    command: str
+    how: str
+    path: str
+
+
+class BusyError(MountError):
+    """Something below the mount point is open, or mounted."""
+
+    def __init__(self, mountpoint: str, holders: list[Holder], mounted_below: list[str]) -> None:
+        super().__init__(errno.EBUSY, f"'{mountpoint}' is busy")
+        self.mountpoint = mountpoint
+        self.holders = holders
+        self.mounted_below = mounted_below
+
+
+def detach(mountpoint: str, *, lazy: bool = False) -> None:
+    """Take a mount out of the tree; `lazy` does so while files are open, and they stay readable until closed.
+
+    Raises:
+        BusyError: not `lazy`, and something is open below it.
+        MountError: it could not be done, in the words of fusermount3.
+    """
+    if shutil.which("fusermount3"):
+        command = ["fusermount3", "-u", *(["-z"] if lazy else []), "--", mountpoint]
+    elif os.geteuid() == 0:
+        command = ["umount", "-n", *(["-l"] if lazy else []), "--", mountpoint]
+    else:
+        raise MountError(errno.ENOENT, "fusermount3 is not installed: 'apt-get install fuse3', or unmount as root")
+    try:
+        done = subprocess.run(
+            command,
+            env={**os.environ, "LC_ALL": "C"},
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=COMMAND_TIMEOUT_S,
+            cwd="/",
+        )
+    except subprocess.TimeoutExpired:
+        raise MountError(
+            errno.ETIMEDOUT, f"unmounting '{mountpoint}' got no answer from its server; try --lazy"
+        ) from None
+    if done.returncode == 0:
+        return
+    reason = done.stderr.strip().splitlines()[-1:] or [f"{command[0]} ended with status {done.returncode}"]
+    if "busy" in reason[0]:
+        below = [entry.mountpoint for entry in table.mounts_below(mountpoint)]
+        raise BusyError(mountpoint, list(holders(mountpoint)), below)
+    raise MountError(errno.EIO, f"cannot unmount '{mountpoint}': {reason[0]}")
+
+
+def serves(pid: int) -> bool:
+    """Is this the process of a FUSE server? A number from another pid namespace may mean any other process here."""
+    with contextlib.suppress(OSError):
+        for descriptor in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(FileNotFoundError):
+                if os.readlink(f"/proc/{pid}/fd/{descriptor}").endswith("/fuse"):
+                    return True
+    return False
+
+
+def server_of(entry: table.MountEntry) -> int | None:
+    """The process that serves a mount, found without asking the mount: it has the connection open (fdinfo of
+    `/dev/fuse`, Linux 6.14). None where that can't be seen."""
+    connection = f"fuse_connection:\t{entry.device.partition(':')[2]}"
+    for name in os.listdir("/proc"):
+        if name.isdigit() and serves(int(name)):
+            with contextlib.suppress(OSError):
+                for descriptor in os.listdir(f"/proc/{name}/fdinfo"):
+                    with contextlib.suppress(FileNotFoundError), open(f"/proc/{name}/fdinfo/{descriptor}") as file:
+                        if connection in file.read().splitlines():
+                            return int(name)
+    return None
+
+
+def is_stopped(pid: int) -> bool:
+    """By SIGSTOP or a debugger, as proc_pid_stat(5) says."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
+    return False
+
+
+class Server:
+    """The process behind a mount, held by a pidfd so that its number can't come to mean another one."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._fd = -1
+        with contextlib.suppress(ProcessLookupError):
+            self._fd = os.pidfd_open(pid)
+
+    def ended(self, timeout_s: float) -> bool:
+        """Wait until the process has ended; False when it has not by then."""
+        if self._fd < 0:
+            return True
+        return bool(select.select([self._fd], [], [], max(timeout_s, 0))[0])
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+
+
+def holders(mountpoint: str) -> Iterator[Holder]:
+    """Who has something open below `mountpoint`, as far as this user may see. Never touches the mount itself."""
+    for name in sorted(os.listdir("/proc")):
+        if name.isdigit():
+            yield from _held_by(int(name), mountpoint)
+
+
+def _held_by(pid: int, mountpoint: str) -> Iterator[Holder]:
+    seen = set()
+    with contextlib.suppress(OSError):  # it has ended, or is another user's
+        for how, path in _paths_of(f"/proc/{pid}"):
+            below = path == mountpoint or path.startswith(mountpoint.rstrip("/") + "/")
+            if below and path not in seen:
+                seen.add(path)
+                yield Holder(pid, _command(pid), how, path)
+
+
+def _paths_of(process: str) -> Iterator[tuple[str, str]]:
+    for link in ("cwd", "root", "exe"):
+        with contextlib.suppress(FileNotFoundError):  # a kernel thread has no exe
+            yield link, os.readlink(f"{process}/{link}")
+    for descriptor in os.listdir(f"{process}/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            yield f"fd {descriptor}", os.readlink(f"{process}/fd/{descriptor}")
+    with open(f"{process}/maps", "rb") as file:
+        for line in file:
+            fields = line.split(None, 5)
+            if len(fields) == 6 and fields[5].startswith(b"/"):
+                yield "mmap", os.fsdecode(fields[5].rstrip(b"\n"))
+
+
+def _command(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = os.fsdecode(file.read()).replace("\0", " ").strip()
+        return words if len(words) <= 80 else words[:79] + "…"
+    except OSError:
+        return "?"

@@ -1,0 +1,171 @@
+"""Waiting for the next FUSE request, with fewer trips through the scheduler.
+
+pyfuse3's session loop takes a `trio.Lock` and waits for its descriptor before every request. Each is a trip through
+trio's scheduler, and the wait puts the thread to sleep although the next request usually arrives within 20 µs: the
+caller has just been answered. So the lock stays with the worker that is at it, and the descriptor is polled for a
+moment before trio is asked to wait.
+
+The module `pyfuse3` looks trio up by name, so that `pyfuse3.asyncio` can put itself there; this uses the same door.
+Other tasks of the loop are not starved: after `BURST` requests, or a poll in vain, trio gets its turn.
+
+A request that was there when the descriptor was polled may be gone when it is read: its process has been killed. The
+read would then wait for another one, with Python's lock held, and every thread of the server with it (seen when eight
+sandboxes ended at once). So the descriptor does not block; and as pyfuse3 takes the EAGAIN of such a read for a
+failure, its loop is begun again then. It loses its buffer each time: a megabyte that nothing was written to, for a rare
+event.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from types import TracebackType
+from typing import Any
+
+import trio
+
+from fusebackend.mount.pyfuse3_patches.cached_opendir import Diversion
+from fusebackend.mount.pyfuse3_patches.cpu_latency import Wakefulness
+from fusebackend.mount.pyfuse3_patches.init_flags import Handshake
+
+SPIN_S = 50e-6
+"""How long to poll for the next request. Longer saves nothing more and takes the core from the caller."""
+
+BURST = 64
+"""Requests answered in a row before other tasks get a turn."""
+
+
+class _EagerLock:
+    """What pyfuse3 needs of `trio.Lock`, unfair on purpose.
+
+    `trio.Lock` hands itself to whoever waits, so two workers would take turns, with a trip through the scheduler for
+    each request. Here the worker that has just answered takes the lock again before the woken one gets to run.
+    """
+
+    def __init__(self, diversion: Diversion | None = None) -> None:
+        self._held = False
+        self._waiting = trio.lowlevel.ParkingLot()
+        self._diversion = diversion
+
+    async def __aenter__(self) -> None:
+        if self._diversion is not None and self._diversion.is_on:
+            self._diversion.end()
+        while self._held:
+            await self._waiting.park()
+        self._held = True
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._held = False
+        if self._waiting:
+            self._waiting.unpark()
+
+
+class _Lowlevel:
+    """`trio.lowlevel` with a `wait_readable` that looks before it sleeps."""
+
+    def __init__(
+        self, handshake: type[Handshake] | None, diversion: Diversion | None, wakefulness: Wakefulness | None
+    ) -> None:
+        self._begin = handshake
+        self._diversion = diversion
+        self._wakefulness = wakefulness
+        self._poll = select.poll()
+        self._registered = -1
+        self._served = 0
+        self.handshake: Handshake | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(trio.lowlevel, name)
+
+    async def wait_readable(self, descriptor: int) -> None:
+        if descriptor != self._registered:
+            os.set_blocking(descriptor, False)
+            self.handshake = self._begin(descriptor) if self._begin is not None else None
+            self._poll = select.poll()
+            self._poll.register(descriptor, select.POLLIN)
+            self._registered = descriptor
+        if self.handshake is not None and not self.handshake.is_over:
+            await self.handshake.go_on()
+            if self.handshake.is_over and self._diversion is not None:
+                self._diversion.prepare(descriptor)
+        self._served += 1
+        if self._served < BURST:
+            give_up = 0.0
+            while not self._poll.poll(0):
+                now = time.perf_counter()
+                if not give_up:
+                    give_up = now + SPIN_S
+                elif now > give_up:
+                    break
+            else:
+                return
+        if self._wakefulness is not None:
+            self._wakefulness.served(self._served)
+        self._served = 0
+        await trio.lowlevel.wait_readable(descriptor)
+
+
+class _Nursery:
+    """A nursery for pyfuse3's workers, which go on when there was nothing to read after all."""
+
+    def __init__(self, nursery: trio.Nursery, diversion: Diversion | None) -> None:
+        self._nursery = nursery
+        self._diversion = diversion
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._nursery, name)
+
+    def start_soon(self, worker: Callable[..., Awaitable[Any]], *args: Any, name: object = None) -> None:
+        # pyfuse3 hands the nursery on to its workers: it must be this one, not the one inside.
+        self._nursery.start_soon(self._going_on, worker, *args, name=name)
+
+    async def _going_on(self, worker: Callable[..., Awaitable[Any]], *args: Any) -> None:
+        while True:
+            try:
+                await worker(*args)
+            except BlockingIOError:
+                continue
+            finally:
+                if self._diversion is not None:
+                    self._diversion.end()  # there were too many workers: this one has answered and does not come back
+            return
+
+
+class EagerTrio:
+    """What pyfuse3 is given for the module `trio`."""
+
+    def __init__(
+        self,
+        handshake: type[Handshake] | None = None,
+        diversion: Diversion | None = None,
+        wakefulness: Wakefulness | None = None,
+    ) -> None:
+        """With a `handshake`, it is had on the descriptor that is waited for; then a `diversion` of it is prepared.
+
+        `wakefulness` is told of what has been answered.
+        """
+        self.lowlevel = _Lowlevel(handshake, diversion, wakefulness)
+        self._diversion = diversion
+
+    def Lock(self) -> _EagerLock:  # noqa: N802 - trio's name
+        return _EagerLock(self._diversion)
+
+    @contextlib.asynccontextmanager
+    async def open_nursery(self) -> AsyncIterator[_Nursery]:
+        async with trio.open_nursery() as nursery:
+            yield _Nursery(nursery, self._diversion)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(trio, name)
+
+    def close(self) -> None:
+        """The mount has ended, perhaps before it has begun."""
+        if self._diversion is not None:
+            self._diversion.close()
+        if self.lowlevel.handshake is not None:
+            self.lowlevel.handshake.close()

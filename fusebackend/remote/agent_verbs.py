@@ -1,0 +1,360 @@
+"""`FileVerbs`: the agent's verbs for a backend of remote files, over six primitives that raise `OSError`.
+
+`glob` and `grep` walk the tree by `_list` and read it by `_pieces`; a backend that can search overrides `_find` and
+`_grep`. docs/backends.md is the guide for authors, examples/webdav_backend.py an example.
+
+Paths are normalised and held to Linux's limits before a primitive sees them, so that the mount can show what is stored;
+whatever a primitive raises becomes the error of the record, in the words that all backends of this package use.
+"""
+
+from __future__ import annotations
+
+import abc
+import errno
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, NamedTuple
+
+from fusebackend import text
+from fusebackend.base import budget, errors, paths
+from fusebackend.base.budget import Spent
+from fusebackend.base.errors import VANISHED
+from fusebackend.base.globs import GlobError, Matcher, compile_glob
+from fusebackend.base.paths import ROOT, AgentPath, PathError
+from fusebackend.protocol import (
+    READ_LIMIT_LINES,
+    BackendProtocol,
+    DeleteResult,
+    EditResult,
+    FileDownloadResponse,
+    FileInfo,
+    FileUploadResponse,
+    GlobResult,
+    GrepMatch,
+    GrepResult,
+    LsResult,
+    MoveResult,
+    ReadResult,
+    WriteResult,
+)
+from fusebackend.volumes.walk import UNREADABLE, names_of
+
+Refusal = (PathError, GlobError, OSError)
+
+
+class Loaded(NamedTuple):
+    """A whole file, and its times where they are known."""
+
+    data: bytes
+    created_at: str | None = None
+    modified_at: str | None = None
+
+
+class _Unchanged(Exception):
+    """An edit that can't be made; the text says why. Never leaves this module."""
+
+
+class Unreadable(Exception):
+    """Raised by `_find` and `_grep` at their end: there was something that could not be looked into."""
+
+
+class FileVerbs(BackendProtocol):
+    """See the module's docstring.
+
+    Args:
+        on_exists: what `write` does to an existing file, `"error"` (the seeds) or `"replace"` (deepagents 0.7).
+    """
+
+    def __init__(self, *, on_exists: Literal["error", "replace"] = "error") -> None:
+        if on_exists not in ("error", "replace"):
+            raise ValueError(f"on_exists must be 'error' or 'replace', not {on_exists!r}")
+        self.on_exists = on_exists
+
+    # -- primitives --------------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def _list(self, path: AgentPath) -> list[FileInfo]:
+        """The entries of a directory. ENOENT, ENOTDIR."""
+
+    @abc.abstractmethod
+    def _load(self, path: AgentPath) -> Loaded:
+        """A file. ENOENT, EISDIR."""
+
+    @abc.abstractmethod
+    def _put(self, path: AgentPath, data: bytes, *, replace: bool) -> None:
+        """Create a file with its parents, or replace one. EEXIST, EISDIR, ENOTDIR."""
+
+    @abc.abstractmethod
+    def _rewrite(self, path: AgentPath, change: Callable[[bytes], bytes]) -> None:
+        """Give a file other bytes, made from those it has. ESTALE when somebody else changes it meanwhile."""
+
+    @abc.abstractmethod
+    def _remove(self, path: AgentPath) -> None:
+        """Delete a file, or a directory with all below it. ENOENT."""
+
+    @abc.abstractmethod
+    def _rename(self, old: AgentPath, new: AgentPath) -> None:
+        """Move a file or directory, never over another. ENOENT, EEXIST."""
+
+    def _pieces(self, path: AgentPath) -> Iterator[bytes]:
+        """A file's bytes in pieces, for `grep`, which then holds only one of them. ENOENT, EISDIR; ESTALE when the file
+        was changed after the first piece."""
+        yield self._load(path).data
+
+    def _find(self, path: AgentPath, matcher: Matcher) -> Iterator[FileInfo]:
+        """Files below a path, or the one at it, whose path relative to it matches; sorted.
+        `Spent` may end it, and `Unreadable`."""
+        return self._walk(path, matcher)
+
+    def _walk(self, path: AgentPath, matcher: Matcher | None) -> Iterator[FileInfo]:
+        try:
+            entries = self._list(path)
+        except FileNotFoundError:
+            return
+        except NotADirectoryError:
+            directory, name = paths.parent_and_name(path)
+            if matcher is None or matcher.matches(name):
+                yield from (info for info in self._list(directory) if info["path"] == path)
+            return
+        unreadable = False
+        pending = sorted(entries, key=_path_of, reverse=True)
+        while pending:
+            budget.current().require()
+            info = pending.pop()
+            relative = info["path"][len(path) :].strip("/")
+            if not info["is_dir"]:
+                if matcher is None or matcher.matches(relative):
+                    yield info
+            elif matcher is None or _may_hold(matcher, relative):
+                try:
+                    below = self._list(AgentPath(info["path"].rstrip("/")))
+                except OSError as error:
+                    if error.errno not in VANISHED | UNREADABLE:
+                        raise
+                    unreadable |= error.errno in UNREADABLE
+                    continue
+                pending += sorted(below, key=_path_of, reverse=True)
+        if unreadable:
+            raise Unreadable
+
+    def _grep(
+        self, pattern: str, path: AgentPath, matcher: Matcher | None, limit: int | None
+    ) -> Iterator[tuple[str, Sequence[tuple[int, str]]]]:
+        """Of the same files, the lines with a literal, file by file; about `limit` of them is enough."""
+        for info in self._walk(path, matcher):
+            file = AgentPath(info["path"])
+            try:
+                lines = text.grep_pieces(self._pieces(file), pattern, limit)
+            except OSError as error:
+                if error.errno not in VANISHED:
+                    raise
+                lines = self._grep_again(file, pattern, limit)
+            if lines:
+                yield file, lines
+            if limit is not None:
+                limit -= len(lines)
+                if limit <= 0:
+                    return
+
+    def _grep_again(self, path: AgentPath, pattern: str, limit: int | None) -> list[tuple[int, str]]:
+        """The lines of a file that was changed while it was read; none where it is gone."""
+        try:
+            return text.grep_lines(self._load(path).data, pattern, limit)
+        except OSError as error:
+            if error.errno not in VANISHED:
+                raise
+            return []
+
+    # -- reading -----------------------------------------------------------------------------------------------
+
+    def ls(self, path: str) -> LsResult:
+        try:
+            entries = self._list(checked(path))
+        except PathError as error:
+            return LsResult(error=str(error))
+        except OSError as error:
+            known = {errno.ENOENT: "path_not_found", errno.ENOTDIR: "not_a_directory"}
+            return LsResult(error=f"Path '{path}': {known.get(error.errno or 0) or _words(error)}")
+        return LsResult(entries=sorted(entries, key=_path_of))
+
+    def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
+        try:
+            path = checked(file_path)
+            loaded = self._load(path)
+        except PathError as error:
+            return ReadResult(error=str(error))
+        except OSError as error:
+            missing = error.errno == errno.ENOENT
+            return ReadResult(error=f"File '{file_path}'{' not found' if missing else ': ' + _words(error)}")
+        result = text.read_bytes(path, loaded.data, offset, limit)
+        if result.file_data is not None:
+            if loaded.created_at:
+                result.file_data["created_at"] = loaded.created_at
+            if loaded.modified_at:
+                result.file_data["modified_at"] = loaded.modified_at
+        return result
+
+    def grep(
+        self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
+    ) -> GrepResult:
+        limit = None if max_count is None else max(0, max_count)
+        matches: list[GrepMatch] = []
+        truncated = False
+        try:
+            matcher = compile_glob(glob) if glob else None
+            with budget.granted():
+                # One more than wanted, to know whether there is more.
+                wanted = None if limit is None else limit + 1
+                left = budget.current()
+                for found, lines in self._grep(pattern, checked(ROOT if path is None else path), matcher, wanted):
+                    left.hold(sum(budget.ENTRY_BYTES + len(line) for _, line in lines))
+                    left.rest()
+                    matches += [GrepMatch(path=found, line=number, text=line) for number, line in lines]
+        except (Spent, Unreadable):
+            truncated = True
+        except Refusal as error:
+            return GrepResult(error=f"Error searching '{path or ROOT}': {_words(error)}")
+        cut = limit is not None and len(matches) > limit
+        return GrepResult(matches=matches[:limit], truncated=truncated or cut)
+
+    def glob(self, pattern: str, path: str | None = None) -> GlobResult:
+        matches: list[FileInfo] = []
+        try:
+            matcher = compile_glob(pattern)
+            with budget.granted():
+                for info in self._find(checked(ROOT if path is None else path), matcher):
+                    budget.current().hold(budget.ENTRY_BYTES + len(info["path"]))
+                    budget.current().rest()
+                    matches.append(info)  # one by one: what there is when the budget is spent is the answer
+        except Spent:
+            return GlobResult(matches=matches, truncated=True, truncation_reason="budget")
+        except Unreadable:
+            return GlobResult(matches=matches, truncated=True, truncation_reason="unreadable")
+        except Refusal as error:
+            return GlobResult(error=f"Error searching '{path or ROOT}': {_words(error)}")
+        return GlobResult(matches=matches)
+
+    def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
+        return [self._download(path) for path in paths]
+
+    def _download(self, path: str) -> FileDownloadResponse:
+        try:
+            return FileDownloadResponse(path=path, content=self._load(checked(path)).data)
+        except Refusal as error:
+            return FileDownloadResponse(path=path, error=code_of(error))
+
+    # -- writing -----------------------------------------------------------------------------------------------
+
+    def write(self, file_path: str, content: str) -> WriteResult:
+        try:
+            path = checked(file_path)
+            self._put(path, content.encode("utf-8"), replace=self.on_exists == "replace")
+        except FileExistsError:
+            return WriteResult(
+                error=f"Cannot write to {file_path} because it already exists. "
+                "Read and then make an edit, or write to a new path."
+            )
+        except UnicodeEncodeError as error:
+            return WriteResult(error=f"Error writing file '{file_path}': content is not valid text: {error}")
+        except Refusal as error:
+            return WriteResult(error=f"Error writing file '{file_path}': {_words(error)}")
+        return WriteResult(path=path)
+
+    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
+        return [self._upload(path, content) for path, content in files]
+
+    def _upload(self, path: str, content: bytes) -> FileUploadResponse:
+        if not isinstance(content, (bytes, bytearray, memoryview)):
+            return FileUploadResponse(path=path, error=f"content must be bytes, not {type(content).__name__}")
+        try:
+            self._put(checked(path), bytes(content), replace=True)
+        except Refusal as error:
+            return FileUploadResponse(path=path, error=code_of(error))
+        return FileUploadResponse(path=path)
+
+    def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
+        occurrences = 0
+
+        def change(before: bytes) -> bytes:
+            nonlocal occurrences
+            outcome = text.replace_string(before.decode("utf-8"), old_string, new_string, replace_all)
+            if isinstance(outcome, str):
+                raise _Unchanged(outcome)
+            content, occurrences = outcome
+            return content.encode("utf-8")
+
+        try:
+            path = checked(file_path)
+            self._rewrite(path, change)
+        except _Unchanged as refused:
+            return EditResult(error=str(refused))
+        except UnicodeDecodeError:
+            return EditResult(error=f"Error: File '{file_path}' is not UTF-8 text and can't be edited")
+        except UnicodeEncodeError as error:
+            return EditResult(error=f"Error editing file '{file_path}': new_string is not valid text: {error}")
+        except FileNotFoundError:
+            return EditResult(error=f"Error: File '{file_path}' not found")
+        except Refusal as error:
+            return EditResult(error=f"Error editing file '{file_path}': {_words(error)}")
+        return EditResult(path=path, occurrences=occurrences)
+
+    def delete(self, file_path: str) -> DeleteResult:
+        try:
+            path = checked(file_path)
+            if path == ROOT:
+                raise OSError(errno.EBUSY, "The root can't be deleted")
+            self._remove(path)
+        except FileNotFoundError:
+            return DeleteResult(error=f"Error: File '{file_path}' not found")
+        except Refusal as error:
+            return DeleteResult(error=f"Error deleting '{file_path}': {_words(error)}")
+        return DeleteResult(path=path)
+
+    def move(self, source: str, destination: str) -> MoveResult:
+        try:
+            old, new = checked(source), checked(destination)
+            if old == ROOT:
+                raise OSError(errno.EBUSY, "The root can't be moved")
+            if old != new and paths.is_below(new, old):
+                raise OSError(errno.EINVAL, "A directory can't be moved into itself")
+            self._rename(old, new)
+        except FileNotFoundError:
+            return MoveResult(error=f"Error: File '{source}' not found")
+        except FileExistsError:
+            return MoveResult(error=f"Cannot move to {destination} because it already exists.")
+        except Refusal as error:
+            return MoveResult(error=f"Error moving '{source}' to '{destination}': {_words(error)}")
+        return MoveResult(path=new)
+
+
+def _may_hold(matcher: Matcher, directory: str) -> bool:
+    """Can a file that matches be below this directory? Its path is relative to where the search began."""
+    names = tuple(directory.split("/"))
+    if matcher.depth is not None and len(names) >= matcher.depth:
+        return False
+    shared = min(len(names), len(matcher.prefix))
+    return names[:shared] == matcher.prefix[:shared]
+
+
+def checked(path: str) -> AgentPath:
+    """A path, normalised and held to the limits of Linux.
+
+    Raises:
+        PathError, OSError: as `walk.names_of`.
+    """
+    names_of(path)
+    return paths.normalise(path)
+
+
+def code_of(error: Exception) -> str:
+    """The code of a batch's answer for what a primitive raised. EIO says nothing, so its own words do."""
+    if not isinstance(error, OSError):
+        return errors.INVALID_PATH
+    return _words(error) if error.errno == errno.EIO else errors.code_of(error)
+
+
+def _words(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def _path_of(info: FileInfo) -> str:
+    return info["path"]

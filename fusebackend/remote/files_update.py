@@ -1,0 +1,41 @@
+"""The files in a runtime's state, `runtime.state["files"]`, and `apply_files_update`, which merges a `files_update`.
+
+The dict is replaced and never changed in place, for a checkpointer may still hold it. Changes are made one after the
+other under one lock for the whole process, so two backends over one state lose no update of each other.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+CHANGING = threading.RLock()
+"""Held while the files of any state are changed."""
+
+
+def files_of(runtime: Any) -> Mapping[str, Any]:
+    """The files in a runtime's state; none where the state has no such key."""
+    state = runtime.state
+    files = state.get("files") if isinstance(state, Mapping) else getattr(state, "files", None)
+    return files if files is not None else {}
+
+
+def apply_files_update(runtime: Any, update: Mapping[str, Any]) -> None:
+    """Merge a `files_update` into a runtime's state: None deletes a path, anything else is its new file data."""
+    with CHANGING:
+        files = dict(files_of(runtime))
+        for key, record in update.items():
+            if record is None:
+                files.pop(key, None)
+            else:
+                files[key] = record
+        replace_files(runtime, files)
+
+
+def replace_files(runtime: Any, files: dict[str, Any]) -> None:
+    """Put another dict in the place of the files in a runtime's state. Call it with `CHANGING` held."""
+    if isinstance(runtime.state, MutableMapping):
+        runtime.state["files"] = files
+    else:
+        runtime.state.files = files

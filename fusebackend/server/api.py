@@ -1,0 +1,244 @@
+"""`mount()`: backends of this process as a directory, for as long as a `with` block lasts.
+
+The mount is served by a thread of its own (`Session.run`), so this process may use it like any other: every system
+call on it lets go of Python's lock. What must not be done in the serving process is to fault in a memory mapping of a
+file on the mount: nobody could answer. pyfuse3 holds one session per process, hence one mount at a time.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import logging
+import os
+import threading
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from fusebackend.base.paths import ROOT, AgentPath, normalise_prefix
+from fusebackend.linux import mount_point as point
+from fusebackend.linux.mount_error import MountError
+from fusebackend.protocol import BackendLike
+from fusebackend.server.mounted import MountedBackend
+
+if TYPE_CHECKING:
+    from fusebackend.composite.backend import CompositeBackend
+    from fusebackend.shell import ShellOptions
+    from fusebackend.vfs.calls.route_limits import RouteLimits
+
+log = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 30.0
+"""How long the kernel and the backends may take until the mount answers."""
+
+END_TIMEOUT_S = 60.0
+"""How long storing everything may take at the end."""
+
+
+def mount(
+    backend: BackendLike,
+    mountpoint: str | os.PathLike[str],
+    *,
+    read_only: bool = False,
+    allow_other: bool = False,
+    ttl_s: float = 1.0,
+    deadline_s: float = 30.0,
+    limits: Mapping[str, RouteLimits] | None = None,
+    options: Iterable[str] = (),
+    runtime: Any = None,
+    shell: ShellOptions | None = None,
+) -> Mount:
+    """Mount a backend of this process on an empty directory.
+
+        with fusebackend.mount(InMemoryBackend(), "/mnt/agent") as files:
+            files.write("/hello.txt", "hello\\n")
+
+    Args:
+        backend: any backend, a `CompositeBackend` for several; it stays yours, and is not closed at the end.
+        mountpoint: an empty directory. A dead mount of an earlier process there is cleared away.
+        read_only: nothing can be changed through the mount; the `Mount`'s own methods still can.
+        allow_other: users other than this one may come in, as far as modes allow.
+        ttl_s: how many seconds the kernel may believe a backend that others change without telling us.
+        deadline_s: seconds after which a call into a backend that may wait (a network) ends with ETIMEDOUT.
+        limits: other limits for single routes, by prefix (`fusebackend.vfs.calls.route_limits.RouteLimits`); `/` is the
+            default.
+        options: `-o` words, such as `noexec`.
+        runtime: for a backend factory (`lambda runtime: StateBackend(runtime)`, or a class): what it is called with.
+        shell: how `execute` runs commands in the mount (`fusebackend.shell.ShellOptions`): sandbox, network, limits.
+
+    Raises:
+        MountError: the directory can't be mounted on, or this process has a mount already.
+        TypeError: `backend` is a factory and there is no `runtime`, or it is no backend at all.
+    """
+    from fusebackend.config import parse_words
+
+    words = parse_words(list(options))
+    return Mount(
+        _composite(backend, runtime),
+        mountpoint,
+        read_only=read_only or bool(words.read_only),
+        allow_other=allow_other or bool(words.allow_other),
+        ttl_s=ttl_s if words.ttl_s is None else words.ttl_s,
+        deadline_s=deadline_s if words.deadline_s is None else words.deadline_s,
+        limits=_by_prefix(limits or {}),
+        may_keep_awake=words.may_keep_awake,
+        words=words.libfuse,
+        shell=shell,
+    )
+
+
+def _composite(backend: Any, runtime: Any) -> CompositeBackend:
+    """The backend at the root of a tree, with every factory in it called."""
+    from fusebackend.composite.attach import resolve
+    from fusebackend.composite.backend import CompositeBackend
+    from fusebackend.dialects.agent_face import has_agent_face, is_factory, is_named_factory
+
+    if is_named_factory(backend):
+        backend = resolve(backend, runtime)
+    if is_factory(backend):
+        if runtime is None:
+            name = getattr(backend, "__name__", type(backend).__name__)
+            raise TypeError(f"'{name}' makes backends and is none: give mount() a runtime= to call it with, or call it")
+    elif not has_agent_face(backend):
+        raise TypeError(f"a {type(backend).__name__} is no backend: it can't list or fetch files")
+    composite = backend if isinstance(backend, CompositeBackend) else CompositeBackend(backend)
+    return composite if runtime is None else composite.resolve(runtime)
+
+
+def _by_prefix(limits: Mapping[str, RouteLimits]) -> dict[AgentPath, RouteLimits]:
+    """Raises `PathError` for a prefix that is none."""
+    return {ROOT if prefix == ROOT else normalise_prefix(prefix): given for prefix, given in limits.items()}
+
+
+class Mount(MountedBackend):
+    """A mount of this process, and its files through the agent face: every verb goes to the backend it serves.
+
+    `execute` runs where the default backend runs commands, else in a sandbox whose root is the mount; it sees every
+    route at the path that the other verbs use, but those that `status` names. Made by `fusebackend.mount`.
+    Leaving the `with` block, or `close`, unmounts; at the end of the interpreter that is done too. The file verbs go on
+    working afterwards, for the backend is still there.
+    """
+
+    _current: Mount | None = None
+    _guard = threading.Lock()
+
+    def __init__(
+        self,
+        backend: CompositeBackend,
+        mountpoint: str | os.PathLike[str],
+        *,
+        read_only: bool,
+        allow_other: bool,
+        ttl_s: float,
+        deadline_s: float,
+        limits: Mapping[AgentPath, RouteLimits],
+        may_keep_awake: bool,
+        words: tuple[str, ...],
+        shell: ShellOptions | None,
+    ) -> None:
+        self._claim()
+        try:
+            from fusebackend.mount.session import MountOptions
+            from fusebackend.server.live import LiveMount
+
+            point.check_system(allow_other=allow_other)
+            self.mountpoint = point.prepare(mountpoint).path
+            options = MountOptions(allow_other, read_only, may_keep_awake, words)
+            self._live = LiveMount(
+                backend, self.mountpoint, options, ttl_s=ttl_s, deadline_s=deadline_s, limits=limits, shell=shell
+            )
+            super().__init__(backend, self._live.filesystem, self.mountpoint, self._live.shell, self._live.status)
+            self._wakeup = threading.Event()
+            self._ready = False
+            self._error: BaseException | None = None
+            self._thread = threading.Thread(target=self._run, name="fusebackend-mount", daemon=True)
+            self._thread.start()
+            self._wait_until_ready()
+        except BaseException:
+            self._release()
+            raise
+        atexit.register(self._close_at_exit)
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Unmount, and return when everything is stored. Twice is once.
+
+        Raises:
+            MountError: it took longer than a minute.
+            OSError: something could not be stored; or whatever ended the mount before its time.
+        """
+        self._live.stop()
+        self._thread.join(END_TIMEOUT_S)
+        if self._thread.is_alive():
+            raise MountError(errno.ETIMEDOUT, f"'{self.mountpoint}' is still storing after {END_TIMEOUT_S:.0f} s")
+        self._release()
+        atexit.unregister(self._close_at_exit)
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        try:
+            self.close()
+        except Exception:  # the error that is under way says more
+            log.exception("ending the mount on %s failed as well", self.mountpoint)
+
+    def _claim(self) -> None:
+        with Mount._guard:
+            if Mount._current is not None:
+                raise MountError(
+                    errno.EBUSY,
+                    f"this process has a mount already, on '{Mount._current.mountpoint}', and pyfuse3 can hold only "
+                    "one: give both backends to one CompositeBackend, close the first, or mount the second from "
+                    "another process ('fusebackend mount')",
+                )
+            self.mountpoint = "?"
+            Mount._current = self
+
+    def _release(self) -> None:
+        with Mount._guard:
+            if Mount._current is self:
+                Mount._current = None
+
+    def _run(self) -> None:
+        try:
+            self._live.run(self._announce)
+        except BaseException as error:  # it belongs to whoever waits for the start, or closes
+            self._error = error
+        finally:
+            self._wakeup.set()
+
+    def _announce(self) -> None:
+        self._ready = True
+        self._wakeup.set()
+
+    def _wait_until_ready(self) -> None:
+        try:
+            answered = self._wakeup.wait(START_TIMEOUT_S)
+        except BaseException:  # Ctrl-C
+            self._abandon()
+            raise
+        if self._error is not None:
+            raise self._error
+        if not answered or not self._ready:
+            self._abandon()
+            raise MountError(errno.ETIMEDOUT, f"'{self.mountpoint}' did not answer within {START_TIMEOUT_S:.0f} s")
+
+    def _abandon(self) -> None:
+        self._live.stop()
+        self._thread.join(5.0)
+
+    def _close_at_exit(self) -> None:
+        with contextlib.suppress(Exception):
+            self.close()

@@ -1,0 +1,566 @@
+"""`Carrying`: a sandbox elsewhere gets the files of a mount's routes before a command, and gives them back after it.
+
+The sandbox has no mount: it has copies, at the routes' own paths. Before and after each command both sides are listed
+and compared with what both had last (`_Base`), three ways:
+
+- what one side has changed, made or deleted goes to the other, and with files the directories that they leave empty;
+- what both have changed is a conflict: the route's version keeps the name on both sides, the sandbox's is stored in the
+  route as `name.conflict-<time>` (SEMANTICS), and the command's answer says so. Of a file that one side has deleted and
+  the other changed, the change is kept;
+- a file that looks changed and has the bytes it had is not carried, so `touch` costs one transfer and changes nothing.
+
+A sandbox that has been replaced by an empty one has deleted nothing: a mark in it, which a new one has not, tells.
+
+Regular files are carried, with their names and whether they can be executed, and directories as far as files are in
+them; links, other modes, owners and times are not. A route that has too much is left out, and so is a file that is too
+large, each by name: in `status` and in the answer of the command. So is a route that does not answer. Of commands that
+run at once each may see, and give back, what the other has half done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import logging
+import stat
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fusebackend.backends.sandbox.base import BaseSandbox
+from fusebackend.backends.sandbox.script_answers import entries_of, failure, status_of
+from fusebackend.backends.sandbox.scripts import Script, nonce
+from fusebackend.base import budget, paths
+from fusebackend.base.budget import Spent
+from fusebackend.base.errors import FILE_NOT_FOUND, words_of
+from fusebackend.base.paths import ROOT, AgentPath
+from fusebackend.dialects.agent_face import AgentFace
+from fusebackend.protocol import ROOT_NODE, Attr, AttrChanges, Change, FileDownloadResponse, ObservableVolume, Report
+from fusebackend.remote.whole_files import conflict_path
+from fusebackend.server.binds import OWN_DIRECTORY, is_systems
+from fusebackend.volumes.walk import FileWalk, resolve
+
+if TYPE_CHECKING:
+    from fusebackend.composite.backend import CompositeBackend
+    from fusebackend.vfs.junctions import Route
+    from fusebackend.vfs.mounted_tree import FileSystem
+
+log = logging.getLogger(__name__)
+
+MAX_FILES = 5_000
+"""Files of one route. With more of them it is left out."""
+
+MAX_BYTES = 64 << 20
+"""Bytes of one route."""
+
+MAX_FILE_BYTES = 16 << 20
+"""Bytes of one file. A larger one is left out, and the others of its route are not."""
+
+BATCH_BYTES = 16 << 20
+"""Carried at a time, so held in memory twice."""
+
+BATCH_FILES = 200
+
+LISTING_BYTES = 16 << 20
+"""A longer list of the sandbox's files is not even read: Python's records of it would take some ten times as much."""
+
+LIST_S = 15.0
+"""How long the list of one route's files may take."""
+
+ROUNDS = 3
+"""How often files are compared anew that change meanwhile; the next command goes on with them."""
+
+SHOWN = 5
+"""Notes that the answer of a command carries; the log has all."""
+
+
+class _File(NamedTuple):
+    """A file as a listing has it. `version` is another one when the bytes may be other ones; None says nothing."""
+
+    version: object
+    size: int
+    executable: bool
+
+
+@dataclass
+class _Base:
+    """What both sides had last. A version of None is not known: then the bytes tell whether it is still that."""
+
+    route: object
+    sandbox: object
+    digest: bytes
+
+
+class Carrying:
+    """See the module's docstring; a `Sight`. Safe in threads.
+
+    Args:
+        default: the sandbox.
+        backend: what is mounted.
+        filesystem: its mounted tree.
+    """
+
+    how = "carried"
+
+    def __init__(self, default: BaseSandbox, backend: CompositeBackend, filesystem: FileSystem) -> None:
+        self._default = default
+        self._face = AgentFace(default, "The sandbox")
+        self._backend = backend
+        self._routes = {route.prefix: route for route in filesystem.tree.routes if route.prefix != ROOT}
+        self._tops = [prefix for prefix in self._routes if self._holder(paths.parent_and_name(prefix)[0]) is None]
+        self._base: dict[AgentPath, _Base] = {}
+        self._mark = default.path_of(AgentPath(f"/.fusebackend-{nonce()}~"))
+        self._begun = False
+        self._lock = threading.Lock()
+        there = {prefix: default.path_of(prefix) for prefix in self._routes}
+        self._never = {prefix: OWN_DIRECTORY for prefix in self._routes if is_systems(there[prefix])}
+        self._tops = [top for top in self._tops if top not in self._never]
+        self.unseen: dict[AgentPath, str] = dict(self._never)
+
+    def start(self) -> list[str]:
+        self._default.leave_out(self._tops)
+        return []
+
+    def before(self, stopped: Callable[[], bool]) -> list[str]:
+        return self._carry(stopped)
+
+    def after(self) -> list[str]:
+        try:
+            return self._carry(lambda: False)
+        except OSError as error:
+            log.warning("what a command has changed could not be carried back: %s", error)
+            return [f"the routes' files are not carried back yet: {error.strerror or error}"]
+
+    def close(self) -> None:
+        self._default.leave_out([])
+        if self._begun:
+            self._begun = False
+            with contextlib.suppress(OSError):  # it may be gone
+                self._default.ask(Script().call("rm -rf", self._mark), 5.0)
+
+    def _holder(self, path: AgentPath) -> AgentPath | None:
+        """The prefix of the route that a path belongs to."""
+        holding = [prefix for prefix in self._routes if paths.is_below(path, prefix)]
+        return max(holding, key=len, default=None)
+
+    # -- one round ---------------------------------------------------------------------------------------------
+
+    def _carry(self, stopped: Callable[[], bool]) -> list[str]:
+        """Make both sides equal. Returns what the user should know. OSError: the sandbox does not answer."""
+        with self._lock:
+            notes: list[str] = []
+            for _ in range(ROUNDS):
+                round_ = _Round(self._base, stopped)
+                self._list(round_)
+                for batch in round_.batches():
+                    self._settle(round_, batch)
+                if round_.sent:
+                    self._note_versions(round_)
+                self.unseen = round_.left_out
+                notes += [note for note in round_.notes if note not in notes]
+                if not round_.overtaken or stopped():
+                    break
+            if round_.overtaken:
+                notes.append("some files change while they are carried; the next command goes on with them")
+            for note in notes:
+                log.warning("%s", note)
+            left_out = [
+                f"{prefix}/ is not carried: {why}"
+                for prefix, why in round_.left_out.items()
+                if prefix not in self._never
+            ]
+            more = len(notes) - SHOWN
+            return left_out + notes[:SHOWN] + ([f"and {more} more, see the log"] if more > 0 else [])
+
+    def _list(self, round_: _Round) -> None:
+        round_.left_out |= self._never
+        found = self._list_sandbox(round_)
+        withdrawn = set()
+        for prefix, route in self._routes.items():
+            if prefix in round_.left_out:
+                continue
+            try:
+                round_.routes |= route.offload.run("carry", partial(self._list_route, route))
+            except (OSError, Spent) as error:
+                words = "its files take too long to list" if isinstance(error, Spent) else error.strerror
+                round_.left_out[prefix] = words or str(error)
+                withdrawn.add(prefix)
+        for prefix, entries in found.items():
+            if prefix not in round_.left_out:
+                round_.sandbox |= entries
+        self._withdraw(round_, {path for path in self._base if self._holder(path) in withdrawn}, found)
+        round_.paused = {path for path in self._base if self._holder(path) in round_.left_out}
+        for path in [*round_.routes, *round_.sandbox]:
+            size = max(files[path].size for files in (round_.routes, round_.sandbox) if path in files)
+            if size > MAX_FILE_BYTES and path not in round_.passed_over:
+                round_.passed_over.add(path)
+                round_.notes.append(f"{path} is not carried: {size} bytes, more than {MAX_FILE_BYTES}")
+
+    def _list_route(self, route: Route) -> dict[AgentPath, _File]:
+        found: dict[AgentPath, _File] = {}
+        size = 0
+        with budget.limited(LIST_S):
+            walk = FileWalk(route.volume, ROOT_NODE)
+            for relative, attr in walk:
+                path = AgentPath(f"{route.prefix}/{relative}")
+                if self._holder(path) != route.prefix:
+                    continue  # a nested route covers it
+                found[path] = _file_of(attr)
+                size += attr.size if attr.size <= MAX_FILE_BYTES else 0
+                _require_room(len(found), size)
+        if walk.unreadable:
+            raise OSError(errno.EACCES, "not all of it can be read")
+        return found
+
+    def _list_sandbox(self, round_: _Round) -> dict[AgentPath, dict[AgentPath, _File]]:
+        """The files of the sandbox by their routes. Where a route's can't be listed, the round leaves it out."""
+        mark, there = nonce(), [self._default.path_of(top) for top in self._tops]
+        script = Script().call("fb_arrived", self._mark).call("mkdir -p", self._mark)
+        places = [self._default.path_of(prefix) for prefix in self._routes if prefix not in self._never]
+        script.call("mkdir -p", *places)
+        for path in there:
+            script.call("printf", f"\\n{mark}\\n").call("fb_find", "", path)
+        answer = self._default.ask(script, self._default.script_timeout_s, looks=True)
+        first, *listings = answer.split(f"\n{mark}\n".encode())
+        if status_of(first)[0] != "ok":
+            self._base.clear()  # a sandbox that was never here
+        self._begun = True
+        if len(listings) != len(self._tops):
+            raise OSError(errno.EIO, "The sandbox gave no answer")
+        found: dict[AgentPath, dict[AgentPath, _File]] = {prefix: {} for prefix in self._routes}
+        for top, listing in zip(self._tops, listings, strict=True):
+            status, entries = status_of(listing)
+            if len(entries) > LISTING_BYTES:
+                why = f"in the sandbox, it has far more than {MAX_FILES} files"
+                round_.left_out |= {prefix: why for prefix in self._routes if paths.is_below(prefix, top)}
+                continue
+            files = entries_of(entries)
+            if status != "ok" or not files.ended or files.unreadable:
+                why = "not all of it can be read there" if status == "ok" else _why(status)
+                round_.left_out |= {prefix: why for prefix in self._routes if paths.is_below(prefix, top)}
+                continue
+            for entry in files.entries:
+                path = paths.join(top, paths.to_text(entry.path))
+                version = (entry.size, entry.mtime_ns)
+                found[self._holder(path) or top][path] = _File(version, entry.size, bool(entry.mode & 0o100))
+        for prefix, files_of_route in found.items():
+            try:
+                size = sum(file.size for file in files_of_route.values() if file.size <= MAX_FILE_BYTES)
+                _require_room(len(files_of_route), size)
+            except OSError as error:
+                round_.left_out.setdefault(prefix, f"in the sandbox, {error.strerror}")
+        return found
+
+    def _withdraw(
+        self, round_: _Round, known: set[AgentPath], found: Mapping[AgentPath, Mapping[AgentPath, _File]]
+    ) -> None:
+        """A route is left out that was carried before: take its copies away, or a command would believe old ones."""
+        gone = []
+        for path in known:
+            prefix = self._holder(path)
+            file = found.get(prefix, {}).get(path) if prefix is not None else None
+            if file is not None and file.version == self._base[path].sandbox:
+                gone.append(path)
+            elif file is not None:
+                round_.notes.append(f"{path} was changed in the sandbox, and stays there alone")
+            del self._base[path]
+        self._remove_there(gone)
+
+    # -- one batch ---------------------------------------------------------------------------------------------
+
+    def _settle(self, round_: _Round, batch: list[AgentPath]) -> None:
+        base = self._base
+        wanted = [path for path in batch if path in round_.routes and round_.looks_changed(path, True)]
+        ours = _fetch(round_, wanted, self._backend.download_files)
+        wanted = [path for path in batch if path in round_.sandbox and round_.looks_changed(path, False)]
+        theirs = _fetch(round_, wanted, self._face.download_files)
+        to_sandbox: dict[AgentPath, bytes | None] = {}
+        to_route: dict[AgentPath, bytes | None] = {}
+        for path in batch:
+            if path in round_.passed_over:
+                continue
+            digest = base[path].digest if path in base else None
+            mine, his = ours.get(path), theirs.get(path)
+            i_changed = round_.looks_changed(path, True) and (mine is None or _digest(mine) != digest)
+            he_changed = round_.looks_changed(path, False) and (his is None or _digest(his) != digest)
+            if i_changed and he_changed:
+                if mine is not None and his is not None and mine != his:
+                    self._keep_both(round_, path, his)
+                    to_sandbox[path] = mine
+                elif mine is not None and his is None:
+                    to_sandbox[path] = mine
+                elif his is not None and mine is None:
+                    to_route[path] = his
+                else:
+                    self._agree(round_, path, None if mine is None else _digest(mine))
+            elif i_changed:
+                to_sandbox[path] = mine
+            elif he_changed:
+                to_route[path] = his
+            else:
+                self._agree(round_, path, digest)
+        self._send(round_, to_sandbox)
+        self._store(round_, to_route)
+
+    def _agree(self, round_: _Round, path: AgentPath, digest: bytes | None) -> None:
+        """Both sides have the same."""
+        if digest is None:
+            self._base.pop(path, None)
+            return
+        self._base[path] = _Base(round_.routes[path].version, round_.sandbox[path].version, digest)
+
+    def _keep_both(self, round_: _Round, path: AgentPath, theirs: bytes) -> None:
+        beside = conflict_path(path)
+        (response,) = self._backend.upload_files([(beside, theirs)])
+        if response.error is not None:
+            raise OSError(errno.EIO, f"The sandbox's version of {path} can't be kept: {words_of(response.error)}")
+        round_.notes.append(f"{path} was changed on both sides; the sandbox's version is {beside}")
+
+    # -- to the sandbox ----------------------------------------------------------------------------------------
+
+    def _send(self, round_: _Round, files: Mapping[AgentPath, bytes | None]) -> None:
+        gone = [path for path, data in files.items() if data is None]
+        self._remove_there(gone)
+        for path in gone:
+            self._base.pop(path, None)
+        self._prune_there(gone)
+        wanted = [(path, data) for path, data in files.items() if data is not None]
+        if not wanted:
+            return
+        parents = sorted({paths.parent_and_name(path)[0] for path, _ in wanted})
+        self._run_there("mkdir -p", parents)
+        for (path, data), response in zip(wanted, self._face.upload_files(wanted), strict=True):
+            if response.error is not None:
+                round_.notes.append(f"{path} is not carried to the sandbox: {words_of(response.error)}")
+                continue
+            round_.sent.add(path)
+            self._base[path] = _Base(round_.routes[path].version, None, _digest(data))
+        for executable, word in ((True, "chmod +x"), (False, "chmod -x")):
+            self._run_there(word, [path for path in round_.other_mode(executable) if path in files])
+
+    def _run_there(self, words: str, wanted: list[AgentPath]) -> None:
+        for some in _parts(wanted):
+            self._default.ask(Script().call(words, *map(self._default.path_of, some)), self._default.script_timeout_s)
+
+    def _remove_there(self, wanted: list[AgentPath]) -> None:
+        self._run_there("rm -f", wanted)
+
+    def _note_versions(self, round_: _Round) -> None:
+        """Which version the sandbox gives to what was just sent."""
+        listed = _Round(self._base, round_.stopped)
+        for entries in self._list_sandbox(listed).values():
+            for path in round_.sent & entries.keys():
+                if path in self._base:
+                    self._base[path].sandbox = entries[path].version
+
+    # -- to the routes -----------------------------------------------------------------------------------------
+
+    def _store(self, round_: _Round, files: Mapping[AgentPath, bytes | None]) -> None:
+        gone: list[AgentPath] = []
+        for path, data in files.items():
+            now = self._now(path)
+            before = round_.routes.get(path)
+            if (now is None) != (before is None) or (now and now.version) != (before and before.version):
+                round_.overtaken = True  # somebody has changed it since it was listed
+            elif data is None:
+                error = self._backend.delete(path).error
+                if error is None:
+                    self._base.pop(path, None)
+                    gone.append(path)
+                else:
+                    round_.notes.append(f"{path} is deleted in the sandbox alone: {error}")
+            else:
+                (response,) = self._backend.upload_files([(path, data)])
+                if response.error is not None:
+                    round_.notes.append(f"{path} is not carried back: {words_of(response.error)}")
+                    continue
+                self._base[path] = _Base(None, round_.sandbox[path].version, _digest(data))
+                if round_.sandbox[path].executable != (before is not None and before.executable):
+                    self._set_executable(path, round_.sandbox[path].executable)
+        self._prune_routes(gone)
+
+    def _now(self, path: AgentPath) -> _File | None:
+        """The file that a route has at a path now."""
+        attr = self._look(path)
+        return None if attr is None else _file_of(attr)
+
+    def _look(self, path: AgentPath) -> Attr | None:
+        route = self._route_of(path)
+        with contextlib.suppress(NotADirectoryError):
+            return route.offload.run("carry", lambda: resolve(route.volume, route.inner(path), follow=False).attr)
+        return None
+
+    def _set_executable(self, path: AgentPath, executable: bool) -> None:
+        route = self._route_of(path)
+        if not route.volume.features.persistent_modes:
+            return
+
+        def change() -> None:
+            attr = resolve(route.volume, route.inner(path), follow=False).found
+            readable = stat.S_IMODE(attr.mode) & 0o444
+            mode = stat.S_IMODE(attr.mode) & ~0o111 | (readable >> 2 if executable else 0)
+            route.volume.setattr(attr.node, AttrChanges(mode=mode))
+            _tell(route, Change(node=attr.node), Report("attributes", route.inner(path)))
+
+        with contextlib.suppress(FileNotFoundError):
+            route.offload.run("carry", change)
+
+    # -- directories that have become empty --------------------------------------------------------------------
+
+    def _prune_there(self, gone: list[AgentPath]) -> None:
+        """Remove the directories of the sandbox that files were deleted from, where the route has none."""
+        script = Script()
+        for directory in self._above(gone):
+            if self._look(directory) is None:
+                script.call("rmdir", self._default.path_of(directory))
+        if script.text:
+            self._default.ask(script, self._default.script_timeout_s)
+
+    def _prune_routes(self, gone: list[AgentPath]) -> None:
+        """The same for routes."""
+        above = self._above(gone)
+        if not above:
+            return
+        script = Script().call("fb_arrived", *map(self._default.path_of, above))
+        there = self._default.statuses(script)
+        for directory, status in zip(above, there, strict=True):
+            if status != "ok":
+                route = self._route_of(directory)
+                with contextlib.suppress(OSError):  # it is gone, or not empty
+                    route.offload.run("carry", partial(_remove_directory, route, route.inner(directory)))
+
+    def _above(self, gone: list[AgentPath]) -> list[AgentPath]:
+        """The directories on the way to these files, but for the routes' roots, each before the one that holds it."""
+        found = set()
+        for path in gone:
+            directory = paths.parent_and_name(path)[0]
+            while directory not in self._routes:
+                found.add(directory)
+                directory = paths.parent_and_name(directory)[0]
+        return sorted(found, key=len, reverse=True)
+
+    def _route_of(self, path: AgentPath) -> Route:
+        prefix = self._holder(path)
+        assert prefix is not None, "what is carried belongs to a route"
+        return self._routes[prefix]
+
+
+class _Round:
+    """One comparison of both sides."""
+
+    def __init__(self, base: Mapping[AgentPath, _Base], stopped: Callable[[], bool]) -> None:
+        self.stopped = stopped
+        self.routes: dict[AgentPath, _File] = {}
+        self.sandbox: dict[AgentPath, _File] = {}
+        self.left_out: dict[AgentPath, str] = {}
+        self.passed_over: set[AgentPath] = set()
+        self.paused: set[AgentPath] = set()  # of routes that are left out for now, and can't be looked at
+        self.notes: list[str] = []
+        self.sent: set[AgentPath] = set()
+        self.overtaken = False
+        self._base = base
+
+    def looks_changed(self, path: AgentPath, in_route: bool) -> bool:
+        """Since both sides had the same, as far as a listing tells."""
+        file = (self.routes if in_route else self.sandbox).get(path)
+        base = self._base.get(path)
+        if base is None or file is None:
+            return base is not None or file is not None
+        return file.version is None or file.version != (base.route if in_route else base.sandbox)
+
+    def other_mode(self, executable: bool) -> Iterator[AgentPath]:
+        """What was sent and can be executed on the route's side, or can't, and was not so in the sandbox."""
+        for path in self.sent:
+            there = self.sandbox.get(path)
+            if self.routes[path].executable == executable != (there is not None and there.executable):
+                yield path
+
+    def batches(self) -> Iterator[list[AgentPath]]:
+        """What looks changed on either side, in pieces that memory can hold. Ends early when the caller is stopped."""
+        batch: list[AgentPath] = []
+        size = 0
+        for path in sorted({*self.routes, *self.sandbox, *self._base}):
+            if path in self.passed_over or path in self.paused:
+                continue
+            if not self.looks_changed(path, True) and not self.looks_changed(path, False):
+                continue
+            batch.append(path)
+            size += max(files[path].size if path in files else 0 for files in (self.routes, self.sandbox))
+            if size >= BATCH_BYTES or len(batch) >= BATCH_FILES:
+                yield batch
+                batch, size = [], 0
+            if self.stopped():
+                return
+        if batch:
+            yield batch
+
+
+def _fetch(
+    round_: _Round, wanted: list[AgentPath], download: Callable[[list[Any]], list[FileDownloadResponse]]
+) -> dict[AgentPath, bytes]:
+    """The bytes of files. One that can't be had is passed over in this round."""
+    found: dict[AgentPath, bytes] = {}
+    wanted = [path for path in wanted if path not in round_.passed_over]
+    for path, response in zip(wanted, download(list(wanted)) if wanted else [], strict=True):
+        if response.error is None and response.content is not None:
+            found[path] = response.content
+            continue
+        round_.passed_over.add(path)
+        if response.error == FILE_NOT_FOUND:
+            round_.overtaken = True
+        else:
+            round_.notes.append(f"{path} is not carried: {words_of(response.error or 'no content')}")
+    return found
+
+
+def _file_of(attr: Attr) -> _File:
+    # Without a time nothing says that a file is unchanged.
+    return _File(attr.fingerprint if attr.mtime_ns else None, attr.size, bool(attr.mode & 0o100))
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
+
+
+def _why(status: str) -> str:
+    try:
+        return f"the sandbox has no such directory, and it can't be made: {failure(status).strerror}"
+    except KeyError:
+        return "the sandbox gave no answer"
+
+
+def _require_room(files: int, size: int) -> None:
+    if files > MAX_FILES:
+        raise OSError(errno.EFBIG, f"it has more than {MAX_FILES} files")
+    if size > MAX_BYTES:
+        raise OSError(errno.EFBIG, f"its files have more than {MAX_BYTES >> 20} MiB")
+
+
+def _parts(wanted: list[AgentPath]) -> Iterator[list[AgentPath]]:
+    """Paths in pieces that a command line can hold."""
+    some: list[AgentPath] = []
+    size = 0
+    for path in wanted:
+        some.append(path)
+        size += 4 * len(path.encode("utf-8", "surrogateescape"))
+        if len(some) >= BATCH_FILES or size > 32 << 10:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
+
+
+def _remove_directory(route: Route, path: AgentPath) -> None:
+    """Remove an empty directory of a route. ENOTEMPTY."""
+    place = resolve(route.volume, path, follow=False)
+    route.volume.rmdir(place.parent, place.name)
+    _tell(route, Change(parent=place.parent, name=place.name), Report("deleted", f"{path}/"))
+
+
+def _tell(route: Route, change: Change, report: Report) -> None:
+    """Tell the kernel and watchers of what was done to a volume."""
+    if isinstance(route.volume, ObservableVolume):
+        route.volume.publish(change, reports=[report])

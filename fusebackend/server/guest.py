@@ -1,0 +1,371 @@
+"""`Guest`: the commands of a mount whose default backend runs commands itself.
+
+What the default's `execute` can't do is adapted where that is exact, and refused where it is not:
+
+- the directory to start in: by `cd`, which ends the command with 126 where there is none;
+- standard input: by a file beside the sandbox's own (`BaseSandbox`), which is gone before the command reads it; any
+  other object has no place for one, so a command with input is refused;
+- output as it comes: an `execute` that takes no `on_output` tells all of it when the command has ended;
+- the end before its time: an `execute` that takes no `stopped` can't be interrupted. Its answer is dropped then, the
+  caller is told that the command may still run, and the log too;
+- time: an `execute` that takes no `timeout` is given up when the time is over, in the same way.
+
+How such a command comes to the other routes is a sight: `binds.py` and `carrying.py`. Without one it sees none, and
+`status` says so. After a command the mount believes nothing that it knew of the default's files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from fusebackend.backends.sandbox.base import BaseSandbox
+from fusebackend.backends.sandbox.docker import DockerBackend
+from fusebackend.backends.sandbox.scripts import Script, nonce
+from fusebackend.base import budget, paths
+from fusebackend.base.deadline import Calls, GivenUp
+from fusebackend.base.paths import ROOT, AgentPath, PathError
+from fusebackend.dialects.agent_face import AgentFace
+from fusebackend.dialects.answers import field_of
+from fusebackend.linux.command import (
+    NO_OUTPUT,
+    STOPPED,
+    TIMED_OUT,
+    End,
+    Kept,
+    OnOutput,
+    Running,
+    nothing_to_run,
+    response,
+)
+from fusebackend.protocol import ExecuteResponse, ObservableVolume, Report
+from fusebackend.server.binds import Binds
+from fusebackend.server.carrying import Carrying
+from fusebackend.shell.options import ShellOptions
+
+if TYPE_CHECKING:
+    from fusebackend.composite.backend import CompositeBackend
+    from fusebackend.vfs.mounted_tree import FileSystem
+
+log = logging.getLogger(__name__)
+
+REFUSED = 126
+"""The exit code of a command that was not even started: as a shell says of one that is there and can't be run."""
+
+MAX_COMMANDS = 64
+"""Commands at once, those included that were given up and have not ended."""
+
+GRACE_S = 30.0
+"""How long after its own time-out an `execute` may take to answer before it is given up."""
+
+START_PATIENCE_S = 60.0
+"""How long a command waits for the mount to begin, …"""
+
+LOOK_S = 0.05
+"""… and how often it looks whether it is to be stopped meanwhile."""
+
+NOT_THEIRS = ("network", "memory_bytes", "max_processes", "env", "sandbox")
+"""Options that only the mount's own sandbox obeys."""
+
+
+class GuestError(Exception):
+    """The command can't be run; the text is one line for the user."""
+
+
+class Sight(Protocol):
+    """How commands come to the files of the other routes."""
+
+    how: str
+    """A word for `status`."""
+
+    @property
+    def unseen(self) -> Mapping[AgentPath, str]:
+        """The prefixes of routes that commands don't see, and why."""
+
+    def start(self) -> list[str]:
+        """The mount answers. Returns what its user should know besides what is unseen. OSError: no commands here."""
+
+    def before(self, stopped: Callable[[], bool]) -> list[str]:
+        """Make ready for a command. Returns what its user should know of it, a line each. OSError: it can't be run."""
+
+    def after(self) -> list[str]:
+        """A command has ended. Returns what its user should know, a line each."""
+
+    def close(self) -> None:
+        """Commands have ended, and the mount is about to. Twice is once."""
+
+
+class Guest:
+    """See the module's docstring. Its methods may be called by any thread but the mount's loop.
+
+    Args:
+        backend: what is mounted; its default runs commands.
+        filesystem, mountpoint, options, allow_other, read_only: as for `Executor`.
+
+    Raises:
+        OSError: the default can't be had.
+    """
+
+    def __init__(
+        self,
+        backend: CompositeBackend,
+        filesystem: FileSystem,
+        mountpoint: str,
+        options: ShellOptions,
+        *,
+        allow_other: bool,
+        read_only: bool,
+    ) -> None:
+        self._default = backend.mounts()[ROOT]
+        self._backend = backend
+        self._filesystem = filesystem
+        self._options = options
+        self._read_only = read_only
+        verb = AgentFace(self._default, "The default backend").verb("execute")
+        assert verb is not None, "a guest has execute"
+        self._verb = verb
+        self._known = _parameters(verb)
+        self.label = label_of(self._default)
+        self._routes = [route.prefix for route in filesystem.tree.routes if route.prefix != ROOT]
+        self._sight = self._choose_sight(mountpoint, allow_other)
+        self._calls = Calls(MAX_COMMANDS, self._log_late)
+        self._started = threading.Event()
+        self._running = Running()
+
+    def _choose_sight(self, mountpoint: str, allow_other: bool) -> Sight | None:
+        if not self._routes or not isinstance(self._default, BaseSandbox):
+            return None
+        if isinstance(self._default, DockerBackend):
+            return Binds(self._default, mountpoint, self._routes, allow_other)
+        return Carrying(self._default, self._backend, self._filesystem)
+
+    def start(self) -> list[str]:
+        """See `Executor.start`."""
+        lines = self._sight.start() if self._sight is not None else []
+        if isinstance(self._sight, Binds) and self._sight.elsewhere:
+            self._sight.close()
+            self._sight = Carrying(self._sight.default, self._backend, self._filesystem)
+            lines = self._sight.start()
+        lines += [
+            f"commands run in {self.label} and don't see {prefix}/: {why}" for prefix, why in self._unseen.items()
+        ]
+        usual = ShellOptions()
+        ignored = [name for name in NOT_THEIRS if getattr(self._options, name) != getattr(usual, name)]
+        if ignored:
+            lines.append(f"commands run in {self.label}, to which [execute] {', '.join(ignored)} does not apply")
+        self._started.set()
+        return lines
+
+    @property
+    def _unseen(self) -> Mapping[AgentPath, str]:
+        if self._sight is not None:
+            return self._sight.unseen
+        return dict.fromkeys(self._routes, "it has files of its own only")
+
+    # -- one command -------------------------------------------------------------------------------------------
+
+    def execute(
+        self,
+        command: str,
+        *,
+        timeout: float | None = None,
+        stdin: bytes | None = None,
+        cwd: str = "/",
+        on_output: OnOutput | None = None,
+        cancelled: threading.Event | None = None,
+    ) -> ExecuteResponse:
+        """See `Executor.execute`. ValueError: `timeout` is not above 0, or above the maximum."""
+        if timeout is not None:
+            self._options.seconds(timeout)  # within the maximum of the configuration
+        refusal = nothing_to_run(command)
+        if refusal is not None:
+            return refusal
+
+        caller = budget.current()
+
+        def stopped() -> bool:
+            return self._running.closed or caller.cancelled or (cancelled is not None and cancelled.is_set())
+
+        try:
+            start = paths.normalise(cwd)
+            with self._counted():
+                self._wait_for_start(stopped)
+                return self._execute(command, timeout, stdin, start, on_output, stopped)
+        except (GuestError, PathError) as error:
+            return ExecuteResponse(output=f"Error: {error}", exit_code=REFUSED)
+
+    def _wait_for_start(self, stopped: Callable[[], bool]) -> None:
+        """The control socket is there before the mount, and so may commands be."""
+        deadline = time.monotonic() + START_PATIENCE_S
+        while not self._started.wait(LOOK_S):
+            if stopped() or time.monotonic() > deadline:
+                raise GuestError("the mount does not answer yet")
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        if self._read_only:
+            raise GuestError(f"this mount is read-only, and a command in {self.label} could change its files")
+        with self._running.command(GuestError):
+            yield
+
+    def _execute(
+        self,
+        command: str,
+        timeout: float | None,
+        stdin: bytes | None,
+        start: AgentPath,
+        on_output: OnOutput | None,
+        stopped: Callable[[], bool],
+    ) -> ExecuteResponse:
+        notes: list[str] = []
+        try:
+            if self._sight is not None:
+                notes += self._sight.before(stopped)
+            before = self._going_to(start) + self._reading(stdin)
+        except OSError as error:
+            raise GuestError(f"{self.label}: {error.strerror or error}") from None
+        try:
+            if stopped():
+                return response(Kept(0), Kept(0), End.STOP, 0, 0, 0)
+            answer = self._run(before + command, timeout, on_output, stopped)
+        finally:
+            if self._sight is not None:
+                notes += self._sight.after()
+            self._forget()
+        notes = list(dict.fromkeys(notes))
+        if notes:
+            text = "\n".join(f"[stderr] fusebackend: {note}" for note in notes)
+            answer.output = f"{text}\n{answer.output}"
+            if on_output is not None:
+                on_output("stderr", "".join(f"fusebackend: {note}\n" for note in notes).encode())
+        return answer
+
+    def _going_to(self, start: AgentPath) -> str:
+        there = self._default.path_of(start) if isinstance(self._default, BaseSandbox) else start
+        return "" if there == ROOT else f"{Script().call('cd', there).text} || exit {REFUSED}\n"
+
+    def _reading(self, stdin: bytes | None) -> str:
+        if stdin is None:
+            return ""
+        if not stdin:
+            return "exec </dev/null\n"
+        if not isinstance(self._default, BaseSandbox):
+            raise GuestError(
+                f"commands run in {self.label}, whose execute takes no standard input: write it to a file, and have "
+                "the command read that"
+            )
+        path = self._default.path_of(AgentPath(f"/.fusebackend-{nonce()}~"))
+        self._default.deliver([(path, stdin)])
+        return f'{Script().call("set --", path).text}\nexec <"$1" || exit {REFUSED}\nrm -f "$1"\nset --\n'
+
+    def _run(
+        self, command: str, timeout: float | None, on_output: OnOutput | None, stopped: Callable[[], bool]
+    ) -> ExecuteResponse:
+        if timeout is None and self._options.timeout_s != ShellOptions().timeout_s:
+            timeout = self._options.timeout_s
+        given: dict[str, Any] = {}
+        if "stopped" in self._known:
+            given = {"stopped": stopped, "timeout": timeout, "on_output": on_output}
+            return self._answer(self._verb(command, **{k: v for k, v in given.items() if v is not None}))
+        limit = timeout
+        if timeout is not None and (not self._known or "timeout" in self._known):
+            given["timeout"] = math.ceil(timeout)  # deepagents' are whole seconds
+            limit = given["timeout"] + GRACE_S
+        elif timeout is None and self._known and "timeout" not in self._known:
+            limit = self._options.timeout_s
+        deadline = math.inf if limit is None else time.monotonic() + limit
+        answer = self._given_up_at(deadline, partial(self._verb, command, **given), stopped)
+        if on_output is not None and answer.output != NO_OUTPUT:
+            on_output("stdout", answer.output.encode("utf-8", "surrogateescape"))
+        return answer
+
+    def _given_up_at(self, deadline: float, call: Callable[[], Any], stopped: Callable[[], bool]) -> ExecuteResponse:
+        try:
+            return self._answer(self._calls.run(call, lambda: 0.0 if stopped() else deadline - time.monotonic()))
+        except GivenUp:
+            why, code = ("was stopped", STOPPED) if stopped() else ("took too long", TIMED_OUT)
+            log.warning("a command in %s %s; it can't be ended there, and may still run", self.label, why)
+            text = f"Error: Command {why}. {self.label} can't be told to end it, so it may still run there."
+            return ExecuteResponse(output=text, exit_code=code)
+        except NotImplementedError as error:
+            raise GuestError(str(error) or f"{self.label} can't run commands") from None
+        except Exception as error:  # somebody else's code: whatever it raises becomes an answer
+            log.warning("a command in %s failed", self.label, exc_info=True)
+            return ExecuteResponse(output=f"Error executing command: {type(error).__name__}: {error}", exit_code=1)
+
+    def _answer(self, raw: Any) -> ExecuteResponse:
+        """What `execute` gave, as this package's record, and not longer than the options allow."""
+        if isinstance(raw, str):
+            raw = {"output": raw}
+        output, code = field_of(raw, "output"), field_of(raw, "exit_code")
+        if not isinstance(output, str):
+            raise GuestError(f"{self.label}: execute answered {type(raw).__name__} without output")
+        truncated = bool(field_of(raw, "truncated"))
+        if not isinstance(self._default, BaseSandbox):  # those have a limit of their own
+            most = self._options.max_output_bytes
+            kept = Kept(most)
+            kept.add(output.encode("utf-8", "replace"))
+            if kept.seen > most:
+                output, truncated = response(kept, Kept(0), End.EXIT, 0, 0, most).output, True
+        return ExecuteResponse(output=output, exit_code=code if isinstance(code, int) else None, truncated=truncated)
+
+    def _log_late(self, error: BaseException | None) -> None:
+        log.info("a command in %s that was given up has ended%s", self.label, f": {error}" if error else "")
+
+    def _forget(self) -> None:
+        """The command may have changed any file of the default."""
+        route = self._filesystem.tree.routes[0]
+        try:
+            route.offload.run("invalidate", partial(self._filesystem.invalidation.expire, route))
+        except OSError as error:
+            log.info("what a command has changed shows late: %s", error)
+        if isinstance(route.volume, ObservableVolume):
+            route.volume.publish(reports=[Report("unknown", "/")])
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    def describe(self) -> dict[str, Any]:
+        """See `Executor.describe`."""
+        described = {
+            "where": self.label,
+            "sandbox": "default",
+            "routes": None if self._sight is None else self._sight.how,
+            "unseen_routes": {f"{prefix}/": why for prefix, why in self._unseen.items()},
+            "max_output_bytes": getattr(self._default, "max_output_bytes", self._options.max_output_bytes),
+        }
+        return {**described, "running": self._running.count}
+
+    def close(self) -> None:
+        """See `Executor.close`."""
+        self._running.close()
+        if self._sight is not None:
+            self._sight.close()
+
+
+def label_of(default: Any) -> str:
+    """Where commands run, for people."""
+    if isinstance(default, DockerBackend):
+        return f"container {default.container.name or default.container.image} (docker)"
+    name = type(default).__name__
+    try:
+        told = getattr(default, "id", None)
+    except Exception:  # somebody else's code
+        told = None
+    if not isinstance(told, str):
+        return name
+    return f"sandbox {told} ({name})" if isinstance(default, BaseSandbox) else f"{name} {told}"
+
+
+def _parameters(verb: Callable[..., Any]) -> frozenset[str]:
+    """The names of what an `execute` takes; empty for one that takes any name."""
+    known = inspect.signature(verb).parameters
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in known.values()):
+        return frozenset()
+    return frozenset(known)

@@ -1,0 +1,111 @@
+"""`LiveMount`: everything that belongs to one mount, put together: tree, session, executor and control socket.
+
+`mount.api.Mount` and the server of `fusebackend mount` both are one of these and their way of waiting for it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from fusebackend.control.server.control_server import ControlServer
+from fusebackend.mount.session import MountOptions, Session
+from fusebackend.server.command_executor import Executor
+from fusebackend.server.mounted import MountedBackend
+from fusebackend.shell import ShellOptions
+from fusebackend.vfs.calls.route_guard import RouteGuard
+from fusebackend.vfs.mounted_tree import FileSystem
+
+if TYPE_CHECKING:
+    from fusebackend.base.paths import AgentPath
+    from fusebackend.composite.backend import CompositeBackend
+    from fusebackend.vfs.calls.route_limits import RouteLimits
+
+log = logging.getLogger(__name__)
+
+
+class LiveMount:
+    """A backend, mounted. `run` serves it; `stop` ends it, from any thread.
+
+    Args:
+        backend: what to mount.
+        mountpoint: an empty directory, as `point.prepare` gives it.
+        options: how to mount.
+        ttl_s, deadline_s, limits: as for `FileSystem`.
+        shell: how `execute` runs commands in the mount.
+
+    Attributes:
+        warnings: what the user of the mount should know, a line each, once it answers.
+
+    Raises:
+        OSError: the default backend runs commands, and can't be had.
+    """
+
+    def __init__(
+        self,
+        backend: CompositeBackend,
+        mountpoint: str,
+        options: MountOptions,
+        *,
+        ttl_s: float,
+        deadline_s: float,
+        limits: Mapping[AgentPath, RouteLimits] | None = None,
+        shell: ShellOptions | None = None,
+    ) -> None:
+        self.filesystem = FileSystem.of(backend, ttl_s=ttl_s, deadline_s=deadline_s, limits=limits)
+        self._backend = backend
+        routes = [route for route in self.filesystem.tree.routes if route.offload.blocking]
+        self._guards = {route.prefix: RouteGuard(route.offload) for route in routes}
+        self._session = Session(self.filesystem, mountpoint, options, describe=self._describe, before_end=self._end)
+        self.status = self._session.status
+        self.warnings: list[str] = []
+        self.shell = Executor(
+            backend,
+            self.filesystem,
+            mountpoint,
+            shell or ShellOptions(),
+            allow_other=options.allow_other,
+            read_only=options.read_only,
+        )
+        mounted = MountedBackend(backend, self.filesystem, mountpoint, self.shell, self.status)
+        self._control = ControlServer(mounted, read_only=options.read_only)
+
+    def run(self, on_ready: Callable[[], None] | None = None) -> None:
+        """As `Session.run`. The control socket listens before there is a mount that names it."""
+
+        def ready() -> None:
+            self.warnings = self.shell.start()
+            for line in self.warnings:
+                log.warning("%s", line)
+            if on_ready is not None:
+                on_ready()
+
+        self._backend.guard(self._guards)
+        self._listen()
+        try:
+            self._session.run(ready)
+        finally:
+            self._end()
+            self._backend.guard({})
+
+    def stop(self) -> None:
+        """End `run`: unmount, lazily if files are still open. Thread-safe, and harmless when it has ended."""
+        self._session.stop()
+
+    def _listen(self) -> None:
+        try:
+            address = self._control.start()
+        except OSError as error:
+            log.warning("no control socket: %s; the files are there, the verbs are not", error.strerror or error)
+            return
+        self.filesystem.socket = address.encode("utf-8", "surrogateescape")
+
+    def _end(self) -> None:
+        """Commands first: they have files of the mount open, and no verb may start another one."""
+        self._control.close()
+        self.shell.close()
+
+    def _describe(self) -> dict[str, Any]:
+        control = {"socket": self._control.address, **self._control.counts()}
+        return {"execute": self.shell.describe(), "control": control}

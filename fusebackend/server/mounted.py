@@ -1,0 +1,270 @@
+"""`MountedBackend`: the files of a live mount through the agent face, and what only a live mount can do.
+
+The verbs go to the backend that is mounted. `execute` runs where the default backend runs commands, else in a sandbox
+whose root is the mount (`command_executor.py`); `stat`, `invalidate`, `watch` and `status` speak of the mount. Both
+`mount.api.Mount` and the control server end here.
+"""
+
+from __future__ import annotations
+
+import os
+import stat as stat_module
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import IO, TYPE_CHECKING, Any, Literal
+
+from fusebackend.base import budget, errors, paths
+from fusebackend.base.paths import ROOT, AgentPath, PathError
+from fusebackend.control.served import ServedMount
+from fusebackend.protocol import (
+    READ_LIMIT_LINES,
+    Attr,
+    DeleteResult,
+    EditResult,
+    ExecuteResponse,
+    FileDownloadResponse,
+    FileUploadResponse,
+    GlobResult,
+    GrepResult,
+    LsResult,
+    MoveResult,
+    ReadResult,
+    StatResult,
+    StatsResult,
+    WriteResult,
+)
+from fusebackend.vfs.watch.async_watch import AsyncWatch, ThreadedWatch
+from fusebackend.volumes.walk import resolve
+
+if TYPE_CHECKING:
+    from fusebackend.composite.backend import CompositeBackend
+    from fusebackend.server.command_executor import Executor
+    from fusebackend.vfs.junctions import Route
+    from fusebackend.vfs.mounted_tree import FileSystem
+    from fusebackend.vfs.watch.queue import Watch
+
+OnOutput = Callable[[Literal["stdout", "stderr"], bytes], None]
+
+STAT_BYTES = 2048
+"""What a `StatResult` takes in memory, with its part of an answer."""
+
+_TYPES = {
+    stat_module.S_IFREG: "file",
+    stat_module.S_IFDIR: "directory",
+    stat_module.S_IFLNK: "symlink",
+    stat_module.S_IFIFO: "fifo",
+    stat_module.S_IFSOCK: "socket",
+    stat_module.S_IFCHR: "character device",
+    stat_module.S_IFBLK: "block device",
+}
+
+
+class MountedBackend(ServedMount):
+    """See the module's docstring.
+
+    Args:
+        backend: what is mounted.
+        filesystem: its mounted tree.
+        mountpoint: where, as an absolute path.
+        shell: runs the commands of the mount.
+        status: gives what `fusebackend status --json` shows of the mount.
+    """
+
+    def __init__(
+        self,
+        backend: CompositeBackend,
+        filesystem: FileSystem,
+        mountpoint: str,
+        shell: Executor,
+        status: Callable[[], dict[str, Any]],
+    ) -> None:
+        self.backend = backend
+        self.filesystem = filesystem
+        self.mountpoint = mountpoint
+        self.shell = shell
+        self._status = status
+
+    def _where(self) -> str:
+        return f"{self.backend!r} on {self.mountpoint!r}"
+
+    # -- the agent face ----------------------------------------------------------------------------------------
+
+    def ls(self, path: str) -> LsResult:
+        return self.backend.ls(path)
+
+    def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
+        return self.backend.read(file_path, offset, limit)
+
+    def write(self, file_path: str, content: str) -> WriteResult:
+        return self.backend.write(file_path, content)
+
+    def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
+        return self.backend.edit(file_path, old_string, new_string, replace_all)
+
+    def grep(
+        self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
+    ) -> GrepResult:
+        return self.backend.grep(pattern, path, glob, max_count=max_count)
+
+    def glob(self, pattern: str, path: str | None = None) -> GlobResult:
+        return self.backend.glob(pattern, path)
+
+    def delete(self, file_path: str) -> DeleteResult:
+        return self.backend.delete(file_path)
+
+    def move(self, source: str, destination: str) -> MoveResult:
+        return self.backend.move(source, destination)
+
+    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
+        return self.backend.upload_files(files)
+
+    def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
+        return self.backend.download_files(paths)
+
+    def upload_from(self, path: str, file: IO[bytes]) -> FileUploadResponse:
+        """`upload_files` of one that is in a file, see `CompositeBackend.upload_from`."""
+        return self.backend.upload_from(path, file)
+
+    def download_to(self, path: str, file: IO[bytes]) -> FileDownloadResponse:
+        """`download_files` of one file into another, see `CompositeBackend.download_to`."""
+        return self.backend.download_to(path, file)
+
+    @property
+    def id(self) -> str:
+        return f"fusebackend:{self.mountpoint}"
+
+    def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
+        """Run a command where the default backend does, with every route at the path that the other verbs use.
+
+        `status` says where that is, and which routes can't be seen there.
+        """
+        return self.run(command, timeout=timeout)
+
+    # -- the mount ---------------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        command: str,
+        *,
+        timeout: float | None = None,
+        stdin: bytes | None = None,
+        cwd: str = "/",
+        on_output: OnOutput | None = None,
+        cancelled: threading.Event | None = None,
+    ) -> ExecuteResponse:
+        """`execute` with all that a shell can be given.
+
+        Args:
+            command: for `sh -c`.
+            timeout: seconds, up to the maximum of the place where it runs; that place's own when None.
+            stdin: what the command reads; nothing when None.
+            cwd: where it starts, as the agent names it.
+            on_output: told of output as it comes, in the thread that called; it may raise to end the command.
+            cancelled: setting it ends the command.
+        """
+        return self.shell.execute(
+            command, timeout=timeout, stdin=stdin, cwd=cwd, on_output=on_output, cancelled=cancelled
+        )
+
+    def status(self) -> dict[str, Any]:
+        """What `fusebackend status --json` shows of the mount."""
+        return self._status()
+
+    def stat(self, path: str, *, follow: bool = False) -> StatResult:
+        """What a path is; a symbolic link itself, unless `follow` says otherwise."""
+        try:
+            outer = paths.normalise(path)
+            route = self._route_of(outer)
+            attr, target = route.offload.run("stat", partial(self._look, route, outer, follow))
+        except PathError as error:
+            return StatResult(error=str(error), code=errors.INVALID_PATH)
+        except FileNotFoundError:
+            return StatResult(error=f"File '{path}' not found", code=errors.FILE_NOT_FOUND)
+        except OSError as error:
+            return StatResult(error=f"File '{path}': {error.strerror}", code=errors.code_of(error))
+        prefix = route.prefix if route.prefix == ROOT else route.prefix + "/"
+        if attr is None:
+            return StatResult(path=outer, type="directory", size=0, mode=0o755, route=prefix)
+        return StatResult(
+            path=outer,
+            type=_TYPES.get(stat_module.S_IFMT(attr.mode), "file"),
+            size=attr.size,
+            mode=stat_module.S_IMODE(attr.mode),
+            nlink=attr.nlink,
+            uid=attr.uid,
+            gid=attr.gid,
+            atime_ns=attr.atime_ns,
+            mtime_ns=attr.mtime_ns,
+            ctime_ns=attr.ctime_ns,
+            target=target,
+            route=prefix,
+        )
+
+    def stats(self, path: str) -> StatsResult:
+        """`stat` of each entry of a directory, in one answer, `path` as `ls` gives it. What has gone has an error."""
+        answer = self.ls(path)
+        if answer.error is not None:
+            return StatsResult(error=answer.error)
+        hold = budget.current().hold
+        found = []
+        for info in answer.entries or ():
+            hold(STAT_BYTES)
+            found.append(replace(self.stat(info["path"]), path=info["path"]))
+        return StatsResult(entries=found)
+
+    def _look(self, route: Route, outer: AgentPath, follow: bool) -> tuple[Attr | None, str | None]:
+        """What the volume has at a path, and where a symbolic link leads. None for what only the routes need."""
+        try:
+            found = resolve(route.volume, route.inner(outer), follow=follow).found
+        except (FileNotFoundError, NotADirectoryError):
+            if self._is_way(outer):
+                return None, None
+            raise
+        if not found.is_dir and self._is_way(outer):
+            return None, None
+        is_link = stat_module.S_ISLNK(found.mode)
+        return found, os.fsdecode(route.volume.readlink(found.node)) if is_link else None
+
+    def _is_way(self, path: AgentPath) -> bool:
+        """Does a path lead to routes below it? It is a directory then, whatever the backend has there."""
+        return any(paths.is_below(other.prefix, path) and other.prefix != path for other in self.filesystem.tree.routes)
+
+    def _route_of(self, outer: AgentPath) -> Route:
+        holding = [route for route in self.filesystem.tree.routes if paths.is_below(outer, route.prefix)]
+        return max(holding, key=lambda route: len(route.prefix))
+
+    def invalidate(self, path: str = "/") -> None:
+        """Something behind `path` has been changed by others: believe nothing that is known of it.
+
+        Raises:
+            PathError: the path is malformed.
+            OSError: a route did not answer in time; the others are done.
+        """
+        outer = paths.normalise(path)
+        failure: OSError | None = None
+        for route in self.filesystem.tree.routes:
+            if route is self._route_of(outer) or paths.is_below(route.prefix, outer):
+                try:
+                    route.offload.run("invalidate", partial(self.filesystem.invalidation.expire, route))
+                except OSError as error:
+                    failure = OSError(error.errno, f"{route.offload.name}: {error.strerror}")
+        if failure is not None:
+            raise failure
+
+    def watch(self, path: str = "/") -> Watch:
+        """The changes at and below a path, from now on, whichever face makes them. Close it when done.
+
+        Raises:
+            PathError: the path is malformed.
+        """
+        return self.filesystem.feed.watch(path)
+
+    def awatch(self, path: str = "/") -> AsyncWatch:
+        """`watch`, as an async iterator under asyncio and trio; see `vfs/watch/async_watch.py`. It begins at once.
+
+        Raises:
+            PathError: the path is malformed.
+        """
+        return AsyncWatch(ThreadedWatch(self, self.watch(path)))

@@ -1,0 +1,192 @@
+"""Backend URLs: `scheme:rest?parameter=value&…`, parsed once, and what opens them.
+
+    sqlite:/data/notes.db      dir:~/project?max_file_size_mb=50      memory:      python:my.module:make_backend
+
+`parse` checks everything that can be checked without opening anything, and makes paths absolute: a server changes its
+directory. In a path, `%3F` stands for a question mark, `%25` for a percent sign. `open_backend` opens. `mask` is for
+whatever is shown or logged: it hides passwords and keys.
+
+Other packages add schemes through the entry-point group `fusebackend.backends`: each entry is a `Scheme`, named by its
+scheme.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from typing import Any
+from urllib.parse import unquote, unquote_to_bytes
+
+from fusebackend.protocol.scheme import Scheme, Url, UrlError, hide, mask
+from fusebackend.urls.registry import NOT_YET, SCHEMES
+
+__all__ = [
+    "ENTRY_POINT_GROUP",
+    "NOT_YET",
+    "SCHEMES",
+    "Scheme",
+    "Url",
+    "UrlError",
+    "added_schemes",
+    "for_path",
+    "mask",
+    "open_backend",
+    "parse",
+    "scheme_table",
+]
+
+ENTRY_POINT_GROUP = "fusebackend.backends"
+
+# --------------------------------------------------------------------------------------------------------------
+# Parsing
+# --------------------------------------------------------------------------------------------------------------
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
+_NEEDS_ESCAPE = re.compile(r"[%?#\x00-\x20\x7f\udc80-\udcff]")
+
+
+def parse(text: str, *, base: str | None = None) -> Url:
+    """Check a URL without opening anything.
+
+    Args:
+        text: the URL.
+        base: the directory that relative paths start from; the current one when None.
+
+    Raises:
+        UrlError: no or an unknown scheme, an unknown or malformed parameter, or a rest that makes no sense.
+    """
+    match = _SCHEME.fullmatch(text)
+    if match is None:
+        raise UrlError(f"'{mask(text)}' has no scheme; write it as one of {_known_forms()}")
+    name, remainder = match[1].lower(), match[2]
+    scheme = _scheme(name, text)
+    rest, _, query = remainder.partition("?")
+    parameters = _parameters(scheme, name, query)
+    if scheme.takes == "nothing":
+        if rest:
+            raise UrlError(f"'{mask(text)}': nothing may follow '{name}:'")
+    elif scheme.takes == "name":
+        if rest and not re.fullmatch(r"[\w.-]{1,64}", rest):
+            raise UrlError(f"'{mask(text)}': a name has up to 64 letters, digits, '_', '-' and '.'")
+    elif not rest:
+        raise UrlError(f"'{mask(text)}' is incomplete; write {scheme.form}")
+    if scheme.takes != "path":
+        return Url(name, rest, parameters, text)
+    path = _absolute(_unquote(rest), text, base)
+    return Url(name, path, parameters, f"{name}:{_escape(path)}" + (f"?{query}" if query else ""))
+
+
+def for_path(name: str, path: str) -> Url:
+    """The URL of an absolute path, without parameters."""
+    return Url(name, path, {}, f"{name}:{_escape(path)}")
+
+
+def _escape(path: str) -> str:
+    return _NEEDS_ESCAPE.sub(lambda found: "".join(f"%{byte:02X}" for byte in os.fsencode(found[0])), path)
+
+
+def _scheme(name: str, text: str) -> Scheme:
+    if name in SCHEMES:
+        return SCHEMES[name]
+    if name in NOT_YET:
+        raise UrlError(f"'{mask(text)}': '{name}:' is not available in this version; known: {_known_names()}")
+    added = added_schemes()
+    if name not in added:
+        raise UrlError(f"'{mask(text)}': unknown scheme '{name}:'; {_meant(name)}known: {_known_names()}")
+    found = added[name]
+    if isinstance(found, Exception):
+        raise UrlError(f"'{mask(text)}': the package that adds '{name}:' can't be loaded: {found}")
+    return found
+
+
+def _parameters(scheme: Scheme, name: str, query: str) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for pair in filter(None, query.split("&")):
+        key, equals, value = (unquote(part) for part in pair.partition("="))
+        reads = str if scheme.parameters is None or key in scheme.passed_on else scheme.parameters.get(key)
+        if reads is None:
+            known = ", ".join(sorted(scheme.parameters or ())) or "none"
+            raise UrlError(f"'{name}:' knows no parameter '{key}'; known: {known}")
+        if not equals:
+            raise UrlError(f"parameter '{key}' of '{name}:' has no value; write {key}=VALUE")
+        if key in values:
+            raise UrlError(f"parameter '{key}' of '{name}:' is given twice")
+        try:
+            values[key] = reads(value)
+        except ValueError as error:
+            raise UrlError(f"parameter '{key}' of '{name}:' {error}, not '{hide(key, value)}'") from None
+    return values
+
+
+def _unquote(text: str) -> str:
+    return os.fsdecode(unquote_to_bytes(text.encode("utf-8", "surrogateescape")))
+
+
+def _absolute(path: str, text: str, base: str | None) -> str:
+    if "\0" in path:
+        raise UrlError(f"'{mask(text)}': a path can't hold a NUL")
+    if path.startswith("//") and not path.startswith("///"):
+        raise UrlError(f"'{mask(text)}' names a host; write a path directly after the colon")
+    expanded = os.path.expanduser(path)
+    return os.path.normpath("/" + os.path.join(base or os.getcwd(), expanded).lstrip("/"))
+
+
+_ALSO_CALLED = {
+    "postgresql": "postgres", "pg": "postgres", "file": "dir", "directory": "dir", "local": "dir", "mem": "memory",
+    "sqlite3": "sqlite", "gcs": "gs", "azure": "az", "abfs": "az", "store": "store+sqlite", "threads": "threads+sqlite",
+}  # fmt: skip
+"""Names that other programs give what has another name here."""
+
+
+def _meant(name: str) -> str:
+    """A known scheme that the user may have meant, as the beginning of a list of known ones."""
+    close = [_ALSO_CALLED[name]] if name in _ALSO_CALLED else difflib.get_close_matches(name, SCHEMES, 1)
+    return f"did you mean '{SCHEMES[close[0]].form}'? " if close else ""
+
+
+def _known_forms() -> str:
+    return ", ".join(scheme.form for scheme in SCHEMES.values())
+
+
+def _known_names() -> str:
+    return ", ".join(f"{name}:" for name in (*SCHEMES, *added_schemes()))
+
+
+def added_schemes() -> dict[str, Scheme | Exception]:
+    """Schemes of other packages by name; an exception stands for one that could not be loaded."""
+    from importlib.metadata import entry_points
+
+    found: dict[str, Scheme | Exception] = {}
+    for entry in entry_points(group=ENTRY_POINT_GROUP):
+        if entry.name in SCHEMES:
+            continue
+        try:
+            scheme = entry.load()
+            if not isinstance(scheme, Scheme):
+                raise TypeError(f"{entry.value} is no fusebackend.urls.Scheme")
+            found[entry.name] = scheme
+        except Exception as error:  # other people's code: it must not take the command down with it
+            found[entry.name] = error
+    return found
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Opening
+# --------------------------------------------------------------------------------------------------------------
+
+
+def open_backend(url: str | Url) -> Any:
+    """The backend of a URL.
+
+    Raises:
+        UrlError: as `parse`; or what it names does not exist or can't be used.
+        OSError: the backend's own words for what is wrong with its file or directory.
+    """
+    parsed = parse(url) if isinstance(url, str) else url
+    return _scheme(parsed.scheme, parsed.text).open(parsed)
+
+
+def scheme_table() -> dict[str, Scheme | Exception]:
+    """Every scheme that can be used here, ours first; an exception stands for one that can't be loaded."""
+    return {**SCHEMES, **added_schemes()}

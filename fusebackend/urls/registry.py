@@ -1,0 +1,420 @@
+"""The kinds of backend URLs of this package, in one table, and what opens each. Backends are imported when opened."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from fusebackend.databases.libpq import LIBPQ_WORDS
+from fusebackend.protocol import Features
+from fusebackend.protocol.scheme import Scheme, Url, UrlError
+
+NOT_YET = ("overlay",)
+"""Schemes that are planned; asking for one says so."""
+
+
+def _open_sqlite(url: Url) -> Any:
+    from fusebackend.backends.sqlite.backend import SqliteBackend
+
+    parent = os.path.dirname(url.rest)
+    if not os.path.isdir(parent):
+        raise UrlError(f"'{url.masked}': there is no directory '{parent}'")
+    return SqliteBackend(url.rest, **url.parameters)
+
+
+def _open_memory(url: Url) -> Any:
+    from fusebackend.backends.memory import InMemoryBackend
+
+    return InMemoryBackend(**url.parameters)
+
+
+def _open_directory(url: Url) -> Any:
+    directory = _directory(url)
+    from fusebackend.backends.directory.backend import FilesystemBackend
+
+    return FilesystemBackend(directory, virtual_mode=True, **url.parameters)
+
+
+def _open_shell(url: Url) -> Any:
+    directory = _directory(url)
+    from fusebackend.backends.directory.local_shell import LocalShellBackend
+
+    return LocalShellBackend(directory, virtual_mode=True, **url.parameters)
+
+
+def _directory(url: Url) -> str:
+    if not os.path.exists(url.rest):
+        raise UrlError(f"'{url.masked}': there is no directory '{url.rest}'")
+    if not os.path.isdir(url.rest):
+        raise UrlError(f"'{url.masked}': '{url.rest}' is not a directory")
+    return url.rest
+
+
+def _open_state(url: Url) -> Any:
+    from fusebackend.backends.state.backend import StateBackend
+
+    return StateBackend.named(url.rest, **url.parameters) if url.rest else StateBackend(**url.parameters)
+
+
+def _open_store_sqlite(url: Url) -> Any:
+    from fusebackend.backends.store.opening import open_sqlite
+
+    return open_sqlite(url)
+
+
+def _open_store_postgres(url: Url) -> Any:
+    from fusebackend.backends.store.opening import open_postgres
+
+    return open_postgres(url)
+
+
+def _open_threads_sqlite(url: Url) -> Any:
+    from fusebackend.backends.threads.opening import open_sqlite
+
+    return open_sqlite(url)
+
+
+def _open_threads_postgres(url: Url) -> Any:
+    from fusebackend.backends.threads.opening import open_postgres
+
+    return open_postgres(url)
+
+
+def _open_postgres(url: Url) -> Any:
+    from fusebackend.backends.postgres.opening import open_postgres
+
+    return open_postgres(url)
+
+
+def _open_docker(url: Url) -> Any:
+    from fusebackend.backends.sandbox.opening import open_docker
+
+    return open_docker(url)
+
+
+def _open_python(url: Url) -> Any:
+    """Import `package.module`, also from the current directory, and call its `callable` with the parameters."""
+    import importlib
+
+    from fusebackend.composite.backend import CompositeBackend
+    from fusebackend.dialects.agent_face import AgentFace, has_agent_face
+
+    module_name, colon, attribute = url.rest.partition(":")
+    if not colon or not module_name or not attribute:
+        raise UrlError(f"'{url.masked}' is incomplete; write {SCHEMES['python'].form}")
+    directory = os.getcwd()
+    if directory not in sys.path:
+        sys.path.append(directory)  # last, so that a file there can't stand in for a module of Python's
+    try:
+        found: Any = importlib.import_module(module_name)
+        for name in attribute.split("."):
+            found = getattr(found, name)
+        made = found if not callable(found) or has_agent_face(found) else found(**url.parameters)
+    except Exception as error:
+        raise UrlError(f"'{url.masked}' failed: {type(error).__name__}: {error}") from error
+    if not has_agent_face(made):
+        raise UrlError(f"'{url.masked}' gave a {type(made).__name__}, which is no backend")
+    try:
+        for part in CompositeBackend(made).mounts().values():
+            AgentFace(part, type(part).__name__).require_mountable()
+    except TypeError as error:
+        raise UrlError(f"'{url.masked}': {error}") from None
+    return made
+
+
+def _open_s3(url: Url) -> Any:
+    from fusebackend.backends.object_store.opening import open_s3
+
+    return open_s3(url)
+
+
+def _open_gs(url: Url) -> Any:
+    from fusebackend.backends.object_store.opening import open_gs
+
+    return open_gs(url)
+
+
+def _open_az(url: Url) -> Any:
+    from fusebackend.backends.object_store.opening import open_az
+
+    return open_az(url)
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Parameters
+# --------------------------------------------------------------------------------------------------------------
+
+
+def _on_exists(value: str) -> str:
+    if value not in ("error", "replace"):
+        raise ValueError("must be 'error' or 'replace'")
+    return value
+
+
+def _root(value: str) -> str:
+    from fusebackend.base.paths import PathError, normalise
+
+    try:
+        return normalise(value)
+    except PathError:
+        raise ValueError("must be the path of a directory") from None
+
+
+def _positive(value: str) -> int:
+    if not re.fullmatch("[0-9]{1,12}", value) or int(value) == 0:
+        raise ValueError("must be a whole number above 0")
+    return int(value)
+
+
+def _namespace(value: str) -> tuple[str, ...]:
+    from fusebackend.backends.store.source import checked_namespace
+
+    try:
+        return checked_namespace(value)
+    except ValueError as error:
+        raise ValueError(f"must be a namespace such as 'a.b' ({error})") from None
+
+
+def _seconds(value: str) -> float:
+    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", value):
+        raise ValueError("must be a number of seconds")
+    return float(value)
+
+
+def _head(value: str) -> str:
+    if value != "head":
+        raise ValueError("must be 'head'")
+    return value
+
+
+def _yes(value: str) -> bool:
+    if value != "1":
+        raise ValueError("must be 1")
+    return True
+
+
+def _conflict(value: str) -> str:
+    if value not in ("error", "last-writer"):
+        raise ValueError("must be 'error' or 'last-writer'")
+    return value
+
+
+def _auto_or_off(value: str) -> bool:
+    if value not in ("auto", "off"):
+        raise ValueError("must be 'auto' or 'off'")
+    return value == "auto"
+
+
+def _endpoint(value: str) -> str:
+    if not re.fullmatch(r"https?://[^/?#@\s]+/?", value):
+        raise ValueError("must be a URL such as 'https://s3.example.org:9000'")
+    return value.rstrip("/")
+
+
+MEANINGS = {
+    "access_key_id": "with secret_access_key: credentials; by default those of the environment",
+    "cache_dir": "where blocks of objects are cached; a temporary directory by default",
+    "cache_mb": "how many MiB that cache may take",
+    "conflict": "replacing a file that another host has changed since it was opened: error (default) or last-writer",
+    "connections": "how many connections to the server, and so operations at once",
+    "endpoint": "the URL of an S3 server that is not AWS's",
+    "feed": "auto (default): a trigger tells of changes at once, where it may be made; off: they are seen after ttl",
+    "max_file_size_mb": "larger files are passed over by grep",
+    "max_output_bytes": "what a command prints beyond this is dropped",
+    "network": "the container's network, as of 'docker run --network'",
+    "ns": "the namespace, its parts with dots between",
+    "on_exists": "an agent's write to a file that is there: error (default) or replace",
+    "quiet_s": "a run counts as ended after so many seconds without a new checkpoint",
+    "region": "of the bucket",
+    "root": "the directory of the container that is mounted",
+    "secret_access_key": "see access_key_id",
+    "session_token": "for temporary credentials",
+    "timeout": "seconds that a command may take",
+    "tree": "1: all namespaces of the store, each a directory",
+    "ttl": "for how many seconds the kernel believes what was seen before it looks again",
+    "volume": "which volume of the database; several can be in one",
+    "write": "head: changes of files become pending writes of the thread; read-only by default",
+    "write_back": "a file is stored so many seconds after it was closed; 0 (default): before close returns",
+}
+"""What the parameters of URLs mean, for `fusebackend backends`; a name means the same wherever it is known."""
+
+_WHOLE_FILES = Features(
+    random_writes=False,
+    rename=False,
+    links=False,
+    symlinks=False,
+    special_files=False,
+    xattrs=False,
+    persistent_modes=False,
+    change_feed=False,
+)
+
+_OBJECTS = Features(
+    random_writes=False,
+    rename=False,
+    links=False,
+    special_files=False,
+    xattrs=False,
+    change_feed=False,
+    blocking=True,
+)
+
+_OBJECT_PARAMETERS: dict[str, Callable[[str], Any]] = {
+    "cache_dir": str,
+    "cache_mb": _positive,
+    "on_exists": _on_exists,
+    "ttl": _seconds,
+    "write_back": _seconds,
+}
+
+# --------------------------------------------------------------------------------------------------------------
+# The table
+# --------------------------------------------------------------------------------------------------------------
+
+SCHEMES: dict[str, Scheme] = {
+    "sqlite": Scheme(
+        "sqlite:PATH",
+        "all files in one SQLite file; the default",
+        _open_sqlite,
+        takes="path",
+        parameters={"on_exists": _on_exists},
+        features=Features(),
+    ),
+    "memory": Scheme(
+        "memory:",
+        "files in the server's memory, gone when it ends",
+        _open_memory,
+        takes="nothing",
+        parameters={"on_exists": _on_exists},
+        features=Features(durable=False),
+    ),
+    "dir": Scheme(
+        "dir:PATH",
+        "a directory of this machine; nothing outside it can be reached",
+        _open_directory,
+        takes="path",
+        parameters={"max_file_size_mb": _positive, "on_exists": _on_exists},
+        features=Features(change_feed=False),
+    ),
+    "shell": Scheme(
+        "shell:PATH",
+        "the same, and agents may run commands there",
+        _open_shell,
+        takes="path",
+        parameters={
+            "max_file_size_mb": _positive,
+            "max_output_bytes": _positive,
+            "on_exists": _on_exists,
+            "timeout": _positive,
+        },
+        features=Features(change_feed=False),
+        execute=True,
+    ),
+    "state": Scheme(
+        "state:[NAME]",
+        "files as an agent's state holds them, gone when the server ends; routes of one name share theirs",
+        _open_state,
+        takes="name",
+        parameters={"on_exists": _on_exists},
+        features=replace(_WHOLE_FILES, durable=False),
+    ),
+    "store+sqlite": Scheme(
+        "store+sqlite:PATH?ns=NAMESPACE",
+        "an agent's long-term memory: a namespace of a LangGraph store in SQLite",
+        _open_store_sqlite,
+        takes="path",
+        parameters={"ns": _namespace, "on_exists": _on_exists, "tree": _yes, "ttl": _seconds},
+        features=replace(_WHOLE_FILES, blocking=True),
+    ),
+    "store+postgres": Scheme(
+        "store+postgres:DSN?ns=NAMESPACE",
+        "the same in PostgreSQL, with what other programs change shown at once",
+        _open_store_postgres,
+        parameters={
+            "feed": _auto_or_off,
+            "ns": _namespace,
+            "on_exists": _on_exists,
+            "tree": _yes,
+            "ttl": _seconds,
+        },
+        passed_on=LIBPQ_WORDS,
+    ),
+    "threads+sqlite": Scheme(
+        "threads+sqlite:PATH",
+        "a LangGraph checkpoint database: every thread, its files now and at each checkpoint",
+        _open_threads_sqlite,
+        takes="path",
+        parameters={"on_exists": _on_exists, "quiet_s": _seconds, "write": _head},
+    ),
+    "threads+postgres": Scheme(
+        "threads+postgres:DSN",
+        "the same in PostgreSQL",
+        _open_threads_postgres,
+        parameters={
+            "on_exists": _on_exists,
+            "quiet_s": _seconds,
+            "write": _head,
+        },
+        passed_on=LIBPQ_WORDS,
+    ),
+    "postgres": Scheme(
+        "postgres:DSN?volume=NAME",
+        "a volume in PostgreSQL that many hosts mount at once",
+        _open_postgres,
+        parameters={"conflict": _conflict, "connections": _positive, "on_exists": _on_exists, "volume": str},
+        passed_on=LIBPQ_WORDS,
+        features=Features(blocking=True, shared=True),
+    ),
+    "s3": Scheme(
+        "s3://BUCKET/PREFIX?endpoint=URL&region=REGION",
+        "objects in S3, or in what speaks like it, that other programs read as well",
+        _open_s3,
+        parameters={
+            **_OBJECT_PARAMETERS,
+            "access_key_id": str,
+            "endpoint": _endpoint,
+            "region": str,
+            "secret_access_key": str,
+            "session_token": str,
+        },
+        features=_OBJECTS,
+    ),
+    "gs": Scheme(
+        "gs://BUCKET/PREFIX",
+        "the same in Google Cloud Storage",
+        _open_gs,
+        parameters=_OBJECT_PARAMETERS,
+        features=_OBJECTS,
+    ),
+    "az": Scheme(
+        "az://CONTAINER/PREFIX",
+        "the same in Azure Blob Storage",
+        _open_az,
+        parameters=_OBJECT_PARAMETERS,
+        features=_OBJECTS,
+    ),
+    "docker": Scheme(
+        "docker:IMAGE_OR_CONTAINER",
+        "the files of a container, where agents may run commands; one from an image is gone when the server ends",
+        _open_docker,
+        parameters={
+            "max_output_bytes": _positive,
+            "network": str,
+            "on_exists": _on_exists,
+            "root": _root,
+            "timeout": _positive,
+        },
+        execute=True,
+    ),
+    "python": Scheme(
+        "python:package.module:callable",
+        "what your own function returns, called with the parameters",
+        _open_python,
+        parameters=None,
+    ),
+}
+"""The schemes of this package, in the order in which they are shown."""

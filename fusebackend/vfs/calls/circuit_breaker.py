@@ -1,0 +1,165 @@
+"""`Health`: how a route answers, and whether it is asked at all. A circuit breaker, and what `status` says of it.
+
+A call that ends in time is an answer, whatever its error: ENOENT says that the backend is there. A time-out or a lost
+connection (`TROUBLE`) is a failure. After `FAILURES_TO_OPEN` of them in a row the route is *down*: calls fail at once
+with the error of the last one, so that whoever works in a tree does not wait for the same silence again and again.
+Then, each time a pause has passed and somebody calls or asks for the status, one probe is made; when it is answered,
+calls go through again. Pauses double up to a limit, and vary, so that many mounts of one server don't ask in step.
+
+Failures are counted for each kind of call by itself: a volume may answer `lookup` from what it remembers while every
+`read` hangs, and such an answer proves nothing.
+
+`Health` decides and never waits; it may be asked by any thread. Who makes the probe is `executor.py`.
+"""
+
+from __future__ import annotations
+
+import collections
+import errno
+import logging
+import os
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from fusebackend.base.deadline import RouteDown
+
+log = logging.getLogger(__name__)
+
+FAILURES_TO_OPEN = 3
+
+PAUSE_S = 0.5
+MAX_PAUSE_S = 5.0
+"""How long a route that is down is left alone before it is asked again: the first time, and at most."""
+
+JITTER = 0.25
+"""By which part of itself a pause varies."""
+
+REMEMBERED_S = 60.0
+"""For how long a failure that nothing has followed is worth telling."""
+
+LOST = frozenset({
+    errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE, errno.ENOTCONN, errno.ESHUTDOWN,
+    errno.ENETDOWN, errno.ENETUNREACH, errno.ENETRESET, errno.EHOSTDOWN, errno.EHOSTUNREACH,
+})  # fmt: skip
+"""There is no connection to the backend."""
+
+TROUBLE = LOST | {errno.ETIMEDOUT}
+
+
+class Health:
+    """See the module's docstring.
+
+    Args:
+        name: what the log calls the route.
+        clock: seconds that only grow.
+        vary: a random number between two.
+
+    Attributes:
+        timeouts: calls that were given up at their deadline, ever.
+        refused: calls that failed at once because the route was down, ever.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        vary: Callable[[float, float], float] = random.uniform,
+    ) -> None:
+        self.name = name
+        self.timeouts = 0
+        self.refused = 0
+        self._clock = clock
+        self._vary = vary
+        self._lock = threading.Lock()
+        self._failures: collections.Counter[str] = collections.Counter()  # in a row, by kind of call
+        self._why: OSError | None = None
+        self._failed_at = 0.0
+        self._since = 0.0  # the first failure in a row, by the wall clock
+        self._down = False
+        self._pause_s = PAUSE_S
+        self._probe_at = 0.0
+        self._probing = False
+
+    @property
+    def down(self) -> bool:
+        return self._down
+
+    def refusal(self) -> RouteDown:
+        """The error of a call that is not made. Counts it."""
+        with self._lock:
+            self.refused += 1
+            number = errno.EIO if self._why is None or self._why.errno is None else self._why.errno
+        return RouteDown(number, f"it is down, and is not asked until it answers: {os.strerror(number)}")
+
+    def answered(self, kind: str) -> None:
+        """A call was answered in time, be it with an error."""
+        if not self._failures and not self._down:
+            return  # as nearly always
+        with self._lock:
+            del self._failures[kind]
+            if not self._failures and not self._down:
+                self._since = 0.0
+
+    def failed(self, kind: str, error: OSError) -> None:
+        """A call was given up at its deadline (ETIMEDOUT), or there was no connection for it."""
+        with self._lock:
+            self.timeouts += error.errno == errno.ETIMEDOUT
+            self._why = error
+            self._failed_at = self._clock()
+            self._since = self._since or time.time()
+            self._failures[kind] += 1
+            if self._down or self._failures[kind] < FAILURES_TO_OPEN:
+                return
+            self._down = True
+            self._pause_s = PAUSE_S
+            self._rest()
+        log.warning("%s is down: %s; until it answers, calls fail at once", self.name, _words(error))
+
+    def _rest(self) -> None:
+        self._probe_at = self._clock() + self._pause_s * self._vary(1 - JITTER, 1 + JITTER)
+
+    def begin_probe(self) -> bool:
+        """May the caller make a probe now? Then it must say how it went, with `recovered` or `still_down`."""
+        with self._lock:
+            if not self._down or self._probing or self._clock() < self._probe_at:
+                return False
+            self._probing = True
+            return True
+
+    def recovered(self) -> None:
+        """The probe was answered."""
+        with self._lock:
+            was_down, self._down, self._probing = self._down, False, False
+            self._failures.clear()
+            self._since = 0.0
+        if was_down:
+            log.warning("%s answers again", self.name)
+
+    def still_down(self, error: OSError) -> None:
+        """The probe has failed."""
+        with self._lock:
+            self._probing = False
+            self._why = error
+            self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
+            self._rest()
+
+    def describe(self) -> dict[str, Any]:
+        """For `status`: `healthy`; or `degraded` or `down`, since when and why."""
+        with self._lock:
+            state = "down" if self._down else "degraded" if self._recently_failed() else "healthy"
+            counts = {"timeouts": self.timeouts, "refused": self.refused}
+            if state == "healthy":
+                return {"state": state, **counts}
+            assert self._why is not None, "it has failed"
+            return {"state": state, "since": self._since, "why": _words(self._why), **counts}
+
+    def _recently_failed(self) -> bool:
+        return bool(self._failures) and self._clock() - self._failed_at < REMEMBERED_S
+
+
+def _words(error: OSError) -> str:
+    return error.strerror or str(error)

@@ -1,0 +1,380 @@
+"""`Offload`: the way into one volume. Inline where it doesn't block; in threads, under a deadline, where it may.
+
+A thread hop costs about as much as a whole FUSE request, so memory, SQLite and local directories are called on the
+loop's own thread. A blocking volume has so many places for calls (`max_calls`), a deadline for each call, the wait for
+a place included, and a `Health`, which has calls fail at once while the volume does not answer. When it hangs, its
+callers get ETIMEDOUT and nobody else notices.
+
+A thread can't be ended. One whose call was given up goes on until the backend answers, and keeps its place until then,
+so there are never more than `max_calls` of them; agents, who come from threads of their own (`run`), have as many
+places again. What such a thread was to change may be changed or not: the log says so.
+
+A call is given up too when the process that waits for it was killed (`request.py`); if it has not begun, it never does.
+
+The `async` methods belong to the loop; `run` and `finish` to any other thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import errno
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, Generic, ParamSpec, TypeVar
+
+import trio
+
+from fusebackend.base.deadline import Calls, GivenUp, Pending
+from fusebackend.base.errors import oserror
+from fusebackend.base.waiting import WouldWait, at_once
+from fusebackend.protocol import Volume
+from fusebackend.vfs.calls import request
+from fusebackend.vfs.calls.circuit_breaker import TROUBLE, Health
+from fusebackend.vfs.calls.retry import repeated
+from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S, DEFAULT_MAX_CALLS
+
+log = logging.getLogger(__name__)
+
+INLINE_SYNC_S = 1e-3
+"""A sync that takes less than this on average is not worth a thread."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+PATIENCE_S = 0.25
+"""How long a call has waited before it is looked whether anybody waits for it."""
+
+PROBE_PATIENCE_S = 1.0
+"""How long a call waits for a probe of a volume that is down: it may have just come back."""
+
+
+class _Call(Generic[T]):
+    """One call in a thread, as the loop sees it."""
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        self.ended = trio.Event()
+        self.given_up = False
+        self.answer: T
+        self.error: BaseException | None = None
+        self._function = function
+        self._run_in = contextvars.copy_context().run
+
+    def run(self) -> None:
+        """In the thread."""
+        try:
+            self.answer = self._run_in(self._function)
+        except BaseException as error:
+            self.error = error
+
+
+class Offload:
+    """See the module's docstring.
+
+    Args:
+        blocking: may calls wait for a network or a slow disk? Otherwise everything else here is idle.
+        deadline_s: how long one call may take.
+        max_calls: how many may run at once.
+        name: what the log and errors call the route.
+        probe: asks the volume something harmless that it can't know without its backend.
+    """
+
+    def __init__(
+        self,
+        blocking: bool,
+        deadline_s: float = DEFAULT_DEADLINE_S,
+        *,
+        max_calls: int = DEFAULT_MAX_CALLS,
+        name: str = "the volume",
+        probe: Callable[[], object] = lambda: None,
+        volume: Volume | None = None,
+    ) -> None:
+        self.blocking = blocking
+        self.deadline_s = deadline_s
+        self.max_calls = max_calls
+        self.name = name
+        self.health = Health(name)
+        self.abandoned = 0  # calls whose process was killed while they waited
+        self._probe = probe
+        self._volume = volume
+        self._at_once = volume.at_once if volume is not None else frozenset()
+        self._sync_s = INLINE_SYNC_S  # a moving average of how long a sync takes
+        self._running = 0
+        self._waiting: deque[trio.Event] = deque()
+        self._calls = Calls(max_calls, self._log_late)
+        self._probing: Pending[None] | None = None
+        self._probe_began = 0.0
+
+    @property
+    def timeouts(self) -> int:
+        """Calls that were given up at their deadline, ever."""
+        return self.health.timeouts
+
+    def describe(self) -> dict[str, Any]:
+        """For `status`. Asking for it is a reason to look whether a volume that was down is back."""
+        trouble = self._volume.trouble if self._volume is not None else None
+        if trouble is not None:
+            return {"state": "degraded", "since": trouble[0], "why": trouble[1]}
+        if not self.blocking:
+            return {"state": "healthy"}
+        self._begin_probe()
+        limits = {"deadline_s": self.deadline_s, "max_calls": self.max_calls}
+        counts = {"running": self._running, "waiting": len(self._waiting), "abandoned": self.abandoned}
+        return {**self.health.describe(), **limits, **counts}
+
+    # -- the loop's --------------------------------------------------------------------------------------------
+
+    async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The function's result; ETIMEDOUT when the deadline passes, and at once while the volume is down."""
+        if not self.blocking:
+            return function(*args, **kwargs)
+        if getattr(function, "__self__", self) is self._volume and getattr(function, "__name__", "") in self._at_once:
+            with contextlib.suppress(WouldWait):
+                return self._tried(partial(function, *args, **kwargs))
+        change = partial(self._in_thread, partial(function, *args, **kwargs), True)
+        return await self._judged(change)
+
+    async def ask(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """`call` of something that changes nothing: it is repeated when its connection was lost."""
+        if not self.blocking:
+            return function(*args, **kwargs)
+        if self._at_once:
+            with contextlib.suppress(WouldWait):
+                return self._tried(partial(function, *args, **kwargs))
+        question = partial(self._in_thread, partial(function, *args, **kwargs), False)
+        return await self._judged(lambda: repeated(question))
+
+    def _tried(self, function: Callable[[], T]) -> T:
+        """What it returns if it need not wait. `WouldWait` else; while the volume is down, nothing is tried."""
+        if self.health.down:
+            raise WouldWait
+        return at_once(function)
+
+    async def sync(self, function: Callable[[], T]) -> T:
+        """Run an `fsync`, which waits for the disk in any volume: in a thread, so that other requests go on.
+
+        Unless the disk has lately been so fast that the hop would cost more than it lets others do.
+        """
+        if self.blocking:
+            return await self._judged(partial(self._in_thread, function, True))
+        if self._sync_s < INLINE_SYNC_S:
+            return self._timed(function)
+        return await trio.to_thread.run_sync(self._timed, function)
+
+    def _timed(self, function: Callable[[], T]) -> T:
+        start = time.perf_counter()
+        try:
+            return function()
+        finally:
+            self._sync_s += (time.perf_counter() - start - self._sync_s) / 8
+
+    async def _judged(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """What an attempt gives, if the volume's health allows one, and what that says of its health."""
+        if self.health.down:
+            await self._wait_for_probe()
+        kind = request.current().verb
+        try:
+            answer = await attempt()
+        except OSError as error:
+            if error.errno in TROUBLE:
+                self.health.failed(kind, error)
+            elif error.errno != errno.EINTR:
+                self.health.answered(kind)
+            raise
+        self.health.answered(kind)
+        return answer
+
+    async def _wait_for_probe(self) -> None:
+        """Go on if the volume answers a probe that has just been begun."""
+        self._begin_probe()
+        while self.health.down and self._probe_left_s():
+            await trio.sleep(PROBE_PATIENCE_S / 100)
+        if self.health.down:
+            raise self.health.refusal()
+
+    async def _in_thread(self, function: Callable[[], T], changes: bool) -> T:
+        """Run in a thread of its own, until the deadline or until nobody waits for it any more.
+
+        Args:
+            changes: may the function change something? For the log.
+        """
+        asked = request.current()
+        give_up_at = trio.current_time() + self.deadline_s
+        await self._take_place(asked, give_up_at)
+        call = _Call(function)
+        token = trio.lowlevel.current_trio_token()
+        trio.lowlevel.start_thread_soon(call.run, lambda _: _tell_loop(token, partial(self._ended, call)))
+        try:
+            await self._until(call.ended, asked, give_up_at)
+        except BaseException as error:
+            call.given_up = True
+            if isinstance(error, TimeoutError):
+                self._log_given_up(asked, changes)
+            raise
+        if call.error is not None:
+            raise call.error
+        return call.answer
+
+    async def _take_place(self, asked: request.Request, give_up_at: float) -> None:
+        """Be one of `max_calls`; those who come first are first."""
+        if self._running < self.max_calls:
+            self._running += 1
+            return
+        turn = trio.Event()
+        self._waiting.append(turn)
+        try:
+            await self._until(turn, asked, give_up_at)
+        except BaseException:
+            if turn.is_set():
+                self._leave_place()
+            else:
+                self._waiting.remove(turn)
+            raise
+
+    def _leave_place(self) -> None:
+        if self._waiting:
+            self._waiting.popleft().set()
+        else:
+            self._running -= 1
+
+    async def _until(self, event: trio.Event, asked: request.Request, give_up_at: float) -> None:
+        """Wait for an event. ETIMEDOUT at the deadline; EINTR when whoever asks has been killed."""
+        while not event.is_set():
+            with trio.move_on_at(min(give_up_at, trio.current_time() + PATIENCE_S)):
+                await event.wait()
+            if event.is_set():
+                return
+            if trio.current_time() >= give_up_at:
+                raise oserror(errno.ETIMEDOUT)
+            if asked.is_abandoned:
+                self.abandoned += 1
+                raise oserror(errno.EINTR)
+
+    def _ended(self, call: _Call[Any]) -> None:
+        """A thread has ended; on the loop."""
+        self._leave_place()
+        call.ended.set()
+        if call.given_up:
+            self._log_late(call.error)
+
+    def _log_late(self, error: BaseException | None) -> None:
+        log.info("%s: a call that was given up has ended now: %s", self.name, error or "it was done")
+
+    def _log_given_up(self, asked: request.Request, changes: bool) -> None:
+        who = f"{asked.verb} (thread {asked.thread})" if asked.thread else asked.verb
+        unknown = "; whether it was done is not known" if changes else ""
+        log.warning("%s: no answer to %s within %g s%s", self.name, who, self.deadline_s, unknown)
+
+    # -- any other thread's ------------------------------------------------------------------------------------
+
+    def run(
+        self, kind: str, function: Callable[[], T], *, more_s: float = 0.0, left_s: Callable[[], float] | None = None
+    ) -> T:
+        """What `call` is for the loop, for everybody else.
+
+        Args:
+            kind: of call, for the volume's health.
+            function: what to run, in a thread of its own.
+            more_s: by how much later than usual its deadline is.
+            left_s: how much time it has, if something else than the deadline says so. A call that is given up then
+                says nothing about the volume.
+
+        Raises:
+            GivenUp: it took too long.
+            OSError: the volume is down, or what the function raises.
+        """
+        if not self.blocking:
+            return function()
+        if self.health.down and not self._is_back():
+            raise self.health.refusal()
+        most_s = self.deadline_s + more_s
+        try:
+            answer = self._calls.run(function, _countdown(most_s) if left_s is None else left_s)
+        except GivenUp:
+            gone = GivenUp(f"no answer to {kind} {'in time' if left_s is not None else f'within {most_s:g} s'}")
+            if left_s is None:
+                self.health.failed(kind, gone)
+                log.warning("%s: %s; whether it is still done is not known", self.name, gone)
+            raise gone from None
+        except OSError as error:
+            if error.errno in TROUBLE:
+                self.health.failed(kind, error)
+            raise
+        self.health.answered(kind)
+        return answer
+
+    def finish(self, function: Callable[[], None]) -> None:
+        """The last words to a volume, whatever its health, in a thread of their own.
+
+        ETIMEDOUT when the deadline passes and it has stored no file more in that time.
+        """
+        if not self.blocking:
+            function()
+            return
+        try:
+            Calls(1).run(function, self._patience())
+        except GivenUp as error:
+            self.health.failed("finish", error)
+            raise oserror(errno.ETIMEDOUT) from None
+
+    def _patience(self) -> Callable[[], float]:
+        """Seconds left of a deadline that begins anew whenever fewer files are still to be stored."""
+        left_s, fewest = _countdown(self.deadline_s), self._unstored()
+
+        def left() -> float:
+            nonlocal left_s, fewest
+            unstored = self._unstored()
+            if unstored < fewest:
+                left_s, fewest = _countdown(self.deadline_s), unstored
+            return left_s()
+
+        return left
+
+    def _unstored(self) -> int:
+        return self._volume.unstored if self._volume is not None else 0
+
+    # -- probes ------------------------------------------------------------------------------------------------
+
+    def _begin_probe(self) -> None:
+        """Begin a probe, if it is time for one."""
+        if self.health.begin_probe():
+            self._probe_began = time.monotonic()
+            self._probing = Pending(self._probe_now)
+
+    def _probe_left_s(self) -> float:
+        """How long the latest probe is worth waiting for."""
+        if self._probing is None or self._probing.ended:
+            return 0.0
+        return max(0.0, self._probe_began + PROBE_PATIENCE_S - time.monotonic())
+
+    def _is_back(self) -> bool:
+        """Does a volume that was down answer a probe now?"""
+        self._begin_probe()
+        if self._probing is not None:
+            with contextlib.suppress(GivenUp):
+                self._probing.result(self._probe_left_s)
+        return not self.health.down
+
+    def _probe_now(self) -> None:
+        try:
+            self._probe()
+        except OSError as error:
+            if error.errno in TROUBLE:
+                self.health.still_down(error)
+                return
+        except Exception:
+            log.exception("defect in a probe of %s", self.name)  # an answer of a kind: whoever calls will see it
+        self.health.recovered()
+
+
+def _countdown(seconds: float) -> Callable[[], float]:
+    end = time.monotonic() + seconds
+    return lambda: max(0.0, end - time.monotonic())
+
+
+def _tell_loop(token: trio.lowlevel.TrioToken, ended: Callable[[], None]) -> None:
+    with contextlib.suppress(trio.RunFinishedError):  # the mount has ended; nobody waits
+        token.run_sync_soon(ended)

@@ -1,0 +1,120 @@
+"""Listings that the kernel keeps: of small directories, of volumes that tell at once what is changed in them.
+
+With FOPEN_CACHE_DIR the kernel keeps what one listing has shown for all that follow, until the directory's time moves,
+it changes a name there itself, or it is told to let go of it (fs/fuse/readdir.c;
+`mount/pyfuse3_patches/cached_opendir.py` asks for it).
+
+Whoever reads what is kept may have to go on here, when the kernel has given a page of it up: with a position that was
+given out to another handle, closed since, perhaps of a listing that looked different. So a position means the same to
+everyone at any time, as in ext4: it is a hash of the name before it, and the names are listed in the order of their
+hashes. What stays is then seen exactly once, whatever else comes and goes.
+
+For that order the directory is read as a whole when a listing begins, which is why a large one isn't kept: one that has
+grown large since it was last seen gets positions of the other kind, where nobody has been given any of these. And what
+one handle shows may be kept for others: so it is never older than the last change of the directory.
+"""
+
+from __future__ import annotations
+
+import bisect
+import sys
+from typing import TYPE_CHECKING
+
+import trio
+
+from fusebackend.protocol import Attr
+from fusebackend.vfs.handles import DirectoryHandle
+from fusebackend.vfs.inodes import SMALL_ENTRIES, Emit, InodeTable
+from fusebackend.vfs.junctions import Route
+
+if TYPE_CHECKING:
+    from fusebackend.vfs.mounted_tree import FileSystem
+
+PAGE_ENTRIES = 4096
+"""Entries read before other requests get a turn."""
+
+_HASH_BITS = 62
+
+
+def position_after(name: bytes) -> int:
+    """Where a listing goes on that has shown this name last: above all positions that count names."""
+    return 1 << _HASH_BITS | hash(name) & (1 << _HASH_BITS) - 1
+
+
+async def may_be_kept(inodes: InodeTable, route: Route, inode: int, node: int) -> bool:
+    """May the kernel keep the listing of a directory?
+
+    What it has kept moves no access time. So a listing that has to move it is asked for here, except where the kernel
+    asks anyway: it has kept none, or one from before the last change.
+    """
+    if inode not in inodes.small or not route.keeps_listings:
+        return False
+    if inode in inodes.kept:
+        attr: Attr = await route.ask(route.volume.getattr, node)
+        return attr.atime_ns < attr.mtime_ns or not route.volume.access_due(attr)
+    inodes.kept.add(inode)
+    return True
+
+
+class KeptListing:
+    """A directory's names in the order of their positions, as they were at one moment."""
+
+    def __init__(self, fingerprint: tuple[int, ...], changes: int, page: list[tuple[bytes, Attr]]) -> None:
+        self.fingerprint = fingerprint  # of the directory, and …
+        self.changes = changes  # … `FileSystem.changes`, from before it was read
+        self._entries = sorted((position_after(name), name, attr) for name, attr in page)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def after(self, position: int) -> list[tuple[int, bytes, Attr]]:
+        """The entries from a position on, each with its name and the position after it."""
+        return self._entries[bisect.bisect_left(self._entries, (position + 1,)) :]
+
+
+async def list_kept(filesystem: FileSystem, handle: DirectoryHandle, position: int, first: int, emit: Emit) -> bool:
+    """As `listing.list_directory`, from `position` on. The volume's own names begin at the position `first`.
+
+    False, and nothing is emitted, when a listing that begins is of a directory too large for that.
+    """
+    route = handle.route
+    assert route is not None, "a directory without a route is not kept"
+    listing = handle.listing
+    if position <= first or listing is None or listing.fingerprint != await _fingerprint(route, handle.node):
+        bound = SMALL_ENTRIES if position <= first else sys.maxsize
+        listing = handle.listing = await _read(filesystem, route, handle.node, bound)
+        filesystem.inodes.listed(handle.inode, bound + 1 if listing is None else len(listing))
+        if listing is None:
+            return False
+    left = listing.after(position)
+    if not left:
+        handle.listing = None  # read to its end: who keeps the directory open need not keep this
+    for following, name, attr in left:
+        heard = filesystem.invalidation.changes
+        if listing.changes != filesystem.changes:
+            try:
+                attr = await route.ask(route.volume.lookup, handle.node, name)
+            except FileNotFoundError:
+                continue
+        if not filesystem.give(route, handle.inode, name, attr, heard, emit, following):
+            break
+    return True
+
+
+async def _fingerprint(route: Route, node: int) -> tuple[int, ...]:
+    attr: Attr = await route.ask(route.volume.getattr, node)
+    return attr.fingerprint
+
+
+async def _read(filesystem: FileSystem, route: Route, node: int, bound: int) -> KeptListing | None:
+    """All of a directory; None when it has more than so many entries."""
+    changes, fingerprint = filesystem.changes, await _fingerprint(route, node)
+    entries: list[tuple[bytes, Attr]] = []
+    while page := await route.ask(route.volume.readdir, node, entries[-1][0] if entries else b"", PAGE_ENTRIES):
+        entries += page
+        if len(entries) > bound:
+            return None
+        if len(page) < PAGE_ENTRIES:
+            break
+        await trio.lowlevel.checkpoint()
+    return KeptListing(fingerprint, changes, entries)

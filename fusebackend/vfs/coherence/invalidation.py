@@ -1,0 +1,182 @@
+"""Telling the kernel what the other face, or another host, has changed.
+
+A volume publishes each change in the thread that made it, with no lock held; the kernel is told in that thread too,
+so that whoever wrote through the API finds the mount up to date when the call returns.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Protocol
+
+from fusebackend.protocol import Change, Link
+from fusebackend.vfs.coherence.dentries import Dentries, Name, links_of
+from fusebackend.vfs.coherence.hold_back import Settling
+from fusebackend.vfs.coherence.negative import AbsentNames
+from fusebackend.vfs.inodes import SYNTHETIC_INDEX, InodeTable, inode_number, node_of, route_index
+from fusebackend.vfs.junctions import MountTree, Route
+
+log = logging.getLogger(__name__)
+
+
+class KernelCache(Protocol):
+    """The kernel's caches, seen from here. Callable from any thread; a name the kernel doesn't know is no error."""
+
+    def invalidate_inode(self, inode: int, *, attributes_only: bool = False) -> None: ...
+
+    def invalidate_entry(self, parent: int, name: bytes) -> None: ...
+
+    def store(self, inode: int, content: bytes) -> None:
+        """Give the kernel the pages of a file from its beginning. On the loop's thread; see `prefill.py` for when."""
+
+
+class Invalidation:
+    """Subscribed to every route of every tree while the kernel listens."""
+
+    def __init__(self, tree: MountTree, inodes: InodeTable, dentries: Dentries, settling: Settling) -> None:
+        self.changes = 0  # how many were heard of
+        self._tree = tree
+        self._inodes = inodes
+        self._dentries = dentries
+        self._settling = settling
+        self.kernel: KernelCache | None = None
+        self.absent = AbsentNames()
+        self._unsubscribe: list[Callable[[], None]] = []
+        self._followed = 0  # of the tree's routes
+        self._guard = threading.Lock()
+
+    def start(self, kernel: KernelCache) -> None:
+        self.kernel = kernel
+        self.follow()
+
+    def follow(self) -> None:
+        """Subscribe to what has been attached since this was last done, if the kernel listens. In any thread."""
+        with self._guard:
+            if self.kernel is not None:
+                new = self._tree.attached[self._followed :]
+                self._followed += len(new)
+                self._unsubscribe += [route.volume.subscribe(partial(self.changed, route)) for route in new]
+
+    def stop(self) -> None:
+        with self._guard:
+            for unsubscribe in self._unsubscribe:
+                unsubscribe()
+            self._unsubscribe = []
+            self.kernel = None
+
+    def expire(self, route: Route) -> None:
+        """Others may have changed anything in this route unseen: let the kernel believe nothing it knows of it.
+
+        It keeps the names of directories: had it to drop them, whoever works in one would lose it, and with it what is
+        mounted there. But it has to ask for their attributes, and for what is not where it was the volume answers
+        ESTALE, which makes the kernel look the name up again.
+        """
+        route.volume.expire()
+        family = (route, *route.twins)
+        absent = {name for each in family for name in self.absent.take(each)}
+        for each in family:
+            self.changed(each, Change())
+        if self.kernel is None or route.shared:
+            return
+        for inode, known in self._inodes.records():
+            absent.discard((known.parent, known.name))  # it was made since
+            if not known.is_dir and route_index(inode) == route.files.index:
+                for place in (*self._inodes.others.get(inode, ()), (known.parent, known.name)):
+                    self.drop(*self._in_all_trees(place))
+        self.drop(*absent)
+
+    def drop(self, *names: Name) -> None:
+        """Let the kernel look these names up again. Not those of the server's: something may be mounted there."""
+        if self.kernel is not None:
+            for name in names:
+                if self._tree.is_volumes(*name):
+                    self.kernel.invalidate_entry(*name)
+
+    def _in_all_trees(self, name: Name) -> Iterator[Name]:
+        """A name in a directory, and the same name by each number that the directory has in other trees."""
+        yield name
+        inode = name[0]
+        place: tuple[Route, int] | None
+        if route_index(inode) == SYNTHETIC_INDEX:
+            junction = self._tree.junction(inode)
+            place = junction.underlying if junction is not None else None
+        else:
+            place = self._tree.attached[route_index(inode)], node_of(inode)
+        if place is not None:
+            for twin in place[0].twins:
+                number = self._tree.directory(twin, place[1])
+                if self._inodes.get(number) is not None:
+                    yield number, name[1]
+
+    def changed(self, route: Route, change: Change) -> None:
+        """A node or a name of a route is another one than the kernel knows, in this tree. May wait for a request."""
+        self.changes += 1
+        anything = change.node is None and change.parent is None
+        if anything and route.shared:
+            route.follow_feed()
+        kernel = self.kernel
+        if kernel is None:
+            return
+        if anything:
+            for inode, _ in self._inodes.items():
+                if route_index(inode) == route.index:
+                    self._invalidate(route, kernel, inode)
+            if route.shared:
+                self._drop_names(route, kernel)
+            return
+        if change.node is not None:
+            for inode in self._numbers(route, change.node):
+                self._invalidate(route, kernel, inode)
+        if change.parent is not None and change.name is not None:
+            for inode in self._numbers(route, change.parent):
+                if self._tree.is_volumes(inode, change.name):
+                    self._drop_name(kernel, (inode, change.name))
+                # A directory's pages are what the kernel has kept of its listing. They go even though its time has
+                # moved, for somebody may set that back.
+                kernel.invalidate_inode(inode, attributes_only=not route.keeps_listings)
+
+    def _invalidate(self, route: Route, kernel: KernelCache, inode: int) -> None:
+        self._unfill(inode)
+        if route.shared:
+            self._settling.tell(inode, partial(kernel.invalidate_inode, inode))
+        else:
+            kernel.invalidate_inode(inode)
+
+    def _drop_name(self, kernel: KernelCache, name: Name) -> None:
+        dentry = self._dentries.get(name)
+        kernel.invalidate_entry(*name)
+        if dentry is not None:
+            self._dentries.dropped(name, dentry)
+
+    def _drop_names(self, route: Route, kernel: KernelCache) -> None:
+        """Of a shared route: of files all, of directories those that are wrong, if there is somebody to ask."""
+        directories: dict[Link, Name] = {}
+        for inode, known in self._inodes.records():
+            if route_index(inode) != route.index:
+                continue
+            if known.is_dir:
+                links = links_of(self._tree, self._dentries, route, inode)
+                directories.update((link, names[0]) for link, names in links.items())
+            else:
+                for name in self._dentries.of(inode):
+                    self._drop_name(kernel, name)
+        if not route.volume.features.change_feed:
+            return  # the volume's server may be away: opens look at the names, and they expire soon
+        try:
+            for link in route.volume.wrong_links(list(directories)):
+                self._drop_name(kernel, directories[link])
+        except OSError as error:
+            log.info("route %s: directories are looked at when they are opened: %s", route.prefix, error)
+
+    def _unfill(self, inode: int) -> None:
+        known = self._inodes.get(inode)
+        if known is not None:
+            known.filled = False
+
+    def _numbers(self, route: Route, node: int) -> list[int]:
+        """The numbers under which the kernel knows a node: its own, and a junction's that stands for it."""
+        numbers = {inode_number(route.index, node), self._tree.directory(route, node)}
+        return [number for number in numbers if self._inodes.get(number) is not None]

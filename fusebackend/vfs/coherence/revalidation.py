@@ -1,0 +1,176 @@
+"""`Revalidation`: what other hosts may have put in a name's place is not opened by that name.
+
+The kernel walks a path through the dentries it has, without a word to us, and asks to open an inode. On a volume that
+other hosts change too (`Features.shared`) its dentries are as fresh as the change feed. So whatever is done to a file
+that was reached by a path, and has to be done to the right one, asks the volume in the same step whether every name
+that the kernel has for it, and every name of the directories above, still leads there. If one does not, the answer is
+ESTALE, which Linux keeps from the caller: it walks the path once more and looks up each name of it (LOOKUP_REVAL).
+
+What comes from the same thread next is that second walk, or a file that has no path, as /proc/self/fd/N: it is
+believed. In a second walk each name is looked up, so what was found last is what the path leads to, whatever other
+names it had. Names that proved wrong are dropped from the kernel's cache in the background, and counted as known until
+they are.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+import trio
+
+from fusebackend.base.errors import oserror
+from fusebackend.protocol import Attr, Link, Volume
+from fusebackend.vfs.calls import request
+from fusebackend.vfs.coherence.dentries import Dentries, Dentry, Name, links_of
+from fusebackend.vfs.coherence.invalidation import KernelCache
+from fusebackend.vfs.inode_resolver import held
+from fusebackend.vfs.junctions import MountTree, Route
+
+SECOND_WALK_S = 2.0
+"""How long after an ESTALE its caller is expected back."""
+
+MAX_WALKS = 1_000
+"""Threads whose second walk is waited for; it takes a millisecond."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Misled(OSError):
+    """ESTALE: these links, by which the kernel may have come, do not exist."""
+
+    def __init__(self, links: Sequence[Link]) -> None:
+        super().__init__(errno.ESTALE, oserror(errno.ESTALE).strerror)
+        self.links = links
+
+
+class Revalidation:
+    """See the module's docstring. On the mount's loop.
+
+    Args:
+        kernel: gives what is to be told of wrong names; None when nobody is there.
+    """
+
+    def __init__(self, tree: MountTree, dentries: Dentries, kernel: Callable[[], KernelCache | None]) -> None:
+        self._tree = tree
+        self._dentries = dentries
+        self._kernel = kernel
+        self._walks: dict[int, tuple[int, float]] = {}  # thread on its second walk → the inode it has come to, and when
+
+    async def call(self, route: Route, inode: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call into the volume for an inode, if that is where the kernel's path leads.
+
+        Raises:
+            Misled: it may be not.
+        """
+        believed = self._is_believed(inode)
+        self.arrived()
+        return await self._call(_checked, route, inode, believed, partial(function, *args, **kwargs))
+
+    def arrived(self) -> None:
+        """This thread's walk has ended with something else."""
+        self._walks.pop(request.current().thread, None)
+
+    async def readlink(self, route: Route, inode: int, node: int) -> bytes:
+        """`call` in the middle of a walk."""
+        volume = route.volume
+        return await self._call(_checked, route, inode, self._is_believed(inode), partial(volume.readlink, node))
+
+    async def check(self, route: Route, inode: int) -> None:
+        """`call` of nothing."""
+        if self._dentries.of(inode):
+            await self.call(route, inode, lambda: None)
+        self.arrived()
+
+    async def lookup(self, route: Route, parent: int, node: int, name: bytes) -> Attr:
+        """What a name is, held. The way to its directory is of interest only if there is no such name."""
+        look = partial(held, route.volume, route.volume.lookup, node, name)
+        thread, believed = request.current().thread, self._is_believed(parent)
+        try:
+            attr = await self._call(_found, route, parent, believed, look)
+        except Misled:
+            raise
+        except OSError:
+            self._walks.pop(thread, None)
+            raise
+        if thread in self._walks:
+            self._walks[thread] = (route.number(attr), time.monotonic())
+        return attr
+
+    async def _call(
+        self,
+        check: Callable[[Volume, Sequence[Link], Callable[[], T]], T],
+        route: Route,
+        inode: int,
+        believed: bool,
+        function: Callable[[], T],
+    ) -> T:
+        names = {} if believed else self._names(route, inode)
+        way = route.ask if check is _found else route.call
+        try:
+            return await way(check, route.volume, list(names), function)
+        except Misled as error:
+            if len(self._walks) >= MAX_WALKS:
+                self._walks.pop(next(iter(self._walks)))
+            self._walks[request.current().thread] = (inode, time.monotonic())
+            for link in error.links:
+                for name in names[link]:
+                    self.drop(name)
+            raise
+
+    def _is_believed(self, inode: int) -> bool:
+        """Is this thread on its second walk, and has come here by it?"""
+        reached, at = self._walks.get(request.current().thread, (0, 0.0))
+        return reached == inode and time.monotonic() < at + SECOND_WALK_S
+
+    # -- names -------------------------------------------------------------------------------------------------
+
+    def _names(self, route: Route, inode: int) -> dict[Link, list[Name]]:
+        """Every name of an inode and of the directories above it, by the links that they are in the volume."""
+        names: dict[Link, list[Name]] = {}
+        seen = {inode}
+        pending = [inode]
+        while pending:
+            child = pending.pop()
+            for link, found in links_of(self._tree, self._dentries, route, child).items():
+                names.setdefault(link, []).extend(found)
+            for parent, _ in self._dentries.of(child):
+                if parent not in seen:
+                    seen.add(parent)
+                    pending.append(parent)
+        return names
+
+    def drop(self, name: Name) -> None:
+        """Have the kernel drop a name, in a thread: it may wait for a request to be answered first."""
+        dentry = self._dentries.get(name)
+        if dentry is not None:
+            trio.lowlevel.spawn_system_task(self._drop, name, dentry)
+
+    async def _drop(self, name: Name, dentry: Dentry) -> None:
+        kernel = self._kernel()
+        if kernel is not None and self._dentries.get(name) is dentry:  # it has not been found again since
+            await trio.to_thread.run_sync(kernel.invalidate_entry, *name)
+            self._dentries.dropped(name, dentry)
+
+
+def _checked(volume: Volume, links: Sequence[Link], function: Callable[[], T]) -> T:
+    """In the volume's thread: what the function answers, unless a link is wrong."""
+    if links and (wrong := volume.wrong_links(links)):
+        raise Misled(wrong)
+    return function()
+
+
+def _found(volume: Volume, links: Sequence[Link], function: Callable[[], T]) -> T:
+    """The same for a function that looks for a name, which is right if it finds one."""
+    try:
+        return function()
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR):
+            raise
+        if links and (wrong := volume.wrong_links(links)):
+            raise Misled(wrong) from None
+        raise

@@ -1,0 +1,240 @@
+"""`Places`: where in the volumes a request happens, and what the kernel is told of what is there.
+
+It owns the mount tree and the inode numbers with their lookup counts. Whatever gives the kernel an entry goes through
+`entry` or `give`, which count it and keep the name for `watch/node_paths.py`; whatever the kernel gives back through
+`forget`.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from fusebackend.base.errors import oserror
+from fusebackend.base.paths import ROOT, AgentPath
+from fusebackend.protocol import NAME_MAX_BYTES, ROOT_NODE, Attr, Features, Volume
+from fusebackend.vfs.calls.executor import Offload
+from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S, DEFAULT_MAX_CALLS, RouteLimits
+from fusebackend.vfs.coherence.dentries import Dentries
+from fusebackend.vfs.coherence.hold_back import Settling
+from fusebackend.vfs.coherence.invalidation import Invalidation
+from fusebackend.vfs.coherence.timeouts import CachePolicy
+from fusebackend.vfs.coherence.twins import Twins
+from fusebackend.vfs.inodes import SYNTHETIC_INDEX, Emit, Entry, InodeTable, inode_number, node_of, route_index
+from fusebackend.vfs.junctions import Junction, MountTree, Route, servers_directory
+from fusebackend.vfs.watch.node_paths import Names
+
+
+class Places:
+    """See the module's docstring."""
+
+    def __init__(self, tree: MountTree) -> None:
+        self.tree = tree
+        self.inodes = InodeTable(len(tree.routes))
+        self.dentries = Dentries()  # of shared routes
+        self.settling = Settling(self.inodes)  # of shared routes, too
+        self.invalidation = Invalidation(self.tree, self.inodes, self.dentries, self.settling)
+        self.twins = Twins(self.tree, self.inodes, self.invalidation)
+        self.names = Names(self.tree, self.inodes)
+        self._own_changes = 0
+        self._synthesised = servers_directory()
+
+    async def forget(self, references: Iterable[tuple[int, int]]) -> None:
+        """The kernel gives back (inode, count) references."""
+        for route, nodes in self._let_go(references):
+            if route.volume.features.blocking:
+                await route.call(self._forget_late, route, nodes)
+            else:
+                await route.call(route.volume.forget, nodes)
+
+    def _forget_late(self, route: Route, nodes: list[int]) -> None:
+        """Race: a blocking volume forgets in a thread, and by then the kernel may have looked a name up again and been
+        given the same number: `open` of that would be ESTALE, and again after the kernel's one more try."""
+        known = self.inodes.get
+        route.volume.forget([node for node in nodes if known(inode_number(route.index, node)) is None])
+
+    def _let_go(self, references: Iterable[tuple[int, int]]) -> list[tuple[Route, list[int]]]:
+        """Take references back; gives the nodes that the kernel knows under no number any more, by route."""
+        gone: dict[int, list[int]] = {}
+        forgotten = self.inodes.forget(references)
+        if len(self.dentries):
+            self.dentries.forget(forgotten)
+        self.twins.forget(forgotten)
+        for inode in forgotten:
+            gone.setdefault(route_index(inode), []).append(node_of(inode))
+        gone.pop(SYNTHETIC_INDEX, None)
+        routes = self.tree.attached
+        for index, nodes in gone.items():
+            volume = routes[index].volume
+            twins = [route.index for route in routes if route.volume is volume and route.index != index]
+            if twins:
+                known = self.inodes.get
+                gone[index] = [
+                    node for node in nodes if not any(known(inode_number(twin, node)) for twin in twins)
+                ]
+        return [(routes[index], nodes) for index, nodes in gone.items()]
+
+    async def _place(self, inode: int, make: bool = False) -> tuple[Route, int]:
+        """The route and node of an inode. ENOENT for a synthesised directory, unless `make` may make it real."""
+        index = route_index(inode)
+        if index != SYNTHETIC_INDEX:
+            return self.tree.attached[index], node_of(inode)
+        junction = self.tree.junction(inode)
+        assert junction is not None, f"inode {inode} is no junction"
+        place = await junction.place(make)
+        if place is None:
+            raise oserror(errno.ENOENT)
+        return place
+
+    async def _place_for_name(self, parent: int, name: bytes) -> tuple[Route, int]:
+        """Where a change of a name happens. EBUSY for a name that leads to a junction."""
+        check_name(name)
+        junction = self.tree.junction(parent)
+        if junction is not None:
+            if self.tree.child(junction, name) is not None:
+                raise oserror(errno.EBUSY, name)
+            if junction.is_servers(name):
+                raise oserror(errno.EPERM, name)
+        place = await self._place(parent, make=True)
+        place[0].check_writable()
+        self._own_changes += 1
+        return place
+
+    def _junction_timeout(self, junction: Junction) -> float:
+        return junction.route.policy.timeout_s if junction.route is not None else junction.timeout_s
+
+    async def _take(self, route: Route, function: Callable[..., Attr], *args: Any) -> Attr:
+        """Call into a volume for a node that the kernel will hold, and hold it before anyone can free it."""
+        return await route.call(held, route.volume, function, *args)
+
+    async def _made(self, route: Route, parent: int, name: bytes, function: Callable[..., Attr], *args: Any) -> Entry:
+        """The entry of a name that a call into a volume makes; see `_take`."""
+        heard = self.invalidation.changes
+        return self.entry(route, parent, name, await self._take(route, function, *args), heard)
+
+    async def _look(self, route: Route, node: int, name: bytes) -> Attr:
+        """What a name is, held as in `_take`."""
+        return await route.ask(held, route.volume, route.volume.lookup, node, name)
+
+    def entry(self, route: Route, parent: int, name: bytes, attr: Attr, heard: int) -> Entry:
+        """What the kernel is given of a name, with one more reference to the inode.
+
+        Args:
+            heard: `Invalidation.changes` from before the volume was asked. From here on the inode is one that the
+                kernel is told of.
+        """
+        entry = self._referenced(route, parent, name, attr, heard)
+        self._keep(route, parent, name, entry)
+        return entry
+
+    def give(
+        self, route: Route, parent: int, name: bytes, attr: Attr, heard: int, emit: Emit, following: int
+    ) -> bool:
+        """Emit what `entry` gives, with the position after it, if there is room for it."""
+        entry = self._referenced(route, parent, name, attr, heard)
+        if not emit(name, entry, following):
+            self.inodes.forget([(entry.inode, 1)])  # and no more than that: nothing was held for it
+            return False
+        self._keep(route, parent, name, entry)
+        return True
+
+    def _referenced(self, route: Route, parent: int, name: bytes, attr: Attr, heard: int) -> Entry:
+        directory = parent
+        if route.files is route:
+            inode = inode_number(route.index, attr.node)
+        else:
+            inode, parent = route.number(attr), route.above(attr, parent)
+            self.twins.given(directory, name)
+        self.inodes.reference(inode, parent, name, attr)
+        timeout_s = route.policy.timeout(attr) if route.shared else route.policy.timeout_s
+        if self.twins.contended and self.twins.is_contended(directory):
+            timeout_s = 0.0
+        return self._fresh(Entry(inode, attr, timeout_s), heard)
+
+    def _keep(self, route: Route, parent: int, name: bytes, entry: Entry) -> None:
+        route.volume.hold(node_of(entry.inode))  # perhaps again: a forget may have overtaken the answer of a thread
+        if route.shared:
+            self.dentries.found((parent, name), entry.inode)
+
+    def _told(self, route: Route, inode: int, attr: Attr) -> Entry:
+        self.inodes.told(inode, attr)
+        return Entry(inode, attr, route.policy.timeout_s)
+
+    async def _are_good(self, route: Route, inode: int, attr: Attr) -> bool:
+        """May the kernel keep the pages that it has of a file? If not, its size may be wrong, too: it asks again."""
+        if not route.shared and route.policy.coherent:
+            return True
+        known, kernel = self.inodes.get(inode), self.invalidation.kernel
+        if not route.shared:
+            size = known.size if known is not None else -1
+            same = self.inodes.is_same(inode, route.policy.version(attr))
+            if not same and size != attr.size and kernel is not None:
+                kernel.invalidate_inode(inode, attributes_only=True)
+            return same
+        if known is not None and known.version == attr.version:
+            return True
+        await self.settling.begin(inode, attr.version)
+        if kernel is not None:
+            kernel.invalidate_inode(inode, attributes_only=True)
+        return False
+
+    def _fresh(self, entry: Entry, heard: int) -> Entry:
+        """An entry to be believed only if nothing was heard of since this count of changes, when it was asked for.
+
+        An answer may be overtaken by what is told of a change, of which the kernel then has no use.
+        """
+        return entry if heard == self.invalidation.changes else entry._replace(timeout_s=0.0)
+
+
+def held(volume: Volume, function: Callable[..., Attr], *args: Any) -> Attr:
+    if volume.features.shared:  # another host may free it whatever is locked here
+        attr = function(*args)
+        volume.hold(attr.node)
+        return attr
+    with volume.lock:
+        attr = function(*args)
+        volume.hold(attr.node)
+        return attr
+
+
+def check_name(name: bytes) -> None:
+    if len(name) > NAME_MAX_BYTES:
+        raise oserror(errno.ENAMETOOLONG)
+
+
+def routes_of(
+    volumes: dict[AgentPath, Volume], ttl_s: float, limits: Mapping[AgentPath, RouteLimits], others: RouteLimits
+) -> list[Route]:
+    """A route for each volume, the default first.
+
+    Args:
+        volumes, ttl_s, limits: as for `FileSystem`.
+        others: the limits of routes for which nothing is said.
+    """
+    routes = []
+    for index, prefix in enumerate([ROOT, *sorted(prefix for prefix in volumes if prefix != ROOT)]):
+        volume = volumes[prefix]
+        features = volume.features
+        alone = list(volumes.values()).count(volume) == 1
+        policy_of = partial(_policy, alone, ttl_s if volume.ttl_s is None else volume.ttl_s)
+        own = limits.get(prefix, RouteLimits()).or_else(others)
+        name = "The default backend" if prefix == ROOT else f"Route '{prefix}/'"
+        probe = partial(volume.readdir, ROOT_NODE, b"", 1)
+        offload = Offload(
+            features.blocking,
+            own.deadline_s or DEFAULT_DEADLINE_S,
+            max_calls=own.max_calls or DEFAULT_MAX_CALLS,
+            name=name,
+            probe=probe,
+            volume=volume,
+        )
+        routes.append(Route(index, prefix, volume, policy_of, offload))
+    return routes
+
+
+def _policy(alone: bool, ttl_s: float, features: Features) -> CachePolicy:
+    """Of a volume under two prefixes, a change under one shows late under the other."""
+    return CachePolicy.of(features if alone else replace(features, change_feed=False), ttl_s)

@@ -1,0 +1,326 @@
+"""The mount tree: which volume a directory belongs to, and which names in it lead into another one.
+
+A `Route` is a volume and where it is attached. A `Junction` is a directory with at least one name that leads to a
+route: a tree's root, a route's root with a nested route below it, or a directory on the way to a prefix. Such a
+way exists even where the backend underneath has no directory of that name; it then is synthesised, and made real
+when something is first created in it. A `Pinned` one is the server's own: never real, and nobody changes it.
+
+A mount has its main tree, and others beside it (`trees.py`). Each tree has a root, and routes and junctions of its own:
+for the kernel gives a directory one dentry, and moves it where the directory is found in two places (`d_splice_alias`).
+Routes of different trees that show the same live files are *twins*: they share volume, limits and cache policy, and the
+inode numbers of everything that is no directory, so that locks, mappings and the page cache meet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import trio
+
+from fusebackend.base import paths
+from fusebackend.base.errors import oserror
+from fusebackend.base.paths import ROOT, AgentPath, join, split, to_name, to_text
+from fusebackend.protocol import ROOT_NODE, Attr, Caller, Features, Volume
+from fusebackend.vfs.calls.executor import Offload
+from fusebackend.vfs.coherence.timeouts import ENDLESS_TIMEOUT_S, CachePolicy
+from fusebackend.vfs.inodes import SYNTHETIC_INDEX, inode_number, node_of, route_index
+
+if TYPE_CHECKING:
+    from fusebackend.vfs.watch.emitting import ReportingVolume
+
+SERVERS_NAME = to_name(paths.SERVERS_NAME)
+"""The server's name in the root of every tree. It is never listed. In the main tree it leads to the others, in these to
+nothing."""
+
+WAY_PATIENCE_S = 1.0
+"""How long the way to a route waits for another one that it leads through, before it shows what was last known."""
+
+WAY_RETRY_S = 5.0
+"""For how long that is shown before the other one is asked again."""
+
+
+class Route:
+    """A volume, where it is attached (`/` for the default), and how it is called and cached."""
+
+    def __init__(
+        self,
+        index: int,
+        prefix: AgentPath,
+        volume: Volume,
+        policy_of: Callable[[Features], CachePolicy],
+        offload: Offload,
+        files: Route | None = None,
+    ) -> None:
+        self.index = index  # of its directories' inode numbers
+        self.files: Route = files or self
+        """The twin by whose index everything else is numbered."""
+        self.twins: tuple[Route, ...] = ()
+        """The others with the same live files, in other trees; replaced as a whole."""
+        self.prefix = prefix
+        self.volume = volume
+        self.changing: Volume | ReportingVolume = volume  # for what changes something; while somebody watches, it tells
+        self.shared = volume.features.shared
+        self._policy_of = policy_of
+        self.policy = policy_of(volume.features)
+        self.offload = offload
+        self.call = offload.call
+        self.ask = offload.ask
+
+    def twin(self, index: int) -> Route:
+        """The same live files, for another tree."""
+        return Route(index, self.prefix, self.volume, self._policy_of, self.offload, self.files)
+
+    def above(self, attr: Attr, parent: int) -> int:
+        """The directory in which something was found, by a number that is the same in all trees if it is a file."""
+        if self.files is self or attr.is_dir or route_index(parent) != self.index:
+            return parent
+        return inode_number(self.files.index, node_of(parent))
+
+    def number(self, attr: Attr) -> int:
+        """The inode number of a node of the volume."""
+        route = self if self.files is self or attr.is_dir else self.files
+        return inode_number(route.index, attr.node)
+
+    @property
+    def keeps_listings(self) -> bool:
+        """Does the kernel know from a directory's time whether a listing is still good? See
+        `coherence/cached_readdir.py`."""
+        waits = self.offload.blocking or self.shared
+        return self.policy.coherent and not waits and self.volume.features.persistent_modes
+
+    def follow_feed(self) -> None:
+        """The feed of a shared volume was lost, or is back: its features say which."""
+        self.policy = self._policy_of(self.volume.features)
+
+    def inner(self, outer: AgentPath) -> AgentPath:
+        """The path inside the volume, of one of the mounted tree that belongs to this route."""
+        return outer if self.prefix == ROOT else AgentPath(outer[len(self.prefix) :] or ROOT)
+
+    def check_writable(self) -> None:
+        """EROFS where nothing can be changed."""
+        if self.volume.features.read_only:
+            raise oserror(errno.EROFS)
+
+
+class Junction:
+    """A directory that routes run through. `route` is set where it is a route's root."""
+
+    timeout_s = 0.0
+    """For how long the kernel may believe one that is no route's root: it may become real unseen."""
+
+    def __init__(self, inode: int, name: bytes, parent: Junction | None, route: Route | None) -> None:
+        self.inode = inode
+        self.name = name
+        self.path: AgentPath = ROOT if parent is None else join(parent.path, to_text(name))
+        self.parent = parent
+        self.route = route
+        self.children: dict[bytes, Junction] = {}
+        self.attr: Attr | None = None  # what was last known, of one whose volume may hang …
+        self.ask_after = 0.0  # … and when it is to be asked again, by the monotonic clock
+        self.underlying: tuple[Route, int] | None = None if route is None else (route, ROOT_NODE)
+
+    def is_servers(self, name: bytes) -> bool:
+        """Is this a name in a tree's root that no volume is asked for?"""
+        return name == SERVERS_NAME and self.parent is None
+
+    @property
+    def is_listed(self) -> bool:
+        """Do listings of the directory above show it?"""
+        return True
+
+    @property
+    def holder(self) -> Route:
+        """The route whose directory this is, or would be."""
+        if self.route is not None:
+            return self.route
+        assert self.parent is not None, "a junction without a route has a parent"
+        return self.parent.holder
+
+    async def shown(self, synthesised: Attr) -> Attr:
+        """The attributes of the junction: its directory's, or `synthesised` where it has none.
+
+        Where the way to other routes leads through one that hangs, what was last known of that, so that it does not
+        keep them waiting.
+        """
+        if not self.children or not self.holder.offload.blocking:
+            return await self._ask(synthesised)
+        if time.monotonic() >= self.ask_after:
+            with contextlib.suppress(TimeoutError), trio.move_on_after(WAY_PATIENCE_S):
+                self.attr = await self._ask(synthesised)
+                return self.attr
+            self.ask_after = time.monotonic() + WAY_RETRY_S
+        return self.attr or synthesised
+
+    async def _ask(self, synthesised: Attr) -> Attr:
+        place = await self.place()
+        if place is None:
+            return synthesised
+        route, node = place
+        return await route.ask(route.volume.getattr, node)
+
+    async def place(self, make: bool = False) -> tuple[Route, int] | None:
+        """The directory under the junction: itself for a route's root, else what the backend has there, if anything.
+
+        With `make`, the backend is given a directory when it has none.
+        """
+        if self.route is not None:
+            return self.underlying
+        assert self.parent is not None, "a junction without a route has a parent"
+        above = await self.parent.place(make)
+        if above is None:
+            return None
+        route, node = above
+        try:
+            attr = await route.ask(route.volume.lookup, node, self.name)
+            self.underlying = (route, attr.node) if attr.is_dir else None
+        except FileNotFoundError:
+            self.underlying = None
+            if make:
+                route.check_writable()
+                owner = Caller(os.geteuid(), os.getegid())
+                attr = await route.call(route.changing.mkdir, node, self.name, 0o755, owner)
+                self.underlying = (route, attr.node)
+        return self.underlying
+
+
+class Pinned(Junction):
+    """A directory of the server's. No volume is asked about it, and nobody changes it or a name in it.
+
+    It is found by its name, and listed only if a route is below.
+
+    The kernel keeps it for good, and with it whatever a sandbox has mounted there: it is never told to drop the name.
+    """
+
+    timeout_s = ENDLESS_TIMEOUT_S
+
+    def __init__(self, inode: int, name: bytes, parent: Junction, permissions: int = 0o755) -> None:
+        super().__init__(inode, name, parent, None)
+        self._attr = servers_directory(permissions)
+
+    @property
+    def is_listed(self) -> bool:
+        return bool(self.children)  # `find /` in a sandbox shows files, and does not go through the system's
+
+    async def shown(self, synthesised: Attr) -> Attr:
+        return self._attr
+
+    async def place(self, make: bool = False) -> tuple[Route, int] | None:
+        if make:
+            raise oserror(errno.EPERM)
+        return None
+
+
+def servers_directory(permissions: int = 0o755) -> Attr:
+    """Attributes of a directory that is no volume's."""
+    since = time.time_ns()
+    times = {"atime_ns": since, "mtime_ns": since, "ctime_ns": since}
+    return Attr(0, stat.S_IFDIR | permissions, nlink=2, uid=os.geteuid(), gid=os.getegid(), **times)
+
+
+class MountTree:
+    """All routes of a mount, in all of its trees, and the junctions between them.
+
+    Trees are added by any thread while others read: what these go through is replaced as a whole.
+    """
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        """`routes[0]` is the default, at `/`; the others follow in any order, with distinct prefixes."""
+        self.routes = list(routes)
+        """Those of the main tree."""
+        self.attached = list(self.routes)
+        """Those of all trees, by their index."""
+        self._synthetic = 0
+        self._junctions: dict[int, Junction] = {}
+        self.ways: list[Junction] = []
+        """The junctions that stand for a directory of a volume, where that has one."""
+        self.root = self.grow(self.routes)
+        self.servers = Pinned(self.synthetic_inode(), SERVERS_NAME, self.root, 0o700)
+        """What `SERVERS_NAME` leads to in the main tree, for the server's user alone; its children are other trees."""
+        self.add({self.servers.inode: self.servers})
+
+    def grow(self, routes: Sequence[Route], pinned: Collection[bytes] = ()) -> Junction:
+        """A new tree, of routes as for the constructor; returns its root.
+
+        Args:
+            pinned: names in the root that are the server's. A route that has such a name is not in the tree; one below
+                it is, at the end of a way that is the server's, too.
+        """
+        root = Junction(inode_number(routes[0].index, ROOT_NODE), b"", None, routes[0])
+        nodes = {root.inode: root}
+
+        def put(child: Junction, parent: Junction) -> Junction:
+            parent.children[child.name] = nodes[child.inode] = child
+            return child
+
+        for name in pinned:
+            put(Pinned(self.synthetic_inode(), name, root), root)
+        for route in sorted(routes[1:], key=lambda route: route.prefix.count("/")):
+            *way, last = split(route.prefix)
+            junction = root
+            for name in way:
+                junction = junction.children.get(name) or put(self._way(name, junction), junction)
+            if last not in junction.children:
+                put(Junction(inode_number(route.index, ROOT_NODE), last, junction, route), junction)
+        self.add(nodes)
+        return root
+
+    def _way(self, name: bytes, parent: Junction) -> Junction:
+        inode = self.synthetic_inode()
+        return Pinned(inode, name, parent) if isinstance(parent, Pinned) else Junction(inode, name, parent, None)
+
+    def add(self, junctions: dict[int, Junction]) -> None:
+        """More junctions, for good."""
+        ways = [each for each in junctions.values() if each.route is None and not isinstance(each, Pinned)]
+        self.ways = [*self.ways, *ways]
+        self._junctions = {**self._junctions, **junctions}
+
+    def attach_twin(self, route: Route) -> Route:
+        """A twin of a route, which is in no tree yet."""
+        twin = route.twin(len(self.attached))
+        self.attached = [*self.attached, twin]
+        family = (route.files, *route.files.twins, twin)
+        for member in family:
+            member.twins = tuple(other for other in family if other is not member)
+        return twin
+
+    def volumes(self) -> list[tuple[Volume, list[Route]]]:
+        """Each volume with the routes of the main tree that have it: several, if it has several prefixes."""
+        distinct = {id(route.volume): route.volume for route in self.routes}.values()
+        return [(volume, [route for route in self.routes if route.volume is volume]) for volume in distinct]
+
+    def synthetic_inode(self) -> int:
+        """A number for a directory that is no volume's."""
+        self._synthetic += 1
+        return inode_number(SYNTHETIC_INDEX, self._synthetic)
+
+    def child(self, junction: Junction, name: bytes) -> Junction | None:
+        """What a name in a junction leads to, if not to something of the volume's."""
+        child = junction.children.get(name)
+        return self.servers if child is None and name == SERVERS_NAME and junction is self.root else child
+
+    def is_volumes(self, parent: int, name: bytes) -> bool:
+        """Is a name in a directory the volume's? It is not where it leads to a junction, or is the server's."""
+        junction = self._junctions.get(parent)
+        return junction is None or not (name in junction.children or junction.is_servers(name))
+
+    def junction(self, inode: int) -> Junction | None:
+        """The junction an inode is, None for every ordinary directory (and leaf route roots have no children)."""
+        return self._junctions.get(inode)
+
+    def is_root(self, inode: int) -> bool:
+        """Is this the root of a tree?"""
+        junction = self._junctions.get(inode)
+        return junction is not None and junction.parent is None
+
+    def directory(self, route: Route, node: int) -> int:
+        """The number of a directory in the tree of this route: its own, or that of a junction that stands for it."""
+        for way in self.ways:
+            if way.underlying == (route, node):
+                return way.inode
+        return inode_number(route.index, node)

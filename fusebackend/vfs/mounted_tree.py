@@ -1,0 +1,428 @@
+"""`FileSystem`: the kernel's requests, answered by the volumes behind a mount tree.
+
+`Places` says where a request happens and counts what the kernel knows; this owns the handles, has the volumes do what
+is asked, tells the kernel what to forget when the other face changes something, and watchers of every change. It knows
+neither pyfuse3 nor sockets: `mount/operations.py` unpacks a request, awaits one method here, and packs the answer. All
+methods run on the mount's own loop.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from fusebackend.base.errors import oserror
+from fusebackend.base.paths import ROOT, AgentPath
+from fusebackend.protocol import Attr, AttrChanges, Caller, ObservableVolume, StatFs, Volume
+from fusebackend.vfs.calls.request import current, on_behalf_of
+from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S, RouteLimits
+from fusebackend.vfs.coherence.cached_readdir import may_be_kept
+from fusebackend.vfs.coherence.invalidation import KernelCache
+from fusebackend.vfs.coherence.prefill import fill
+from fusebackend.vfs.coherence.range_order import InOrder
+from fusebackend.vfs.coherence.revalidation import Revalidation
+from fusebackend.vfs.coherence.timeouts import DEFAULT_TTL_S, ENDLESS_TIMEOUT_S
+from fusebackend.vfs.coherence.write_barrier import Grace
+from fusebackend.vfs.handles import DirectoryHandle, FileHandle, HandleTable, OpenedFile, close_all, passes_page_cache
+from fusebackend.vfs.inode_resolver import check_name, routes_of
+from fusebackend.vfs.inodes import ROOT_INODE, Emit, Entry, KnownInode
+from fusebackend.vfs.junctions import MountTree, Route
+from fusebackend.vfs.listing import list_directory
+from fusebackend.vfs.open_node import open_existing, open_node
+from fusebackend.vfs.setid import disarm, disarming, discharge, refuse_confined
+from fusebackend.vfs.trees import Trees
+from fusebackend.vfs.watch.feed import ChangeFeed
+from fusebackend.vfs.xattrs import ExtendedAttributes
+
+log = logging.getLogger(__name__)
+
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_TRUNC
+_NOT_FOR_VOLUMES = os.O_CREAT | os.O_EXCL | os.O_TRUNC | os.O_NOCTTY
+
+
+class FileSystem(ExtendedAttributes):
+    """The mounted tree. See the module's docstring."""
+
+    def __init__(
+        self,
+        volumes: dict[AgentPath, Volume],
+        *,
+        ttl_s: float = DEFAULT_TTL_S,
+        deadline_s: float = DEFAULT_DEADLINE_S,
+        limits: Mapping[AgentPath, RouteLimits] | None = None,
+    ) -> None:
+        """
+        Args:
+            volumes: prefix → volume; `/` is the default and must be there, the others as `normalise_prefix` gives them.
+            ttl_s: for how many seconds the kernel may believe a route that has no change feed.
+            deadline_s: seconds after which a call into a blocking volume ends with ETIMEDOUT.
+            limits: prefix → other limits for the calls into that volume.
+        """
+        super().__init__(MountTree(routes_of(volumes, ttl_s, limits or {}, RouteLimits(deadline_s))))
+        self.files: HandleTable[FileHandle] = HandleTable()
+        self.directories: HandleTable[DirectoryHandle] = HandleTable()
+        self.revalidation = Revalidation(self.tree, self.dentries, lambda: self.invalidation.kernel)
+        self.feed = ChangeFeed(self.tree, self.names)
+        self.trees = Trees(self.tree, self.invalidation, self.feed)
+        self.grace = Grace(self.files)
+        self.order = InOrder()
+        self._unguard: list[Callable[[], None]] = []
+
+    @classmethod
+    def of(cls, backend: Any, **options: Any) -> FileSystem:
+        """The file system of a `CompositeBackend`, or of a single backend at `/`. Options as for the constructor."""
+        from fusebackend.composite.backend import CompositeBackend
+        from fusebackend.remote.volume import volume_of
+
+        parts = backend.mounts() if isinstance(backend, CompositeBackend) else {ROOT: backend}
+        return cls({prefix: volume_of(part) for prefix, part in parts.items()}, **options)
+
+    @property
+    def wants_flush(self) -> bool:
+        """Must the kernel tell us of every close? Only where a close can fail: with whole-file buffers."""
+        return any(not route.volume.features.random_writes for route in self.tree.routes)
+
+    @property
+    def changes(self) -> int:
+        """Grows with every change of any name or attribute, whoever makes it."""
+        return self._own_changes + self.invalidation.changes
+
+    # -- names -------------------------------------------------------------------------------------------------
+
+    async def lookup(self, parent: int, name: bytes) -> Entry:
+        check_name(name)
+        junction = self.tree.junction(parent)
+        if junction is not None:
+            child = self.tree.child(junction, name)
+            if child is not None:
+                attr = await child.shown(self._synthesised)
+                self.inodes.reference(child.inode, parent, name, attr)
+                return Entry(child.inode, attr, self._junction_timeout(child))
+            if junction.is_servers(name):
+                return Entry(0, None, ENDLESS_TIMEOUT_S)
+            if junction.route is None and await junction.place() is None:
+                return Entry(0, None, 0)
+        route, node = await self._place(parent)
+        heard = self.invalidation.changes
+        try:
+            if route.shared:
+                attr = await self.revalidation.lookup(route, parent, node, name)
+            else:
+                attr = await self._look(route, node, name)
+        except OSError as error:
+            if error.errno != errno.ENOENT:
+                raise
+            timeout_s = self.invalidation.absent.note(route, parent, name)
+            if route.files is not route:
+                self.twins.given(parent, name)
+            if self.twins.contended and self.twins.is_contended(parent):
+                timeout_s = 0.0
+            # What has changed while we were asking is not to be believed.
+            return self._fresh(Entry(0, None, timeout_s), heard)
+        return self.entry(route, parent, name, attr, heard)
+
+    async def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Entry:
+        await refuse_confined(mode)
+        route, node = await self._place_for_name(parent, name)
+        entry = await self._made(route, parent, name, route.changing.mknod, node, name, mode, rdev, caller)
+        if self.inodes.beside:
+            await self.twins.named(route, (node, name))
+        return entry
+
+    async def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Entry:
+        route, node = await self._place_for_name(parent, name)
+        entry = await self._made(route, parent, name, route.changing.mkdir, node, name, mode, caller)
+        self.inodes.listed(entry.inode, 0)
+        if self.inodes.beside:
+            await self.twins.named(route, (node, name))
+        return entry
+
+    async def symlink(self, parent: int, name: bytes, target: bytes, caller: Caller) -> Entry:
+        route, node = await self._place_for_name(parent, name)
+        entry = await self._made(route, parent, name, route.changing.symlink, node, name, target, caller)
+        if self.inodes.beside:
+            await self.twins.named(route, (node, name))
+        return entry
+
+    async def link(self, inode: int, new_parent: int, new_name: bytes) -> Entry:
+        route, node = await self._place_for_name(new_parent, new_name)
+        source, source_node = await self._place(inode)
+        if source.files is not route.files:
+            raise oserror(errno.EXDEV)
+        entry = await self._made(route, new_parent, new_name, route.changing.link, source_node, node, new_name)
+        if self.inodes.beside:
+            await self.twins.named(route, (node, new_name))
+        # The kernel applies it whatever it has been told of the file meanwhile (`create_new_entry`, fs/fuse/dir.c).
+        return entry._replace(timeout_s=0.0)
+
+    async def unlink(self, parent: int, name: bytes) -> None:
+        route, node = await self._place_for_name(parent, name)
+        await route.call(route.changing.unlink, node, name)
+        self.dentries.gone((parent, name))
+        if self.inodes.beside:
+            await self.twins.named(route, (node, name))
+
+    async def rmdir(self, parent: int, name: bytes) -> None:
+        route, node = await self._place_for_name(parent, name)
+        await route.call(route.changing.rmdir, node, name)
+        self.dentries.gone((parent, name))
+        if self.inodes.beside:
+            await self.twins.named(route, (node, name))
+
+    async def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int) -> None:
+        route, node = await self._place_for_name(parent, name)
+        new_route, new_node = await self._place_for_name(new_parent, new_name)
+        if route is not new_route:
+            raise oserror(errno.EXDEV)
+        old, new = (parent, node), (new_parent, new_node)
+        if not route.shared:
+            renamed = await route.call(self.names.rename, route, old, name, new, new_name, flags)
+            if renamed.untold:
+                self.invalidation.drop((parent, name), (new_parent, new_name))
+            if self.inodes.beside:
+                await self.twins.named(route, (node, name), (new_node, new_name), moved=renamed.directory)
+            return
+        await route.call(route.changing.rename, node, name, new_node, new_name, flags)
+        for inode, place in self.dentries.renamed((parent, name), (new_parent, new_name), flags):
+            self.names.found(inode, place)
+        if self.inodes.beside:
+            await self.twins.named(route, (node, name), (new_node, new_name))
+
+    async def _place_for_name(self, parent: int, name: bytes) -> tuple[Route, int]:
+        self.revalidation.arrived()
+        return await super()._place_for_name(parent, name)
+
+    # -- attributes --------------------------------------------------------------------------------------------
+
+    async def getattr(self, inode: int) -> Entry:
+        junction = self.tree.junction(inode)
+        if junction is not None:
+            return Entry(inode, await junction.shown(self._synthesised), self._junction_timeout(junction))
+        route, node = await self._place(inode)
+        heard = self.invalidation.changes
+        attr = await route.ask(route.volume.getattr, node)
+        if route.shared:
+            self.settling.answered(inode, attr.version)
+        return self._fresh(self._told(route, inode, attr), heard)
+
+    async def setattr(self, inode: int, changes: AttrChanges, by_handle: bool = False) -> Entry:
+        route, node = await self._place(inode, make=True)
+        route.check_writable()
+        self._own_changes += 1
+        known = self.inodes.get(inode)
+        if changes.mode is not None:
+            await refuse_confined(changes.mode, partial(self._is_directory, route, node))
+        if known is not None:
+            known.filled = False  # the kernel drops the pages of a file whose time has moved
+        if known is None or known.sets_id:
+            changes = await route.call(disarming, route.volume, node, changes, current())
+        heard = self.invalidation.changes
+        if route.shared and not by_handle and (changes.size is not None or known is None or not known.opens):
+            attr = await self.revalidation.call(route, inode, route.changing.setattr, node, changes)
+        else:
+            attr = await route.call(route.changing.setattr, node, changes)
+        entry = self._fresh(self._told(route, inode, attr), heard)
+        if self.inodes.beside and attr.is_dir:
+            self.twins.attributes(route, node)
+        return entry
+
+    async def _is_directory(self, route: Route, node: int) -> bool:
+        return (await route.ask(route.volume.getattr, node)).is_dir
+
+    async def readlink(self, inode: int) -> bytes:
+        route, node = await self._place(inode)
+        if route.shared:
+            return await self.revalidation.readlink(route, inode, node)
+        return await route.ask(route.volume.readlink, node)
+
+    async def statfs(self) -> StatFs:
+        """Of the default volume: FUSE's statfs does not say which inode it is asked for."""
+        default = self.tree.routes[0]
+        return await default.ask(default.volume.statfs)
+
+    # -- files -------------------------------------------------------------------------------------------------
+
+    async def create(self, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> tuple[Entry, OpenedFile]:
+        """A new file, open."""
+        await refuse_confined(mode)
+        route, node = await self._place_for_name(parent, name)
+        for_volume = flags & ~_NOT_FOR_VOLUMES
+        heard = self.invalidation.changes
+        try:
+            attr = await self._take(route, route.changing.create, node, name, mode, for_volume, caller)
+        except FileExistsError:
+            if flags & os.O_EXCL:
+                raise
+            return await open_existing(self, parent, name, flags)
+        entry = self.entry(route, parent, name, attr, heard)
+        handle = FileHandle(entry.inode, route.files, attr.node, for_volume)
+        known = self.inodes.get(entry.inode)
+        if known is not None:
+            known.capable = False
+        handle.direct = passes_page_cache(flags, attr.mode)
+        self._opened(handle, attr)
+        opened = OpenedFile(self.files.add(handle), True, handle.direct)
+        if self.inodes.beside:
+            await self.twins.named(route, (node, name))
+        return entry, opened
+
+    async def open(self, inode: int, flags: int) -> OpenedFile:
+        route, node = await self._place(inode)
+        if flags & _WRITING:
+            route.check_writable()
+        handle, truncate = FileHandle(inode, route, node, flags & ~_NOT_FOR_VOLUMES), bool(flags & os.O_TRUNC)
+        number = await self.grace.admit(handle)
+        try:
+            self._own_changes += truncate
+            if route.shared:
+                attr = await self.revalidation.call(route, inode, open_node, handle, truncate)
+            else:
+                attr = await route.call(open_node, handle, truncate)
+            if truncate:
+                self._truncated(inode, attr)
+        except BaseException:
+            self.grace.dismiss(number)
+            raise
+        keep = await self._are_good(route, inode, attr)
+        handle.direct = passes_page_cache(flags, attr.mode)
+        self._opened(handle, attr)
+        return OpenedFile(number, keep, handle.direct)
+
+    def _opened(self, handle: FileHandle, attr: Attr) -> None:
+        known = self.inodes.get(handle.inode)
+        if known is None:
+            return  # the kernel opens what it knows, and forgets nothing that is open
+        known.opens += 1
+        known.mappers += handle.can_map
+        if handle.flags & _WRITING:
+            known.filled = False
+        elif self.invalidation.kernel is not None:
+            fill(self.invalidation.kernel, handle, known, attr)
+
+    def _asked(self, number: int) -> FileHandle:
+        """The handle that is asked for something, on behalf of who has opened it, if anybody may have to wait."""
+        handle = self.files[number]
+        if handle.route.offload.blocking:
+            on_behalf_of(handle.opener.thread)
+        return handle
+
+    async def read(self, number: int, offset: int, size: int) -> bytes:
+        handle = self._asked(number)
+        await self.order.settled(handle.inode, offset, offset + size)
+        data = await handle.route.ask(handle.route.volume.read, handle.node, offset, size)
+        known = self.inodes.get(handle.inode)
+        if known is not None:
+            known.filled = True
+        return data
+
+    async def write(self, number: int, offset: int, data: bytes) -> int:
+        handle = self._asked(number)
+        self._own_changes += 1
+        known = self.inodes.get(handle.inode)
+        written = await self.order.write(handle, offset, data, known)
+        if known is not None:
+            known.wrote(offset + written, bool(handle.flags & os.O_APPEND))
+            if known.sets_id and not handle.privileged:
+                await self._disarm(handle, known)
+            if known.capable and handle.direct:
+                known.capable = False
+                await handle.route.call(discharge, handle.route.volume, handle.route.changing, handle.node)
+        return written
+
+    def _truncated(self, inode: int, attr: Attr) -> None:
+        known = self.inodes.get(inode)
+        if known is not None and known.sets_id and self.invalidation.kernel is not None:
+            self.invalidation.kernel.invalidate_inode(inode, attributes_only=True)  # its mode may be another one
+        if known is not None:
+            known.capable = False  # what there was the kernel has taken before it opened the file to be emptied
+        self.inodes.told(inode, attr)
+
+    async def _disarm(self, handle: FileHandle, known: KnownInode) -> None:
+        known.sets_id = False
+        await handle.route.call(disarm, handle.route.volume, handle.route.changing, handle.node, handle.opener)
+        if self.invalidation.kernel is not None:
+            self.invalidation.kernel.invalidate_inode(handle.inode, attributes_only=True)
+
+    async def flush(self, number: int) -> None:
+        handle = self._asked(number)
+        if not handle.route.volume.features.random_writes:
+            await handle.route.call(handle.route.changing.flush, handle.node)
+
+    async def fsync(self, number: int, datasync: bool) -> None:
+        handle = self._asked(number)
+        await handle.route.offload.sync(partial(handle.route.changing.fsync, handle.node, datasync))
+
+    async def release(self, number: int) -> None:
+        handle = self.grace.dismiss(number)
+        known = self.inodes.get(handle.inode)
+        if known is not None:
+            known.opens -= 1
+            known.mappers -= handle.can_map
+        await handle.route.call(handle.route.volume.release, handle.node, handle.flags)
+
+    # -- directories -------------------------------------------------------------------------------------------
+
+    async def opendir(self, inode: int) -> int:
+        junction = self.tree.junction(inode)
+        try:
+            route, node = await self._place(inode)
+        except FileNotFoundError:
+            if junction is None:
+                raise
+            return self.directories.add(DirectoryHandle(inode, None, 0, junction))
+        if route.shared:
+            await self.revalidation.check(route, inode)
+        kept = junction is None and await may_be_kept(self.inodes, route, inode, node)
+        return self.directories.add(DirectoryHandle(inode, route, node, junction, kept))
+
+    async def readdir(self, number: int, offset: int, emit: Emit) -> None:
+        """Emit entries from position `offset` until `emit` says that the kernel's buffer is full."""
+        await list_directory(self, self.directories[number], offset, emit)
+
+    async def fsyncdir(self, number: int, datasync: bool) -> None:
+        handle = self.directories[number]
+        if handle.route is not None:
+            await handle.route.offload.sync(partial(handle.route.changing.fsync, handle.node, datasync))
+
+    async def releasedir(self, number: int) -> None:
+        self.directories.remove(number)
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    def attach(self, kernel: KernelCache) -> None:
+        """From now on, tell the kernel what others change."""
+        self.invalidation.start(kernel)
+        self.feed.start(kernel)
+        self._unguard = [
+            volume.guard(partial(self.grace.begin, routes))
+            for volume, routes in self.tree.volumes()
+            if isinstance(volume, ObservableVolume)
+        ]
+
+    def detach(self) -> None:
+        for unguard in self._unguard:
+            unguard()
+        self.feed.stop()
+        self.invalidation.stop()
+
+    def close(self) -> None:
+        """The mount is gone: close what the kernel can't close any more, and make every volume durable. Blocks.
+
+        Every volume is tried, a blocking one under its deadline; the first error is raised at the end.
+        """
+        first: OSError | None = None
+        handles = [self.files.remove(number) for number, _ in self.files.items()]
+        nameless = dict(self._let_go([reference for reference in self.inodes.items() if reference[0] != ROOT_INODE]))
+        for route in self.tree.routes:
+            mine = [handle for handle in handles if handle.route is route]
+            try:
+                route.offload.finish(partial(close_all, route.volume, mine, nameless.get(route, [])))
+            except OSError as error:
+                log.error("could not close route %s: %s", route.prefix, error)
+                first = first or error
+        if first is not None:
+            raise first

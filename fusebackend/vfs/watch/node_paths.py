@@ -1,0 +1,176 @@
+"""`Names`: where in the mounted tree the nodes are that the kernel knows, for those who watch.
+
+The kernel speaks of inodes. For each one it knows, the inode table keeps the directory and the name by which it was
+last found, so a path is the way up to the next junction. A file's directory is noted by its number in the main tree,
+and may be known by that of another tree only; a path is the same in all trees. That stays true when
+
+- the kernel renames: `rename` does it and notes it in one step;
+- the other face moves something that is known: its descendants are known by it, and its new directory may not be known
+  at all, so it is noted with its whole path below the route (`adopt`) until the kernel finds it there;
+- a file has several names: those it was found by before are kept beside the last one.
+
+A name that went away is not noted, for that would cost every `unlink` a question. So a name is only believed when the
+volume says that it leads to the node (`leads_to`).
+
+All is called with the volume's lock held, in any thread; the table's records are changed one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from fusebackend.base import paths
+from fusebackend.base.errors import VANISHED
+from fusebackend.base.paths import AgentPath
+from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, Attr
+from fusebackend.vfs.inodes import SYNTHETIC_INDEX, InodeTable, KnownInode, inode_number, node_of, route_index
+from fusebackend.vfs.junctions import MountTree, Route
+
+DEEPEST = 4096
+"""A way up that is longer goes round in circles: a path has no more bytes."""
+
+
+class Renamed(NamedTuple):
+    """What came of a rename."""
+
+    untold: bool
+    """The kernel may think that it was something else: an agent has put another file under the name, and the kernel,
+    which holds its directories until it is answered, has not been told."""
+    directory: int | None
+    """The node that has another name, if it is a directory."""
+
+
+class Names:
+    """See the module's docstring."""
+
+    def __init__(self, tree: MountTree, inodes: InodeTable) -> None:
+        self._tree = tree
+        self._inodes = inodes
+        self._adopted: set[int] = set()
+
+    # -- paths -------------------------------------------------------------------------------------------------
+
+    def directory(self, route: Route, node: int) -> str | None:
+        """The path, inside its volume, of a directory that something has just been done in. None: nobody knows."""
+        return self._path(route, self.inode(route, node))
+
+    def of(self, route: Route, node: int) -> str | None:
+        """The path of a node, by a name that leads to it now; None for one that has none, as far as is known."""
+        inode = self.inode(route, node)
+        known = self._inodes.get(inode)
+        if self._tree.junction(inode) is not None or known is None:
+            return self._path(route, inode)
+        others = self._inodes.others.get(inode, [])
+        while not self._leads_to(route, known.parent, known.name, node):
+            if not others:
+                return None
+            known.parent, known.name = others.pop()
+        return self._path(route, inode)
+
+    def inode(self, route: Route, node: int) -> int:
+        """The number under which the kernel knows a node: its own, or a junction's that stands for it."""
+        number = self._tree.directory(route, node)
+        if route.files is route or self._inodes.get(number) is not None:
+            return number
+        return inode_number(route.files.index, node)
+
+    def _path(self, route: Route, inode: int) -> str | None:
+        names: list[bytes] = []
+        for _ in range(DEEPEST):
+            junction = self._tree.junction(inode)
+            if junction is not None:
+                top = route.inner(junction.path)
+                return paths.join(top, paths.to_text(b"/".join(reversed(names)))) if names else top
+            known = self._inodes.get(inode) or self._elsewhere(inode)
+            if known is None:
+                return None
+            names.append(known.name)
+            inode = known.parent
+        return None
+
+    def _elsewhere(self, inode: int) -> KnownInode | None:
+        """A directory that the kernel does not know by this number, as it knows it in another tree."""
+        for twin in self._tree.attached[route_index(inode)].twins if route_index(inode) != SYNTHETIC_INDEX else ():
+            known = self._inodes.get(inode_number(twin.index, node_of(inode)))
+            if known is not None:
+                return known
+        return None
+
+    def _leads_to(self, route: Route, directory: int, name: bytes, node: int) -> bool:
+        """Is `name` in this directory that node? What can't be asked is believed."""
+        junction = self._tree.junction(directory)
+        underlying = junction.underlying if junction is not None else (route, node_of(directory))
+        if underlying is None:
+            return False
+        at = underlying[1]
+        try:
+            for part in name.split(b"/"):
+                at = route.volume.lookup(at, part).node
+        except OSError as error:
+            return error.errno not in VANISHED
+        return at == node
+
+    # -- changes -----------------------------------------------------------------------------------------------
+
+    def rename(self, route: Route, parent: tuple[int, int], name: bytes, new_parent: tuple[int, int], new_name: bytes,
+               flags: int) -> Renamed:  # fmt: skip
+        """Have the volume rename, and note it. Directories are (inode, node)."""
+        volume = route.volume
+        with volume.lock:
+            moved = volume.lookup(parent[1], name)
+            other = volume.lookup(new_parent[1], new_name) if flags & RENAME_EXCHANGE else None
+            before = self._inner(route, parent, name) if self._adopted and moved.is_dir else None
+            route.changing.rename(parent[1], name, new_parent[1], new_name, flags)
+            if self._inodes.beside:
+                self._renamed(route, moved, new_parent, new_name)
+            else:
+                self._inodes.renamed(inode_number(route.index, moved.node), new_parent[0], new_name, moved)
+            if other is not None:
+                self._renamed(route, other, parent, name)
+            if before is not None:
+                self._carry(route, before, self._inner(route, new_parent, new_name), other is not None)
+            return Renamed(volume.untold > 0, moved.node if self._inodes.beside and moved.is_dir else None)
+
+    def _renamed(self, route: Route, attr: Attr, parent: tuple[int, int], name: bytes) -> None:
+        self._inodes.renamed(route.number(attr), route.above(attr, parent[0]), name, attr)
+        for twin in route.twins if attr.is_dir else ():
+            self._inodes.renamed(inode_number(twin.index, attr.node), self._tree.directory(twin, parent[1]), name, attr)
+
+    def found(self, inode: int, place: tuple[int, bytes]) -> None:
+        """The kernel has an inode under another (directory, name)."""
+        known = self._inodes.get(inode)
+        if known is not None:
+            known.parent, known.name = place
+
+    def _inner(self, route: Route, parent: tuple[int, int], name: bytes) -> str | None:
+        above = self._path(route, parent[0])
+        return None if above is None else paths.join(above, paths.to_text(name))
+
+    def adopt(self, routes: Iterable[Route], node: int | None, before: str, after: str) -> None:
+        """The other face has moved something from one path of a volume, mounted as these routes, to another."""
+        for route in routes:
+            self._carry(route, before, after, False)
+            for each in (route, *route.twins):
+                inode = inode_number(each.index, node) if node is not None else 0
+                known = self._inodes.get(inode)
+                if known is not None:
+                    known.parent = inode_number(each.index, ROOT_NODE)
+                    known.name = paths.to_name(after.strip("/"))
+                    self._adopted.add(inode)
+
+    def _carry(self, route: Route, before: str, after: str | None, exchanged: bool) -> None:
+        """What was adopted below a directory goes with it."""
+        indexes = (route.index, *(twin.index for twin in route.twins))
+        for inode in tuple(self._adopted):
+            known = self._inodes.get(inode)
+            top = inode_number(route_index(inode), ROOT_NODE)
+            if known is None or known.parent != top or b"/" not in known.name:
+                self._adopted.discard(inode)  # forgotten, or found again since
+                continue
+            path = AgentPath("/" + paths.to_text(known.name))
+            old, new = before.rstrip("/"), (after or "").rstrip("/")
+            if exchanged and paths.is_below(path, new):
+                old, new = new, old
+            if route_index(inode) in indexes and paths.is_below(path, old) and path != old:
+                known.name = paths.to_name((new + path[len(old) :]).strip("/"))

@@ -1,0 +1,16 @@
+"""POSIX rules and the agent face, for every native volume.
+
+native.py        `NativeVolume`: a lock and a change feed
+posix.py         `TreeVolume`: the POSIX rules
+storage.py       … and what they ask of a place to keep things in
+file_bytes.py    bytes of files in chunks
+chunks.py        a chunk, and a cache of them
+agent_face.py    `VolumeBackend`: the agent's verbs over a volume
+walk.py          paths, and the files below a directory
+search.py        `grep` and `glob`
+contents.py      whole contents
+removal.py       deleting a tree, in portions
+trigram.py       entries of a trigram index
+readonly.py      a volume that changes nothing
+damage.py        rows that no volume writes
+"""

@@ -1,0 +1,447 @@
+"""`VolumeBackend`: the agent face of any native volume, over its kernel face alone.
+
+Every verb takes a path, resolves it inside the volume, and answers with a record; what can't be done is an error in
+that record, never an exception. A change is made under `volume.lock`, and told to the volume's subscribers when the
+lock is free again, for a mount has kernel caches to invalidate.
+
+A subclass is a backend with a constructor of its own, and overrides only what its volume can do faster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import stat
+import sys
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import IO, Literal, Self
+
+from fusebackend import text
+from fusebackend.base import budget, errors, paths
+from fusebackend.base.globs import GlobError
+from fusebackend.base.paths import AgentPath, PathError
+from fusebackend.protocol import (
+    READ_LIMIT_LINES,
+    RENAME_NOREPLACE,
+    ROOT_NODE,
+    Attr,
+    BackendProtocol,
+    Caller,
+    Change,
+    Changes,
+    DeleteResult,
+    EditResult,
+    FileDownloadResponse,
+    FileInfo,
+    FileUploadResponse,
+    GlobResult,
+    GrepResult,
+    LsResult,
+    MoveResult,
+    ReadResult,
+    WriteResult,
+)
+from fusebackend.volumes.contents import (
+    FileContents,
+    overwrite,
+    read_all,
+    read_with,
+    require_regular,
+    rewrite,
+    write_pieces,
+)
+from fusebackend.volumes.native import NativeVolume
+from fusebackend.volumes.removal import Doomed, remove_tree
+from fusebackend.volumes.search import file_info, glob_files, grep_files
+from fusebackend.volumes.walk import Place, entries, resolve, resolve_from
+
+FILE_MODE = 0o644
+DIRECTORY_MODE = 0o755
+
+Refusal = (OSError, PathError, GlobError)
+"""What becomes an error in a record."""
+
+EDITED_LOCKED_BYTES = 256 << 10
+"""A file is edited under the volume's lock up to this size: a millisecond."""
+
+EDIT_ATTEMPTS = 3
+
+
+class VolumeBackend(BackendProtocol):
+    """The agent's verbs over a volume.
+
+    Args:
+        volume: the kernel face. The backend owns it from now on: `close` closes it.
+        on_exists: what `write` does to an existing file, `"error"` (the seeds) or `"replace"` (deepagents 0.7).
+
+    Attributes:
+        max_file_bytes: larger files are EFBIG, for these verbs hold a file's contents in memory. A sparse file may
+            claim any size.
+        max_search_bytes: larger files are passed over by `grep`, and its answer says `truncated`.
+    """
+
+    max_file_bytes: int = 2 << 30
+    max_search_bytes: int = 2 << 30
+
+    def __init__(self, volume: NativeVolume, *, on_exists: Literal["error", "replace"] = "error") -> None:
+        if on_exists not in ("error", "replace"):
+            raise ValueError(f"on_exists must be 'error' or 'replace', not {on_exists!r}")
+        self.volume = volume
+        self.on_exists = on_exists
+        self._closed = False
+
+    def close(self) -> None:
+        """Make everything durable and let go of files and connections. Twice is once."""
+        if not self._closed:
+            self._closed = True
+            self.volume.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- reading -----------------------------------------------------------------------------------------------
+
+    def ls(self, path: str) -> LsResult:
+        try:
+            place = resolve(self.volume, path)
+            directory = place.found
+            if not directory.is_dir:
+                raise errors.oserror(errno.ENOTDIR)
+            trail = (*place.trail, directory.node)
+            base = paths.normalise(path)
+            found = budget.current().kept(entries(self.volume, directory.node), _size_of)
+            infos = [self._info(base, trail, name, attr) for name, attr in found]
+        except PathError as error:
+            return LsResult(error=str(error))
+        except OSError as error:
+            words = {errno.ENOENT: "path_not_found", errno.ESTALE: "path_not_found", errno.ENOTDIR: "not_a_directory"}
+            return LsResult(error=f"Path '{path}': {words.get(error.errno or 0) or errors.code_of(error)}")
+        return LsResult(entries=sorted(infos, key=lambda info: info["path"]))
+
+    def _info(self, base: AgentPath, trail: tuple[int, ...], name: bytes, attr: Attr) -> FileInfo:
+        path = paths.join(base, paths.to_text(name))
+        if stat.S_ISLNK(attr.mode):
+            try:
+                attr = resolve_from(self.volume, trail, [name]).attr or attr
+            except OSError:
+                return file_info(path, attr)  # a link that leads nowhere, or out of here, is listed as itself
+        return file_info(path, attr, is_dir=attr.is_dir)
+
+    def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
+        try:
+            attr = resolve(self.volume, file_path).found
+            modified_at = text.iso_time(attr.mtime_ns)
+            result = self._read(file_path, attr, offset, limit)
+        except Refusal as error:
+            if _is_missing(error):
+                return ReadResult(error=f"File '{file_path}' not found")
+            return ReadResult(error=_sentence(f"File '{file_path}'", error))
+        if result.file_data is not None:
+            result.file_data["modified_at"] = modified_at
+        return result
+
+    def _read(self, path: str, attr: Attr, offset: int, limit: int) -> ReadResult:
+        if text.has_binary_extension(path):
+            refused = text.too_large_video(path, attr.size)
+            return refused or text.read_binary(read_all(self.volume, attr, self.max_file_bytes))
+        take = functools.partial(text.read_pieces, offset=offset, limit=limit, kept=budget.current().hold)
+        try:
+            return read_with(self.volume, attr, self.max_file_bytes, take)
+        except UnicodeDecodeError:
+            return text.read_binary(read_all(self.volume, attr, self.max_file_bytes))
+
+    def grep(
+        self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
+    ) -> GrepResult:
+        path = "/" if path is None else path
+        try:
+            with budget.granted():
+                limit = min(self.max_search_bytes, self.max_file_bytes)
+                return self._grep_files(pattern, path, glob, max_count, limit)
+        except Refusal as error:
+            return GrepResult(error=_sentence(f"Error searching '{path}'", error))
+
+    def _grep_files(
+        self, pattern: str, path: str, glob: str | None, max_count: int | None, max_bytes: int
+    ) -> GrepResult:
+        """What a faster `grep` overrides: see `search.grep_files`, which it has to agree with."""
+        return grep_files(self.volume, pattern, path, glob, max_count, max_bytes)
+
+    def glob(self, pattern: str, path: str | None = None) -> GlobResult:
+        path = "/" if path is None else path
+        try:
+            with budget.granted():
+                return self._glob_files(pattern, path)
+        except Refusal as error:
+            return GlobResult(error=_sentence(f"Error searching '{path}'", error))
+
+    def _glob_files(self, pattern: str, path: str) -> GlobResult:
+        """What a faster `glob` overrides: see `search.glob_files`."""
+        return glob_files(self.volume, pattern, path)
+
+    def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
+        return [self._download(path) for path in paths]
+
+    def _download(self, path: str) -> FileDownloadResponse:
+        try:
+            content = read_all(self.volume, resolve(self.volume, path).found, self.max_file_bytes)
+        except Refusal as error:
+            return FileDownloadResponse(path=path, error=_code(error))
+        return FileDownloadResponse(path=path, content=content)
+
+    def download_to(self, path: str, file: IO[bytes]) -> FileDownloadResponse:
+        """`download_files` of one file into another, which is empty, piece by piece. The answer has no content."""
+
+        def take(pieces: Iterable[bytes]) -> None:
+            file.seek(0)  # it changed while it was read, so it is read again
+            file.truncate()
+            for piece in pieces:
+                file.write(piece)
+
+        try:
+            read_with(self.volume, resolve(self.volume, path).found, self.max_file_bytes, take)
+        except Refusal as error:
+            return FileDownloadResponse(path=path, error=_code(error))
+        return FileDownloadResponse(path=path)
+
+    # -- writing -----------------------------------------------------------------------------------------------
+
+    def write(self, file_path: str, content: str) -> WriteResult:
+        try:
+            data = content.encode("utf-8")
+        except UnicodeEncodeError as error:
+            return WriteResult(error=f"Error writing file '{file_path}': content is not valid text: {error}")
+        try:
+            self._put(file_path, data, replace=self.on_exists == "replace")
+        except Refusal as error:
+            if isinstance(error, OSError) and error.errno == errno.EEXIST:
+                return WriteResult(
+                    error=f"Cannot write to {file_path} because it already exists. "
+                    "Read and then make an edit, or write to a new path."
+                )
+            return WriteResult(error=_sentence(f"Error writing file '{file_path}'", error))
+        return WriteResult(path=paths.normalise(file_path))
+
+    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
+        return [self._upload(path, content) for path, content in files]
+
+    def _upload(self, path: str, content: bytes) -> FileUploadResponse:
+        if not isinstance(content, (bytes, bytearray, memoryview)):
+            return FileUploadResponse(path=path, error=f"content must be bytes, not {type(content).__name__}")
+        try:
+            self._put(path, bytes(content), replace=True)
+        except Refusal as error:
+            return FileUploadResponse(path=path, error=_code(error))
+        return FileUploadResponse(path=path)
+
+    def upload_from(self, path: str, file: IO[bytes]) -> FileUploadResponse:
+        """`upload_files` of one that is in a file, piece by piece."""
+        try:
+            self._put(path, FileContents(file), replace=True)
+        except Refusal as error:
+            return FileUploadResponse(path=path, error=_code(error))
+        return FileUploadResponse(path=path)
+
+    def _put(self, path: str, data: bytes | FileContents, *, replace: bool) -> None:
+        """Create a file, or replace the contents of one in place. EEXIST when it is there and `replace` is not set."""
+        with self._rewriting(path if replace else None) as changes:
+            # As open(2): O_EXCL finds a symbolic link itself in the way, without it a link is followed.
+            place = resolve(self.volume, path, follow=replace)
+            if place.attr is None:
+                self._create(place, data, changes)
+            elif not replace:
+                raise errors.oserror(errno.EEXIST)
+            else:
+                require_regular(place.attr)
+                # Told even if it fails half-way: what is there now is not what was.
+                changes.append(Change(node=place.attr.node))
+                changes.report("modified", place.path)
+                overwrite(self.volume, place.attr.node, data)
+
+    def _create(self, place: Place, data: bytes | FileContents, changes: Changes) -> None:
+        with self._parents(place, changes) as parent:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+            node = self.volume.create(parent, place.name, FILE_MODE, flags, caller()).node
+            try:
+                try:
+                    write_pieces(self.volume, node, data)
+                finally:
+                    self.volume.release(node, flags)
+            except OSError:
+                self.volume.unlink(parent, place.name)  # no half-written file where there was none
+                raise
+        changes.append(Change(node=node, parent=parent, name=place.name))
+        changes.report("created", place.path)
+
+    def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
+        try:
+            outcome = self._edit(file_path, old_string, new_string, replace_all)
+        except Refusal as error:
+            if _is_missing(error):
+                return EditResult(error=f"Error: File '{file_path}' not found")
+            return EditResult(error=_sentence(f"Error editing file '{file_path}'", error))
+        except UnicodeDecodeError:
+            return EditResult(error=f"Error: File '{file_path}' is not UTF-8 text and can't be edited")
+        except UnicodeEncodeError as error:
+            return EditResult(error=f"Error editing file '{file_path}': new_string is not valid text: {error}")
+        if isinstance(outcome, str):
+            return EditResult(error=outcome)
+        return EditResult(path=paths.normalise(file_path), occurrences=outcome)
+
+    def _edit(self, path: str, old: str, new: str, replace_all: bool) -> int | str:
+        """With the lock free while the new contents are made, as long as the file does not change meanwhile: of a large
+        one that takes long."""
+        for _ in range(EDIT_ATTEMPTS):
+            attr = resolve(self.volume, path).found
+            if attr.size <= EDITED_LOCKED_BYTES:
+                break
+            node, seen = attr.node, attr.fingerprint
+            before = read_all(self.volume, attr, self.max_file_bytes)
+            edited = self._edited(before, old, new, replace_all)
+            with self._rewriting(path) as changes:
+                place = resolve(self.volume, path)
+                if place.found.node == node and place.found.fingerprint == seen:
+                    return edited if isinstance(edited, str) else self._store(place, before, *edited, changes)
+        with self._rewriting(path) as changes:
+            place = resolve(self.volume, path)
+            before = read_all(self.volume, place.found, self.max_file_bytes)
+            edited = self._edited(before, old, new, replace_all)
+            return edited if isinstance(edited, str) else self._store(place, before, *edited, changes)
+
+    def _edited(self, before: bytes, old: str, new: str, replace_all: bool) -> tuple[bytes, int] | str:
+        content = before.decode("utf-8")
+        budget.current().hold(2 * sys.getsizeof(content) + len(before))  # itself, replaced, and that as bytes
+        outcome = text.replace_string(content, old, new, replace_all)
+        if isinstance(outcome, str):
+            return outcome
+        return outcome[0].encode("utf-8"), outcome[1]
+
+    def _store(self, place: Place, before: bytes, after: bytes, occurrences: int, changes: Changes) -> int:
+        node = place.found.node
+        changes.append(Change(node=node))
+        changes.report("modified", place.path)
+        rewrite(self.volume, node, before, after)
+        return occurrences
+
+    @contextlib.contextmanager
+    def _rewriting(self, path: str | None) -> Iterator[Changes]:
+        """`changing`, after those who are reading the file there."""
+        with contextlib.ExitStack() as stack:
+            if path is not None and self.volume.is_guarded:
+                with contextlib.suppress(*Refusal):  # it will be refused again
+                    stack.enter_context(self.volume.rewriting(resolve(self.volume, path).found.node))
+            yield stack.enter_context(self.volume.changing())
+
+    # -- names -------------------------------------------------------------------------------------------------
+
+    def move(self, source: str, destination: str) -> MoveResult:
+        try:
+            self._move(source, destination)
+        except Refusal as error:
+            if isinstance(error, OSError) and error.errno == errno.EEXIST:
+                return MoveResult(error=f"Cannot move to {destination} because it already exists.")
+            if _is_missing(error):
+                return MoveResult(error=f"Error: File '{source}' not found")
+            return MoveResult(error=_sentence(f"Error moving '{source}' to '{destination}'", error))
+        return MoveResult(path=paths.normalise(destination))
+
+    def _move(self, source: str, destination: str) -> None:
+        with self.volume.changing() as changes:
+            old = resolve(self.volume, source, follow=False)
+            moved = old.found
+            new = resolve(self.volume, destination, follow=False)
+            if moved.node == ROOT_NODE:
+                raise OSError(errno.EBUSY, "The root can't be moved")
+            if new.attr is not None:
+                raise errors.oserror(errno.EEXIST)
+            if moved.node in new.trail:
+                raise OSError(errno.EINVAL, "A directory can't be moved into itself")
+            with self._parents(new, changes) as parent:
+                self.volume.rename(old.parent, old.name, parent, new.name, RENAME_NOREPLACE)
+            changes += [Change(node=old.parent), Change(node=moved.node, parent=old.parent, name=old.name)]
+            changes.append(Change(node=moved.node, parent=parent, name=new.name))
+            changes.report("moved", _shown(new.path, moved), _shown(old.path, moved), moved.node)
+
+    def delete(self, file_path: str) -> DeleteResult:
+        try:
+            self._delete(file_path)
+        except Refusal as error:
+            if _is_missing(error):
+                return DeleteResult(error=f"Error: File '{file_path}' not found")
+            return DeleteResult(error=_sentence(f"Error deleting '{file_path}'", error))
+        return DeleteResult(path=paths.normalise(file_path))
+
+    def _delete(self, path: str) -> None:
+        with self.volume.changing() as changes:
+            place = resolve(self.volume, path, follow=False)
+            node = place.found.node
+            if node == ROOT_NODE:
+                raise OSError(errno.EBUSY, "The root can't be deleted")
+            changes.append(Change(node=place.parent))
+            if not place.found.is_dir:
+                self.volume.unlink(place.parent, place.name)
+                changes.append(Change(node=node, parent=place.parent, name=place.name))
+                changes.report("deleted", place.path)
+                return
+        self._delete_tree(Doomed(place.parent, place.name, node, place.path))
+
+    def _delete_tree(self, top: Doomed) -> None:
+        remove_tree(self.volume, top)
+
+    @contextlib.contextmanager
+    def _parents(self, place: Place, changes: Changes) -> Iterator[int]:
+        """Make the directories that a place lacks, and give the one that is to hold its name. An error undoes them."""
+        changes.append(Change(node=place.parent))
+        made: list[tuple[int, bytes, int]] = []
+        parent = place.parent
+        try:
+            for name in place.missing:
+                node = self.volume.mkdir(parent, name, DIRECTORY_MODE, caller()).node
+                made.append((parent, name, node))
+                parent = node
+            yield parent
+        except OSError:
+            for directory, name, _ in reversed(made):
+                self.volume.rmdir(directory, name)
+            raise
+        changes += [Change(node=node, parent=directory, name=name) for directory, name, node in made]
+        for path in place.missing_paths:
+            changes.report("created", path + "/")
+
+
+def _shown(path: AgentPath, attr: Attr) -> str:
+    return path + "/" if attr.is_dir else path
+
+
+def _size_of(entry: tuple[bytes, Attr]) -> int:
+    return budget.ENTRY_BYTES + len(entry[0])
+
+
+def caller() -> Caller:
+    """Whose what an agent makes is: the server's own user."""
+    return Caller(os.geteuid(), os.getegid(), os.getpid())
+
+
+def _is_missing(error: Exception) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.ENOENT, errno.ESTALE)
+
+
+def _why(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def _sentence(doing: str, error: Exception) -> str:
+    """A path or a pattern that is refused says so itself; an errno needs to be told of what."""
+    return f"{doing}: {_why(error)}" if isinstance(error, OSError) else str(error)
+
+
+def _code(error: Exception) -> str:
+    return errors.code_of(error) if isinstance(error, OSError) else errors.INVALID_PATH

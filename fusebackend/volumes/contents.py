@@ -1,0 +1,172 @@
+"""The contents of a regular file over the kernel face, as a whole.
+
+A reader sees one version of a file: up to `LOCKED_BYTES` are read in one go under the volume's lock; a larger file is
+read piece by piece with the lock free, so that a mount is not held up, and again when it changed meanwhile. A writer
+calls with the lock held.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from typing import IO, TypeVar
+
+from fusebackend.base import budget
+from fusebackend.base.errors import oserror
+from fusebackend.protocol import Attr, AttrChanges, Volume
+
+log = logging.getLogger(__name__)
+
+PIECE_BYTES = 1 << 20
+"""Read or written by one call of the kernel face."""
+
+LOCKED_BYTES = 8 << 20
+"""Read under the lock in one go: a few milliseconds."""
+
+ATTEMPTS = 3
+"""So often a larger file is read without the lock; if it changes each time, the lock is held for the next."""
+
+T = TypeVar("T")
+
+
+def require_regular(attr: Attr) -> None:
+    """EISDIR for a directory, EINVAL for a FIFO, socket or device: opening one of those could wait for ever."""
+    if attr.is_dir:
+        raise oserror(errno.EISDIR)
+    if not stat.S_ISREG(attr.mode):
+        raise OSError(errno.EINVAL, "Not a regular file")
+
+
+@contextlib.contextmanager
+def opened(volume: Volume, node: int, flags: int) -> Iterator[None]:
+    volume.open(node, flags)
+    try:
+        yield
+    finally:
+        volume.release(node, flags)
+
+
+def read_with(volume: Volume, attr: Attr, max_bytes: int, take: Callable[[Iterable[bytes]], T]) -> T:
+    """What `take` makes of the file's bytes, which it is given in pieces; it may be called more than once.
+
+    Raises:
+        OSError: as `require_regular`; EFBIG when the file is larger than `max_bytes`; what the volume raises.
+        Spent: whoever asks may not hold so much in memory (`Budget.hold`).
+    """
+    require_regular(attr)
+    node = attr.node
+    left = budget.current()
+    with opened(volume, node, os.O_RDONLY):
+        for _ in range(ATTEMPTS):
+            with volume.viewing():
+                attr = volume.getattr(node)
+                size, before = attr.size, attr.fingerprint  # at once: the volume may change what it gave
+                if size > max_bytes:
+                    raise oserror(errno.EFBIG)
+                if size <= LOCKED_BYTES:
+                    left.hold(size)
+                data = list(_pieces(volume, node, size)) if size <= LOCKED_BYTES else None
+            if data is not None:
+                outcome = take(data)
+                left.hold(-size)
+                return outcome
+            outcome = take(_pieces(volume, node))
+            if volume.getattr(node).fingerprint == before:
+                return outcome
+        with volume.viewing():
+            return take(_pieces(volume, node))
+
+
+def read_all(volume: Volume, attr: Attr, max_bytes: int) -> bytes:
+    """The bytes of a file; errors as `read_with`."""
+    left = budget.current()
+
+    def join(pieces: Iterable[bytes]) -> bytes:
+        """Counted as they come, and until they are joined once more for what is made of them."""
+        counted: Iterator[bytes] = left.kept(pieces, _twice)
+        joined = b"".join(counted)
+        left.hold(-len(joined))
+        return joined
+
+    return read_with(volume, attr, max_bytes, join)
+
+
+def _twice(piece: bytes) -> int:
+    return 2 * len(piece)
+
+
+def _pieces(volume: Volume, node: int, size: int = 0) -> Iterator[bytes]:
+    """Of a file whose size can't change meanwhile, that saves asking what comes after it. A file that says it is empty
+    may not be (proc(5))."""
+    offset = 0
+    while piece := volume.read(node, offset, PIECE_BYTES):
+        yield piece
+        offset += len(piece)
+        if offset == size:
+            return
+
+
+class FileContents:
+    """Contents that are in a file and not in memory, for `write_pieces` and `overwrite`."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._size = file.seek(0, os.SEEK_END)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def piece(self, offset: int) -> bytes:
+        self._file.seek(offset)
+        return self._file.read(PIECE_BYTES)
+
+
+def write_pieces(volume: Volume, node: int, data: bytes | FileContents, start: int = 0) -> None:
+    """Write `data[start:]` where it belongs, to a node that is open."""
+    view = data if isinstance(data, FileContents) else memoryview(data)
+    for offset in range(start, len(data), PIECE_BYTES):
+        piece = view.piece(offset) if isinstance(view, FileContents) else bytes(view[offset : offset + PIECE_BYTES])
+        volume.write(node, offset, piece)
+    if not volume.features.random_writes:
+        volume.flush(node)
+
+
+def overwrite(volume: Volume, node: int, data: bytes | FileContents, start: int = 0) -> None:
+    """Make `data` the contents of a file whose first `start` bytes are right already. In place: links and open handles
+    see it."""
+    with opened(volume, node, os.O_WRONLY):
+        _overwrite(volume, node, data, start)
+
+
+def _overwrite(volume: Volume, node: int, data: bytes | FileContents, start: int) -> None:
+    if volume.getattr(node).size > len(data):
+        volume.setattr(node, AttrChanges(size=len(data)))
+    write_pieces(volume, node, data, start)
+
+
+def rewrite(volume: Volume, node: int, old: bytes, new: bytes) -> None:
+    """`overwrite` of known contents: writes from the first difference, and puts the old ones back when that fails."""
+    start = _common_length(old, new)
+    with opened(volume, node, os.O_WRONLY):  # a file that can't be opened needs nothing put back
+        try:
+            _overwrite(volume, node, new, start)
+        except OSError:
+            try:
+                _overwrite(volume, node, old, start)
+            except OSError:
+                log.exception("node %d is left half written: its old contents could not be put back", node)
+            raise
+
+
+def _common_length(old: bytes, new: bytes) -> int:
+    limit, block = min(len(old), len(new)), 1 << 16
+    for start in range(0, limit, block):
+        end = min(start + block, limit)
+        if old[start:end] != new[start:end]:
+            pairs = zip(old[start:end], new[start:end], strict=True)
+            return start + next(index for index, (one, other) in enumerate(pairs) if one != other)
+    return limit

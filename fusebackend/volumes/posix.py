@@ -1,0 +1,427 @@
+"""`TreeVolume`: the POSIX rules of a native volume, written once over a small storage interface.
+
+It owns what every rule is about: which errno, which link count, which timestamps change, when a nameless node goes.
+`FileBytes` knows where chunks begin and end. A subclass owns where inodes, names, chunks and extended attributes are
+kept; it answers the methods of `TreeStorage` and decides nothing. `backends/memory.py` keeps them in dicts,
+`backends/sqlite/backend.py` in one file.
+
+Every public method holds `lock` and is atomic; none of them blocks except for the storage.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterable, Sequence
+
+from fusebackend.base.errors import oserror
+from fusebackend.base.stamps import CLOCK, coarse_ns, now_ns
+from fusebackend.protocol import RENAME_EXCHANGE, RENAME_NOREPLACE, ROOT_NODE, Attr, AttrChanges, Caller
+from fusebackend.volumes.chunks import CHUNK_SHIFT, allocated_blocks
+from fusebackend.volumes.file_bytes import MAX_FILE_BYTES, FileBytes
+from fusebackend.volumes.storage import Inode
+
+DIRECTORY_BYTES = 4096
+"""The `st_size` of every directory."""
+
+LINK_MAX = (1 << 31) - 1
+
+TIME_MIN_NS, TIME_MAX_NS = -(1 << 63), (1 << 63) - 1
+"""The times a volume can hold: the years 1678 to 2262. What is beyond becomes the nearest, as on other filesystems."""
+
+_DAY_NS = 86_400 * 10**9
+
+
+def is_access_noted(attr: Attr) -> bool:
+    """Does a read move the access time? relatime, as Linux mounts by default: the first after a change, then daily."""
+    return attr.atime_ns <= max(attr.mtime_ns, attr.ctime_ns) or coarse_ns() - attr.atime_ns > _DAY_NS
+
+
+def _within_range(time_ns: int) -> int:
+    return max(TIME_MIN_NS, min(time_ns, TIME_MAX_NS))
+
+
+class TreeVolume(FileBytes):
+    """The rules. See the module's docstring for who does what."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._held: set[int] = set()  # nodes the kernel knows; apart from inodes, which a storage may let go of
+        self._nameless: set[int] = set()  # nodes whose last name is gone while they are held or open
+
+    # -- names -------------------------------------------------------------------------------------------------
+
+    def lookup(self, parent: int, name: bytes) -> Attr:
+        with self.lock:
+            node = self._child(parent, name)
+            if node is None:
+                self._directory(parent)
+                raise oserror(errno.ENOENT, name)
+            inode = self._inode(node)
+            CLOCK.saw(inode.ctime_ns)
+            return inode
+
+    def readdir(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
+        with self.lock:
+            if not after:
+                self._accessed(self._inode(node))
+            CLOCK.saw_all()
+            while children := self._children(node, after, limit):
+                found = self._entries(node, children)
+                if found:
+                    return found
+                after = children[-1][0]  # none of them can be shown; the listing goes on behind them
+            return []
+
+    def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr:
+        with self.lock:
+            inode = self._make(parent, name, mode, caller)
+            inode.rdev = rdev
+            CLOCK.saw(inode.ctime_ns)
+            return inode
+
+    def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Attr:
+        with self.lock:
+            inode = self._make(parent, name, stat.S_IFDIR | stat.S_IMODE(mode), caller)
+            inode.nlink = 2
+            inode.size = DIRECTORY_BYTES
+            inode.blocks = allocated_blocks(DIRECTORY_BYTES)
+            directory = self._inode(parent)
+            if directory.mode & stat.S_ISGID:
+                inode.mode |= stat.S_ISGID
+            directory.nlink += 1
+            CLOCK.saw(inode.ctime_ns)
+            return inode
+
+    def symlink(self, parent: int, name: bytes, target: bytes, caller: Caller) -> Attr:
+        with self.lock:
+            inode = self._make(parent, name, stat.S_IFLNK | 0o777, caller)
+            self._put(inode, 0, target)
+            inode.size = len(target)
+            CLOCK.saw(inode.ctime_ns)
+            return inode
+
+    def link(self, node: int, new_parent: int, new_name: bytes) -> Attr:
+        with self.lock:
+            inode = self._inode(node)
+            if stat.S_ISDIR(inode.mode):
+                raise oserror(errno.EPERM, new_name)
+            if inode.nlink == 0:
+                raise oserror(errno.ENOENT, new_name)
+            if inode.nlink >= LINK_MAX:
+                raise oserror(errno.EMLINK, new_name)
+            self._vacant(new_parent, new_name)
+            self._admit(len(new_name))
+            self._set_child(new_parent, new_name, node)
+            inode.nlink += 1
+            now = inode.ctime_ns = now_ns()
+            self._changed(inode)
+            self._entry_changed(new_parent, now)
+            CLOCK.saw(inode.ctime_ns)
+            return inode
+
+    def unlink(self, parent: int, name: bytes) -> None:
+        with self.lock:
+            inode = self._named(parent, name)
+            if stat.S_ISDIR(inode.mode):
+                raise oserror(errno.EISDIR, name)
+            now = now_ns()
+            self._set_child(parent, name, None)
+            self._entry_changed(parent, now)
+            self._unlinked(inode, now)
+
+    def rmdir(self, parent: int, name: bytes) -> None:
+        with self.lock:
+            inode = self._named(parent, name)
+            if not stat.S_ISDIR(inode.mode):
+                raise oserror(errno.ENOTDIR, name)
+            self._empty(inode, name)
+            now = now_ns()
+            self._set_child(parent, name, None)
+            self._one_less_below(parent)
+            self._entry_changed(parent, now)
+            self._unlinked(inode, now)
+
+    def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None:
+        if flags not in (0, RENAME_NOREPLACE, RENAME_EXCHANGE):
+            raise oserror(errno.EINVAL, name)
+        with self.lock:
+            inode = self._named(parent, name)
+            if self._directory(new_parent).nlink == 0:  # removed while somebody stands in it
+                raise oserror(errno.ENOENT, new_name)
+            node = self._child(new_parent, new_name)
+            target = None if node is None else self._inode(node)
+            if target is None and flags == RENAME_EXCHANGE:
+                raise oserror(errno.ENOENT, new_name)
+            if target is not None and flags == RENAME_NOREPLACE:
+                raise oserror(errno.EEXIST, new_name)
+            self._not_into_itself(inode, new_parent)
+            if target is not None and flags == RENAME_EXCHANGE:
+                self._not_into_itself(target, parent)
+            if target is inode:
+                return  # POSIX: two names of one file, nothing happens
+            now = now_ns()
+            if flags == RENAME_EXCHANGE:
+                assert target is not None
+                self._set_child(parent, name, target.node)
+                self._rehome(target, new_parent, parent, now)
+            else:
+                if target is not None:
+                    self._displace(inode, target, new_name)
+                    self._set_child(new_parent, new_name, None)
+                    if stat.S_ISDIR(target.mode):
+                        self._one_less_below(new_parent)
+                    self._unlinked(target, now)
+                self._set_child(parent, name, None)
+            self._set_child(new_parent, new_name, inode.node)
+            self._rehome(inode, parent, new_parent, now)
+            self._entry_changed(parent, now)
+            self._entry_changed(new_parent, now)
+
+    # -- attributes --------------------------------------------------------------------------------------------
+
+    def getattr(self, node: int) -> Attr:
+        with self.lock:
+            inode = self._inode(node)
+            CLOCK.saw(inode.ctime_ns)
+            return inode
+
+    def setattr(self, node: int, changes: AttrChanges) -> Attr:
+        with self.lock:
+            inode = self._inode(node)
+            now = now_ns(finer=changes.size is not None)
+            if changes.size is not None:
+                self._resize(inode, changes.size)
+                self._renewed(inode)
+                inode.mtime_ns = now
+            if changes.mode is not None:
+                inode.mode = stat.S_IFMT(inode.mode) | stat.S_IMODE(changes.mode)
+            if changes.uid is not None:
+                inode.uid = changes.uid
+            if changes.gid is not None:
+                inode.gid = changes.gid
+            if changes.atime_ns is not None:
+                inode.atime_ns = _within_range(changes.atime_ns)
+            if changes.mtime_ns is not None:
+                inode.mtime_ns = _within_range(changes.mtime_ns)
+            inode.ctime_ns = now if changes.ctime_ns is None else _within_range(changes.ctime_ns)
+            if changes.mtime_ns is not None:
+                CLOCK.passed(changes.mtime_ns)
+            self._changed(inode)
+            CLOCK.saw(inode.ctime_ns)
+            return inode
+
+    def readlink(self, node: int) -> bytes:
+        with self.lock:
+            inode = self._inode(node)
+            if not stat.S_ISLNK(inode.mode):
+                raise oserror(errno.EINVAL)
+            self._accessed(inode)
+            return self._get(inode, 0, inode.size)
+
+    def getxattr(self, node: int, name: bytes) -> bytes:
+        with self.lock:
+            try:
+                return self._xattrs(self._inode(node))[name]
+            except KeyError:
+                raise oserror(errno.ENODATA, name) from None
+
+    def setxattr(self, node: int, name: bytes, value: bytes) -> None:
+        with self.lock:
+            self._admit(len(name) + len(value))
+            inode = self._inode(node)
+            self._xattrs(inode)[name] = value
+            self._xattrs_changed(inode)
+            inode.ctime_ns = now_ns(finer=False)
+            self._changed(inode)
+
+    def listxattr(self, node: int) -> Sequence[bytes]:
+        with self.lock:
+            return sorted(self._xattrs(self._inode(node)))
+
+    def removexattr(self, node: int, name: bytes) -> None:
+        with self.lock:
+            inode = self._inode(node)
+            if self._xattrs(inode).pop(name, None) is None:
+                raise oserror(errno.ENODATA, name)
+            self._xattrs_changed(inode)
+            inode.ctime_ns = now_ns(finer=False)
+            self._changed(inode)
+
+    # -- data --------------------------------------------------------------------------------------------------
+
+    def open(self, node: int, flags: int) -> Attr | None:
+        with self.lock:
+            inode = self._inode(node)
+            inode.opens += 1
+            inode.unnoted += bool(flags & os.O_NOATIME)
+            return inode
+
+    def release(self, node: int, flags: int) -> None:
+        with self.lock:
+            inode = self._inode(node)
+            assert inode.opens > 0, f"node {node} released more often than opened"
+            inode.opens -= 1
+            inode.unnoted -= bool(flags & os.O_NOATIME)
+            self._reap(inode)
+
+    def read(self, node: int, offset: int, size: int) -> bytes:
+        with self.lock:
+            inode = self._inode(node)
+            if stat.S_ISDIR(inode.mode):
+                raise oserror(errno.EISDIR)
+            self._accessed(inode)
+            return self._get(inode, offset, size)
+
+    def next_data(self, node: int, offset: int) -> int | None:
+        with self.lock:
+            inode = self._inode(node)
+            index = self._next_chunk(node, offset >> CHUNK_SHIFT) if offset < inode.size else None
+            return None if index is None else max(offset, index << CHUNK_SHIFT)
+
+    def write(self, node: int, offset: int, data: bytes) -> int:
+        with self.lock:
+            inode = self._inode(node)
+            end = offset + len(data)
+            if end > MAX_FILE_BYTES:
+                raise oserror(errno.EFBIG)
+            if data:
+                self._admit(len(data))
+                self._put(inode, offset, data)
+                if end > inode.size:
+                    inode.size = end
+                self._renewed(inode)
+                inode.mtime_ns = inode.ctime_ns = now_ns()
+                self._changed(inode)
+            return len(data)
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    def hold(self, node: int) -> None:
+        self._held.add(node)
+
+    def forget(self, nodes: Iterable[int]) -> None:
+        with self.lock:
+            for node in nodes:
+                self._held.discard(node)
+                if node in self._nameless:
+                    self._reap(self._inode(node))
+                else:
+                    self._let_go(node)
+
+    # -- rules -------------------------------------------------------------------------------------------------
+
+    def _directory(self, node: int) -> Inode:
+        inode = self._inode(node)
+        if not stat.S_ISDIR(inode.mode):
+            raise oserror(errno.ENOTDIR)
+        return inode
+
+    def _named(self, parent: int, name: bytes) -> Inode:
+        node = self._child(parent, name)
+        if node is None:
+            self._directory(parent)
+            raise oserror(errno.ENOENT, name)
+        return self._inode(node)
+
+    def _vacant(self, parent: int, name: bytes) -> Inode:
+        """The directory, which must live and not hold the name yet."""
+        directory = self._directory(parent)
+        if directory.nlink == 0:  # removed while somebody stands in it
+            raise oserror(errno.ENOENT, name)
+        if self._child(parent, name) is not None:
+            raise oserror(errno.EEXIST, name)
+        return directory
+
+    def _make(self, parent: int, name: bytes, mode: int, caller: Caller) -> Inode:
+        directory = self._vacant(parent, name)
+        self._admit(len(name))
+        inode = self._new_inode(mode, parent if stat.S_ISDIR(mode) else 0)
+        inode.uid = caller.uid
+        inode.gid = directory.gid if directory.mode & stat.S_ISGID else caller.gid
+        now = inode.atime_ns = inode.mtime_ns = inode.ctime_ns = now_ns()
+        self._set_child(parent, name, inode.node)
+        self._changed(inode)
+        self._date(directory, now)
+        return inode
+
+    def access_due(self, attr: Attr) -> bool:
+        return is_access_noted(attr)
+
+    def _accessed(self, inode: Inode) -> None:
+        """The inode has been read. Who has read it is not known: it is noted, if anybody has it open who wants that."""
+        if is_access_noted(inode) and not (inode.unnoted and inode.unnoted == inode.opens):
+            inode.atime_ns = now_ns()
+            self._changed(inode)
+
+    def _entry_changed(self, parent: int, now: int) -> None:
+        self._date(self._inode(parent), now)
+
+    def _date(self, directory: Inode, now: int) -> None:
+        """A name in it has changed."""
+        self._renewed(directory)
+        directory.mtime_ns = directory.ctime_ns = now
+        self._changed(directory)
+
+    def _empty(self, inode: Inode, name: bytes) -> None:
+        if self._children(inode.node, b"", 1):
+            raise oserror(errno.ENOTEMPTY, name)
+
+    def _unlinked(self, inode: Inode, now: int) -> None:
+        """One name of `inode` is gone. A directory has only one, besides its own dot."""
+        inode.nlink = 0 if stat.S_ISDIR(inode.mode) else inode.nlink - 1
+        assert inode.nlink >= 0, f"link count of node {inode.node} fell below zero"
+        inode.ctime_ns = now
+        self._changed(inode)
+        self._reap(inode)
+
+    def _reap(self, inode: Inode) -> None:
+        """Free a node that has no name, no open handle, and is unknown to the kernel."""
+        if inode.nlink > 0:
+            return
+        if inode.opens == 0 and inode.node not in self._held:
+            self._nameless.discard(inode.node)
+            self._drop(inode)
+        else:
+            self._nameless.add(inode.node)
+
+    def _displace(self, inode: Inode, target: Inode, name: bytes) -> None:
+        """May `inode` replace `target`?"""
+        if stat.S_ISDIR(inode.mode):
+            if not stat.S_ISDIR(target.mode):
+                raise oserror(errno.ENOTDIR, name)
+            self._empty(target, name)
+        elif stat.S_ISDIR(target.mode):
+            raise oserror(errno.EISDIR, name)
+
+    def _entries(self, directory: int, children: list[tuple[bytes, int]]) -> list[tuple[bytes, Inode]]:
+        """What is under the names of a directory. A storage that may be damaged leaves out what can't be shown."""
+        return [(name, self._inode(child)) for name, child in children]
+
+    def _one_less_below(self, directory: int) -> None:
+        """A directory has lost a subdirectory. A count that was too low by damage is not that of a removed one."""
+        inode = self._inode(directory)
+        inode.nlink = max(2, inode.nlink - 1)
+
+    def _not_into_itself(self, inode: Inode, parent: int) -> None:
+        """A directory may not move below itself."""
+        if not stat.S_ISDIR(inode.mode):
+            return
+        node, above = parent, set()
+        while node != ROOT_NODE:
+            if node == inode.node:
+                raise oserror(errno.EINVAL)
+            if node in above:  # a damaged volume: what is there can't be reached from the root
+                raise oserror(errno.EIO)
+            above.add(node)
+            node = self._parent_of(node)
+
+    def _rehome(self, inode: Inode, old_parent: int, new_parent: int, now: int) -> None:
+        """`inode` has moved; a directory takes its `..` along."""
+        if stat.S_ISDIR(inode.mode) and old_parent != new_parent:
+            inode.parent = new_parent
+            self._one_less_below(old_parent)
+            self._inode(new_parent).nlink += 1
+        inode.ctime_ns = now
+        self._changed(inode)

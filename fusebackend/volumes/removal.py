@@ -1,0 +1,88 @@
+"""Deleting a tree over the kernel face, in portions, so that a mount is not held up: the lock is free in between."""
+
+from __future__ import annotations
+
+import errno
+
+from fusebackend.base import paths
+from fusebackend.base.paths import AgentPath
+from fusebackend.protocol import ROOT_NODE, Change, Volume
+from fusebackend.volumes.native import NativeVolume
+from fusebackend.volumes.walk import vanishing
+
+REMOVED_AT_ONCE = 100
+"""Entries that are removed before the lock is let go of."""
+
+CHECKED_LEVELS = 64
+"""So many directories up a portion sees that they are where they were. A tree may be thousands deep."""
+
+
+class Doomed:
+    """A directory that is being deleted, where it was found, and the one above that is being deleted as well."""
+
+    __slots__ = ("above", "name", "node", "parent", "path")
+
+    def __init__(self, parent: int, name: bytes, node: int, path: AgentPath, above: Doomed | None = None) -> None:
+        self.parent = parent
+        self.name = name
+        self.node = node
+        self.path = path
+        self.above = above
+
+    def below(self, name: bytes, node: int) -> Doomed:
+        return Doomed(self.node, name, node, paths.join(self.path, paths.to_text(name)), self)
+
+    def is_there(self, volume: Volume) -> bool:
+        """Is it still there? Somebody may have moved it, or one above it, away, and put another in its place."""
+        doomed = self
+        with vanishing():
+            for _ in range(CHECKED_LEVELS):
+                if volume.lookup(doomed.parent, doomed.name).node != doomed.node:
+                    return False
+                if doomed.above is None:
+                    return _leads_to(volume, doomed.path, doomed.node)
+                doomed = doomed.above
+            return True
+        return False
+
+
+def _leads_to(volume: Volume, path: AgentPath, node: int) -> bool:
+    """Have all directories on the way kept their names? Else what is told of the removal would be about others."""
+    here = ROOT_NODE
+    for name in paths.split(path):
+        here = volume.lookup(here, name).node
+    return here == node
+
+
+def remove_tree(volume: NativeVolume, top: Doomed) -> None:
+    """Delete a directory and all below it. What is moved away meanwhile is left alone. Not recursive."""
+    left = [top]
+    entered: set[int] = set()  # what is being emptied, each below the one before
+    while left:
+        doomed = left[-1]
+        entered.add(doomed.node)
+        with volume.changing() as changes:
+            children: list[tuple[bytes, int, bool]] = []
+            with vanishing():
+                if doomed.is_there(volume):
+                    page = volume.readdir(doomed.node, b"", REMOVED_AT_ONCE)
+                    children = [(name, attr.node, attr.is_dir) for name, attr in page]
+                    if not children:
+                        volume.rmdir(doomed.parent, doomed.name)
+                        changes += [Change(node=doomed.parent), Change(doomed.node, doomed.parent, doomed.name)]
+                        changes.report("deleted", doomed.path + "/")
+            if not children:
+                left.pop()
+                entered.discard(doomed.node)
+                continue
+            changes.append(Change(node=doomed.node))
+            for name, node, is_dir in children:
+                if is_dir:
+                    if node in entered:
+                        raise OSError(errno.EIO, f"'{doomed.below(name, node).path}' is a directory below itself")
+                    left.append(doomed.below(name, node))
+                    continue
+                with vanishing():
+                    volume.unlink(doomed.node, name)
+                    changes.report("deleted", paths.join(doomed.path, paths.to_text(name)))
+                changes.append(Change(node, doomed.node, name))

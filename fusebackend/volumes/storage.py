@@ -1,0 +1,103 @@
+"""`TreeStorage`: what `TreeVolume` asks of the place where a volume is kept, and the `Inode` both speak of.
+
+Every method is called with the volume's lock held.
+"""
+
+from __future__ import annotations
+
+import abc
+import itertools
+
+from fusebackend.protocol import Attr
+from fusebackend.volumes.chunks import Chunk
+from fusebackend.volumes.native import NativeVolume
+
+
+class Inode(Attr):
+    """An `Attr` that the volume changes in place, with what the kernel does not see."""
+
+    __slots__ = ("opens", "parent", "unnoted", "xattrs")
+
+    def __init__(self, node: int, mode: int, *, parent: int = 0) -> None:
+        super().__init__(node, mode)
+        self.parent = parent  # of a directory, whose only name is there; 0 for anything else
+        self.opens = 0  # open handles …
+        self.unnoted = 0  # … and those of them that were opened with O_NOATIME
+        self.xattrs: dict[bytes, bytes] | None = None  # None until they are asked for
+
+
+class TreeStorage(NativeVolume):
+    """Inodes, names, chunks and extended attributes. It decides nothing: the rules are `TreeVolume`'s."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._versions = itertools.count(1)
+
+    @abc.abstractmethod
+    def _inode(self, node: int) -> Inode:
+        """The inode of a node; ESTALE when there is none."""
+
+    def _parent_of(self, node: int) -> int:
+        """The directory that a directory is in."""
+        return self._inode(node).parent
+
+    @abc.abstractmethod
+    def _new_inode(self, mode: int, parent: int) -> Inode:
+        """An inode with a number that was never used."""
+
+    @abc.abstractmethod
+    def _changed(self, inode: Inode) -> None:
+        """The inode's fields have changed."""
+
+    def _renewed(self, inode: Inode) -> None:
+        """The bytes of a file are others now, or the names in a directory: so is the version, if not the time."""
+        inode.version = next(self._versions)
+
+    def _let_go(self, node: int) -> None:
+        """The kernel knows this node no longer; it need not be kept in memory."""
+
+    @abc.abstractmethod
+    def _drop(self, inode: Inode) -> None:
+        """The inode is gone for good, with its chunks and extended attributes."""
+
+    @abc.abstractmethod
+    def _child(self, parent: int, name: bytes) -> int | None:
+        """The node under a name."""
+
+    @abc.abstractmethod
+    def _set_child(self, parent: int, name: bytes, node: int | None) -> None:
+        """Put a node under a name, or nothing."""
+
+    @abc.abstractmethod
+    def _children(self, parent: int, after: bytes, limit: int) -> list[tuple[bytes, int]]:
+        """Up to `limit` names greater than `after`, in order, with their nodes."""
+
+    @abc.abstractmethod
+    def _chunk(self, node: int, index: int) -> Chunk | None:
+        """A chunk of a file, None for a hole."""
+
+    def _next_chunk(self, node: int, index: int) -> int | None:
+        """The first chunk from an index on; None for none. A storage that can't tell says `index`."""
+        return index
+
+    @abc.abstractmethod
+    def _new_chunk(self, node: int, index: int) -> Chunk:
+        """An empty chunk where there was a hole."""
+
+    @abc.abstractmethod
+    def _chunk_changed(self, node: int, index: int, chunk: Chunk) -> None:
+        """The chunk's bytes have changed."""
+
+    @abc.abstractmethod
+    def _drop_chunks(self, node: int, first: int) -> int:
+        """Forget the chunks from index `first` on; returns the sum of `allocated_blocks` over those that were there."""
+
+    @abc.abstractmethod
+    def _xattrs(self, inode: Inode) -> dict[bytes, bytes]:
+        """The extended attributes of an inode; `_xattrs_changed` follows a change."""
+
+    @abc.abstractmethod
+    def _xattrs_changed(self, inode: Inode) -> None: ...
+
+    def _admit(self, size: int) -> None:
+        """`size` bytes are about to be added: raise ENOSPC when there is no room."""

@@ -1,0 +1,273 @@
+"""Paths over a volume: what a path of the agent face leads to, and the regular files below a directory.
+
+Reads only, through `lookup`, `readlink`, `getattr` and `readdir`. Symbolic links are followed inside the volume and
+nowhere else: a target that is absolute or climbs above the volume's root is EXDEV, so no route leaks into another.
+Walking a tree follows no link at all. Nobody's lock is held between two calls here; a caller that needs a path to
+stay what it is holds `volume.lock` around `resolve` and what it does next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import stat
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from fusebackend.base import budget, paths
+from fusebackend.base.errors import VANISHED, oserror
+from fusebackend.base.paths import AgentPath, PathError
+from fusebackend.protocol import NAME_MAX_BYTES, ROOT_NODE, Attr, Volume
+
+log = logging.getLogger(__name__)
+
+PATH_MAX_BYTES = 4096
+"""Longest path of the agent face, as on Linux."""
+
+LINKS_MAX = 40
+"""Symbolic links followed in one path, as in Linux (fs/namei.c, MAXSYMLINKS)."""
+
+PAGE_ENTRIES = 1000
+"""Entries asked for at a time: the lock is not held from one page to the next."""
+
+LISTED_BYTES = 400
+"""What an entry of a directory takes while a walk is in it."""
+
+UNREADABLE = frozenset({errno.EACCES, errno.EPERM})
+"""What a walk passes over, but has to tell."""
+
+
+class Place(NamedTuple):
+    """Where a path leads."""
+
+    trail: tuple[int, ...]
+    """The directories from the root to the one that holds the name. Empty for the root itself."""
+    name: bytes
+    """The name in the last of them; empty for the root, and where a link ended in `..`."""
+    attr: Attr | None
+    """What is there, or None."""
+    missing: tuple[bytes, ...] = ()
+    """Directories that would have to be made below the trail before `name`."""
+    way: tuple[bytes, ...] = ()
+    """The names from where the walk began, `name` included, with every link on it resolved."""
+
+    @property
+    def parent(self) -> int:
+        return self.trail[-1]
+
+    @property
+    def path(self) -> AgentPath:
+        """Where this is, for a walk from the root."""
+        return AgentPath("/" + "/".join(map(paths.to_text, self.way)))
+
+    @property
+    def missing_paths(self) -> list[AgentPath]:
+        """Where the missing directories would be."""
+        first = len(self.way) - 1 - len(self.missing)
+        ends = range(first + 1, len(self.way))
+        return [AgentPath("/" + "/".join(map(paths.to_text, self.way[:end]))) for end in ends]
+
+    @property
+    def found(self) -> Attr:
+        """What is there; ENOENT when it isn't."""
+        if self.attr is None:
+            raise oserror(errno.ENOENT)
+        return self.attr
+
+
+def names_of(path: str) -> list[bytes]:
+    """The names along an agent path.
+
+    Raises:
+        PathError: `paths.normalise` refuses the path, or it holds characters that are no bytes of a name.
+        OSError: ENAMETOOLONG for a name over 255 bytes or a path over 4,096.
+    """
+    try:
+        names = paths.split(paths.normalise(path))
+    except UnicodeEncodeError:  # a surrogate that surrogateescape did not make
+        raise PathError(f"Path {path!r} is not valid text") from None
+    if any(len(name) > NAME_MAX_BYTES for name in names) or sum(map(len, names)) + len(names) > PATH_MAX_BYTES:
+        raise oserror(errno.ENAMETOOLONG)
+    return names
+
+
+def resolve(volume: Volume, path: str, *, follow: bool = True) -> Place:
+    """Walk a path from the root. A link in its last segment is followed only if `follow` says so.
+
+    Raises:
+        PathError, OSError: as `names_of`; ENOTDIR where a file is used as a directory, ELOOP, and EXDEV for a link
+            that leaves the volume. What is not there is no error, see `Place.attr`.
+    """
+    return resolve_from(volume, (ROOT_NODE,), names_of(path), follow=follow)
+
+
+def resolve_from(volume: Volume, trail: Sequence[int], names: Sequence[bytes], *, follow: bool = True) -> Place:
+    """`resolve`, from the directory at the end of `trail`, which starts with the root."""
+    directories = list(trail)
+    way: list[bytes] = []
+    pending = deque(names)
+    links = 0
+    while pending:
+        name = pending.popleft()
+        if name in (b"", b"."):
+            continue
+        if name == b"..":  # only in the target of a link; physical, as the kernel does it
+            directories.pop()
+            if not directories:
+                raise _leaves_volume()
+            del way[-1:]
+            continue
+        try:
+            attr = volume.lookup(directories[-1], name)
+        except OSError as error:
+            if error.errno != errno.ENOENT:
+                raise
+            return _missing(directories, way, [name, *pending])
+        if stat.S_ISLNK(attr.mode) and (pending or follow):
+            links += 1
+            if links > LINKS_MAX:
+                raise oserror(errno.ELOOP)
+            target = volume.readlink(attr.node)
+            if target.startswith(b"/"):
+                raise _leaves_volume()
+            pending.extendleft(reversed(target.split(b"/")))
+        elif attr.is_dir:
+            directories.append(attr.node)
+            way.append(name)
+            if not pending:
+                return Place(tuple(directories[:-1]), name, attr, way=tuple(way))
+        elif any(rest not in (b"", b".") for rest in pending):
+            raise oserror(errno.ENOTDIR)
+        else:
+            return Place(tuple(directories), name, attr, way=(*way, name))
+    return Place(tuple(directories[:-1]), b"", volume.getattr(directories[-1]), way=tuple(way))
+
+
+def _missing(directories: Sequence[int], way: Sequence[bytes], names: Sequence[bytes]) -> Place:
+    rest = [name for name in names if name not in (b"", b".")]
+    if b".." in rest or any(len(name) > NAME_MAX_BYTES for name in rest):
+        raise oserror(errno.ENOENT)  # from the target of a link: there is nothing to climb out of, nothing to make
+    return Place(tuple(directories), rest[-1], None, tuple(rest[:-1]), (*way, *rest))
+
+
+def _leaves_volume() -> OSError:
+    return OSError(errno.EXDEV, "Symbolic link leads out of its volume")
+
+
+def entries(volume: Volume, directory: int) -> Iterator[tuple[bytes, Attr]]:
+    """All entries of a directory, page by page, in the order of their names as bytes."""
+    after = b""
+    while page := volume.readdir(directory, after, PAGE_ENTRIES):
+        yield from page
+        after = page[-1][0]
+
+
+@contextlib.contextmanager
+def vanishing() -> Iterator[None]:
+    """Pass over what somebody else removed first."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in VANISHED:
+            raise
+
+
+class FileWalk:
+    """The regular files below a directory, in the order of their paths as text.
+
+    The budget (`budget.current`) is asked for each directory and file; `Spent` ends the walk.
+
+    Attributes:
+        unreadable: something could not be looked into, so the walk is not complete.
+    """
+
+    def __init__(self, volume: Volume, directory: int, *, below: Sequence[str] = (), depth: int | None = None) -> None:
+        """Args:
+        below: go down these plain names first and see nothing else.
+        depth: how many segments a file's path has at most, `below` included.
+        """
+        self._volume = volume
+        self._directory = directory
+        self._below = tuple(below)
+        self._depth = depth
+        self._budget = budget.current()
+        self.unreadable = False
+
+    def __iter__(self) -> Iterator[tuple[str, Attr]]:
+        """Paths relative to the directory, with what is there. Files that vanish meanwhile are passed over."""
+        start = self._start()
+        if start is None:
+            return
+        levels = [self._level(*start)]
+        way = {start[1]: None}  # the nodes of these, in their order
+        while levels:
+            prefix, listing, held = levels[-1]
+            for text, attr in listing:
+                self._budget.require()
+                if not text.endswith("/"):
+                    yield prefix + text, attr
+                elif self._depth is None or len(levels) + len(self._below) < self._depth:
+                    if attr.node in way:
+                        log.error("%r is a directory that is below itself; it is not searched", prefix + text)
+                        self.unreadable = True
+                        continue
+                    levels.append(self._level(prefix + text, attr.node))
+                    way[attr.node] = None
+                    break
+            else:
+                levels.pop()
+                way.popitem()
+                self._budget.hold(-held)
+
+    def _start(self) -> tuple[str, int] | None:
+        node, prefix = self._directory, ""
+        for segment in self._below:
+            try:
+                name = paths.to_name(segment)
+                attr = self._volume.lookup(node, name) if len(name) <= NAME_MAX_BYTES else None
+            except (OSError, UnicodeEncodeError) as error:
+                self._pass_over(error)
+                return None
+            if attr is None or not attr.is_dir:
+                return None
+            node, prefix = attr.node, f"{prefix}{segment}/"
+        return prefix, node
+
+    def _level(self, prefix: str, directory: int) -> tuple[str, Iterator[tuple[str, Attr]], int]:
+        """A directory on the way down: its path, what is still to come of it, and what that takes in memory."""
+        listing = self._listing(directory)
+        return prefix, iter(listing), len(listing) * LISTED_BYTES
+
+    def _listing(self, directory: int) -> list[tuple[str, Attr]]:
+        """Regular files and directories; `/` ends the text of a directory, which makes the order that of paths."""
+        listing: list[tuple[str, Attr]] = []
+        directories: set[int] = set()
+        try:
+            found = self._budget.kept(entries(self._volume, directory), _size_of)
+            for name, attr in self._budget.metered(found):
+                if stat.S_ISREG(attr.mode):
+                    listing.append((paths.to_text(name), attr))
+                elif attr.is_dir and attr.node not in directories:  # two names of one are damage: it is seen once
+                    directories.add(attr.node)
+                    listing.append((paths.to_text(name) + "/", attr))
+        except OSError as error:
+            self._pass_over(error)
+        listing.sort(key=_text_of)
+        return listing
+
+    def _pass_over(self, error: OSError | UnicodeEncodeError) -> None:
+        number = error.errno if isinstance(error, OSError) else errno.ENOENT
+        if number in UNREADABLE:
+            self.unreadable = True
+        elif number not in VANISHED:
+            raise error
+
+
+def _size_of(entry: tuple[bytes, Attr]) -> int:
+    return LISTED_BYTES
+
+
+def _text_of(entry: tuple[str, Attr]) -> str:
+    return entry[0]
