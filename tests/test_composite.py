@@ -1,4 +1,4 @@
-"""`CompositeBackend`: every bullet of DESIGN 2 on the agent face, and backends of other dialects as routes."""
+"""`CompositeBackend`: the rules of routes on the agent face, and backends of other dialects as routes."""
 
 import contextlib
 import errno
