@@ -73,6 +73,7 @@ SAMPLES = (
         r"test_objectstore_suites\.py::Test(WriteBack|Memory)::",
         r"test_control_client\.py::TestConformanceAsRoute::",
         r"test_sandbox_conformance\.py::TestBusybox::",
+        r"test_textfiles\.py::TestNumbered::",
         quick=8,
     ),
     _sample(
@@ -80,6 +81,7 @@ SAMPLES = (
         r"test_search_matrix\.py::\w+\[(?!sqlite[]-]|memory[]-])",
         quick=4,
     ),
+    _sample("threads on a second database", r"test_threads_\w+\.py::\w+\[postgres\b", quick=3),
     # Promises come first: of `test_semantics.py` nothing is left out.
     _sample("", r"mounted/test_semantics\.py::", quick=1),
     _sample(
@@ -91,6 +93,13 @@ SAMPLES = (
     _sample(
         "commands on a second volume or sandbox",
         r"mounted/test_execute\w*\.py::.*\[(memory|modal_sandbox|e2b_sandbox|local)\b",
+        quick=4,
+    ),
+    _sample(
+        "races and changes by others, each at another moment",
+        r"mounted/test_(execute_races|clock_skew)\.py::",
+        r"mounted/test_(control_invalidate|early_end)\.py::\w+\[",
+        r"mounted/test_coherence\.py::test_random_changes\w+\[",
         quick=4,
     ),
     _sample("options and odd names of the command line", r"mounted/test_cli\w*\.py::.*\[", quick=4),
