@@ -1,7 +1,8 @@
 """Which tests a run takes, and where each of them runs: a plugin that `conftest.py` loads.
 
     --tier quick    `make test`: ten minutes on two cores. Every promise, every backend's conformance, mounts of
-                    `sqlite:` and `memory:` in full; the rest sampled, see `SAMPLES`. Hypothesis profile `dev`.
+                    `sqlite:` and `memory:` in full; the rest sampled, see `SAMPLES`; nothing that is marked `slow`.
+                    Hypothesis profile `dev`.
     --tier ci       `.ci/run`, and the default: all but what is marked `soak`. Profile `ci`.
     --tier all      `make test-all`: everything. Profile `soak`.
 
@@ -109,16 +110,15 @@ SAMPLES = (
 )
 """The first that matches a test's id decides."""
 
-SLOW = _sample("slow", r"", quick=4)
-"""Of what is marked so, before all others."""
 
 
 def leaves_out(item: pytest.Item, tier: str, *, sampled: bool) -> str | None:
     """Why this tier has no such test, in the words of the summary, or None."""
     if tier != "all" and item.get_closest_marker("soak") is not None:
         return "soak"
-    slow = [SLOW] if item.get_closest_marker("slow") is not None else []
-    for sample in (*slow, *SAMPLES) if sampled else ():
+    if tier == "quick" and sampled and item.get_closest_marker("slow") is not None:
+        return "slow"
+    for sample in SAMPLES if sampled else ():
         if sample.has(item.nodeid):
             left_out = zlib.crc32(item.nodeid.encode(errors="surrogateescape")) % sample.one_in(tier) != 0
             return sample.what if left_out else None

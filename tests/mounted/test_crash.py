@@ -97,7 +97,6 @@ class Book:
                 del self.whole[name]
 
 
-@pytest.mark.slow
 def test_fsynced_files_survive_a_killed_server(serve: Serve, tmp_path: Path) -> None:
     database = tmp_path / "volume.db"
     chance = random.Random(20)

@@ -64,19 +64,16 @@ def test_a_file_that_others_make_larger_than_the_exerciser_would(tmp_path: Path)
     Exerciser(path, SEED, largest=5000, others={"grow": grow}).run(3000)
 
 
-@pytest.mark.slow
 def test_one_process(url: str, serve: Serve) -> None:
     server = serve(url, limit_s=LIMIT_S)
     Exerciser(server.path / "file", SEED, others=_other_face(server.path)).run(STEPS)
 
 
-@pytest.mark.slow
 def test_several_processes_on_one_file(url: str, serve: Serve) -> None:
     server = serve(url, limit_s=LIMIT_S)
     _share(server.path / "file", SEED, max(STEPS // 5, 200))
 
 
-@pytest.mark.slow
 def test_remounting(serve: Serve, tmp_path: Path) -> None:
     url = f"sqlite:{tmp_path}/volume.db"
     servers = [serve(url, at="mnt", limit_s=LIMIT_S)]

@@ -146,6 +146,7 @@ def test_truncate_to_2_to_the_50_and_unlink_in_bounded_memory(serve: Serve, tmp_
 
 
 @pytest.mark.alone
+@pytest.mark.slow
 @pytest.mark.parametrize("url", ["sqlite:{tmp}/volume.db", "dir:{tmp}/files"])
 def test_memory_for_each_file_that_the_kernel_knows(serve: Serve, tmp_path: Path, url: str) -> None:
     """Below 1 KiB for each file, and what the kernel forgets makes room for what it learns next.

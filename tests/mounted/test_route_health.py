@@ -7,7 +7,6 @@ import errno
 import json
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import threading
@@ -27,7 +26,7 @@ import fusebackend
 pytestmark = pytest.mark.mounted
 
 DEADLINE_S = 1.0
-SLACK_S = 10.0
+SLACK_S = 60.0
 """How much later than its deadline a call may end, on a busy machine."""
 
 FOREVER_S = 600.0
@@ -51,6 +50,15 @@ def server(stall: Control, serve: Serve) -> Iterator[Mounted]:
     (server.path / "hung" / "file").write_text("here\n")
     yield server
     stall.resume()  # what is stored at the end is stored
+
+
+@pytest.fixture
+def patient(stall: Control, serve: Serve) -> Iterator[Mounted]:
+    """A server that waits for ever, or nearly."""
+    server = serve("memory:", routes={"/hung": "python:stalling:backend"}, options=[f"deadline={FOREVER_S}"])
+    (server.path / "hung" / "file").write_text("here\n")
+    yield server
+    stall.resume()
 
 
 def status(server: Mounted, *options: str) -> str:
@@ -147,31 +155,24 @@ def test_who_works_in_a_hung_route_is_not_kept_waiting_again_and_again(server: M
 # -- the others --------------------------------------------------------------------------------------------------
 
 
-def worst_of(root: Path, rounds: int = 150) -> float:
-    """How long the slowest but one of a hundred small pieces of work takes, in seconds."""
-    took = []
-    for number in range(rounds):
-        start = time.perf_counter()
-        path = root / f"work{number}"
-        path.write_bytes(b"some words")
-        assert path.read_bytes() == b"some words"
-        path.unlink()
-        took.append(time.perf_counter() - start)
-    return statistics.quantiles(took, n=100)[98]
-
-
-@pytest.mark.alone
-def test_a_hung_route_hangs_alone(server: Mounted, stall: Control) -> None:
-    before = worst_of(server.path)
+def test_a_hung_route_hangs_alone(patient: Mounted, stall: Control) -> None:
+    """Work elsewhere is done while calls in the route hang, all of them."""
     stall.hang()
-    hung = [server.path / "hung" / f"name{number}" for number in range(40)]
+    hung = [patient.path / "hung" / f"name{number}" for number in range(40)]
     with ThreadPoolExecutor(len(hung)) as threads:
         waiting = [threads.submit(number_of, path.stat) for path in hung]
-        meanwhile = worst_of(server.path)
-        assert {call.result()[0] for call in waiting} == {errno.ETIMEDOUT}
-    # Twice, when the machine does nothing else; scheduling on a busy one costs more than all of this.
-    assert meanwhile < 2 * before + 0.1
-    assert sorted(os.listdir(server.path)) == ["file", "hung"]
+        try:
+            until(lambda: health(patient)["running"] >= 1)
+            for number in range(150):
+                path = patient.path / f"work{number}"
+                path.write_bytes(b"some words")
+                assert path.read_bytes() == b"some words"
+                path.unlink()
+            assert not any(call.done() for call in waiting)
+        finally:
+            stall.resume()
+        assert {call.result()[0] for call in waiting} == {errno.ENOENT}
+    assert sorted(os.listdir(patient.path)) == ["hung"]
 
 
 @pytest.mark.alone
@@ -265,15 +266,6 @@ print("open", flush=True)
 sys.stdin.readline()
 os.pread(file, 4096, 0)
 """
-
-
-@pytest.fixture
-def patient(stall: Control, serve: Serve) -> Iterator[Mounted]:
-    """A server that waits for ever, or nearly."""
-    server = serve("memory:", routes={"/hung": "python:stalling:backend"}, options=[f"deadline={FOREVER_S}"])
-    (server.path / "hung" / "file").write_text("here\n")
-    yield server
-    stall.resume()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
