@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import errno
 import itertools
-import math
 import logging
+import math
 import stat
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable
@@ -43,7 +43,7 @@ PATIENCE = 4
 """For so many times as long as it took a listing is believed whatever happens, at most for its time to live."""
 
 SETTLE_S = 1.0
-"""How long an entry stays after the kernel has forgotten it. The answer of a lookup reaches the mount's loop far sooner."""
+"""How long an entry stays after the kernel has forgotten it. A lookup's answer takes far less to the loop."""
 
 FILE_MODE = stat.S_IFREG | 0o644
 DIRECTORY_MODE = stat.S_IFDIR | 0o755
