@@ -17,6 +17,7 @@ import pytest
 from controlled import LIMIT_S, ClientOf, Raw, serving
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from profiles import examples
 
 from fusebackend.backends import InMemoryBackend
 from fusebackend.control import limits, rendezvous, wire
@@ -152,7 +153,7 @@ class TestMessages:
         assert (answer["id"], answer["error"]["code"]) == (None, wire.PARSE_ERROR)
         assert raw.line() is None
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=examples(300), deadline=None)
     @given(lines=st.lists(st.binary(max_size=300), min_size=1, max_size=5))
     def test_no_bytes_end_the_server(self, lines):
         with InMemoryBackend() as files, serving(files) as server, Raw(server.address) as raw:

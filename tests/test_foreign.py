@@ -12,6 +12,7 @@ import pytest
 from eventually import tick
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
+from profiles import examples
 from seed_backends import Answer, DuckBackend, SeedInMemoryBackend
 
 from fusebackend.backends import (
@@ -142,7 +143,7 @@ class DuckMachine(ForeignMachine):
 TestStateModel = StateMachine.TestCase
 TestDuckModel = DuckMachine.TestCase
 TestStateModel.settings = TestDuckModel.settings = hypothesis.settings(
-    max_examples=60, stateful_step_count=40, deadline=None
+    max_examples=examples(60), stateful_step_count=40, deadline=None
 )
 
 # -- reading and writing ---------------------------------------------------------------------------------------

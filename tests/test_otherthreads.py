@@ -40,6 +40,7 @@ def test_what_other_threads_do_counts_and_what_one_does_oneself_does_not() -> No
     assert others.share() * theirs_s > 0.09
 
 
+@pytest.mark.alone
 def test_each_question_is_about_the_time_since_the_one_before() -> None:
     others = OtherThreads()
     thread = threading.Thread(target=work_for, args=(0.05,))

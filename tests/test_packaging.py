@@ -38,6 +38,7 @@ class TestImport:
         loaded = python("import sys, fusebackend.backends, fusebackend.protocol; print(*sys.modules)").split()
         assert not set(HEAVY) & set(loaded)
 
+    @pytest.mark.alone
     def test_it_takes_less_than_150_ms(self) -> None:
         def seconds(code: str) -> float:
             started = time.perf_counter()
