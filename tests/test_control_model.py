@@ -14,9 +14,9 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from profiles import examples
 
 from fusebackend.backends import InMemoryBackend
-from fusebackend.control import serving as serving_module
 from fusebackend.control import wire
 from fusebackend.control.limits import MAX_CALLS
+from fusebackend.control.server import server_connection as serving_module
 
 IDS = st.one_of(st.integers(0, MAX_CALLS + 2), st.sampled_from(["", "a", "\udcff"]))
 
