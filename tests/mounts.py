@@ -27,7 +27,7 @@ from fusebackend.linux import mount_table as table
 
 ROOT = Path(__file__).parents[1]
 
-START_LIMIT_S = 20.0
+START_LIMIT_S = 120.0
 STOP_LIMIT_S = 60.0
 LIFE_LIMIT_S = 900.0
 """How long a server may live before the watchdog kills it; the longest test takes a fraction of that."""

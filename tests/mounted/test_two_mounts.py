@@ -38,8 +38,13 @@ RUN_STEPS = 100
 
 LISTENING = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-    " WHERE application_name LIKE 'fusebackend-feed%' AND datname = current_database()"
+    " WHERE application_name LIKE 'fusebackend-feed%%' AND datname = %s"
 )
+"""Cuts the feeds of one database, for the server is that of other tests as well."""
+
+
+def database_of(dsn: str) -> str:
+    return str(psycopg.conninfo.conninfo_to_dict(dsn)["dbname"])
 
 
 class Pair:
@@ -136,10 +141,12 @@ def test_what_was_closed_at_one_host_is_opened_at_the_other(pair: Pair) -> None:
 def test_and_while_the_feed_is_cut_again_and_again(pair: Pair) -> None:
     done = threading.Event()
 
+    database = database_of(pair.dsn)
+
     def cut() -> None:
         with psycopg.connect(pair.dsn, autocommit=True) as connection:
             while not done.wait(0.2):
-                connection.execute(LISTENING)
+                connection.execute(LISTENING, [database])
 
     cutting = threading.Thread(target=cut)
     cutting.start()
@@ -230,11 +237,11 @@ def test_status_says_whether_the_feed_is_there(mount: Mount) -> None:
     (pair.first / "d").mkdir()
     (pair.first / "d/file").write_text("one")
     assert (pair.second / "d/file").read_text() == "one"
-    database = psycopg.conninfo.conninfo_to_dict(pair.dsn)["dbname"]
+    database = database_of(pair.dsn)
     elsewhere = psycopg.conninfo.make_conninfo(pair.dsn, dbname="postgres")
     with psycopg.connect(elsewhere, autocommit=True) as connection:
         connection.execute(f"ALTER DATABASE {database} ALLOW_CONNECTIONS false")  # type: ignore[call-overload]
-        connection.execute(LISTENING)
+        connection.execute(LISTENING, [database])
         until(lambda: pair.route(1)["ttl_s"] == 1.0, "the loss of the feed")
         assert not pair.route(1)["features"]["change_feed"]
         (pair.first / "d/file").write_text("three")

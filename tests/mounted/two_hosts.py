@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 NAMES = ("a", "b", "c", "d", "d/a", "d/b", "e", "e/a")
 DIRECTORIES = ("d", "e")
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 POLL_S = 0.0005
 
 CONTENTS = (b"", b"x", b"one two\n", b"three\n" * 700, b"0123456789abcdef" * 8200)
