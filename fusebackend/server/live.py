@@ -99,7 +99,7 @@ class LiveMount:
         except OSError as error:
             log.warning("no control socket: %s; the files are there, the verbs are not", error.strerror or error)
             return
-        self.filesystem.socket = address.encode("utf-8", "surrogateescape")
+        self.filesystem.xattrs.socket = address.encode("utf-8", "surrogateescape")
 
     def _end(self) -> None:
         """Commands first: they have files of the mount open, and no verb may start another one."""

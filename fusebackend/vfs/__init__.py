@@ -5,8 +5,7 @@ junctions.py       which volume a directory belongs to
 trees.py           the trees beside the main one
 inodes.py          inode numbers, and the kernel's references
 inode_resolver.py  where a request happens
-handles.py         open files and directories
-open_node.py       opening
+handles.py         open files and directories, and opening
 listing.py         directories
 xattrs.py          extended attributes
 setid.py           set-ID bits and capabilities go with a change

@@ -9,10 +9,11 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-from fusebackend.protocol import Attr, Volume
+from fusebackend.protocol import Attr, AttrChanges, Volume
 from fusebackend.vfs.calls import request
 from fusebackend.vfs.inodes import KnownInode
 from fusebackend.vfs.junctions import Junction, Route
+from fusebackend.vfs.setid import disarming
 
 if TYPE_CHECKING:
     from fusebackend.vfs.coherence.cached_readdir import KeptListing
@@ -56,6 +57,22 @@ class FileHandle:
     def can_map(self) -> bool:
         """Can pages be mapped for writing (mmap(2))? That needs a file that is open for both."""
         return self.flags & os.O_ACCMODE == os.O_RDWR
+
+    def open(self, truncate: bool) -> Attr:
+        """Open the node, and empty it if asked to, in one step and one thread; returns what the file then is.
+
+        An error leaves it closed.
+        """
+        volume, node = self.route.volume, self.node
+        attr = volume.open(node, self.flags)
+        try:
+            if truncate:
+                empty = disarming(volume, node, AttrChanges(size=0), self.opener)
+                return self.route.changing.setattr(node, empty)
+            return volume.getattr(node) if attr is None else attr
+        except BaseException:
+            volume.release(node, self.flags)
+            raise
 
     def write(self, offset: int, data: bytes, believed: KnownInode | None) -> int:
         """With O_APPEND the end of the file is decided here, where all writers meet, and not by the size that the

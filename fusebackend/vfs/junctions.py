@@ -19,7 +19,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -87,6 +87,10 @@ class Route:
         route = self if self.files is self or attr.is_dir else self.files
         return inode_number(route.index, attr.node)
 
+    async def take(self, function: Callable[..., Attr], *args: Any) -> Attr:
+        """Call into the volume for a node that the kernel will hold, and hold it before anyone can free it."""
+        return await self.call(held, self.volume, function, *args)
+
     @property
     def keeps_listings(self) -> bool:
         """Does the kernel know from a directory's time whether a listing is still good? See
@@ -106,6 +110,18 @@ class Route:
         """EROFS where nothing can be changed."""
         if self.volume.features.read_only:
             raise oserror(errno.EROFS)
+
+
+def held(volume: Volume, function: Callable[..., Attr], *args: Any) -> Attr:
+    """See `Route.take`."""
+    if volume.features.shared:  # another host may free it whatever is locked here
+        attr = function(*args)
+        volume.hold(attr.node)
+        return attr
+    with volume.lock:
+        attr = function(*args)
+        volume.hold(attr.node)
+        return attr
 
 
 class Junction:

@@ -28,7 +28,7 @@ from fusebackend.vfs.inodes import SMALL_ENTRIES, Emit, InodeTable
 from fusebackend.vfs.junctions import Route
 
 if TYPE_CHECKING:
-    from fusebackend.vfs.mounted_tree import FileSystem
+    from fusebackend.vfs.inode_resolver import Places
 
 PAGE_ENTRIES = 4096
 """Entries read before other requests get a turn."""
@@ -61,7 +61,7 @@ class KeptListing:
 
     def __init__(self, fingerprint: tuple[int, ...], changes: int, page: list[tuple[bytes, Attr]]) -> None:
         self.fingerprint = fingerprint  # of the directory, and …
-        self.changes = changes  # … `FileSystem.changes`, from before it was read
+        self.changes = changes  # … `Places.changes`, from before it was read
         self._entries = sorted((position_after(name), name, attr) for name, attr in page)
 
     def __len__(self) -> int:
@@ -72,8 +72,8 @@ class KeptListing:
         return self._entries[bisect.bisect_left(self._entries, (position + 1,)) :]
 
 
-async def list_kept(filesystem: FileSystem, handle: DirectoryHandle, position: int, first: int, emit: Emit) -> bool:
-    """As `listing.list_directory`, from `position` on. The volume's own names begin at the position `first`.
+async def list_kept(places: Places, handle: DirectoryHandle, position: int, first: int, emit: Emit) -> bool:
+    """As `Listing.list`, from `position` on. The volume's own names begin at the position `first`.
 
     False, and nothing is emitted, when a listing that begins is of a directory too large for that.
     """
@@ -82,21 +82,21 @@ async def list_kept(filesystem: FileSystem, handle: DirectoryHandle, position: i
     listing = handle.listing
     if position <= first or listing is None or listing.fingerprint != await _fingerprint(route, handle.node):
         bound = SMALL_ENTRIES if position <= first else sys.maxsize
-        listing = handle.listing = await _read(filesystem, route, handle.node, bound)
-        filesystem.inodes.listed(handle.inode, bound + 1 if listing is None else len(listing))
+        listing = handle.listing = await _read(places, route, handle.node, bound)
+        places.inodes.listed(handle.inode, bound + 1 if listing is None else len(listing))
         if listing is None:
             return False
     left = listing.after(position)
     if not left:
         handle.listing = None  # read to its end: who keeps the directory open need not keep this
     for following, name, attr in left:
-        heard = filesystem.invalidation.changes
-        if listing.changes != filesystem.changes:
+        heard = places.invalidation.changes
+        if listing.changes != places.changes:
             try:
                 attr = await route.ask(route.volume.lookup, handle.node, name)
             except FileNotFoundError:
                 continue
-        if not filesystem.give(route, handle.inode, name, attr, heard, emit, following):
+        if not places.give(route, handle.inode, name, attr, heard, emit, following):
             break
     return True
 
@@ -106,9 +106,9 @@ async def _fingerprint(route: Route, node: int) -> tuple[int, ...]:
     return attr.fingerprint
 
 
-async def _read(filesystem: FileSystem, route: Route, node: int, bound: int) -> KeptListing | None:
+async def _read(places: Places, route: Route, node: int, bound: int) -> KeptListing | None:
     """All of a directory; None when it has more than so many entries."""
-    changes, fingerprint = filesystem.changes, await _fingerprint(route, node)
+    changes, fingerprint = places.changes, await _fingerprint(route, node)
     entries: list[tuple[bytes, Attr]] = []
     while page := await route.ask(route.volume.readdir, node, entries[-1][0] if entries else b"", PAGE_ENTRIES):
         entries += page

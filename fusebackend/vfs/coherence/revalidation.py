@@ -27,8 +27,7 @@ from fusebackend.protocol import Attr, Link, Volume
 from fusebackend.vfs.calls import request
 from fusebackend.vfs.coherence.dentries import Dentries, Dentry, Name, links_of
 from fusebackend.vfs.coherence.invalidation import KernelCache
-from fusebackend.vfs.inode_resolver import held
-from fusebackend.vfs.junctions import MountTree, Route
+from fusebackend.vfs.junctions import MountTree, Route, held
 
 SECOND_WALK_S = 2.0
 """How long after an ESTALE its caller is expected back."""
