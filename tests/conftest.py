@@ -15,6 +15,7 @@ from services import moto as moto_service
 from services import postgres as postgres_service
 from services import seaweedfs as seaweedfs_service
 from services.s3 import Bucket
+from switched import pytest_generate_tests, pytest_pyfunc_call, turned_off  # noqa: F401 - hooks and a fixture
 
 # The asserts of the published suites should say what they compared. This comes before anything imports them.
 pytest.register_assert_rewrite("fusebackend.testing")

@@ -191,7 +191,7 @@ class Session:
         if self._stop_asked:
             self._stop.set()
         self.filesystem.xattrs.status = lambda: json.dumps(self.status()).encode()
-        notifier = Notifier(self.filesystem.inodes)
+        notifier = Notifier(self.filesystem.inodes, self.filesystem.switches.notify_again)
         self.filesystem.attach(notifier)
         self.operations.diversion = Diversion(notifier)
         self._eager = EagerTrio(Handshake, self.operations.diversion, self._wakefulness)

@@ -18,14 +18,24 @@ from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.protocol import NAME_MAX_BYTES, ROOT_NODE, Attr, Features, Volume
 from fusebackend.vfs.calls.executor import Offload
 from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S, DEFAULT_MAX_CALLS, RouteLimits
+from fusebackend.vfs.coherence.append_end import AppendEnd
 from fusebackend.vfs.coherence.dentries import Dentries
-from fusebackend.vfs.coherence.hold_back import Settling
-from fusebackend.vfs.coherence.invalidation import Invalidation
+from fusebackend.vfs.coherence.overtaken import Overtaken
 from fusebackend.vfs.coherence.revalidation import Revalidation
 from fusebackend.vfs.coherence.timeouts import CachePolicy
 from fusebackend.vfs.coherence.twins import Twins
-from fusebackend.vfs.inodes import SYNTHETIC_INDEX, Emit, Entry, InodeTable, inode_number, node_of, route_index
+from fusebackend.vfs.inodes import (
+    SYNTHETIC_INDEX,
+    Emit,
+    Entry,
+    InodeTable,
+    KnownInode,
+    inode_number,
+    node_of,
+    route_index,
+)
 from fusebackend.vfs.junctions import Junction, MountTree, Route, servers_directory
+from fusebackend.vfs.setid import SET_ID, SetId
 
 
 class Places:
@@ -36,17 +46,19 @@ class Places:
         tree: MountTree,
         inodes: InodeTable,
         dentries: Dentries,
-        settling: Settling,
-        invalidation: Invalidation,
+        overtaken: Overtaken,
         revalidation: Revalidation,
         twins: Twins,
+        append_end: AppendEnd,
+        set_id: SetId,
     ) -> None:
         self.tree = tree
         self.inodes = inodes
         self.dentries = dentries
-        self.invalidation = invalidation
+        self.overtaken = overtaken
         self.twins = twins
-        self._settling = settling
+        self._append_end = append_end
+        self._set_id = set_id
         self._revalidation = revalidation
         self.own_changes = 0
         """How many changes of names and attributes the kernel has asked for."""
@@ -55,7 +67,7 @@ class Places:
     @property
     def changes(self) -> int:
         """Grows with every change of any name or attribute, whoever makes it."""
-        return self.own_changes + self.invalidation.changes
+        return self.own_changes + self.overtaken.heard
 
     async def forget(self, references: Iterable[tuple[int, int]]) -> None:
         """The kernel gives back (inode, count) references."""
@@ -124,14 +136,14 @@ class Places:
 
     async def made(self, route: Route, parent: int, name: bytes, function: Callable[..., Attr], *args: Any) -> Entry:
         """The entry of a name that a call into a volume makes; see `Route.take`."""
-        heard = self.invalidation.changes
+        heard = self.overtaken.heard
         return self.entry(route, parent, name, await route.take(function, *args), heard)
 
     def entry(self, route: Route, parent: int, name: bytes, attr: Attr, heard: int) -> Entry:
         """What the kernel is given of a name, with one more reference to the inode.
 
         Args:
-            heard: `Invalidation.changes` from before the volume was asked. From here on the inode is one that the
+            heard: `Overtaken.heard` from before the volume was asked. From here on the inode is one that the
                 kernel is told of.
         """
         entry = self._referenced(route, parent, name, attr, heard)
@@ -156,45 +168,28 @@ class Places:
         else:
             inode, parent = route.number(attr), route.above(attr, parent)
             self.twins.given(directory, name)
-        self.inodes.reference(inode, parent, name, attr)
+        self._tell(inode, self.inodes.reference(inode, parent, name, attr), attr)
         timeout_s = route.policy.timeout(attr) if route.shared else route.policy.timeout_s
         if self.twins.contended and self.twins.is_contended(directory):
             timeout_s = 0.0
-        return self.fresh(Entry(inode, attr, timeout_s), heard)
+        return self.overtaken.checked(Entry(inode, attr, timeout_s), heard)
 
     def _keep(self, route: Route, parent: int, name: bytes, entry: Entry) -> None:
         route.volume.hold(node_of(entry.inode))  # perhaps again: a forget may have overtaken the answer of a thread
         if route.shared:
             self.dentries.found((parent, name), entry.inode)
 
-    def told(self, route: Route, inode: int, attr: Attr) -> Entry:
-        self.inodes.told(inode, attr)
-        return Entry(inode, attr, route.policy.timeout_s)
+    def told(self, inode: int, attr: Attr) -> None:
+        """The kernel is told these attributes of an inode, if it knows it."""
+        known = self.inodes.get(inode)
+        if known is not None:
+            self._tell(inode, known, attr)
 
-    async def are_good(self, route: Route, inode: int, attr: Attr) -> bool:
-        """May the kernel keep the pages that it has of a file? If not, its size may be wrong, too: it asks again."""
-        if not route.shared and route.policy.coherent:
-            return True
-        known, kernel = self.inodes.get(inode), self.invalidation.kernel
-        if not route.shared:
-            size = known.size if known is not None else -1
-            same = self.inodes.is_same(inode, route.policy.version(attr))
-            if not same and size != attr.size and kernel is not None:
-                kernel.invalidate_inode(inode, attributes_only=True)
-            return same
-        if known is not None and known.version == attr.version:
-            return True
-        await self._settling.begin(inode, attr.version)
-        if kernel is not None:
-            kernel.invalidate_inode(inode, attributes_only=True)
-        return False
-
-    def fresh(self, entry: Entry, heard: int) -> Entry:
-        """An entry to be believed only if nothing was heard of since this count of changes, when it was asked for.
-
-        An answer may be overtaken by what is told of a change, of which the kernel then has no use.
-        """
-        return entry if heard == self.invalidation.changes else entry._replace(timeout_s=0.0)
+    def _tell(self, inode: int, known: KnownInode, attr: Attr) -> None:
+        if attr.size != known.size:
+            self._append_end.told(inode, known, attr.size)
+        if attr.mode & SET_ID or self._set_id.armed:
+            self._set_id.told(inode, attr)
 
 
 def check_name(name: bytes) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from fusebackend.protocol import Attr
-from fusebackend.vfs.coherence.cached_readdir import list_kept
+from fusebackend.vfs.coherence.cached_readdir import CachedReaddir
 from fusebackend.vfs.handles import DirectoryHandle
 from fusebackend.vfs.inode_resolver import Places
 from fusebackend.vfs.inodes import Emit, Entry
@@ -34,10 +34,13 @@ class Listing:
         lookup: `FileSystem.lookup`.
     """
 
-    def __init__(self, places: Places, lookup: Callable[[int, bytes], Awaitable[Entry]]) -> None:
+    def __init__(
+        self, places: Places, cached: CachedReaddir, lookup: Callable[[int, bytes], Awaitable[Entry]]
+    ) -> None:
+        self._cached = cached
         self._places = places
         self._inodes = places.inodes
-        self._invalidation = places.invalidation
+        self._overtaken = places.overtaken
         self._lookup = lookup
 
     async def list(self, handle: DirectoryHandle, offset: int, emit: Emit) -> None:
@@ -88,7 +91,7 @@ class Listing:
             position += 1
         # Whoever has been given names by their count goes on with that until it begins anew.
         first = 2 + len(children)
-        if handle.kept and not handle.names and await list_kept(self._places, handle, position, first, emit):
+        if handle.kept and not handle.names and await self._cached.list(self._places, handle, position, first, emit):
             return
         if handle.route is not None:
             covered = frozenset(junctions)
@@ -125,10 +128,10 @@ class Listing:
         while True:
             if not page:
                 # Before looking: what changes after is not in the page.
-                at, heard = self._changes(route), self._invalidation.changes
+                at, heard = self._changes(route), self._overtaken.heard
                 page = list(await route.ask(route.volume.readdir, handle.node, after, limit))
                 if not page:
-                    self._inodes.listed(handle.inode, len(names))
+                    self._cached.listed(handle.inode, len(names))
                     return
             for index, (name, attr) in enumerate(page):
                 after = name
@@ -147,7 +150,7 @@ class Listing:
 
     def _changes(self, route: Route) -> int:
         """What a page is as old as: of a shared volume, only what others have changed is of interest."""
-        return self._invalidation.changes if route.shared else self._places.changes
+        return self._overtaken.heard if route.shared else self._places.changes
 
     def _is_good(self, handle: DirectoryHandle, route: Route, position: int) -> bool:
         """May the rest of the page that was read last be given out?

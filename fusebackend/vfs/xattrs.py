@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 from fusebackend.base.errors import oserror
 from fusebackend.vfs.calls.request import current
+from fusebackend.vfs.coherence.capabilities import CAPABILITY, Capabilities
 from fusebackend.vfs.inode_resolver import Places
 from fusebackend.vfs.junctions import Route
-from fusebackend.vfs.setid import CAPABILITY
 
 STATUS_XATTR = b"user.fusebackend.status"
 """Read from a tree's root, it is the JSON of `fusebackend status`. Never listed, so that `cp -a` leaves it alone."""
@@ -21,7 +21,8 @@ SOCKET_XATTR = b"user.fusebackend.socket"
 class ExtendedAttributes:
     """Answers the kernel's requests for extended attributes."""
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: Places, capabilities: Capabilities) -> None:
+        self._capabilities = capabilities
         self._places = places
         self._tree = places.tree
         self._inodes = places.inodes
@@ -46,8 +47,8 @@ class ExtendedAttributes:
         route.check_writable()
         _check(route, name)
         known = self._inodes.get(inode)
-        if name == CAPABILITY and known is not None:
-            known.capable = True
+        if name == CAPABILITY:
+            self._capabilities.given(inode)
         await route.call(route.changing.setxattr, node, name, value)
         if self._inodes.beside and known is not None and known.is_dir:
             self._twins.attributes(route, node)

@@ -1,8 +1,11 @@
-"""Listings that the kernel keeps: of small directories, of volumes that tell at once what is changed in them.
+"""`CachedReaddir`: the kernel keeps listings of small directories, of volumes that tell at once what is changed.
 
 With FOPEN_CACHE_DIR the kernel keeps what one listing has shown for all that follow, until the directory's time moves,
 it changes a name there itself, or it is told to let go of it (fs/fuse/readdir.c;
 `mount/pyfuse3_patches/cached_opendir.py` asks for it).
+
+Saves: a listing that is read again, as by `git status`, is no request but open and release: a third of its time.
+Costs: a listing is read as a whole; 60 bytes for each small directory. Switch: `cached_readdir`.
 
 Whoever reads what is kept may have to go on here, when the kernel has given a page of it up: with a position that was
 given out to another handle, closed since, perhaps of a listing that looked different. So a position means the same to
@@ -24,11 +27,14 @@ import trio
 
 from fusebackend.protocol import Attr
 from fusebackend.vfs.handles import DirectoryHandle
-from fusebackend.vfs.inodes import SMALL_ENTRIES, Emit, InodeTable
+from fusebackend.vfs.inodes import Emit, InodeTable
 from fusebackend.vfs.junctions import Route
 
 if TYPE_CHECKING:
     from fusebackend.vfs.inode_resolver import Places
+
+SMALL_ENTRIES = 16_384
+"""The largest directory whose listing the kernel may keep."""
 
 PAGE_ENTRIES = 4096
 """Entries read before other requests get a turn."""
@@ -39,21 +45,6 @@ _HASH_BITS = 62
 def position_after(name: bytes) -> int:
     """Where a listing goes on that has shown this name last: above all positions that count names."""
     return 1 << _HASH_BITS | hash(name) & (1 << _HASH_BITS) - 1
-
-
-async def may_be_kept(inodes: InodeTable, route: Route, inode: int, node: int) -> bool:
-    """May the kernel keep the listing of a directory?
-
-    What it has kept moves no access time. So a listing that has to move it is asked for here, except where the kernel
-    asks anyway: it has kept none, or one from before the last change.
-    """
-    if inode not in inodes.small or not route.keeps_listings:
-        return False
-    if inode in inodes.kept:
-        attr: Attr = await route.ask(route.volume.getattr, node)
-        return attr.atime_ns < attr.mtime_ns or not route.volume.access_due(attr)
-    inodes.kept.add(inode)
-    return True
 
 
 class KeptListing:
@@ -70,35 +61,6 @@ class KeptListing:
     def after(self, position: int) -> list[tuple[int, bytes, Attr]]:
         """The entries from a position on, each with its name and the position after it."""
         return self._entries[bisect.bisect_left(self._entries, (position + 1,)) :]
-
-
-async def list_kept(places: Places, handle: DirectoryHandle, position: int, first: int, emit: Emit) -> bool:
-    """As `Listing.list`, from `position` on. The volume's own names begin at the position `first`.
-
-    False, and nothing is emitted, when a listing that begins is of a directory too large for that.
-    """
-    route = handle.route
-    assert route is not None, "a directory without a route is not kept"
-    listing = handle.listing
-    if position <= first or listing is None or listing.fingerprint != await _fingerprint(route, handle.node):
-        bound = SMALL_ENTRIES if position <= first else sys.maxsize
-        listing = handle.listing = await _read(places, route, handle.node, bound)
-        places.inodes.listed(handle.inode, bound + 1 if listing is None else len(listing))
-        if listing is None:
-            return False
-    left = listing.after(position)
-    if not left:
-        handle.listing = None  # read to its end: who keeps the directory open need not keep this
-    for following, name, attr in left:
-        heard = places.invalidation.changes
-        if listing.changes != places.changes:
-            try:
-                attr = await route.ask(route.volume.lookup, handle.node, name)
-            except FileNotFoundError:
-                continue
-        if not places.give(route, handle.inode, name, attr, heard, emit, following):
-            break
-    return True
 
 
 async def _fingerprint(route: Route, node: int) -> tuple[int, ...]:
@@ -118,3 +80,63 @@ async def _read(places: Places, route: Route, node: int, bound: int) -> KeptList
             break
         await trio.lowlevel.checkpoint()
     return KeptListing(fingerprint, changes, entries)
+
+
+class CachedReaddir:
+    """See the module's docstring. On the mount's loop."""
+
+    def __init__(self, inodes: InodeTable, on: bool) -> None:
+        self._on = on
+        self.small: set[int] = inodes.by_inode(set())
+        """Directories known to have few entries, and …"""
+        self.kept: set[int] = inodes.by_inode(set())
+        """… those whose listing the kernel may have."""
+
+    def listed(self, inode: int, entries: int) -> None:
+        """A directory has been seen from its beginning to its end."""
+        if entries <= SMALL_ENTRIES:
+            self.small.add(inode)
+        else:
+            self.small.discard(inode)
+
+    async def may_keep(self, route: Route, inode: int, node: int) -> bool:
+        """May the kernel keep the listing of a directory?
+
+        What it has kept moves no access time. So a listing that has to move it is asked for here, except where the
+        kernel asks anyway: it has kept none, or one from before the last change.
+        """
+        if inode not in self.small or not self._on or not route.keeps_listings:
+            return False
+        if inode in self.kept:
+            attr: Attr = await route.ask(route.volume.getattr, node)
+            return attr.atime_ns < attr.mtime_ns or not route.volume.access_due(attr)
+        self.kept.add(inode)
+        return True
+
+    async def list(self, places: Places, handle: DirectoryHandle, position: int, first: int, emit: Emit) -> bool:
+        """As `Listing.list`, from `position` on. The volume's own names begin at the position `first`.
+
+        False, and nothing is emitted, when a listing that begins is of a directory too large for that.
+        """
+        route = handle.route
+        assert route is not None, "a directory without a route is not kept"
+        listing = handle.listing
+        if position <= first or listing is None or listing.fingerprint != await _fingerprint(route, handle.node):
+            bound = SMALL_ENTRIES if position <= first else sys.maxsize
+            listing = handle.listing = await _read(places, route, handle.node, bound)
+            self.listed(handle.inode, bound + 1 if listing is None else len(listing))
+            if listing is None:
+                return False
+        left = listing.after(position)
+        if not left:
+            handle.listing = None  # read to its end: who keeps the directory open need not keep this
+        for following, name, attr in left:
+            heard = places.overtaken.heard
+            if listing.changes != places.changes:
+                try:
+                    attr = await route.ask(route.volume.lookup, handle.node, name)
+                except FileNotFoundError:
+                    continue
+            if not places.give(route, handle.inode, name, attr, heard, emit, following):
+                break
+        return True
