@@ -29,7 +29,6 @@ from fusebackend.vfs.inodes import (
     Emit,
     Entry,
     InodeTable,
-    KnownInode,
     inode_number,
     node_of,
     route_index,
@@ -59,6 +58,7 @@ class Places:
         self.twins = twins
         self._append_end = append_end
         self._set_id = set_id
+        self._armed = set_id.armed
         self._revalidation = revalidation
         self.own_changes = 0
         """How many changes of names and attributes the kernel has asked for."""
@@ -168,7 +168,11 @@ class Places:
         else:
             inode, parent = route.number(attr), route.above(attr, parent)
             self.twins.given(directory, name)
-        self._tell(inode, self.inodes.reference(inode, parent, name, attr), attr)
+        known = self.inodes.reference(inode, parent, name, attr)
+        if attr.size != known.size:
+            self._append_end.told(inode, known, attr.size)
+        if attr.mode & SET_ID or self._armed:
+            self._set_id.told(inode, attr)
         timeout_s = route.policy.timeout(attr) if route.shared else route.policy.timeout_s
         if self.twins.contended and self.twins.is_contended(directory):
             timeout_s = 0.0
@@ -182,13 +186,11 @@ class Places:
     def told(self, inode: int, attr: Attr) -> None:
         """The kernel is told these attributes of an inode, if it knows it."""
         known = self.inodes.get(inode)
-        if known is not None:
-            self._tell(inode, known, attr)
-
-    def _tell(self, inode: int, known: KnownInode, attr: Attr) -> None:
+        if known is None:
+            return
         if attr.size != known.size:
             self._append_end.told(inode, known, attr.size)
-        if attr.mode & SET_ID or self._set_id.armed:
+        if attr.mode & SET_ID or self._armed:
             self._set_id.told(inode, attr)
 
 

@@ -82,7 +82,7 @@ class InodeTable:
         self.others: dict[int, list[tuple[int, bytes]]] = {}  # earlier (directory, name)s of files with several links
         self.unheard: set[int] = set()
         """What the kernel did not know for long after it was given it, see `mount/notifier.py`; nearly always empty."""
-        self._sets: list[set[int]] = []
+        self._sets: list[set[int]] = [self.unheard]
         self._dicts: list[dict[int, Any]] = [self.others]
         self._peak = 0  # the most that was known since the table last shrank
         root = self._known[ROOT_INODE] = KnownInode(True, parent=ROOT_INODE)
@@ -146,7 +146,7 @@ class InodeTable:
                 del self._known[inode]
                 self.beside -= inode >= self._first_beside
                 gone.append(inode)
-        for inodes in (*self._sets, self.unheard):
+        for inodes in self._sets:
             if inodes:
                 inodes.difference_update(gone)
         for table in self._dicts:

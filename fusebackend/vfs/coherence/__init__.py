@@ -1,5 +1,6 @@
-"""What the kernel has in its caches, and how it is kept true: a file for each feature, which opens with the race that it
-closes or what it saves, what it costs, and its switch (`vfs/switches.py`).
+"""What the kernel has in its caches, and how it is kept true: a file for each feature.
+
+Each file opens with the race that it closes or what it saves, what it costs, and its switch (`vfs/switches.py`).
 
 kernel_cache.py    what the kernel can be told
 timeouts.py        what it may keep, and for how long

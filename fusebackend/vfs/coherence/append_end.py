@@ -66,7 +66,7 @@ class AppendEnd:
     def write(self, handle: FileHandle, offset: int, data: bytes) -> int:
         """Write through a handle with O_APPEND. In the volume's thread."""
         known = self._inodes.get(handle.inode)
-        if self._on and (known is None or self.may_be_end(handle.inode, known, offset)):
+        if self._on and (known is None or offset == known.size or self.may_be_end(handle.inode, known, offset)):
             return handle.route.changing.append(handle.node, data)
         return handle.write(offset, data)
 
