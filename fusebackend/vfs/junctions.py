@@ -9,6 +9,8 @@ A mount has its main tree, and others beside it (`trees.py`). Each tree has a ro
 for the kernel gives a directory one dentry, and moves it where the directory is found in two places (`d_splice_alias`).
 Routes of different trees that show the same live files are *twins*: they share volume, limits and cache policy, and the
 inode numbers of everything that is no directory, so that locks, mappings and the page cache meet.
+
+The kernel goes through junctions, one name at a time. Whoever has a whole path asks `MountTree.table`.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import trio
 from fusebackend.base import paths
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import ROOT, AgentPath, join, split, to_name, to_text
+from fusebackend.composite.route_table import RouteTable
 from fusebackend.protocol import ROOT_NODE, Attr, Caller, Features, Volume
 from fusebackend.vfs.calls.executor import Offload
 from fusebackend.vfs.coherence.timeouts import ENDLESS_TIMEOUT_S, CachePolicy
@@ -249,6 +252,9 @@ class MountTree:
         """`routes[0]` is the default, at `/`; the others follow in any order, with distinct prefixes."""
         self.routes = list(routes)
         """Those of the main tree."""
+        self.table = RouteTable(route.prefix for route in self.routes if route.prefix != ROOT)
+        """Which of them has a path, for the mount as for agents."""
+        self._by_prefix = {route.prefix: route for route in self.routes}
         self.attached = list(self.routes)
         """Those of all trees, by their index."""
         self._synthetic = 0
@@ -304,6 +310,10 @@ class MountTree:
         for member in family:
             member.twins = tuple(other for other in family if other is not member)
         return twin
+
+    def route_of(self, path: AgentPath) -> Route:
+        """The route of the main tree that has a path."""
+        return self._by_prefix[self.table.route(path)[0] or ROOT]
 
     def volumes(self) -> list[tuple[Volume, list[Route]]]:
         """Each volume with the routes of the main tree that have it: several, if it has several prefixes."""
