@@ -89,7 +89,6 @@ class Places:
         forgotten = self.inodes.forget(references)
         if len(self.dentries):
             self.dentries.forget(forgotten)
-        self.twins.forget(forgotten)
         for inode in forgotten:
             gone.setdefault(route_index(inode), []).append(node_of(inode))
         gone.pop(SYNTHETIC_INDEX, None)

@@ -53,6 +53,7 @@ from fusebackend.vfs.xattrs import ExtendedAttributes
 
 log = logging.getLogger(__name__)
 
+_APPENDING = os.O_APPEND
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_TRUNC
 _NOT_FOR_VOLUMES = os.O_CREAT | os.O_EXCL | os.O_TRUNC | os.O_NOCTTY
 
@@ -378,7 +379,7 @@ class FileSystem:
     async def write(self, number: int, offset: int, data: bytes) -> int:
         handle = self._asked(number)
         self.places.own_changes += 1
-        inode, appending = handle.inode, bool(handle.flags & os.O_APPEND)
+        inode, appending = handle.inode, bool(handle.flags & _APPENDING)
         write = partial(self.append_end.write, handle) if appending else handle.write
         if handle.route.offload.blocking:
             call = partial(handle.route.call, write, offset, data)

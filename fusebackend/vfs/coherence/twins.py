@@ -24,7 +24,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Iterable
 from functools import partial
 
 import trio
@@ -66,7 +65,8 @@ class Twins:
         self._cached_readdir = cached_readdir
         self._on = on
         self._held: Counter[int] = Counter()  # directories whose locks the kernel holds for requests that wait here
-        self._given: dict[int, set[bytes]] = {}  # directories of other trees than the main one, and names in them
+        # Directories of other trees than the main one, and names in them:
+        self._given: dict[int, set[bytes]] = inodes.by_inode({})
         self.contended: dict[int, float] = {}  # directories, and until when; empty nearly always
 
     async def named(self, route: Route, *changed: tuple[int, bytes], moved: int | None = None) -> None:
@@ -120,12 +120,6 @@ class Twins:
     def remembered(self) -> int:
         """How many directories are remembered here."""
         return len(self._given)
-
-    def forget(self, inodes: Iterable[int]) -> None:
-        """The kernel does not know these any more."""
-        if self._given:
-            for inode in inodes:
-                self._given.pop(inode, None)
 
     async def _tell(self, told: Told, held: list[int], waits: bool) -> None:
         if self._invalidation.kernel is None:
