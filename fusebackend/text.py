@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
+from fusebackend.base import budget
 from fusebackend.protocol import READ_LIMIT_LINES, FileData, ReadResult
 
 SPLIT_CHARACTERS = 64 << 10
@@ -250,6 +251,9 @@ def _replace(content: str, old: str, new: str, replace_all: bool, shown: str = "
             f"Error: String '{shown}' appears {occurrences} times in file. Use replace_all=True to replace all "
             "instances, or provide a more specific string with surrounding context."
         )
+    growth = occurrences * (len(new) - len(old))
+    if growth > 0:  # 5 million times `a` in 20 MB, each of them 500 bytes later, is 2.5 GB
+        budget.current().hold(2 * growth * (1 if content.isascii() and new.isascii() else 4))
     return content.replace(old, new), occurrences
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,11 @@ import pytest
 import skips
 from mounts import Serve
 from services import docker as docker_service
-from services import moto as moto_service
-from services import postgres as postgres_service
-from services import seaweedfs as seaweedfs_service
-from services.s3 import Bucket
-from switched import pytest_generate_tests, pytest_pyfunc_call, turned_off  # noqa: F401 - hooks and a fixture
+from services import shared
+from services.postgres import Postgres
+from services.s3 import Bucket, Service
+
+pytest_plugins = ["switched", "tiers"]
 
 # The asserts of the published suites should say what they compared. This comes before anything imports them.
 pytest.register_assert_rewrite("fusebackend.testing")
@@ -60,42 +61,49 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 
 
 @pytest.fixture(scope="session")
-def postgres() -> Iterator[postgres_service.Postgres]:
-    """A real PostgreSQL for the session; `with postgres.database() as dsn:` gives an empty database in it."""
-    with postgres_service.running() as server:
+def run_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The temporary directory of this run, the same one for all of its workers."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session")
+def postgres(run_directory: Path) -> Iterator[Postgres]:
+    """A real PostgreSQL for the run; `with postgres.database() as dsn:` gives an empty database in it."""
+    with shared.postgres(run_directory) as server:
         yield server
 
 
 @pytest.fixture
-def postgres_dsn(postgres: postgres_service.Postgres) -> Iterator[str]:
+def postgres_dsn(postgres: Postgres) -> Iterator[str]:
     """The DSN of an empty database, which is dropped after the test."""
     with postgres.database() as dsn:
         yield dsn
 
 
 @pytest.fixture(scope="session")
-def seaweedfs() -> Iterator[seaweedfs_service.SeaweedFS]:
-    """A real object store for the session; `with seaweedfs.bucket() as bucket:` gives an empty bucket in it."""
-    with seaweedfs_service.running() as server:
+def seaweedfs(run_directory: Path) -> Iterator[Service]:
+    """A real object store for the run; `with seaweedfs.bucket() as bucket:` gives an empty bucket in it."""
+    with shared.seaweedfs(run_directory) as server:
         yield server
 
 
 @pytest.fixture
-def bucket(seaweedfs: seaweedfs_service.SeaweedFS) -> Iterator[Bucket]:
+def bucket(seaweedfs: Service) -> Iterator[Bucket]:
     """An empty bucket of SeaweedFS, which is dropped after the test."""
     with seaweedfs.bucket() as bucket:
         yield bucket
 
 
 @pytest.fixture(scope="session")
-def moto() -> Iterator[moto_service.Moto]:
-    """moto's S3 for the session, with flat keys as in AWS."""
-    with moto_service.running() as server:
+def moto(run_directory: Path) -> Iterator[Service]:
+    """moto's S3 for the run, with flat keys as in AWS."""
+    with shared.moto(run_directory) as server:
         yield server
 
 
 @pytest.fixture
-def flat_bucket(moto: moto_service.Moto) -> Iterator[Bucket]:
+def flat_bucket(moto: Service) -> Iterator[Bucket]:
     """An empty bucket of moto's, which is dropped after the test."""
     with moto.bucket() as bucket:
         yield bucket
@@ -103,6 +111,9 @@ def flat_bucket(moto: moto_service.Moto) -> Iterator[Bucket]:
 
 @pytest.fixture(scope="session")
 def docker_engine() -> Iterator[docker_service.DockerEngine]:
-    """A real Docker engine for the session, with an image that has busybox in it."""
+    """A real Docker engine for the session, with an image that has busybox in it.
+
+    It is not shared, for its tests look at all of its containers. `tiers.py` keeps them on one worker.
+    """
     with docker_service.running() as engine:
         yield engine

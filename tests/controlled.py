@@ -27,7 +27,7 @@ from fusebackend.protocol import ExecuteResponse
 from fusebackend.server.mounted import MountedBackend
 from fusebackend.vfs.mounted_tree import FileSystem
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 MOUNTPOINT = "/mnt/unmounted"
 
 

@@ -4,7 +4,7 @@
     def test_a_notice_waits_...
 
 The names are those of `fusebackend.vfs.switches.Switches`. What a test makes without saying which features it has
-(`FileSystem(...)`) has all but that one. Imported by `conftest.py`.
+(`FileSystem(...)`) has all but that one. A plugin of `conftest.py`.
 """
 
 from __future__ import annotations

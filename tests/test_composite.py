@@ -1,4 +1,4 @@
-"""`CompositeBackend`: every bullet of DESIGN 2 on the agent face, and backends of other dialects as routes."""
+"""`CompositeBackend`: the rules of routes on the agent face, and backends of other dialects as routes."""
 
 import contextlib
 import errno
@@ -11,6 +11,7 @@ import anyio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from profiles import examples
 from seed_backends import Answer, DuckBackend, SeedInMemoryBackend
 
 from fusebackend.backends import (
@@ -267,7 +268,7 @@ patterns = st.lists(
 ).map("/".join)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     prefixes=st.lists(some_paths, max_size=4, unique=True),
     files=st.lists(some_paths, max_size=12, unique=True),

@@ -17,6 +17,7 @@ from fusebackend.backends.sqlite.backend import SqliteBackend
 from fusebackend.control import wire
 from fusebackend.control.client import client_connection as connection_module
 from fusebackend.control.client.client_connection import ServerLost
+from fusebackend.control.server import calls
 from fusebackend.protocol import ROOT_NODE, Caller, SandboxBackendProtocol
 from fusebackend.testing.conformance import BackendConformance
 
@@ -254,6 +255,41 @@ class TestLostServer:
         with Listener(tmp_path / "sock", lambda line: spoken) as listener, ClientOf(listener) as client:
             error = client.read("/x").error
             assert error is None if "from_the_future" in str(answer) else "does not speak this protocol" in error
+
+    def test_a_server_that_has_no_room_is_asked_again(self, tmp_path):
+        """It says so and hangs up, while the client sends: the call fails with EPIPE or ECONNRESET, or is answered."""
+        busy = b'{"jsonrpc":"2.0","id":null,"error":{"code":-32003,"message":"full"}}\n'
+        address = str(tmp_path / "sock")
+        answered = []
+
+        def serve(listener: socket.socket) -> None:
+            for turn in range(12):
+                stream, _ = listener.accept()
+                with stream:
+                    stream.recv(1 << (turn % 3 * 8)) if turn % 2 else time.sleep(0.005)
+                    stream.send(busy)
+            stream, _ = listener.accept()
+            with stream, stream.makefile("rb") as lines:
+                answered.append(json.loads(lines.readline()))
+                stream.sendall(b'{"jsonrpc":"2.0","id":%d,"result":{"error":null}}\n' % answered[0]["id"])
+
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(address)
+            listener.listen()
+            thread = threading.Thread(target=serve, args=(listener,))
+            thread.start()
+            with ClientOf(SimpleNamespace(address=address)) as client:
+                assert client.write("/x", "y" * 100_000).error is None
+            thread.join()
+        assert [line["method"] for line in answered] == ["write"], "a change is sent again, as it was never taken"
+
+    @pytest.mark.parametrize("name", ["/long", "/binary", "/long.png"])
+    def test_a_read_that_is_too_long_for_an_answer_is_downloaded(self, client, files, monkeypatch, name):
+        content = b"\xff" * 5000 if name == "/binary" else b"line\n" * 1000
+        files.upload_files([(name, content)])
+        expected = files.read(name, 1, 900)
+        monkeypatch.setattr(calls, "MAX_ANSWER_BYTES", 2000)
+        assert client.read(name, 1, 900) == expected
 
     def test_more_than_a_message_holds_is_staged(self, client, files):
         text = "\N{SNOWMAN}\n" * (600 << 10)

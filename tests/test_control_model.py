@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from unittest import mock
 
-from controlled import Raw, serving
+from controlled import LIMIT_S, Raw, serving
+from eventually import eventually
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
+from profiles import examples
 
 from fusebackend.backends import InMemoryBackend
 from fusebackend.control import wire
 from fusebackend.control.limits import MAX_CALLS
+from fusebackend.control.server import server_connection as serving_module
 
 IDS = st.one_of(st.integers(0, MAX_CALLS + 2), st.sampled_from(["", "a", "\udcff"]))
 
 
 class ConnectionMachine(RuleBasedStateMachine):
-    """Calls to `execute("wait")` stay under way until they are cancelled; `grep` ends by itself."""
+    """Calls to `execute("wait")` stay under way until they are cancelled; `grep` ends by itself.
+
+    There may be as many commands as there are other calls. In truth there may be 256, which no example comes near.
+    """
 
     subscriptions = Bundle("subscriptions")
 
@@ -26,6 +33,8 @@ class ConnectionMachine(RuleBasedStateMachine):
         super().__init__()
         self.files = InMemoryBackend()
         self.files.write("/x", "needle\n" * 3)
+        self.patched = mock.patch.object(serving_module, "MAX_COMMANDS", MAX_CALLS)
+        self.patched.start()
         self.serving = serving(self.files)
         self.server = self.serving.__enter__()
         self.raw = Raw(self.server.address)
@@ -67,6 +76,9 @@ class ConnectionMachine(RuleBasedStateMachine):
         if there:
             assert found[id]["error"]["code"] == wire.CANCELLED
             self.waiting.discard(id)
+            # The answer comes first, and then a command's place is free.
+            (connection,) = self.server._connections
+            eventually(lambda: connection._commands == len(self.waiting), LIMIT_S)
 
     @precondition(lambda self: len(self.waiting) < MAX_CALLS)
     @rule(id=IDS, stream=st.booleans(), times=st.integers(1, 3))
@@ -122,11 +134,14 @@ class ConnectionMachine(RuleBasedStateMachine):
         assert set(connection._subscriptions) == self.subscribed
 
     def teardown(self) -> None:
-        self.raw.close()
-        self.serving.__exit__(None, None, None)
-        assert self.server.counts() == {"connections": 0, "held_bytes": 0}
-        self.files.close()
+        try:
+            self.raw.close()
+            self.serving.__exit__(None, None, None)
+            eventually(lambda: self.server.counts() == {"connections": 0, "held_bytes": 0}, LIMIT_S)
+        finally:
+            self.patched.stop()
+            self.files.close()
 
 
 TestConnection = ConnectionMachine.TestCase
-TestConnection.settings = settings(max_examples=40, stateful_step_count=60, deadline=None)
+TestConnection.settings = settings(max_examples=examples(40), stateful_step_count=60, deadline=None)

@@ -17,6 +17,7 @@ import pytest
 from controlled import LIMIT_S, ClientOf, Raw, serving
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from profiles import examples
 
 from fusebackend.backends import InMemoryBackend
 from fusebackend.control import limits, rendezvous, wire
@@ -152,7 +153,18 @@ class TestMessages:
         assert (answer["id"], answer["error"]["code"]) == (None, wire.PARSE_ERROR)
         assert raw.line() is None
 
-    @settings(max_examples=300, deadline=None)
+    @pytest.mark.parametrize(
+        ("end", "code"), [("1", wire.INVALID_PARAMS), ('"\\udcff"', wire.PARSE_ERROR)], ids=["plain", "odd"]
+    )
+    def test_a_message_of_too_many_values_is_not_decoded(self, raw, end, code):
+        begin = '{"jsonrpc":"2.0","id":1,"method":"ping","params":{"payload":['
+        raw.send((begin + "[]," * limits.MAX_VALUES + end + "]}}\n").encode())
+        error = raw.line()["error"]
+        assert error["code"] == code and str(limits.MAX_VALUES) in error["message"]
+        raw.send((begin + "0," * (limits.MAX_VALUES - 10) + end + "]}}\n").encode())
+        assert len(raw.line()["result"]) == limits.MAX_VALUES - 9
+
+    @settings(max_examples=examples(300), deadline=None)
     @given(lines=st.lists(st.binary(max_size=300), min_size=1, max_size=5))
     def test_no_bytes_end_the_server(self, lines):
         with InMemoryBackend() as files, serving(files) as server, Raw(server.address) as raw:
@@ -217,6 +229,9 @@ class TestLimits:
             answer = raw.ask(method, **params)
             error = answer.get("error") or {"code": wire.BUSY, "message": answer["result"][0]["error"]}
             assert error["code"] == wire.BUSY and error["message"], method
+        files.upload_files([("/small", b"a" * 100_000)])
+        answer = raw.ask("edit", file_path="/small", old_string="a", new_string="b" * 100, replace_all=True)
+        assert answer["error"]["code"] == wire.BUSY and "edit it through the mount" in answer["error"]["message"]
         assert raw.ask("grep", pattern="0")["result"]["truncated"]
         assert raw.ask("read", file_path="/large", limit=2)["result"]["file_data"]["content"].count("\n") == 2
         raw.send(b'{"jsonrpc":"2.0","id":1,"method":"download_files","params":{"paths":["/large"],"stream":true}}\n')
@@ -420,6 +435,32 @@ class TestRoom:
             with ClientOf(server) as client:
                 assert len(client.grep("one").matches) == 1
 
+    def test_a_newcomers_place_is_nobodys_for_long(self, server, monkeypatch):
+        monkeypatch.setattr(server_module, "NEWCOMERS", 1)
+        monkeypatch.setattr(server_module, "NEWCOMER_S", 0.05)
+        with Raw(server.address) as one, Raw(server.address) as other:
+            for raw in (one, other):
+                raw.ask("subscribe")
+            with Raw(server.address) as newcomer:
+                message = newcomer.ask("subscribe")
+                assert (message["id"], message["error"]["code"]) == (None, wire.BUSY)
+            with Raw(server.address) as half, ClientOf(server) as client:
+                half.send(b'{"jsonrpc":"2.0",')
+                assert client.ping("me") == "me"
+                assert half.line()["error"]["code"] == wire.BUSY
+
+    def test_a_connection_over_which_nothing_comes_needs_no_thread(self, server, monkeypatch):
+        monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 100)
+        before = threading.active_count()
+        silent = [Raw(server.address) for _ in range(110)]
+        assert answers(server)
+        assert threading.active_count() <= before + 1
+        assert silent[0].line()["error"]["code"] == wire.BUSY, "it had to make room"
+        assert "result" in silent[-1].ask("ping")
+        for raw in silent:
+            raw.close()
+        wait_until(lambda: server.counts()["connections"] == 0)
+
     def test_a_full_server_is_asked_again(self, server):
         with Raw(server.address) as one, Raw(server.address) as other, ClientOf(server) as client:
             for raw in (one, other):
@@ -442,6 +483,7 @@ class TestRoom:
         with monkeypatch.context() as broken:
             broken.setattr(serving_module.Connection, "start", _no_thread)
             with Raw(server.address) as refused:
+                refused.send(b"{")
                 assert refused.line()["error"]["code"] == wire.BUSY
         assert answers(server)
         assert "no threads" in caplog.text

@@ -6,6 +6,7 @@ import tempfile
 from types import SimpleNamespace
 
 import pytest
+from profiles import examples
 
 pytest.importorskip("deepagents")
 
@@ -128,7 +129,9 @@ KINDS = (
     "directory", "state", "state of lists", "store", "sqlite store", "adopted directory", "adopted state", "memory",
     "sqlite",
 )  # fmt: skip
-generous = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+generous = settings(
+    max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 @pytest.fixture(params=KINDS)
@@ -327,7 +330,7 @@ def differs_on_purpose(step, ours, theirs):
 
 
 @given(script=st.lists(steps, max_size=25))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_the_same_calls_have_the_same_results(script):
     with tempfile.TemporaryDirectory() as theirs, tempfile.TemporaryDirectory() as ours:
         original = TheirFilesystem(theirs)

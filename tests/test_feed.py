@@ -14,6 +14,7 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from profiles import examples
 from replay import Replay
 from seed_backends import DuckBackend
 from smallkernel import SmallKernel
@@ -645,5 +646,5 @@ class Watched(RuleBasedStateMachine):
 
 TestAtRandom = Watched.TestCase
 TestAtRandom.settings = hypothesis.settings(
-    max_examples=int(os.environ.get("FUSEBACKEND_EXAMPLES", "60")), stateful_step_count=40, deadline=None
+    max_examples=examples(60), stateful_step_count=40, deadline=None
 )

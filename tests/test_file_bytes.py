@@ -11,6 +11,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 from hypothesis import strategies as st
+from profiles import examples
 
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.backends.sqlite import flusher
@@ -21,7 +22,7 @@ from fusebackend.volumes.chunks import CHUNK_BYTES
 from fusebackend.volumes.posix import TreeVolume
 
 SETTINGS = hypothesis.settings(
-    max_examples=int(os.environ.get("FUSEBACKEND_EXAMPLES", "150")), deadline=None, database=None
+    max_examples=examples(150), deadline=None, database=None
 )
 ME = Caller(1000, 1000)
 borders = st.sampled_from([0, 1, 4096, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 2 * CHUNK_BYTES, 3 * CHUNK_BYTES])

@@ -12,6 +12,7 @@ import pytest
 from eventually import tick
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
+from profiles import examples
 from seed_backends import Answer, DuckBackend, SeedInMemoryBackend
 
 from fusebackend.backends import (
@@ -26,9 +27,10 @@ from fusebackend.backends import (
 from fusebackend.base.paths import AgentPath
 from fusebackend.protocol import RENAME_EXCHANGE, RENAME_NOREPLACE, ROOT_NODE, AttrChanges, Caller, Change
 from fusebackend.remote import buffer as buffer_module
+from fusebackend.remote import tree as tree_module
 from fusebackend.remote.buffer import MEMORY_BYTES, Buffer, digest_of
 from fusebackend.remote.entry import time_ns
-from fusebackend.remote.tree import MAX_LISTINGS
+from fusebackend.remote.tree import MAX_LISTINGS, SETTLE_S
 from fusebackend.remote.volume import foreign_volume
 from fusebackend.remote.whole_files import conflict_path
 from fusebackend.testing.conformance import BackendConformance
@@ -141,7 +143,7 @@ class DuckMachine(ForeignMachine):
 TestStateModel = StateMachine.TestCase
 TestDuckModel = DuckMachine.TestCase
 TestStateModel.settings = TestDuckModel.settings = hypothesis.settings(
-    max_examples=60, stateful_step_count=40, deadline=None
+    max_examples=examples(60), stateful_step_count=40, deadline=None
 )
 
 # -- reading and writing ---------------------------------------------------------------------------------------
@@ -155,6 +157,12 @@ def duck():
 @pytest.fixture
 def volume(duck):
     return ForeignVolume(duck, ttl_s=0)
+
+
+@pytest.fixture
+def no_settling(monkeypatch):
+    """What is forgotten goes with the next call."""
+    monkeypatch.setattr(tree_module, "SETTLE_S", 0.0)
 
 
 def at(volume, path):
@@ -360,6 +368,7 @@ def test_modes_and_times_are_kept_while_the_volume_lives(volume, duck):
     assert volume.getattr(copy).mode == 0o100755
 
 
+@pytest.mark.usefixtures("no_settling")
 @pytest.mark.parametrize("exact", [True, False])
 def test_times_stand_still_whatever_the_kernel_forgets(duck, exact):
     """git compares what `fstat` said before the file was closed; any other time makes it read the file again."""
@@ -769,6 +778,7 @@ def test_a_backend_that_holds_empty_directories_has_none_left(tmp_path):
 # -- nodes and caches ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("no_settling")
 def test_numbers_are_stable_while_held_and_go_when_forgotten(duck):
     clock = Clock()
     volume = ForeignVolume(duck, clock=clock)
@@ -791,6 +801,7 @@ def test_numbers_are_stable_while_held_and_go_when_forgotten(duck):
     assert at(volume, "/d0/f0") not in nodes, "a number is never used again"
 
 
+@pytest.mark.usefixtures("no_settling")
 def test_a_directory_takes_what_was_listed_and_never_held_along(volume, duck):
     for number in range(100):
         duck.put(f"/d/f{number}", b"x")
@@ -856,6 +867,25 @@ def test_what_is_held_again_after_it_was_forgotten_stays(volume, duck):
     assert volume.getattr(node).node == node
 
 
+def test_an_answer_on_its_way_to_the_loop_keeps_its_entry(duck):
+    """A lookup has returned, and before the loop holds what it found, the kernel's older references come back."""
+    clock = Clock()
+    volume = ForeignVolume(duck, clock=clock)
+    duck.put("/f", b"x")
+    node = volume.lookup(ROOT_NODE, b"f").node
+    volume.hold(node)
+    volume.forget([node])
+    names(volume)  # another request, which settles what it finds
+    volume.hold(node)
+    volume.open(node, os.O_RDONLY)
+    volume.release(node, os.O_RDONLY)
+    volume.forget([node])
+    clock.now = SETTLE_S
+    names(volume)
+    fails(errno.ESTALE, volume.getattr, node)
+
+
+@pytest.mark.usefixtures("no_settling")
 def test_hold_and_forget_never_wait(volume, duck):
     duck.put("/f", b"x")
     node = at(volume, "/f")

@@ -9,6 +9,7 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from profiles import examples
 from wcmatch import glob as wcglob
 
 from fusebackend.base import globs
@@ -181,7 +182,7 @@ class TestAgainstTheModel:
             assert len(names) > len(matcher.prefix)
             assert matcher.depth is None or len(names) <= matcher.depth
 
-    @settings(max_examples=400, deadline=None)
+    @settings(max_examples=examples(400), deadline=None)
     @given(st.lists(st.sampled_from(FRAGMENTS), min_size=1, max_size=8).map("".join), ODD_PATHS)
     def test_a_path_matches_as_it_would_as_a_whole(self, pattern, names):
         """wcmatch's own regular expression of the whole pattern: right, but not linear."""
@@ -216,6 +217,7 @@ class TestHostilePatterns:
     LIMIT_S = 2.0
     """On a loaded machine; each takes some milliseconds."""
 
+    @pytest.mark.alone
     @pytest.mark.parametrize(
         ("pattern", "path"),
         [
@@ -241,6 +243,7 @@ class TestHostilePatterns:
         assert not compile_glob(pattern).matches(path)
         assert time.perf_counter() - begun < self.LIMIT_S
 
+    @pytest.mark.alone
     @pytest.mark.parametrize(
         "pattern",
         [

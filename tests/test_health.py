@@ -9,6 +9,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from profiles import examples
 
 from fusebackend.vfs.calls import circuit_breaker as health
 from fusebackend.vfs.calls.circuit_breaker import FAILURES_TO_OPEN, MAX_PAUSE_S, PAUSE_S, TROUBLE, Health
@@ -190,5 +191,5 @@ class HealthMachine(RuleBasedStateMachine):
         assert state != "degraded" or self.in_a_row
 
 
-HealthMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+HealthMachine.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
 TestHealthMachine = HealthMachine.TestCase

@@ -15,6 +15,7 @@ import hypothesis
 import pytest
 from agentface import node_at, put
 from hypothesis.stateful import rule
+from profiles import examples
 from search_machine import SearchMachine, scan
 
 from fusebackend.backends.sqlite import flusher, schema
@@ -150,7 +151,7 @@ class SqliteSearchMachine(SearchMachine):
 
 TestSearchMachine = SqliteSearchMachine.TestCase
 TestSearchMachine.settings = hypothesis.settings(
-    max_examples=int(os.environ.get("FUSEBACKEND_EXAMPLES", "60")), stateful_step_count=30, deadline=None, database=None
+    max_examples=examples(60), stateful_step_count=30, deadline=None, database=None
 )
 
 

@@ -10,6 +10,7 @@ from eventually import tick
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onloop import run
+from profiles import examples
 
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.base.paths import ROOT
@@ -237,7 +238,7 @@ def test_an_entry_is_as_it_is_now(directory: Directory) -> None:
     assert modes == {other: 0o100600}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     steps=st.lists(
         st.tuples(st.sampled_from(["make", "remove", "read", "open"]), st.integers(0, 15), st.integers(1, 6)),

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from profiles import examples
 
 from fusebackend.backends.object_store.reading import disk_cache as blockcache
 from fusebackend.backends.object_store.reading.disk_cache import BlockCache
@@ -332,5 +333,5 @@ class CacheModel(RuleBasedStateMachine):
             self.place.cleanup()
 
 
-CacheModel.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+CacheModel.TestCase.settings = settings(max_examples=examples(40), stateful_step_count=30, deadline=None)
 TestCacheModel = CacheModel.TestCase

@@ -78,8 +78,8 @@ class FailingProxy:
 @pytest.fixture
 def proxied(moto):
     """A bucket behind a proxy that can fail."""
-    with contextlib.closing(FailingProxy(moto.service.endpoint)) as proxy:
-        service = Service(proxy.endpoint, moto.service.key, moto.service.secret)
+    with contextlib.closing(FailingProxy(moto.endpoint)) as proxy:
+        service = Service(proxy.endpoint, moto.key, moto.secret)
         with moto.bucket() as bucket:
             yield proxy, Bucket(service, bucket.name)
 

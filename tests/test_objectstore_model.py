@@ -4,12 +4,12 @@ files that are put when they are closed and later."""
 from __future__ import annotations
 
 import errno
-import os
 
 import hypothesis
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 from obstore.store import MemoryStore
+from profiles import examples
 
 from fusebackend.backends.object_store.bucket import object_keys as names
 from fusebackend.backends.object_store.volume import ObjectStoreVolume
@@ -69,7 +69,7 @@ class HastyMachine(ObjectMachine):
 
 
 SETTINGS = hypothesis.settings(
-    max_examples=int(os.environ.get("FUSEBACKEND_EXAMPLES", "12")), stateful_step_count=50, deadline=None, database=None
+    max_examples=examples(12), stateful_step_count=50, deadline=None, database=None
 )
 
 TestNeverBelieved = ObjectMachine.TestCase

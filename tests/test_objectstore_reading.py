@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from obstore.store import LocalStore, MemoryStore
+from profiles import examples
 
 from fusebackend.backends.object_store.reading import ranged_reader as reading
 from fusebackend.backends.object_store.reading import read_ahead as readahead
@@ -100,7 +101,7 @@ PLACES = st.one_of(
 SIZES = st.one_of(st.integers(0, 5000), st.integers(0, 3 * MIB), st.just(BLOCK_BYTES))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     reads=st.lists(st.tuples(PLACES, SIZES, st.booleans()), max_size=20), bound=st.sampled_from([0, 3 * MIB, 1 << 30])
 )

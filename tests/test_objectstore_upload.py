@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from obstore.store import LocalStore, MemoryStore
+from profiles import examples
 from services.losing import LosingS3
 from services.s3 import Bucket
 
@@ -77,7 +78,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(steps=STEPS, spill_bytes=st.sampled_from([0, 1, 64, 200, 1 << 20]))
 def test_a_buffer_is_a_file(steps: list[tuple[object, ...]], spill_bytes: int) -> None:
     buffer, model = WriteBuffer(spill_bytes), bytearray()

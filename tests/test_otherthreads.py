@@ -12,9 +12,9 @@ from agentface import put
 
 from fusebackend.backends.sqlite import flusher
 from fusebackend.backends.sqlite.backend import SqliteBackend
+from fusebackend.backends.sqlite.flusher import OtherThreads
 from fusebackend.backends.sqlite.index import indexer
 from fusebackend.backends.sqlite.index.indexer import Indexer
-from fusebackend.backends.sqlite.other_threads import OtherThreads
 
 PATIENCE_S = 30.0
 
@@ -40,6 +40,7 @@ def test_what_other_threads_do_counts_and_what_one_does_oneself_does_not() -> No
     assert others.share() * theirs_s > 0.09
 
 
+@pytest.mark.alone
 def test_each_question_is_about_the_time_since_the_one_before() -> None:
     others = OtherThreads()
     thread = threading.Thread(target=work_for, args=(0.05,))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pyfuse3
 import pytest
@@ -19,8 +20,9 @@ from fusebackend.mount import notifier as notifiers
 from fusebackend.mount.notifier import Notifier
 from fusebackend.protocol import ROOT_NODE, Attr, Caller, Change
 from fusebackend.vfs import switches
+from fusebackend.vfs.coherence.direct_writes import DirectWrites
 from fusebackend.vfs.coherence.timeouts import COHERENT_TIMEOUT_S
-from fusebackend.vfs.inodes import ROOT_INODE, Entry, InodeTable
+from fusebackend.vfs.inodes import ROOT_INODE, Entry, InodeTable, node_of
 from fusebackend.vfs.mounted_tree import FileSystem
 
 ME = Caller(os.geteuid(), os.getegid())
@@ -181,6 +183,43 @@ def test_what_was_renamed_while_an_agent_changes_names_is_looked_up_again(
     assert kernel.names == [(ROOT_INODE, b"b"), (ROOT_INODE, b"c")]
     run(filesystem.rename(ROOT_INODE, b"c", ROOT_INODE, b"d", 0))
     assert len(kernel.names) == 2
+
+
+def test_a_node_that_was_looked_up_again_while_its_forgetting_waited_is_kept(
+    filesystem: FileSystem, volume: OvertakenVolume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    volume.features = replace(volume.features, blocking=True)
+    route = filesystem.tree.routes[0]
+    forgotten: list[int] = []
+    monkeypatch.setattr(volume, "forget", forgotten.extend)
+    inode = run(filesystem.lookup(ROOT_INODE, b"file")).inode
+    plain = route.call
+
+    async def late(function: Callable[..., object], *args: object) -> object:
+        monkeypatch.setattr(route, "call", plain)
+        await filesystem.lookup(ROOT_INODE, b"file")
+        return await plain(function, *args)
+
+    monkeypatch.setattr(route, "call", late)
+    run(filesystem.forget([(inode, 1)]))
+    assert forgotten == []
+    run(filesystem.forget([(inode, 1)]))
+    assert forgotten == [node_of(inode)]
+
+
+@pytest.mark.parametrize(
+    ("flags", "mode", "passes"),
+    [
+        (os.O_WRONLY | os.O_CREAT, 0o644, True),
+        (os.O_WRONLY | os.O_TRUNC, 0o644, True),
+        (os.O_WRONLY | os.O_APPEND, 0o644, True),
+        (os.O_WRONLY, 0o644, False),  # another process may have the same page mapped
+        (os.O_RDWR | os.O_TRUNC, 0o644, False),  # it may be mapped by this handle
+        (os.O_WRONLY | os.O_CREAT, 0o4755, False),  # Linux before 5.12 clears these bits with a cached write only
+    ],
+)
+def test_writes_pass_the_page_cache_where_no_mapped_page_can_undo_them(flags: int, mode: int, passes: bool) -> None:
+    assert DirectWrites(on=True).are_for(flags, mode) is passes
 
 
 # -- the kernel is told again --------------------------------------------------------------------------------------

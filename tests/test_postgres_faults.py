@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import psycopg
 import psycopg_pool.base
 import pytest
-from services.postgres import PORT, Postgres, running
+from services.postgres import PORT, Server, running
 from services.stall import Stall
 
 from fusebackend.backends import PostgresBackend
@@ -29,14 +29,14 @@ LIMIT_S = 60.0
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Postgres]:
+def server() -> Iterator[Server]:
     """One that may be ended, and keeps what it has promised to."""
     with running(durable=True) as server:
         yield server
 
 
 @pytest.fixture
-def volume(server: Postgres, request: pytest.FixtureRequest) -> Iterator[PostgresVolume]:
+def volume(server: Server, request: pytest.FixtureRequest) -> Iterator[PostgresVolume]:
     made = PostgresVolume(server.dsn(), request.node.name)
     yield made
     made.close()
@@ -54,7 +54,7 @@ def eventually(call: Callable[[], object]) -> None:
             assert time.monotonic() < deadline, f"it does not work again: {error}"
 
 
-def test_nothing_that_was_fsynced_is_lost_when_the_server_crashes(server: Postgres, volume: PostgresVolume) -> None:
+def test_nothing_that_was_fsynced_is_lost_when_the_server_crashes(server: Server, volume: PostgresVolume) -> None:
     """And what was written last is kept as a prefix of what was done, whatever of it was on the disk."""
     for attempt in range(3):
         directory = volume.mkdir(ROOT_NODE, b"d%d" % attempt, 0o755, ME).node
@@ -78,7 +78,7 @@ def test_nothing_that_was_fsynced_is_lost_when_the_server_crashes(server: Postgr
         volume.release(node, os.O_RDWR)
 
 
-def test_numbers_are_never_given_twice_though_the_server_forgets(server: Postgres, volume: PostgresVolume) -> None:
+def test_numbers_are_never_given_twice_though_the_server_forgets(server: Server, volume: PostgresVolume) -> None:
     seen: set[int] = set()
     versions: set[int] = set()
     for attempt in range(2):
@@ -94,7 +94,7 @@ def test_numbers_are_never_given_twice_though_the_server_forgets(server: Postgre
 
 
 def test_a_server_that_is_away_is_an_error_within_a_bound(
-    server: Postgres, volume: PostgresVolume, monkeypatch: pytest.MonkeyPatch
+    server: Server, volume: PostgresVolume, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "PATIENCE_S", 0.5)
     node = volume.create(ROOT_NODE, b"file", 0o644, os.O_RDWR, ME).node
@@ -120,7 +120,7 @@ def test_a_server_that_is_away_is_an_error_within_a_bound(
     volume.release(node, os.O_RDWR)
 
 
-def test_after_a_long_absence_the_server_is_asked_at_once(server: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_long_absence_the_server_is_asked_at_once(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pool's own pauses between its attempts double, up to minutes."""
     monkeypatch.setattr(psycopg_pool.base.AttemptWithBackoff, "INITIAL_DELAY", 600.0)
     monkeypatch.setattr(connections, "PATIENCE_S", 0.5)
@@ -136,7 +136,7 @@ def test_after_a_long_absence_the_server_is_asked_at_once(server: Postgres, monk
     eventually(volume.close)
 
 
-def test_a_restart_between_two_operations_is_not_noticed(server: Postgres, volume: PostgresVolume) -> None:
+def test_a_restart_between_two_operations_is_not_noticed(server: Server, volume: PostgresVolume) -> None:
     """All connections are dead, and nothing has been begun on them: another one will do."""
     node = volume.create(ROOT_NODE, b"file", 0o644, os.O_RDWR, ME).node
     together = [threading.Thread(target=volume.getattr, args=(ROOT_NODE,)) for _ in range(4)]
@@ -200,7 +200,7 @@ def test_a_write_that_failed_is_no_conflict(volume: PostgresVolume, monkeypatch:
     volume.release(node, os.O_RDWR)
 
 
-def test_an_agent_is_told_of_a_failed_commit(server: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_is_told_of_a_failed_commit(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[object] = []
     with PostgresBackend(server.dsn(), "agent") as backend:
         backend.volume.subscribe(told.append)
@@ -224,7 +224,7 @@ def test_an_agent_is_told_of_a_failed_commit(server: Postgres, monkeypatch: pyte
 
 
 def test_a_server_that_says_nothing_is_not_waited_for_without_end(
-    server: Postgres, volume: PostgresVolume, monkeypatch: pytest.MonkeyPatch
+    server: Server, volume: PostgresVolume, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batch, "STALL_S", 0.5)
     monkeypatch.setattr(connections, "PATIENCE_S", 0.5)
@@ -240,7 +240,7 @@ def test_a_server_that_says_nothing_is_not_waited_for_without_end(
     eventually(lambda: volume.getattr(ROOT_NODE))
 
 
-def test_a_change_waits_for_another_one_for_a_while(server: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_waits_for_another_one_for_a_while(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """A host that stops in the middle of a change holds the others up for so long, and then they say so."""
     assert connections.LOCK_S < batch.STALL_S
     monkeypatch.setitem(connections.SETTINGS, "lock_timeout", "300ms")
@@ -258,7 +258,7 @@ def test_a_change_waits_for_another_one_for_a_while(server: Postgres, monkeypatc
 
 
 @pytest.fixture
-def network(server: Postgres) -> Iterator[Stall]:
+def network(server: Server) -> Iterator[Stall]:
     directory = tempfile.mkdtemp(prefix="fusebackend-net-")  # the path of a socket may have 107 bytes
     name = f".s.PGSQL.{PORT}"
     try:
@@ -304,7 +304,7 @@ def test_new_numbers_are_not_waited_for_without_end(network: Stall, monkeypatch:
     volume.close()
 
 
-def test_a_connection_that_the_server_still_believes_in_keeps_nobody_out(server: Postgres, network: Stall) -> None:
+def test_a_connection_that_the_server_still_believes_in_keeps_nobody_out(server: Server, network: Stall) -> None:
     """It holds the lock by which others know that this session lives, and may hold it for hours."""
     volume = PostgresVolume(behind(network), "believed")
     node = volume.create(ROOT_NODE, b"file", 0o644, os.O_RDWR, ME).node

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Iterator
 from typing import ClassVar
@@ -11,6 +10,7 @@ import hypothesis
 import pytest
 from hypothesis.stateful import rule
 from postgres_check import check
+from profiles import examples
 from services.postgres import Postgres
 
 from fusebackend.backends.postgres.volume import PostgresVolume
@@ -49,5 +49,5 @@ def database(postgres: Postgres) -> Iterator[None]:
 
 TestPostgresMachine = PostgresMachine.TestCase
 TestPostgresMachine.settings = hypothesis.settings(
-    max_examples=int(os.environ.get("FUSEBACKEND_EXAMPLES", "12")), stateful_step_count=50, deadline=None, database=None
+    max_examples=examples(12), stateful_step_count=50, deadline=None, database=None
 )

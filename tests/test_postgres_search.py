@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import os
 import tempfile
 import threading
 import time
@@ -17,6 +16,7 @@ import hypothesis
 import pytest
 from agentface import node_at, put
 from hypothesis.stateful import rule
+from profiles import examples
 from search_machine import SearchMachine, scan
 from services.postgres import PORT, Postgres
 from services.stall import Stall
@@ -192,7 +192,7 @@ def machine_database(database: str) -> None:
 
 TestPostgresSearchMachine = PostgresSearchMachine.TestCase
 TestPostgresSearchMachine.settings = hypothesis.settings(
-    max_examples=int(os.environ.get("FUSEBACKEND_EXAMPLES", "8")), stateful_step_count=25, deadline=None, database=None
+    max_examples=examples(8), stateful_step_count=25, deadline=None, database=None
 )
 
 
@@ -523,7 +523,10 @@ def test_the_server_stops_when_the_budget_is_spent(backend: PostgresBackend, sql
     with budget.limited(None, called_off), pytest.raises(Spent):
         queries.rows(SLEEP, seconds=3600)
     assert time.monotonic() - begun < PATIENCE_S
-    asleep = "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query LIKE '%%pg_sleep(%%' AND pid <> %s"
+    asleep = (
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+        " AND state = 'active' AND query LIKE '%%pg_sleep(%%' AND pid <> %s"
+    )
     assert sql(asleep, sql("SELECT pg_backend_pid()")[0][0]) == [(0,)]
     assert queries.rows("SELECT 1") == [(1,)], "the connection is as good as before"
 

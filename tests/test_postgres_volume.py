@@ -365,7 +365,11 @@ def test_what_is_open_where_a_connection_was_lost_stays(
     one.unlink(ROOT_NODE, b"file")
     with psycopg.connect(database, autocommit=True) as connection:
         own = [schema.SESSION_LOCK, one._session.id]
-        connection.execute("SELECT pg_terminate_backend(pid) FROM pg_locks WHERE classid = %s AND objid = %s", own)
+        cut = (
+            "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE classid = %s AND objid = %s"
+            " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+        )
+        connection.execute(cut, own)
         lock = "SELECT pg_try_advisory_xact_lock(%s::int, %s::int)"
         eventually(lambda: connection.execute(lock, own).fetchone() == (True,))
     two._session._free()

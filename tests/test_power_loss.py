@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 from power.disk import Disk, records
 from power.work import Tree, steps
+from profiles import amount
 
 from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.backends.sqlite.check import check
@@ -29,7 +30,7 @@ from fusebackend.protocol import ROOT_NODE
 
 HOME = Path(__file__).parent
 STEPS = 150
-POINTS = int(os.environ.get("FUSEBACKEND_CRASH_POINTS", "40"))
+POINTS = amount("FUSEBACKEND_CRASH_POINTS", dev=15, ci=40, soak=400)
 POINTS_PER_RUN = 100
 
 

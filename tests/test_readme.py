@@ -1,4 +1,4 @@
-"""The snippets of README.md, run as they stand: each in a mount namespace and a home directory of its own.
+"""The snippets of README.md and docs/, run as they stand: each in a mount namespace and a home directory of its own.
 
 `/mnt` and `/srv` are empty there. Before a snippet runs, what the text around it presupposes is made: a mount on
 /mnt/agent, a git repository in ~/src/project, databases of LangGraph. `NOT_RUN` names the rest, with the reason.
@@ -22,7 +22,8 @@ from fusebackend import config
 from fusebackend.urls import opening as urls
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text()
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES.remove(ROOT / "docs/control-protocol.md")  # tests/mounted/test_control_protocol.py runs that
 LIMIT_S = 120
 
 
@@ -35,7 +36,12 @@ class Snippet(NamedTuple):
         return self.code.splitlines()[0]
 
 
-SNIPPETS = [Snippet(*found) for found in re.findall(r"^```(\w+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)]
+def snippets(page: Path) -> list[Snippet]:
+    found = re.findall(r"^```(\w+)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    return [Snippet(*each) for each in found]
+
+
+SNIPPETS = list(dict.fromkeys(snippet for page in PAGES for snippet in snippets(page)))
 
 NOT_RUN = {
     "make mount      # installs what it needs": "it would run these tests",
@@ -44,6 +50,8 @@ NOT_RUN = {
     ".venv/bin/pip install -e": "it installs packages",
     "fusebackend mount /mnt/agent \\": "it needs AWS, a server of PostgreSQL and a registry of images",
     'eval "$(_FUSEBACKEND_COMPLETE': "for the start-up files of three shells",
+    "make check": "it installs packages",
+    "[project.entry-points": "for the pyproject.toml of a package; tests/test_webdav_example.py has it installed",
 }
 
 AGENT = "fusebackend mount /mnt/agent"
@@ -72,6 +80,9 @@ SAYS = {
     "import fusebackend\n": ["1 /report.txt"],
     "import threading": ["created /memories/new.md mount"],
     "from deepagents": [],
+    "import os\nimport fusebackend\n\n\nclass Notes": ["['copy.md'] monday: done"],
+    "import pytest": [],
+    "import errno": ["world", " [{'path': '/hello', 'line': 1, 'text': 'world'}]"],
 }  # fmt: skip
 """What a snippet in Python that begins so prints first, as its comments say."""
 
@@ -80,6 +91,9 @@ import fusebackend, readme_state
 from fusebackend.backends import InMemoryBackend as Backend
 model, backend = readme_state.model(), Backend()
 """
+
+PYTEST = f"{sys.executable} -m pytest -q -p no:cacheprovider -k ls"
+"""For a snippet that is a test file: some of its cases."""
 
 AROUND = """
 set -euo pipefail
@@ -105,12 +119,17 @@ def home(tmp_path: Path) -> Path:
     mounts.require()
     if os.geteuid() != 0:
         pytest.skip("only root can make a mount namespace")
-    (tmp_path / "agent.toml.all").write_text(tomls()[-1].code)
+    (tmp_path / "agent.toml.all").write_text(whole_toml().code)
     return tmp_path
 
 
 def tomls() -> list[Snippet]:
     return kept(SNIPPETS, "toml")
+
+
+def whole_toml() -> Snippet:
+    (snippet,) = [each for each in tomls() if each.code.startswith("mountpoint")]
+    return snippet
 
 
 def run(home: Path, before: list[str], command: str) -> str:
@@ -147,7 +166,8 @@ def test_a_python_snippet(snippet: Snippet, home: Path) -> None:
     code = (MODEL if "create_deep_agent" in snippet.code else "") + snippet.code
     (home / "snippet.py").write_text(code)
     before = [line for first, lines in BEFORE.items() if snippet.code.startswith(first) for line in lines]
-    said = run(home, before, f"{sys.executable} {home}/snippet.py").splitlines()
+    program = PYTEST if "class Test" in snippet.code else sys.executable
+    said = run(home, before, f"{program} {home}/snippet.py").splitlines()
     (expected,) = [lines for first, lines in SAYS.items() if snippet.code.startswith(first)]
     assert said[: len(expected)] == expected
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from profiles import examples
 
 from fusebackend.backends.directory import agent_face as directoryface
 from fusebackend.backends.directory.backend import FilesystemBackend
@@ -90,7 +91,7 @@ def plant(root: Path, tree: dict[str, bytes]) -> None:
 
 
 @given(TREES, PATTERNS, GLOBS, st.sampled_from([None, "/", "/a", "/src"]), st.sampled_from([None, 0, 1, 3]))
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_any_tree_is_searched_alike(tree, pattern, glob, path, max_count):
     with tempfile.TemporaryDirectory() as name, FilesystemBackend(name) as backend:
         root = Path(name)

@@ -1,4 +1,4 @@
-"""The route table: DESIGN 2's rules about prefixes, as a pure table."""
+"""The route table: the rules about prefixes, as a pure table."""
 
 import pytest
 from hypothesis import given

@@ -19,9 +19,9 @@ pytestmark = pytest.mark.services
 @pytest.fixture
 def environment(seaweedfs, monkeypatch):
     """As for boto3, the service and the keys are known from the environment."""
-    monkeypatch.setenv("AWS_ENDPOINT_URL", seaweedfs.service.endpoint)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", seaweedfs.service.key)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", seaweedfs.service.secret)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", seaweedfs.endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", seaweedfs.key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", seaweedfs.secret)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from profiles import examples
 from test_sqlite_check import BELOW, DIRECTORY, EMPTY, FIFO, FILE, LINK, ME, damage, volume_file
 from test_sqlite_repair import STATEMENTS, sound
 
@@ -201,7 +202,7 @@ def test_odd_bytes_are_errors_of_their_file(volume_file: Path) -> None:
         assert backend.write("/d/new", "text").error is None
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
 @given(statements=st.lists(STATEMENTS, min_size=1, max_size=8))
 def test_any_damage_is_survived(sound: Path, tmp_path: Path, statements: list[str]) -> None:
     """Whatever is in the rows: verbs answer, nothing is raised but OSError, and the volume closes."""

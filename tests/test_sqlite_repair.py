@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from profiles import examples
 from test_sqlite_check import BELOW, DAMAGE, DIRECTORY, EMPTY, FILE, LINK, ME, damage, volume_file
 
 from fusebackend.backends.sqlite import schema
@@ -215,7 +216,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(statements=st.lists(STATEMENTS, min_size=1, max_size=8))
 def test_any_damage_is_mended(sound: Path, tmp_path: Path, statements: list[str]) -> None:
     path = tmp_path / "volume.db"

@@ -197,6 +197,7 @@ def test_a_store_in_memory_is_listed_while_others_change_it():
         thread.join()
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.parametrize("directory", ["/dir00000", "/dir02500", "/dir04999"])
 def test_a_directory_of_twenty_among_a_hundred_thousand_keys_takes_no_time(large, directory):

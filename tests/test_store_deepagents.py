@@ -9,6 +9,7 @@ import stores
 from deepagents.backends import StoreBackend as Theirs
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from profiles import examples
 
 from fusebackend.backends import StoreBackend
 
@@ -32,7 +33,9 @@ def is_tree(files):
 
 
 TREES = st.dictionaries(PATHS, DATA, min_size=1, max_size=6).filter(is_tree)
-SETTINGS = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SETTINGS = settings(
+    max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 @pytest.fixture(scope="module")

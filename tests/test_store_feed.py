@@ -144,8 +144,8 @@ def test_a_lost_connection_is_made_again_and_anything_may_have_changed(store, ba
     feed = backend.items._database.feed()
     assert backend.items.token() is not None
     store.conn.execute(
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%' OR query LIKE '%regclass%'"
-        " AND pid <> pg_backend_pid()"
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+        " AND (query LIKE 'LISTEN%' OR query LIKE '%regclass%' AND pid <> pg_backend_pid())"
     )
     ear.wait(None, None)  # lost, and back
     assert feed.live

@@ -9,6 +9,7 @@ import stores
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from langgraph.store.memory import InMemoryStore
+from profiles import examples
 
 from fusebackend.backends import StoreBackend
 from fusebackend.backends.store.names import KeyList, bounds, is_name
@@ -89,7 +90,7 @@ def test_every_key_is_shown_once_and_can_be_read(keys):
 
 
 @pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgres", marks=pytest.mark.services)])
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(keys=TREES)
 def test_the_rule_is_the_same_in_sql(backend_of, kind, keys):
     keys = {key: is_file for key, is_file in keys.items() if kind != "postgres" or len(key) < 600}

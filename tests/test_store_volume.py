@@ -14,6 +14,7 @@ from eventually import eventually
 from hypothesis import settings
 from langgraph.store.memory import InMemoryStore
 from langgraph.store.sqlite import SqliteStore
+from profiles import examples
 from test_foreign import ForeignMachine
 
 from fusebackend.backends import (
@@ -542,4 +543,4 @@ class StoreMachine(ForeignMachine):
 
 
 TestStoreModel = StoreMachine.TestCase
-TestStoreModel.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestStoreModel.settings = settings(max_examples=examples(40), stateful_step_count=40, deadline=None)

@@ -7,6 +7,7 @@ import os
 import hypothesis
 import pytest
 from hypothesis import strategies as st
+from profiles import examples
 from text_backends import TextBackend
 
 from fusebackend.backends import CompositeBackend, ForeignVolume, InMemoryBackend, VolumeBackend
@@ -324,7 +325,7 @@ steps = st.lists(
 
 
 @pytest.mark.parametrize("options", VARIANTS, ids=str)
-@hypothesis.settings(max_examples=30, deadline=None, phases=[hypothesis.Phase.generate])
+@hypothesis.settings(max_examples=examples(30), deadline=None, phases=[hypothesis.Phase.generate])
 @hypothesis.given(steps=steps, page=st.sampled_from([1, 2, 1000]), exact=st.booleans())
 def test_every_change_is_exact_or_an_error_that_changed_nothing(options, steps, page, exact):
     logging.disable(logging.CRITICAL)

@@ -20,9 +20,11 @@ import ormsgpack
 import pytest
 import threadcases
 from agents import say, thread, use, user, write
+from eventually import eventually
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 
 from fusebackend.backends import ThreadsBackend
+from fusebackend.backends.threads.database.postgres_database import PostgresDatabase
 from fusebackend.urls.opening import UrlError, open_backend
 
 
@@ -457,6 +459,27 @@ def test_a_snapshot_whose_blob_is_gone_is_told(postgres_dsn: str) -> None:
         connection.execute("DELETE FROM checkpoint_blobs WHERE channel = 'files'")
     with ThreadsBackend.from_postgres(postgres_dsn) as backend:
         assert "'files' is no mapping but bool" in read(backend, "/snapshots/head/ERROR.txt")
+
+
+@pytest.mark.services
+def test_what_is_closed_is_not_connected_to_again(postgres_dsn: str) -> None:
+    """A cancelled search goes on in its thread for a moment, and asks when the backend has been closed."""
+    import psycopg
+
+    with agents.postgres_saver(postgres_dsn) as saver:
+        threadcases.plain(saver)
+    with contextlib.closing(PostgresDatabase(postgres_dsn)) as database:
+        assert database.threads()
+    with pytest.raises(OSError, match="closed"):
+        database.threads()
+    with pytest.raises(OSError, match="closed"), database.exclusive():
+        pass
+    with psycopg.connect(postgres_dsn) as connection:
+        count = (
+            "SELECT count(*) FROM pg_stat_activity"
+            " WHERE application_name = 'fusebackend' AND datname = current_database()"
+        )
+        eventually(lambda: connection.execute(count).fetchone() == (0,), 60)
 
 
 @pytest.mark.services

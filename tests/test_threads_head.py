@@ -132,6 +132,7 @@ def test_many_uploads_are_one_pending_write(desk: Desk) -> None:
     assert desk.get("/old/head/elsewhere.txt") == b"x"
 
 
+@pytest.mark.alone
 def test_files_one_by_one_do_not_get_slower_and_slower(desk: Desk) -> None:
     threadcases.plain(desk.saver)
     took = []

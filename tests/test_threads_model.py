@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from langgraph.channels import DeltaChannel
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, Overwrite, Send, interrupt
+from profiles import examples
 from test_threads_state import KINDS, Bench, bench, shown
 from threadcases import record
 
@@ -109,7 +110,7 @@ def b(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) 
             yield made
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(deeds=DEEDS)
 def test_any_history_is_as_langgraph_finds_it(b: Bench, deeds: list[Any]) -> None:
     name = uuid.uuid4().hex

@@ -143,6 +143,7 @@ def user_input() -> dict[str, Any]:
     return agents.user("go")
 
 
+@pytest.mark.alone
 def test_opening_a_thread_of_400_checkpoints_takes_no_time(tmp_path: Path) -> None:
     path = str(tmp_path / "threads.db")
     with agents.sqlite_saver(path) as saver:

@@ -18,6 +18,7 @@ import threadcases
 from agents import say, thread, use, user, write
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from profiles import examples
 from test_threads_state import KINDS, Bench, bench
 from threadcases import record
 
@@ -120,7 +121,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         yield made
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     files=st.dictionaries(
         TEXTS.map(lambda key: "/" + key),

@@ -344,10 +344,10 @@ def test_every_parameter_is_explained() -> None:
     assert known == set(MEANINGS)
 
 
-def test_the_readme_explains_them_in_the_same_words() -> None:
-    readme = (Path(__file__).parents[1] / "README.md").read_text()
+def test_the_documentation_explains_them_in_the_same_words() -> None:
+    page = (Path(__file__).parents[1] / "docs/urls.md").read_text()
     for name, meaning in MEANINGS.items():
-        (row,) = [line for line in readme.splitlines() if line.startswith(f"| `{name}` |")]
+        (row,) = [line for line in page.splitlines() if line.startswith(f"| `{name}` |")]
         schemes = [scheme for scheme, its in SCHEMES.items() if name in (its.parameters or ())]
         assert row.endswith(f"| {meaning} |")
         assert "| all |" in row or all(f"`{scheme}:`" in row for scheme in schemes), row

@@ -15,6 +15,7 @@ from fakekernel import FakeKernel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onloop import run
+from profiles import examples
 
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.base.paths import ROOT, AgentPath
@@ -396,7 +397,7 @@ class Caching(FakeKernel):
         return self.modes[inode]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 2**32))
 def test_both_trees_show_the_same_after_any_changes(seed: int) -> None:
     """What the kernel keeps of either tree is what the volume has, after every step through either."""

@@ -13,6 +13,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
+from profiles import examples
 
 from fusebackend.backends.directory.volume import DirectoryVolume
 from fusebackend.backends.memory import InMemoryVolume
@@ -26,7 +27,7 @@ from fusebackend.protocol import Volume
 from fusebackend.testing.model import DirectoryMachine, VolumeMachine
 
 SETTINGS = hypothesis.settings(
-    max_examples=int(os.environ.get("FUSEBACKEND_EXAMPLES", "40")), stateful_step_count=50, deadline=None, database=None
+    max_examples=examples(40), stateful_step_count=50, deadline=None, database=None
 )
 
 

@@ -52,6 +52,8 @@ if TYPE_CHECKING:
         SandboxBackendProtocol,
         WriteResult,
     )
+    from fusebackend.remote.agent_verbs import FileVerbs, Loaded
+    from fusebackend.remote.buffer import digest_of
     from fusebackend.remote.volume import ForeignVolume, volume_of
     from fusebackend.volumes.agent_face import VolumeBackend
 
@@ -60,9 +62,11 @@ _MODULE_OF = {
     "CompositeBackend": "fusebackend.composite.backend",
     "DockerBackend": "fusebackend.backends.sandbox.docker",
     "E2BBackend": "fusebackend.backends.sandbox.e2b",
+    "FileVerbs": "fusebackend.remote.agent_verbs",
     "FilesystemBackend": "fusebackend.backends.directory.backend",
     "ForeignVolume": "fusebackend.remote.volume",
     "InMemoryBackend": "fusebackend.backends.memory",
+    "Loaded": "fusebackend.remote.agent_verbs",
     "LocalShellBackend": "fusebackend.backends.directory.local_shell",
     "ModalBackend": "fusebackend.backends.sandbox.modal",
     "PostgresBackend": "fusebackend.backends.postgres",
@@ -74,6 +78,7 @@ _MODULE_OF = {
     "StoreBackend": "fusebackend.backends.store",
     "ThreadsBackend": "fusebackend.backends.threads",
     "VolumeBackend": "fusebackend.volumes.agent_face",
+    "digest_of": "fusebackend.remote.buffer",
     "resolve": "fusebackend.composite.attach",
     "volume_of": "fusebackend.remote.volume",
 }
@@ -94,12 +99,14 @@ __all__ = [
     "FileDownloadResponse",
     "FileInfo",
     "FileUploadResponse",
+    "FileVerbs",
     "FilesystemBackend",
     "ForeignVolume",
     "GlobResult",
     "GrepMatch",
     "GrepResult",
     "InMemoryBackend",
+    "Loaded",
     "LocalShellBackend",
     "LsResult",
     "ModalBackend",
@@ -116,6 +123,7 @@ __all__ = [
     "ThreadsBackend",
     "VolumeBackend",
     "WriteResult",
+    "digest_of",
     "resolve",
     "volume_of",
 ]

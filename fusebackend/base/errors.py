@@ -1,7 +1,9 @@
-"""errno to error code and back: the only tables.
+"""errno to error code and back.
 
-The agent face speaks in the four codes of the seeds, the kernel face in errno. Nothing else in the package
-translates between them, and nothing guesses an errno from the text of a message.
+The agent face speaks in four codes, the kernel face in errno; these tables translate between them. An errno without a
+code is said in the system's own words (`os.strerror`), and found again by them: no other text is guessed at. What
+databases and services raise becomes an errno in a table of each backend (`databases/postgres_errors.py`,
+`backends/object_store/bucket/errors.py`, `backends/sandbox/script_answers.py`, `backends/sqlite/stored_tree.py`).
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from fusebackend.protocol import SandboxBackendProtocol
 
 def familiar(backend: Any) -> Any:
     """One of ours that was exported is itself again, and a composite of deepagents' becomes one of ours: with its
-    routes apart, each has a kernel face of its own, and DESIGN 2 holds. Any other is what it is.
+    routes apart, each has a kernel face of its own, and is a mount point. Any other is what it is.
 
     Raises:
         PathError: a route of that composite has a prefix that ours refuse.

@@ -1,7 +1,7 @@
 """`CompositeBackend`: one tree of files out of a default backend and others attached at prefixes.
 
-Routes are mount points, with the same semantics here as on the mount (DESIGN 2; `route_table.py` decides what belongs
-where): prefixes are checked when the composite is made, paths are normalised before they are routed, a prefix and every
+Routes are mount points, with the same semantics here as on the mount (`route_table.py` decides what belongs where):
+prefixes are checked when the composite is made, paths are normalised before they are routed, a prefix and every
 directory on the way to it are directories of their parent, and what they cover underneath is out of sight in every
 verb. grep and glob below a path include every route below it.
 

@@ -8,15 +8,16 @@ and it can be cancelled, and may stream what it finds.
 from __future__ import annotations
 
 import errno
+import math
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import IO, TYPE_CHECKING, Annotated, Any, Protocol
+from typing import IO, TYPE_CHECKING, Annotated, Any, Protocol, cast
 
 import msgspec
 
-from fusebackend.base.budget import Cancellation
+from fusebackend.base.budget import Cancellation, Spent
 from fusebackend.base.version import __version__
 from fusebackend.control import limits
 from fusebackend.control.limits import MAX_ITEMS, NoRoom
@@ -126,7 +127,7 @@ class OfMove(Params):
     destination: str
 
 
-class UploadItem(Params):
+class UploadItem(Params, gc=False):
     """A file: its bytes, or the token of what was staged."""
 
     path: str
@@ -184,7 +185,8 @@ class Nothing(Params):
 
 @dataclass(frozen=True)
 class Verb:
-    """`long` verbs run in a thread of their own; a `command` is one of these, and counted apart, for it may run for
+    """`long` verbs run in their own thread, and what a verb begins may `stay` after its answer: both are refused to
+    newcomers while all other places are taken (`limits.py`). A `command` is long, and counted apart, for it may run for
     hours. `changes` are refused on a read-only mount. Verbs that `work` wait for their turn (`server/turns.py`); the
     others are done in no time, or only wait."""
 
@@ -194,6 +196,7 @@ class Verb:
     changes: bool = False
     works: bool = True
     command: bool = False
+    stays: bool = False
 
 
 def _grep(call: Call, asked: OfGrep) -> Any:
@@ -237,7 +240,13 @@ def _write(call: Call, asked: OfWrite) -> Any:
 def _edit(call: Call, asked: OfEdit) -> Any:
     old = _text(call, asked.old_string, asked.staged_old)
     new = _text(call, asked.new_string, asked.staged_new)
-    return call.backend.edit(asked.file_path, old, new, asked.replace_all)
+    try:
+        return call.backend.edit(asked.file_path, old, new, asked.replace_all)
+    except NoRoom:
+        raise NoRoom(
+            f"'{asked.file_path}', or what it would become, is too large to be edited here, where all clients share "
+            f"{limits.MAX_BYTES >> 20} MiB: edit it through the mount, or download it and upload it again"
+        ) from None
 
 
 def _text(call: Call, given: str, staged: str | None) -> str:
@@ -277,16 +286,17 @@ def _download(call: Call, asked: OfDownload) -> Any:
     for index, path in enumerate(asked.paths):
         if call.cancelled.is_set():
             break
-        with tempfile.SpooledTemporaryFile(SPOOLED_BYTES, prefix="fusebackend-") as file:
-            answer = call.backend.download_to(path, file)
+        with _Spool(math.inf if asked.stream else room) as file:
+            try:
+                answer = call.backend.download_to(path, cast("IO[bytes]", file))
+            except _Full:
+                answer = FileDownloadResponse(path, None, "too much for one message: ask with stream")
             size = file.seek(0, os.SEEK_END)
             file.seek(0)
             if answer.error is not None:
                 pass
             elif asked.stream:
                 _send_file(call, index, file)
-            elif size > room:
-                answer = FileDownloadResponse(path, None, "too much for one message: ask with stream")
             else:
                 room -= size
                 call.hold(3 * size)  # with the answer, in base64
@@ -295,7 +305,24 @@ def _download(call: Call, asked: OfDownload) -> Any:
     return answers
 
 
-def _send_file(call: Call, index: int, file: IO[bytes]) -> None:
+class _Full(Spent):
+    """A file does not fit into the message that asked for it."""
+
+
+class _Spool(tempfile.SpooledTemporaryFile[bytes]):
+    """A copy of a file; it takes no more than `room` bytes, so that none is copied to be refused."""
+
+    def __init__(self, room: float) -> None:
+        super().__init__(SPOOLED_BYTES, prefix="fusebackend-")
+        self._room = room
+
+    def write(self, data: Any) -> int:
+        if self.tell() + len(data) > self._room:
+            raise _Full
+        return super().write(data)
+
+
+def _send_file(call: Call, index: int, file: tempfile.SpooledTemporaryFile[bytes]) -> None:
     """A copy of the file, piece by piece as the client reads: it is as it was at one moment, and not in memory."""
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
@@ -368,7 +395,7 @@ VERBS: dict[str, Verb] = {
     "stats": Verb(OfPath, lambda call, asked: call.backend.stats(asked.path), long=True),
     "status": Verb(Nothing, lambda call, asked: call.backend.status(), works=False),
     "invalidate": Verb(OfScope, _invalidate, works=False),
-    "subscribe": Verb(OfScope, lambda call, asked: call.subscribe(asked.path), works=False),
+    "subscribe": Verb(OfScope, lambda call, asked: call.subscribe(asked.path), works=False, stays=True),
     "unsubscribe": Verb(OfSubscription, lambda call, asked: call.unsubscribe(asked.subscription), works=False),
     "cancel": Verb(OfCancel, lambda call, asked: call.cancel(asked.call), works=False),
 }

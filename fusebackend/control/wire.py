@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from fusebackend.control.limits import MAX_MESSAGE_BYTES
+from fusebackend.control.limits import MAX_MESSAGE_BYTES, MAX_VALUES
 from fusebackend.control.verbs import Params
 
 RECEIVE_BYTES = 256 << 10
@@ -137,10 +137,11 @@ def _encode_odd(value: Any) -> bytes:
 
 
 class Decoder:
-    """Reads one type of message."""
+    """Reads one type of message. What a client sends is bounded (`MAX_VALUES`), what a server answers is not."""
 
     def __init__(self, kind: Any) -> None:
         self._kind = kind
+        self._is_trusted = not (kind is Request or (isinstance(kind, type) and issubclass(kind, Params)))
         self._decoder = msgspec.json.Decoder(kind)
 
     def __call__(self, line: bytes | msgspec.Raw) -> Any:
@@ -150,6 +151,8 @@ class Decoder:
         except (msgspec.DecodeError, UnicodeError) as error:
             if isinstance(error, msgspec.ValidationError) or b"\\ud" not in bytes(line).lower():
                 raise
+        if not self._is_trusted and values(line) > MAX_VALUES:
+            raise msgspec.DecodeError(f"escaped bytes of file names in a message of more than {MAX_VALUES} values")
         try:
             found = json.loads(bytes(line), parse_float=_finite, parse_constant=_finite)
         except (ValueError, RecursionError) as error:
@@ -238,6 +241,19 @@ def id_of(line: bytes) -> CallId:
         return _id_only.decode(line).id
     except (msgspec.DecodeError, RecursionError, UnicodeError, MemoryError):
         return None
+
+
+def values(line: bytes | msgspec.Raw) -> int:
+    """At most how many values a message has. What looks like one within a text counts too: telling it apart takes as
+    long as decoding."""
+    text = bytes(line)
+    return sum(map(text.count, (b",", b"[", b"{")))
+
+
+def require_few_values(params: msgspec.Raw, call: CallId) -> None:
+    """Raises `WireError` for parameters of any type that are too many."""
+    if values(params) > MAX_VALUES:
+        raise WireError(INVALID_PARAMS, f"a payload of more than {MAX_VALUES} values is not taken", call=call)
 
 
 def parse_params(request: Request, kind: type[Params]) -> Params:

@@ -1,9 +1,9 @@
 """`Operations`: pyfuse3's handlers. Each one unpacks a request, awaits the `FileSystem` once, and packs the answer.
 
-Nothing may escape a handler, or pyfuse3 ends the server (facts: FUSE): an `OSError` is its errno, anything else is a
-defect of ours, logged with its traceback and answered with EIO. `answers` does both, around every handler. Where memory
-is limited, what takes more of it is ENOMEM a while before there is none: an allocation that fails in pyfuse3's own code
-ends the server.
+Nothing may escape a handler, or pyfuse3 ends the server (its `main` returns): an `OSError` is its errno, anything else
+is a defect of ours, logged with its traceback and answered with EIO. `answers` does both, around every handler. Where
+memory is limited, what takes more of it is ENOMEM a while before there is none: an allocation that fails in pyfuse3's
+own code ends the server.
 """
 
 from __future__ import annotations

@@ -1,10 +1,13 @@
-"""`Session`: one mount, from `mount(2)` to its end. The only place, with `operations.py`, that knows pyfuse3.
+"""`Session`: one mount, from `mount(2)` to its end.
+
+pyfuse3 is called here, in `operations.py` and in `notifier.py`; `pyfuse3_patches/` knows how it reads and answers
+requests. No other module knows of it.
 
 pyfuse3 keeps its session in module globals, so a process serves one mount; `Session` refuses a second.
 
-Threads: `run` takes the calling thread for the loop. The kernel is told to forget things from other threads only,
-since it may wait for a request to be answered first (facts: FUSE, deadlocks): a change made on the loop's own thread
-is handed to that of `notifier.py`.
+Threads: `run` takes the calling thread for the loop. The kernel is told to forget things from other threads only, since
+it may wait for a request to be answered first (docs/kernel-races.md, "Deadlocks"): a change made on the loop's own
+thread is handed to that of `notifier.py`.
 """
 
 from __future__ import annotations

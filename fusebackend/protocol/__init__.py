@@ -1,4 +1,5 @@
-"""Both faces of a backend, and the records that cross them. No behaviour lives here.
+"""Both faces of a backend, and the records that cross them. What behaviour there is are defaults: verbs under their
+older names, `a…` forms of verbs, and the text that `str(ReadResult)` shows.
 
 The agent face is `BackendProtocol` (`agent.py`): a path in, a result record out, and never an exception for a bad path.
 The kernel face is `Volume` (`volume.py`): nodes and names in, values out, `OSError` with its errno for what can't be

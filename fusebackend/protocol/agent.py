@@ -296,7 +296,7 @@ class BackendProtocol(abc.ABC):
         Args:
             pattern: a literal substring of one line, not a regular expression.
             path: a directory or one file; None means `/`.
-            glob: only files whose path (relative to `path`) matches; rules in `globs.py`.
+            glob: only files whose path (relative to `path`) matches; rules in `base/globs.py`.
             max_count: stop after this many matches in all and say `truncated`.
         """
         if _overridden(self, "grep_raw"):
@@ -309,7 +309,7 @@ class BackendProtocol(abc.ABC):
         raise NotImplementedError(f"{type(self).__name__} has no grep")
 
     def glob(self, pattern: str, path: str | None = None) -> GlobResult:
-        """Find regular files below `path` (None means `/`) by a glob pattern; rules in `globs.py`."""
+        """Find regular files below `path` (None means `/`) by a glob pattern; rules in `base/globs.py`."""
         if _overridden(self, "glob_info"):
             return GlobResult(matches=self.glob_info(pattern, path or "/"))
         raise NotImplementedError(f"{type(self).__name__} has no glob")

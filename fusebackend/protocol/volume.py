@@ -192,8 +192,8 @@ class Volume(abc.ABC):
     """How many changes the agent face has made that not everybody has been told of. Read it with `lock` held."""
 
     at_once: frozenset[str] = frozenset()
-    """Of a blocking volume: its methods that often need not wait, and say `will_wait` (`waiting.py`) if they do, before
-    they change anything. Questions can all be asked so where this is not empty."""
+    """Of a blocking volume: its methods that often need not wait, and say `will_wait` (`base/waiting.py`) if they do,
+    before they change anything. Questions can all be asked so where this is not empty."""
 
     lock: AbstractContextManager[Any]
 

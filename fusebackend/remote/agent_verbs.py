@@ -1,4 +1,7 @@
-"""`FileVerbs`: the agent's verbs for a backend of whole files, over a few primitives that raise `OSError`.
+"""`FileVerbs`: the agent's verbs for a backend of remote files, over six primitives that raise `OSError`.
+
+`glob` and `grep` walk the tree by `_list` and read it by `_pieces`; a backend that can search overrides `_find` and
+`_grep`. docs/backends.md is the guide for authors, examples/webdav_backend.py an example.
 
 Paths are normalised and held to Linux's limits before a primitive sees them, so that the mount can show what is stored;
 whatever a primitive raises becomes the error of the record, in the words that all backends of this package use.
@@ -14,6 +17,7 @@ from typing import Literal, NamedTuple
 from fusebackend import text
 from fusebackend.base import budget, errors, paths
 from fusebackend.base.budget import Spent
+from fusebackend.base.errors import VANISHED
 from fusebackend.base.globs import GlobError, Matcher, compile_glob
 from fusebackend.base.paths import ROOT, AgentPath, PathError
 from fusebackend.protocol import (
@@ -32,7 +36,7 @@ from fusebackend.protocol import (
     ReadResult,
     WriteResult,
 )
-from fusebackend.volumes.walk import names_of
+from fusebackend.volumes.walk import UNREADABLE, names_of
 
 Refusal = (PathError, GlobError, OSError)
 
@@ -91,16 +95,74 @@ class FileVerbs(BackendProtocol):
     def _rename(self, old: AgentPath, new: AgentPath) -> None:
         """Move a file or directory, never over another. ENOENT, EEXIST."""
 
-    @abc.abstractmethod
+    def _pieces(self, path: AgentPath) -> Iterator[bytes]:
+        """A file's bytes in pieces, for `grep`, which then holds only one of them. ENOENT, EISDIR; ESTALE when the file
+        was changed after the first piece."""
+        yield self._load(path).data
+
     def _find(self, path: AgentPath, matcher: Matcher) -> Iterator[FileInfo]:
         """Files below a path, or the one at it, whose path relative to it matches; sorted.
         `Spent` may end it, and `Unreadable`."""
+        return self._walk(path, matcher)
 
-    @abc.abstractmethod
+    def _walk(self, path: AgentPath, matcher: Matcher | None) -> Iterator[FileInfo]:
+        try:
+            entries = self._list(path)
+        except FileNotFoundError:
+            return
+        except NotADirectoryError:
+            directory, name = paths.parent_and_name(path)
+            if matcher is None or matcher.matches(name):
+                yield from (info for info in self._list(directory) if info["path"] == path)
+            return
+        unreadable = False
+        pending = sorted(entries, key=_path_of, reverse=True)
+        while pending:
+            budget.current().require()
+            info = pending.pop()
+            relative = info["path"][len(path) :].strip("/")
+            if not info["is_dir"]:
+                if matcher is None or matcher.matches(relative):
+                    yield info
+            elif matcher is None or _may_hold(matcher, relative):
+                try:
+                    below = self._list(AgentPath(info["path"].rstrip("/")))
+                except OSError as error:
+                    if error.errno not in VANISHED | UNREADABLE:
+                        raise
+                    unreadable |= error.errno in UNREADABLE
+                    continue
+                pending += sorted(below, key=_path_of, reverse=True)
+        if unreadable:
+            raise Unreadable
+
     def _grep(
         self, pattern: str, path: AgentPath, matcher: Matcher | None, limit: int | None
     ) -> Iterator[tuple[str, Sequence[tuple[int, str]]]]:
         """Of the same files, the lines with a literal, file by file; about `limit` of them is enough."""
+        for info in self._walk(path, matcher):
+            file = AgentPath(info["path"])
+            try:
+                lines = text.grep_pieces(self._pieces(file), pattern, limit)
+            except OSError as error:
+                if error.errno not in VANISHED:
+                    raise
+                lines = self._grep_again(file, pattern, limit)
+            if lines:
+                yield file, lines
+            if limit is not None:
+                limit -= len(lines)
+                if limit <= 0:
+                    return
+
+    def _grep_again(self, path: AgentPath, pattern: str, limit: int | None) -> list[tuple[int, str]]:
+        """The lines of a file that was changed while it was read; none where it is gone."""
+        try:
+            return text.grep_lines(self._load(path).data, pattern, limit)
+        except OSError as error:
+            if error.errno not in VANISHED:
+                raise
+            return []
 
     # -- reading -----------------------------------------------------------------------------------------------
 
@@ -262,6 +324,15 @@ class FileVerbs(BackendProtocol):
         except Refusal as error:
             return MoveResult(error=f"Error moving '{source}' to '{destination}': {_words(error)}")
         return MoveResult(path=new)
+
+
+def _may_hold(matcher: Matcher, directory: str) -> bool:
+    """Can a file that matches be below this directory? Its path is relative to where the search began."""
+    names = tuple(directory.split("/"))
+    if matcher.depth is not None and len(names) >= matcher.depth:
+        return False
+    shared = min(len(names), len(matcher.prefix))
+    return names[:shared] == matcher.prefix[:shared]
 
 
 def checked(path: str) -> AgentPath:

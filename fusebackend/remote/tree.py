@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import itertools
 import logging
+import math
 import stat
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable
@@ -40,6 +41,9 @@ MAX_KEPT = 100_000
 
 PATIENCE = 4
 """For so many times as long as it took a listing is believed whatever happens, at most for its time to live."""
+
+SETTLE_S = 1.0
+"""How long an entry stays after the kernel has forgotten it. A lookup's answer takes far less to the loop."""
 
 FILE_MODE = stat.S_IFREG | 0o644
 DIRECTORY_MODE = stat.S_IFDIR | 0o755
@@ -76,7 +80,7 @@ class ForeignTree:
         self._began_ns = now_ns()
         self._entries: dict[int, Entry] = {}
         self._listed: OrderedDict[int, Entry] = OrderedDict()
-        self._let_go: deque[int] = deque()
+        self._let_go: deque[tuple[int, float]] = deque()  # nodes, and when the kernel forgot each
         self._kept: OrderedDict[AgentPath, Kept] = OrderedDict()
         self.root = self._new(None, b"", DIRECTORY_MODE)
 
@@ -238,13 +242,21 @@ class ForeignTree:
             entry = self._entries.get(node)
             if entry is not None and entry.parent is not None:
                 entry.held, entry.forgotten = False, True
-                self._let_go.append(node)
+                if entry.gone:  # no lookup finds it any more
+                    self._let_go.appendleft((node, -math.inf))
+                else:
+                    self._let_go.append((node, self._clock()))
 
     def settle(self) -> None:
         """Do what `forget` has put off, but for what is held again by now. With a directory go the entries in it that
-        were shown and never held."""
-        while self._let_go:
-            entry = self._entries.get(self._let_go.popleft())
+        were shown and never held.
+
+        Race: a lookup has returned an entry, and before the mount's loop has its answer, a FORGET of older references
+        arrives. The mount then knows the number as forgotten, and holds it again a moment later. An entry that went
+        meanwhile would be ESTALE, twice in a row where its name is invalidated as well. So it stays for `SETTLE_S`.
+        """
+        while self._let_go and self._let_go[0][1] <= self._clock() - SETTLE_S:
+            entry = self._entries.get(self._let_go.popleft()[0])
             if entry is None or entry.held:
                 continue
             self._drop_listing(entry)

@@ -2,7 +2,7 @@
 
 It owns what every rule is about: which errno, which link count, which timestamps change, when a nameless node goes.
 `FileBytes` knows where chunks begin and end. A subclass owns where inodes, names, chunks and extended attributes are
-kept; it answers the methods of `TreeStorage` and decides nothing. `memory.py` keeps them in dicts,
+kept; it answers the methods of `TreeStorage` and decides nothing. `backends/memory.py` keeps them in dicts,
 `backends/sqlite/backend.py` in one file.
 
 Every public method holds `lock` and is atomic; none of them blocks except for the storage.

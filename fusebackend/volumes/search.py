@@ -2,7 +2,7 @@
 
 The lock is taken for a page of entries or for one file, never for a tree. What vanishes meanwhile is passed over;
 what may not be read is passed over and told (`truncated`); any other error of the volume ends the search with it. When
-the budget is spent (`budget.py`), what was found by then is the answer, and `truncated`.
+the budget is spent (`base/budget.py`), what was found by then is the answer, and `truncated`.
 """
 
 from __future__ import annotations

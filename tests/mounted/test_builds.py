@@ -151,6 +151,7 @@ def test_two_writers_on_one_sqlite_database(server: tuple[Path, Kind], journal: 
 # --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["sqlite", "dir"])
 def test_a_file_of_1_gib_in_bounded_memory(serve: Serve, tmp_path: Path, name: str) -> None:

@@ -111,6 +111,7 @@ def test_one_cancelled_command_leaves_the_others(files, mountpoint, library):
     eventually(lambda: not any(sleep.runs for sleep in sleeps), LIMIT_S)
 
 
+@pytest.mark.alone
 @both
 def test_two_hundred_commands_do_not_delay_a_read(files, mountpoint, library):
     files.write(f"/read-{library}", "here")
@@ -251,7 +252,7 @@ from fusebackend.backends import InMemoryBackend
 
 async def main(files, mountpoint):
     async with anyio.create_task_group() as group:
-        group.start_soon(files.aexecute, "touch /begun; sleep 86411.5; touch /changed")
+        group.start_soon(files.aexecute, f"touch /begun; sleep {sys.argv[3]}; touch /changed")
         while "begun" not in str(await files.als("/")):
             await anyio.sleep(0.01)
         began = time.monotonic()
@@ -279,5 +280,6 @@ with fusebackend.mount(InMemoryBackend(), sys.argv[1]) as files:
 def test_a_mount_of_this_process(tmp_path, library):
     mounts.require()
     (tmp_path / "own").mkdir()
-    subprocess.run([sys.executable, "-c", OWN, tmp_path / "own", library], check=True, timeout=60)
-    assert subprocess.run(["pgrep", "-f", "sleep 86411.5"], capture_output=True, check=False).returncode != 0
+    argument = f"86411.{time.monotonic_ns()}"
+    subprocess.run([sys.executable, "-c", OWN, tmp_path / "own", library, argument], check=True, timeout=60)
+    assert subprocess.run(["pgrep", "-f", f"sleep {argument}"], capture_output=True, check=False).returncode != 0

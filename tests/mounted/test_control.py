@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from controlled import Raw
+from profiles import amount
 
 import fusebackend
 from fusebackend.control import rendezvous
@@ -20,7 +21,7 @@ from fusebackend.linux.mount_error import MountError
 from fusebackend.protocol import SandboxBackendProtocol
 
 LIMIT_S = 30.0
-LOAD_S = float(os.environ.get("FUSEBACKEND_LOAD_S", "10"))
+LOAD_S = amount("FUSEBACKEND_LOAD_S", dev=5, ci=10, soak=60)
 """How long the load test lasts."""
 
 

@@ -23,12 +23,13 @@ import mounts
 import pytest
 import trees
 from mounts import Serve
+from profiles import amount
 
 from fusebackend.backends.sqlite import check as sqlite_check
 
 pytestmark = pytest.mark.mounted
 
-ROUNDS = int(os.environ.get("FUSEBACKEND_CRASH_ROUNDS", "50"))
+ROUNDS = amount("FUSEBACKEND_CRASH_ROUNDS", dev=5, ci=50, soak=200)
 WRITERS = 3
 KEPT = 3
 """Files of each round and writer that stay until the end; the others go once they have been compared."""

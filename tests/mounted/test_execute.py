@@ -385,6 +385,7 @@ def test_a_name_that_becomes_real_meanwhile_is_the_mounts_alone(running: tuple[C
     assert shell.output("test -d /etc && ls /usr/bin/env; ls /") == "/usr/bin/env\nmemories\n"
 
 
+@pytest.mark.alone
 def test_the_kernel_forgets_nothing_of_it_meanwhile(running: tuple[Commands, executing.Pending]) -> None:
     shell, _ = running
     for number in range(20):
@@ -611,6 +612,7 @@ def test_what_it_says_of_itself(shell: Commands) -> None:
     }
 
 
+@pytest.mark.alone
 def test_it_costs_little_more_than_the_sandbox_itself(one: Commands) -> None:
     """The best of several: on a busy machine any single one may take long. `make bench` has the numbers."""
     bare = ["bwrap", "--unshare-all", "--ro-bind", "/usr", "/usr", "--ro-bind", "/bin", "/bin", "--ro-bind", "/lib",

@@ -8,7 +8,6 @@ several processes; stress-ng does what a file system is for, in all ways it know
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -16,10 +15,11 @@ from pathlib import Path
 
 import pytest
 from mounts import Serve
+from profiles import amount
 
 pytestmark = [pytest.mark.mounted, pytest.mark.slow]
 
-SECONDS = float(os.environ.get("FUSEBACKEND_STRESS_SECONDS", "0"))
+SECONDS = amount("FUSEBACKEND_STRESS_SECONDS", dev=0, ci=0, soak=5)
 LIMIT_S = 300.0
 
 NATIVE = {

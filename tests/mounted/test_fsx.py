@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from mounts import Serve
+from profiles import amount
 
 import fusebackend
 from fusebackend.testing.exerciser import Exerciser
@@ -24,7 +25,7 @@ from fusebackend.testing.posix.case import fork
 
 pytestmark = pytest.mark.mounted
 
-STEPS = int(os.environ.get("FUSEBACKEND_FSX_STEPS", "1500"))
+STEPS = amount("FUSEBACKEND_FSX_STEPS", dev=500, ci=1500, soak=20_000)
 LIMIT_S = 60 + STEPS / 20
 SEED = int(os.environ.get("FUSEBACKEND_FSX_SEED", random.SystemRandom().randrange(1 << 32)))
 WORKERS = 4
@@ -48,10 +49,9 @@ def told() -> None:
     print(f"seed {SEED}, {STEPS} steps")
 
 
-@pytest.mark.parametrize("seed", [SEED])
-def test_a_plain_directory(tmp_path: Path, seed: int) -> None:
-    Exerciser(tmp_path / "file", seed).run(STEPS)
-    _share(tmp_path / "shared", seed, STEPS)
+def test_a_plain_directory(tmp_path: Path) -> None:
+    Exerciser(tmp_path / "file", SEED).run(STEPS)
+    _share(tmp_path / "shared", SEED, STEPS)
 
 
 def test_a_file_that_others_make_larger_than_the_exerciser_would(tmp_path: Path) -> None:

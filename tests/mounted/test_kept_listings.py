@@ -104,6 +104,7 @@ def test_a_listing_is_read_on_from_where_it_was_left(faces: TwoFaces) -> None:
     assert set(os.listdir(directory)) == names - {"00000"} | {"new"}
 
 
+@pytest.mark.alone
 def test_what_the_kernel_had_to_give_up_is_read_on_here(faces: TwoFaces) -> None:
     directory, names = filled(faces, 2_000)
     assert set(os.listdir(directory)) == names
@@ -170,6 +171,7 @@ class Listing:
         assert self.must_be_seen <= set(self.seen) <= self.may_be_seen
 
 
+@pytest.mark.alone
 def test_whatever_happens_while_several_read(faces: TwoFaces) -> None:
     """Long names, so that each listing is many answers and many pages."""
     seed = random.randrange(10**6)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import mounts
 import pytest
+from profiles import amount
 
 from fusebackend.testing.likeness import LikenessCases
 
@@ -22,7 +23,7 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be other users as well"),
 ]
 
-ROWS = int(os.environ.get("FUSEBACKEND_LIKENESS_ROWS", "80"))
+ROWS = amount("FUSEBACKEND_LIKENESS_ROWS", dev=40, ci=80, soak=1_000)
 
 
 class TestSharedMemory(LikenessCases):

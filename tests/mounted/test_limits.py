@@ -145,6 +145,7 @@ def test_truncate_to_2_to_the_50_and_unlink_in_bounded_memory(serve: Serve, tmp_
     assert server.memory_kib("VmHWM") - before < 16 * KIB
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("url", ["sqlite:{tmp}/volume.db", "dir:{tmp}/files"])
 def test_memory_for_each_file_that_the_kernel_knows(serve: Serve, tmp_path: Path, url: str) -> None:
     """Below 1 KiB for each file, and what the kernel forgets makes room for what it learns next.
@@ -167,6 +168,7 @@ def test_memory_for_each_file_that_the_kernel_knows(serve: Serve, tmp_path: Path
     assert server.memory_kib() - known < 0.75 * (known - before)
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_memory_shrinks_when_the_kernel_forgets(serve: Serve, tmp_path: Path) -> None:
     server, _ = _start_and_warm_up(serve, tmp_path, "sqlite:{tmp}/volume.db")

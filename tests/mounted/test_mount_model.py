@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import mounts
 import pytest
 from hypothesis.stateful import run_state_machine_as_test
 from kinds import KINDS
+from profiles import examples
 
 from fusebackend.testing.model import DirectoryMachine
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.mounted
 
 NATIVE = [name for name, kind in KINDS.items() if kind.features.random_writes]
 SETTINGS = hypothesis.settings(
-    max_examples=int(os.environ.get("FUSEBACKEND_EXAMPLES", "25")),
+    max_examples=examples(25),
     stateful_step_count=40,
     deadline=None,
     database=None,

@@ -15,6 +15,7 @@ import hypothesis
 import pytest
 from hypothesis.stateful import run_state_machine_as_test
 from mounts import Serve
+from profiles import amount
 from two_actors import TwoActors
 
 import fusebackend
@@ -46,7 +47,14 @@ def truth(request: pytest.FixtureRequest, tmp_path: Path, serve: Serve) -> Itera
 # -- at random -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("url", "steps"), [("memory:", 1000), ("sqlite:{tmp}/volume.db", 10_000)])
+@pytest.mark.parametrize(
+    ("url", "steps"),
+    [
+        ("memory:", amount("FUSEBACKEND_TRUTH_STEPS", dev=300, ci=1000, soak=10_000)),
+        ("sqlite:{tmp}/volume.db", amount("FUSEBACKEND_TRUTH_STEPS", dev=1000, ci=10_000, soak=50_000)),
+    ],
+    ids=["memory", "sqlite"],
+)
 def test_two_actors_never_see_anything_stale(tmp_path: Path, serve: Serve, url: str, steps: int) -> None:
     path = serve(url.format(tmp=tmp_path)).path
     runs = itertools.count()
@@ -62,17 +70,15 @@ def test_two_actors_never_see_anything_stale(tmp_path: Path, serve: Serve, url: 
                 next(done)
                 super().check_invariants(*arguments, **options)
 
-        examples = int(os.environ.get("FUSEBACKEND_EXAMPLES", steps * 6 // 5 // STEPS))  # some end early
         settings = hypothesis.settings(
-            max_examples=examples,
+            max_examples=10 + steps * 6 // 5 // STEPS,  # some end early
             stateful_step_count=STEPS,
             deadline=None,
             database=None,
             suppress_health_check=list(hypothesis.HealthCheck),
         )
         run_state_machine_as_test(Machine, settings=settings)
-    if "FUSEBACKEND_EXAMPLES" not in os.environ:
-        assert next(done) > steps
+    assert next(done) > steps
 
 
 # -- both at once --------------------------------------------------------------------------------------------------

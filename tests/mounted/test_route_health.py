@@ -160,6 +160,7 @@ def worst_of(root: Path, rounds: int = 150) -> float:
     return statistics.quantiles(took, n=100)[98]
 
 
+@pytest.mark.alone
 def test_a_hung_route_hangs_alone(server: Mounted, stall: Control) -> None:
     before = worst_of(server.path)
     stall.hang()
@@ -173,6 +174,7 @@ def test_a_hung_route_hangs_alone(server: Mounted, stall: Control) -> None:
     assert sorted(os.listdir(server.path)) == ["file", "hung"]
 
 
+@pytest.mark.alone
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can raise the kernel's limit for sure")
 def test_readers_of_a_hung_file_do_not_use_up_what_the_kernel_reads_at_once(stall: Control, serve: Serve) -> None:
     """It allows 12 reads for its page cache to a mount, if nobody says otherwise."""
@@ -284,6 +286,7 @@ def test_whoever_is_killed_is_let_go(patient: Mounted, stall: Control, number: s
     assert health(patient)["abandoned"] == 1
 
 
+@pytest.mark.alone
 def test_who_is_killed_while_it_reads_is_let_go(patient: Mounted, stall: Control) -> None:
     """The kernel's request to read does not say who asks; who has opened the file is taken for it."""
     command = [sys.executable, "-S", "-c", READER, patient.path / "hung" / "file"]
@@ -302,6 +305,7 @@ def test_who_is_killed_while_it_reads_is_let_go(patient: Mounted, stall: Control
 # -- many at once ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.alone
 def test_64_readers_of_a_slow_route_read_nearly_64_times_as_much(stall: Control, serve: Serve) -> None:
     server = serve("python:stalling:backend")
     files = 4

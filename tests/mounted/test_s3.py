@@ -15,8 +15,7 @@ import pytest
 import trees
 from eventually import eventually
 from mounts import Serve
-from services.s3 import Bucket
-from services.seaweedfs import SeaweedFS
+from services.s3 import Bucket, Service
 
 from fusebackend.testing.posix import Limits, PosixCases
 from fusebackend.urls.registry import SCHEMES
@@ -36,7 +35,7 @@ class TestPosix(PosixCases):
 
     @pytest.fixture(scope="class")
     @classmethod
-    def root(cls, seaweedfs: SeaweedFS, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    def root(cls, seaweedfs: Service, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         tmp = tmp_path_factory.mktemp("posix")
         with (
             seaweedfs.bucket() as bucket,
@@ -68,7 +67,7 @@ SOURCES = 60
 
 @pytest.fixture(scope="module", params=["0", "0.5"])
 def work(
-    request: pytest.FixtureRequest, seaweedfs: SeaweedFS, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, seaweedfs: Service, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Path, Bucket]]:
     """A bucket on a mount, for all of these: one with files put when they are closed, and one with `write_back`."""
     tmp = tmp_path_factory.mktemp("work")

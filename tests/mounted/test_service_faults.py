@@ -21,7 +21,7 @@ import pytest
 from mounts import Mounted, Serve
 from services import postgres as postgres_service
 from services import seaweedfs as seaweedfs_service
-from services.postgres import PORT, Postgres
+from services.postgres import PORT, Server
 from services.seaweedfs import SeaweedFS
 from services.stall import Stall
 
@@ -158,18 +158,18 @@ def health(server: Mounted, prefix: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def database() -> Iterator[Postgres]:
+def database() -> Iterator[Server]:
     """A server of these tests' own: the others' is not to be killed. It waits for the disk."""
     with postgres_service.running(durable=True) as server:
         yield server
 
 
-def kill(server: Postgres) -> None:
+def kill(server: Server) -> None:
     os.kill(server.pid, signal.SIGKILL)
     server.crash()  # it is gone already; this takes note of it
 
 
-def restart(server: Postgres) -> None:
+def restart(server: Server) -> None:
     """The killed server's children notice that it is gone within moments; until then they hold its memory."""
     for _ in range(50):
         try:
@@ -180,7 +180,7 @@ def restart(server: Postgres) -> None:
     server.start()
 
 
-def test_postgres_is_killed_under_load_and_comes_back(database: Postgres, serve: Serve) -> None:
+def test_postgres_is_killed_under_load_and_comes_back(database: Server, serve: Serve) -> None:
     deadline_s = 8.0
     url = f"postgres:{database.dsn()}?volume=killed"
     server = serve("memory:", routes={"/pg": url}, options=[f"deadline={deadline_s}"])
@@ -204,7 +204,7 @@ def test_postgres_is_killed_under_load_and_comes_back(database: Postgres, serve:
     check_synced(again.path / "pg", load.synced)
 
 
-def test_the_network_to_postgres_stalls(database: Postgres, serve: Serve) -> None:
+def test_the_network_to_postgres_stalls(database: Server, serve: Serve) -> None:
     deadline_s = 2.0
     directory = tempfile.mkdtemp(prefix="fusebackend-net-")  # the path of a socket may have 107 bytes
     socket_name = f".s.PGSQL.{PORT}"
@@ -294,7 +294,7 @@ def check_killed_while_it_renames(serve: Serve, url: str) -> None:
     again.stop()
 
 
-def test_the_server_is_killed_while_it_renames_in_postgres(database: Postgres, serve: Serve) -> None:
+def test_the_server_is_killed_while_it_renames_in_postgres(database: Server, serve: Serve) -> None:
     check_killed_while_it_renames(serve, f"postgres:{database.dsn()}?volume=renames")
 
 

@@ -471,6 +471,7 @@ def test_a_route_below_a_pinned_name(faces: TwoFaces) -> None:
     assert_refused(tree / "tmp", "new", tree)
 
 
+@pytest.mark.alone
 def test_what_is_mounted_on_a_pinned_name_stays(faces: TwoFaces) -> None:
     """Here it is mounted in this process's own namespace; it must not go whatever happens to the name in the mount."""
     if os.geteuid() != 0:
@@ -565,6 +566,7 @@ def test_both_trees_at_once(faces: TwoFaces) -> None:
     assert looked_at(trees[0] / "one") == looked_at(trees[1] / "one") == []
 
 
+@pytest.mark.alone
 def test_nothing_is_remembered_of_what_the_kernel_forgot(serve: Serve) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root, to drop the kernel's caches")

@@ -1,7 +1,7 @@
 """One PostgreSQL volume, mounted by two hosts (server processes here): what one has closed, the other opens.
 
-With `FUSEBACKEND_FULL` set, the random changes are 20,000 instead of some hundreds. Each is followed by a dozen opens
-and downloads at both hosts, so that even those are some thousand operations.
+`FUSEBACKEND_TWO_MOUNTS_STEPS=20000` makes so many random changes instead of some hundreds. Each is followed by a dozen
+opens and downloads at both hosts, so that even those are some thousand operations.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import mounts
 import psycopg
 import pytest
 from mounts import Serve
+from profiles import amount
 from services.postgres import Postgres
 from services.s3 import Bucket
 from two_hosts import Host, TwoHosts, read, until
@@ -30,13 +31,15 @@ import fusebackend
 
 pytestmark = [pytest.mark.mounted, pytest.mark.services]
 
-FULL = bool(os.environ.get("FUSEBACKEND_FULL"))
-STEPS = 20_000 if FULL else 200
-LIMIT_S = 7200.0 if FULL else mounts.LIFE_LIMIT_S
+STEPS = amount("FUSEBACKEND_TWO_MOUNTS_STEPS", dev=100, ci=200, soak=2_000)
+LIMIT_S = mounts.LIFE_LIMIT_S + STEPS / 3
 RUN_STEPS = 100
 """Changes of one tree, before the next one with another seed."""
 
-LISTENING = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'fusebackend-feed%'"
+LISTENING = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+    " WHERE application_name LIKE 'fusebackend-feed%' AND datname = current_database()"
+)
 
 
 class Pair:

@@ -312,6 +312,7 @@ def test_a_whole_file_backend(tmp_path: Path, serve: Serve) -> None:
         watched.close()
 
 
+@pytest.mark.alone
 def test_the_memory_of_a_name(tmp_path: Path, serve: Serve) -> None:
     """What is kept so that a change can be told by name costs little for each inode that the kernel knows."""
     server = serve("memory:")

@@ -1,10 +1,12 @@
 """A throwaway PostgreSQL: its own cluster in a temporary directory, reached through a Unix socket there and no network.
 
-    def test_something(postgres):                 # the fixture in conftest.py, one server for the session
+    def test_something(postgres):                 # the fixture in conftest.py, one server for all workers of a run
         with postgres.database() as dsn: ...      # an empty database, dropped at the end of the block
 
-The server is this process's child and is ended by its process id; the kernel ends it when the tests are killed. It
-refuses to run as root, so root starts it as the user `postgres`. Without `durable` it does not wait for the disk.
+`Postgres` is its address, which is all that a test of the shared server has (`shared.py`); `Server` is also its life.
+The server is a child of the process that starts it and is ended by its process id; the kernel ends it when that process
+is killed. It refuses to run as root, so root starts it as the user `postgres`. Without `durable` it does not wait for
+the disk.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ STOP_LIMIT_S = 30.0
 PORT = 54329
 """Only the name of the socket: the server listens on no network."""
 
-SETTINGS = ("listen_addresses=", "shared_buffers=16MB", "max_connections=60", "timezone=UTC", "logging_collector=off")
+SETTINGS = ("listen_addresses=", "shared_buffers=16MB", "max_connections=120", "timezone=UTC", "logging_collector=off")
 CARELESS = ("fsync=off", "synchronous_commit=off", "full_page_writes=off")
 
 
@@ -57,6 +59,49 @@ def require() -> None:
 
 
 class Postgres:
+    """A cluster, as its clients reach it, of this or another process. `directory` holds its socket and its log."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    @property
+    def runs(self) -> bool:
+        """Is the server there? One of `shared.py` is, for as long as it is held."""
+        return True
+
+    @property
+    def log_text(self) -> str:
+        return (self.directory / "log").read_text(errors="replace")
+
+    def dsn(self, database: str = "postgres", user: str = "postgres") -> str:
+        """libpq's words for a connection."""
+        return f"host={self.directory} port={PORT} user={user} dbname={database}"
+
+    def uri(self, database: str = "postgres", user: str = "postgres") -> str:
+        """The same as a URI."""
+        host = str(self.directory).replace("/", "%2F")
+        return f"postgresql://{user}@{host}:{PORT}/{database}"
+
+    @contextlib.contextmanager
+    def database(self) -> Iterator[str]:
+        """The DSN of an empty database, dropped at the end with whatever is still connected to it. Takes some 40 ms."""
+        name = f"test_{uuid.uuid4().hex[:12]}"
+        self.execute(f"CREATE DATABASE {name}")
+        try:
+            yield self.dsn(name)
+        finally:
+            if self.runs:
+                self.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+    def execute(self, statement: str) -> None:
+        """Run one statement as the superuser, outside of a transaction."""
+        import psycopg
+
+        with psycopg.connect(self.dsn(), autocommit=True) as connection:
+            connection.execute(statement)  # type: ignore[call-overload]
+
+
+class Server(Postgres):
     """One cluster. `start` and `stop` (or `crash`) may follow each other; `remove` ends it for good."""
 
     def __init__(self, *, durable: bool = False) -> None:
@@ -67,7 +112,7 @@ class Postgres:
         self._settings = SETTINGS if durable else SETTINGS + CARELESS
         self._process: subprocess.Popen[bytes] | None = None
         # Not pytest's directory: the path of a socket may have 107 bytes, and the user `postgres` must get there.
-        self.directory = Path(tempfile.mkdtemp(prefix="fusebackend-pg-"))
+        super().__init__(Path(tempfile.mkdtemp(prefix="fusebackend-pg-")))
         if self._as_user:
             shutil.chown(self.directory, "postgres", "postgres")
 
@@ -76,22 +121,13 @@ class Postgres:
         return self.directory / "data"
 
     @property
-    def log_text(self) -> str:
-        return (self.directory / "log").read_text(errors="replace")
+    def runs(self) -> bool:
+        return self._process is not None
 
     @property
     def pid(self) -> int:
         assert self._process is not None, "the server does not run"
         return self._process.pid
-
-    def dsn(self, database: str = "postgres", user: str = "postgres") -> str:
-        """libpq's words for a connection."""
-        return f"host={self.directory} port={PORT} user={user} dbname={database}"
-
-    def uri(self, database: str = "postgres", user: str = "postgres") -> str:
-        """The same as a URI."""
-        host = str(self.directory).replace("/", "%2F")
-        return f"postgresql://{user}@{host}:{PORT}/{database}"
 
     # -- life --------------------------------------------------------------------------------------------------
 
@@ -152,32 +188,12 @@ class Postgres:
         path = str(self._programs / program)
         return ["setpriv", *self._as_user, "--pdeathsig=INT", "--", path, "-D", str(self._data), *arguments]
 
-    # -- databases ---------------------------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def database(self) -> Iterator[str]:
-        """The DSN of an empty database, dropped at the end with whatever is still connected to it. Takes some 40 ms."""
-        name = f"test_{uuid.uuid4().hex[:12]}"
-        self.execute(f"CREATE DATABASE {name}")
-        try:
-            yield self.dsn(name)
-        finally:
-            if self._process is not None:
-                self.execute(f"DROP DATABASE {name} WITH (FORCE)")
-
-    def execute(self, statement: str) -> None:
-        """Run one statement as the superuser, outside of a transaction."""
-        import psycopg
-
-        with psycopg.connect(self.dsn(), autocommit=True) as connection:
-            connection.execute(statement)  # type: ignore[call-overload]
-
 
 @contextlib.contextmanager
-def running(*, durable: bool = False) -> Iterator[Postgres]:
+def running(*, durable: bool = False) -> Iterator[Server]:
     """A server for the length of a block. Skips or fails the test where there is none, see `require`."""
     require()
-    server = Postgres(durable=durable)
+    server = Server(durable=durable)
     try:
         server.start()
         yield server

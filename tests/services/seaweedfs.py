@@ -1,10 +1,11 @@
 """A throwaway SeaweedFS that speaks S3: master, volume, filer and gateway in one process, on loopback.
 
-    def test_something(seaweedfs):                # the fixture in conftest.py, one server for the session
+    def test_something(seaweedfs):                # the fixture in conftest.py, one server for all workers of a run
         with seaweedfs.bucket() as bucket: ...    # an empty bucket, dropped at the end of the block
 
-The server is this process's child and is ended by its process id (SIGKILL: it takes 15 s to end by itself); the kernel
-ends it when the tests are killed.
+The fixture is the server's `Service`, which is all that a test of the shared server has (`shared.py`). The server is a
+child of the process that starts it and is ended by its process id (SIGKILL: it takes 15 s to end by itself); the kernel
+ends it when that process is killed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`Looks`: what is asked of the store about single objects: attributes, and which version there is.
 
 A listing has no modes, owners, times and links. They are asked for object by object, several at a time, and known for
-as long as the object stays that version. Where files are read as well, small ones come whole (`reading/appetite.py`).
+as long as the object stays that version. Where files are read as well, small ones come whole (`Appetite`).
 
 Of a file that is opened the store is asked which version it has. Who opens one file of a directory after the other, to
 read what is here already, has the directory listed for that: one request does for all of them, once each, and for
@@ -17,7 +17,6 @@ from fusebackend.backends.object_store.bucket.object_keys import MARKER
 from fusebackend.backends.object_store.bucket.parallel import each
 from fusebackend.backends.object_store.bucket.requests import Bucket, Head
 from fusebackend.backends.object_store.entry import Entry
-from fusebackend.backends.object_store.reading.appetite import Appetite
 from fusebackend.backends.object_store.reading.disk_cache import BlockCache
 from fusebackend.backends.object_store.reading.ranged_reader import WHOLE_BYTES, is_kept, keep
 from fusebackend.backends.object_store.reading.read_ahead import BLOCK_BYTES
@@ -29,6 +28,41 @@ MOMENT_S = 0.1
 
 SMALL_BYTES = 64 << 10
 """A file that may be fetched for its attributes' sake: that takes as long as asking for these alone."""
+
+
+ENOUGH = 16
+"""So many looks say something."""
+
+REMEMBERED = 256
+"""After so many, what was before counts half."""
+
+
+class Appetite:
+    """Do those who look at files read them as well?
+
+    `ls -l` wants the attributes of files and `rg` their contents too. Both begin with a listing. Small files of a
+    directory are fetched whole, with their attributes and in one request each, while most of those looked at before
+    were read. Counts are not exact in threads, and need not be.
+    """
+
+    def __init__(self) -> None:
+        self._looks = 0.0
+        self._reads = 0.0
+
+    def looked(self, count: int) -> None:
+        """So many small files were looked at."""
+        self._looks += count
+        if self._looks > REMEMBERED:
+            self._looks /= 2
+            self._reads /= 2
+
+    def read(self) -> None:
+        """One of them was opened to be read."""
+        self._reads += 1
+
+    @property
+    def is_there(self) -> bool:
+        return self._looks >= ENOUGH and self._reads >= self._looks / 2
 
 
 class Looks:

@@ -2,7 +2,7 @@
 
 How writing works. Changes gather in memory, in the `Overlay`: inodes, names, chunks, extended attributes. A flush
 writes all of them in one transaction and empties the overlay, so what the file holds is at every moment a consistent
-prefix of what was done (DESIGN 3.3). Flushes happen half a second after a change, when the overlay passes its bounds,
+prefix of what was done. Flushes happen half a second after a change, when the overlay passes its bounds,
 and at fsync, which then syncs the WAL: only an fsync waits for the disk. A flush that fails (disk full) is rolled back
 and loses nothing: the overlay stays, and whoever writes next, or syncs, gets the error.
 

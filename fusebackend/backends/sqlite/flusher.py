@@ -19,7 +19,6 @@ from typing import Any
 
 from fusebackend.backends.sqlite import schema
 from fusebackend.backends.sqlite.index.indexer import Indexer
-from fusebackend.backends.sqlite.other_threads import OtherThreads
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +42,28 @@ BUSY_LOOK_S = 0.05
 
 INDEX_RETRY_S = 10.0
 """How long the index is left as it is after it failed."""
+
+
+class OtherThreads:
+    """How busy the rest of the process is, for a thread whose work can wait.
+
+    Made and asked by one thread. The others need not count what they do: the kernel knows their processor time.
+    """
+
+    def __init__(self) -> None:
+        self._looked_s = time.monotonic()
+        self._spent_s = _spent_s()
+
+    def share(self) -> float:
+        """How many processors they have kept busy since this was last asked: 0 for none, 1 for one all the time."""
+        now_s, spent_s = time.monotonic(), _spent_s()
+        share = (spent_s - self._spent_s) / max(now_s - self._looked_s, 1e-6)
+        self._looked_s, self._spent_s = now_s, spent_s
+        return share
+
+
+def _spent_s() -> float:
+    return time.process_time() - time.thread_time()
 
 
 class Flusher:

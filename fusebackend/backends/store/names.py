@@ -3,8 +3,8 @@
 A key that is a path (it starts with `/`, and every segment is a name that Linux takes) is the file at that path, letter
 for letter. A store takes other keys too, and other values; none is hidden, and no two share a place:
 
-- a segment that is no name (empty, `.`, `..`, with a NUL, over 255 bytes) is escaped as in `keys.py`: `//x` is `/%/x`,
-  `/a/` is `/a/%`, `/a/../b` is `/a/%2E%2E/b`, the empty key is `/%`;
+- a segment that is no name (empty, `.`, `..`, with a NUL, over 255 bytes) is escaped as in `remote/keys.py`: `//x` is
+  `/%/x`, `/a/` is `/a/%`, `/a/../b` is `/a/%2E%2E/b`, the empty key is `/%`;
 - a key without a leading slash is shown as if it had one; where there is a key with it as well, it is below `/%.`;
 - a key that has other keys below it is a directory and a file: the directory keeps the name, the file's ends in `%=`;
 - a value that is no file is `NAME.json`, and can be read only;

@@ -4,8 +4,8 @@
     store+sqlite:PATH?tree=1        store+postgres:DSN?tree=1
 
 What is where:
-- the namespace `("users", "ada")` is the directory `/users/ada`; a label is escaped as in `keys.py` (`a/b` is `a%2Fb`,
-  the empty label `%`);
+- the namespace `("users", "ada")` is the directory `/users/ada`; a label is escaped as in `remote/keys.py` (`a/b` is
+  `a%2Fb`, the empty label `%`);
 - in it are the directories of its child namespaces and the keys of the namespace itself, as `names.py` shows them: a
   key with slashes makes directories, and a value that is no file is `NAME.json`, which can be read only;
 - where the first part of a key is the name of a child namespace as well, the namespace keeps the name, and the file or

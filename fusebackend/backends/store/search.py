@@ -2,7 +2,8 @@
 
 All keys below a directory are read at once, in one range; of their values only those that may match. A key can be shown
 under another name than its own, but mostly is not: so keys are sifted by what they could be called, and what they are
-called is found out for the rest. When the budget is spent (`budget.py`), what was found by then is named and given out.
+called is found out for the rest. When the budget is spent (`base/budget.py`), what was found by then is named and given
+out.
 """
 
 from __future__ import annotations

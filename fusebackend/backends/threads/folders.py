@@ -30,7 +30,7 @@ Wanted: TypeAlias = dict[bytes, Union["Wanted", Record, str]]
 
 
 def wanted(files: Mapping[str, Record]) -> Wanted:
-    """The tree that the keys of files make, as in `keys.py`."""
+    """The tree that the keys of files make, as in `remote/keys.py`."""
     root: Wanted = {}
     for names, key in arrange(files).items():
         directory = root

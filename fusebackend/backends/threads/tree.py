@@ -5,7 +5,8 @@
     /<thread>/messages.jsonl  /<thread>/state.json    the conversation, and the rest of the state
     /<thread>/subgraphs/<namespace>/…                 the same for each namespace of sub-graphs, where there are any
 
-A directory whose files can't be known holds one file, `ERROR.txt`, that says why. Names are escaped as in `keys.py`.
+A directory whose files can't be known holds one file, `ERROR.txt`, that says why. Names are escaped as in
+`remote/keys.py`.
 
 Directories are filled when somebody looks into them. What others write is noticed by `Tree.poll`; what that changes in
 the parts of the tree that somebody knows is worked out when they are shown again, or by `Tree.refresh`, and gathers in

@@ -56,6 +56,7 @@ from fusebackend.protocol import (
     StatsResult,
     WriteResult,
 )
+from fusebackend.text import iso_time, read_bytes
 from fusebackend.vfs.watch.async_watch import AsyncWatch
 
 if TYPE_CHECKING:
@@ -151,7 +152,25 @@ class Client(SandboxBackendProtocol):
         return finished(self._now.aread(file_path, offset, limit))
 
     async def aread(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
-        return await self._record(ReadResult, "read", {"file_path": file_path, "offset": offset, "limit": limit})
+        params = {"file_path": file_path, "offset": offset, "limit": limit}
+        try:
+            return await self._call(ReadResult, "read", params)
+        except Refused as error:
+            downloaded = await self._read_here(file_path, offset, limit) if error.code == wire.BUSY else None
+            return downloaded or ReadResult(error=str(error))
+        except ServerLost as error:
+            return ReadResult(error=str(error))
+
+    async def _read_here(self, file_path: str, offset: int, limit: int) -> ReadResult | None:
+        """`read`, of a window or a binary file that does not fit into one answer: from a download. None without one."""
+        content = (await self.adownload_files([file_path]))[0].content
+        if content is None:
+            return None
+        result = read_bytes(file_path, content, offset, limit)
+        found = await self._record(StatResult, "stat", {"path": file_path, "follow": True})
+        if result.file_data is not None and found.mtime_ns is not None:
+            result.file_data["modified_at"] = iso_time(found.mtime_ns)
+        return result
 
     def grep(
         self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None

@@ -53,9 +53,8 @@ class RunningCall:
         self.cancelled = Cancellation()
         self.answered = id is not msgspec.UNSET
         self.key: Any = id if self.answered else object()
-        self.command = verb.command
+        self.verb = verb
         self._connection = connection
-        self._verb = verb
         self._params: Params | None = params
         self._share = share
         self._turn: Turn | None = None
@@ -68,7 +67,7 @@ class RunningCall:
     def _run_apart(self) -> None:
         try:
             try:
-                answer = self._outcome()
+                answer = self.outcome()
             finally:
                 self._connection.call_done(self)
             self._send(answer)
@@ -78,9 +77,9 @@ class RunningCall:
             self._share.close()
             self._connection.call_ended(self)
 
-    def run(self) -> None:
-        """Carry out the call and send the answer. Raises `Closed` when there is nobody to send it to."""
-        self._send(self._outcome())
+    def finish(self, answer: bytes | bytearray) -> None:
+        """Send the answer of a call that has no thread. Raises `Closed` when there is nobody to send it to."""
+        self._send(answer)
         if self._subscribed is not None:
             self._subscribed.start()  # its events come after the answer that names it
 
@@ -88,13 +87,13 @@ class RunningCall:
         if self.answered:
             self._connection.send(answer)
 
-    def _outcome(self) -> bytes | bytearray:
-        """The answer, as it is sent."""
+    def outcome(self) -> bytes | bytearray:
+        """Carry out the call; the answer, as it is sent. Raises `Closed` when nobody can be told of what it finds."""
         try:
-            if self._verb.changes and self._connection.server.read_only:
+            if self.verb.changes and self._connection.server.read_only:
                 raise OSError(errno.EROFS, "Read-only file system: this mount is read-only")
             with budget.limited(None, cancelled=self.cancelled, host=self):
-                if not self._verb.works:
+                if not self.verb.works:
                     return self._answer()
                 with self._connection.turn() as self._turn:
                     return self._answer()
@@ -105,8 +104,8 @@ class RunningCall:
 
     def _answer(self) -> bytes | bytearray:
         params, self._params = self._params, None
-        result = self._verb.run(self, params)
-        if self.cancelled.is_set() and not self._verb.changes:  # what has been changed is told in any case
+        result = self.verb.run(self, params)
+        if self.cancelled.is_set() and not self.verb.changes:  # what has been changed is told in any case
             raise WireError(wire.CANCELLED, self._connection.why_cancelled)
         if not self.answered:
             return b""

@@ -2,7 +2,7 @@
 
 When all places are taken, the connection that has been idle longest makes room, or one over which nothing has ever
 come. When all are at work, there are some more places for short calls, so that a newcomer is answered. What they may
-ask for together is in `limits.py`.
+ask for together is in `control/limits.py`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import errno
 import itertools
 import logging
 import os
+import select
 import socket
 import struct
 import sys
@@ -24,6 +25,7 @@ from fusebackend.control.limits import (
     MAX_COMMANDS_IN_ALL,
     MAX_CONNECTIONS,
     MAX_SHARED_SUBSCRIPTIONS,
+    NEWCOMER_S,
     NEWCOMERS,
     Arrivals,
     Places,
@@ -44,6 +46,9 @@ SWITCH_S = 0.0005
 of the mount, and a new client, need it some ten times each, beside as many calls as may work at once (`turns.py`).
 Without clients it stays as it is: unpacking an archive took 6 to 14 % longer."""
 
+ACCEPTED_AT_ONCE = 16
+"""Connections accepted until those over which something has come are looked at."""
+
 ACCEPT_RETRY_S = 0.5
 """How long to wait when there are no descriptors or threads for another connection: those in use will end."""
 
@@ -58,8 +63,12 @@ class ControlServer:
         self._switch_s = sys.getswitchinterval()
         self._listener: socket.socket | None = None
         self._connections: set[Connection] = set()
+        self._door = threading.Thread(target=self._accept, name="fusebackend-control", daemon=True)
+        self._poll = select.epoll()  # of the thread that accepts: the listener, and the silent connections
+        self._silent: dict[int, Connection] = {}  # of that thread, by descriptor: those that need no thread yet
         self.room = Room()
         self.turns = Turns()
+        self.brief_turns = Turns(places=1)
         self.arrivals = Arrivals()
         self.calls = Places()
         self.subscriptions = Places(MAX_SHARED_SUBSCRIPTIONS)
@@ -80,7 +89,7 @@ class ControlServer:
         self.address = rendezvous.address(self.backend.mountpoint)
         rendezvous.remove_stale(os.path.dirname(self.address))
         self._listener = rendezvous.listen(self.address, MAX_CONNECTIONS)
-        threading.Thread(target=self._accept, name="fusebackend-control", daemon=True).start()
+        self._door.start()
         return self.address
 
     def close(self) -> None:
@@ -92,7 +101,8 @@ class ControlServer:
                 self._closing = True
                 connections = list(self._connections)
             with contextlib.suppress(OSError):
-                self._listener.shutdown(socket.SHUT_RDWR)  # wakes `accept`
+                self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+            self._door.join(END_TIMEOUT_S)
             self._listener.close()
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.address)
@@ -111,9 +121,13 @@ class ControlServer:
 
     def crowded(self, connection: Connection) -> bool:
         """Has this connection a place for newcomers, as all others are taken?"""
+        return len(self._connections) > MAX_CONNECTIONS and connection in self._newcomers()
+
+    def _newcomers(self) -> list[Connection]:
+        """The connections in places for newcomers, the oldest first."""
         with self._guard:
             taken = [one for one in self._connections if not one.retired]
-        return len(taken) > MAX_CONNECTIONS and connection in sorted(taken, key=_number)[MAX_CONNECTIONS:]
+        return sorted(taken, key=_number)[MAX_CONNECTIONS:]
 
     def ended(self, connection: Connection) -> None:
         with self._guard:
@@ -129,16 +143,38 @@ class ControlServer:
             sys.setswitchinterval(self._switch_s)
 
     def _accept(self) -> None:
+        """Accept connections, and begin to serve each when something comes over it: the newest first, for those before
+        it may be hundreds; and after each, accept what has come meanwhile."""
         assert self._listener is not None
-        while True:
-            try:
-                stream, _ = self._listener.accept()
-                self._welcome(stream)
-            except (OSError, RuntimeError) as error:  # RuntimeError: no thread for it
-                if self._closing:
+        self._listener.setblocking(False)
+        with self._poll:
+            self._poll.register(self._listener, select.EPOLLIN)
+            while True:
+                try:
+                    self._look()
+                except (OSError, RuntimeError) as error:  # RuntimeError: no thread for it
+                    if not self._closing:
+                        log.error("could not accept a connection: %s", error)
+                        time.sleep(ACCEPT_RETRY_S)
+                if self._closing:  # those that came before the end have been told of it
                     return
-                log.error("could not accept a connection: %s", error)
-                time.sleep(ACCEPT_RETRY_S)
+
+    def _look(self) -> None:
+        """Wait for something to do, and do it."""
+        ready = {descriptor for descriptor, _ in self._poll.poll()}
+        if self._listener is not None and self._listener.fileno() in ready:
+            self._accept_all(self._listener)
+            ready = {descriptor for descriptor, _ in self._poll.poll(0)}
+        begun = [connection for descriptor, connection in self._silent.items() if descriptor in ready]
+        if begun:
+            self._begin(max(begun, key=_number))
+
+    def _accept_all(self, listener: socket.socket) -> None:
+        with contextlib.suppress(BlockingIOError):
+            for _ in range(ACCEPTED_AT_ONCE):
+                stream, _ = listener.accept()
+                stream.setblocking(True)
+                self._welcome(stream)
 
     def _welcome(self, stream: socket.socket) -> None:
         refusal = self._refusal(stream)
@@ -151,29 +187,67 @@ class ControlServer:
                 _refuse(stream, wire.ENDING)
                 return
             self._add(connection)
-            try:
-                connection.start()
-            except RuntimeError:
-                self._discard(connection)
-                _refuse(stream, ErrorObject(wire.BUSY, "no threads are left; try again"))
-                raise
+        self._silent[stream.fileno()] = connection
+        self._poll.register(stream, select.EPOLLIN)
+
+    def _begin(self, connection: Connection) -> None:
+        """Serve a connection over which something has come; end one that is closed."""
+        self._forget_silent(connection)
+        if connection.is_closed:
+            connection.end_silent()
+            return
+        try:
+            with self._guard:
+                if not self._closing:  # else `close` ends it
+                    connection.start()
+        except RuntimeError:
+            connection.end_silent(ErrorObject(wire.BUSY, "no threads are left; try again"))
+            raise
+
+    def _forget_silent(self, connection: Connection) -> None:
+        descriptor = connection.fileno()
+        if self._silent.pop(descriptor, None) is not None:
+            self._poll.unregister(descriptor)
 
     def _refusal(self, stream: socket.socket) -> ErrorObject | None:
         uid = peer_uid(stream)
         if uid not in (os.geteuid(), 0):
             log.warning("user %d was refused at the control socket", uid)
             return ErrorObject(wire.SYSTEM_ERROR, "this mount is another user's", {"errno": errno.EPERM})
+        if len(self._connections) < MAX_CONNECTIONS:
+            return None
         with self._guard:
             taken = sum(not connection.retired for connection in self._connections)
         if taken < MAX_CONNECTIONS or self._make_room() or taken < MAX_CONNECTIONS + NEWCOMERS:
+            return None
+        if self._make_newcomers_room():
             return None
         return ErrorObject(wire.BUSY, f"{MAX_CONNECTIONS} connections are open already; try again")
 
     def _make_room(self) -> bool:
         """Close the connection that has been idle longest; False when all of them have something to do."""
         with self._guard:
-            by_age = sorted(self._connections, key=lambda one: one.active_at)
-        return any(connection.make_room() for connection in by_age)
+            by_age = sorted((one for one in self._connections if not one.retired), key=lambda one: one.active_at)
+        for connection in by_age:
+            if connection.make_room():
+                self._end_silent(connection)
+                return True
+        return False
+
+    def _make_newcomers_room(self) -> bool:
+        """Close the newcomer that has been here longest; False when it has just come."""
+        for connection in self._newcomers()[:1]:
+            if time.monotonic() - connection.since > NEWCOMER_S:
+                connection.retire(wire.MADE_ROOM)
+                self._end_silent(connection)
+                return True
+        return False
+
+    def _end_silent(self, connection: Connection) -> None:
+        """End a connection that has no thread to end it."""
+        if not connection.begun:
+            self._forget_silent(connection)
+            connection.end_silent()
 
 
 def _number(connection: Connection) -> int:

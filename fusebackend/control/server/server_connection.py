@@ -5,8 +5,8 @@ its message. Long verbs (a search, a command, a tree) have a thread of their own
 cancel them, and cancels all of them when it ends. A reader that does not read holds up its own connection and nothing
 else: no lock but that of sending is held while a message is sent.
 
-What a call holds in memory is counted (`limits.py`), from its message to its answer, and calls that work take turns
-(`turns.py`).
+What a call holds in memory is counted (`control/limits.py`), from its message to its answer, and calls that work take
+turns (`turns.py`).
 
 A client that sends no more may still read (`socat`, when its input has ended): it gets its answers and events as long
 as it is there. Whatever a client sends, it gets a JSON-RPC error, and its connection goes on.
@@ -15,6 +15,7 @@ as it is there. Whatever a client sends, it gets a JSON-RPC error, and its conne
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import itertools
 import logging
@@ -37,6 +38,7 @@ from fusebackend.control.limits import (
     TYPED_FACTOR,
     WORK_FACTOR,
     NoRoom,
+    Share,
 )
 from fusebackend.control.server.calls import RunningCall, Subscription
 from fusebackend.control.server.turns import Client, Turn
@@ -72,7 +74,7 @@ class Connection:
         self.server = server
         self.backend = server.backend
         self.staging = Staging()
-        self.active_at = time.monotonic()
+        self.active_at = self.since = time.monotonic()
         self._stream = stream
         self._lines = Lines(functools.partial(stream.recv, wire.RECEIVE_BYTES), held=self._hold)
         self.number = number
@@ -92,13 +94,38 @@ class Connection:
         self._commands = 0  # of these, commands
         self._subscriptions: dict[str, Subscription] = {}
         self._names = itertools.count(1)
-        self._thread = threading.Thread(target=self._run, name="fusebackend-connection", daemon=True)
+        self._thread: threading.Thread | None = None  # while nothing has come, it needs none
 
     # -- life --------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Raises `RuntimeError` when there can be no more threads."""
-        self._thread.start()
+        thread = threading.Thread(target=self._run, name="fusebackend-connection", daemon=True)
+        thread.start()
+        self._thread = thread
+
+    @property
+    def begun(self) -> bool:
+        return self._thread is not None
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    @property
+    def is_closed(self) -> bool:
+        """Has the client of a silent connection ended it?"""
+        try:
+            return not self._stream.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except OSError as error:
+            return error.errno != errno.EAGAIN
+
+    def end_silent(self, notice: ErrorObject | None = None) -> None:
+        """End a connection that was never begun."""
+        self._notice = self._notice or notice
+        self._say_why()
+        self._stream.close()
+        self.staging.close()
+        self.server.ended(self)
 
     def turn(self) -> contextlib.AbstractContextManager[Turn]:
         """A turn to work, for the length of a block."""
@@ -128,16 +155,19 @@ class Connection:
         poll.register(self._stream, select.POLLIN)
         return bool(poll.poll(0))
 
-    def retire(self) -> None:
+    def retire(self, notice: ErrorObject = wire.ENDING) -> None:
         """Take no more calls, and end when those under way, which are cancelled, are answered."""
         with self._guard:
-            self._notice = self._notice or wire.ENDING
+            self._notice = self._notice or notice
         with contextlib.suppress(OSError):
             self._stream.shutdown(socket.SHUT_RD)  # wakes the thread that reads
         self._cancel_all()
 
     def finish(self, deadline: float) -> None:
         """Wait for the end of one that was retired: until then, by the monotonic clock, or until nobody reads."""
+        if self._thread is None:
+            self.end_silent()
+            return
         while self._thread.is_alive() and time.monotonic() < deadline and not self._stalled(LAST_WORDS_S):
             self._thread.join(0.05)
         self.close()
@@ -160,13 +190,15 @@ class Connection:
         except Exception:  # nothing a client does may end the server
             log.exception("a connection failed")
         finally:
-            self._say_why()
-            self.close()
-            self._stream.close()
+            with self._brief_turn():  # hundreds may end at once
+                self._say_why()
+                self.close()
+                self._stream.close()
             with self._guard:  # a call may outlive its client, and still read what is mounted
                 self._guard.wait_for(lambda: self._threads == 0)
-            self.staging.close()
-            self.server.ended(self)
+            with self._brief_turn():
+                self.staging.close()
+                self.server.ended(self)
 
     def _say_why(self) -> None:
         """Why this is the end, if the client does not know and can be told without waiting."""
@@ -186,6 +218,7 @@ class Connection:
                     self._busy = True
                 if line and not line.isspace():
                     self._take(line)
+                del line
             except WireError as error:
                 if self.retired:
                     return
@@ -247,34 +280,51 @@ class Connection:
             share = stack.enter_context(self.server.room.share())
             try:
                 share.hold(WORK_FACTOR * len(line), PATIENCE_S)
-                request = wire.parse_request(line)
-                call = None if request.id is msgspec.UNSET else request.id
-                verb = VERBS.get(request.method)
-                if verb is None:
-                    message = f"there is no verb '{request.method}'; see 'hello'"
-                    raise WireError(wire.METHOD_NOT_FOUND, message, call=call)
-                params = wire.parse_params(request, verb.params)
             except NoRoom as error:
-                raise WireError(wire.BUSY, str(error), call=wire.id_of(line)) from None
-            except MemoryError:
-                raise WireError(wire.BUSY, "the server has no memory for this", call=wire.id_of(line)) from None
-            if verb.params is not OfPing:
-                share.hold((TYPED_FACTOR - WORK_FACTOR) * len(line))
-            running = RunningCall(self, request.id, verb, params, share)
-            del line, request, params
-            self._lines.done()
-            if running.answered and (verb.changes or verb.command) and self._client_is_gone():
-                raise Closed("whoever asked for a change no longer waits for it, so it is not begun")
-            if not verb.long:
-                running.run()
-                return
-            self._begin(running, verb, call)
-            stack.pop_all()  # the call closes its share itself
+                with self._brief_turn():
+                    raise WireError(wire.BUSY, str(error), call=wire.id_of(line)) from None
+            with self._brief_turn():
+                running = self._understood(line, share)
+                del line
+                self._lines.done()
+                if running.verb.long:
+                    self._begin(running)
+                    stack.pop_all()  # the call closes its share itself
+                    return
+                answer = None if running.verb.works else running.outcome()
+            running.finish(running.outcome() if answer is None else answer)
 
-    def _begin(self, running: RunningCall, verb: Verb, call: CallId) -> None:
+    def _brief_turn(self) -> contextlib.AbstractContextManager[Turn]:
+        """A turn to understand a message and to carry out what is done in no time."""
+        return self.server.brief_turns.turn(self._client)
+
+    def _understood(self, line: bytes, share: Share) -> RunningCall:
+        """The call that a message asks for. Raises `WireError`, and `Closed` for a change that nobody waits for."""
+        try:
+            request = wire.parse_request(line)
+            call = None if request.id is msgspec.UNSET else request.id
+            verb = VERBS.get(request.method)
+            if verb is None:
+                message = f"there is no verb '{request.method}'; see 'hello'"
+                raise WireError(wire.METHOD_NOT_FOUND, message, call=call)
+            if verb.params is OfPing:
+                wire.require_few_values(request.params, call)
+            if (verb.long or verb.stays) and self.server.crowded(self):
+                raise WireError(wire.BUSY, "all places are taken: only short calls are answered; try again")
+            params = wire.parse_params(request, verb.params)
+        except MemoryError:
+            raise WireError(wire.BUSY, "the server has no memory for this", call=wire.id_of(line)) from None
+        if verb.params is not OfPing:
+            share.hold((TYPED_FACTOR - WORK_FACTOR) * len(line))
+        running = RunningCall(self, request.id, verb, params, share)
+        if running.answered and (verb.changes or verb.command) and self._client_is_gone():
+            raise Closed("whoever asked for a change no longer waits for it, so it is not begun")
+        return running
+
+    def _begin(self, running: RunningCall) -> None:
         """Carry out a long call, in a thread of its own."""
-        if self.server.crowded(self):
-            raise WireError(wire.BUSY, "all places are taken: only short calls are answered; try again")
+        verb = running.verb
+        call: CallId = running.key if running.answered else None
         with self._guard:
             self._require_place(verb, call)
             if running.key in self._calls:
@@ -295,7 +345,7 @@ class Connection:
             if self._commands >= MAX_COMMANDS:
                 raise WireError(wire.BUSY, f"{MAX_COMMANDS} commands of this connection are under way", call=call)
             return
-        calls = sum(not other.command for other in self._calls.values())
+        calls = sum(not other.verb.command for other in self._calls.values())
         if calls >= MAX_CALLS or self._threads - self._commands >= MAX_THREADS:
             raise WireError(wire.BUSY, f"{MAX_CALLS} calls of this connection are under way", call=call)
 
@@ -322,9 +372,9 @@ class Connection:
         """The answer to a long call is sent, if there is anybody to send it to."""
         with self._guard:
             self._threads -= 1
-            if call.command:
+            if call.verb.command:
                 self._commands -= 1
-            self._leave(call.command)
+            self._leave(call.verb.command)
             self.active_at = time.monotonic()
             self._guard.notify_all()
 

@@ -1,4 +1,7 @@
-"""Repeating a call whose connection was lost. The only place where anything is repeated.
+"""Repeating a call whose connection was lost. The only place where the mount repeats a call.
+
+Backends repeat what only they can tell to be harmless: a conditional write after a conflict, a statement on a new
+connection of a pool.
 
 Only questions are: asking again what a name or a page is does no harm, whether the first time was carried out or not.
 A change is never repeated, since nobody knows whether it was made. A time-out is not repeated either: its thread is

@@ -2,7 +2,7 @@
 
 What an agent asks of a route goes through the route's `Offload`: it ends at the route's deadline, fails at once while
 the route is down, and says as much about its health as what the kernel asks. A search has the time of its budget
-(`budget.py`) and a moment more, so that one that ends by itself says what it has found.
+(`base/budget.py`) and a moment more, so that one that ends by itself says what it has found.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the kernel may keep, and for how long.
 
-The kernel's dentry, attribute and page caches are the performance plan (DESIGN 3): for a volume whose every change
+The kernel's dentry, attribute and page caches are the performance plan: for a volume whose every change
 passes through this process or arrives by its feed they are kept for an hour, with active invalidation, and absence is
 cached as well. A volume that other hosts change too is cached the same way while its feed tells of that, and opened as
 `revalidation.py` says; absence is not cached, for a new name is worth a question. For a volume that others may write to

@@ -7,5 +7,4 @@ multipart.py     a large object in parts
 s3_extras.py     what S3 can do beyond obstore
 s3_client.py     … as signed requests
 errors.py        what obstore raises, as `OSError`
-identity.py      which bucket a store is
 """

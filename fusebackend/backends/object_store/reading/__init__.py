@@ -5,5 +5,4 @@ parts.py          a range that is fetched once
 read_ahead.py     how far to read ahead
 fetchers.py       the threads that fetch
 disk_cache.py     blocks kept on the local disk
-appetite.py       are files read by those who look at them?
 """

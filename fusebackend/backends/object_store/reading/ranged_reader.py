@@ -10,12 +10,19 @@
 
 from __future__ import annotations
 
+import json
+import secrets
+import weakref
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
 import errno
 import threading
 from typing import TYPE_CHECKING
 
 from fusebackend.backends.object_store.bucket.errors import object_errors
-from fusebackend.backends.object_store.bucket.identity import identity_of
 from fusebackend.backends.object_store.reading.disk_cache import BlockCache
 from fusebackend.backends.object_store.reading.parts import Part
 from fusebackend.backends.object_store.reading.read_ahead import BLOCK_BYTES, PART_BYTES, Run
@@ -36,6 +43,38 @@ KEPT_SHARE = 8
 
 _BEHIND_BYTES = PART_BYTES
 """What was read ahead and lies so far behind its reader was skipped, and is let go."""
+
+
+_PLACE = ("account_name", "bucket", "container_name", "endpoint", "region", "url")
+"""The settings that say where a bucket is. No other one: credentials stay out of what is hashed and kept."""
+
+_known: dict[int, tuple[weakref.ref[Any], str]] = {}
+"""By `id`, for a store has equals and so no hash."""
+
+
+def identity_of(store: ObjectStore) -> str:
+    """The same for two stores of one bucket and prefix; a store that lives in this process is like no other."""
+    number = id(store)
+    found = _known.get(number)
+    if found is not None and found[0]() is store:
+        return found[1]
+    identity = _identity(store)
+    _known[number] = (weakref.ref(store, lambda gone: _forget(number, gone)), identity)
+    return identity
+
+
+def _forget(number: int, gone: weakref.ref[Any]) -> None:
+    if (found := _known.get(number)) is not None and found[0] is gone:
+        del _known[number]
+
+
+def _identity(store: Any) -> str:
+    config = getattr(store, "config", None)
+    prefix = getattr(store, "prefix", None)
+    if config is None and prefix is None:
+        return secrets.token_hex(16)
+    place = {str(name): str(value) for name, value in dict(config or {}).items() if str(name) in _PLACE}
+    return json.dumps([type(store).__name__, place, str(prefix or "")], sort_keys=True)
 
 
 def is_kept(cache: BlockCache, store: ObjectStore, key: str, etag: str) -> bool:

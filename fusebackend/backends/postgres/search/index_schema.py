@@ -66,7 +66,7 @@ CREATE TRIGGER contents_changed AFTER INSERT OR UPDATE OR DELETE ON fusebackend.
 INSERT INTO fusebackend.unindexed (volume, node, changed_at, change)
     SELECT DISTINCT volume, node, clock_timestamp(), pg_current_xact_id() FROM fusebackend.chunk;
 """
-"""The migration; `schema.py` runs it."""
+"""The migration; `postgres/schema.py` runs it."""
 
 _STATE = """
 SELECT to_regclass(%(index)s) IS NOT NULL, current_setting('server_encoding'),

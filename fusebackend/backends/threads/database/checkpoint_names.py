@@ -56,7 +56,7 @@ def checkpoint_names(listed: Iterable[Listed], known: dict[Listed, Named] | None
 
     `known` is where names are kept: a history grows by one checkpoint at a time, and all names are asked for again.
     It belongs to the line and goes with it. A cache of the whole process kept some names of every line, and with each
-    of them a megabyte of memory that was otherwise free (`heap.py`).
+    of them a megabyte of memory that was otherwise free (`base/heap.py`).
     """
     known = {} if known is None else known
     pairs = []

@@ -82,6 +82,7 @@ class PostgresDatabase(Database):
         self._psycopg = _psycopg()
         self._dsn = dsn
         self._clock = clock
+        self._closed = False
         self._connection = self._connect(read_only=True)
         self._writer: Any = None
         try:
@@ -93,6 +94,8 @@ class PostgresDatabase(Database):
             raise
 
     def close(self) -> None:
+        """A search that was cancelled may still ask in its thread: it gets an error, and no new connection."""
+        self._closed = True
         self._connection.close()
         if self._writer is not None:
             self._writer.close()
@@ -288,6 +291,9 @@ class PostgresDatabase(Database):
                 connection.execute("SET default_transaction_read_only = on")
         except psycopg.Error as error:
             raise OSError(errno.EIO, f"PostgreSQL can't be reached: {_line(error)}") from None
+        if self._closed:
+            connection.close()
+            raise OSError(errno.EIO, "the checkpoint database was closed")
         return connection
 
     def _ask(self, statement: str, **values: Any) -> list[Any]:
@@ -299,7 +305,7 @@ class PostgresDatabase(Database):
                     self._connection = self._connect(read_only=True)
                 return list(self._connection.execute(statement, values).fetchall())
             except psycopg.Error as error:
-                if attempt == 1 and self._connection.closed:
+                if attempt == 1 and self._connection.closed and not self._closed:
                     continue
                 raise OSError(errno.EIO, f"the checkpoint database can't be read: {_line(error)}") from None
         raise AssertionError("the second attempt returns or raises")

@@ -1,0 +1,234 @@
+"""examples/webdav_backend.py against a real server: the published suite, what others do meanwhile, and a mount."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from services import webdav as webdav_service
+
+from fusebackend import urls
+from fusebackend.backends import digest_of
+from fusebackend.testing.conformance import BackendConformance
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
+webdav_service.require()
+sys.path.insert(0, str(EXAMPLES))
+
+import webdav_backend  # noqa: E402
+from webdav_backend import WebdavBackend  # noqa: E402
+
+pytestmark = pytest.mark.services
+
+_numbers = itertools.count()
+
+ENTRY_POINTS = """[fusebackend.backends]
+dav = webdav_backend:DAV
+davs = webdav_backend:DAVS
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with webdav_service.running(tmp_path_factory.mktemp("webdav")) as server:
+        yield server
+
+
+@pytest.fixture
+def webdav(server):
+    """A collection of its own for each test, with a name that URLs have to escape."""
+    return server.below(f"a test {next(_numbers)} é%20")
+
+
+@pytest.fixture(scope="module")
+def opened():
+    """Opens backends. They are closed in the end: calls that a test has cancelled may still be using theirs."""
+    with contextlib.ExitStack() as stack:
+
+        def open_backend(url, **options):
+            backend = WebdavBackend(url, **options)
+            stack.callback(backend.close)
+            return backend
+
+        yield open_backend
+
+
+@pytest.fixture
+def backend(webdav, opened):
+    return opened(webdav.url)
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """The example as an installed package that adds its schemes."""
+    distribution = tmp_path / "site" / "webdav_backend-1.dist-info"
+    distribution.mkdir(parents=True)
+    (distribution / "METADATA").write_text("Metadata-Version: 2.1\nName: webdav-backend\nVersion: 1\n")
+    (distribution / "entry_points.txt").write_text(ENTRY_POINTS)
+    monkeypatch.syspath_prepend(distribution.parent)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(distribution.parent), str(EXAMPLES)]))
+
+
+class TestConformance(BackendConformance):
+    any_name = False  # the path of a URL is UTF-8
+
+    @pytest.fixture
+    def backend(self, webdav, opened):
+        return opened(webdav.url)
+
+
+# --------------------------------------------------------------------------------------------------------------
+# The backend
+# --------------------------------------------------------------------------------------------------------------
+
+
+def test_write_replaces_where_it_is_told_to(webdav, opened):
+    backend = opened(webdav.url, on_exists="replace")
+    assert [backend.write("/a", text).error for text in ("one", "two")] == [None, None]
+    assert (webdav.root / "a").read_text() == "two"
+
+
+def test_an_edit_is_made_on_what_others_have_written_meanwhile(backend, webdav):
+    backend.write("/a", "one two")
+    change = itertools.chain([lambda: (webdav.root / "a").write_text("zero one two")], itertools.repeat(lambda: None))
+    plain = backend._swap
+    backend._swap = lambda *args: (next(change)(), plain(*args))[1]
+    assert backend.edit("/a", "two", "three").error is None
+    assert (webdav.root / "a").read_text() == "zero one three"
+
+
+def test_an_upload_over_other_bytes_is_a_conflict(backend, webdav):
+    backend.write("/a", "one")
+    (webdav.root / "a").write_text("two")
+    assert backend.upload_if("/a", b"three", digest_of(b"one")).error == "conflict"
+    assert backend.upload_if("/a", b"three", None).error == "conflict"
+    assert backend.upload_if("/none", b"three", digest_of(b"one")).error == "conflict"
+    assert (webdav.root / "a").read_text() == "two"
+    assert backend.upload_if("/a", b"three", digest_of(b"two")).error is None
+    assert backend.upload_if("/b/c", b"new", None).error is None
+    assert ((webdav.root / "a").read_text(), (webdav.root / "b/c").read_text()) == ("three", "new")
+
+
+def test_the_same_bytes_under_another_etag_are_no_conflict(backend, webdav):
+    backend.write("/a", "one")
+    os.utime(webdav.root / "a", (1, 1))
+    assert backend.upload_if("/a", b"two", digest_of(b"one")).error is None
+    assert (webdav.root / "a").read_text() == "two"
+
+
+def test_grep_reads_a_large_file_in_ranges(backend, webdav, monkeypatch):
+    monkeypatch.setattr(webdav_backend, "PIECE_BYTES", 1000)
+    (webdav.root / "large").write_bytes(b"hay\n" * 2500 + b"needle\n" + b"hay\n" * 2500)
+    asked = []
+    plain = backend._ask
+    monkeypatch.setattr(backend, "_ask", lambda *args, **headers: (asked.append(headers), plain(*args, **headers))[1])
+    (match,) = backend.grep("needle").matches
+    assert (match["path"], match["line"]) == ("/large", 2501)
+    ranges = [headers for headers in asked if "Range" in headers]
+    assert len(ranges) == 21 and all("If_Match" in headers for headers in ranges[1:])
+
+
+def test_grep_of_a_file_that_changes_between_two_ranges_reads_one_version(backend, webdav, monkeypatch):
+    monkeypatch.setattr(webdav_backend, "PIECE_BYTES", 10)
+    (webdav.root / "a").write_text("needle 1\n" * 10)
+
+    def replacing(path):
+        pieces = plain(path)
+        yield next(pieces)
+        (webdav.root / "a").write_text("hay\n" * 10 + "needle 2\n")
+        yield from pieces
+
+    plain = backend._pieces
+    monkeypatch.setattr(backend, "_pieces", replacing)
+    assert [(match["line"], match["text"]) for match in backend.grep("needle").matches] == [(11, "needle 2")]
+
+
+def test_a_failure_of_the_server_says_which(opened):
+    result = opened("http://127.0.0.1:1/home").ls("/")
+    assert result.error == "Path '/': http://127.0.0.1:1/home: [Errno 111] Connection refused"
+
+
+def test_it_logs_in(tmp_path, opened):
+    with webdav_service.running(tmp_path, login=True) as server:
+        address = server.url.removeprefix("http://")
+        right = f"http://{webdav_service.USER}:{quote(webdav_service.PASSWORD)}@{address}"
+        assert opened(right).write("/a", "x").error is None
+        assert opened(server.url).read("/a").error == "File '/a': Permission denied"
+        assert webdav_service.PASSWORD not in repr(opened(right))
+
+
+def test_what_is_no_url_of_a_server_is_refused():
+    with pytest.raises(ValueError, match="'ftp:' is no URL of a WebDAV server"):
+        WebdavBackend("ftp://host/path")
+
+
+# --------------------------------------------------------------------------------------------------------------
+# URLs and mounts
+# --------------------------------------------------------------------------------------------------------------
+
+
+def test_its_schemes_are_registered(package):
+    url = urls.parse("davs://user:secret@host/home?ttl_s=5")
+    assert url.masked == "davs://user:***@host/home?ttl_s=5"
+    with contextlib.closing(urls.open_backend(url)) as backend:
+        assert (repr(backend), backend.ttl_s) == ("<WebdavBackend of https://host/home>", 5.0)
+    with pytest.raises(urls.UrlError, match="knows no parameter 'tls'"):
+        urls.parse("dav://host/home?tls=1")
+
+
+@pytest.fixture
+def mounted(webdav, package, serve):
+    url = webdav.url.replace("http:", "dav:") + "?ttl_s=0"
+    return serve("memory:", routes={"/team": url})
+
+
+def shell(command, cwd):
+    done = subprocess.run(["sh", "-ec", command], cwd=cwd, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.mounted
+def test_shell_tools_work_on_a_mount(mounted, webdav):
+    team = mounted.path / "team"
+    shell("mkdir -p src/deep; seq 1000 > src/deep/numbers; echo 'a b' > 'src/a file'; cp -r src copy", team)
+    assert shell("grep -c 7 src/deep/numbers; find . -type f | sort", team).split("\n") == [
+        "271", "./copy/a file", "./copy/deep/numbers", "./src/a file", "./src/deep/numbers", "",
+    ]  # fmt: skip
+    assert (webdav.root / "copy/deep/numbers").read_text() == "".join(f"{number}\n" for number in range(1, 1001))
+    shell("mv copy moved; sed -i s/b/c/ 'moved/a file'; echo more >> 'moved/a file'; rm -r src", team)
+    assert (webdav.root / "moved/a file").read_text() == "a c\nmore\n"
+    assert sorted(os.listdir(webdav.root)) == ["moved"]
+
+
+@pytest.mark.mounted
+def test_what_others_store_is_seen_on_a_mount(mounted, webdav):
+    team = mounted.path / "team"
+    (webdav.root / "theirs").write_text("one")
+    assert (team / "theirs").read_text() == "one"
+    (webdav.root / "theirs").write_text("two and more")
+    assert (team / "theirs").read_text() == "two and more"
+    (webdav.root / "theirs").unlink()
+    assert not (team / "theirs").exists()
+
+
+@pytest.mark.mounted
+def test_a_lost_update_is_an_error_on_a_mount_and_loses_nothing(mounted, webdav):
+    team = mounted.path / "team"
+    (webdav.root / "notes").write_text("old")
+    mounted.expected_log = "was changed by others"
+    fd = os.open(team / "notes", os.O_RDWR)
+    os.write(fd, b"ours")
+    (webdav.root / "notes").write_text("theirs")
+    with pytest.raises(OSError, match=os.strerror(errno.ESTALE)):
+        os.close(fd)
+    (kept,) = webdav.root.glob("notes.conflict-*")
+    assert ((webdav.root / "notes").read_text(), kept.read_text()) == ("theirs", "ours")

@@ -1,0 +1,231 @@
+"""Which tests a run takes, and where each of them runs: a plugin that `conftest.py` loads.
+
+    --tier quick    `make test`: ten minutes on two cores. Every promise, every backend's conformance, mounts of
+                    `sqlite:` and `memory:` in full; the rest sampled, see `SAMPLES`. Hypothesis profile `dev`.
+    --tier ci       `.ci/run`, and the default: all but what is marked `soak`. Profile `ci`.
+    --tier all      `make test-all`: everything. Profile `soak`.
+
+A sample is the same in every run, on every machine: the hash of a test's id decides. A run says at its end what it left
+out. Where the command line names a test or a class (`file::name`), nothing is sampled.
+
+With `pytest -n`, a class and its fixtures stay on one worker, and so do the tests of Docker, which look at all of an
+engine's containers. A test marked `alone` waits until no other test runs, and no other test starts beside it: it
+measures a time or the machine's memory, or empties the kernel's caches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import zlib
+from collections import Counter
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import profiles
+import pytest
+
+TIERS = {"quick": "dev", "ci": "ci", "all": "soak"}
+"""Each with its hypothesis profile."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Of the tests whose ids match, one in so many runs."""
+
+    what: str
+    patterns: tuple[str, ...]
+    quick: int
+    ci: int = 1
+
+    def has(self, nodeid: str) -> bool:
+        return any(re.search(pattern, nodeid) for pattern in self.patterns)
+
+    def one_in(self, tier: str) -> int:
+        return {"quick": self.quick, "ci": self.ci}.get(tier, 1)
+
+
+def _sample(what: str, *patterns: str, quick: int, ci: int = 1) -> Sample:
+    return Sample(what, patterns, quick, ci)
+
+
+SAMPLES = (
+    _sample(
+        "POSIX cases on mounts of other volumes than sqlite: and memory:",
+        r"test_posix_mounts\.py::Test(AnotherTree|Directory|Foreign|Postgres|Route)::",
+        r"test_s3\.py::TestPosix::",
+        quick=12,
+    ),
+    _sample("POSIX cases on plain directories", r"test_posix_plain\.py::", quick=6),
+    _sample("rows of likeness on a plain directory", r"test_likeness\.py::TestSharedMemory::", quick=3),
+    # One class of each backend in full; what follows is the same backend with another option, or behind another one.
+    _sample(
+        "conformance of a backend's second configuration",
+        r"test_(conformance|\w+_conformance|filesystem_backend)\.py::Test(\w*Replac\w*|TheSeedsFormat|ReadOnly|WithoutRipgrep)::",
+        r"test_state\.py::TestConformanceOf\w+::",
+        r"test_foreign\.py::Test(Composite|Seed)::",
+        r"test_deepagents\.py::Test(AdoptedFilesystem|ExportedAndAdopted)::",
+        r"test_composite\.py::TestCompositeOverItself::",
+        r"test_objectstore_suites\.py::Test(WriteBack|Memory)::",
+        r"test_control_client\.py::TestConformanceAsRoute::",
+        r"test_sandbox_conformance\.py::TestBusybox::",
+        r"test_textfiles\.py::TestNumbered::",
+        quick=8,
+    ),
+    _sample(
+        "searches on every backend besides sqlite and memory",
+        r"test_search_matrix\.py::\w+\[(?!sqlite[]-]|memory[]-])",
+        quick=4,
+    ),
+    _sample("threads on a second database", r"test_threads_\w+\.py::\w+\[postgres\b", quick=3),
+    # Promises come first: of `test_semantics.py` nothing is left out.
+    _sample("", r"mounted/test_semantics\.py::", quick=1),
+    _sample(
+        "work on mounts of other volumes than sqlite: and memory:",
+        r"mounted/\w+\.py::.*\[(dir|foreign|postgres)\b",
+        r"mounted/test_(postgres_work|s3)\.py::",
+        quick=6,
+    ),
+    _sample(
+        "commands on a second volume or sandbox",
+        r"mounted/test_execute\w*\.py::.*\[(memory|modal_sandbox|e2b_sandbox|local)\b",
+        quick=4,
+    ),
+    _sample(
+        "races and changes by others, each at another moment",
+        r"mounted/test_(execute_races|clock_skew)\.py::",
+        r"mounted/test_(control_invalidate|early_end)\.py::\w+\[",
+        r"mounted/test_coherence\.py::test_random_changes\w+\[",
+        quick=4,
+    ),
+    _sample("options and odd names of the command line", r"mounted/test_cli\w*\.py::.*\[", quick=4),
+    _sample("agreements with other deepagents and back", r"test_deepagents_(versions|roundtrip)\.py::", quick=3),
+    _sample("snippets of README and examples", r"test_(readme|examples)\.py::", quick=3),
+    _sample("benchmarks that are run once", r"test_bench\.py::TestScripts::", quick=4),
+)
+"""The first that matches a test's id decides."""
+
+SLOW = _sample("slow", r"", quick=4)
+"""Of what is marked so, before all others."""
+
+
+def leaves_out(item: pytest.Item, tier: str, *, sampled: bool) -> str | None:
+    """Why this tier has no such test, in the words of the summary, or None."""
+    if tier != "all" and item.get_closest_marker("soak") is not None:
+        return "soak"
+    slow = [SLOW] if item.get_closest_marker("slow") is not None else []
+    for sample in (*slow, *SAMPLES) if sampled else ():
+        if sample.has(item.nodeid):
+            left_out = zlib.crc32(item.nodeid.encode(errors="surrogateescape")) % sample.one_in(tier) != 0
+            return sample.what if left_out else None
+    return None
+
+
+# -- choosing ----------------------------------------------------------------------------------------------------
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--tier", choices=sorted(TIERS), help="which tests to take, see tests/tiers.py")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--tier") is None:
+        config.option.tier = "all" if "soak" in config.option.markexpr else "ci"
+    config.stash[LEFT_OUT] = Counter()
+    profiles.load(config.getoption("hypothesis_profile", None) or TIERS[config.option.tier])
+
+
+LEFT_OUT = pytest.StashKey[Counter[str]]()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    named = any("::" in argument for argument in config.args)
+    kept, gone = [], []
+    for item in items:
+        why = leaves_out(item, config.option.tier, sampled=not named)
+        if why is None:
+            kept.append(item)
+        else:
+            gone.append(item)
+            config.stash[LEFT_OUT][why] += 1
+    if gone:
+        config.hook.pytest_deselected(items=gone)
+        items[:] = kept
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """What a worker left out is told to the process that reports."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["left_out"] = dict(session.config.stash[LEFT_OUT])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Every worker has collected the same, so that the last one's word is as good as all of theirs."""
+    left_out = getattr(node, "workeroutput", {}).get("left_out")
+    if left_out:
+        node.config.stash[LEFT_OUT] = Counter(left_out)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    left_out = config.stash[LEFT_OUT]
+    if not left_out:
+        return
+    terminalreporter.section(f"left out of the tier {config.option.tier}: {left_out.total():,} tests", "-")
+    for what, count in left_out.most_common():
+        terminalreporter.write_line(f"{count:6,} {what}")
+    terminalreporter.write_line(f"Hypothesis profile: {TIERS[config.option.tier]}. `make test-all` runs everything.")
+
+
+# -- where and beside what ---------------------------------------------------------------------------------------
+
+
+def scope(nodeid: str) -> str:
+    """What is run by one worker, one test after another: a class, a module of tests that mount nothing, one test."""
+    path, *names = nodeid.split("::")
+    if "docker" in path:
+        return "docker"
+    if names[0].isidentifier() and len(names) > 1:
+        return f"{path}::{names[0]}"
+    return nodeid if "mounted/" in path else path
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByScope(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return scope(nodeid)
+
+    return ByScope(config, log)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    with _admitted(item):
+        return (yield)
+
+
+@contextlib.contextmanager
+def _admitted(item: pytest.Item) -> Iterator[None]:
+    """Hold what keeps tests that are `alone` and all others apart. Without workers there is nothing to hold.
+
+    The door is passed one at a time. A test that waits to be alone holds it, so that the others cannot go on for ever.
+    """
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        yield
+        return
+    alone = item.get_closest_marker("alone") is not None
+    run: Path = item.config._tmp_path_factory.getbasetemp().parent  # type: ignore[attr-defined]
+    with (run / "door.lock").open("a") as door, (run / "alone.lock").open("a") as room:
+        fcntl.flock(door, fcntl.LOCK_EX)
+        fcntl.flock(room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        fcntl.flock(door, fcntl.LOCK_UN)
+        yield
