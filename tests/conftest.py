@@ -16,7 +16,7 @@ from services import shared
 from services.postgres import Postgres
 from services.s3 import Bucket, Service
 
-pytest_plugins = ["tiers"]
+pytest_plugins = ["switched", "tiers"]
 
 # The asserts of the published suites should say what they compared. This comes before anything imports them.
 pytest.register_assert_rewrite("fusebackend.testing")

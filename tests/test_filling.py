@@ -101,7 +101,7 @@ def test_nothing_is_pushed_while_another_handle_may_be_reading(flags: int) -> No
     """A read in the works holds its page until we answer: storing that page would wait for ourselves."""
     mount = Mount()
     first = mount.open(flags)
-    mount.filesystem.inodes.get(mount.inode).filled = False  # type: ignore[union-attr]
+    mount.filesystem.prefill.filled.discard(mount.inode)
     mount.kernel.stored.clear()
     mount.open()
     assert mount.kernel.stored == []

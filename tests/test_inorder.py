@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import stat
-from collections.abc import Callable
+from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,41 +13,43 @@ import trio
 import trio.testing
 
 from fusebackend.protocol import Attr
-from fusebackend.vfs.coherence.range_order import InOrder
-from fusebackend.vfs.inodes import EARLIER_SIZES, KnownInode
+from fusebackend.vfs import switches
+from fusebackend.vfs.coherence.append_end import EARLIER_SIZES, AppendEnd
+from fusebackend.vfs.coherence.range_order import RangeOrder
+from fusebackend.vfs.inodes import ROOT_INODE, InodeTable, KnownInode
 
 
 class Writes:
-    """Handles whose writes end when they are told to, or with an error."""
+    """Writes that end when they are told to, or with an error."""
 
-    def __init__(self, *, blocking: bool = True) -> None:
+    def __init__(self) -> None:
         self.begun: list[int] = []
         self.end: dict[int, trio.Event] = {}
         self.broken: set[int] = set()
-        self._route = SimpleNamespace(offload=SimpleNamespace(blocking=blocking), call=self._call)
 
-    def handle(self, inode: int) -> Any:
-        return SimpleNamespace(inode=inode, route=self._route, write=None)
+    async def write(self, order: RangeOrder, offset: int, size: int, inode: int = 1) -> int:
+        return await order.write(inode, offset, size, partial(self._call, offset, size))
 
-    async def _call(self, function: Callable[..., int], offset: int, data: bytes, known: object) -> int:
+    async def _call(self, offset: int, size: int) -> int:
         self.begun.append(offset)
         await self.end.setdefault(offset, trio.Event()).wait()
         if offset in self.broken:
             raise OSError(28, "No space left on device")
-        return len(data)
+        return size
 
 
-async def read(order: InOrder, seen: list[str], name: str, start: int, end: int, inode: int = 1) -> None:
+async def read(order: RangeOrder, seen: list[str], name: str, start: int, end: int, inode: int = 1) -> None:
     await order.settled(inode, start, end)
     seen.append(name)
 
 
 @pytest.mark.trio
+@pytest.mark.fails_without("range_order")
 async def test_a_read_waits_for_the_writes_that_meet_it(autojump_clock: trio.testing.MockClock) -> None:
-    order, writes, seen = InOrder(), Writes(), list[str]()
+    order, writes, seen = RangeOrder(switches.DEFAULT.range_order), Writes(), list[str]()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(order.write, writes.handle(1), 100, b"x" * 50, None)
-        nursery.start_soon(order.write, writes.handle(1), 200, b"x" * 50, None)
+        nursery.start_soon(writes.write, order, 100, 50)
+        nursery.start_soon(writes.write, order, 200, 50)
         await trio.testing.wait_all_tasks_blocked()
         nursery.start_soon(read, order, seen, "before", 0, 100)
         nursery.start_soon(read, order, seen, "between", 150, 200)
@@ -63,11 +66,12 @@ async def test_a_read_waits_for_the_writes_that_meet_it(autojump_clock: trio.tes
 
 
 @pytest.mark.trio
+@pytest.mark.fails_without("range_order")
 async def test_a_write_waits_for_those_that_meet_it(autojump_clock: trio.testing.MockClock) -> None:
-    order, writes = InOrder(), Writes()
+    order, writes = RangeOrder(switches.DEFAULT.range_order), Writes()
     async with trio.open_nursery() as nursery:
         for offset, size in ((0, 4096), (4096, 10), (100, 10), (4090, 100)):
-            nursery.start_soon(order.write, writes.handle(1), offset, b"x" * size, None)
+            nursery.start_soon(writes.write, order, offset, size)
             await trio.testing.wait_all_tasks_blocked()
         assert writes.begun == [0, 4096]
         writes.end[0].set()
@@ -81,17 +85,17 @@ async def test_a_write_waits_for_those_that_meet_it(autojump_clock: trio.testing
 
 @pytest.mark.trio
 async def test_a_write_that_fails_or_is_given_up_holds_nobody_back(autojump_clock: trio.testing.MockClock) -> None:
-    order, writes, seen = InOrder(), Writes(), list[str]()
+    order, writes, seen = RangeOrder(switches.DEFAULT.range_order), Writes(), list[str]()
     writes.broken.add(0)
 
     async def fail() -> None:
         with pytest.raises(OSError, match="No space"):
-            await order.write(writes.handle(1), 0, b"x" * 10, None)
+            await writes.write(order, 0, 10)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(fail)
         with trio.move_on_after(1):
-            await order.write(writes.handle(1), 5, b"x" * 10, None)
+            await writes.write(order, 5, 10)
         nursery.start_soon(read, order, seen, "read", 0, 20)
         await trio.testing.wait_all_tasks_blocked()
         assert seen == []
@@ -100,44 +104,43 @@ async def test_a_write_that_fails_or_is_given_up_holds_nobody_back(autojump_cloc
     await order.settled(1, 0, 1 << 62)
 
 
-@pytest.mark.trio
-async def test_a_volume_that_does_not_block_keeps_the_order_itself(autojump_clock: trio.testing.MockClock) -> None:
-    order, writes, seen = InOrder(), Writes(blocking=False), list[str]()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(order.write, writes.handle(1), 0, b"x", None)
-        await trio.testing.wait_all_tasks_blocked()
-        await read(order, seen, "read", 0, 10)
-        writes.end[0].set()
-    assert seen == ["read"]
+@pytest.fixture
+def file() -> Iterator[tuple[AppendEnd, InodeTable, KnownInode]]:
+    """One of 10,000 bytes, as the kernel believes."""
+    inodes = InodeTable()
+    known = inodes.reference(5, ROOT_INODE, b"f", Attr(5, stat.S_IFREG | 0o644, size=10_000))
+    yield AppendEnd(inodes, True), inodes, known
 
 
-def test_the_end_that_the_kernel_believes_in() -> None:
+def test_the_end_that_the_kernel_believes_in(file: tuple[AppendEnd, InodeTable, KnownInode]) -> None:
     """An append is told from other writes by where the kernel has put it; it may not have heard of a new size yet."""
-    known = KnownInode(is_dir=False)
-    known.told(Attr(5, stat.S_IFREG | 0o644, size=10_000))
-    known.lookups = 1
-    assert known.may_end_at(10_000)
-    assert not known.may_end_at(0) and not known.may_end_at(9_999) and not known.may_end_at(20_000)
-    for size in (10_000, 8192, 20_000):
-        known.told(Attr(5, stat.S_IFREG | 0o644, size=size))
-    assert known.may_end_at(20_000) and known.may_end_at(10_000)
-    assert known.may_end_at(8192)
-    known.mappers = 1
-    assert not known.may_end_at(8192), "that is where a page of a mapping goes"
+    end, inodes, known = file
+    assert end.may_be_end(5, known, 10_000)
+    assert not any(end.may_be_end(5, known, offset) for offset in (0, 9_999, 20_000))
+    for size in (8192, 20_000):
+        end.told(5, known, size)
+    assert all(end.may_be_end(5, known, offset) for offset in (20_000, 10_000, 8192))
+    mapping: Any = SimpleNamespace(inode=5, can_map=True)
+    end.opened(mapping)
+    assert not end.may_be_end(5, known, 8192), "that is where a page of a mapping goes"
+    end.closed(mapping)
+    assert end.may_be_end(5, known, 8192)
     for size in range(30_001, 30_001 + 2 * EARLIER_SIZES):
-        known.told(Attr(5, stat.S_IFREG | 0o644, size=size))
-    assert len(known.earlier_sizes) == EARLIER_SIZES and not known.may_end_at(10_000)
+        end.told(5, known, size)
+    assert len(end._earlier[5]) == EARLIER_SIZES and not end.may_be_end(5, known, 10_000)
+    inodes.forget([(5, 1)])
+    assert not end._earlier and not end._mappers, "what is remembered goes with the inode"
 
 
-def test_the_end_of_an_append_is_where_the_next_one_comes_if_the_kernel_has_not_heard_of_more() -> None:
-    known = KnownInode(is_dir=False)
-    known.lookups = 1
-    known.told(Attr(5, stat.S_IFREG | 0o644, size=1_000))
-    known.told(Attr(5, stat.S_IFREG | 0o644, size=9_001))  # thrown away: it was told of something else at that moment
-    assert known.may_end_at(1_000)
-    known.wrote(1_100, True)
-    assert known.may_end_at(1_100) and known.size == 9_001
-    known.wrote(500, False)
-    assert not known.may_end_at(500), "who writes in the middle says nothing of the end"
-    known.wrote(10_001, False)
-    assert known.may_end_at(10_001)
+def test_the_end_of_an_append_is_where_the_next_one_comes_if_the_kernel_has_not_heard_of_more(
+    file: tuple[AppendEnd, InodeTable, KnownInode],
+) -> None:
+    end, _, known = file
+    end.told(5, known, 19_001)  # thrown away: it was told of something else at that moment
+    assert end.may_be_end(5, known, 10_000)
+    end.wrote(5, known, 10_100, True)
+    assert end.may_be_end(5, known, 10_100) and known.size == 19_001
+    end.wrote(5, known, 500, False)
+    assert not end.may_be_end(5, known, 500), "who writes in the middle says nothing of the end"
+    end.wrote(5, known, 20_001, False)
+    assert end.may_be_end(5, known, 20_001)

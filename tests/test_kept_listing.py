@@ -16,7 +16,7 @@ from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.base.paths import ROOT
 from fusebackend.base.stamps import now_ns
 from fusebackend.protocol import AttrChanges, Caller
-from fusebackend.vfs import inodes, listing
+from fusebackend.vfs import listing
 from fusebackend.vfs.coherence import cached_readdir as keptlisting
 from fusebackend.vfs.inodes import ROOT_INODE, Entry
 from fusebackend.vfs.mounted_tree import FileSystem
@@ -88,8 +88,7 @@ def test_of_one_that_nobody_has_listed_it_is_not(directory: Directory) -> None:
 
 @pytest.fixture
 def small_is_three(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (inodes, keptlisting):
-        monkeypatch.setattr(module, "SMALL_ENTRIES", 3)
+    monkeypatch.setattr(keptlisting, "SMALL_ENTRIES", 3)
     monkeypatch.setattr(keptlisting, "PAGE_ENTRIES", 2)
 
 

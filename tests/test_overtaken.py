@@ -19,8 +19,9 @@ from fusebackend.base.paths import ROOT
 from fusebackend.mount import notifier as notifiers
 from fusebackend.mount.notifier import Notifier
 from fusebackend.protocol import ROOT_NODE, Attr, Caller, Change
+from fusebackend.vfs import switches
+from fusebackend.vfs.coherence.direct_writes import DirectWrites
 from fusebackend.vfs.coherence.timeouts import COHERENT_TIMEOUT_S
-from fusebackend.vfs.handles import passes_page_cache
 from fusebackend.vfs.inodes import ROOT_INODE, Entry, InodeTable, node_of
 from fusebackend.vfs.mounted_tree import FileSystem
 
@@ -85,12 +86,8 @@ def listed(filesystem: FileSystem) -> dict[bytes, Entry]:
     return found
 
 
-@pytest.mark.parametrize("overtaken", [True, False])
-def test_what_has_changed_since_it_was_looked_at_is_not_believed(
-    filesystem: FileSystem, volume: OvertakenVolume, overtaken: bool
-) -> None:
-    listed(filesystem)  # the kernel may keep the second one
-    volume.overtaken = overtaken
+def given_times(filesystem: FileSystem) -> set[float]:
+    """For how long the kernel may believe the answers of all kinds."""
     entries = [
         run(filesystem.lookup(ROOT_INODE, b"file")),
         run(filesystem.create(ROOT_INODE, b"new", 0o644, os.O_RDWR, ME))[0],
@@ -98,7 +95,21 @@ def test_what_has_changed_since_it_was_looked_at_is_not_believed(
         listed(filesystem)[b"file"],
         listed(filesystem)[b"file"],
     ]
-    assert {entry.timeout_s for entry in entries} == {0.0 if overtaken else COHERENT_TIMEOUT_S}
+    return {entry.timeout_s for entry in entries}
+
+
+def test_what_has_not_changed_since_it_was_looked_at_is_believed(filesystem: FileSystem) -> None:
+    listed(filesystem)  # the kernel may keep the second one
+    assert given_times(filesystem) == {COHERENT_TIMEOUT_S}
+
+
+@pytest.mark.fails_without("overtaken")
+def test_what_has_changed_since_it_was_looked_at_is_not_believed(
+    filesystem: FileSystem, volume: OvertakenVolume
+) -> None:
+    listed(filesystem)
+    volume.overtaken = True
+    assert given_times(filesystem) == {0.0}
 
 
 @pytest.mark.parametrize("room", [2, 3])
@@ -208,7 +219,7 @@ def test_a_node_that_was_looked_up_again_while_its_forgetting_waited_is_kept(
     ],
 )
 def test_writes_pass_the_page_cache_where_no_mapped_page_can_undo_them(flags: int, mode: int, passes: bool) -> None:
-    assert passes_page_cache(flags, mode) is passes
+    assert DirectWrites(on=True).are_for(flags, mode) is passes
 
 
 # -- the kernel is told again --------------------------------------------------------------------------------------
@@ -244,7 +255,7 @@ def inodes() -> InodeTable:
 
 @pytest.fixture
 def notifier(inodes: InodeTable) -> Iterator[Notifier]:
-    notifier = Notifier(inodes)
+    notifier = Notifier(inodes, switches.DEFAULT.notify_again)
     yield notifier
     notifier.close()
 
@@ -258,6 +269,7 @@ def tell(notifier: Notifier, inode: int, attributes_only: bool) -> None:
 
 
 @pytest.mark.parametrize("attributes_only", [False, True])
+@pytest.mark.fails_without("notify_again")
 def test_of_an_inode_that_it_is_about_to_hear_of_the_kernel_is_told_again(
     notifier: Notifier, late: LateKernel, attributes_only: bool
 ) -> None:

@@ -15,13 +15,13 @@ from fakekernel import FakeKernel
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.base.paths import ROOT
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller, Change, Features
+from fusebackend.vfs import switches
 from fusebackend.vfs.calls import request
-from fusebackend.vfs.coherence import dentries
-from fusebackend.vfs.coherence import hold_back as settling
+from fusebackend.vfs.coherence import dentries, hold_back
 from fusebackend.vfs.coherence.dentries import Dentries
-from fusebackend.vfs.coherence.hold_back import Settling
+from fusebackend.vfs.coherence.hold_back import HoldBack
 from fusebackend.vfs.coherence.timeouts import COHERENT_TIMEOUT_S, SHARED_DIRECTORY_TIMEOUT_S
-from fusebackend.vfs.inodes import ROOT_INODE, InodeTable
+from fusebackend.vfs.inodes import ROOT_INODE
 from fusebackend.vfs.mounted_tree import FileSystem
 from fusebackend.volumes.storage import Inode
 
@@ -104,6 +104,7 @@ def replace_directory(world: World) -> None:
 
 
 @pytest.mark.parametrize("change", [replace_file, rename_file, replace_directory])
+@pytest.mark.fails_without("revalidation")
 def test_what_has_lost_its_name_is_not_opened_by_it(world: World, change: Callable[[World], None]) -> None:
     async def main() -> None:
         inode = await world.walk(1, "d/f")
@@ -171,6 +172,7 @@ def test_a_name_is_absent_only_if_its_directory_is_the_right_one(world: World) -
     trio.run(main)
 
 
+@pytest.mark.fails_without("revalidation")
 def test_a_truncation_by_a_wrong_name_changes_nothing(world: World) -> None:
     async def main() -> None:
         world.volume.write(world.file, 0, b"kept")
@@ -249,6 +251,7 @@ def test_a_name_the_kernel_was_told_to_drop_counts_for_a_while(monkeypatch: pyte
 # -- attributes and pages ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.fails_without("page_versions")
 def test_pages_are_kept_while_the_version_is_the_one_the_kernel_has_asked_for(world: World) -> None:
     async def main() -> None:
         inode = await world.walk(1, "d/f")
@@ -265,11 +268,11 @@ def test_pages_are_kept_while_the_version_is_the_one_the_kernel_has_asked_for(wo
     trio.run(main)
 
 
+@pytest.mark.fails_without("hold_back")
 def test_a_notice_waits_while_the_kernel_takes_in_what_it_has_asked() -> None:
     async def main() -> None:
-        table = InodeTable()
         told: list[int] = []
-        waiting = Settling(table)
+        waiting = HoldBack(switches.DEFAULT.hold_back)
         waiting.tell(5, lambda: told.append(1))
         assert told == [1], "nobody has just opened it"
         await waiting.begin(5, version=2)
@@ -286,7 +289,7 @@ def test_a_notice_waits_while_the_kernel_takes_in_what_it_has_asked() -> None:
 
 def test_an_open_waits_for_a_notice_that_is_on_its_way() -> None:
     async def main() -> None:
-        waiting = Settling(InodeTable())
+        waiting = HoldBack(switches.DEFAULT.hold_back)
         telling, opened = trio.Event(), trio.Event()
         token = trio.lowlevel.current_trio_token()
 
@@ -308,11 +311,11 @@ def test_an_open_waits_for_a_notice_that_is_on_its_way() -> None:
 
 
 def test_what_is_settled_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settling, "QUIET_S", -1.0)
-    monkeypatch.setattr(settling, "MAX_OPENED", 10)
+    monkeypatch.setattr(hold_back, "QUIET_S", -1.0)
+    monkeypatch.setattr(hold_back, "MAX_OPENED", 10)
 
     async def main() -> None:
-        waiting = Settling(InodeTable())
+        waiting = HoldBack(switches.DEFAULT.hold_back)
         for inode in range(1000):
             await waiting.begin(inode, version=1)
         assert len(waiting._opened) <= 10

@@ -1,11 +1,13 @@
 """`Notifier`: the kernel's caches, told of changes by threads that may wait for the kernel
 (`vfs/coherence/invalidation.py`).
 
-An inode may be unknown to the kernel because it is about to hear of it: somebody looks a name up for the first time,
-has been answered with the attributes of before the change, and has not made an inode of them yet. It would believe them
-for as long as they say, for what a notice says of an inode that is not there is lost (`fuse_reverse_inval_inode`,
-fs/fuse/inode.c; of one that is there, it throws such an answer away). So while our own table says that the kernel has a
-reference, it is told again: either the inode comes, or the reference is given back.
+Race: an inode may be unknown to the kernel because it is about to hear of it: somebody looks a name up for the first
+time, has been answered with the attributes of before the change, and has not made an inode of them yet. It would
+believe them for as long as they say, for what a notice says of an inode that is not there is lost
+(`fuse_reverse_inval_inode`, fs/fuse/inode.c; of one that is there, it throws such an answer away). So while our own
+table says that the kernel has a reference, it is told again: either the inode comes, or the reference is given back.
+
+Cost: a notice of an inode that is on its way takes until it has come, at most a second. Switch: `notify_again`.
 """
 
 from __future__ import annotations
@@ -34,10 +36,12 @@ class Notifier:
 
     Args:
         inodes: what the kernel has references to, or is about to get.
+        again: tell it again of what it does not know yet.
     """
 
-    def __init__(self, inodes: InodeTable) -> None:
+    def __init__(self, inodes: InodeTable, again: bool = True) -> None:
         self._inodes = inodes
+        self._again = again
         self._loop_thread = threading.get_ident()
         self._waiting: queue.SimpleQueue[tuple[Callable[[], None], int | None] | None] = queue.SimpleQueue()
         self._gate = threading.Lock()
@@ -97,11 +101,11 @@ class Notifier:
         give_up_at = time.monotonic() + PATIENCE_S
         while not self._send(notice) and inode is not None:
             known = self._inodes.get(inode)
-            if known is None or known.unheard or self._closed:
+            if known is None or not self._again or inode in self._inodes.unheard or self._closed:
                 return
             if time.monotonic() > give_up_at:
                 log.warning("the kernel knows nothing of inode %d, of which it has %d references", inode, known.lookups)
-                known.unheard = True  # nobody waits for it again, until the kernel is given it once more
+                self._inodes.unheard.add(inode)  # nobody waits for it again, until the kernel is given it once more
                 return
             time.sleep(POLL_S)
 

@@ -193,8 +193,8 @@ class Session:
         self._token = trio.lowlevel.current_trio_token()
         if self._stop_asked:
             self._stop.set()
-        self.filesystem.status = lambda: json.dumps(self.status()).encode()
-        notifier = Notifier(self.filesystem.inodes)
+        self.filesystem.xattrs.status = lambda: json.dumps(self.status()).encode()
+        notifier = Notifier(self.filesystem.inodes, self.filesystem.switches.notify_again)
         self.filesystem.attach(notifier)
         self.operations.diversion = Diversion(notifier)
         self._eager = EagerTrio(Handshake, self.operations.diversion, self._wakefulness)

@@ -109,6 +109,7 @@ class Carrying:
         self._default = default
         self._face = AgentFace(default, "The sandbox")
         self._backend = backend
+        self._tree = filesystem.tree
         self._routes = {route.prefix: route for route in filesystem.tree.routes if route.prefix != ROOT}
         self._tops = [prefix for prefix in self._routes if self._holder(paths.parent_and_name(prefix)[0]) is None]
         self._base: dict[AgentPath, _Base] = {}
@@ -143,8 +144,7 @@ class Carrying:
 
     def _holder(self, path: AgentPath) -> AgentPath | None:
         """The prefix of the route that a path belongs to."""
-        holding = [prefix for prefix in self._routes if paths.is_below(path, prefix)]
-        return max(holding, key=len, default=None)
+        return self._tree.table.route(path)[0]
 
     # -- one round ---------------------------------------------------------------------------------------------
 

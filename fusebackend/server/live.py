@@ -14,6 +14,7 @@ from fusebackend.mount.session import MountOptions, Session
 from fusebackend.server.command_executor import Executor
 from fusebackend.server.mounted import MountedBackend
 from fusebackend.shell import ShellOptions
+from fusebackend.vfs import switches
 from fusebackend.vfs.calls.route_guard import RouteGuard
 from fusebackend.vfs.mounted_tree import FileSystem
 
@@ -53,7 +54,9 @@ class LiveMount:
         limits: Mapping[AgentPath, RouteLimits] | None = None,
         shell: ShellOptions | None = None,
     ) -> None:
-        self.filesystem = FileSystem.of(backend, ttl_s=ttl_s, deadline_s=deadline_s, limits=limits)
+        self.filesystem = FileSystem.of(
+            backend, ttl_s=ttl_s, deadline_s=deadline_s, limits=limits, switches=switches.from_environment()
+        )
         self._backend = backend
         routes = [route for route in self.filesystem.tree.routes if route.offload.blocking]
         self._guards = {route.prefix: RouteGuard(route.offload) for route in routes}
@@ -99,7 +102,7 @@ class LiveMount:
         except OSError as error:
             log.warning("no control socket: %s; the files are there, the verbs are not", error.strerror or error)
             return
-        self.filesystem.socket = address.encode("utf-8", "surrogateescape")
+        self.filesystem.xattrs.socket = address.encode("utf-8", "surrogateescape")
 
     def _end(self) -> None:
         """Commands first: they have files of the mount open, and no verb may start another one."""

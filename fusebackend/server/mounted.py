@@ -176,7 +176,7 @@ class MountedBackend(ServedMount):
         """What a path is; a symbolic link itself, unless `follow` says otherwise."""
         try:
             outer = paths.normalise(path)
-            route = self._route_of(outer)
+            route = self.filesystem.tree.route_of(outer)
             attr, target = route.offload.run("stat", partial(self._look, route, outer, follow))
         except PathError as error:
             return StatResult(error=str(error), code=errors.INVALID_PATH)
@@ -229,11 +229,7 @@ class MountedBackend(ServedMount):
 
     def _is_way(self, path: AgentPath) -> bool:
         """Does a path lead to routes below it? It is a directory then, whatever the backend has there."""
-        return any(paths.is_below(other.prefix, path) and other.prefix != path for other in self.filesystem.tree.routes)
-
-    def _route_of(self, outer: AgentPath) -> Route:
-        holding = [route for route in self.filesystem.tree.routes if paths.is_below(outer, route.prefix)]
-        return max(holding, key=lambda route: len(route.prefix))
+        return bool(self.filesystem.tree.table.names_below(path))
 
     def invalidate(self, path: str = "/") -> None:
         """Something behind `path` has been changed by others: believe nothing that is known of it.
@@ -244,8 +240,9 @@ class MountedBackend(ServedMount):
         """
         outer = paths.normalise(path)
         failure: OSError | None = None
-        for route in self.filesystem.tree.routes:
-            if route is self._route_of(outer) or paths.is_below(route.prefix, outer):
+        tree = self.filesystem.tree
+        for route in tree.routes:
+            if route is tree.route_of(outer) or paths.is_below(route.prefix, outer):
                 try:
                     route.offload.run("invalidate", partial(self.filesystem.invalidation.expire, route))
                 except OSError as error:

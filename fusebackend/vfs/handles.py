@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import itertools
 import os
-import stat
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-from fusebackend.protocol import Attr, Volume
+from fusebackend.protocol import Attr, AttrChanges, Volume
 from fusebackend.vfs.calls import request
-from fusebackend.vfs.inodes import KnownInode
 from fusebackend.vfs.junctions import Junction, Route
+from fusebackend.vfs.setid import disarming
 
 if TYPE_CHECKING:
     from fusebackend.vfs.coherence.cached_readdir import KeptListing
@@ -33,14 +32,15 @@ class OpenedFile(NamedTuple):
 class FileHandle:
     """One open file."""
 
-    __slots__ = ("_privileged", "direct", "flags", "inode", "node", "opened_at", "opener", "route")
+    __slots__ = ("_privileged", "bare", "direct", "flags", "inode", "node", "opened_at", "opener", "route")
 
     def __init__(self, inode: int, route: Route, node: int, flags: int) -> None:
         self.inode = inode
         self.route = route
         self.node = node
         self.flags = flags  # of open(2)
-        self.direct = False  # its writes pass the kernel's page cache by
+        self.direct = False  # its writes pass the kernel's page cache by …
+        self.bare = False  # … and the file is known to have no capabilities, see `coherence/capabilities.py`
         self.opened_at = time.monotonic()
         self.opener = request.current()
         self._privileged: bool | None = None
@@ -57,34 +57,24 @@ class FileHandle:
         """Can pages be mapped for writing (mmap(2))? That needs a file that is open for both."""
         return self.flags & os.O_ACCMODE == os.O_RDWR
 
-    def write(self, offset: int, data: bytes, believed: KnownInode | None) -> int:
-        """With O_APPEND the end of the file is decided here, where all writers meet, and not by the size that the
-        kernel believes, which is where it has put `offset`.
+    def open(self, truncate: bool) -> Attr:
+        """Open the node, and empty it if asked to, in one step and one thread; returns what the file then is.
 
-        Elsewhere go only pages of a shared mapping, where they are mapped, and what is written after `fcntl` has taken
-        O_APPEND back, of which a server is not told.
+        An error leaves it closed.
         """
-        if self.flags & os.O_APPEND and (believed is None or believed.may_end_at(offset)):
-            return self.route.changing.append(self.node, data)
+        volume, node = self.route.volume, self.node
+        attr = volume.open(node, self.flags)
+        try:
+            if truncate:
+                empty = disarming(volume, node, AttrChanges(size=0), self.opener)
+                return self.route.changing.setattr(node, empty)
+            return volume.getattr(node) if attr is None else attr
+        except BaseException:
+            volume.release(node, self.flags)
+            raise
+
+    def write(self, offset: int, data: bytes) -> int:
         return self.route.changing.write(self.node, offset, data)
-
-
-def passes_page_cache(flags: int, mode: int) -> bool:
-    """May the writes of a handle pass the kernel's page cache by? Each then is one request instead of two.
-
-    Before a cached write the kernel asks for `security.capability`: for each, or, where
-    `mount/pyfuse3_patches/init_flags.py` has agreed on more, for the first after it has looked at the file's
-    attributes. A handle that can't read gains nothing from the cache: nobody can map it, and the pages would be dropped
-    anyway when the file's new time is seen. Not for setuid and setgid files, whose bits a kernel before 5.12 clears
-    only with a cached write.
-
-    Only for a file that this opening has made or emptied, which nobody else is at work in yet, and for appending. Where
-    one process writes past the cache and another has the same page mapped, the other's page, written back as a whole,
-    undoes the write. Appending is the other way about: beside a mapping of the last page, a sync at the same moment has
-    undone what was appended through the cache (seen with Linux 6.18).
-    """
-    made = bool(flags & (os.O_CREAT | os.O_TRUNC | os.O_APPEND))
-    return made and flags & os.O_ACCMODE == os.O_WRONLY and not mode & (stat.S_ISUID | stat.S_ISGID)
 
 
 def close_all(volume: Volume, handles: Iterable[FileHandle], nodes: Iterable[int]) -> None:

@@ -1,6 +1,6 @@
 """`Places`: where in the volumes a request happens, and what the kernel is told of what is there.
 
-It owns the mount tree and the inode numbers with their lookup counts. Whatever gives the kernel an entry goes through
+It has the mount tree and the inode numbers with their lookup counts. Whatever gives the kernel an entry goes through
 `entry` or `give`, which count it and keep the name for `watch/node_paths.py`; whatever the kernel gives back through
 `forget`.
 """
@@ -18,33 +18,60 @@ from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.protocol import NAME_MAX_BYTES, ROOT_NODE, Attr, Features, Volume
 from fusebackend.vfs.calls.executor import Offload
 from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S, DEFAULT_MAX_CALLS, RouteLimits
+from fusebackend.vfs.coherence.append_end import AppendEnd
 from fusebackend.vfs.coherence.dentries import Dentries
-from fusebackend.vfs.coherence.hold_back import Settling
-from fusebackend.vfs.coherence.invalidation import Invalidation
+from fusebackend.vfs.coherence.overtaken import Overtaken
+from fusebackend.vfs.coherence.revalidation import Revalidation
 from fusebackend.vfs.coherence.timeouts import CachePolicy
 from fusebackend.vfs.coherence.twins import Twins
-from fusebackend.vfs.inodes import SYNTHETIC_INDEX, Emit, Entry, InodeTable, inode_number, node_of, route_index
+from fusebackend.vfs.inodes import (
+    SYNTHETIC_INDEX,
+    Emit,
+    Entry,
+    InodeTable,
+    inode_number,
+    node_of,
+    route_index,
+)
 from fusebackend.vfs.junctions import Junction, MountTree, Route, servers_directory
-from fusebackend.vfs.watch.node_paths import Names
+from fusebackend.vfs.setid import SET_ID, SetId
 
 
 class Places:
     """See the module's docstring."""
 
-    def __init__(self, tree: MountTree) -> None:
+    def __init__(
+        self,
+        tree: MountTree,
+        inodes: InodeTable,
+        dentries: Dentries,
+        overtaken: Overtaken,
+        revalidation: Revalidation,
+        twins: Twins,
+        append_end: AppendEnd,
+        set_id: SetId,
+    ) -> None:
         self.tree = tree
-        self.inodes = InodeTable(len(tree.routes))
-        self.dentries = Dentries()  # of shared routes
-        self.settling = Settling(self.inodes)  # of shared routes, too
-        self.invalidation = Invalidation(self.tree, self.inodes, self.dentries, self.settling)
-        self.twins = Twins(self.tree, self.inodes, self.invalidation)
-        self.names = Names(self.tree, self.inodes)
-        self._own_changes = 0
-        self._synthesised = servers_directory()
+        self.inodes = inodes
+        self.dentries = dentries
+        self.overtaken = overtaken
+        self.twins = twins
+        self._append_end = append_end
+        self._set_id = set_id
+        self._armed = set_id.armed
+        self._revalidation = revalidation
+        self.own_changes = 0
+        """How many changes of names and attributes the kernel has asked for."""
+        self.synthesised = servers_directory()
+
+    @property
+    def changes(self) -> int:
+        """Grows with every change of any name or attribute, whoever makes it."""
+        return self.own_changes + self.overtaken.heard
 
     async def forget(self, references: Iterable[tuple[int, int]]) -> None:
         """The kernel gives back (inode, count) references."""
-        for route, nodes in self._let_go(references):
+        for route, nodes in self.let_go(references):
             if route.volume.features.blocking:
                 await route.call(self._forget_late, route, nodes)
             else:
@@ -56,13 +83,12 @@ class Places:
         known = self.inodes.get
         route.volume.forget([node for node in nodes if known(inode_number(route.index, node)) is None])
 
-    def _let_go(self, references: Iterable[tuple[int, int]]) -> list[tuple[Route, list[int]]]:
+    def let_go(self, references: Iterable[tuple[int, int]]) -> list[tuple[Route, list[int]]]:
         """Take references back; gives the nodes that the kernel knows under no number any more, by route."""
         gone: dict[int, list[int]] = {}
         forgotten = self.inodes.forget(references)
         if len(self.dentries):
             self.dentries.forget(forgotten)
-        self.twins.forget(forgotten)
         for inode in forgotten:
             gone.setdefault(route_index(inode), []).append(node_of(inode))
         gone.pop(SYNTHETIC_INDEX, None)
@@ -77,7 +103,7 @@ class Places:
                 ]
         return [(routes[index], nodes) for index, nodes in gone.items()]
 
-    async def _place(self, inode: int, make: bool = False) -> tuple[Route, int]:
+    async def place(self, inode: int, make: bool = False) -> tuple[Route, int]:
         """The route and node of an inode. ENOENT for a synthesised directory, unless `make` may make it real."""
         index = route_index(inode)
         if index != SYNTHETIC_INDEX:
@@ -89,8 +115,9 @@ class Places:
             raise oserror(errno.ENOENT)
         return place
 
-    async def _place_for_name(self, parent: int, name: bytes) -> tuple[Route, int]:
+    async def place_for_name(self, parent: int, name: bytes) -> tuple[Route, int]:
         """Where a change of a name happens. EBUSY for a name that leads to a junction."""
+        self._revalidation.arrived()
         check_name(name)
         junction = self.tree.junction(parent)
         if junction is not None:
@@ -98,32 +125,24 @@ class Places:
                 raise oserror(errno.EBUSY, name)
             if junction.is_servers(name):
                 raise oserror(errno.EPERM, name)
-        place = await self._place(parent, make=True)
+        place = await self.place(parent, make=True)
         place[0].check_writable()
-        self._own_changes += 1
+        self.own_changes += 1
         return place
 
-    def _junction_timeout(self, junction: Junction) -> float:
+    def junction_timeout(self, junction: Junction) -> float:
         return junction.route.policy.timeout_s if junction.route is not None else junction.timeout_s
 
-    async def _take(self, route: Route, function: Callable[..., Attr], *args: Any) -> Attr:
-        """Call into a volume for a node that the kernel will hold, and hold it before anyone can free it."""
-        return await route.call(held, route.volume, function, *args)
-
-    async def _made(self, route: Route, parent: int, name: bytes, function: Callable[..., Attr], *args: Any) -> Entry:
-        """The entry of a name that a call into a volume makes; see `_take`."""
-        heard = self.invalidation.changes
-        return self.entry(route, parent, name, await self._take(route, function, *args), heard)
-
-    async def _look(self, route: Route, node: int, name: bytes) -> Attr:
-        """What a name is, held as in `_take`."""
-        return await route.ask(held, route.volume, route.volume.lookup, node, name)
+    async def made(self, route: Route, parent: int, name: bytes, function: Callable[..., Attr], *args: Any) -> Entry:
+        """The entry of a name that a call into a volume makes; see `Route.take`."""
+        heard = self.overtaken.heard
+        return self.entry(route, parent, name, await route.take(function, *args), heard)
 
     def entry(self, route: Route, parent: int, name: bytes, attr: Attr, heard: int) -> Entry:
         """What the kernel is given of a name, with one more reference to the inode.
 
         Args:
-            heard: `Invalidation.changes` from before the volume was asked. From here on the inode is one that the
+            heard: `Overtaken.heard` from before the volume was asked. From here on the inode is one that the
                 kernel is told of.
         """
         entry = self._referenced(route, parent, name, attr, heard)
@@ -148,56 +167,30 @@ class Places:
         else:
             inode, parent = route.number(attr), route.above(attr, parent)
             self.twins.given(directory, name)
-        self.inodes.reference(inode, parent, name, attr)
+        known = self.inodes.reference(inode, parent, name, attr)
+        if attr.size != known.size:
+            self._append_end.told(inode, known, attr.size)
+        if attr.mode & SET_ID or self._armed:
+            self._set_id.told(inode, attr)
         timeout_s = route.policy.timeout(attr) if route.shared else route.policy.timeout_s
         if self.twins.contended and self.twins.is_contended(directory):
             timeout_s = 0.0
-        return self._fresh(Entry(inode, attr, timeout_s), heard)
+        return self.overtaken.checked(Entry(inode, attr, timeout_s), heard)
 
     def _keep(self, route: Route, parent: int, name: bytes, entry: Entry) -> None:
         route.volume.hold(node_of(entry.inode))  # perhaps again: a forget may have overtaken the answer of a thread
         if route.shared:
             self.dentries.found((parent, name), entry.inode)
 
-    def _told(self, route: Route, inode: int, attr: Attr) -> Entry:
-        self.inodes.told(inode, attr)
-        return Entry(inode, attr, route.policy.timeout_s)
-
-    async def _are_good(self, route: Route, inode: int, attr: Attr) -> bool:
-        """May the kernel keep the pages that it has of a file? If not, its size may be wrong, too: it asks again."""
-        if not route.shared and route.policy.coherent:
-            return True
-        known, kernel = self.inodes.get(inode), self.invalidation.kernel
-        if not route.shared:
-            size = known.size if known is not None else -1
-            same = self.inodes.is_same(inode, route.policy.version(attr))
-            if not same and size != attr.size and kernel is not None:
-                kernel.invalidate_inode(inode, attributes_only=True)
-            return same
-        if known is not None and known.version == attr.version:
-            return True
-        await self.settling.begin(inode, attr.version)
-        if kernel is not None:
-            kernel.invalidate_inode(inode, attributes_only=True)
-        return False
-
-    def _fresh(self, entry: Entry, heard: int) -> Entry:
-        """An entry to be believed only if nothing was heard of since this count of changes, when it was asked for.
-
-        An answer may be overtaken by what is told of a change, of which the kernel then has no use.
-        """
-        return entry if heard == self.invalidation.changes else entry._replace(timeout_s=0.0)
-
-
-def held(volume: Volume, function: Callable[..., Attr], *args: Any) -> Attr:
-    if volume.features.shared:  # another host may free it whatever is locked here
-        attr = function(*args)
-        volume.hold(attr.node)
-        return attr
-    with volume.lock:
-        attr = function(*args)
-        volume.hold(attr.node)
-        return attr
+    def told(self, inode: int, attr: Attr) -> None:
+        """The kernel is told these attributes of an inode, if it knows it."""
+        known = self.inodes.get(inode)
+        if known is None:
+            return
+        if attr.size != known.size:
+            self._append_end.told(inode, known, attr.size)
+        if attr.mode & SET_ID or self._armed:
+            self._set_id.told(inode, attr)
 
 
 def check_name(name: bytes) -> None:

@@ -9,6 +9,8 @@ A mount has its main tree, and others beside it (`trees.py`). Each tree has a ro
 for the kernel gives a directory one dentry, and moves it where the directory is found in two places (`d_splice_alias`).
 Routes of different trees that show the same live files are *twins*: they share volume, limits and cache policy, and the
 inode numbers of everything that is no directory, so that locks, mappings and the page cache meet.
+
+The kernel goes through junctions, one name at a time. Whoever has a whole path asks `MountTree.table`.
 """
 
 from __future__ import annotations
@@ -19,13 +21,14 @@ import os
 import stat
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import trio
 
 from fusebackend.base import paths
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import ROOT, AgentPath, join, split, to_name, to_text
+from fusebackend.composite.route_table import RouteTable
 from fusebackend.protocol import ROOT_NODE, Attr, Caller, Features, Volume
 from fusebackend.vfs.calls.executor import Offload
 from fusebackend.vfs.coherence.timeouts import ENDLESS_TIMEOUT_S, CachePolicy
@@ -87,6 +90,10 @@ class Route:
         route = self if self.files is self or attr.is_dir else self.files
         return inode_number(route.index, attr.node)
 
+    async def take(self, function: Callable[..., Attr], *args: Any) -> Attr:
+        """Call into the volume for a node that the kernel will hold, and hold it before anyone can free it."""
+        return await self.call(held, self.volume, function, *args)
+
     @property
     def keeps_listings(self) -> bool:
         """Does the kernel know from a directory's time whether a listing is still good? See
@@ -106,6 +113,18 @@ class Route:
         """EROFS where nothing can be changed."""
         if self.volume.features.read_only:
             raise oserror(errno.EROFS)
+
+
+def held(volume: Volume, function: Callable[..., Attr], *args: Any) -> Attr:
+    """See `Route.take`."""
+    if volume.features.shared:  # another host may free it whatever is locked here
+        attr = function(*args)
+        volume.hold(attr.node)
+        return attr
+    with volume.lock:
+        attr = function(*args)
+        volume.hold(attr.node)
+        return attr
 
 
 class Junction:
@@ -233,6 +252,9 @@ class MountTree:
         """`routes[0]` is the default, at `/`; the others follow in any order, with distinct prefixes."""
         self.routes = list(routes)
         """Those of the main tree."""
+        self.table = RouteTable(route.prefix for route in self.routes if route.prefix != ROOT)
+        """Which of them has a path, for the mount as for agents."""
+        self._by_prefix = {route.prefix: route for route in self.routes}
         self.attached = list(self.routes)
         """Those of all trees, by their index."""
         self._synthetic = 0
@@ -288,6 +310,10 @@ class MountTree:
         for member in family:
             member.twins = tuple(other for other in family if other is not member)
         return twin
+
+    def route_of(self, path: AgentPath) -> Route:
+        """The route of the main tree that has a path."""
+        return self._by_prefix[self.table.route(path)[0] or ROOT]
 
     def volumes(self) -> list[tuple[Volume, list[Route]]]:
         """Each volume with the routes of the main tree that have it: several, if it has several prefixes."""

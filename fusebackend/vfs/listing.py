@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import stat
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from fusebackend.protocol import Attr
-from fusebackend.vfs.coherence.cached_readdir import list_kept
+from fusebackend.vfs.coherence.cached_readdir import CachedReaddir
 from fusebackend.vfs.handles import DirectoryHandle
+from fusebackend.vfs.inode_resolver import Places
 from fusebackend.vfs.inodes import Emit, Entry
 from fusebackend.vfs.junctions import SERVERS_NAME
 
 if TYPE_CHECKING:
     from fusebackend.vfs.junctions import Route
-    from fusebackend.vfs.mounted_tree import FileSystem
 
 PAGE_ENTRIES = 128
 """Entries asked of a volume at once: about what one FUSE request takes."""
@@ -26,123 +27,135 @@ _SOME_DIRECTORY = Attr(0, stat.S_IFDIR | 0o755, nlink=2)
 """For entries of which the kernel wants no more than that they are directories, or shall ask when it needs to know."""
 
 
-async def list_directory(filesystem: FileSystem, handle: DirectoryHandle, offset: int, emit: Emit) -> None:
-    """Emit from position `offset`: 0 is `.`, 1 is `..`, then names that lead to routes, then the volume's names.
+class Listing:
+    """Answers the kernel's readdirplus requests.
 
-    Every entry emitted but the dots counts as a lookup (FUSE's readdirplus). An answer that is an error gives the
-    kernel nothing, so it would never give those references back: an error is raised only if nothing was emitted before
-    it. The kernel asks again from there.
+    Args:
+        lookup: `FileSystem.lookup`.
     """
-    given = 0
 
-    def give(name: bytes, entry: Entry, after: int) -> bool:
-        nonlocal given
-        taken = emit(name, entry, after)
-        given += taken
-        return taken
+    def __init__(
+        self, places: Places, cached: CachedReaddir, lookup: Callable[[int, bytes], Awaitable[Entry]]
+    ) -> None:
+        self._cached = cached
+        self._places = places
+        self._inodes = places.inodes
+        self._overtaken = places.overtaken
+        self._lookup = lookup
 
-    try:
-        await _list(filesystem, handle, offset, give)
-    except OSError:
-        if not given:
-            raise
+    async def list(self, handle: DirectoryHandle, offset: int, emit: Emit) -> None:
+        """Emit from position `offset`: 0 is `.`, 1 is `..`, then names that lead to routes, then the volume's names.
 
+        Every entry emitted but the dots counts as a lookup (FUSE's readdirplus). An answer that is an error gives the
+        kernel nothing, so it would never give those references back: an error is raised only if nothing was emitted
+        before it. The kernel asks again from there.
+        """
+        given = 0
 
-async def _list(filesystem: FileSystem, handle: DirectoryHandle, offset: int, emit: Emit) -> None:
-    position = offset
-    if position == 0:
+        def give(name: bytes, entry: Entry, after: int) -> bool:
+            nonlocal given
+            taken = emit(name, entry, after)
+            given += taken
+            return taken
+
+        try:
+            await self._list(handle, offset, give)
+        except OSError:
+            if not given:
+                raise
+
+    async def _list(self, handle: DirectoryHandle, offset: int, emit: Emit) -> None:
+        position = offset
+        if position == 0:
+            handle.ahead = []
+            handle.names.clear()  # from the start: positions given out before mean nothing any more (POSIX, rewinddir)
+        junctions = handle.junction.children if handle.junction is not None else {}
+        children = sorted(name for name, child in junctions.items() if child.is_listed)
+        if position == 0:
+            if not emit(b".", Entry(handle.inode, _SOME_DIRECTORY, 0), 1):
+                return
+            position = 1
+        if position == 1:
+            known = self._inodes.get(handle.inode)
+            parent = known.parent if known is not None else handle.inode
+            above = parent if self._inodes.get(parent) is not None else handle.inode
+            if not emit(b"..", Entry(above, _SOME_DIRECTORY, 0), 2):
+                return
+            position = 2
+        while position - 2 < len(children):
+            name = children[position - 2]
+            entry = await self._route_entry(handle, name)
+            if not emit(name, entry, position + 1):
+                await self._places.forget([(entry.inode, 1)])
+                return
+            position += 1
+        # Whoever has been given names by their count goes on with that until it begins anew.
+        first = 2 + len(children)
+        if handle.kept and not handle.names and await self._cached.list(self._places, handle, position, first, emit):
+            return
+        if handle.route is not None:
+            covered = frozenset(junctions)
+            if handle.junction is not None and handle.junction.is_servers(SERVERS_NAME):
+                covered |= {SERVERS_NAME}
+            await self._list_volume(handle, position, first, covered, emit)
+
+    async def _route_entry(self, handle: DirectoryHandle, name: bytes) -> Entry:
+        """A name that leads to a route. One that may hang is not asked: it must not keep the whole listing waiting.
+
+        One that is broken says so when it is entered, and not to who looks at the directory above it.
+        """
+        assert handle.junction is not None, "only junctions have names that lead to routes"
+        child = handle.junction.children[name]
+        if child.route is None or not child.route.offload.blocking:
+            with contextlib.suppress(OSError):
+                return await self._lookup(handle.inode, name)
+        self._inodes.reference(child.inode, handle.inode, name, _SOME_DIRECTORY)
+        return Entry(child.inode, _SOME_DIRECTORY, 0)
+
+    async def _list_volume(
+        self, handle: DirectoryHandle, position: int, first: int, covered: frozenset[bytes], emit: Emit
+    ) -> None:
+        """The volume's own names, from `position` on; the first of them is at position `first`."""
+        route, names = handle.route, handle.names
+        assert route is not None
+        if position - first > len(names):
+            return  # a position that this handle never gave out
+        after = names[position - first - 1] if position > first else b""
+        page = handle.ahead if self._is_good(handle, route, position) else []
+        at, heard, _ = handle.ahead_at
         handle.ahead = []
-        handle.names.clear()  # from the start: positions given out before mean nothing any more (POSIX, rewinddir)
-    junctions = handle.junction.children if handle.junction is not None else {}
-    children = sorted(name for name, child in junctions.items() if child.is_listed)
-    if position == 0:
-        if not emit(b".", Entry(handle.inode, _SOME_DIRECTORY, 0), 1):
-            return
-        position = 1
-    if position == 1:
-        known = filesystem.inodes.get(handle.inode)
-        parent = known.parent if known is not None else handle.inode
-        above = parent if filesystem.inodes.get(parent) is not None else handle.inode
-        if not emit(b"..", Entry(above, _SOME_DIRECTORY, 0), 2):
-            return
-        position = 2
-    while position - 2 < len(children):
-        name = children[position - 2]
-        entry = await _route_entry(filesystem, handle, name)
-        if not emit(name, entry, position + 1):
-            await filesystem.forget([(entry.inode, 1)])
-            return
-        position += 1
-    # Whoever has been given names by their count goes on with that until it begins anew.
-    if handle.kept and not handle.names and await list_kept(filesystem, handle, position, 2 + len(children), emit):
-        return
-    if handle.route is not None:
-        covered = frozenset(junctions)
-        if handle.junction is not None and handle.junction.is_servers(SERVERS_NAME):
-            covered |= {SERVERS_NAME}
-        await _list_volume(filesystem, handle, position, 2 + len(children), covered, emit)
-
-
-async def _route_entry(filesystem: FileSystem, handle: DirectoryHandle, name: bytes) -> Entry:
-    """A name that leads to a route. One that may hang is not asked: it must not keep the whole listing waiting.
-
-    One that is broken says so when it is entered, and not to who looks at the directory above it.
-    """
-    assert handle.junction is not None, "only junctions have names that lead to routes"
-    child = handle.junction.children[name]
-    if child.route is None or not child.route.offload.blocking:
-        with contextlib.suppress(OSError):
-            return await filesystem.lookup(handle.inode, name)
-    filesystem.inodes.reference(child.inode, handle.inode, name, _SOME_DIRECTORY)
-    return Entry(child.inode, _SOME_DIRECTORY, 0)
-
-
-async def _list_volume(
-    filesystem: FileSystem, handle: DirectoryHandle, position: int, first: int, covered: frozenset[bytes], emit: Emit
-) -> None:
-    """The volume's own names, from `position` on; the first of them is at position `first`."""
-    route, names = handle.route, handle.names
-    assert route is not None
-    if position - first > len(names):
-        return  # a position that this handle never gave out
-    after = names[position - first - 1] if position > first else b""
-    page = handle.ahead if _is_good(filesystem, handle, route, position) else []
-    at, heard, _ = handle.ahead_at
-    handle.ahead = []
-    limit = SHARED_PAGE_ENTRIES if route.shared else PAGE_ENTRIES
-    while True:
-        if not page:
-            # Before looking: what changes after is not in the page.
-            at, heard = _changes(filesystem, route), filesystem.invalidation.changes
-            page = list(await route.ask(route.volume.readdir, handle.node, after, limit))
+        limit = SHARED_PAGE_ENTRIES if route.shared else PAGE_ENTRIES
+        while True:
             if not page:
-                filesystem.inodes.listed(handle.inode, len(names))
-                return
-        for index, (name, attr) in enumerate(page):
-            after = name
-            if name in covered:
-                continue
-            # The kernel often asks again for what did not fit into its caller's buffer: the same position will do.
-            again = position - first < len(names) and names[position - first] == name
-            following = position + 1 if again else first + len(names) + 1
-            if not filesystem.give(route, handle.inode, name, attr, heard, emit, following):
-                handle.ahead, handle.ahead_at = page[index:], (at, heard, position)
-                return
-            if not again:
-                names.append(name)
-            position = following
-        page = []
+                # Before looking: what changes after is not in the page.
+                at, heard = self._changes(route), self._overtaken.heard
+                page = list(await route.ask(route.volume.readdir, handle.node, after, limit))
+                if not page:
+                    self._cached.listed(handle.inode, len(names))
+                    return
+            for index, (name, attr) in enumerate(page):
+                after = name
+                if name in covered:
+                    continue
+                # The kernel often asks again for what did not fit into its caller's buffer: the same position will do.
+                again = position - first < len(names) and names[position - first] == name
+                following = position + 1 if again else first + len(names) + 1
+                if not self._places.give(route, handle.inode, name, attr, heard, emit, following):
+                    handle.ahead, handle.ahead_at = page[index:], (at, heard, position)
+                    return
+                if not again:
+                    names.append(name)
+                position = following
+            page = []
 
+    def _changes(self, route: Route) -> int:
+        """What a page is as old as: of a shared volume, only what others have changed is of interest."""
+        return self._overtaken.heard if route.shared else self._places.changes
 
-def _changes(filesystem: FileSystem, route: Route) -> int:
-    """What a page is as old as: of a shared volume, only what others have changed is of interest."""
-    return filesystem.invalidation.changes if route.shared else filesystem.changes
+    def _is_good(self, handle: DirectoryHandle, route: Route, position: int) -> bool:
+        """May the rest of the page that was read last be given out?
 
-
-def _is_good(filesystem: FileSystem, handle: DirectoryHandle, route: Route, position: int) -> bool:
-    """May the rest of the page that was read last be given out?
-
-    Of a shared volume in any case, for others change something all the time: the kernel asks again (`Places.entry`).
-    """
-    at, _, there = handle.ahead_at
-    return there == position and (route.shared or (at == filesystem.changes and route.policy.coherent))
+        Of a shared volume in any case, for others change something all the time: the kernel asks again.
+        """
+        at, _, there = handle.ahead_at
+        return there == position and (route.shared or (at == self._places.changes and route.policy.coherent))

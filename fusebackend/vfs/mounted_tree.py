@@ -1,9 +1,9 @@
 """`FileSystem`: the kernel's requests, answered by the volumes behind a mount tree.
 
-`Places` says where a request happens and counts what the kernel knows; this owns the handles, has the volumes do what
-is asked, tells the kernel what to forget when the other face changes something, and watchers of every change. It knows
-neither pyfuse3 nor sockets: `mount/operations.py` unpacks a request, awaits one method here, and packs the answer. All
-methods run on the mount's own loop.
+It has the handles, calls into the volumes, and asks its parts, of which none knows it: `Places` (where a request
+happens, and what the kernel is given of a name), `Listing`, `ExtendedAttributes`, the features of `coherence/`, and
+`ChangeFeed` for those who watch. It knows neither pyfuse3 nor sockets: `mount/operations.py` unpacks a request, awaits
+one method here, and packs the answer. All methods run on the mount's own loop.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import stat
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -18,33 +19,46 @@ from typing import Any
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.protocol import Attr, AttrChanges, Caller, ObservableVolume, StatFs, Volume
+from fusebackend.vfs import switches as switching
 from fusebackend.vfs.calls.request import current, on_behalf_of
 from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S, RouteLimits
-from fusebackend.vfs.coherence.cached_readdir import may_be_kept
-from fusebackend.vfs.coherence.invalidation import KernelCache
-from fusebackend.vfs.coherence.prefill import fill
-from fusebackend.vfs.coherence.range_order import InOrder
+from fusebackend.vfs.coherence.append_end import AppendEnd
+from fusebackend.vfs.coherence.cached_readdir import CachedReaddir
+from fusebackend.vfs.coherence.capabilities import Capabilities
+from fusebackend.vfs.coherence.dentries import Dentries
+from fusebackend.vfs.coherence.direct_writes import DirectWrites
+from fusebackend.vfs.coherence.hold_back import HoldBack
+from fusebackend.vfs.coherence.invalidation import Invalidation
+from fusebackend.vfs.coherence.kernel_cache import KernelCache
+from fusebackend.vfs.coherence.negative import NegativeDentries
+from fusebackend.vfs.coherence.overtaken import Overtaken
+from fusebackend.vfs.coherence.page_versions import PageVersions
+from fusebackend.vfs.coherence.prefill import Prefill
+from fusebackend.vfs.coherence.range_order import RangeOrder
 from fusebackend.vfs.coherence.revalidation import Revalidation
 from fusebackend.vfs.coherence.timeouts import DEFAULT_TTL_S, ENDLESS_TIMEOUT_S
-from fusebackend.vfs.coherence.write_barrier import Grace
-from fusebackend.vfs.handles import DirectoryHandle, FileHandle, HandleTable, OpenedFile, close_all, passes_page_cache
-from fusebackend.vfs.inode_resolver import check_name, routes_of
-from fusebackend.vfs.inodes import ROOT_INODE, Emit, Entry, KnownInode
-from fusebackend.vfs.junctions import MountTree, Route
-from fusebackend.vfs.listing import list_directory
-from fusebackend.vfs.open_node import open_existing, open_node
-from fusebackend.vfs.setid import disarm, disarming, discharge, refuse_confined
+from fusebackend.vfs.coherence.twins import Twins
+from fusebackend.vfs.coherence.write_barrier import WriteBarrier
+from fusebackend.vfs.handles import DirectoryHandle, FileHandle, HandleTable, OpenedFile, close_all
+from fusebackend.vfs.inode_resolver import Places, check_name, routes_of
+from fusebackend.vfs.inodes import ROOT_INODE, Emit, Entry, InodeTable
+from fusebackend.vfs.junctions import MountTree, Route, held
+from fusebackend.vfs.listing import Listing
+from fusebackend.vfs.setid import SetId, disarming, refuse_confined
+from fusebackend.vfs.switches import Switches
 from fusebackend.vfs.trees import Trees
 from fusebackend.vfs.watch.feed import ChangeFeed
+from fusebackend.vfs.watch.node_paths import Names
 from fusebackend.vfs.xattrs import ExtendedAttributes
 
 log = logging.getLogger(__name__)
 
+_APPENDING = os.O_APPEND
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_TRUNC
 _NOT_FOR_VOLUMES = os.O_CREAT | os.O_EXCL | os.O_TRUNC | os.O_NOCTTY
 
 
-class FileSystem(ExtendedAttributes):
+class FileSystem:
     """The mounted tree. See the module's docstring."""
 
     def __init__(
@@ -54,6 +68,7 @@ class FileSystem(ExtendedAttributes):
         ttl_s: float = DEFAULT_TTL_S,
         deadline_s: float = DEFAULT_DEADLINE_S,
         limits: Mapping[AgentPath, RouteLimits] | None = None,
+        switches: Switches | None = None,
     ) -> None:
         """
         Args:
@@ -61,15 +76,49 @@ class FileSystem(ExtendedAttributes):
             ttl_s: for how many seconds the kernel may believe a route that has no change feed.
             deadline_s: seconds after which a call into a blocking volume ends with ETIMEDOUT.
             limits: prefix → other limits for the calls into that volume.
+            switches: what is turned off; nothing when None.
         """
-        super().__init__(MountTree(routes_of(volumes, ttl_s, limits or {}, RouteLimits(deadline_s))))
+        on = self.switches = switches or switching.DEFAULT
+        tree = self.tree = MountTree(routes_of(volumes, ttl_s, limits or {}, RouteLimits(deadline_s)))
+        inodes = self.inodes = InodeTable(len(tree.routes))
         self.files: HandleTable[FileHandle] = HandleTable()
         self.directories: HandleTable[DirectoryHandle] = HandleTable()
-        self.revalidation = Revalidation(self.tree, self.dentries, lambda: self.invalidation.kernel)
+
+        def kernel() -> KernelCache | None:
+            return self.invalidation.kernel
+
+        # What keeps the kernel's caches true …
+        self.dentries = Dentries()
+        self.overtaken = Overtaken(on.overtaken)
+        self.hold_back = HoldBack(on.hold_back)
+        self.page_versions = PageVersions(inodes, self.hold_back, kernel, on.page_versions)
+        self.revalidation = Revalidation(tree, self.dentries, kernel, on.revalidation)
+        self.write_barrier = WriteBarrier(self.files, on.write_barrier)
+        self.range_order = RangeOrder(on.range_order)
+        self.append_end = AppendEnd(inodes, on.append_end)
+        self.set_id = SetId(inodes, kernel, on.set_id)
+        self.capabilities = Capabilities(inodes, self.files, on.capabilities)
+        # … what saves requests …
+        self.negative = NegativeDentries(on.negative_dentries, on.absent_names)
+        self.prefill = Prefill(inodes, on.prefill)
+        self.cached_readdir = CachedReaddir(inodes, on.cached_readdir)
+        self.direct_writes = DirectWrites(on.direct_writes)
+        # … and what has to do with several of them.
+        self.invalidation = Invalidation(
+            tree, inodes, self.dentries, self.hold_back, self.overtaken, self.negative, self.prefill, on.invalidation
+        )
+        self.twins = Twins(tree, inodes, self.invalidation, self.cached_readdir, on.twins)
+        self.names = Names(tree, inodes)
+        self.places = Places(
+            tree, inodes, self.dentries, self.overtaken, self.revalidation, self.twins, self.append_end, self.set_id
+        )
+        self.forget = self.places.forget
+        self.xattrs = ExtendedAttributes(self.places, self.capabilities)
+        self.getxattr, self.setxattr = self.xattrs.get, self.xattrs.set
+        self.listxattr, self.removexattr = self.xattrs.list, self.xattrs.remove
+        self.listing = Listing(self.places, self.cached_readdir, self.lookup)
         self.feed = ChangeFeed(self.tree, self.names)
         self.trees = Trees(self.tree, self.invalidation, self.feed)
-        self.grace = Grace(self.files)
-        self.order = InOrder()
         self._unguard: list[Callable[[], None]] = []
 
     @classmethod
@@ -86,11 +135,6 @@ class FileSystem(ExtendedAttributes):
         """Must the kernel tell us of every close? Only where a close can fail: with whole-file buffers."""
         return any(not route.volume.features.random_writes for route in self.tree.routes)
 
-    @property
-    def changes(self) -> int:
-        """Grows with every change of any name or attribute, whoever makes it."""
-        return self._own_changes + self.invalidation.changes
-
     # -- names -------------------------------------------------------------------------------------------------
 
     async def lookup(self, parent: int, name: bytes) -> Entry:
@@ -99,83 +143,83 @@ class FileSystem(ExtendedAttributes):
         if junction is not None:
             child = self.tree.child(junction, name)
             if child is not None:
-                attr = await child.shown(self._synthesised)
+                attr = await child.shown(self.places.synthesised)
                 self.inodes.reference(child.inode, parent, name, attr)
-                return Entry(child.inode, attr, self._junction_timeout(child))
+                return Entry(child.inode, attr, self.places.junction_timeout(child))
             if junction.is_servers(name):
                 return Entry(0, None, ENDLESS_TIMEOUT_S)
             if junction.route is None and await junction.place() is None:
                 return Entry(0, None, 0)
-        route, node = await self._place(parent)
-        heard = self.invalidation.changes
+        route, node = await self.places.place(parent)
+        heard = self.overtaken.heard
         try:
             if route.shared:
                 attr = await self.revalidation.lookup(route, parent, node, name)
             else:
-                attr = await self._look(route, node, name)
+                attr = await route.ask(held, route.volume, route.volume.lookup, node, name)
         except OSError as error:
             if error.errno != errno.ENOENT:
                 raise
-            timeout_s = self.invalidation.absent.note(route, parent, name)
+            timeout_s = self.negative.note(route, parent, name)
             if route.files is not route:
                 self.twins.given(parent, name)
             if self.twins.contended and self.twins.is_contended(parent):
                 timeout_s = 0.0
             # What has changed while we were asking is not to be believed.
-            return self._fresh(Entry(0, None, timeout_s), heard)
-        return self.entry(route, parent, name, attr, heard)
+            return self.overtaken.checked(Entry(0, None, timeout_s), heard)
+        return self.places.entry(route, parent, name, attr, heard)
 
     async def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Entry:
         await refuse_confined(mode)
-        route, node = await self._place_for_name(parent, name)
-        entry = await self._made(route, parent, name, route.changing.mknod, node, name, mode, rdev, caller)
+        route, node = await self.places.place_for_name(parent, name)
+        entry = await self.places.made(route, parent, name, route.changing.mknod, node, name, mode, rdev, caller)
         if self.inodes.beside:
             await self.twins.named(route, (node, name))
         return entry
 
     async def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Entry:
-        route, node = await self._place_for_name(parent, name)
-        entry = await self._made(route, parent, name, route.changing.mkdir, node, name, mode, caller)
-        self.inodes.listed(entry.inode, 0)
+        route, node = await self.places.place_for_name(parent, name)
+        entry = await self.places.made(route, parent, name, route.changing.mkdir, node, name, mode, caller)
+        self.cached_readdir.listed(entry.inode, 0)
         if self.inodes.beside:
             await self.twins.named(route, (node, name))
         return entry
 
     async def symlink(self, parent: int, name: bytes, target: bytes, caller: Caller) -> Entry:
-        route, node = await self._place_for_name(parent, name)
-        entry = await self._made(route, parent, name, route.changing.symlink, node, name, target, caller)
+        route, node = await self.places.place_for_name(parent, name)
+        entry = await self.places.made(route, parent, name, route.changing.symlink, node, name, target, caller)
         if self.inodes.beside:
             await self.twins.named(route, (node, name))
         return entry
 
     async def link(self, inode: int, new_parent: int, new_name: bytes) -> Entry:
-        route, node = await self._place_for_name(new_parent, new_name)
-        source, source_node = await self._place(inode)
+        route, node = await self.places.place_for_name(new_parent, new_name)
+        source, source_node = await self.places.place(inode)
         if source.files is not route.files:
             raise oserror(errno.EXDEV)
-        entry = await self._made(route, new_parent, new_name, route.changing.link, source_node, node, new_name)
+        entry = await self.places.made(route, new_parent, new_name, route.changing.link, source_node, node, new_name)
         if self.inodes.beside:
             await self.twins.named(route, (node, new_name))
         # The kernel applies it whatever it has been told of the file meanwhile (`create_new_entry`, fs/fuse/dir.c).
         return entry._replace(timeout_s=0.0)
 
     async def unlink(self, parent: int, name: bytes) -> None:
-        route, node = await self._place_for_name(parent, name)
+        route, node = await self.places.place_for_name(parent, name)
         await route.call(route.changing.unlink, node, name)
         self.dentries.gone((parent, name))
         if self.inodes.beside:
             await self.twins.named(route, (node, name))
 
     async def rmdir(self, parent: int, name: bytes) -> None:
-        route, node = await self._place_for_name(parent, name)
+        route, node = await self.places.place_for_name(parent, name)
         await route.call(route.changing.rmdir, node, name)
         self.dentries.gone((parent, name))
         if self.inodes.beside:
             await self.twins.named(route, (node, name))
 
     async def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int) -> None:
-        route, node = await self._place_for_name(parent, name)
-        new_route, new_node = await self._place_for_name(new_parent, new_name)
+        route, node = await self.places.place_for_name(parent, name)
+        new_route, new_node = await self.places.place_for_name(new_parent, new_name)
         if route is not new_route:
             raise oserror(errno.EXDEV)
         old, new = (parent, node), (new_parent, new_node)
@@ -192,40 +236,37 @@ class FileSystem(ExtendedAttributes):
         if self.inodes.beside:
             await self.twins.named(route, (node, name), (new_node, new_name))
 
-    async def _place_for_name(self, parent: int, name: bytes) -> tuple[Route, int]:
-        self.revalidation.arrived()
-        return await super()._place_for_name(parent, name)
-
     # -- attributes --------------------------------------------------------------------------------------------
 
     async def getattr(self, inode: int) -> Entry:
         junction = self.tree.junction(inode)
         if junction is not None:
-            return Entry(inode, await junction.shown(self._synthesised), self._junction_timeout(junction))
-        route, node = await self._place(inode)
-        heard = self.invalidation.changes
+            return Entry(inode, await junction.shown(self.places.synthesised), self.places.junction_timeout(junction))
+        route, node = await self.places.place(inode)
+        heard = self.overtaken.heard
         attr = await route.ask(route.volume.getattr, node)
         if route.shared:
-            self.settling.answered(inode, attr.version)
-        return self._fresh(self._told(route, inode, attr), heard)
+            self.page_versions.answered(inode, attr.version)
+        self.places.told(inode, attr)
+        return self.overtaken.checked(Entry(inode, attr, route.policy.timeout_s), heard)
 
     async def setattr(self, inode: int, changes: AttrChanges, by_handle: bool = False) -> Entry:
-        route, node = await self._place(inode, make=True)
+        route, node = await self.places.place(inode, make=True)
         route.check_writable()
-        self._own_changes += 1
+        self.places.own_changes += 1
         known = self.inodes.get(inode)
         if changes.mode is not None:
             await refuse_confined(changes.mode, partial(self._is_directory, route, node))
-        if known is not None:
-            known.filled = False  # the kernel drops the pages of a file whose time has moved
-        if known is None or known.sets_id:
+        self.prefill.filled.discard(inode)  # the kernel drops the pages of a file whose time has moved
+        if known is None or inode in self.set_id.armed:
             changes = await route.call(disarming, route.volume, node, changes, current())
-        heard = self.invalidation.changes
+        heard = self.overtaken.heard
         if route.shared and not by_handle and (changes.size is not None or known is None or not known.opens):
             attr = await self.revalidation.call(route, inode, route.changing.setattr, node, changes)
         else:
             attr = await route.call(route.changing.setattr, node, changes)
-        entry = self._fresh(self._told(route, inode, attr), heard)
+        self.places.told(inode, attr)
+        entry = self.overtaken.checked(Entry(inode, attr, route.policy.timeout_s), heard)
         if self.inodes.beside and attr.is_dir:
             self.twins.attributes(route, node)
         return entry
@@ -234,7 +275,7 @@ class FileSystem(ExtendedAttributes):
         return (await route.ask(route.volume.getattr, node)).is_dir
 
     async def readlink(self, inode: int) -> bytes:
-        route, node = await self._place(inode)
+        route, node = await self.places.place(inode)
         if route.shared:
             return await self.revalidation.readlink(route, inode, node)
         return await route.ask(route.volume.readlink, node)
@@ -249,46 +290,62 @@ class FileSystem(ExtendedAttributes):
     async def create(self, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> tuple[Entry, OpenedFile]:
         """A new file, open."""
         await refuse_confined(mode)
-        route, node = await self._place_for_name(parent, name)
+        route, node = await self.places.place_for_name(parent, name)
         for_volume = flags & ~_NOT_FOR_VOLUMES
-        heard = self.invalidation.changes
+        heard = self.overtaken.heard
         try:
-            attr = await self._take(route, route.changing.create, node, name, mode, for_volume, caller)
+            attr = await route.take(route.changing.create, node, name, mode, for_volume, caller)
         except FileExistsError:
             if flags & os.O_EXCL:
                 raise
-            return await open_existing(self, parent, name, flags)
-        entry = self.entry(route, parent, name, attr, heard)
+            return await self._open_existing(parent, name, flags)
+        entry = self.places.entry(route, parent, name, attr, heard)
         handle = FileHandle(entry.inode, route.files, attr.node, for_volume)
-        known = self.inodes.get(entry.inode)
-        if known is not None:
-            known.capable = False
-        handle.direct = passes_page_cache(flags, attr.mode)
+        handle.bare = True
+        handle.direct = self.direct_writes.are_for(flags, attr.mode)
         self._opened(handle, attr)
         opened = OpenedFile(self.files.add(handle), True, handle.direct)
         if self.inodes.beside:
             await self.twins.named(route, (node, name))
         return entry, opened
 
+    async def _open_existing(self, parent: int, name: bytes, flags: int) -> tuple[Entry, OpenedFile]:
+        """Open a file that somebody else has made since the kernel last looked.
+
+        ESTALE for anything else, such as a link: the kernel looks again and does what is right. Had it that for an
+        answer, it would give EIO, and neither close nor forget it (`fuse_create_open`, fs/fuse/dir.c).
+        """
+        existing = await self.lookup(parent, name)
+        try:
+            if existing.attr is None or not stat.S_ISREG(existing.attr.mode):
+                raise oserror(errno.ESTALE, name)
+            opened = await self.open(existing.inode, flags)
+        except BaseException:
+            await self.forget([(existing.inode, 1)])
+            raise
+        return existing._replace(timeout_s=0.0), opened  # as in `link`
+
     async def open(self, inode: int, flags: int) -> OpenedFile:
-        route, node = await self._place(inode)
+        route, node = await self.places.place(inode)
         if flags & _WRITING:
             route.check_writable()
         handle, truncate = FileHandle(inode, route, node, flags & ~_NOT_FOR_VOLUMES), bool(flags & os.O_TRUNC)
-        number = await self.grace.admit(handle)
+        number = await self.write_barrier.admit(handle)
         try:
-            self._own_changes += truncate
+            self.places.own_changes += truncate
             if route.shared:
-                attr = await self.revalidation.call(route, inode, open_node, handle, truncate)
+                attr = await self.revalidation.call(route, inode, handle.open, truncate)
             else:
-                attr = await route.call(open_node, handle, truncate)
+                attr = await route.call(handle.open, truncate)
             if truncate:
-                self._truncated(inode, attr)
+                handle.bare = True  # what there was the kernel has taken before it opened the file to be emptied
+                self.set_id.truncated(inode)
+                self.places.told(inode, attr)
         except BaseException:
-            self.grace.dismiss(number)
+            self.write_barrier.dismiss(number)
             raise
-        keep = await self._are_good(route, inode, attr)
-        handle.direct = passes_page_cache(flags, attr.mode)
+        keep = await self.page_versions.are_good(route, inode, attr)
+        handle.direct = self.direct_writes.are_for(flags, attr.mode)
         self._opened(handle, attr)
         return OpenedFile(number, keep, handle.direct)
 
@@ -297,11 +354,11 @@ class FileSystem(ExtendedAttributes):
         if known is None:
             return  # the kernel opens what it knows, and forgets nothing that is open
         known.opens += 1
-        known.mappers += handle.can_map
         if handle.flags & _WRITING:
-            known.filled = False
+            self.append_end.opened(handle)
+            self.prefill.filled.discard(handle.inode)
         elif self.invalidation.kernel is not None:
-            fill(self.invalidation.kernel, handle, known, attr)
+            self.prefill.opened(self.invalidation.kernel, handle, attr, known.opens)
 
     def _asked(self, number: int) -> FileHandle:
         """The handle that is asked for something, on behalf of who has opened it, if anybody may have to wait."""
@@ -312,40 +369,31 @@ class FileSystem(ExtendedAttributes):
 
     async def read(self, number: int, offset: int, size: int) -> bytes:
         handle = self._asked(number)
-        await self.order.settled(handle.inode, offset, offset + size)
-        data = await handle.route.ask(handle.route.volume.read, handle.node, offset, size)
-        known = self.inodes.get(handle.inode)
-        if known is not None:
-            known.filled = True
+        route = handle.route
+        if route.offload.blocking:
+            await self.range_order.settled(handle.inode, offset, offset + size)
+        data = await route.ask(route.volume.read, handle.node, offset, size)
+        self.prefill.filled.add(handle.inode)
         return data
 
     async def write(self, number: int, offset: int, data: bytes) -> int:
         handle = self._asked(number)
-        self._own_changes += 1
-        known = self.inodes.get(handle.inode)
-        written = await self.order.write(handle, offset, data, known)
-        if known is not None:
-            known.wrote(offset + written, bool(handle.flags & os.O_APPEND))
-            if known.sets_id and not handle.privileged:
-                await self._disarm(handle, known)
-            if known.capable and handle.direct:
-                known.capable = False
-                await handle.route.call(discharge, handle.route.volume, handle.route.changing, handle.node)
-        return written
-
-    def _truncated(self, inode: int, attr: Attr) -> None:
+        self.places.own_changes += 1
+        inode, appending = handle.inode, bool(handle.flags & _APPENDING)
+        write = partial(self.append_end.write, handle) if appending else handle.write
+        if handle.route.offload.blocking:
+            call = partial(handle.route.call, write, offset, data)
+            written = await self.range_order.write(inode, offset, len(data), call)
+        else:
+            written = await handle.route.call(write, offset, data)
         known = self.inodes.get(inode)
-        if known is not None and known.sets_id and self.invalidation.kernel is not None:
-            self.invalidation.kernel.invalidate_inode(inode, attributes_only=True)  # its mode may be another one
         if known is not None:
-            known.capable = False  # what there was the kernel has taken before it opened the file to be emptied
-        self.inodes.told(inode, attr)
-
-    async def _disarm(self, handle: FileHandle, known: KnownInode) -> None:
-        known.sets_id = False
-        await handle.route.call(disarm, handle.route.volume, handle.route.changing, handle.node, handle.opener)
-        if self.invalidation.kernel is not None:
-            self.invalidation.kernel.invalidate_inode(handle.inode, attributes_only=True)
+            self.append_end.wrote(inode, known, offset + written, appending)
+        if inode in self.set_id.armed:
+            await self.set_id.written(handle)
+        if handle.direct and not handle.bare:
+            await self.capabilities.written(handle)
+        return written
 
     async def flush(self, number: int) -> None:
         handle = self._asked(number)
@@ -357,11 +405,11 @@ class FileSystem(ExtendedAttributes):
         await handle.route.offload.sync(partial(handle.route.changing.fsync, handle.node, datasync))
 
     async def release(self, number: int) -> None:
-        handle = self.grace.dismiss(number)
+        handle = self.write_barrier.dismiss(number)
         known = self.inodes.get(handle.inode)
         if known is not None:
             known.opens -= 1
-            known.mappers -= handle.can_map
+            self.append_end.closed(handle)
         await handle.route.call(handle.route.volume.release, handle.node, handle.flags)
 
     # -- directories -------------------------------------------------------------------------------------------
@@ -369,19 +417,19 @@ class FileSystem(ExtendedAttributes):
     async def opendir(self, inode: int) -> int:
         junction = self.tree.junction(inode)
         try:
-            route, node = await self._place(inode)
+            route, node = await self.places.place(inode)
         except FileNotFoundError:
             if junction is None:
                 raise
             return self.directories.add(DirectoryHandle(inode, None, 0, junction))
         if route.shared:
             await self.revalidation.check(route, inode)
-        kept = junction is None and await may_be_kept(self.inodes, route, inode, node)
+        kept = junction is None and await self.cached_readdir.may_keep(route, inode, node)
         return self.directories.add(DirectoryHandle(inode, route, node, junction, kept))
 
     async def readdir(self, number: int, offset: int, emit: Emit) -> None:
         """Emit entries from position `offset` until `emit` says that the kernel's buffer is full."""
-        await list_directory(self, self.directories[number], offset, emit)
+        await self.listing.list(self.directories[number], offset, emit)
 
     async def fsyncdir(self, number: int, datasync: bool) -> None:
         handle = self.directories[number]
@@ -398,7 +446,7 @@ class FileSystem(ExtendedAttributes):
         self.invalidation.start(kernel)
         self.feed.start(kernel)
         self._unguard = [
-            volume.guard(partial(self.grace.begin, routes))
+            volume.guard(partial(self.write_barrier.begin, routes))
             for volume, routes in self.tree.volumes()
             if isinstance(volume, ObservableVolume)
         ]
@@ -416,7 +464,8 @@ class FileSystem(ExtendedAttributes):
         """
         first: OSError | None = None
         handles = [self.files.remove(number) for number, _ in self.files.items()]
-        nameless = dict(self._let_go([reference for reference in self.inodes.items() if reference[0] != ROOT_INODE]))
+        known = [reference for reference in self.inodes.items() if reference[0] != ROOT_INODE]
+        nameless = dict(self.places.let_go(known))
         for route in self.tree.routes:
             mine = [handle for handle in handles if handle.route is route]
             try:

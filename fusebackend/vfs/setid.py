@@ -1,4 +1,4 @@
-"""Who changes a file takes away its power to run as somebody else: the set-user-ID and set-group-ID bits, capabilities.
+"""`SetId`: a change of a file takes its set-user-ID and set-group-ID bits away.
 
 POSIX has the bits cleared by chown, and by write and truncate of a process without privileges. The kernel would ask for
 two more requests around each write to do so itself; a mount that agrees on FUSE_HANDLE_KILLPRIV_V2 does it here instead
@@ -9,6 +9,9 @@ if it has the capability CAP_FSETID, as root's mostly have.
 A command in a sandbox can't give these bits to a file at all: on a disk (`dir:`) it would be a program that every user
 of the machine can run as the server's user or group. The seccomp filter of a sandbox refuses most of it, but a chmod
 does not say whether it is of a directory, which may have the set-group-ID bit.
+
+Cost: a test of two bits for each answer, and a question of the volume for a file that has them. Switch: `set_id`.
+Capabilities, which go with a change too: `coherence/capabilities.py`.
 """
 
 from __future__ import annotations
@@ -23,13 +26,12 @@ from fusebackend.protocol import Attr, AttrChanges, Volume
 from fusebackend.vfs.calls.request import CAP_FOWNER, CAP_FSETID, Request, current
 
 if TYPE_CHECKING:
+    from fusebackend.vfs.coherence.kernel_cache import KernelCache
+    from fusebackend.vfs.handles import FileHandle
+    from fusebackend.vfs.inodes import InodeTable
     from fusebackend.vfs.watch.emitting import ReportingVolume
 
 SET_ID = stat.S_ISUID | stat.S_ISGID
-
-CAPABILITY = b"security.capability"
-"""The extended attribute in which a file has capabilities (capabilities(7))."""
-
 
 def _harmless(attr: Attr, who: Request) -> int:
     """The mode that is left of a file when somebody changes it."""
@@ -83,7 +85,39 @@ def disarming(volume: Volume, node: int, changes: AttrChanges, who: Request) -> 
     return changes._replace(mode=mode)
 
 
-def discharge(volume: Volume, changing: Volume | ReportingVolume, node: int) -> None:
-    """Take the capabilities of a file that was written to. The kernel does, where a write takes its page cache."""
-    if volume.features.xattrs and CAPABILITY in volume.listxattr(node):
-        changing.removexattr(node, CAPABILITY)
+class SetId:
+    """Which of the inodes that the kernel knows have these bits. On the mount's loop.
+
+    Args:
+        kernel: gives what is to be told of another mode; None when nobody is there.
+    """
+
+    def __init__(self, inodes: InodeTable, kernel: Callable[[], KernelCache | None], on: bool) -> None:
+        self._kernel = kernel
+        self._on = on
+        self.armed: set[int] = inodes.by_inode(set())
+        """Files that may have them: empty nearly always."""
+
+    def told(self, inode: int, attr: Attr) -> None:
+        """The kernel is told these attributes. Need not be called without the bits, while nothing is `armed`."""
+        if attr.mode & SET_ID and not attr.is_dir and self._on:
+            self.armed.add(inode)
+        else:
+            self.armed.discard(inode)
+
+    def truncated(self, inode: int) -> None:
+        """A file was emptied, and its mode may be another one."""
+        if inode in self.armed:
+            self._tell(inode)
+
+    async def written(self, handle: FileHandle) -> None:
+        """Bytes have been written to an `armed` file."""
+        if not handle.privileged:
+            self.armed.discard(handle.inode)
+            await handle.route.call(disarm, handle.route.volume, handle.route.changing, handle.node, handle.opener)
+            self._tell(handle.inode)
+
+    def _tell(self, inode: int) -> None:
+        kernel = self._kernel()
+        if kernel is not None:
+            kernel.invalidate_inode(inode, attributes_only=True)

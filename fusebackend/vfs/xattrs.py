@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from fusebackend.base.errors import oserror
 from fusebackend.vfs.calls.request import current
+from fusebackend.vfs.coherence.capabilities import CAPABILITY, Capabilities
 from fusebackend.vfs.inode_resolver import Places
-from fusebackend.vfs.junctions import MountTree, Route
-from fusebackend.vfs.setid import CAPABILITY
+from fusebackend.vfs.junctions import Route
 
 STATUS_XATTR = b"user.fusebackend.status"
 """Read from a tree's root, it is the JSON of `fusebackend status`. Never listed, so that `cp -a` leaves it alone."""
@@ -18,40 +18,44 @@ SOCKET_XATTR = b"user.fusebackend.socket"
 """Read from anything in the mount, it is the path of the control socket. Never listed either."""
 
 
-class ExtendedAttributes(Places):
-    """The part of the `FileSystem` that answers for extended attributes."""
+class ExtendedAttributes:
+    """Answers the kernel's requests for extended attributes."""
 
-    def __init__(self, tree: MountTree) -> None:
-        super().__init__(tree)
+    def __init__(self, places: Places, capabilities: Capabilities) -> None:
+        self._capabilities = capabilities
+        self._places = places
+        self._tree = places.tree
+        self._inodes = places.inodes
+        self._twins = places.twins
         self.status: Callable[[], bytes] = lambda: b"{}"
         self.socket = b""  # the control socket's path, once it listens
 
-    async def getxattr(self, inode: int, name: bytes) -> bytes:
-        if name == STATUS_XATTR and self.tree.is_root(inode):
+    async def get(self, inode: int, name: bytes) -> bytes:
+        if name == STATUS_XATTR and self._tree.is_root(inode):
             return self.status()
         if name == SOCKET_XATTR and self.socket:
             return self.socket
         try:
-            route, node = await self._place(inode)
+            route, node = await self._places.place(inode)
         except FileNotFoundError:
             raise oserror(errno.ENODATA) from None  # a synthesised directory has none
         _check(route, name)
         return await route.ask(route.volume.getxattr, node, name)
 
-    async def setxattr(self, inode: int, name: bytes, value: bytes) -> None:
-        route, node = await self._place(inode, make=True)
+    async def set(self, inode: int, name: bytes, value: bytes) -> None:
+        route, node = await self._places.place(inode, make=True)
         route.check_writable()
         _check(route, name)
-        known = self.inodes.get(inode)
-        if name == CAPABILITY and known is not None:
-            known.capable = True
+        known = self._inodes.get(inode)
+        if name == CAPABILITY:
+            self._capabilities.given(inode)
         await route.call(route.changing.setxattr, node, name, value)
-        if self.inodes.beside and known is not None and known.is_dir:
-            self.twins.attributes(route, node)
+        if self._inodes.beside and known is not None and known.is_dir:
+            self._twins.attributes(route, node)
 
-    async def listxattr(self, inode: int) -> list[bytes]:
+    async def list(self, inode: int) -> Sequence[bytes]:
         try:
-            route, node = await self._place(inode)
+            route, node = await self._places.place(inode)
         except FileNotFoundError:
             return []  # a synthesised directory has none
         if not route.volume.features.xattrs:
@@ -60,17 +64,17 @@ class ExtendedAttributes(Places):
         privileged = current().uid == 0
         return [name for name in names if privileged or not name.startswith(_FOR_ROOT)]
 
-    async def removexattr(self, inode: int, name: bytes) -> None:
+    async def remove(self, inode: int, name: bytes) -> None:
         try:
-            route, node = await self._place(inode)
+            route, node = await self._places.place(inode)
         except FileNotFoundError:
             raise oserror(errno.ENODATA) from None  # a synthesised directory has none
         route.check_writable()
         _check(route, name)
         await route.call(route.changing.removexattr, node, name)
-        known = self.inodes.get(inode)
-        if self.inodes.beside and known is not None and known.is_dir:
-            self.twins.attributes(route, node)
+        known = self._inodes.get(inode)
+        if self._inodes.beside and known is not None and known.is_dir:
+            self._twins.attributes(route, node)
 
 
 _FOR_ROOT = b"trusted."

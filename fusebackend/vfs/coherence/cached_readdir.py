@@ -1,8 +1,11 @@
-"""Listings that the kernel keeps: of small directories, of volumes that tell at once what is changed in them.
+"""`CachedReaddir`: the kernel keeps listings of small directories, of volumes that tell at once what is changed.
 
 With FOPEN_CACHE_DIR the kernel keeps what one listing has shown for all that follow, until the directory's time moves,
 it changes a name there itself, or it is told to let go of it (fs/fuse/readdir.c;
 `mount/pyfuse3_patches/cached_opendir.py` asks for it).
+
+Saves: a listing that is read again, as by `git status`, is no request but open and release: a third of its time.
+Costs: a listing is read as a whole; 60 bytes for each small directory. Switch: `cached_readdir`.
 
 Whoever reads what is kept may have to go on here, when the kernel has given a page of it up: with a position that was
 given out to another handle, closed since, perhaps of a listing that looked different. So a position means the same to
@@ -24,11 +27,14 @@ import trio
 
 from fusebackend.protocol import Attr
 from fusebackend.vfs.handles import DirectoryHandle
-from fusebackend.vfs.inodes import SMALL_ENTRIES, Emit, InodeTable
+from fusebackend.vfs.inodes import Emit, InodeTable
 from fusebackend.vfs.junctions import Route
 
 if TYPE_CHECKING:
-    from fusebackend.vfs.mounted_tree import FileSystem
+    from fusebackend.vfs.inode_resolver import Places
+
+SMALL_ENTRIES = 16_384
+"""The largest directory whose listing the kernel may keep."""
 
 PAGE_ENTRIES = 4096
 """Entries read before other requests get a turn."""
@@ -41,27 +47,12 @@ def position_after(name: bytes) -> int:
     return 1 << _HASH_BITS | hash(name) & (1 << _HASH_BITS) - 1
 
 
-async def may_be_kept(inodes: InodeTable, route: Route, inode: int, node: int) -> bool:
-    """May the kernel keep the listing of a directory?
-
-    What it has kept moves no access time. So a listing that has to move it is asked for here, except where the kernel
-    asks anyway: it has kept none, or one from before the last change.
-    """
-    if inode not in inodes.small or not route.keeps_listings:
-        return False
-    if inode in inodes.kept:
-        attr: Attr = await route.ask(route.volume.getattr, node)
-        return attr.atime_ns < attr.mtime_ns or not route.volume.access_due(attr)
-    inodes.kept.add(inode)
-    return True
-
-
 class KeptListing:
     """A directory's names in the order of their positions, as they were at one moment."""
 
     def __init__(self, fingerprint: tuple[int, ...], changes: int, page: list[tuple[bytes, Attr]]) -> None:
         self.fingerprint = fingerprint  # of the directory, and …
-        self.changes = changes  # … `FileSystem.changes`, from before it was read
+        self.changes = changes  # … `Places.changes`, from before it was read
         self._entries = sorted((position_after(name), name, attr) for name, attr in page)
 
     def __len__(self) -> int:
@@ -72,43 +63,14 @@ class KeptListing:
         return self._entries[bisect.bisect_left(self._entries, (position + 1,)) :]
 
 
-async def list_kept(filesystem: FileSystem, handle: DirectoryHandle, position: int, first: int, emit: Emit) -> bool:
-    """As `listing.list_directory`, from `position` on. The volume's own names begin at the position `first`.
-
-    False, and nothing is emitted, when a listing that begins is of a directory too large for that.
-    """
-    route = handle.route
-    assert route is not None, "a directory without a route is not kept"
-    listing = handle.listing
-    if position <= first or listing is None or listing.fingerprint != await _fingerprint(route, handle.node):
-        bound = SMALL_ENTRIES if position <= first else sys.maxsize
-        listing = handle.listing = await _read(filesystem, route, handle.node, bound)
-        filesystem.inodes.listed(handle.inode, bound + 1 if listing is None else len(listing))
-        if listing is None:
-            return False
-    left = listing.after(position)
-    if not left:
-        handle.listing = None  # read to its end: who keeps the directory open need not keep this
-    for following, name, attr in left:
-        heard = filesystem.invalidation.changes
-        if listing.changes != filesystem.changes:
-            try:
-                attr = await route.ask(route.volume.lookup, handle.node, name)
-            except FileNotFoundError:
-                continue
-        if not filesystem.give(route, handle.inode, name, attr, heard, emit, following):
-            break
-    return True
-
-
 async def _fingerprint(route: Route, node: int) -> tuple[int, ...]:
     attr: Attr = await route.ask(route.volume.getattr, node)
     return attr.fingerprint
 
 
-async def _read(filesystem: FileSystem, route: Route, node: int, bound: int) -> KeptListing | None:
+async def _read(places: Places, route: Route, node: int, bound: int) -> KeptListing | None:
     """All of a directory; None when it has more than so many entries."""
-    changes, fingerprint = filesystem.changes, await _fingerprint(route, node)
+    changes, fingerprint = places.changes, await _fingerprint(route, node)
     entries: list[tuple[bytes, Attr]] = []
     while page := await route.ask(route.volume.readdir, node, entries[-1][0] if entries else b"", PAGE_ENTRIES):
         entries += page
@@ -118,3 +80,63 @@ async def _read(filesystem: FileSystem, route: Route, node: int, bound: int) -> 
             break
         await trio.lowlevel.checkpoint()
     return KeptListing(fingerprint, changes, entries)
+
+
+class CachedReaddir:
+    """See the module's docstring. On the mount's loop."""
+
+    def __init__(self, inodes: InodeTable, on: bool) -> None:
+        self._on = on
+        self.small: set[int] = inodes.by_inode(set())
+        """Directories known to have few entries, and …"""
+        self.kept: set[int] = inodes.by_inode(set())
+        """… those whose listing the kernel may have."""
+
+    def listed(self, inode: int, entries: int) -> None:
+        """A directory has been seen from its beginning to its end."""
+        if entries <= SMALL_ENTRIES:
+            self.small.add(inode)
+        else:
+            self.small.discard(inode)
+
+    async def may_keep(self, route: Route, inode: int, node: int) -> bool:
+        """May the kernel keep the listing of a directory?
+
+        What it has kept moves no access time. So a listing that has to move it is asked for here, except where the
+        kernel asks anyway: it has kept none, or one from before the last change.
+        """
+        if inode not in self.small or not self._on or not route.keeps_listings:
+            return False
+        if inode in self.kept:
+            attr: Attr = await route.ask(route.volume.getattr, node)
+            return attr.atime_ns < attr.mtime_ns or not route.volume.access_due(attr)
+        self.kept.add(inode)
+        return True
+
+    async def list(self, places: Places, handle: DirectoryHandle, position: int, first: int, emit: Emit) -> bool:
+        """As `Listing.list`, from `position` on. The volume's own names begin at the position `first`.
+
+        False, and nothing is emitted, when a listing that begins is of a directory too large for that.
+        """
+        route = handle.route
+        assert route is not None, "a directory without a route is not kept"
+        listing = handle.listing
+        if position <= first or listing is None or listing.fingerprint != await _fingerprint(route, handle.node):
+            bound = SMALL_ENTRIES if position <= first else sys.maxsize
+            listing = handle.listing = await _read(places, route, handle.node, bound)
+            self.listed(handle.inode, bound + 1 if listing is None else len(listing))
+            if listing is None:
+                return False
+        left = listing.after(position)
+        if not left:
+            handle.listing = None  # read to its end: who keeps the directory open need not keep this
+        for following, name, attr in left:
+            heard = places.overtaken.heard
+            if listing.changes != places.changes:
+                try:
+                    attr = await route.ask(route.volume.lookup, handle.node, name)
+                except FileNotFoundError:
+                    continue
+            if not places.give(route, handle.inode, name, attr, heard, emit, following):
+                break
+        return True

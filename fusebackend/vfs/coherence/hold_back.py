@@ -1,12 +1,15 @@
-"""`Settling`: the kernel takes in what it is about to ask, before it is told of more.
+"""`HoldBack`: the kernel takes in what it is about to ask, before it is told of more.
 
-When a file of a shared volume is opened and has changed, the kernel is told to forget its attributes, and asks for them
-with the first read: it has to, for it reads as far as the size it believes. But if anything is told of that file while
-the answer is on its way, the kernel throws the answer away, as it can't know which is newer, and reads by the old size
-(`fuse_change_attributes`, fs/fuse/inode.c). What is told of is most likely the very change that the open has found. So
-for a moment after such an open, notices of that inode wait.
+Race: when a file of a shared volume is opened and has changed, the kernel is told to forget its attributes, and asks
+for them with the first read: it has to, for it reads as far as the size it believes. But if anything is told of that
+file while the answer is on its way, the kernel throws the answer away, as it can't know which is newer, and reads by
+the old size (`fuse_change_attributes`, fs/fuse/inode.c). What is told of is most likely the very change that the open
+has found. So for a moment after such an open, notices of that inode wait.
 
-`begin` and `answered` belong to the mount's loop, `tell` to the threads of those who tell.
+Cost: on shared volumes alone, a notice of a file that was opened a moment ago comes a quarter of a second later.
+Switch: `hold_back`.
+
+`begin` and `is_taken_in` belong to the mount's loop, `tell` to the threads of those who tell.
 """
 
 from __future__ import annotations
@@ -17,8 +20,6 @@ from collections import Counter
 from collections.abc import Callable
 
 import trio
-
-from fusebackend.vfs.inodes import InodeTable
 
 QUIET_S = 0.25
 """How long notices wait after an open: many times what the kernel takes to ask, on a busy machine too."""
@@ -42,11 +43,11 @@ class _Opened:
         self.until = time.monotonic() + QUIET_S
 
 
-class Settling:
+class HoldBack:
     """See the module's docstring."""
 
-    def __init__(self, inodes: InodeTable) -> None:
-        self._inodes = inodes
+    def __init__(self, on: bool) -> None:
+        self._on = on
         self._opened: dict[int, _Opened] = {}
         self._waiting: dict[int, Callable[[], None]] = {}  # the last notice of each inode: they say the same
         self._telling: Counter[int] = Counter()  # inodes of which the kernel is being told something
@@ -54,6 +55,8 @@ class Settling:
 
     async def begin(self, inode: int, version: object) -> None:
         """An inode is being opened with a version of which the kernel knows nothing yet."""
+        if not self._on:
+            return
         with self._guard:
             if len(self._opened) >= MAX_OPENED:
                 self._drop_settled()
@@ -61,14 +64,10 @@ class Settling:
         while self._telling[inode]:
             await trio.sleep(POLL_S)
 
-    def answered(self, inode: int, version: object) -> None:
-        """The kernel is given the attributes of a version. If it has asked for these, its cache is of this version."""
+    def is_taken_in(self, inode: int, version: object) -> bool:
+        """Does the kernel's cache become of this version, if it is given its attributes now?"""
         opened = self._opened.get(inode)
-        if opened is None:
-            return
-        known = self._inodes.get(inode)
-        if known is not None and opened.version == version and time.monotonic() < opened.until - CERTAIN_S:
-            known.version = version
+        return opened is not None and opened.version == version and time.monotonic() < opened.until - CERTAIN_S
 
     def tell(self, inode: int, notice: Callable[[], None]) -> None:
         """Tell the kernel of an inode, now or in a moment. With no lock held: it may have to wait for a request."""

@@ -1,7 +1,13 @@
-"""Telling the kernel what the other face, or another host, has changed.
+"""`Invalidation`: the kernel is told what the other face, or another host, has changed.
+
+Race: the kernel believes names, attributes and pages for an hour (`timeouts.py`), and does not ask in between. Whoever
+changes them in another way than through it has to tell it (FUSE_NOTIFY_INVAL_INODE, FUSE_NOTIFY_INVAL_ENTRY).
 
 A volume publishes each change in the thread that made it, with no lock held; the kernel is told in that thread too,
 so that whoever wrote through the API finds the mount up to date when the call returns.
+
+Cost: 0.1 ms for each change by an agent; a notice of a name waits for a request in the same directory. Switch:
+`invalidation`.
 """
 
 from __future__ import annotations
@@ -10,40 +16,43 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Protocol
 
 from fusebackend.protocol import Change, Link
 from fusebackend.vfs.coherence.dentries import Dentries, Name, links_of
-from fusebackend.vfs.coherence.hold_back import Settling
-from fusebackend.vfs.coherence.negative import AbsentNames
+from fusebackend.vfs.coherence.hold_back import HoldBack
+from fusebackend.vfs.coherence.kernel_cache import KernelCache
+from fusebackend.vfs.coherence.negative import NegativeDentries
+from fusebackend.vfs.coherence.overtaken import Overtaken
+from fusebackend.vfs.coherence.prefill import Prefill
 from fusebackend.vfs.inodes import SYNTHETIC_INDEX, InodeTable, inode_number, node_of, route_index
 from fusebackend.vfs.junctions import MountTree, Route
 
 log = logging.getLogger(__name__)
 
 
-class KernelCache(Protocol):
-    """The kernel's caches, seen from here. Callable from any thread; a name the kernel doesn't know is no error."""
-
-    def invalidate_inode(self, inode: int, *, attributes_only: bool = False) -> None: ...
-
-    def invalidate_entry(self, parent: int, name: bytes) -> None: ...
-
-    def store(self, inode: int, content: bytes) -> None:
-        """Give the kernel the pages of a file from its beginning. On the loop's thread; see `prefill.py` for when."""
-
-
 class Invalidation:
     """Subscribed to every route of every tree while the kernel listens."""
 
-    def __init__(self, tree: MountTree, inodes: InodeTable, dentries: Dentries, settling: Settling) -> None:
-        self.changes = 0  # how many were heard of
+    def __init__(
+        self,
+        tree: MountTree,
+        inodes: InodeTable,
+        dentries: Dentries,
+        hold_back: HoldBack,
+        overtaken: Overtaken,
+        negative: NegativeDentries,
+        prefill: Prefill,
+        on: bool,
+    ) -> None:
         self._tree = tree
         self._inodes = inodes
         self._dentries = dentries
-        self._settling = settling
+        self._hold_back = hold_back
+        self._negative = negative
+        self._prefill = prefill
+        self._on = on
+        self.overtaken = overtaken
         self.kernel: KernelCache | None = None
-        self.absent = AbsentNames()
         self._unsubscribe: list[Callable[[], None]] = []
         self._followed = 0  # of the tree's routes
         self._guard = threading.Lock()
@@ -76,7 +85,7 @@ class Invalidation:
         """
         route.volume.expire()
         family = (route, *route.twins)
-        absent = {name for each in family for name in self.absent.take(each)}
+        absent = {name for each in family for name in self._negative.take(each)}
         for each in family:
             self.changed(each, Change())
         if self.kernel is None or route.shared:
@@ -113,12 +122,12 @@ class Invalidation:
 
     def changed(self, route: Route, change: Change) -> None:
         """A node or a name of a route is another one than the kernel knows, in this tree. May wait for a request."""
-        self.changes += 1
+        self.overtaken.heard += 1
         anything = change.node is None and change.parent is None
         if anything and route.shared:
             route.follow_feed()
         kernel = self.kernel
-        if kernel is None:
+        if kernel is None or not self._on:
             return
         if anything:
             for inode, _ in self._inodes.items():
@@ -139,9 +148,9 @@ class Invalidation:
                 kernel.invalidate_inode(inode, attributes_only=not route.keeps_listings)
 
     def _invalidate(self, route: Route, kernel: KernelCache, inode: int) -> None:
-        self._unfill(inode)
+        self._prefill.filled.discard(inode)
         if route.shared:
-            self._settling.tell(inode, partial(kernel.invalidate_inode, inode))
+            self._hold_back.tell(inode, partial(kernel.invalidate_inode, inode))
         else:
             kernel.invalidate_inode(inode)
 
@@ -170,11 +179,6 @@ class Invalidation:
                 self._drop_name(kernel, directories[link])
         except OSError as error:
             log.info("route %s: directories are looked at when they are opened: %s", route.prefix, error)
-
-    def _unfill(self, inode: int) -> None:
-        known = self._inodes.get(inode)
-        if known is not None:
-            known.filled = False
 
     def _numbers(self, route: Route, node: int) -> list[int]:
         """The numbers under which the kernel knows a node: its own, and a junction's that stands for it."""

@@ -1,15 +1,17 @@
 """`Revalidation`: what other hosts may have put in a name's place is not opened by that name.
 
-The kernel walks a path through the dentries it has, without a word to us, and asks to open an inode. On a volume that
-other hosts change too (`Features.shared`) its dentries are as fresh as the change feed. So whatever is done to a file
-that was reached by a path, and has to be done to the right one, asks the volume in the same step whether every name
-that the kernel has for it, and every name of the directories above, still leads there. If one does not, the answer is
-ESTALE, which Linux keeps from the caller: it walks the path once more and looks up each name of it (LOOKUP_REVAL).
+Race: the kernel walks a path through the dentries it has, without a word to us, and asks to open an inode. On a volume
+that other hosts change too (`Features.shared`) its dentries are as fresh as the change feed. So whatever is done to a
+file that was reached by a path, and has to be done to the right one, asks the volume in the same step whether every
+name that the kernel has for it, and every name of the directories above, still leads there. If one does not, the answer
+is ESTALE, which Linux keeps from the caller: it walks the path once more and looks up each name of it (LOOKUP_REVAL).
 
 What comes from the same thread next is that second walk, or a file that has no path, as /proc/self/fd/N: it is
 believed. In a second walk each name is looked up, so what was found last is what the path leads to, whatever other
 names it had. Names that proved wrong are dropped from the kernel's cache in the background, and counted as known until
 they are.
+
+Cost: on shared volumes alone, one question more in the same step for each open. Switch: `revalidation`.
 """
 
 from __future__ import annotations
@@ -26,9 +28,8 @@ from fusebackend.base.errors import oserror
 from fusebackend.protocol import Attr, Link, Volume
 from fusebackend.vfs.calls import request
 from fusebackend.vfs.coherence.dentries import Dentries, Dentry, Name, links_of
-from fusebackend.vfs.coherence.invalidation import KernelCache
-from fusebackend.vfs.inode_resolver import held
-from fusebackend.vfs.junctions import MountTree, Route
+from fusebackend.vfs.coherence.kernel_cache import KernelCache
+from fusebackend.vfs.junctions import MountTree, Route, held
 
 SECOND_WALK_S = 2.0
 """How long after an ESTALE its caller is expected back."""
@@ -55,10 +56,13 @@ class Revalidation:
         kernel: gives what is to be told of wrong names; None when nobody is there.
     """
 
-    def __init__(self, tree: MountTree, dentries: Dentries, kernel: Callable[[], KernelCache | None]) -> None:
+    def __init__(
+        self, tree: MountTree, dentries: Dentries, kernel: Callable[[], KernelCache | None], on: bool
+    ) -> None:
         self._tree = tree
         self._dentries = dentries
         self._kernel = kernel
+        self._on = on
         self._walks: dict[int, tuple[int, float]] = {}  # thread on its second walk → the inode it has come to, and when
 
     async def call(self, route: Route, inode: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -109,7 +113,7 @@ class Revalidation:
         believed: bool,
         function: Callable[[], T],
     ) -> T:
-        names = {} if believed else self._names(route, inode)
+        names = {} if believed or not self._on else self._names(route, inode)
         way = route.ask if check is _found else route.call
         try:
             return await way(check, route.volume, list(names), function)

@@ -1,7 +1,7 @@
 """`Twins`: what the kernel changes through one tree shows in the others.
 
-The kernel knows a directory by a number for each tree (`vfs/junctions.py`), and what it does through one of them it
-notes for that one. Of the others it has names, absence, attributes and listings from before. They are invalidated as
+Race: the kernel knows a directory by a number for each tree (`vfs/junctions.py`), and what it does through one of them
+it notes for that one. Of the others it has names, absence, attributes and listings from before. They are invalidated as
 after a change by the agent face, and the request is answered when that is done: so whoever hears of the change finds it
 in every tree.
 
@@ -16,7 +16,7 @@ A name that the kernel was never given in a directory needs no such notice, and 
 remembered which those are in other trees; in the main one, where that would cost every lookup, it is told of all.
 
 While the kernel knows nothing of other trees (`InodeTable.beside`), nothing is done here. A directory that it knows in
-one tree only costs a look into a table for each other tree.
+one tree only costs a look into a table for each other tree. Switch: `twins`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Iterable
 from functools import partial
 
 import trio
 
 from fusebackend.protocol import Change
+from fusebackend.vfs.coherence.cached_readdir import CachedReaddir
 from fusebackend.vfs.coherence.invalidation import Invalidation
 from fusebackend.vfs.inodes import SYNTHETIC_INDEX, InodeTable, inode_number, route_index
 from fusebackend.vfs.junctions import MountTree, Route
@@ -51,12 +51,22 @@ Told = list[tuple[Route, Change]]
 class Twins:
     """See the module's docstring. On the mount's loop."""
 
-    def __init__(self, tree: MountTree, inodes: InodeTable, invalidation: Invalidation) -> None:
+    def __init__(
+        self,
+        tree: MountTree,
+        inodes: InodeTable,
+        invalidation: Invalidation,
+        cached_readdir: CachedReaddir,
+        on: bool,
+    ) -> None:
         self._tree = tree
         self._inodes = inodes
         self._invalidation = invalidation
+        self._cached_readdir = cached_readdir
+        self._on = on
         self._held: Counter[int] = Counter()  # directories whose locks the kernel holds for requests that wait here
-        self._given: dict[int, set[bytes]] = {}  # directories of other trees than the main one, and names in them
+        # Directories of other trees than the main one, and names in them:
+        self._given: dict[int, set[bytes]] = inodes.by_inode({})
         self.contended: dict[int, float] = {}  # directories, and until when; empty nearly always
 
     async def named(self, route: Route, *changed: tuple[int, bytes], moved: int | None = None) -> None:
@@ -73,20 +83,20 @@ class Twins:
                 number = self._tree.directory(twin, node)
                 if self._inodes.get(number) is None:
                     continue
-                self._invalidation.changes += 1  # answers that are on their way are of before
+                self._invalidation.overtaken.heard += 1  # answers that are on their way are of before
                 if self._is_given(number, name):
                     targets.add(number)
                     told.append((twin, Change(parent=node, name=name)))
-                elif number in self._inodes.kept:
+                elif number in self._cached_readdir.kept:
                     told.append((twin, Change(node=node)))
-                elif self._invalidation.kernel is not None:
+                elif self._invalidation.kernel is not None and self._on:
                     self._invalidation.kernel.invalidate_inode(number, attributes_only=True)
             if moved is not None and self._inodes.get(inode_number(twin.index, moved)) is not None:
                 told.append((twin, Change(node=moved)))
         if len(changed) > 1 and route.files is not route:
             for node, name in changed:  # a rename: the kernel knows both names now, and was given one
                 self.given(self._tree.directory(route, node), name)
-        if told:
+        if told and self._on:
             held = [self._tree.directory(route, node) for node, _ in changed]
             waits = targets.isdisjoint(self._held)
             if not waits:
@@ -110,12 +120,6 @@ class Twins:
     def remembered(self) -> int:
         """How many directories are remembered here."""
         return len(self._given)
-
-    def forget(self, inodes: Iterable[int]) -> None:
-        """The kernel does not know these any more."""
-        if self._given:
-            for inode in inodes:
-                self._given.pop(inode, None)
 
     async def _tell(self, told: Told, held: list[int], waits: bool) -> None:
         if self._invalidation.kernel is None:
@@ -159,6 +163,6 @@ class Twins:
         for twin in route.twins:
             number = self._tree.directory(twin, node)
             if self._inodes.get(number) is not None:
-                self._invalidation.changes += 1
-                if kernel is not None:
+                self._invalidation.overtaken.heard += 1
+                if kernel is not None and self._on:
                     kernel.invalidate_inode(number, attributes_only=True)

@@ -20,7 +20,7 @@ from functools import partial
 
 from fusebackend.base import paths
 from fusebackend.protocol import EventSource, FileEvent, ObservableVolume, Report, Volume
-from fusebackend.vfs.coherence.invalidation import KernelCache
+from fusebackend.vfs.coherence.kernel_cache import KernelCache
 from fusebackend.vfs.junctions import MountTree, Route
 from fusebackend.vfs.watch.emitting import ReportingVolume
 from fusebackend.vfs.watch.node_paths import Names

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from fusebackend.base import paths
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.protocol import Report
 from fusebackend.vfs.junctions import MountTree, Route
@@ -20,18 +19,14 @@ class Sight:
     """See the module's docstring."""
 
     def __init__(self, tree: MountTree) -> None:
-        prefixes = [route.prefix for route in tree.routes if route.prefix != ROOT]
-        self._covering: dict[Route, list[AgentPath]] = {
-            route: [prefix for prefix in prefixes if prefix != route.prefix and paths.is_below(prefix, route.prefix)]
-            for route in tree.routes
-        }
+        self._table = tree.table
 
     def of(self, route: Route, report: Report) -> list[Report]:
         """A volume's report in paths of the mounted tree; none for what does not show, sometimes more than one."""
         path = _outer(route, report.path)
         before = None if report.moved_from is None else _outer(route, report.moved_from)
         shown = report._replace(path=path, moved_from=before)
-        return list(self._split(route, shown)) if self._covering[route] else [shown]
+        return list(self._split(route, shown)) if self._table.names_below(route.prefix) else [shown]
 
     def _split(self, route: Route, report: Report) -> Iterator[Report]:
         place = self._place(route, report.path)
@@ -52,11 +47,10 @@ class Sight:
                 yield Report("deleted" if kind == "deleted" else "created", path, source=report.source)
 
     def _place(self, route: Route, path: str) -> Literal["open", "covered", "way"]:
-        bare = path.rstrip("/") or ROOT
-        if any(paths.is_below(bare, prefix) for prefix in self._covering[route]):
+        bare = AgentPath(path.rstrip("/") or ROOT)
+        if (self._table.route(bare)[0] or ROOT) != route.prefix:
             return "covered"
-        on_the_way = bare != ROOT and any(paths.is_below(prefix, bare) for prefix in self._covering[route])
-        return "way" if on_the_way else "open"
+        return "way" if bare != ROOT and self._table.names_below(bare) else "open"
 
 
 def _outer(route: Route, inner: str) -> str:

@@ -1,0 +1,67 @@
+"""Which features a mounted tree has: the one place where one is turned off.
+
+Each feature is an object in a file of its own, named as its switch. There are two kinds:
+
+- A *coherence rule* closes a race with the kernel or with another writer. Without it somebody is shown what is not
+  there any more, so its switch is for tests only: each rule has one that fails without it.
+- An *optimisation* saves requests and has no other effect. The environment variable `FUSEBACKEND_OFF` of a server turns
+  some off, which is how one is measured: `FUSEBACKEND_OFF=prefill,cached_readdir scripts/bench --quick`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+VARIABLE = "FUSEBACKEND_OFF"
+
+
+@dataclass(frozen=True)
+class Switches:
+    """See the module's docstring. The files are in `coherence/`, where no other is named."""
+
+    # -- coherence rules -----------------------------------------------------------------------------------------
+
+    invalidation: bool = True
+    overtaken: bool = True
+    notify_again: bool = True
+    """In `mount/notifier.py`."""
+    hold_back: bool = True
+    revalidation: bool = True
+    page_versions: bool = True
+    absent_names: bool = True
+    """In `coherence/negative.py`."""
+    write_barrier: bool = True
+    range_order: bool = True
+    append_end: bool = True
+    twins: bool = True
+    set_id: bool = True
+    capabilities: bool = True
+
+    # -- optimisations -------------------------------------------------------------------------------------------
+
+    negative_dentries: bool = True
+    """In `coherence/negative.py`."""
+    prefill: bool = True
+    cached_readdir: bool = True
+    direct_writes: bool = True
+
+
+OPTIMISATIONS = ("negative_dentries", "prefill", "cached_readdir", "direct_writes")
+
+DEFAULT = Switches()
+"""Of a tree for which nothing else is said."""
+
+
+def from_environment(environment: Mapping[str, str] = os.environ) -> Switches:
+    """All features but the optimisations that `FUSEBACKEND_OFF` names, separated by commas.
+
+    Raises:
+        ValueError: it names something else.
+    """
+    off = [name.strip() for name in environment.get(VARIABLE, "").split(",") if name.strip()]
+    wrong = [name for name in off if name not in OPTIMISATIONS]
+    if wrong:
+        raise ValueError(f"{VARIABLE}: '{wrong[0]}' is no optimisation: {', '.join(OPTIMISATIONS)}")
+    return Switches(**dict.fromkeys(off, False))

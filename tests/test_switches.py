@@ -1,0 +1,168 @@
+"""What is turned off in one place, and rules that have no test elsewhere which fails without them."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import re
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fakekernel import FakeKernel
+from onloop import run
+from smallkernel import SmallKernel
+
+import fusebackend.vfs
+from fusebackend.backends.memory import InMemoryBackend, InMemoryVolume
+from fusebackend.base.paths import ROOT
+from fusebackend.composite.backend import CompositeBackend
+from fusebackend.protocol import AttrChanges, Caller
+from fusebackend.vfs.calls import request
+from fusebackend.vfs.coherence.capabilities import CAPABILITY
+from fusebackend.vfs.inodes import ROOT_INODE
+from fusebackend.vfs.mounted_tree import FileSystem
+from fusebackend.vfs.switches import OPTIMISATIONS, Switches, from_environment
+
+ME = Caller(os.geteuid(), os.getegid())
+NAMES = [field.name for field in dataclasses.fields(Switches)]
+TESTS = Path(__file__).parent
+
+
+# -- the place -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_file_of_a_feature_says_how_to_turn_it_off(name: str) -> None:
+    package = Path(fusebackend.vfs.__file__).parents[1]
+    files = [*package.glob("vfs/**/*.py"), *package.glob("mount/*.py")]
+    openings = [file.read_text().split('"""')[1] for file in files]
+    says = re.compile(rf"Switch:\s+`{name}`")
+    assert sum(bool(says.search(opening)) for opening in openings) == 1
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in OPTIMISATIONS])
+def test_each_rule_has_a_test_that_fails_without_it(name: str) -> None:
+    mark = f'fails_without("{name}")'
+    assert any(mark in file.read_text() for file in TESTS.rglob("test_*.py"))
+
+
+def test_optimisations_are_turned_off_by_the_environment() -> None:
+    assert from_environment({}) == Switches()
+    off = from_environment({"FUSEBACKEND_OFF": " prefill, cached_readdir,"})
+    assert off == Switches(prefill=False, cached_readdir=False)
+
+
+@pytest.mark.parametrize("name", ["invalidation", "no_such_thing"])
+def test_nothing_else_is(name: str) -> None:
+    with pytest.raises(ValueError, match=f"'{name}' is no optimisation"):
+        from_environment({"FUSEBACKEND_OFF": f"prefill,{name}"})
+
+
+# -- optimisations -------------------------------------------------------------------------------------------------
+
+
+def _stored(kernel: FakeKernel, filesystem: FileSystem) -> bool:
+    kernel_side = SmallKernel(filesystem)
+    kernel_side.put("/f", b"content")
+    filesystem.attach(kernel)
+    os_time = AttrChanges(atime_ns=2**62)  # no read has to move it
+    run(filesystem.setattr(kernel_side.inode("/f"), os_time))
+    kernel_side.open("/f", os.O_RDONLY)
+    return any(notice[0] == "store" for notice in kernel.told)
+
+
+def _kept(kernel: FakeKernel, filesystem: FileSystem) -> bool:
+    inode = run(filesystem.mkdir(ROOT_INODE, b"d", 0o755, ME)).inode
+    return filesystem.directories[run(filesystem.opendir(inode))].kept
+
+
+def _absent(kernel: FakeKernel, filesystem: FileSystem) -> bool:
+    return run(filesystem.lookup(ROOT_INODE, b"absent")).timeout_s > 0
+
+
+def _direct(kernel: FakeKernel, filesystem: FileSystem) -> bool:
+    return run(filesystem.create(ROOT_INODE, b"f", 0o644, os.O_WRONLY | os.O_CREAT, ME))[1].direct
+
+
+SHOWN: dict[str, Callable[[FakeKernel, FileSystem], bool]] = {
+    "prefill": _stored, "cached_readdir": _kept, "negative_dentries": _absent, "direct_writes": _direct,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPTIMISATIONS)
+def test_an_optimisation_is_there_until_it_is_turned_off(name: str) -> None:
+    for on in (True, False):
+        filesystem = FileSystem({ROOT: InMemoryVolume()}, switches=Switches(**{name: on}))
+        assert SHOWN[name](FakeKernel(), filesystem) is on
+        filesystem.detach()
+
+
+def test_an_append_passes_the_page_cache_by_in_any_case() -> None:
+    filesystem = FileSystem({ROOT: InMemoryVolume()}, switches=Switches(direct_writes=False))
+    inode = run(filesystem.mknod(ROOT_INODE, b"f", 0o100644, 0, ME)).inode
+    assert run(filesystem.open(inode, os.O_WRONLY | os.O_APPEND)).direct
+
+
+# -- rules ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.fails_without("write_barrier")
+def test_what_is_opened_and_read_at_once_is_of_one_state() -> None:
+    """As the kernel reads it: page by page."""
+    backend = CompositeBackend(InMemoryBackend())
+    filesystem = FileSystem.of(backend)
+    kernel = SmallKernel(filesystem)
+    kernel.put("/f", b"old\n" * 2048)
+    handle = kernel.open("/f", os.O_RDONLY)
+    first = run(filesystem.read(handle, 0, 4096))
+
+    def close_soon(wait_s: float) -> bool:
+        """What the change does while it waits."""
+        second = run(filesystem.read(handle, 4096, 4096))
+        assert first == second == b"old\n" * 1024
+        kernel.close(handle)
+        return True
+
+    filesystem.write_barrier._closed.wait = close_soon  # type: ignore[method-assign, assignment]
+    backend.edit("/f", "old", "new", replace_all=True)
+    assert handle not in kernel.opened, "it was changed while somebody had just begun to read"
+    filesystem.detach()
+
+
+def _open_as_nobody(filesystem: FileSystem, inode: int, flags: int) -> int:
+    request.answer("open", Caller(65534, 65534, 0))
+    number = run(filesystem.open(inode, flags)).number
+    request.answer("write", None)
+    return number
+
+
+@pytest.mark.fails_without("set_id")
+def test_a_write_takes_the_set_id_bits_and_the_kernel_is_told() -> None:
+    kernel = FakeKernel()
+    filesystem = FileSystem({ROOT: InMemoryVolume()})
+    inode = run(filesystem.mknod(ROOT_INODE, b"f", 0o106777, 0, ME)).inode
+    filesystem.attach(kernel)
+    number = _open_as_nobody(filesystem, inode, os.O_WRONLY)
+    filesystem.files[number]._privileged = False
+    run(filesystem.write(number, 0, b"other bytes"))
+    attr = run(filesystem.getattr(inode)).attr
+    assert attr is not None and stat.S_IMODE(attr.mode) == 0o777
+    assert ("attributes", inode) in kernel.told
+    filesystem.detach()
+
+
+@pytest.mark.fails_without("capabilities")
+def test_an_append_takes_the_capabilities_that_were_given_before_and_meanwhile() -> None:
+    volume = InMemoryVolume()
+    filesystem = FileSystem({ROOT: volume})
+    inode = run(filesystem.mknod(ROOT_INODE, b"f", 0o100755, 0, ME)).inode
+    number = run(filesystem.open(inode, os.O_WRONLY | os.O_APPEND)).number
+    for _ in range(2):
+        run(filesystem.setxattr(inode, CAPABILITY, b"\1"))
+        run(filesystem.write(number, 0, b"more"))
+        with pytest.raises(OSError) as refused:
+            volume.getxattr(inode, CAPABILITY)
+        assert refused.value.errno == errno.ENODATA
