@@ -33,6 +33,7 @@ from report import markdown, write_between
 from serving import REPOSITORY, mounted
 
 sys.path.insert(0, str(REPOSITORY / "tests"))
+sys.path.insert(0, str(REPOSITORY / "tests/support"))
 
 CHANGES = 2000
 WARM_UP = 50

@@ -45,6 +45,7 @@ from fusebackend.protocol import ROOT_NODE, Caller
 from fusebackend.volumes import trigram
 
 sys.path.insert(0, str(REPOSITORY / "tests"))
+sys.path.insert(0, str(REPOSITORY / "tests/support"))
 from services import postgres as service
 
 FILES_PER_DIRECTORY = 100

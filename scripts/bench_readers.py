@@ -28,6 +28,7 @@ from report import markdown, write_between
 from serving import REPOSITORY, mounted
 
 sys.path.insert(0, str(REPOSITORY / "tests"))
+sys.path.insert(0, str(REPOSITORY / "tests/support"))
 from services import postgres
 from services.stall import Stall
 
@@ -98,7 +99,7 @@ def row(service: str, mountpoint: Path, rounds: int) -> list[str]:
 def sleeping(work: Path, rounds: int) -> Iterator[Path]:
     latency, mountpoint = work / "latency", work / "sleeping"
     os.environ["FUSEBACKEND_TEST_STALL"] = str(latency)
-    os.environ["PYTHONPATH"] = str(REPOSITORY / "tests")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY / "tests"), str(REPOSITORY / "tests/support")])
     with mounted(serve_command("python:stalling:backend", mountpoint), mountpoint, work / "log"):
         for name in all_names(rounds):
             (mountpoint / name).write_bytes(bytes(FILE_BYTES))

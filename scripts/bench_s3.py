@@ -34,6 +34,7 @@ from report import conditions, write_between
 from serving import REPOSITORY, Server, mounted
 
 sys.path.insert(0, str(REPOSITORY / "tests"))
+sys.path.insert(0, str(REPOSITORY / "tests/support"))
 
 from services import seaweedfs
 from services.s3 import Bucket, Service

@@ -27,6 +27,7 @@ from urllib.request import urlopen
 from serving import REPOSITORY, START_LIMIT_S, Server, mounted, started
 
 sys.path.insert(0, str(REPOSITORY / "tests"))
+sys.path.insert(0, str(REPOSITORY / "tests/support"))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Fixtures for all tests. Mounts come from `mounts.py`, which lies beside this file and is imported as `mounts`."""
+"""Fixtures for all tests. Their parts are in `support/` and `services/`, imported by name."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def _connected(name: str, run: Path) -> socket.socket:
 def _start(name: str, run: Path, listener: socket.socket) -> None:
     """Start a keeper as nobody's child: a worker has no need to wait for it."""
     tests = Path(__file__).parents[1]
-    path = [str(tests.parent), str(tests), *filter(None, [os.environ.get("PYTHONPATH")])]
+    path = [str(tests.parent), str(tests / "support"), str(tests), *filter(None, [os.environ.get("PYTHONPATH")])]
     with (run / f"{name}.log").open("ab") as log:
         subprocess.run(
             ["setsid", "--fork", sys.executable, "-m", "services.shared", name],

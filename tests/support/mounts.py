@@ -25,7 +25,7 @@ import pytest
 
 from fusebackend.linux import mount_table as table
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 START_LIMIT_S = 120.0
 STOP_LIMIT_S = 60.0
@@ -197,8 +197,8 @@ def _answers(mountpoint: Path) -> bool:
 
 
 def _module_path() -> list[str]:
-    """The tree under test first; `tests`, for `python:` URLs of backends that only tests need."""
-    return [str(ROOT), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    """The tree under test first; then what only tests need, for `python:` URLs of backends that only tests need."""
+    return [str(ROOT), str(ROOT / "tests/support"), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
 
 
 def is_listed(mountpoint: Path) -> bool:

@@ -13,15 +13,16 @@ import pytest
 
 pytest.importorskip("deepagents")
 
-HERE = Path(__file__).parent
+TESTS = Path(__file__).parents[2]
 OLDEST = "0.7.8"
 OLD_DEEPAGENTS = Path(os.environ.get("OLD_DEEPAGENTS") or Path(sys.prefix) / f"deepagents-{OLDEST}")
 
 
 def answers(directory, *path):
     """What `deepagents_program.py` prints, with these directories before all others on the path of imports."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (*path, HERE.parent, HERE)))}
-    program = [sys.executable, HERE / "deepagents_program.py", directory]
+    modules = (*path, TESTS.parent, TESTS / "support", TESTS)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, modules))}
+    program = [sys.executable, TESTS / "support" / "deepagents_program.py", directory]
     done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -5,7 +5,7 @@ the volume's files. Any number of power losses are then played from that: at eac
 missing, torn or there. What the volume then holds must be what it held after one of the steps, from the last promised
 one on: a consistent prefix, byte for byte.
 
-    FUSEBACKEND_CRASH_POINTS=1000 pytest tests/test_power_loss.py      plays so many
+    FUSEBACKEND_CRASH_POINTS=1000 pytest tests/unit/backends/sqlite/test_power_loss.py      plays so many
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.backends.sqlite.check import check
 from fusebackend.protocol import ROOT_NODE
 
-HOME = Path(__file__).parent
+HOME = Path(__file__).parents[3] / "support"
 STEPS = 150
 POINTS = amount("FUSEBACKEND_CRASH_POINTS", dev=15, ci=40, soak=400)
 POINTS_PER_RUN = 100
@@ -82,7 +82,7 @@ def _record(recorder: Path, tmp_path: Path, seed: int) -> Path:
     file = home / "volume.db"
     environment = {
         **os.environ,
-        "PYTHONPATH": str(HOME.parent),
+        "PYTHONPATH": str(HOME.parents[1]),
         "LD_PRELOAD": str(recorder),
         "RECORDER_FILE": str(file),
         "RECORDER_LOG": str(log),

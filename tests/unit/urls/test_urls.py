@@ -345,7 +345,7 @@ def test_every_parameter_is_explained() -> None:
 
 
 def test_the_documentation_explains_them_in_the_same_words() -> None:
-    page = (Path(__file__).parents[1] / "docs/urls.md").read_text()
+    page = (Path(__file__).parents[3] / "docs/urls.md").read_text()
     for name, meaning in MEANINGS.items():
         (row,) = [line for line in page.splitlines() if line.startswith(f"| `{name}` |")]
         schemes = [scheme for scheme, its in SCHEMES.items() if name in (its.parameters or ())]

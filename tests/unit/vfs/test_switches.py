@@ -28,7 +28,7 @@ from fusebackend.vfs.switches import OPTIMISATIONS, Switches, from_environment
 
 ME = Caller(os.geteuid(), os.getegid())
 NAMES = [field.name for field in dataclasses.fields(Switches)]
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[2]
 
 
 # -- the place -----------------------------------------------------------------------------------------------------

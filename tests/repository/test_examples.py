@@ -24,7 +24,7 @@ pytest.importorskip("langgraph.store.sqlite")
 
 pytestmark = pytest.mark.mounted
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 LIMIT_S = 120
 
 
@@ -35,7 +35,8 @@ class Program:
         path = directory / "script.json"
         path.write_text(json.dumps(script))
         self.errors = directory / "errors.log"
-        command = ["setpriv", "--pdeathsig", "TERM", "--", sys.executable, str(ROOT / "tests" / "scripted_example.py")]
+        program = str(ROOT / "tests/support/scripted_example.py")
+        command = ["setpriv", "--pdeathsig", "TERM", "--", sys.executable, program]
         with self.errors.open("w") as errors:
             self.process = subprocess.Popen(
                 [*command, name, str(path), *map(str, arguments)],

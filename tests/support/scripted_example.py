@@ -17,7 +17,7 @@ from typing import Any
 from agents import ScriptedModel, call, say, use
 from langchain_core.messages import BaseMessage
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
 
 class Remembering(ScriptedModel):

@@ -7,7 +7,8 @@ multiple with `soak`:
     @settings(max_examples=examples(150))
     ROUNDS = amount("FUSEBACKEND_CRASH_ROUNDS", dev=5, ci=50, soak=200)
 
-A variable of the environment overrides the profile: `FUSEBACKEND_EXAMPLES=1000 pytest tests/test_volume_model.py`.
+A variable of the environment overrides the profile:
+`FUSEBACKEND_EXAMPLES=1000 pytest tests/unit/volumes/test_volume_model.py`.
 This is read when a test's module is imported, which is after a profile was loaded.
 """
 

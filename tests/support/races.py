@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":
-    sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
+    sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parent)]
 
 import mounts
 
@@ -290,7 +290,8 @@ def as_plain_user(place: Path, default: str, actor: str, seconds: float, names: 
     os.mknod(node, 0o020666, os.makedev(10, 229))
     node.chmod(0o666)
     packages = next(path for path in map(Path, sys.path) if path.name == "site-packages")
-    module_path = os.pathsep.join([str(mounts.ROOT), str(mounts.ROOT / "tests"), str(packages)])
+    tests = mounts.ROOT / "tests"
+    module_path = os.pathsep.join(map(str, [mounts.ROOT, tests / "support", tests, packages]))
     inside = [
         "setpriv", f"--reuid={PLAIN_UID}", f"--regid={PLAIN_UID}", "--clear-groups", "--",
         "env", "-i", f"PATH={os.environ['PATH']}:/usr/sbin", f"PYTHONPATH={module_path}", f"HOME={mine}",

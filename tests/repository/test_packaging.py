@@ -14,7 +14,7 @@ import pytest
 
 import fusebackend
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 FILES = [ROOT / ".ci/run", *sorted((ROOT / "scripts").iterdir())]
 SCRIPTS = [path for path in FILES if path.is_file() and not path.suffix]
 HEAVY = ("pyfuse3", "trio", "anyio", "rich", "wcmatch", "msgspec", "click", "asyncio", "sqlite3")

@@ -21,7 +21,7 @@ import pytest
 from fusebackend import config
 from fusebackend.urls import opening as urls
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES.remove(ROOT / "docs/control-protocol.md")  # tests/mounted/test_control_protocol.py runs that
 LIMIT_S = 120
@@ -51,14 +51,14 @@ NOT_RUN = {
     "fusebackend mount /mnt/agent \\": "it needs AWS, a server of PostgreSQL and a registry of images",
     'eval "$(_FUSEBACKEND_COMPLETE': "for the start-up files of three shells",
     "make check": "it installs packages",
-    "[project.entry-points": "for the pyproject.toml of a package; tests/test_webdav_example.py has it installed",
+    "[project.entry-points": "for the pyproject.toml of a package; test_webdav_example.py has it installed",
 }
 
 AGENT = "fusebackend mount /mnt/agent"
 MEMORIES = "mkdir -p /mnt/agent/memories; echo 'sunday: TODO' > /mnt/agent/memories/old.md"
 PROJECT = "mkdir -p src/project; git init -q src/project; echo TODO > src/project/file; git -C src/project add file; \
 git -C src/project -c user.name=a -c user.email=a@b commit -qm one"
-STATE = f"{sys.executable} {ROOT}/tests/readme_state.py"
+STATE = f"{sys.executable} {ROOT}/tests/support/readme_state.py"
 
 BEFORE = {
     "cd /mnt/agent\n": [PROJECT, f"ln -s {ROOT} fusebackend", AGENT],

@@ -284,7 +284,7 @@ time.sleep(float(sys.argv[3]))
 @contextlib.contextmanager
 def server(engine, seconds: float):
     command = [sys.executable, "-c", SERVER, engine.image, engine.url, str(seconds)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1]) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[4]) as process:
         try:
             yield process, process.stdout.readline().strip()
         finally:

@@ -40,7 +40,7 @@ from fusebackend.protocol import ROOT_NODE
 from fusebackend.testing.conformance import BackendConformance
 from fusebackend.urls.opening import open_backend
 
-TREE = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
+TREE = [str(Path(__file__).parents[3]), str(Path(__file__).parents[2] / "support")]
 PATH = {"PATH": "/usr/bin:/bin"}
 
 

@@ -129,7 +129,7 @@ def leaves_out(item: pytest.Item, tier: str, *, sampled: bool) -> str | None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--tier", choices=sorted(TIERS), help="which tests to take, see tests/tiers.py")
+    parser.addoption("--tier", choices=sorted(TIERS), help="which tests to take, see tests/support/tiers.py")
 
 
 def pytest_configure(config: pytest.Config) -> None:

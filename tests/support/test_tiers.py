@@ -105,7 +105,7 @@ def test_what_stays_together(nodeid: str, scope: str) -> None:
 
 def test_every_sample_is_of_tests_that_there_are() -> None:
     """A pattern that matches no file has lost its tests, by a new name of theirs."""
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     there = [str(path.relative_to(root)) for path in root.glob("tests/**/test_*.py")]
     for sample in tiers.SAMPLES:
         for pattern in sample.patterns:

@@ -18,7 +18,7 @@ from fusebackend import urls
 from fusebackend.backends import digest_of
 from fusebackend.testing.conformance import BackendConformance
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 webdav_service.require()
 sys.path.insert(0, str(EXAMPLES))

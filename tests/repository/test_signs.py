@@ -13,7 +13,7 @@ import pytest
 
 from fusebackend.backends import FileVerbs
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 NOT_OURS = ("fs/", "mm/", "drivers/", "include/", "Documentation/")
 """Where the kernel's own sources are."""
 

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-sys.path.append(str(Path(__file__).parents[1] / "scripts"))
+sys.path.append(str(Path(__file__).parents[2] / "scripts"))
 
 import bench
 import bench_growth
@@ -32,7 +32,7 @@ import report
 import rounds
 import serving
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "scripts"
 
 SIDES = ("plain directory", "fusebackend", "bindfs", "rclone", "JuiceFS", "SeaweedFS")
