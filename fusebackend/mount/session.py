@@ -31,7 +31,7 @@ from fusebackend.linux.mount_error import MountError
 from fusebackend.linux.mount_table import SUBTYPE
 from fusebackend.mount.notifier import Notifier
 from fusebackend.mount.operations import Operations
-from fusebackend.mount.pyfuse3_patches import kernel_limits as tuning
+from fusebackend.mount.pyfuse3_patches import kernel_limits
 from fusebackend.mount.pyfuse3_patches.cached_opendir import Diversion
 from fusebackend.mount.pyfuse3_patches.cpu_latency import Wakefulness
 from fusebackend.mount.pyfuse3_patches.eager_loop import EagerTrio
@@ -181,7 +181,7 @@ class Session:
         }
 
     def _mount(self) -> None:
-        setattr(pyfuse3, "trio", self._eager)  # noqa: B010 - not in its types
+        setattr(pyfuse3, "trio", self._eager or trio)  # noqa: B010 - not in its types
         try:
             pyfuse3.init(cast(pyfuse3.Operations, self.operations), self.mountpoint, self.options.words())
         except RuntimeError as error:
@@ -194,10 +194,13 @@ class Session:
         if self._stop_asked:
             self._stop.set()
         self.filesystem.xattrs.status = lambda: json.dumps(self.status()).encode()
-        notifier = Notifier(self.filesystem.inodes, self.filesystem.switches.notify_again)
+        on = self.filesystem.switches
+        notifier = Notifier(self.filesystem.inodes, on.notify_again)
         self.filesystem.attach(notifier)
-        self.operations.diversion = Diversion(notifier)
-        self._eager = EagerTrio(Handshake, self.operations.diversion, self._wakefulness)
+        if on.eager_loop:
+            self.operations.diversion = Diversion(notifier) if on.cached_readdir else None
+            handshake = Handshake if on.init_flags else None
+            self._eager = EagerTrio(handshake, self.operations.diversion, self._wakefulness)
         if self.options.may_keep_awake:
             self._wakefulness.open()
         try:
@@ -224,7 +227,8 @@ class Session:
         except OSError as error:
             log.error("the mount on %s does not answer: %s", self.mountpoint, error.strerror)
             return
-        await trio.to_thread.run_sync(tuning.raise_limits, status.st_dev, abandon_on_cancel=True)
+        if self.filesystem.switches.kernel_limits:
+            await trio.to_thread.run_sync(kernel_limits.raise_limits, status.st_dev, abandon_on_cancel=True)
         if on_ready is not None:
             await trio.to_thread.run_sync(on_ready, abandon_on_cancel=True)
 

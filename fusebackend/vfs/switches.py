@@ -46,9 +46,17 @@ class Switches:
     prefill: bool = True
     cached_readdir: bool = True
     direct_writes: bool = True
+    init_flags: bool = True
+    """In `mount/pyfuse3_patches/`, as the following."""
+    eager_loop: bool = True
+    kernel_limits: bool = True
 
 
-OPTIMISATIONS = ("negative_dentries", "prefill", "cached_readdir", "direct_writes")
+PATCHES = ("init_flags", "eager_loop", "kernel_limits")
+"""What libfuse and pyfuse3 have no words for. Without `eager_loop`, which is the door for them, `init_flags` and
+`cached_readdir` are off as well."""
+
+OPTIMISATIONS = ("negative_dentries", "prefill", "cached_readdir", "direct_writes", *PATCHES)
 
 DEFAULT = Switches()
 """Of a tree for which nothing else is said."""

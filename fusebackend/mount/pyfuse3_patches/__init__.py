@@ -1,8 +1,10 @@
 """What libfuse and pyfuse3 have no words for, each in a file of its own.
 
-init_flags.py    FUSE_INIT: a capability that libfuse 3.14 does not know
-cached_opendir.pyOPENDIR: the kernel may keep the listing
-eager_loop.py    the next request, with fewer trips through the scheduler
-kernel_limits.py the kernel's limits for one mount, raised
-cpu_latency.py   idle processors of a virtual machine stay awake
+README.md beside this file says for each what it works around, from which version it can go, and how to turn it off.
+
+init_flags.py      FUSE_INIT: a capability that libfuse 3.14 does not know
+cached_opendir.py  OPENDIR: the kernel may keep the listing
+eager_loop.py      the next request, with fewer trips through the scheduler
+kernel_limits.py   the kernel's limits for one mount, raised
+cpu_latency.py     idle processors of a virtual machine stay awake
 """

@@ -12,7 +12,7 @@ A request that was there when the descriptor was polled may be gone when it is r
 read would then wait for another one, with Python's lock held, and every thread of the server with it (seen when eight
 sandboxes ended at once). So the descriptor does not block; and as pyfuse3 takes the EAGAIN of such a read for a
 failure, its loop is begun again then. It loses its buffer each time: a megabyte that nothing was written to, for a rare
-event.
+event. Switch: `eager_loop`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ kernel's own descriptor takes the place again, and everything else goes straight
 here goes through unchanged: then nothing is agreed on beyond what libfuse knows.
 
 The layouts are those of include/uapi/linux/fuse.h, which never change: `fuse_in_header` and `fuse_init_in` of the
-request, `fuse_out_header` and `fuse_init_out` of the answer.
+request, `fuse_out_header` and `fuse_init_out` of the answer. Switch: `init_flags`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The kernel's own limits for one mount, raised where we may: only root can, and the owner of a mount some of them.
 
 Each is a file below /sys, named after the mount's device. What can't be raised stays as it is, and the mount works.
+Switch: `kernel_limits`.
 """
 
 from __future__ import annotations
