@@ -15,6 +15,11 @@ from typing import Any
 REQUEST_TIMEOUT_S = 60
 """For one request; a pull and an attached socket are not limited by it."""
 
+POOLS = 256
+"""The SDK keeps a pool of connections for each URL, 25 pools by default, and each command has URLs of its own. It
+closes the least recently used pool, and a request under way over that one ends with an AttributeError (urllib3's
+`_put_conn`): a hundred searches at once closed a pool in use."""
+
 
 def connect(base_url: str | None = None) -> Any:
     """A client of the engine at `base_url`, or where the environment says (`DOCKER_HOST`).
@@ -30,10 +35,8 @@ def connect(base_url: str | None = None) -> Any:
     where = base_url or os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
     _require_socket(where)
     with speaking(where):
-        if base_url is not None:
-            client = docker.DockerClient(base_url=base_url, timeout=REQUEST_TIMEOUT_S)
-        else:
-            client = docker.from_env(timeout=REQUEST_TIMEOUT_S)
+        named = docker.utils.kwargs_from_env() if base_url is None else {"base_url": base_url}
+        client = docker.DockerClient(timeout=REQUEST_TIMEOUT_S, num_pools=POOLS, **named)
         try:
             client.ping()
         except BaseException:
