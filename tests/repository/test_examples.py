@@ -40,7 +40,7 @@ class Program:
         with self.errors.open("w") as errors:
             self.process = subprocess.Popen(
                 [*command, name, str(path), *map(str, arguments)],
-                env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
+                env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests/support'}:{ROOT / 'tests'}"},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

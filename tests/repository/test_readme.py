@@ -137,7 +137,7 @@ def run(home: Path, before: list[str], command: str) -> str:
     environment = {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "HOME": str(home),
-        "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'tests/support'}:{ROOT / 'tests'}",
         "LC_ALL": "C.UTF-8",
     }
     words = ["unshare", "--mount", "--propagation", "private", "bash", "-c", script]
