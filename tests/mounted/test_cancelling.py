@@ -133,7 +133,7 @@ def test_two_hundred_commands_do_not_delay_a_read(files, mountpoint, library):
 
     took_s, cancelled_s = anyio.run(main, backend=library)
     assert took_s < 1.0
-    assert cancelled_s < LIMIT_S
+    assert cancelled_s < 30, "two hundred at once take a second or two"
     eventually(lambda: files.status()["execute"]["running"] == 0, 60)
 
 
