@@ -30,6 +30,10 @@ CHECKED_BYTES = 4 << 20
 
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8  # mallopt(3)
 
+_MALLINFO2 = (
+    "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"
+)  # fmt: skip
+
 
 def is_mostly_empty(length: int, peak: int) -> bool:
     """Is a table that once held `peak` worth copying into a smaller one? Neither dicts nor sets shrink."""
@@ -57,6 +61,21 @@ def keep_less() -> None:
         tune(_M_ARENA_MAX, ARENAS)
 
 
+def free_bytes() -> int:
+    """What the C library has of freed memory and will use again: address space of this process, but not in use. 0 where
+    it does not say (before glibc 2.33, and without glibc)."""
+    import ctypes
+
+    class Information(ctypes.Structure):  # mallinfo(3)
+        _fields_ = tuple((name, ctypes.c_size_t) for name in _MALLINFO2)
+
+    ask = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if ask is None:
+        return 0
+    ask.restype = Information
+    return int(ask().fordblks)
+
+
 class Spare:
     """Is there memory for another change? Where the address space is limited, an allocation fails before the machine
     has no more memory; and one that fails inside of pyfuse3 ends the mount. So changes are refused a while before."""
@@ -77,6 +96,6 @@ class Spare:
         if self._unchecked >= CHECKED_BYTES:
             with open("/proc/self/statm", "rb") as file:
                 used = int(file.read().split()[0]) * self._page
-            if used + SPARE_BYTES + size > self.limit_bytes:
+            if used + SPARE_BYTES + size > self.limit_bytes + free_bytes():
                 raise MemoryError("memory is limited, and little is left")
             self._unchecked = size

@@ -18,7 +18,7 @@ from eventually import eventually
 
 import fusebackend
 
-LIMIT_S = 2.0
+LIMIT_S = 10.0
 """How long it may take until a cancelled call has returned; some milliseconds on a quiet machine."""
 
 _numbers = itertools.count(1)

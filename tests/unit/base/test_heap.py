@@ -69,3 +69,11 @@ def test_an_inode_that_the_kernel_forgets_while_it_waits_to_be_written_goes_with
         assert back in volume._inodes
         assert gone not in volume._inodes
         assert volume.lookup(ROOT_NODE, b"gone").node == gone
+
+
+def test_what_was_freed_between_what_is_in_use_is_free():
+    """Freed blocks that lie between others stay in the address space, and are used again."""
+    blocks = [bytes(100_000) for _ in range(500)]
+    before = heap.free_bytes()
+    del blocks[::2]
+    assert heap.free_bytes() - before > 20 << 20
