@@ -30,7 +30,7 @@ import mounts
 
 import fusebackend
 
-START_LIMIT_S = 30.0
+START_LIMIT_S = 60.0
 """No command that prints a line may take longer, whatever happens to names meanwhile."""
 
 PLAIN_UID = 65534
