@@ -34,6 +34,7 @@ FIO = """
 [global]
 directory={directory}
 size={kib}k
+verify_state_save=0
 verify=crc32c
 verify_fatal=1
 randrepeat=1
