@@ -7,9 +7,11 @@ one object that Python holds ready to be used again; a full collection lets go o
 
 from __future__ import annotations
 
+import functools
 import os
 import resource
 import sys
+from typing import Any
 
 SMALL_TABLE = 1000
 """A table that never held more than this is not worth shrinking."""
@@ -64,16 +66,22 @@ def keep_less() -> None:
 def free_bytes() -> int:
     """What the C library has of freed memory and will use again: address space of this process, but not in use. 0 where
     it does not say (before glibc 2.33, and without glibc)."""
+    ask = _mallinfo2()
+    return 0 if ask is None else int(ask().fordblks)
+
+
+@functools.cache
+def _mallinfo2() -> Any:
+    """The function of the C library, made once: near the limit it is called for every change. None where it is not."""
     import ctypes
 
     class Information(ctypes.Structure):  # mallinfo(3)
         _fields_ = tuple((name, ctypes.c_size_t) for name in _MALLINFO2)
 
     ask = getattr(ctypes.CDLL(None), "mallinfo2", None)
-    if ask is None:
-        return 0
-    ask.restype = Information
-    return int(ask().fordblks)
+    if ask is not None:
+        ask.restype = Information
+    return ask
 
 
 class Spare:
