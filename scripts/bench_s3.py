@@ -5,9 +5,8 @@
 It starts a SeaweedFS of its own. Each round mounts both anew, with nothing cached, and runs every measure on both, one
 after the other and in turns; a ratio is that of the medians of the rounds. rclone runs with `--vfs-cache-mode writes`
 and otherwise with its defaults: it stores a file 5 s after `close`, so that untar is measured twice, until `tar` ends
-and until everything is in the bucket. Here a file is there when it is closed, unless the URL says `write_back=5`, for
-which untar is measured once more. The last part puts 50 ms between mount and store. Never part of a test: numbers are
-not promises.
+and until everything is in the bucket. Here a file is there when it is closed. The last part puts 50 ms between mount
+and store. Never part of a test: numbers are not promises.
 """
 
 from __future__ import annotations
@@ -42,10 +41,6 @@ from services.stall import Stall
 
 PART_BYTES = 8 * MIB
 """What obstore alone is asked for at once, four times: the fastest of what was tried."""
-
-LATER = "later"
-WRITE_BACK_S = "5"
-"""As long as rclone waits by default."""
 
 LATENCY_S = 0.05
 READERS = 64
@@ -207,14 +202,12 @@ def rclone_command(bucket: Bucket, prefix: str, mountpoint: Path, cache: Path) -
 
 @contextmanager
 def both(bucket: Bucket, directory: Path, number: int) -> Iterator[dict[str, Path]]:
-    """Both mounts, with nothing in their caches, and ours a second time as one that puts files later, like rclone."""
+    """Both mounts, with nothing in their caches."""
     place = directory / f"round{number}"
     place.mkdir()
     with ExitStack() as mounts:
-        sides = {"ours": place / "ours", "rclone": place / "rclone", LATER: place / LATER}
+        sides = {"ours": place / "ours", "rclone": place / "rclone"}
         mounts.enter_context(mounted(serve_command(bucket, "ours", sides["ours"]), sides["ours"], place / "log"))
-        command = serve_command(bucket, LATER, sides[LATER], write_back=WRITE_BACK_S)
-        mounts.enter_context(mounted(command, sides[LATER], place / f"{LATER}-log"))
         command = rclone_command(bucket, "rclone", sides["rclone"], place / "cache")
         mounts.enter_context(mounted(command, sides["rclone"], place / "rclone-log"))
         yield sides
@@ -239,7 +232,7 @@ def compare(arguments: argparse.Namespace, work: Work, directory: Path) -> dict[
                     if name.startswith("untar"):
                         continue
                     seconds[name][side].append(measure(sides[side]))
-            for side in (*order, LATER) if "untar" in measures else ():
+            for side in order if "untar" in measures else ():
                 seconds["untar"].setdefault(side, []).append(work.untar(sides[side]))
                 seconds["untar stored"].setdefault(side, []).append(work.stored(sides[side]))
                 work.clean(side)
@@ -286,9 +279,6 @@ def table(seconds: dict[str, dict[str, list[float]]], scale: Scale) -> Iterator[
             obstore = statistics.median(sides["obstore"])
             alone = f"{obstore:.2f} s, {100 * obstore / ours:.0f} % of its speed"
         yield f"| {name} | {ours:.2f} s | {rclone:.2f} s | {rclone / ours:.2f} | {alone} |"
-        if LATER in sides:
-            later = statistics.median(sides[LATER])
-            yield f"| {name}, `write_back={WRITE_BACK_S}` | {later:.2f} s | {rclone:.2f} s | {rclone / later:.2f} |  |"
 
 
 def main() -> None:

@@ -217,8 +217,7 @@ def _endpoint(value: str) -> str:
 
 MEANINGS = {
     "access_key_id": "with secret_access_key: credentials; by default those of the environment",
-    "cache_dir": "where blocks of objects are cached; a temporary directory by default",
-    "cache_mb": "how many MiB that cache may take",
+    "cache_mb": "how many MiB of objects that were read stay in memory; 64 by default",
     "conflict": "replacing a file that another host has changed since it was opened: error (default) or last-writer",
     "connections": "how many connections to the server, and so operations at once",
     "endpoint": "the URL of an S3 server that is not AWS's",
@@ -238,7 +237,6 @@ MEANINGS = {
     "ttl": "for how many seconds the kernel believes what was seen before it looks again",
     "volume": "which volume of the database; several can be in one",
     "write": "head: changes of files become pending writes of the thread; read-only by default",
-    "write_back": "a file is stored so many seconds after it was closed; 0 (default): before close returns",
 }
 """What the parameters of URLs mean, for `fusebackend backends`; a name means the same wherever it is known."""
 
@@ -264,11 +262,9 @@ _OBJECTS = Features(
 )
 
 _OBJECT_PARAMETERS: dict[str, Callable[[str], Any]] = {
-    "cache_dir": str,
     "cache_mb": _positive,
     "on_exists": _on_exists,
     "ttl": _seconds,
-    "write_back": _seconds,
 }
 
 # --------------------------------------------------------------------------------------------------------------

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,29 +63,15 @@ class TestPosix(PosixCases):
 SOURCES = 60
 
 
-@pytest.fixture(scope="module", params=["0", "0.5"])
-def work(
-    request: pytest.FixtureRequest, seaweedfs: Service, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Path, Bucket]]:
-    """A bucket on a mount, for all of these: one with files put when they are closed, and one with `write_back`."""
+@pytest.fixture(scope="module")
+def work(seaweedfs: Service, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Bucket]]:
+    """A bucket on a mount, for all of these."""
     tmp = tmp_path_factory.mktemp("work")
     with (
         seaweedfs.bucket() as bucket,
-        mounts.mounted(
-            tmp / "mnt", "memory:", routes={"/s3": bucket.url("work", write_back=request.param)}
-        ) as server,
+        mounts.mounted(tmp / "mnt", "memory:", routes={"/s3": bucket.url("work")}) as server,
     ):
         yield server.path / "s3", bucket
-
-
-def settle(path: Path) -> None:
-    """Wait until what was closed is in the bucket."""
-    eventually(lambda: _unstored(path) == 0, LIMIT_S)
-
-
-def _unstored(path: Path) -> int:
-    status = json.loads(os.getxattr(path.parent, "user.fusebackend.status"))
-    return sum(route["unstored"] for route in status["routes"])
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +98,6 @@ def test_git_clones_commits_and_checks(work: tuple[Path, Bucket], origin: Path) 
     trees.git(clone, "gc", "--quiet", "--prune=now")
     trees.git(clone, "fsck", "--strict", "--full", "--no-dangling")
     assert trees.git(clone, "status", "--porcelain") == ""
-    settle(path)
     assert bucket.get("work/clone/new.txt") == b"new\n"
 
 
@@ -153,7 +136,6 @@ def test_vim_saves(work: tuple[Path, Bucket], backupcopy: str) -> None:
     file.chmod(0o640)
     options = f"set backup backupskip= backupcopy={backupcopy} backupdir=."
     trees.run(vim, "-es", "-u", "NONE", "-N", "-c", options, "-c", "%s/old/new/", "-c", "wq", file.name, cwd=path)
-    settle(path)
     assert bucket.get(f"work/{file.name}") == b"one new line\n"
     assert (path / f"{file.name}~").read_text() == "one old line\n"
     assert file.stat().st_mode & 0o777 == 0o640
@@ -173,29 +155,6 @@ def test_a_killed_server_loses_nothing_that_was_closed_or_synced(bucket: Bucket,
     with pytest.raises(OSError):
         os.close(fd)
     assert (bucket.get("d/closed"), bucket.get("d/synced")) == (b"closed", b"synced")
-
-
-def test_with_write_back_a_killed_server_loses_nothing_that_was_synced(bucket: Bucket, serve: Serve) -> None:
-    server = serve("memory:", routes={"/s3": bucket.url(write_back="3600")})
-    (server.path / "s3/closed").write_text("closed")
-    fd = os.open(server.path / "s3/synced", os.O_CREAT | os.O_WRONLY)
-    os.write(fd, b"synced")
-    os.fsync(fd)
-    os.close(fd)
-    assert (server.path / "s3/closed").read_text() == "closed"
-    assert _unstored(server.path / "s3") == 1
-    assert "for 1 s, 1 to be stored" in trees.run(sys.executable, "-m", "fusebackend", "status", server.path)
-    server.kill()
-    assert bucket.get("synced") == b"synced"
-    assert "closed" not in bucket.all_keys()
-
-
-def test_with_write_back_an_unmount_waits_until_all_is_stored(bucket: Bucket, serve: Serve) -> None:
-    server = serve("memory:", routes={"/s3": bucket.url(write_back="3600")})
-    for number in range(50):
-        (server.path / f"s3/{number}").write_text(str(number))
-    server.stop()
-    assert all(bucket.get(str(number)) == str(number).encode() for number in range(50))
 
 
 def test_two_mounts_see_what_was_closed_and_conflicts_are_errors(bucket: Bucket, serve: Serve) -> None:

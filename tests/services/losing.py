@@ -25,7 +25,6 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from fusebackend.backends.object_store.bucket.s3_client import S3Client
 from fusebackend.backends.object_store.bucket.s3_extras import S3Extras
 
 MODIFIED = "Sat, 21 Nov 2026 12:00:00 GMT"
@@ -74,7 +73,7 @@ class LosingS3:
     def extras(self, bucket: str) -> S3Extras:
         """What goes past obstore."""
         endpoint = f"http://127.0.0.1:{self._server.server_port}"
-        return S3Extras(S3Client(endpoint, "us-east-1", "access", "secret"), bucket, "")
+        return S3Extras(endpoint, "us-east-1", ("access", "secret", None), bucket, "")
 
     def store(self, bucket: str) -> Any:
         from obstore.store import S3Store

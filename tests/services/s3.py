@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
+import errno
 import urllib.parse
 import uuid
 from collections.abc import Iterator
@@ -22,10 +22,26 @@ class Service:
     key: str
     secret: str
 
-    def client(self) -> Any:
-        from fusebackend.backends.object_store.bucket.s3_client import S3Client
+    def request(self, method: str, path: str, query: dict[str, str], body: bytes, headers: dict[str, str]) -> Any:
+        """One signed request; OSError for any answer that is no success."""
+        from botocore.auth import S3SigV4Auth
+        from botocore.awsrequest import AWSRequest
+        from botocore.credentials import Credentials
+        from botocore.exceptions import BotoCoreError
+        from botocore.httpsession import URLLib3Session
 
-        return S3Client(self.endpoint, REGION, self.key, self.secret)
+        request = AWSRequest(method, self.endpoint + path, headers, body, query)
+        S3SigV4Auth(Credentials(self.key, self.secret), "s3", REGION).add_auth(request)
+        session = URLLib3Session(timeout=30)
+        try:
+            answer = session.send(request.prepare())
+        except BotoCoreError as error:
+            raise OSError(errno.EIO, str(error)) from None
+        finally:
+            session.close()
+        if answer.status_code >= 300:
+            raise OSError(errno.EIO, f"{method} {path}: {answer.status_code} {answer.content[:200]!r}")
+        return answer
 
     def takes_objects(self) -> bool:
         name = f"probe-{uuid.uuid4().hex[:12]}"
@@ -45,7 +61,7 @@ class Service:
         try:
             yield bucket
         finally:
-            with contextlib.suppress(OSError, http.client.HTTPException):  # the server may have been killed
+            with contextlib.suppress(OSError):  # the server may have been killed
                 bucket.request("DELETE", "")
 
 
@@ -59,19 +75,18 @@ class Bucket:
     def request(self, method: str, key: str, query: dict[str, str] | None = None, body: bytes = b"",
                 headers: dict[str, str] | None = None) -> Any:  # fmt: skip
         path = f"/{self.name}" + (f"/{urllib.parse.quote(key, safe='/~')}" if key else "")
-        with contextlib.closing(self.service.client()) as client:
-            return client.request(method, path, query or {}, body, headers or {})
+        return self.service.request(method, path, query or {}, body, headers or {})
 
     def put(self, key: str, body: bytes, **attributes: str) -> None:
         self.request("PUT", key, body=body, headers={f"x-amz-meta-{name}": text for name, text in attributes.items()})
 
     def get(self, key: str) -> bytes:
-        return bytes(self.request("GET", key).body)
+        return bytes(self.request("GET", key).content)
 
     def attributes(self, key: str) -> dict[str, str]:
         """The object's metadata."""
         headers = self.request("HEAD", key).headers
-        return {name[11:]: text for name, text in headers.items() if name.startswith("x-amz-meta-")}
+        return {name[11:].lower(): text for name, text in headers.items() if name.lower().startswith("x-amz-meta-")}
 
     def delete(self, key: str) -> None:
         self.request("DELETE", key)
@@ -82,7 +97,7 @@ class Bucket:
         after: dict[str, str] = {}
         while True:
             answer = self.request("GET", "", {"list-type": "2", "encoding-type": "url", **after})
-            tree = ElementTree.fromstring(answer.body)
+            tree = ElementTree.fromstring(answer.content)
             for element in tree.iter():
                 element.tag = element.tag.rpartition("}")[2]
             found += [urllib.parse.unquote_plus(item.findtext("Key") or "") for item in tree.findall("Contents")]

@@ -10,11 +10,10 @@ metadata.py      modes, owners and times as object metadata
 looks.py         what is asked of the store about single objects
 put.py           the buffer, and how it becomes an object
 conflicts.py     on which condition, and what a conflict is
-delayed_put.py   … some seconds after it was closed
 rename.py        copy and deletion, with a record in the journal
 journal.py       renames under way, as objects
-walk_ahead.py    listings that a walk needs next
 gate.py          many may pass, or one alone
 bucket/          requests to the store
-reading/         ranges, read-ahead, disk cache
+ranged_reader.py reading in ranges, and the blocks kept in memory
+read_ahead.py    how far to read ahead, and the threads for it
 """

@@ -38,9 +38,7 @@ class ObjectStoreBackend(VolumeBackend):
         store: an obstore store (`obstore.store.S3Store`, `GCSStore`, `AzureStore`, `MemoryStore` …). Its prefix is
             where the tree begins.
         ttl: seconds for which a listing is believed.
-        cache_dir: where blocks of objects are kept; a temporary directory by default.
-        cache_mb: at most so many MiB.
-        write_back: so many seconds after it was closed a file is put; 0: before `close` returns.
+        cache_mb: so many MiB of objects that were read stay in memory.
         on_exists: see `VolumeBackend`.
         extras: what the service can do beyond obstore, see `bucket/s3_extras.py`.
     """
@@ -50,18 +48,14 @@ class ObjectStoreBackend(VolumeBackend):
         store: Any,
         *,
         ttl: float = TTL_S,
-        cache_dir: str | None = None,
         cache_mb: int = CACHE_BYTES >> 20,
-        write_back: float = 0.0,
         on_exists: Literal["error", "replace"] = "error",
         extras: Any = None,
     ) -> None:
         volume = ObjectStoreVolume(
             store,
             ttl_s=ttl,
-            cache_directory=cache_dir,
             cache_bytes=cache_mb << 20,
-            write_back_s=write_back,
             extras=extras,
         )
         super().__init__(volume, on_exists=on_exists)
@@ -184,8 +178,8 @@ class S3Backend(ObjectStoreBackend):
         prefix: the directory in it that is the root.
         region: where it is; None: as the environment says.
         options: `endpoint`, `access_key_id`, `secret_access_key`, `session_token` for the service; what is not given
-            is taken from the environment as AWS's own programs do. `ttl`, `cache_dir`, `cache_mb`, `write_back` and
-            `on_exists` as for `ObjectStoreBackend`.
+            is taken from the environment as AWS's own programs do. `ttl`, `cache_mb` and `on_exists` as for
+            `ObjectStoreBackend`.
     """
 
     def __init__(self, bucket: str, prefix: str = "", region: str | None = "us-east-1", **options: Any) -> None:

@@ -20,8 +20,7 @@ from fusebackend.backends.object_store.bucket.s3_extras import COPY_BYTES
 from fusebackend.backends.object_store.entry import Entry
 from fusebackend.backends.object_store.looks import Looks
 from fusebackend.backends.object_store.put import UPLOAD_ATTRIBUTE, WriteBuffer, new_name, put
-from fusebackend.backends.object_store.reading.disk_cache import BlockCache
-from fusebackend.backends.object_store.reading.ranged_reader import keep
+from fusebackend.backends.object_store.ranged_reader import BlockCache
 from fusebackend.backends.object_store.tree import ObjectTree
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import AgentPath
@@ -109,7 +108,7 @@ class Uploads:
                 entry.tried = (*entry.tried[1 - TRIED :], name)
             raise
         if etag is not None and 0 < buffer.size <= MEMORY_BYTES:  # who has written a file will often read it
-            keep(self._cache, store, key, etag, buffer.read(0, buffer.size))
+            self._cache.put_whole(key, etag, buffer.read(0, buffer.size))
         return etag
 
     def is_stored(self, entry: Entry, etag: str | None) -> None:

@@ -18,7 +18,7 @@ from fusebackend.protocol import BLOCK_BYTES, Attr
 
 if TYPE_CHECKING:
     from fusebackend.backends.object_store.put import WriteBuffer
-    from fusebackend.backends.object_store.reading.ranged_reader import RangedReader
+    from fusebackend.backends.object_store.ranged_reader import RangedReader
 
 NEVER = float("-inf")
 
@@ -28,9 +28,8 @@ class Entry(Attr):
 
     __slots__ = (
         "base", "buffer", "changes", "checked_at", "children", "dirty", "etag", "extra", "forgotten", "ghosts", "gone",
-        "held", "large", "listed_at", "local", "lock", "looked_at", "marker", "modified_ns", "name", "opens", "order",
-        "parent", "poisoned", "reader", "relied_on", "segment", "shown_at", "stamped", "tail_from", "target",
-        "tried", "unlinked", "unread", "writers", "writing",
+        "held", "large", "listed_at", "local", "lock", "marker", "modified_ns", "name", "opens", "order", "parent",
+        "poisoned", "reader", "segment", "stamped", "tail_from", "target", "tried", "unlinked", "writers",
     )  # fmt: skip
 
     def __init__(self, node: int, parent: Entry | None, name: bytes, segment: str, *, is_dir: bool) -> None:
@@ -53,8 +52,6 @@ class Entry(Attr):
         self.children: dict[bytes, Entry] = {}
         self.order: list[bytes] | None = None  # the names of the children, sorted
         self.listed_at = NEVER  # since then the children are all there is
-        self.looked_at = NEVER  # when the version of a file in it was asked for last, to open the file
-        self.shown_at = NEVER  # when it was listed last for those who open files in it
         self.large = False  # listing it takes more than one request
         self.changes: dict[bytes, int] = {}  # names that were made or taken away here, and when, by the tree's count
         self.ghosts: set[str] = set()  # removed here, and still listed by the store for a while
@@ -62,15 +59,12 @@ class Entry(Attr):
 
         # Of a file.
         self.opens = 0
-        self.writing = 0  # open handles that may write, and …
-        self.writers = 0  # … those of them that write where they like, so without O_APPEND
+        self.writers = 0  # open handles that write where they like, so without O_APPEND
         self.base: str | None = None  # for those: the version that the first of them has opened
         self.buffer: WriteBuffer | None = None
         self.dirty = False  # the buffer holds what the store does not
         self.local = False  # the store has never had it, unless by one of …
         self.tried: tuple[str, ...] = ()  # … the uploads of it that failed: their answers may have been lost
-        self.unread = False  # looked at, and not opened since
-        self.relied_on = NEVER  # of the directory's `shown_at`, those that an open of this file has made use of
         self.tail_from: int | None = None  # if the dirty buffer was only appended to: from this size on
         self.poisoned = False  # a conflict: handles opened before see ESTALE
         self.reader: RangedReader | None = None

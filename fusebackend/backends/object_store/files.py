@@ -1,9 +1,8 @@
 """`ObjectFiles`: the contents of files: ranges read from the store, and what is written kept until it is put.
 
 A file that is only read has a `RangedReader` of the version it had when it was opened. The first write loads it into a
-`WriteBuffer`; the whole is put when the file is flushed, synced or closed for the last time (`conflicts.py`), or some
-seconds after it was closed (`delayed_put.py`). A put that fails is tried again at the next flush, at `sync` and at the
-end.
+`WriteBuffer`; the whole is put when the file is flushed, synced or closed for the last time (`conflicts.py`). A put
+that fails is tried again at the next flush, at `sync` and at the end.
 
 An entry's own lock is held around all that is done to its content, requests included: one file never waits for another.
 Whatever puts something passes the gate first.
@@ -21,13 +20,11 @@ from functools import partial
 from fusebackend.backends.object_store.bucket.parallel import each
 from fusebackend.backends.object_store.bucket.requests import Bucket
 from fusebackend.backends.object_store.conflicts import ATTEMPTS, Uploads
-from fusebackend.backends.object_store.delayed_put import WriteBack
 from fusebackend.backends.object_store.entry import Entry
 from fusebackend.backends.object_store.gate import Gate
 from fusebackend.backends.object_store.looks import Looks
 from fusebackend.backends.object_store.put import WriteBuffer
-from fusebackend.backends.object_store.reading.disk_cache import BlockCache
-from fusebackend.backends.object_store.reading.ranged_reader import RangedReader
+from fusebackend.backends.object_store.ranged_reader import BlockCache, RangedReader
 from fusebackend.backends.object_store.tree import ObjectTree
 from fusebackend.base.errors import oserror
 from fusebackend.base.stamps import now_ns
@@ -37,47 +34,29 @@ log = logging.getLogger(__name__)
 
 
 class ObjectFiles:
-    """See the module's docstring.
+    """See the module's docstring."""
 
-    Args:
-        write_back_s: so many seconds after it was closed a file is put; 0: before `close` returns.
-        stored: told of a file that was put by nobody's call, and is not what was written here.
-    """
-
-    def __init__(
-        self,
-        bucket: Bucket,
-        tree: ObjectTree,
-        looks: Looks,
-        gate: Gate,
-        cache: BlockCache,
-        write_back_s: float,
-        stored: Callable[[Entry], None],
-    ) -> None:
+    def __init__(self, bucket: Bucket, tree: ObjectTree, looks: Looks, gate: Gate, cache: BlockCache) -> None:
         self._bucket = bucket
         self._tree = tree
         self._looks = looks
         self._gate = gate
         self._cache = cache
         self.uploads = Uploads(bucket, tree, looks, cache)
-        self._stored = stored
-        self._write_back = WriteBack(write_back_s, self._put_idle) if write_back_s else None
 
     # -- handles -----------------------------------------------------------------------------------------------
 
     def open(self, entry: Entry, flags: int) -> None:
         """One more handle with these `open(2)` flags. ESTALE when the file is gone."""
         only_reads = flags & os.O_ACCMODE == os.O_RDONLY
-        is_current = only_reads and not entry.is_dir and self._looks.is_current(entry)
         with entry.lock:
-            if not entry.is_dir and not entry.dirty and not entry.unlinked and not (is_current and not entry.gone):
+            if not entry.is_dir and not entry.dirty and not entry.unlinked:
                 self._looks.look(entry, fetch=only_reads)
             with self._tree.lock:
                 entry.opens += 1
             self.admit(entry, flags)
 
     def admit(self, entry: Entry, flags: int) -> None:
-        entry.writing += _writes(flags)
         if _writes_anywhere(flags):
             if entry.writers == 0:
                 entry.base = entry.etag
@@ -85,22 +64,17 @@ class ObjectFiles:
 
     def release(self, entry: Entry, flags: int) -> None:
         """One handle less. What could not be stored stays, and is logged: an error here reaches nobody."""
-        waits = self._waits(entry)
         with self._gate.passing(), entry.lock:
             assert entry.opens > 0, f"node {entry.node} released more often than opened"
             is_last = entry.opens == 1
-            if is_last and not waits and entry.dirty:
+            if is_last and entry.dirty:
                 will_wait()
-            entry.writing -= _writes(flags)
             entry.writers -= _writes_anywhere(flags)
-            if is_last and not waits:
+            if is_last:
                 try:
                     self.uploads.store(entry)
                 except OSError as error:
                     log.error("%s was closed unsaved: %s", entry.key, error)
-                    if entry.dirty and self._write_back is not None:
-                        self._write_back.retry(entry)
-            if is_last:
                 entry.poisoned = False
             with self._tree.lock:
                 entry.opens -= 1
@@ -183,7 +157,7 @@ class ObjectFiles:
             buffer.truncate(size)
             entry.tail_from = None
             self._changed(entry, buffer)
-            if entry.opens or self._waits(entry):
+            if entry.opens:
                 return
             try:
                 self.uploads.store(entry)
@@ -273,30 +247,6 @@ class ObjectFiles:
 
     # -- storing -----------------------------------------------------------------------------------------------
 
-    @property
-    def waiting(self) -> int:
-        """How many files were closed and are not in the store yet."""
-        return len(self._write_back) if self._write_back is not None else 0
-
-    def may_wait(self, entry: Entry) -> bool:
-        """May a file that the store has never had go on waiting under another name?"""
-        return self._write_back is not None and entry.unsent and entry.dirty
-
-    def _waits(self, entry: Entry) -> bool:
-        """Is what was written to a file to be put later?"""
-        return self._write_back is not None and entry.dirty and self._write_back.take(entry)
-
-    def flush(self, entry: Entry) -> bool:
-        """A handle is closed. Returns and raises as `store`; False where the file is put later.
-
-        ESTALE also for a conflict that was met when it was put, if somebody may still be told.
-        """
-        if self._waits(entry):
-            return False
-        if self._write_back is not None and entry.poisoned and entry.writing:
-            raise oserror(errno.ESTALE, entry.key)
-        return self.store(entry)
-
     def fsync(self, entry: Entry) -> bool:
         """As `store`; ESTALE as long as a handle is open that has met a conflict."""
         differs = self.store(entry)
@@ -312,33 +262,15 @@ class ObjectFiles:
         with self._gate.passing(), entry.lock:
             return self.uploads.store(entry)
 
-    def _put_idle(self, entry: Entry, version: int | None = None) -> bool:
-        """Put a file in nobody's name, and let go of it if nobody has it open.
-
-        Args:
-            version: the one to be put while somebody writes: another is not yet whole.
-
-        Returns:
-            False: it is not to be put yet.
-        """
-        news = False
-        try:
-            with self._gate.passing(), entry.lock:
-                if version not in (None, entry.version) and entry.writing:
-                    return False
-                try:
-                    news = self.uploads.store(entry)
-                finally:
-                    if not entry.busy:
-                        entry.drop_content()
-                        self._tree.reap(entry)
-        except OSError as error:
-            news = error.errno == errno.ESTALE
-            raise
-        finally:
-            if news:
-                self._stored(entry)
-        return True
+    def _put_idle(self, entry: Entry) -> None:
+        """Put a file that nobody is waiting for, and let go of it if nobody has it open."""
+        with self._gate.passing(), entry.lock:
+            try:
+                self.uploads.store(entry)
+            finally:
+                if not entry.busy:
+                    entry.drop_content()
+                    self._tree.reap(entry)
 
     def store_below(self, directory: Entry) -> None:
         """Store what waits in a directory; raises as `store_all`."""
@@ -362,21 +294,10 @@ class ObjectFiles:
             if error is not None:
                 raise error
 
-    # -- the end -----------------------------------------------------------------------------------------------
-
     def sync(self) -> None:
         """Store all that is not stored; raises as `store_all`."""
         self.store_all(self._tree.entries())
 
-    def close(self) -> None:
-        """Put nothing later any more."""
-        if self._write_back is not None:
-            self._write_back.stop()
-
-
-def _writes(flags: int) -> bool:
-    return flags & os.O_ACCMODE != os.O_RDONLY
-
 
 def _writes_anywhere(flags: int) -> bool:
-    return _writes(flags) and not flags & os.O_APPEND
+    return flags & os.O_ACCMODE != os.O_RDONLY and not flags & os.O_APPEND

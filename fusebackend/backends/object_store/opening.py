@@ -11,7 +11,6 @@ from importlib.util import find_spec
 from typing import Any
 
 from fusebackend.backends.object_store.bucket.errors import told_by_caller
-from fusebackend.backends.object_store.bucket.s3_client import S3Client
 from fusebackend.backends.object_store.bucket.s3_extras import S3Extras
 from fusebackend.protocol.scheme import Url, UrlError, mask
 
@@ -73,7 +72,8 @@ class Service:
         if not self.key or not self.secret:
             return None
         endpoint = self.endpoint or f"https://s3.{self.region}.amazonaws.com"
-        return S3Extras(S3Client(endpoint, self.region, self.key, self.secret, self.token), bucket, prefix.strip("/"))
+        credentials = (self.key, self.secret, self.token)
+        return S3Extras(endpoint, self.region, credentials, bucket, prefix.strip("/"))
 
 
 def client_options(endpoint: str = "") -> Any:

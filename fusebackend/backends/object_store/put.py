@@ -185,10 +185,10 @@ class _Upload:
 
     @property
     def _condition(self) -> dict[str, str]:
-        """As headers."""
+        """As a parameter of `S3Extras.end_parts`."""
         if self._create:
-            return {"if-none-match": "*"}
-        return {"if-match": self._if_match} if self._if_match is not None else {}
+            return {"IfNoneMatch": "*"}
+        return {"IfMatch": self._if_match} if self._if_match is not None else {}
 
     def send(self, data: memoryview) -> str | None:
         """Send all of it; the ETag of the new object. Raises obstore's errors."""

@@ -117,8 +117,6 @@ class Renames:
     def _move(self, entry: Entry, target: Entry | None, directory: Entry, segment: str) -> None:
         new = directory.key + segment
         if not entry.is_dir:
-            if self._files.may_wait(entry) and (target is None or target.unsent):
-                return  # it is put under its new name, when it is due
             self._files.uploads.store(entry)
             with self._recorded(entry.key, new, entry.etag, target.etag if target is not None else None):
                 self._bucket.copy(entry.key, new)

@@ -4,8 +4,7 @@ A listing is believed for `ttl_s` seconds, and kept up to date with what is done
 while a listing was on its way is newer than the listing. A directory that one request can list is listed anew for the
 sake of one name, for its neighbours will be asked for too; in a larger one a name is looked for by itself.
 
-What a listing does not have is asked for by `looks.py`, which tells of it (`know`). Who walks through the tree once
-more has the next directories listed ahead (`walk_ahead.py`).
+What a listing does not have is asked for by `looks.py`, which tells of it (`know`).
 
 Entries live until the kernel has held and forgotten them and their directory, and then while they are open or hold what
 the store does not; the first `KEPT_ENTRIES` stay, with their numbers and what was asked about them. The lock is held
@@ -28,8 +27,6 @@ from fusebackend.backends.object_store.bucket.object_keys import Contents, Found
 from fusebackend.backends.object_store.bucket.requests import PAGE_OBJECTS, Bucket, Head
 from fusebackend.backends.object_store.entry import NEVER, Entry
 from fusebackend.backends.object_store.metadata import Stamp
-from fusebackend.backends.object_store.reading.fetchers import Fetchers
-from fusebackend.backends.object_store.walk_ahead import WalkAhead
 from fusebackend.base.errors import oserror
 from fusebackend.base.stamps import now_ns
 from fusebackend.protocol import ROOT_NODE, Caller
@@ -53,10 +50,9 @@ class ObjectTree:
         bucket: the requests.
         ttl_s: for how many seconds a listing is believed.
         clock: seconds that only grow; `now` afterwards.
-        fetchers: list ahead of who walks.
     """
 
-    def __init__(self, bucket: Bucket, ttl_s: float, clock: Callable[[], float], fetchers: Fetchers) -> None:
+    def __init__(self, bucket: Bucket, ttl_s: float, clock: Callable[[], float]) -> None:
         self.lock = threading.RLock()
         self._bucket = bucket
         self.ttl_s = ttl_s
@@ -68,7 +64,6 @@ class ObjectTree:
         self._entries: dict[int, Entry] = {}
         self._let_go: deque[int] = deque()
         self.root = self._new(None, b"", "", is_dir=True)
-        self._ahead = WalkAhead(self, fetchers)
 
     # -- entries -----------------------------------------------------------------------------------------------
 
@@ -245,8 +240,8 @@ class ObjectTree:
                 return found
         if directory.large and names.segment_of(name) is not None and not name.endswith(names.FILE_MARK):
             self._probe(directory, name)
-        elif self.refresh(directory):
-            self._ahead.listed(directory)
+        else:
+            self.refresh(directory)
         return directory.children.get(name)
 
     def page(self, directory: Entry, after: bytes, limit: int) -> list[Entry]:
@@ -254,21 +249,16 @@ class ObjectTree:
         self.settle()
         if not directory.is_dir:
             raise oserror(errno.ENOTDIR)
-        if self.refresh(directory, self.ttl_s * (PAGE_TTLS if after else 1)):
-            self._ahead.listed(directory)
+        self.refresh(directory, self.ttl_s * (PAGE_TTLS if after else 1))
         with self.lock:
             return list(itertools.islice(directory.following(after), limit))
 
-    def refresh(self, directory: Entry, age_s: float | None = None, *, begun_after: float = NEVER) -> bool:
-        """List a directory, unless there is a listing that is no older, and was begun after that moment.
-
-        True: it was listed.
-        """
-        with directory.lock:  # who waits for it has what the first one got
+    def refresh(self, directory: Entry, age_s: float | None = None) -> None:
+        """List a directory, unless there is a listing that is no older. Threads that ask at once share one request."""
+        with directory.lock:
             with self.lock:
-                is_listed = directory.listed_at > begun_after and self.is_fresh(directory.listed_at, age_s)
-                if is_listed or directory.is_gone:
-                    return False
+                if self.is_fresh(directory.listed_at, age_s) or directory.is_gone:
+                    return
                 key, count, began = directory.key, self._count, self.now()
             contents = self._bucket.contents(key)
             ghosts = [info.segment for info in contents.infos.values() if info.segment in directory.ghosts]
@@ -278,7 +268,6 @@ class ObjectTree:
                     directory.ghosts.intersection_update(ghosts)
                     directory.ghosts -= real
                     self._merge(directory, contents, count, began)
-        return True
 
     def is_fresh(self, since: float, age_s: float | None = None) -> bool:
         """Is what the store has shown then still to be believed, for `age_s` (None: the TTL)?"""

@@ -28,7 +28,7 @@ from fusebackend.backends.object_store.entry import Entry
 from fusebackend.backends.object_store.files import ObjectFiles
 from fusebackend.backends.object_store.gate import Gate
 from fusebackend.backends.object_store.looks import Looks
-from fusebackend.backends.object_store.reading.disk_cache import BlockCache
+from fusebackend.backends.object_store.ranged_reader import BlockCache
 from fusebackend.backends.object_store.rename import Renames
 from fusebackend.backends.object_store.tree import ObjectTree
 from fusebackend.base.errors import oserror
@@ -41,7 +41,8 @@ from fusebackend.volumes.native import NativeVolume
 TTL_S = 1.0
 """For how long a listing is believed."""
 
-CACHE_BYTES = 1 << 30
+CACHE_BYTES = 64 << 20
+"""Blocks of objects that were read, in memory."""
 
 MAX_FILE_BYTES = 5 << 40
 """Larger files are EFBIG: S3 takes no larger object."""
@@ -65,9 +66,7 @@ class ObjectStoreVolume(NativeVolume):
     Args:
         store: an obstore store; its prefix is where the tree begins.
         ttl_s: for how many seconds a listing is believed.
-        cache_directory: where blocks of objects are kept; None: a temporary directory, removed by `close`.
-        cache_bytes: at most so many.
-        write_back_s: so many seconds after it was closed a file is put; 0: before `close` returns.
+        cache_bytes: so many bytes of objects that were read stay in memory.
         extras: does what obstore can't, where there is such a thing.
         clock: seconds that only grow.
     """
@@ -80,9 +79,7 @@ class ObjectStoreVolume(NativeVolume):
         store: Any,
         *,
         ttl_s: float = TTL_S,
-        cache_directory: str | None = None,
         cache_bytes: int = CACHE_BYTES,
-        write_back_s: float = 0.0,
         extras: S3Extras | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -90,13 +87,11 @@ class ObjectStoreVolume(NativeVolume):
         self.lock: AbstractContextManager[Any] = contextlib.nullcontext()
         self.ttl_s = ttl_s
         self._gate = Gate()
-        self._cache = BlockCache(cache_directory, cache_bytes)
+        self._cache = BlockCache(cache_bytes)
         self.bucket = Bucket(store, extras)
-        self._tree = ObjectTree(self.bucket, ttl_s, clock, self._cache.fetchers)
+        self._tree = ObjectTree(self.bucket, ttl_s, clock)
         self._looks = Looks(self.bucket, self._tree, self._cache)
-        self._files = ObjectFiles(
-            self.bucket, self._tree, self._looks, self._gate, self._cache, write_back_s, self._stored_later
-        )
+        self._files = ObjectFiles(self.bucket, self._tree, self._looks, self._gate, self._cache)
         self._renames = Renames(self.bucket, self._tree, self._files, self._gate)
         try:
             self._renames.recover()
@@ -312,7 +307,7 @@ class ObjectStoreVolume(NativeVolume):
             return self.write(node, entry.size, data)
 
     def flush(self, node: int) -> None:
-        if self._files.flush(self._tree.entry(node)):
+        if self._files.store(self._tree.entry(node)):
             self.tell([Change(node=node)])
 
     def fsync(self, node: int, datasync: bool = False) -> None:
@@ -321,13 +316,6 @@ class ObjectStoreVolume(NativeVolume):
             self._files.store_below(entry)
         elif self._files.fsync(entry):
             self.tell([Change(node=node)])
-
-    def _stored_later(self, entry: Entry) -> None:
-        self.tell([Change(node=entry.node)])
-
-    @property
-    def unstored(self) -> int:
-        return self._files.waiting
 
     def release(self, node: int, flags: int) -> None:
         self._files.release(self._tree.entry(node), flags)
@@ -348,7 +336,6 @@ class ObjectStoreVolume(NativeVolume):
         self._renames.finish()
 
     def close(self) -> None:
-        self._files.close()
         try:
             self.sync()
         finally:

@@ -5,6 +5,5 @@ object_keys.py   which objects are shown in a directory, and as what
 parallel.py      one request for each of many items
 multipart.py     a large object in parts
 s3_extras.py     what S3 can do beyond obstore
-s3_client.py     … as signed requests
 errors.py        what obstore raises, as `OSError`
 """

@@ -58,7 +58,7 @@ def send_in_parts(
         key: as `S3Extras` has it.
         data: more than nothing.
         attributes: of the object.
-        condition: headers of the last request.
+        condition: of the last request, see `S3Extras.end_parts`.
         before_last: called before it; what it raises ends the upload.
 
     Raises:

@@ -1,135 +1,193 @@
-"""`S3Extras`: what a volume can do in S3 beyond obstore, in the volume's own words; keys are relative to its prefix.
+"""`S3Extras`: what a volume does in S3 beyond obstore, by botocore's client; keys are relative to the volume's prefix.
 
-Only where the keys of the service are known to us (given, or in the environment): with credentials that obstore fetches
-from a machine's metadata service there are no extras, and the volume does without.
+obstore ends a listing at a key with an empty segment, whatever else is in it; it can't copy an object onto itself with
+other attributes, can neither see nor delete an object whose key ends with a slash, and can't make the last step of an
+upload in parts conditional. All other requests go through obstore, which repeats what failed; these are sent once.
+
+There are extras where the credentials are known here (given, or in the environment). With credentials that obstore
+fetches from a machine's metadata service there are none, and the volume does without. Thread-safe.
 """
 
 from __future__ import annotations
 
-import datetime
 import errno
-from collections.abc import Mapping, Sequence
-from urllib.parse import quote, unquote_plus
-from xml.etree import ElementTree
-from xml.sax.saxutils import escape
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
-from fusebackend.backends.object_store.bucket.errors import ERRNO_OF_CODE
+from fusebackend.backends.object_store.bucket.errors import ERRNO_OF_CODE, ERRNO_OF_STATUS
 from fusebackend.backends.object_store.bucket.object_keys import Found
-from fusebackend.backends.object_store.bucket.s3_client import S3Client
 from fusebackend.base.errors import oserror
+from fusebackend.base.waiting import will_wait
 
 COPY_BYTES = 5 << 30
 """The largest object that one request copies."""
 
-_HEADERS = frozenset({
-    "content-type", "content-encoding", "content-language", "content-disposition", "cache-control",
-})  # fmt: skip
-"""Attributes that are no metadata of a user's."""
+TIMEOUT_S = 30.0
+
+MAX_CONNECTIONS = 16
+
+_PARAMETERS = {
+    "content-type": "ContentType",
+    "content-encoding": "ContentEncoding",
+    "content-language": "ContentLanguage",
+    "content-disposition": "ContentDisposition",
+    "cache-control": "CacheControl",
+}
+"""Attributes that are no metadata of a user's, and botocore's names for them."""
 
 
 class S3Extras:
-    """See the module's docstring."""
+    """See the module's docstring.
 
-    def __init__(self, client: S3Client, bucket: str, prefix: str) -> None:
-        self._client = client
+    Args:
+        endpoint: the service's URL, without a path.
+        region: where the bucket is.
+        credentials: access key, secret key, and the token of temporary ones.
+        bucket: its name.
+        prefix: the directory in it that is the root; "" for the bucket itself.
+    """
+
+    def __init__(
+        self, endpoint: str, region: str, credentials: tuple[str, str, str | None], bucket: str, prefix: str
+    ) -> None:
+        self._endpoint = endpoint
+        self._region = region
+        self._credentials = credentials
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
+        self._made: Any = None
+        self._guard = threading.Lock()
+
+    @property
+    def _client(self) -> Any:
+        """Made at the first use: that takes 0.2 s."""
+        with self._guard:
+            if self._made is None:
+                import botocore.session
+                from botocore.config import Config
+
+                key, secret, token = self._credentials
+                self._made = botocore.session.Session().create_client(
+                    "s3", self._region, endpoint_url=self._endpoint, aws_access_key_id=key,
+                    aws_secret_access_key=secret, aws_session_token=token,
+                    config=Config(
+                        connect_timeout=TIMEOUT_S, read_timeout=TIMEOUT_S, max_pool_connections=MAX_CONNECTIONS,
+                        retries={"total_max_attempts": 1}, s3={"addressing_style": "path"},
+                        request_checksum_calculation="when_required", response_checksum_validation="when_required",
+                        parameter_validation=False,  # it refuses a memoryview as a body
+                    ),
+                )  # fmt: skip
+            return self._made
+
+    def _ask(self, operation: str, key: str, **parameters: Any) -> Any:
+        """One request. `OSError` for any answer that is no success."""
+        will_wait()
+        with _as_oserror(key):
+            return getattr(self._client, operation)(Bucket=self._bucket, **parameters)
 
     def list_directory(self, directory: str) -> tuple[list[str], list[Found]]:
         """The last parts of the prefixes in a directory, and its objects, whatever their keys are like."""
-        start = len(self._prefix) + len(directory)
-        query = {"list-type": "2", "delimiter": "/", "encoding-type": "url", "prefix": self._prefix + directory}
+        where = self._prefix + directory
         prefixes: list[str] = []
         objects: list[Found] = []
+        more: dict[str, str] = {}
         while True:
-            tree = _tree(self._client.request("GET", f"/{self._bucket}", query).body)
-            prefixes += [_key(item, "Prefix")[start:].removesuffix("/") for item in tree.findall("CommonPrefixes")]
-            for item in tree.findall("Contents"):
-                modified = datetime.datetime.fromisoformat(item.findtext("LastModified") or "1970-01-01T00:00:00Z")
-                objects.append(
-                    Found(
-                        _key(item, "Key")[start:],
-                        int(item.findtext("Size") or 0),
-                        item.findtext("ETag"),
-                        int(modified.timestamp()) * 10**9 + modified.microsecond * 1000,
-                    )
-                )
-            token = tree.findtext("NextContinuationToken")
-            if not token:
+            page = self._ask("list_objects_v2", directory, Prefix=where, Delimiter="/", **more)
+            prefixes += [item["Prefix"][len(where) :].removesuffix("/") for item in page.get("CommonPrefixes", ())]
+            for item in page.get("Contents", ()):
+                modified = item["LastModified"]
+                modified_ns = int(modified.timestamp()) * 10**9 + modified.microsecond * 1000
+                objects.append(Found(item["Key"][len(where) :], item["Size"], item["ETag"], modified_ns))
+            if not page.get("NextContinuationToken"):
                 return prefixes, objects
-            query["continuation-token"] = token
+            more = {"ContinuationToken": page["NextContinuationToken"]}
 
     def restamp(self, key: str, etag: str | None, attributes: Mapping[str, str]) -> str | None:
         """Copy an object onto itself with other attributes; its ETag. ESTALE when it is not the version `etag`."""
-        source = self._path(key)
-        headers = {"x-amz-copy-source": source, "x-amz-metadata-directive": "REPLACE", **_headers(attributes)}
-        if etag is not None:
-            headers["x-amz-copy-source-if-match"] = etag
-        return _etag(_tree(self._client.request("PUT", source, headers=headers).body)) or etag
+        condition = {} if etag is None else {"CopySourceIfMatch": etag}
+        answer = self._ask(
+            "copy_object", key, Key=self._prefix + key,
+            CopySource={"Bucket": self._bucket, "Key": self._prefix + key},
+            MetadataDirective="REPLACE", **_parameters(attributes), **condition,
+        )  # fmt: skip
+        return _quoted(answer["CopyObjectResult"].get("ETag")) or etag
 
     def delete(self, key: str) -> None:
         """Delete an object; its key may end with a slash."""
-        self._client.request("DELETE", self._path(key))
-
-    def _path(self, key: str) -> str:
-        return f"/{self._bucket}/{quote(self._prefix + key)}"
+        self._ask("delete_object", key, Key=self._prefix + key)
 
     # -- uploads in parts --------------------------------------------------------------------------------------
 
     def begin_parts(self, key: str, attributes: Mapping[str, str]) -> str:
         """Begin an upload of an object with these attributes; its name."""
-        answer = self._client.request("POST", self._path(key), {"uploads": ""}, headers=_headers(attributes))
-        upload = _tree(answer.body).findtext("UploadId")
-        if not upload:
-            raise oserror(errno.EIO, key)
+        answer = self._ask("create_multipart_upload", key, Key=self._prefix + key, **_parameters(attributes))
+        upload: str = answer["UploadId"]
         return upload
 
     def put_part(self, key: str, upload: str, number: int, data: memoryview) -> str:
         """Send a part; numbers begin with 1. Its ETag."""
-        query = {"partNumber": str(number), "uploadId": upload}
-        return self._client.request("PUT", self._path(key), query, data).headers.get("etag", "")
+        answer = self._ask(
+            "upload_part", key, Key=self._prefix + key, UploadId=upload, PartNumber=number, Body=data
+        )
+        etag: str = answer["ETag"]
+        return etag
 
     def end_parts(self, key: str, upload: str, etags: Sequence[str], condition: Mapping[str, str]) -> str | None:
-        """Make the object of its parts, if the condition (headers) holds; its ETag. ESTALE."""
-        parts = "".join(
-            f"<Part><PartNumber>{number}</PartNumber><ETag>{escape(etag)}</ETag></Part>"
-            for number, etag in enumerate(etags, 1)
-        )
-        body = f"<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>".encode()
-        return _etag(_tree(self._client.request("POST", self._path(key), {"uploadId": upload}, body, condition).body))
+        """Make the object of its parts, if the condition (`IfMatch` or `IfNoneMatch`) holds; its ETag. ESTALE."""
+        parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(etags, 1)]
+        answer = self._ask(
+            "complete_multipart_upload", key, Key=self._prefix + key, UploadId=upload,
+            MultipartUpload={"Parts": parts}, **condition,
+        )  # fmt: skip
+        return _quoted(answer.get("ETag"))
 
     def abort_parts(self, key: str, upload: str) -> None:
         """Drop an upload and its parts; one that is not there is dropped."""
         try:
-            self._client.request("DELETE", self._path(key), {"uploadId": upload})
+            self._ask("abort_multipart_upload", key, Key=self._prefix + key, UploadId=upload)
         except FileNotFoundError:
             return
 
     def close(self) -> None:
-        self._client.close()
+        if self._made is not None:
+            self._made.close()
 
 
-def _headers(attributes: Mapping[str, str]) -> dict[str, str]:
-    return {
-        name.lower() if name.lower() in _HEADERS else f"x-amz-meta-{name.lower()}": text
-        for name, text in attributes.items()
-    }
+@contextmanager
+def _as_oserror(key: str) -> Iterator[None]:
+    from botocore.exceptions import (
+        BotoCoreError,
+        ClientError,
+        ConnectionClosedError,
+        ConnectionError,
+        HTTPClientError,
+        SSLError,
+    )
+
+    try:
+        yield
+    except ClientError as error:
+        answer = error.response
+        status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        number = ERRNO_OF_CODE.get(answer.get("Error", {}).get("Code", "")) or ERRNO_OF_STATUS.get(status, errno.EIO)
+        raise oserror(number, key) from error
+    except SSLError as error:
+        raise oserror(errno.EIO, key) from error
+    except ConnectionClosedError as error:
+        raise oserror(errno.ECONNRESET, key) from error
+    except (ConnectionError, HTTPClientError) as error:  # nobody answers, or not in time
+        raise oserror(errno.ETIMEDOUT, key) from error
+    except BotoCoreError as error:
+        raise OSError(errno.EIO, str(error), key) from error
 
 
-def _tree(body: bytes) -> ElementTree.Element:
-    """An answer without its namespaces. OSError for an error whose status was sent before the outcome was known."""
-    tree = ElementTree.fromstring(body)
-    for element in tree.iter():
-        element.tag = element.tag.rpartition("}")[2]
-    if tree.tag == "Error":
-        raise oserror(ERRNO_OF_CODE.get(tree.findtext("Code") or "", errno.EIO))
-    return tree
+def _parameters(attributes: Mapping[str, str]) -> dict[str, Any]:
+    known = {_PARAMETERS[name.lower()]: text for name, text in attributes.items() if name.lower() in _PARAMETERS}
+    others = {name.lower(): text for name, text in attributes.items() if name.lower() not in _PARAMETERS}
+    return {**known, "Metadata": others}
 
 
-def _etag(tree: ElementTree.Element) -> str | None:
-    found = next((element.text for element in tree.iter("ETag")), None)
-    return found if found is None or found.startswith('"') else f'"{found}"'
-
-
-def _key(item: ElementTree.Element, name: str) -> str:
-    return unquote_plus(item.findtext(name) or "")
+def _quoted(etag: str | None) -> str | None:
+    return etag if etag is None or etag.startswith('"') else f'"{etag}"'

@@ -1,5 +1,4 @@
-"""Random operations on a bucket in memory, against a dict: with listings that are believed and none that is, and with
-files that are put when they are closed and later."""
+"""Random operations on a bucket in memory, against a dict: with cached listings, and with none."""
 
 from __future__ import annotations
 
@@ -22,14 +21,13 @@ class ObjectMachine(VolumeMachine):
 
     directory_links = False
     ttl_s = 0.0
-    write_back_s = 0.0
 
     def make_volume(self):
         self.store = MemoryStore()
         return self.reopen_volume()
 
     def reopen_volume(self):
-        return ObjectStoreVolume(self.store, ttl_s=self.ttl_s, write_back_s=self.write_back_s)
+        return ObjectStoreVolume(self.store, ttl_s=self.ttl_s)
 
     def draw_node(self, data, wanted=lambda node: True):
         return super().draw_node(data, lambda node: wanted(node) and (node.links > 0 or self.is_open(node)))
@@ -56,18 +54,6 @@ class BelievingMachine(ObjectMachine):
     ttl_s = 3600.0
 
 
-class WaitingMachine(ObjectMachine):
-    """Nothing is put but by fsync, and when the volume is closed."""
-
-    write_back_s = 3600.0
-
-
-class HastyMachine(ObjectMachine):
-    """Each file is put by another thread as soon as it is closed."""
-
-    write_back_s = 1e-6
-
-
 SETTINGS = hypothesis.settings(
     max_examples=examples(12), stateful_step_count=50, deadline=None, database=None
 )
@@ -76,7 +62,3 @@ TestNeverBelieved = ObjectMachine.TestCase
 TestNeverBelieved.settings = SETTINGS
 TestBelieved = BelievingMachine.TestCase
 TestBelieved.settings = SETTINGS
-TestWaiting = WaitingMachine.TestCase
-TestWaiting.settings = SETTINGS
-TestHasty = HastyMachine.TestCase
-TestHasty.settings = SETTINGS

@@ -21,11 +21,10 @@ from hypothesis import strategies as st
 from obstore.store import LocalStore, MemoryStore
 from profiles import examples
 
-from fusebackend.backends.object_store.reading import ranged_reader as reading
-from fusebackend.backends.object_store.reading import read_ahead as readahead
-from fusebackend.backends.object_store.reading.disk_cache import BlockCache
-from fusebackend.backends.object_store.reading.ranged_reader import WHOLE_BYTES, RangedReader
-from fusebackend.backends.object_store.reading.read_ahead import BLOCK_BYTES, PART_BYTES, Allowance, Run
+from fusebackend.backends.object_store import ranged_reader as reading
+from fusebackend.backends.object_store import read_ahead as readahead
+from fusebackend.backends.object_store.ranged_reader import WHOLE_BYTES, BlockCache, RangedReader
+from fusebackend.backends.object_store.read_ahead import BLOCK_BYTES, PART_BYTES, Allowance, Run
 
 MIB = 1 << 20
 DATA = random.Random(1).randbytes(20 * MIB + 77)
@@ -33,7 +32,7 @@ DATA = random.Random(1).randbytes(20 * MIB + 77)
 
 @pytest.fixture
 def cache() -> Iterator[BlockCache]:
-    cache = BlockCache(None, 1 << 30)
+    cache = BlockCache(1 << 30)
     yield cache
     assert cache.allowance.total == 0, "a reader that was closed holds what was read ahead"
     cache.close()
@@ -108,7 +107,7 @@ SIZES = st.one_of(st.integers(0, 5000), st.integers(0, 3 * MIB), st.just(BLOCK_B
 def test_any_reads_give_the_bytes_of_the_object(reads: list[tuple[int, int, bool]], bound: int) -> None:
     store = MemoryStore()
     obstore.put(store, "key", DATA)
-    cache = BlockCache(None, bound)
+    cache = BlockCache(bound)
     reader = reader_of(store, cache)
     after = 0
     try:
@@ -155,7 +154,7 @@ def test_an_empty_object_and_reads_beyond_the_end(cache: BlockCache) -> None:
 def test_a_store_without_etags_is_read_and_not_cached(store: MemoryStore, cache: BlockCache) -> None:
     reader = RangedReader(store, "key", etag=None, size=len(DATA), cache=cache)
     assert reader.read(5 * MIB, 1000) == DATA[5 * MIB : 5 * MIB + 1000]
-    assert [path for path in Path(cache.directory).rglob("*-*") if path.is_file()] == []
+    assert len(cache) == 0
 
 
 def test_a_local_directory_is_read_as_well(tmp_path: Path, cache: BlockCache) -> None:
@@ -269,12 +268,19 @@ def test_readers_of_one_bucket_share_what_is_cached(tmp_path: Path, cache: Block
     assert len(requests.ranges) == 1
 
 
-def test_stores_in_memory_never_share(cache: BlockCache) -> None:
-    contents = [b"first", b"other"]
-    stores = [MemoryStore(), MemoryStore()]  # both give their first object the same ETag
-    for store, content in zip(stores, contents, strict=True):
-        put(store, "key", content)
-    assert [reader_of(store, cache).read(0, 5) for store in stores] == contents
+def test_the_cache_keeps_to_its_bound_and_lets_go_of_what_was_used_longest_ago() -> None:
+    cache = BlockCache(4 * BLOCK_BYTES)
+    for number in range(4):
+        cache.put("key", "etag", number, b"x" * BLOCK_BYTES)
+    assert cache.get("key", "etag", 0) == b"x" * BLOCK_BYTES
+    cache.put("key", "etag", 4, b"y" * BLOCK_BYTES)
+    assert [cache.has("key", "etag", number) for number in range(5)] == [True, False, True, True, True]
+    cache.put("key", "etag", 4, b"z")
+    assert len(cache) == 3 * BLOCK_BYTES + 1
+    cache.put("key", "other", 0, b"x" * (4 * BLOCK_BYTES + 1))
+    assert len(cache) == 3 * BLOCK_BYTES + 1, "a block larger than the cache is not kept"
+    cache.close()
+    assert (len(cache), cache.get("key", "etag", 0)) == (0, None)
 
 
 def test_threads_that_want_one_block_at_once_fetch_it_once(
@@ -300,7 +306,7 @@ def test_a_whole_file_in_order_is_fetched_once(
         assert reader.read(offset, size) == DATA[offset : offset + size]
     reader.close()
     requests.wait_for(lambda: requests.bytes >= len(DATA))
-    assert requests.bytes <= len(DATA) + 2 * PART_BYTES  # what was kept on disk may be asked for again at a border
+    assert requests.bytes <= len(DATA) + 2 * PART_BYTES
 
 
 def test_requests_that_arrive_in_another_order_are_one_reader(
@@ -360,14 +366,11 @@ def test_one_reader_that_hangs_does_not_keep_another_from_reading(
 
 
 def test_a_file_too_long_for_the_cache_leaves_it_alone(store: MemoryStore, requests: Requests) -> None:
-    cache = BlockCache(None, 8 * len(DATA) - 8)
-    other = cache.tag("x", "y", "z")
+    cache = BlockCache(8 * len(DATA) - 8)
     reader = reader_of(store, cache)
     for offset in range(0, len(DATA), MIB):
         assert reader.read(offset, MIB) == DATA[offset : offset + MIB]
-    cache.write(other, 0, b"x")
-    kept = [path for path in Path(cache.directory).rglob("*-*") if path.is_file()]
-    assert len(kept) <= 1 + MIB // BLOCK_BYTES  # what was read before it was clear that this goes on
+    assert len(cache) <= BLOCK_BYTES + MIB  # what was read before it was clear that this goes on
     reader.close()
     cache.close()
 
@@ -432,8 +435,6 @@ def test_content_that_came_in_another_way_is_not_fetched_again(cache: BlockCache
     put(store, "key", DATA[:MIB])
     etag = obstore.head(store, "key")["e_tag"]
     assert etag is not None
-    assert not reading.is_kept(cache, store, "key", etag)
-    reading.keep(cache, store, "key", etag, DATA[:MIB])
-    assert reading.is_kept(cache, store, "key", etag)
+    cache.put_whole("key", etag, DATA[:MIB])
     assert reader_of(store, cache).read(300_000, MIB) == DATA[300_000:MIB]
     assert requests.ranges == []

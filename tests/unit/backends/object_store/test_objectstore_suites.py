@@ -22,15 +22,6 @@ class TestMemory(Objects):
             yield backend
 
 
-class TestWriteBack(Objects):
-    """Files that are closed wait, and are put while the next operations go on."""
-
-    @pytest.fixture
-    def backend(self):
-        with ObjectStoreBackend(MemoryStore(), write_back=0.001) as backend:
-            yield backend
-
-
 @pytest.mark.services
 class TestSeaweedFS(Objects):
     @pytest.fixture(scope="class")

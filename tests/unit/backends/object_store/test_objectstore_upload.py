@@ -458,15 +458,15 @@ def test_a_real_service_heeds_the_condition_on_the_last_request(bucket: Bucket, 
     data = os.urandom(11 * MIB)
     with S3Backend(bucket.name, **bucket.options()) as backend:
         store, extras = backend.volume.bucket.store, backend.volume.bucket.extras
-        condition = {"if-none-match": "*"}
+        condition = {"IfNoneMatch": "*"}
         etag = multipart.send_in_parts(extras, "key", memoryview(data), {"mode": "33188"}, condition, lambda: None)
         assert obstore.head(store, "key")["e_tag"] == etag and content(store, "key") == data
         assert bucket.attributes("key")["mode"] == "33188"
-        for wrong in (condition, {"if-match": '"another"'}):
+        for wrong in (condition, {"IfMatch": '"another"'}):
             with pytest.raises(OSError) as lost:
                 multipart.send_in_parts(extras, "key", memoryview(data), {}, wrong, lambda: None)
             assert lost.value.errno == errno.ESTALE
-        assert b"<UploadId>" not in bucket.request("GET", "", {"uploads": ""}).body
+        assert b"<UploadId>" not in bucket.request("GET", "", {"uploads": ""}).content
         again = put(store, "key", buffer_of(data[1:]), if_match=etag, extras=extras)
         assert (again.size, content(store, "key")) == (len(data) - 1, data[1:])
 

@@ -1,7 +1,7 @@
 """`RangedReader`: reads any part of one version of an object.
 
-- Small reads fetch the block around them (`BLOCK_BYTES`), what reads that follow each other will want is fetched ahead
-  in parallel and ever larger parts. Both go to the `BlockCache`, except long sequential reads, that would sweep it out.
+- Small reads fetch the block around them (`BLOCK_BYTES`). What sequential reads will want next is fetched ahead, in
+  parallel and ever larger parts. Both go to the `BlockCache`, except long sequential reads, which would sweep it out.
 - Each byte is fetched once, however many threads ask for it at the same time.
 - Every answer is of the version that the reader was made for: requests carry `If-Match`, and the ETag of each answer is
   compared. Once the object is another, or gone, reads of what is not cached raise ESTALE.
@@ -10,23 +10,16 @@
 
 from __future__ import annotations
 
-import json
-import secrets
-import weakref
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from obstore.store import ObjectStore
-
 import errno
 import threading
+from collections import OrderedDict
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from fusebackend.backends.object_store.bucket.errors import object_errors
-from fusebackend.backends.object_store.reading.disk_cache import BlockCache
-from fusebackend.backends.object_store.reading.parts import Part
-from fusebackend.backends.object_store.reading.read_ahead import BLOCK_BYTES, PART_BYTES, Run
+from fusebackend.backends.object_store.read_ahead import BLOCK_BYTES, PART_BYTES, Allowance, Fetchers, Run
 from fusebackend.base.errors import oserror
+from fusebackend.base.waiting import will_wait
 
 if TYPE_CHECKING:
     from obstore import GetOptions
@@ -39,54 +32,138 @@ RUNS = 4
 """So many processes may read one file sequentially, each with its own window."""
 
 KEPT_SHARE = 8
-"""What is read ahead is kept on disk when the object is at most this part of the cache: 1/8."""
+"""What is read ahead is cached when the object is at most this part of the cache: 1/8."""
+
+FETCHERS = 64
+"""Threads that read ahead, for all readers of a cache: so many requests are under way at once."""
 
 _BEHIND_BYTES = PART_BYTES
 """What was read ahead and lies so far behind its reader was skipped, and is let go."""
 
+Fetch = Callable[[int, int], memoryview]
+"""Gives the bytes (offset, size) of the object, or raises OSError."""
 
-_PLACE = ("account_name", "bucket", "container_name", "endpoint", "region", "url")
-"""The settings that say where a bucket is. No other one: credentials stay out of what is hashed and kept."""
-
-_known: dict[int, tuple[weakref.ref[Any], str]] = {}
-"""By `id`, for a store has equals and so no hash."""
-
-
-def identity_of(store: ObjectStore) -> str:
-    """The same for two stores of one bucket and prefix; a store that lives in this process is like no other."""
-    number = id(store)
-    found = _known.get(number)
-    if found is not None and found[0]() is store:
-        return found[1]
-    identity = _identity(store)
-    _known[number] = (weakref.ref(store, lambda gone: _forget(number, gone)), identity)
-    return identity
+Arrived = Callable[["Part", memoryview | None], None]
+"""Told of the bytes of a part, or None for an error, in the thread that fetched; those who wait have it by then."""
 
 
-def _forget(number: int, gone: weakref.ref[Any]) -> None:
-    if (found := _known.get(number)) is not None and found[0] is gone:
-        del _known[number]
+class Part:
+    """`size` bytes at `offset`. Thread-safe.
+
+    A thread of the pool and the readers who need it may all call `data`: one of them fetches, the others wait. So a
+    part that waits in a full queue is fetched by its first reader instead.
+    """
+
+    __slots__ = (
+        "_arrived", "_claimed", "_data", "_done", "_error", "_fetch", "_lock",
+        "dropped", "end", "offset", "served", "size",
+    )  # fmt: skip
+
+    def __init__(self, offset: int, size: int, fetch: Fetch, arrived: Arrived) -> None:
+        self.offset = offset
+        self.size = size
+        self.end = offset + size
+        self.served = 0
+        """Bytes that were read from it: for its reader, to know when it is used up."""
+        self.dropped = False
+        """Nobody is going to read it: not worth fetching ahead any more."""
+        self._fetch = fetch
+        self._arrived = arrived
+        self._lock = threading.Lock()
+        self._claimed = False
+        self._done = threading.Event()
+        self._data: memoryview | None = None
+        self._error: OSError | None = None
+
+    def data(self) -> memoryview:
+        """The bytes; fetches them unless somebody does or has done so."""
+        if not self._done.is_set():
+            will_wait()
+        if self._claim():
+            self._run()
+        else:
+            self._done.wait()
+        if self._data is None:
+            assert self._error is not None
+            # A new one each time: an exception that several threads raise would gather all their tracebacks.
+            raise oserror(self._error.errno or errno.EIO, self._error.filename)
+        return self._data
+
+    def fetch_ahead(self) -> None:
+        """The same in a thread of the pool: an error is for those who wait."""
+        if not self.dropped and self._claim():
+            self._run()
+
+    def _claim(self) -> bool:
+        with self._lock:
+            claimed, self._claimed = self._claimed, True
+            return not claimed
+
+    def _run(self) -> None:
+        try:
+            self._data = self._fetch(self.offset, self.size)
+        except OSError as error:
+            self._error = error
+        except BaseException as error:
+            self._error = OSError(errno.EIO, f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            self._done.set()
+        self._arrived(self, self._data)
 
 
-def _identity(store: Any) -> str:
-    config = getattr(store, "config", None)
-    prefix = getattr(store, "prefix", None)
-    if config is None and prefix is None:
-        return secrets.token_hex(16)
-    place = {str(name): str(value) for name, value in dict(config or {}).items() if str(name) in _PLACE}
-    return json.dumps([type(store).__name__, place, str(prefix or "")], sort_keys=True)
+class BlockCache:
+    """Blocks of objects in memory, at most `max_bytes`; the least recently used go first. Thread-safe.
 
+    A block is named by (key, ETag, number): an object that changes gets new names, so a block is never stale.
+    """
 
-def is_kept(cache: BlockCache, store: ObjectStore, key: str, etag: str) -> bool:
-    """Is the beginning of this version in the cache?"""
-    return cache.has(cache.tag(identity_of(store), key, etag), 0)
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.fetchers = Fetchers(FETCHERS)
+        self.allowance = Allowance()
+        self._lock = threading.Lock()
+        self._blocks: OrderedDict[tuple[str, str, int], bytes] = OrderedDict()
+        self._bytes = 0
 
+    def __len__(self) -> int:
+        """How many bytes are cached."""
+        return self._bytes
 
-def keep(cache: BlockCache, store: ObjectStore, key: str, etag: str, content: bytes | memoryview) -> None:
-    """Have a version in the cache whose content came in another way."""
-    tag, view = cache.tag(identity_of(store), key, etag), memoryview(content)
-    for offset in range(0, len(view), BLOCK_BYTES):
-        cache.offer(tag, offset // BLOCK_BYTES, view[offset : offset + BLOCK_BYTES])
+    def get(self, key: str, etag: str, number: int) -> bytes | None:
+        name = (key, etag, number)
+        with self._lock:
+            block = self._blocks.get(name)
+            if block is not None:
+                self._blocks.move_to_end(name)
+            return block
+
+    def has(self, key: str, etag: str, number: int) -> bool:
+        return (key, etag, number) in self._blocks
+
+    def put(self, key: str, etag: str, number: int, data: bytes | memoryview) -> None:
+        if len(data) > self.max_bytes:
+            return
+        name = (key, etag, number)
+        with self._lock:
+            self._bytes += len(data) - len(self._blocks.pop(name, b""))
+            self._blocks[name] = bytes(data)
+            while self._bytes > self.max_bytes:
+                _, gone = self._blocks.popitem(last=False)
+                self._bytes -= len(gone)
+
+    def put_whole(self, key: str, etag: str, content: bytes | memoryview) -> None:
+        """Keep all blocks of a version whose content came in another way."""
+        view = memoryview(content)
+        for offset in range(0, len(view), BLOCK_BYTES):
+            self.put(key, etag, offset // BLOCK_BYTES, view[offset : offset + BLOCK_BYTES])
+
+    def close(self) -> None:
+        """End the read-ahead, and let go of the blocks."""
+        self.fetchers.close()
+        with self._lock:
+            self._blocks.clear()
+            self._bytes = 0
 
 
 class RangedReader:
@@ -98,7 +175,6 @@ class RangedReader:
         self.size = size
         self._store = store
         self._cache = cache
-        self._tag = None if etag is None else cache.tag(identity_of(store), key, etag)
         self._keeps_ahead = size <= cache.max_bytes // KEPT_SHARE
         self._lock = threading.Lock()
         self._parts: dict[int, Part] = {}  # by block: what is under way or held in memory
@@ -137,16 +213,15 @@ class RangedReader:
     # -- what is asked for ---------------------------------------------------------------------------------------
 
     def _piece(self, offset: int, end: int) -> bytes | memoryview:
-        """The next bytes from `offset`, up to `end`: from memory, from the disk, or from the store."""
+        """The next bytes from `offset`, up to `end`: held here, cached, or from the store."""
         block = offset // BLOCK_BYTES
         with self._lock:
             part = self._parts.get(block)
         if part is None:
-            start = block * BLOCK_BYTES
-            size = min(end, start + BLOCK_BYTES) - offset
-            cached = None if self._tag is None else self._cache.read(self._tag, block, offset - start, size)
-            if cached is not None and len(cached) == size:
-                return cached
+            cached = None if self.etag is None else self._cache.get(self.key, self.etag, block)
+            if cached is not None:
+                start = block * BLOCK_BYTES
+                return memoryview(cached)[offset - start : end - start]
             part = self._part_for(block, end)
         data = part.data()
         piece = data[offset - part.offset : min(end, part.end) - part.offset]
@@ -193,13 +268,13 @@ class RangedReader:
         return data
 
     def _arrived(self, part: Part, data: memoryview | None) -> None:
-        """A part was fetched: keep it on disk; in memory only what was fetched ahead, and no error."""
+        """A part was fetched: cache it, and hold here only what was fetched ahead, and no error."""
         if data is not None and part in self._ahead and not self._keeps_ahead:
             return
-        if data is not None and self._tag is not None:
+        if data is not None and self.etag is not None:
             for offset in range(0, part.size, BLOCK_BYTES):
                 number = (part.offset + offset) // BLOCK_BYTES
-                self._cache.offer(self._tag, number, data[offset : offset + BLOCK_BYTES])
+                self._cache.put(self.key, self.etag, number, data[offset : offset + BLOCK_BYTES])
         with self._lock:
             if data is None or part not in self._ahead:
                 self._drop(part)
@@ -249,12 +324,9 @@ class RangedReader:
         return run
 
     def _part_ahead(self, offset: int, size: int) -> Part | None:
-        """A part at the beginning of this range; None when its first block is under way or kept already.
-
-        Only the first one is looked for on disk: to look for 32 of them took a tenth of the time of a long read.
-        """
+        """A part at the beginning of this range; None when its first block is under way or cached already."""
         block = offset // BLOCK_BYTES
-        if block in self._parts or (self._tag is not None and self._cache.has(self._tag, block)):
+        if block in self._parts or (self.etag is not None and self._cache.has(self.key, self.etag, block)):
             return None
         until = block + 1
         while until * BLOCK_BYTES < offset + size and until not in self._parts:
