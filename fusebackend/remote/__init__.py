@@ -1,14 +1,16 @@
-"""Files behind an API that takes and gives them whole: any object with the agent face gets a kernel face.
+"""Files behind an API: one volume over `protocol.remote.Remote`, with buckets and agent backends as two remotes.
 
-volume.py        `ForeignVolume`: the kernel face
-tree.py          names and nodes, over listings that grow old
-entry.py         what is known of a file or directory
-files.py         attributes and bytes
-whole_files.py   whole contents, given and taken; conflicts
-buffer.py        a file while it is open
-rename.py        copy, compare, delete
-changes.py       what the caches above are told
-agent_verbs.py   the agent's verbs over a few primitives
+volume.py        `RemoteVolume`, the kernel face; `ForeignVolume`, that of any agent backend
+tree.py          names and nodes, over cached listings
+entry.py         a file or directory, its states; a listing
+files.py         handles, ranges, buffers
+buffer.py        the bytes of a file while it is written
+conflicts.py     when what was written is stored, and what a conflict is
+rename.py        what takes a name out of its directory
+gate.py          many may pass, or one alone
+parallel.py      one request for each of many items
+agent_remote.py  agent verbs as a `Remote`; the optional hooks of a backend
+agent_verbs.py   `FileVerbs`: the agent's verbs over a few primitives
 keys.py          keys of others as file names
 files_update.py  the files in a runtime's state
 """

@@ -1,15 +1,19 @@
-"""`Buffer`: the whole of a file while it is open, for backends that take and give whole files only.
+"""`Buffer`: the whole of a file while it is written, or while it is open where there are no ranges.
 
-In memory up to `spill_bytes`, in an unnamed temporary file beyond, so that many large files don't add up in memory.
-Not thread-safe: the volume's lock is held around each call.
+In memory up to `MEMORY_BYTES`, in an unnamed sparse temporary file beyond, so that many large files don't add up in
+memory. Thread-safe: a writer waits while the buffer is `frozen` for an upload.
 """
 
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
+import shutil
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import BinaryIO
 
 MEMORY_BYTES = 8 << 20
@@ -17,57 +21,73 @@ MEMORY_BYTES = 8 << 20
 _PIECE_BYTES = 1 << 20
 
 
-def digest_of(data: bytes) -> bytes:
-    """What `Buffer.digest` is for these bytes."""
+def digest_of(data: bytes | memoryview) -> bytes:
+    """The digest by which `upload_if` and `Buffer.digest` name these bytes."""
     return hashlib.blake2b(data, digest_size=20).digest()
 
 
 class Buffer:
     """Bytes that can be read, written and resized anywhere. What was never written reads as zeros."""
 
-    def __init__(self, data: bytes = b"", *, spill_bytes: int = MEMORY_BYTES) -> None:
+    def __init__(self, data: bytes | memoryview = b"", *, spill_bytes: int = MEMORY_BYTES) -> None:
         self._spill_bytes = spill_bytes
+        self._lock = threading.RLock()
         self._memory = bytearray()
         self._file: BinaryIO | None = None
         self.size = 0
         self.write(0, data)
 
-    def read(self, offset: int, size: int) -> bytes:
-        if self._file is None:
-            return bytes(self._memory[offset : offset + size])
-        pieces = []
-        while size > 0 and (piece := os.pread(self._file.fileno(), size, offset)):
-            pieces.append(piece)
-            offset += len(piece)
-            size -= len(piece)
-        return b"".join(pieces)
+    @classmethod
+    def of(cls, pieces: Iterable[bytes | memoryview]) -> Buffer:
+        """A buffer with these bytes."""
+        buffer = cls()
+        try:
+            for piece in pieces:
+                buffer.write(buffer.size, piece)
+        except BaseException:
+            buffer.close()
+            raise
+        return buffer
 
-    def write(self, offset: int, data: bytes) -> None:
+    def read(self, offset: int, size: int) -> bytes:
+        with self._lock:
+            if self._file is None:
+                return bytes(self._memory[offset : offset + size])
+            pieces = []
+            while size > 0 and (piece := os.pread(self._file.fileno(), size, offset)):
+                pieces.append(piece)
+                offset += len(piece)
+                size -= len(piece)
+            return b"".join(pieces)
+
+    def write(self, offset: int, data: bytes | memoryview) -> None:
         if not data:
             return
-        if offset > self.size:
-            self.resize(offset)
-        end = offset + len(data)
-        self._make_room(end)
-        if self._file is None:
-            self._memory[offset:end] = data
-        else:
-            view = memoryview(data)
-            while view:
-                done = os.pwrite(self._file.fileno(), view, offset)
-                view = view[done:]
-                offset += done
-        self.size = max(self.size, end)
+        with self._lock:
+            if offset > self.size:
+                self.resize(offset)
+            end = offset + len(data)
+            self._make_room(end)
+            if self._file is None:
+                self._memory[offset:end] = data
+            else:
+                view = memoryview(data)
+                while view:
+                    done = os.pwrite(self._file.fileno(), view, offset)
+                    view = view[done:]
+                    offset += done
+            self.size = max(self.size, end)
 
     def resize(self, size: int) -> None:
-        self._make_room(size)
-        if self._file is not None:
-            os.ftruncate(self._file.fileno(), size)
-        elif size < self.size:
-            del self._memory[size:]
-        else:
-            self._memory.extend(bytes(size - self.size))
-        self.size = size
+        with self._lock:
+            self._make_room(size)
+            if self._file is not None:
+                os.ftruncate(self._file.fileno(), size)
+            elif size < self.size:
+                del self._memory[size:]
+            else:
+                self._memory.extend(bytes(size - self.size))
+            self.size = size
 
     def _make_room(self, size: int) -> None:
         if self._file is None and size > self._spill_bytes:
@@ -81,9 +101,11 @@ class Buffer:
                 raise
             self._file, self._memory = file, bytearray()
 
-    def pieces(self) -> Iterator[bytes]:
-        for offset in range(0, self.size, _PIECE_BYTES):
-            yield self.read(offset, min(_PIECE_BYTES, self.size - offset))
+    def pieces(self, offset: int = 0) -> Iterator[bytes]:
+        """The bytes from an offset to the end."""
+        while piece := self.read(offset, _PIECE_BYTES):
+            yield piece
+            offset += len(piece)
 
     def digest(self) -> bytes:
         digest = hashlib.blake2b(digest_size=20)
@@ -91,6 +113,41 @@ class Buffer:
             digest.update(piece)
         return digest.digest()
 
+    @contextmanager
+    def frozen(self) -> Iterator[memoryview]:
+        """All the bytes, without a copy in memory, and nobody may change them meanwhile.
+
+        That is for safety too: a mapped file that is cut short kills the process that reads it.
+        """
+        with self._lock:
+            if self._file is None or not self.size:
+                yield memoryview(bytes(self._memory))
+                return
+            mapped = mmap.mmap(self._file.fileno(), self.size, prot=mmap.PROT_READ)
+            view = memoryview(mapped)
+            try:
+                yield view
+            finally:
+                try:
+                    view.release()
+                    mapped.close()
+                except BufferError:  # a store in memory keeps the view itself; a request may not quite have ended
+                    self._leave_file()
+
+    def _leave_file(self) -> None:
+        """Go on with a copy of the file: it is still mapped, and so may never change."""
+        assert self._file is not None
+        copy = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed by `close`
+        try:
+            self._file.seek(0)
+            shutil.copyfileobj(self._file, copy, _PIECE_BYTES)
+        except BaseException:
+            copy.close()
+            raise
+        self._file.close()
+        self._file = copy
+
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
+        with self._lock:
+            if self._file is not None:
+                self._file.close()

@@ -1,50 +1,76 @@
-"""What a `ForeignVolume` knows: `Entry`, a file or directory it has shown to somebody, and `Listing`, what `ls` said.
+"""`Entry`: a file or directory that a volume of remote files has shown; `Listing`: the names in a directory.
 
-Plain records; `tree.py` keeps them in order.
+Plain records; `tree.py` keeps them in order. A file's content is in one of three states:
+
+    CLEAN ──write──▶ DIRTY ──stored──▶ CLEAN
+                       │ └──unlinked──▶ CLEAN          its bytes go with the last handle
+                       └──conflict──▶ CONFLICTED ──last close──▶ CLEAN
+
+and its name in one of three: LINKED; UNLINKED, by this volume; GONE, by others, as a listing has shown.
+
+Two locks guard an entry. The tree's guards names, attributes and versions, and is never held over a request. The
+entry's own (`lock`) guards the content, and is held while the file is loaded or stored. The entry's is taken first.
 """
 
 from __future__ import annotations
 
 import bisect
-import datetime
-import errno
+import enum
 import os
+import stat
 from collections.abc import Hashable, Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
-from fusebackend.base import paths
 from fusebackend.base.errors import oserror
 from fusebackend.base.stamps import now_ns
-from fusebackend.protocol import BLOCK_BYTES, Attr, FileInfo
-from fusebackend.remote.buffer import Buffer
+from fusebackend.base.waiting import Lock
+from fusebackend.protocol import BLOCK_BYTES, Attr
+from fusebackend.protocol.remote import Etag, Info, Reader, Stamp
+
+if TYPE_CHECKING:
+    from fusebackend.remote.buffer import Buffer
+
+import errno
+
+NEVER = float("-inf")
+
+OWN = object()
+"""The version of a file that this volume has stored itself, whatever the next listing calls it."""
+
+FILE_MODE = stat.S_IFREG | 0o644
+DIRECTORY_MODE = stat.S_IFDIR | 0o755
 
 
-class Info:
-    """What a listing says about one name."""
+class Content(enum.Enum):
+    CLEAN = "clean"
+    DIRTY = "dirty"  # the buffer holds what the remote does not
+    CONFLICTED = "conflicted"  # handles that are open get ESTALE
 
-    __slots__ = ("is_dir", "mtime_ns", "read_only", "size", "version")
 
-    def __init__(
-        self, is_dir: bool, size: int | None, mtime_ns: int | None, version: object, read_only: bool = False
-    ) -> None:
-        self.is_dir = is_dir
-        self.size = size  # as the backend has it: bytes, characters, or not known
-        self.mtime_ns = mtime_ns
-        self.version = version  # differs when the file has changed; may differ when it has not
-        self.read_only = read_only  # the backend says that it can never be written
+class Name(enum.Enum):
+    LINKED = "linked"
+    UNLINKED = "unlinked"
+    GONE = "gone"
 
 
 class Listing:
-    """The names in a directory, in the order of their bytes."""
+    """The names in a directory, in the order of their bytes, and how old they are."""
 
-    __slots__ = ("_sorted", "infos", "read_at", "token", "took_s")
+    __slots__ = ("_sorted", "changes", "ghosts", "infos", "large", "listed_at", "token", "took_s")
 
-    def __init__(self, infos: dict[bytes, Info], read_at: float, token: Hashable = None, took_s: float = 0.0) -> None:
-        self.infos = infos
-        self.read_at = read_at
-        self.token = token  # the backend's, from before it was read
-        self.took_s = took_s
+    def __init__(self) -> None:
+        self.infos: dict[bytes, Info] = {}
+        self.listed_at = NEVER  # by the tree's clock
+        self.took_s = 0.0
+        self.token: Hashable = None  # the remote's, from before it was listed
+        self.large = False  # listing it takes more than one request
+        self.changes: dict[bytes, int] = {}  # names that were made or taken away here, and when, by the tree's count
+        self.ghosts: set[str] = set()  # directories removed here, and still listed for a while
         self._sorted: list[bytes] | None = None
+
+    def replace(self, infos: dict[bytes, Info]) -> None:
+        self.infos = infos
+        self._sorted = None
 
     def put(self, name: bytes, info: Info) -> None:
         if name not in self.infos:
@@ -55,11 +81,6 @@ class Listing:
         if self.infos.pop(name, None) is not None:
             self._sorted = None
 
-    def expire(self) -> None:
-        """Believe it no longer."""
-        self.read_at = float("-inf")
-        self.token = None
-
     def after(self, name: bytes, limit: int) -> list[bytes]:
         if self._sorted is None:
             self._sorted = sorted(self.infos)
@@ -67,61 +88,129 @@ class Listing:
         return self._sorted[start : start + limit]
 
 
-class Kept(NamedTuple):
-    """Attributes that only this volume has, of the file in this version."""
-
-    version: object
-    size: int
-    mode: int
-    uid: int
-    gid: int
-    atime_ns: int
-    mtime_ns: int
-    ctime_ns: int
-
-
 class Entry(Attr):
-    """A file or directory. `parent` and `name` stay when it is gone; they say where it was."""
+    """See the module's docstring. `parent`, `name` and `segment` stay when it is gone; they say where it was."""
 
     __slots__ = (
-        "appended_from", "baseline", "buffer", "children", "digest", "dirty", "forgotten", "gone", "held", "kept",
-        "listing", "local", "measured", "name", "opens", "parent", "pinned", "poisoned", "read_only", "stamp",
-        "unlinked", "writers",
+        "base", "buffer", "checked_at", "children", "content", "etag", "extra", "forgotten_at", "held", "kept",
+        "link", "listing", "local", "lock", "marker", "name", "opens", "parent", "queued", "read_only", "reader",
+        "seen", "segment", "stamped", "tail_from", "target", "tried", "writers",
     )  # fmt: skip
 
-    def __init__(self, node: int, mode: int, parent: Entry | None, name: bytes) -> None:
-        super().__init__(node, mode, uid=os.geteuid(), gid=os.getegid())
+    def __init__(self, node: int, parent: Entry | None, name: bytes, segment: str, *, is_dir: bool) -> None:
+        super().__init__(node, DIRECTORY_MODE if is_dir else FILE_MODE, uid=os.geteuid(), gid=os.getegid())
         self.parent = parent
         self.name = name
+        self.segment = segment  # the last part of its key
+        self.lock = Lock()
+        self.link = Name.LINKED
+        self.content = Content.CLEAN
+
+        # What the kernel knows.
+        self.held = False
+        self.forgotten_at = NEVER  # when it was shown or forgotten last
+        self.queued = False  # it is in the tree's queue of entries that may go
+
+        # What the remote has.
+        self.local = False  # nothing, for all we know: it is in this volume alone
+        self.tried = False  # an upload of it failed, and may have arrived all the same
+        self.etag: Etag | None = None  # the version known last; of a directory, that of its sign
+        self.seen: Hashable = None  # the version in the listing that this was taken from
+        self.stamped = False  # the size is true, and mode, owner and time are those that are stored with it
+        self.extra: dict[str, str] = {}  # attributes of other tools
+        self.kept = False  # mode, owner or times are other ones than the remote's, and in this volume alone
+        self.read_only = False  # the remote says that it can never be written
+        self.checked_at = NEVER  # by the tree's clock: when the remote last showed it
+
+        # Of a directory.
         self.children: dict[bytes, Entry] = {}
-        self.listing: Listing | None = None
-        self.held = False  # known to the kernel
-        self.forgotten = False  # was held: the number need not be stable any more
+        self.listing = Listing() if is_dir else _NO_LISTING
+        self.marker = False  # its sign is stored
+
+        # Of a file.
         self.opens = 0
-        self.gone = False  # it has no name any more
-        self.unlinked = False  # because it was taken away through this volume
-        self.local = False  # the backend may not have it
-        self.kept = False  # mode, owner or times are other ones than the backend's
-        self.measured = False  # `size` is the true one
-        self.read_only = False  # the backend says that it can never be written
-        self.stamp: object = None  # the version in the backend's listing that this was taken from
-        self.buffer: Buffer | None = None
-        self.dirty = False  # the buffer holds what the backend does not
-        self.baseline: bytes | None = None  # digest of what the backend held when the buffer was filled; None: nothing
-        self.digest: bytes | None = None  # of the bytes last seen
         self.writers = 0  # open handles that write where they like, so without O_APPEND
-        self.pinned: bytes | None = None  # the baseline for those: digest of what the first of them has opened
-        self.appended_from: int | None = None  # if the dirty buffer was only appended to: from this size on
-        self.poisoned = False  # a conflict: handles opened before see ESTALE
+        self.base: Etag | None = None  # for those: the version that the first of them has opened
+        self.buffer: Buffer | None = None
+        self.reader: Reader | None = None
+        self.tail_from: int | None = None  # if the dirty buffer was only appended to: from this size on
+        self.target: tuple[Etag, bytes] | None = None  # of a symbolic link: the version, and where it leads
 
-    def attributes(self) -> Kept:
-        """What is to be remembered of an entry that goes."""
-        return Kept(self.stamp, self.size, self.mode, self.uid, self.gid, self.atime_ns, self.mtime_ns, self.ctime_ns)
+    @property
+    def key(self) -> str:
+        """Where it is, or was; that of a directory ends with `/`, and the root's is empty."""
+        parts: list[str] = []
+        entry = self
+        while entry.parent is not None:
+            parts.append(entry.segment + "/" if entry.is_dir else entry.segment)
+            entry = entry.parent
+        return "".join(reversed(parts))
 
-    def restore(self, kept: Kept) -> None:
-        self.stamp, size, self.mode, self.uid, self.gid, self.atime_ns, self.mtime_ns, self.ctime_ns = kept
-        self.resize(size)
+    @property
+    def dirty(self) -> bool:
+        return self.content is Content.DIRTY
+
+    @property
+    def conflicted(self) -> bool:
+        return self.content is Content.CONFLICTED
+
+    @property
+    def gone(self) -> bool:
+        """Has it no name any more?"""
+        return self.link is not Name.LINKED
+
+    @property
+    def unlinked(self) -> bool:
+        return self.link is Name.UNLINKED
+
+    @property
+    def is_gone(self) -> bool:
+        """Is it, or a directory above it, no more?"""
+        entry: Entry | None = self
+        while entry is not None and entry.link is Name.LINKED:
+            entry = entry.parent
+        return entry is not None
+
+    @property
+    def busy(self) -> bool:
+        """Is its content in use, so that what the remote says of it must wait?"""
+        return self.opens > 0 or self.content is Content.DIRTY
+
+    @property
+    def is_ahead(self) -> bool:
+        """Is there something here, or below, that the remote does not have yet?"""
+        return any(entry.local or entry.dirty for entry in self.tree())
+
+    @property
+    def idle(self) -> bool:
+        """May it go?"""
+        if self.held or self.busy or self.children or self.parent is None:
+            return False
+        return self.gone or not self.local
+
+    @property
+    def stamp(self) -> Stamp:
+        return Stamp(self.mode, self.uid, self.gid, self.mtime_ns, self.extra)
+
+    def restamp(self, stamp: Stamp) -> None:
+        self.mode, self.uid, self.gid, self.mtime_ns, extra = stamp
+        self.extra = dict(extra)
+        self.stamped = True
+
+    def resize(self, size: int) -> None:
+        self.size = size
+        self.blocks = -(-size // BLOCK_BYTES)
+
+    def touch(self) -> None:
+        """The content has changed."""
+        self.mtime_ns = self.ctime_ns = now_ns()
+        self.version += 1
         self.kept = True
+
+    def require_writable(self) -> None:
+        """EACCES for what can be read only, whatever its mode is."""
+        if self.read_only:
+            raise oserror(errno.EACCES, self.name)
 
     def is_within(self, directory: Entry) -> bool:
         """Is this the directory, or something below it?"""
@@ -136,66 +225,28 @@ class Entry(Attr):
         while left:
             entry = left.pop()
             yield entry
-            left += entry.children.values()
+            left += list(entry.children.values())
 
     def topmost_local(self) -> Entry:
-        """The highest directory above this one, or itself, from which on the backend may have nothing."""
+        """The highest directory above this one, or itself, from which on the remote may have nothing."""
         entry = self
         while entry.parent is not None and entry.parent.local:
             entry = entry.parent
         return entry
 
-    def resize(self, size: int) -> None:
-        self.size = size
-        self.blocks = -(-size // BLOCK_BYTES)
+    def info(self) -> Info:
+        """What a listing says of it."""
+        return Info(self.segment, self.is_dir, self.size, self.mtime_ns, self.seen, self.etag, self.read_only)
 
-    def require_writable(self) -> None:
-        """EACCES for what can be read only, whatever its mode is."""
-        if self.read_only:
-            raise oserror(errno.EACCES, self.name)
-
-    def drop_buffer(self) -> None:
-        if self.buffer is not None:
-            self.buffer.close()
-            self.buffer = None
-
-    def touch(self, mtime_ns: int | None = None) -> None:
-        """The contents have changed."""
-        self.kept = True
-        self.version += 1
-        self.ctime_ns = now_ns()
-        self.mtime_ns = self.ctime_ns if mtime_ns is None else mtime_ns
-
-    @property
-    def idle(self) -> bool:
-        """Does nobody need this entry?"""
-        if self.held or self.opens or self.dirty or self.children or self.parent is None:
-            return False
-        return self.gone or (self.forgotten and not self.local)
+    def drop_content(self) -> None:
+        """Let go of the buffer and the reader."""
+        buffer, self.buffer = self.buffer, None
+        reader, self.reader = self.reader, None
+        if buffer is not None:
+            buffer.close()
+        if reader is not None:
+            reader.close()
 
 
-def info_of(entry: Entry) -> Info:
-    """What a listing says of an entry."""
-    return Info(entry.is_dir, entry.size, entry.mtime_ns, entry.stamp)
-
-
-def name_of(info: FileInfo) -> bytes:
-    """The name under which a backend lists something."""
-    return paths.to_name(info["path"].removesuffix("/").rpartition("/")[2])
-
-
-def require_text(name: bytes) -> None:
-    """EILSEQ for a name that is not UTF-8: what a backend makes of it, nobody knows."""
-    try:
-        name.decode("utf-8")
-    except UnicodeDecodeError:
-        raise oserror(errno.EILSEQ, name) from None
-
-
-def time_ns(modified_at: str) -> int | None:
-    """Nanoseconds since the epoch; without an offset it is local time, as deepagents' FilesystemBackend gives it."""
-    try:
-        when = datetime.datetime.fromisoformat(modified_at).astimezone(datetime.UTC)
-    except (ValueError, OverflowError):
-        return None
-    return (when - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)) // datetime.timedelta(microseconds=1) * 1000
+_NO_LISTING = Listing()
+"""That of each file."""

@@ -1,8 +1,15 @@
-"""`ForeignFiles`: the half of a `ForeignVolume` that is about files: their attributes, and their bytes.
+"""`Files`: the contents of files, read in ranges or as a whole, and written to a buffer until they are stored.
 
-Files are whole, see `whole_files.py`. Whoever opens one for writing has it as it was then: a change by somebody else
-since is ESTALE when it is stored. Whoever only appends (`O_APPEND`, and nobody writes elsewhere in the file) loses
-nobody's bytes: over a backend that can compare, what was appended goes to the end of what is there then.
+A remote with ranges gives a file that is only read a `Reader` of the version that was opened; the first write loads it
+into a `Buffer`. Of any other remote the whole comes when the file is opened. A buffer is stored when the file is
+flushed, synced or closed for the last time (`conflicts.py`). A failed upload is tried again at the next flush, at
+`sync` and at the end.
+
+Each open asks for the version there is. A handle that writes anywhere keeps the version it has opened as the condition
+of the upload. Handles that only append (`O_APPEND`, and no other writer) take what is there by then.
+
+An entry's own lock is held around all that is done to its content, requests included: one file never waits for another.
+Whatever stores something passes the gate first.
 """
 
 from __future__ import annotations
@@ -10,182 +17,343 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import stat
-import threading
-import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from functools import partial
 
 from fusebackend.base.errors import oserror
 from fusebackend.base.stamps import now_ns
-from fusebackend.dialects.agent_face import AgentFace
-from fusebackend.protocol import Attr, AttrChanges, Change, Features, StatFs
-from fusebackend.remote.tree import ForeignTree
-from fusebackend.remote.whole_files import HOPELESS, WholeFiles
-from fusebackend.volumes.native import NativeVolume
+from fusebackend.base.waiting import will_wait
+from fusebackend.protocol.remote import Etag, Head, Reader, Remote
+from fusebackend.remote.buffer import Buffer
+from fusebackend.remote.conflicts import ATTEMPTS, Uploads
+from fusebackend.remote.entry import OWN, Content, Entry
+from fusebackend.remote.gate import Gate
+from fusebackend.remote.parallel import each
+from fusebackend.remote.tree import Tree
 
 log = logging.getLogger(__name__)
 
-TTL_S = 1.0
-"""For how long a listing is believed, and a file that was downloaded to know its size need not be downloaded again."""
 
-MAX_FILE_BYTES = 2 << 30
-"""Larger files are EFBIG: an upload takes the whole of one in memory."""
+class Files:
+    """See the module's docstring."""
 
-STATFS = StatFs(4096, 1 << 30, 1 << 30, 1 << 31, 1 << 31)
-"""A backend doesn't tell; this says there is room."""
+    def __init__(self, remote: Remote, tree: Tree, gate: Gate) -> None:
+        self._remote = remote
+        self._ranges = remote.abilities.ranges
+        self._tree = tree
+        self._gate = gate
+        self.uploads = Uploads(remote, tree)
 
+    # -- what the remote has -----------------------------------------------------------------------------------
 
-class ForeignFiles(NativeVolume):
-    """See the module's docstring, and `ForeignVolume` for the arguments."""
+    def stamp(self, entries: Iterable[Entry]) -> None:
+        """Know the attributes and true sizes of entries. A file that has gone loses its name."""
+        unknown = [entry for entry in entries if not entry.stamped and not entry.busy and not entry.gone]
+        if not unknown:
+            return
+        heads = self._remote.heads((entry.key, entry.size) for entry in unknown)
+        with self._tree.lock:
+            for entry, head in zip(unknown, heads, strict=True):
+                if entry.stamped or entry.busy or isinstance(head, OSError):
+                    continue  # known meanwhile, or what is wrong is said at open
+                if head is not None:
+                    self._tree.know(entry, head)
+                elif entry.is_dir:
+                    entry.marker, entry.stamped = False, True
+                else:
+                    self._tree.detach(entry)
 
-    def __init__(
-        self,
-        backend: Any,
-        *,
-        exact_sizes: bool | None = None,
-        ttl_s: float = TTL_S,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        super().__init__()
-        self._backend = backend  # whose number in memory must not become another's, see `foreign_volume`
-        self.ttl_s = getattr(backend, "ttl_s", None)
-        ttl_s = ttl_s if self.ttl_s is None else self.ttl_s
-        if callable(getattr(backend, "kernel_side", None)):
-            backend = backend.kernel_side(ttl_s)
-        self._face = AgentFace(backend, type(backend).__name__)
-        self._face.require_mountable()
-        self.features = Features(
-            random_writes=False,
-            rename=False,
-            links=False,
-            symlinks=False,
-            special_files=False,
-            xattrs=False,
-            persistent_modes=False,
-            change_feed=bool(getattr(backend, "change_feed", False)),
-            durable=bool(getattr(backend, "durable", False)),
-            read_only=not self._face.takes_bytes,
-            blocking=bool(getattr(backend, "blocking", True)),
-        )
-        self._mutex = threading.RLock()
-        self.lock = self._mutex
-        exact = bool(getattr(backend, "exact_sizes", False)) if exact_sizes is None else exact_sizes
-        self._tree = ForeignTree(self._face, exact, ttl_s, clock, getattr(backend, "token", lambda: None))
-        self._files = WholeFiles(self._face, self._tree, clock)
+    def look(self, entry: Entry, *, fetch: bool = False) -> None:
+        """See which version the remote has now. ESTALE when it has none.
 
-    # -- attributes --------------------------------------------------------------------------------------------
+        Args:
+            fetch: the content is wanted next.
+        """
+        head = None if entry.is_gone else self._remote.head(entry.key, entry.etag, entry.size if fetch else 0)
+        if head is None:
+            if not entry.gone and not (self._ranges and entry.opens):
+                self._tree.detach(entry)
+            raise oserror(errno.ESTALE, entry.key)
+        self._looked(entry, head)
 
-    def getattr(self, node: int) -> Attr:
-        with self.lock:
-            entry = self._tree.entry(node)
-            if entry.opens and not entry.is_dir:
-                self._files.buffer(entry)  # the size of what is read and written, not of a later or earlier listing
-            if entry.parent is None or entry.unlinked or entry.buffer is not None:
-                return entry
-            if entry.gone or self._tree.child(entry.parent, entry.name) is not entry:
-                raise oserror(errno.ESTALE)
-            self._files.measure([entry])
-            return entry
+    def _looked(self, entry: Entry, head: Head) -> None:
+        if head.etag != entry.etag:
+            entry.drop_content()
+        self._tree.know(entry, head)
+        if not self._ranges and entry.buffer is None:
+            assert head.content is not None, "a remote without ranges brings the whole"
+            entry.buffer = Buffer(head.content)
 
-    def setattr(self, node: int, changes: AttrChanges) -> Attr:
-        with self.lock:
-            entry = self._tree.entry(node)
-            if changes.size is not None:
-                entry.require_writable()
-                self._files.require_replaceable(entry)
-                if changes.size > MAX_FILE_BYTES:
-                    raise oserror(errno.EFBIG)
-                self._files.truncate(entry, changes.size)
-            if changes.mode is not None:
-                entry.mode = stat.S_IFMT(entry.mode) | stat.S_IMODE(changes.mode)
-            for name in ("uid", "gid", "atime_ns", "mtime_ns"):
-                value = getattr(changes, name)
-                if value is not None:
-                    setattr(entry, name, value)
-            entry.ctime_ns = now_ns() if changes.ctime_ns is None else changes.ctime_ns
-            entry.kept = entry.kept or changes.size is None
-            return entry
+    # -- handles -----------------------------------------------------------------------------------------------
 
-    def statfs(self) -> StatFs:
-        return STATFS
-
-    # -- data --------------------------------------------------------------------------------------------------
-
-    def open(self, node: int, flags: int) -> None:
-        with self.lock:
-            entry = self._tree.entry(node)
-            if entry.poisoned:
-                raise oserror(errno.ESTALE)
-            if flags & (os.O_WRONLY | os.O_RDWR):
-                entry.require_writable()
-                self._files.require_replaceable(entry)
+    def open(self, entry: Entry, flags: int) -> None:
+        """One more handle with these `open(2)` flags. ESTALE when the file is gone or in conflict."""
+        with entry.lock:
+            if entry.conflicted:
+                raise oserror(errno.ESTALE, entry.key)
             if not entry.is_dir and not entry.dirty and not entry.unlinked:
-                self._files.load(entry)
-            entry.opens += 1
-            self._files.admit(entry, flags)
+                self.look(entry, fetch=flags & os.O_ACCMODE == os.O_RDONLY)
+            with self._tree.lock:
+                entry.opens += 1
+            self.admit(entry, flags)
 
-    def read(self, node: int, offset: int, size: int) -> bytes:
-        with self.lock:
-            return self._files.buffer(self._tree.entry(node)).read(offset, size)
+    def admit(self, entry: Entry, flags: int) -> None:
+        if _writes_anywhere(flags):
+            if entry.writers == 0:
+                entry.base = entry.etag
+            entry.writers += 1
 
-    def write(self, node: int, offset: int, data: bytes) -> int:
-        with self.lock:
-            entry = self._tree.entry(node)
-            if offset + len(data) > MAX_FILE_BYTES:
-                raise oserror(errno.EFBIG)
-            self._files.write(entry, offset, data)
-            return len(data)
+    def create(self, entry: Entry, flags: int) -> None:
+        """Open a new file, which is in this volume alone until it is flushed."""
+        entry.buffer, entry.content, entry.opens = Buffer(), Content.DIRTY, 1
+        self.admit(entry, flags)
 
-    def flush(self, node: int) -> None:
-        """Store a file when one of its descriptors is closed. A shell closes one before it starts what will write: if
-        that stored an empty file, a backend without `upload_files` could often not fill it any more."""
-        with self.lock:
-            entry = self._tree.entry(node)
-            if entry.dirty and entry.size == 0 and self._face.text_only:
-                return
-        self.fsync(node)
+    def release(self, entry: Entry, flags: int) -> None:
+        """One handle less. What could not be stored stays, and is logged: an error here reaches nobody."""
+        with self._gate.passing(), entry.lock:
+            assert entry.opens > 0, f"node {entry.node} released more often than opened"
+            is_last = entry.opens == 1
+            if is_last and entry.dirty:
+                will_wait()
+            entry.writers -= _writes_anywhere(flags)
+            if is_last:
+                try:
+                    self.uploads.store(entry)
+                except OSError as error:
+                    log.error("%s: /%s was closed unsaved: %s", self._remote.name, entry.key, error)
+                if entry.conflicted:
+                    entry.content = Content.CLEAN
+            with self._tree.lock:
+                entry.opens -= 1
+            self._let_go(entry)
 
-    def fsync(self, node: int, datasync: bool = False) -> None:
-        entry = self._tree.entry(node)
+    def _let_go(self, entry: Entry) -> None:
+        if not entry.busy:
+            entry.drop_content()
+            self._tree.reap(entry)
+
+    # -- reading -----------------------------------------------------------------------------------------------
+
+    def read(self, entry: Entry, offset: int, size: int) -> bytes:
+        """EISDIR; ESTALE when the version that was opened is gone."""
+        while True:
+            reader = entry.reader
+            if reader is None or entry.buffer is not None:
+                with entry.lock:
+                    if entry.buffer is not None and not entry.conflicted:
+                        return entry.buffer.read(offset, size)
+                    if not self._ranges or entry.is_dir or entry.conflicted:
+                        return self.buffer(entry).read(offset, size)
+                    if offset >= entry.size:
+                        return b""
+                    reader = entry.reader = entry.reader or self._reader(entry, entry.key)
+            try:
+                return reader.read(offset, size)
+            except OSError:
+                if entry.reader is reader:
+                    raise  # else the file was renamed or written to meanwhile
+
+    def _reader(self, entry: Entry, key: str) -> Reader:
+        return self._remote.reader(key, entry.etag, entry.size)
+
+    def buffer(self, entry: Entry) -> Buffer:
+        """The buffer of a file, filled now if it is not. EISDIR; ESTALE as `read`."""
+        if entry.is_dir:
+            raise oserror(errno.EISDIR)
+        if entry.conflicted:
+            raise oserror(errno.ESTALE, entry.key)
+        if entry.buffer is None:
+            if not self._ranges:
+                self.look(entry, fetch=True)
+            elif entry.size:
+                entry.buffer = self._loaded(entry.key, entry.etag)
+            else:
+                entry.buffer = Buffer()
+        assert entry.buffer is not None
+        return entry.buffer
+
+    def _loaded(self, key: str, etag: Etag | None) -> Buffer:
+        """All of a version of a file. ESTALE when it is another by now."""
         try:
-            with self.lock:
-                differs = self._files.store(entry)
-        except OSError as error:
-            if error.errno in HOPELESS:  # what was written is forgotten, and perhaps the name
-                parent = entry.parent
-                self.tell([Change(node, parent.node if parent is not None else None, entry.name)])
-            raise
-        if differs:
-            self.tell([Change(node=node)])
+            return Buffer.of(self._remote.load(key, etag))
+        except FileNotFoundError:
+            raise oserror(errno.ESTALE, key) from None
 
-    def release(self, node: int, flags: int) -> None:
-        """What could not be stored stays, and is logged: an error here reaches nobody."""
-        with self.lock:
-            entry = self._tree.entry(node)
-            assert entry.opens > 0, f"node {node} released more often than opened"
-            entry.opens -= 1
-            self._files.dismiss(entry, flags)
+    # -- writing -----------------------------------------------------------------------------------------------
+
+    def write(self, entry: Entry, offset: int, data: bytes) -> None:
+        with entry.lock:
+            buffer = self.buffer(entry)
+            if not data:
+                return
+            only_appended = not entry.writers and offset == buffer.size
+            if not entry.dirty:
+                entry.tail_from = buffer.size if only_appended else None
+            elif not only_appended:
+                entry.tail_from = None
+            buffer.write(offset, data)
+            self._changed(entry, buffer)
+
+    def _changed(self, entry: Entry, buffer: Buffer) -> None:
+        """The buffer has other bytes now. Those of a file that was unlinked here go when it is closed."""
+        with self._tree.lock:
+            entry.content = Content.CLEAN if entry.unlinked else Content.DIRTY
+            entry.resize(buffer.size)
+            entry.touch()
+
+    def truncate(self, entry: Entry, size: int) -> None:
+        """Cut or extend a file; at once where it is not open, else with what is written next."""
+        with self._gate.passing(), entry.lock:
+            if not entry.busy and not entry.unlinked and not entry.is_dir:
+                self.look(entry)
+            before, was_dirty = (entry.size, entry.mtime_ns), entry.dirty
+            if size == 0 and entry.buffer is None and not entry.is_dir and not entry.conflicted:
+                entry.buffer = Buffer()
+            buffer = self.buffer(entry)
+            buffer.resize(size)
+            entry.tail_from = None
+            self._changed(entry, buffer)
             if entry.opens:
                 return
             try:
-                self._files.store(entry)
-            except OSError as error:
-                log.error("%s: %s was closed unsaved: %s", self._face.name, self._tree.path(entry), error)
-            entry.poisoned = False
-            self._files.drop(entry)
-            self._tree.reap(entry)
+                self.uploads.store(entry)
+            except OSError:
+                if not was_dirty and entry.dirty:
+                    entry.content = Content.CLEAN
+                    entry.resize(before[0])
+                    entry.mtime_ns = before[1]
+                    entry.drop_content()
+                raise
+            entry.drop_content()
 
-    def sync(self) -> None:
-        """Store all that is not stored. Each is tried; the first error is raised in the end."""
-        first: OSError | None = None
-        with self.lock:
-            for entry in self._tree.entries():
+    def keep_open(self, entry: Entry) -> None:
+        """The file is about to be deleted: have its content here, if it is open."""
+        with entry.lock:
+            if entry.opens and not entry.conflicted:
+                self.buffer(entry)
+
+    def relocate(self, entry: Entry, key: str) -> None:
+        """The file is at another key as well, and will be there alone. The entry's lock is held."""
+        head = self._remote.head(key)
+        if head is None or head.size != entry.size:
+            raise OSError(errno.EIO, "The copy is not what was copied", key)
+        with self._tree.lock:
+            if entry.base == entry.etag:
+                entry.base = head.etag
+            entry.etag, entry.seen = head.etag, head.version
+            reader, entry.reader = entry.reader, None
+            if entry.opens and entry.buffer is None:
+                entry.reader = self._reader(entry, key)
+        if reader is not None:
+            reader.close()
+
+    # -- whole files -------------------------------------------------------------------------------------------
+
+    def put_new(self, entry: Entry, data: bytes) -> None:
+        """Store a new file that has no name yet. EEXIST."""
+        with closing(Buffer(data)) as buffer:
+            try:
+                etag = self.uploads.put(entry, entry.key, buffer, None)
+            except OSError as error:
+                raise oserror(errno.EEXIST, entry.key) if error.errno == errno.ESTALE else error from None
+        entry.resize(len(data))
+        entry.etag, entry.seen, entry.local = etag, OWN, False
+
+    def rewrite(self, entry: Entry, change: Callable[[Callable[[], bytes]], bytes]) -> None:
+        """Give a file other bytes in one step.
+
+        Args:
+            change: gives them, and is given what reads those that are there. It is called again when others were
+                faster, and what it raises leaves the file as it is.
+        """
+        with self._gate.passing(), entry.lock:
+            if entry.conflicted:
+                raise oserror(errno.ESTALE, entry.key)
+            for _ in range(ATTEMPTS):
+                if not entry.dirty:
+                    self.look(entry)
+                before = entry.mtime_ns
                 try:
-                    self._files.store(entry)
-                    self._files.drop(entry)
+                    data = change(partial(self._bytes, entry))
+                    entry.mtime_ns = now_ns()
+                    with closing(Buffer(data)) as buffer:
+                        etag = self.uploads.put(entry, entry.key, buffer, entry.etag)
                 except OSError as error:
-                    log.error("%s: %s could not be stored: %s", self._face.name, self._tree.path(entry), error)
-                    first = first or error
-        if first is not None:
-            raise first
+                    entry.mtime_ns = before
+                    if error.errno != errno.ESTALE or entry.dirty:
+                        raise
+                    continue
+                with self._tree.lock:
+                    entry.drop_content()
+                    entry.content = Content.CLEAN
+                    entry.resize(len(data))
+                    entry.ctime_ns = entry.mtime_ns
+                    entry.version += 1
+                    self.uploads.is_stored(entry, etag)
+                return
+        raise oserror(errno.EAGAIN, entry.key)
+
+    def _bytes(self, entry: Entry) -> bytes:
+        if entry.buffer is not None:
+            return entry.buffer.read(0, entry.buffer.size)
+        return b"".join(self._remote.load(entry.key, entry.etag)) if entry.size else b""
+
+    def restamp(self, entry: Entry) -> None:
+        """Store the new attributes of a file: with its content where that is waiting to be stored, else alone."""
+        if entry.dirty or entry.unlinked:
+            return
+        wanted = entry.stamp
+        for _ in range(ATTEMPTS):
+            try:
+                etag = self._remote.restamp(entry.key, entry.etag, entry.size, wanted)
+            except OSError as error:
+                if error.errno != errno.ESTALE:
+                    entry.stamped = False
+                    raise
+                self.look(entry)
+                continue
+            with self._tree.lock:
+                entry.restamp(wanted)
+                if entry.base == entry.etag:
+                    entry.base = etag
+                entry.etag, entry.seen = etag, OWN
+                self._tree.changed(entry)
+            return
+        raise oserror(errno.EAGAIN, entry.key)
+
+    # -- storing -----------------------------------------------------------------------------------------------
+
+    def store(self, entry: Entry) -> bool:
+        """Store a buffer that was written to; passes the gate. Returns and raises as `Uploads.store`."""
+        if not entry.dirty:
+            return False
+        will_wait()
+        with self._gate.passing(), entry.lock:
+            return self.uploads.store(entry)
+
+    def store_all(self, entries: Iterable[Entry]) -> None:
+        """Store those that are not stored, and let go of those that are not open. Each is tried; the first error is
+        raised in the end."""
+
+        def attempt(entry: Entry) -> OSError | None:
+            try:
+                with self._gate.passing(), entry.lock:
+                    try:
+                        self.uploads.store(entry)
+                    finally:
+                        self._let_go(entry)
+            except OSError as error:
+                log.error("%s: /%s could not be stored: %s", self._remote.name, entry.key, error)
+                return error
+            return None
+
+        waiting = [entry for entry in entries if entry.dirty]
+        together = self._remote.abilities.concurrent and len(waiting) > 1
+        for error in each(attempt, waiting) if together else map(attempt, waiting):
+            if error is not None:
+                raise error
+
+
+def _writes_anywhere(flags: int) -> bool:
+    return flags & os.O_ACCMODE != os.O_RDONLY and not flags & os.O_APPEND

@@ -1,120 +1,140 @@
-"""`Relocation`: a rename in a backend that may have no `move`: copy, compare, and only then delete.
+"""`Renames`: what takes a name out of its directory, and the kernel's rename over `Remote.rename`.
 
-Until every copy is complete the old paths are untouched, and a failure takes the copies back. After that files are
-deleted one by one, so that what others put there meanwhile is not; a failure then leaves some files in both places and
-none in neither.
+A file moves with its own lock held and its target's, a directory alone: what is stored below its old name meanwhile
+would be left behind. What is not stored yet is stored first.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import logging
-from collections.abc import Callable
 
-from fusebackend.base import budget, paths
 from fusebackend.base.errors import oserror
-from fusebackend.base.paths import AgentPath
-from fusebackend.dialects.agent_face import AgentFace
-from fusebackend.remote.whole_files import WholeFiles
+from fusebackend.protocol import RENAME_NOREPLACE
+from fusebackend.protocol.remote import Remote
+from fusebackend.remote.entry import OWN, Entry
+from fusebackend.remote.files import Files
+from fusebackend.remote.gate import Gate
+from fusebackend.remote.tree import Tree
 
-log = logging.getLogger(__name__)
 
+class Renames:
+    """See the module's docstring."""
 
-class Relocation:
-    """One rename. `failure` makes an `OSError` of a backend's error at a path."""
-
-    def __init__(self, face: AgentFace, files: WholeFiles, failure: Callable[[str, AgentPath], OSError]) -> None:
-        self._face = face
+    def __init__(self, remote: Remote, tree: Tree, files: Files, gate: Gate) -> None:
+        self._remote = remote
+        self._tree = tree
         self._files = files
-        self._failure = failure
+        self._gate = gate
 
-    def run(self, old: AgentPath, new: AgentPath, *, is_dir: bool, replaces: bool) -> list[AgentPath]:
-        """Move a file or a directory.
+    def rename(self, entry: Entry, directory: Entry, name: bytes, flags: int) -> None:
+        """Move an entry to a name in a directory. Errors as `Volume.rename`; EINVAL for RENAME_EXCHANGE."""
+        if flags not in (0, RENAME_NOREPLACE):
+            raise oserror(errno.EINVAL, name)
+        self.finish()
+        if entry.is_dir:
+            self._files.store_all(entry.tree())  # what is left when the others wait is little
+        with self._gate.alone() if entry.is_dir else self._gate.passing(), contextlib.ExitStack() as locks:
+            target = self._tree.child(directory, name)
+            # Always in the same order, for two files may change places.
+            for one in sorted({entry, *([target] if target is not None else [])}, key=lambda one: one.node):
+                locks.enter_context(one.lock)
+            if target is not None and flags == RENAME_NOREPLACE:
+                raise oserror(errno.EEXIST, name)
+            if target is entry:
+                return
+            self._require_possible(entry, target, directory, name)
+            segment = self._remote.admit(name, directory.key, is_dir=entry.is_dir)
+            if target is not None and not target.is_dir:
+                self._files.keep_open(target)
+            self.keep(entry)
+            empty = self._move(entry, target, directory.key + segment)
+            if target is not None:
+                self._tree.unlinked(target)
+            self._tree.relink(entry, directory, name, segment)
+        if not self._remote.abilities.keeps_directories:
+            self._tree.expire()
+            for key in empty:
+                self._tree.make_directories(key)
+            self._remote.expire()
 
-        Args:
-            replaces: there is a file at `new`, which goes. It comes back when the rename fails.
+    def _require_possible(self, entry: Entry, target: Entry | None, directory: Entry, name: bytes) -> None:
+        if entry.is_gone or directory.is_gone:
+            raise oserror(errno.ENOENT, name)
+        entry.require_writable()
+        if entry.is_dir and directory.is_within(entry):
+            raise oserror(errno.EINVAL, name)
+        if target is None:
+            return
+        target.require_writable()
+        if target.is_dir and not entry.is_dir:
+            raise oserror(errno.EISDIR, name)
+        if entry.is_dir:
+            if not target.is_dir:
+                raise oserror(errno.ENOTDIR, name)
+            self.require_empty(target)
 
-        Returns:
-            Directories without a file that were below `old`, as they would be named now: they can't be copied.
-        """
-        if not replaces and self._moved(old, new):
+    def require_empty(self, directory: Entry) -> None:
+        """ENOTEMPTY when there is something in a directory, here or in the remote."""
+        with self._tree.lock:
+            local = any(child.is_ahead for child in directory.children.values())
+        if local or not self._remote.holds_only(directory.key):
+            raise oserror(errno.ENOTEMPTY, directory.name)
+
+    def finish(self) -> None:
+        """Carry on renames that have failed half-way."""
+        if self._remote.unfinished:
+            with self._gate.alone():
+                self._remote.finish()
+            self._tree.expire()
+
+    def delete(self, entry: Entry) -> None:
+        """Delete a file or an empty directory in the remote. ENOTSUP, EACCES."""
+        if not self._remote.abilities.can_delete:
+            raise OSError(errno.ENOTSUP, f"{self._remote.name} has no delete")
+        entry.require_writable()
+        self._remote.delete(entry.key)
+
+    def keep(self, entry: Entry) -> None:
+        """See that the directory stays when this is taken out of it: it may have been there because of this alone."""
+        directory = entry.parent
+        assert directory is not None
+        if not self._remote.abilities.keeps_directories or (entry.local and not entry.tried):
+            return
+        if directory.parent is None or directory.marker:
+            return
+        with self._tree.lock:
+            children = directory.children
+            stored = [name for name in directory.listing.infos if name not in children or not children[name].local]
+        if all(name == entry.name for name in stored):
+            self.put_marker(directory)
+
+    def put_marker(self, directory: Entry) -> None:
+        """Store the sign of a directory, with its attributes."""
+        directory.etag = self._remote.make_directory(directory.key, directory.stamp, replace=True)
+        directory.seen, directory.marker = OWN, True
+
+    def _move(self, entry: Entry, target: Entry | None, new: str) -> list[str]:
+        """Move in the remote what it has; keys of empty directories that it could not move."""
+        old = entry.key
+        for below in entry.tree():
+            if below.dirty:
+                with below.lock:
+                    self._files.uploads.store(below)
+        keeps_directories = self._remote.abilities.keeps_directories
+        if not keeps_directories and not self._remote.has(old):
             return []
-        before = self._files.download(new) if replaces else None
-        sources, empty = self._below(old) if is_dir else ([old], [])
-        copies = [AgentPath(new + source[len(old) :]) for source in sources]
-        begun: list[AgentPath] = []
-        try:
-            for source, copy in zip(sources, copies, strict=True):
-                if budget.current().spent:  # its caller is gone, or has cancelled
-                    raise oserror(errno.ECANCELED, source)
-                begun.append(copy)
-                self._copy(source, copy)
-            for index, source in enumerate(sources):
-                error = self._files.delete(source)
-                if error is not None and self._files.download(source) is not None:
-                    if index:
-                        begun.clear()  # some are deleted already: their copies must stay
-                    raise self._failure(error, source)
-        except OSError:
-            self._take_back(begun, before)
-            raise
-        if is_dir:
-            self._remove_empty(old)
-        return [AgentPath(new + directory[len(old) :]) for directory in empty if directory != old]
+        if entry.is_dir:
+            new += "/"
+            if target is not None and not keeps_directories and self._remote.has(target.key):
+                self.delete(target)
 
-    def _moved(self, old: AgentPath, new: AgentPath) -> bool:
-        """Has the backend's own `move` done it?"""
-        if self._face.lacks("move"):
-            return False
-        result = self._face.move(old, new)
-        if result.error is not None:
-            log.info("%s: move failed, copying instead: %s", self._face.name, result.error)
-        return result.error is None
+        def copied() -> None:
+            for below in entry.tree():
+                is_moved = self._remote.abilities.ranges and not below.is_dir
+                if is_moved and (below.opens or below is entry):
+                    with below.lock:
+                        self._files.relocate(below, new + below.key[len(old) :])
 
-    def _copy(self, source: AgentPath, copy: AgentPath) -> None:
-        data = self._files.download(source)
-        if data is None:
-            raise oserror(errno.ENOENT, source)
-        self._files.upload(copy, data)
-        if self._files.download(copy) != data:
-            raise OSError(errno.EIO, "The copy is not what was copied")
-
-    def _take_back(self, begun: list[AgentPath], before: bytes | None) -> None:
-        for copy in begun:
-            try:
-                if before is not None:
-                    self._files.upload(copy, before)
-                else:
-                    error = self._files.delete(copy)
-                    if error is not None and self._files.download(copy) is not None:
-                        raise self._failure(error, copy)
-            except OSError as error:
-                log.error("%s: a failed rename has left %s changed: %s", self._face.name, copy, error)
-
-    def _below(self, directory: AgentPath) -> tuple[list[AgentPath], list[AgentPath]]:
-        """The files below a directory, and the directories that hold nothing."""
-        files: list[AgentPath] = []
-        empty: list[AgentPath] = []
-        left = [directory]
-        while left:
-            path = left.pop()
-            result = self._face.ls(path)
-            if result.error is not None:
-                raise self._failure(result.error, path)
-            for info in result.entries or ():
-                if info.get("read_only"):
-                    raise oserror(errno.EACCES, info["path"])  # before anything is copied: it could not be deleted
-                child = AgentPath(info["path"].removesuffix("/"))
-                (left if info.get("is_dir") else files).append(child)
-            if not result.entries:
-                empty.append(path)
-        return files, empty
-
-    def _remove_empty(self, directory: AgentPath) -> None:
-        """A backend that holds empty directories has some left now."""
-        above, _ = paths.parent_and_name(directory)
-        listed = {info["path"] for info in self._face.ls(above).entries or ()}
-        if f"{directory}/" in listed and not self._below(directory)[0]:
-            error = self._files.delete(directory)
-            if error is not None:
-                log.warning("%s: empty directories stay at %s: %s", self._face.name, directory, error)
+        replaced = (target.etag,) if target is not None and not target.is_dir and not target.local else None
+        return list(self._remote.rename(old, new, entry.etag, replaced, copied))

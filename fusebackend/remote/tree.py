@@ -1,88 +1,77 @@
-"""The names of a `ForeignVolume`: entries with their node numbers, over a backend's listings, which grow old.
+"""`Tree`: the names of a volume of remote files and their nodes, over listings, which are cached for a time.
 
-A listing is good for `ttl_s` seconds, or, where the backend has a `token`, as long as that is the same. It is brought
-up to date with what is done through this volume, and holds what only this volume has: directories without a file,
-files not stored yet.
+A listing is valid for `ttl_s` seconds, or, where the remote has a token, as long as that is the same. It is kept up to
+date with what is done through this volume: a change made here while a listing was on its way is newer than the listing.
+It also holds what only this volume has: files that are not stored yet and, where the remote keeps none, directories.
+In a directory that takes more than one request to list, a single name is asked for by itself.
 
-Entries live until the kernel has held and forgotten them or their directory, and then while they are open or hold what
-the backend does not: unsaved bytes, an empty directory. Modes and times are remembered beyond that, as far as
-`MAX_KEPT` goes. Listings are bounded in number. Everything here runs under the volume's lock, except `hold` and
-`forget`.
+Entries stay while the kernel holds them, while they are open, and while they hold what the remote does not. Of all
+others the latest `KEPT_ENTRIES` stay, with their numbers, modes and times. The lock is never held over a request.
 """
 
 from __future__ import annotations
 
 import errno
 import itertools
-import logging
-import math
 import stat
+import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 
-from fusebackend.base import errors, paths
 from fusebackend.base.errors import oserror
-from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.base.stamps import now_ns
-from fusebackend.dialects.agent_face import AgentFace
-from fusebackend.protocol import ROOT_NODE, Caller, FileInfo
-from fusebackend.remote.entry import Entry, Info, Kept, Listing, info_of, name_of, require_text, time_ns
-
-log = logging.getLogger(__name__)
-
-MAX_LISTINGS = 64
-"""Directories whose listing is kept; the least recently used one goes first."""
+from fusebackend.protocol import ROOT_NODE, Caller
+from fusebackend.protocol.remote import Contents, Head, Info, Remote
+from fusebackend.remote.entry import DIRECTORY_MODE, NEVER, OWN, Content, Entry, Listing, Name
 
 PAGE_TTLS = 10
 """A listing that is read page by page may grow this much older before it is read anew: a long one would never end."""
 
-MAX_KEPT = 100_000
-"""Files and directories nobody holds whose modes and times are remembered; the oldest go first. Some 300 bytes each."""
+KEPT_ENTRIES = 1 << 16
+"""So many entries stay when the kernel forgets them: about 1 KiB each, or a request each when they are seen again.
+
+Their numbers matter too: git reads every file anew whose inode has another number than in its index.
+"""
+
+MAX_LISTED_NAMES = 1 << 17
+"""So many names are cached in listings, about 200 bytes each; the listing that was used longest ago goes first."""
 
 PATIENCE = 4
-"""For so many times as long as it took a listing is believed whatever happens, at most for its time to live."""
+"""For so many times as long as it took a listing is valid whatever the token says, at most for its time to live."""
 
 SETTLE_S = 1.0
-"""How long an entry stays after the kernel has forgotten it. A lookup's answer takes far less to the loop."""
+"""How long an entry stays after it was shown, or the kernel has forgotten it.
 
-FILE_MODE = stat.S_IFREG | 0o644
-DIRECTORY_MODE = stat.S_IFDIR | 0o755
+Race: a lookup has returned an entry, and before the mount's loop has its answer, a FORGET of older references arrives.
+The mount then knows the number as forgotten, and holds it again a moment later. An entry that went meanwhile would be
+ESTALE, twice in a row where its name is invalidated as well. A lookup's answer takes far less to the loop.
+"""
 
-OWN = object()
-"""The version of a file that this volume has stored itself: whatever the next listing calls it."""
 
-
-class ForeignTree:
+class Tree:
     """See the module's docstring.
 
     Args:
-        face: the backend.
-        exact_sizes: are the sizes of its listings bytes?
-        ttl_s: for how many seconds a listing is believed.
-        clock: seconds that only grow.
-        token: tells whether anything has changed: two equal ones, and nothing has. None where that is not known.
+        remote: where the files are.
+        ttl_s: for how many seconds a listing is valid.
+        clock: seconds that only grow; `now` afterwards.
     """
 
-    def __init__(
-        self,
-        face: AgentFace,
-        exact_sizes: bool,
-        ttl_s: float,
-        clock: Callable[[], float],
-        token: Callable[[], Hashable] = lambda: None,
-    ) -> None:
-        self._face = face
-        self._exact_sizes = exact_sizes
+    def __init__(self, remote: Remote, ttl_s: float, clock: Callable[[], float]) -> None:
+        self.lock = threading.RLock()
+        self._remote = remote
+        self._abilities = remote.abilities
         self.ttl_s = ttl_s
-        self._clock = clock
-        self._token = token
+        self.now = clock
         self._numbers = itertools.count(ROOT_NODE)
+        self._count = 0  # of the changes made here
+        self._expired_at = NEVER
         self._began_ns = now_ns()
         self._entries: dict[int, Entry] = {}
-        self._listed: OrderedDict[int, Entry] = OrderedDict()
-        self._let_go: deque[tuple[int, float]] = deque()  # nodes, and when the kernel forgot each
-        self._kept: OrderedDict[AgentPath, Kept] = OrderedDict()
-        self.root = self._new(None, b"", DIRECTORY_MODE)
+        self._unheld: deque[Entry] = deque()  # entries that may go, the oldest first
+        self._listed: OrderedDict[Entry, int] = OrderedDict()  # directories, and how many names their listings had
+        self._listed_names = 0  # the sum of these
+        self.root = self._new(None, b"", Info("", is_dir=True))
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -90,320 +79,454 @@ class ForeignTree:
     # -- entries -----------------------------------------------------------------------------------------------
 
     def entry(self, node: int) -> Entry:
+        """ESTALE for one that is not held."""
         entry = self._entries.get(node)
         if entry is None:
             raise oserror(errno.ESTALE)
         return entry
 
     def entries(self) -> list[Entry]:
-        return list(self._entries.values())
+        with self.lock:
+            return list(self._entries.values())
 
-    def path(self, entry: Entry) -> AgentPath:
-        """Where an entry is, or was."""
-        names = []
-        while entry.parent is not None:
-            names.append(paths.to_text(entry.name))
-            entry = entry.parent
-        return AgentPath("/" + "/".join(reversed(names)))
-
-    def is_gone(self, entry: Entry) -> bool:
-        """Is it, or a directory above it, no more?"""
-        above: Entry | None = entry
-        while above is not None and not above.gone:
-            above = above.parent
-        return above is not None
-
-    def _new(self, parent: Entry | None, name: bytes, mode: int) -> Entry:
-        node = next(self._numbers)
-        entry = self._entries[node] = Entry(node, mode, parent, name)
+    def _new(self, parent: Entry | None, name: bytes, info: Info) -> Entry:
+        entry = Entry(next(self._numbers), parent, name, info.segment, is_dir=info.is_dir)
         entry.atime_ns = entry.mtime_ns = entry.ctime_ns = self._began_ns
+        if entry.is_dir:
+            entry.stamped = not self._abilities.keeps_attributes
+        if info.read_only:
+            entry.mode &= ~0o222
+        self._entries[entry.node] = entry
         if parent is not None:
             parent.children[name] = entry
-            kept = self._kept.pop(self.path(entry), None) if self._kept else None
-            if kept is not None and stat.S_IFMT(kept.mode) == stat.S_IFMT(mode):
-                entry.restore(kept)
+            self._queue(entry)
         return entry
 
     def make(self, parent: Entry, name: bytes, mode: int, caller: Caller) -> Entry:
-        """A new entry that only this volume has so far. EEXIST, ENOENT, EILSEQ."""
-        require_text(name)
-        if self.is_gone(parent):
-            raise oserror(errno.ENOENT, name)
+        """A new entry that only this volume has so far; it has no name yet. EEXIST, ENOENT, and as `Remote.admit`."""
         if self.child(parent, name) is not None:
             raise oserror(errno.EEXIST, name)
-        entry = self._new(parent, name, mode)
-        entry.mode, entry.uid, entry.gid, entry.stamp = mode, caller.uid, caller.gid, None
-        entry.resize(0)
-        entry.local = entry.measured = True
-        entry.touch()
-        self.linked(entry)
+        if parent.is_gone:
+            raise oserror(errno.ENOENT, name)
+        is_dir = stat.S_ISDIR(mode)
+        segment = self._remote.admit(name, parent.key, is_dir=is_dir)
+        entry = Entry(next(self._numbers), parent, name, segment, is_dir=is_dir)
+        entry.mode, entry.uid, entry.gid = mode, caller.uid, caller.gid
+        if parent.mode & stat.S_ISGID:  # it hands on its group (POSIX, open)
+            entry.gid = parent.gid
+            entry.mode |= stat.S_ISGID if is_dir else 0
+        entry.atime_ns = entry.mtime_ns = entry.ctime_ns = now_ns()
+        entry.stamped = entry.local = entry.kept = True
         return entry
 
-    def make_directories(self, path: AgentPath) -> None:
-        """A directory, and those on the way to it, in this volume alone where the backend has none."""
-        directory = self.root
-        for name in paths.split(path):
-            child = self.child(directory, name)
-            if child is None:
-                child = self.make(directory, name, DIRECTORY_MODE, Caller(self.root.uid, self.root.gid))
-            directory = child
+    def link(self, entry: Entry) -> Entry:
+        """Give a new entry its name; the entry that has it.
 
-    def linked(self, entry: Entry) -> None:
-        """Note in its directory's listing that an entry is there."""
-        parent = entry.parent
-        assert parent is not None
-        parent.children[entry.name] = entry
-        parent.touch()
-        self.note(entry)
+        What is in the remote already may have been listed by now, and have an entry: then that is the one. EEXIST for
+        one that is not in the remote; ENOENT when its directory is gone.
+        """
+        with self.lock:
+            parent = entry.parent
+            assert parent is not None
+            if parent.is_gone:
+                raise oserror(errno.ENOENT, entry.name)
+            there = parent.children.get(entry.name)
+            if there is not None and (entry.local or there.is_dir != entry.is_dir):
+                raise oserror(errno.EEXIST, entry.name)
+            if there is None:
+                there = self._entries[entry.node] = parent.children[entry.name] = entry
+                self._queue(entry)
+            parent.listing.ghosts.discard(entry.segment)
+            self.changed(there)
+            self._touch(parent)
+            return there
+
+    def make_directories(self, key: str) -> None:
+        """A directory, and those on the way to it, in this volume alone where the remote has none."""
+        directory, caller = self.root, Caller(self.root.uid, self.root.gid)
+        for segment in key.rstrip("/").split("/"):
+            name = segment.encode("utf-8", "surrogateescape")
+            child = self.child(directory, name)
+            directory = child if child is not None else self.link(self.make(directory, name, DIRECTORY_MODE, caller))
+
+    def distrust(self, directory: Entry) -> None:
+        """There is something in a directory that its listing does not show."""
+        with self.lock:
+            directory.listing.listed_at = NEVER
 
     def stored(self, entry: Entry) -> None:
-        """The backend has this file now, and so every directory on the way."""
-        self.note(entry)
-        above: Entry | None = entry
-        while above is not None:
-            above.local = False
-            above = above.parent
+        """The remote has this file now, and so every directory on the way."""
+        with self.lock:
+            entry.local = entry.tried = False
+            above = entry.parent
+            while above is not None and above.local:
+                above.local = False
+                above = above.parent
+            self.changed(entry)
 
-    def note(self, entry: Entry) -> None:
-        """Bring the listing up to date with what was done to an entry here."""
-        if entry.parent is not None and entry.parent.listing is not None and not entry.gone:
-            entry.parent.listing.put(entry.name, info_of(entry))
+    def relink(self, entry: Entry, directory: Entry, name: bytes, segment: str) -> None:
+        """An entry has moved to another name."""
+        with self.lock:
+            old = entry.parent
+            assert old is not None
+            self._left(entry)
+            entry.parent, entry.name, entry.segment = directory, name, segment
+            directory.children[name] = entry
+            directory.listing.ghosts.discard(segment)
+            for moved in entry.tree():  # stored anew, and no other version for that
+                moved.seen, moved.kept, moved.checked_at = OWN, True, NEVER
+                moved.listing.listed_at = NEVER
+            entry.ctime_ns = now_ns()
+            self.changed(entry)
+            self._touch(directory)
 
     def unlinked(self, entry: Entry) -> None:
         """An entry has lost its name through this volume, and with it what was not stored."""
-        entry.unlinked, entry.dirty = True, False
-        self._emptied(entry.parent)
-        self.detach(entry)
+        with self.lock:
+            if entry.dirty:
+                entry.content = Content.CLEAN
+            if entry.link is Name.LINKED:
+                self._left(entry)
+            entry.link, entry.nlink = Name.UNLINKED, 0
+            self.reap(entry)
 
-    def relink(self, entry: Entry, directory: Entry, name: bytes) -> None:
-        """An entry has moved to another name."""
-        old = entry.parent
-        assert old is not None
-        before = self.path(entry)
-        del old.children[entry.name]
-        if old.listing is not None:
-            old.listing.remove(entry.name)
-        self._emptied(old)
-        entry.parent, entry.name = directory, name
-        after = self.path(entry)
-        for path in [path for path in self._kept if paths.is_below(path, before)] if entry.is_dir else ():
-            self._kept[AgentPath(after + path[len(before) :])] = self._kept.pop(path)._replace(version=OWN)
-        for moved in entry.tree():
-            moved.stamp, moved.kept = OWN, True  # whatever the backend did, they are as old as before
-        entry.ctime_ns = now_ns()
-        self.linked(entry)
-        self.expire()
+    def _left(self, entry: Entry) -> None:
+        """An entry leaves its directory, which the remote may have had because of it alone."""
+        parent = entry.parent
+        assert parent is not None
+        if entry.is_dir and self._abilities.keeps_directories:
+            parent.listing.ghosts.add(entry.segment)
+        if parent.children.get(entry.name) is entry:
+            del parent.children[entry.name]
+        self.changed(entry, is_there=False)
+        self._touch(parent)
+        above = None if self._abilities.keeps_directories else parent
+        while above is not None and above.parent is not None:
+            above.local = True
+            above = above.parent
 
-    def _emptied(self, directory: Entry | None) -> None:
-        """Something has left a directory: the backend may have had the directory because of it alone."""
-        if directory is not None:
-            directory.touch()
-        while directory is not None and directory.parent is not None:
-            directory.local = True
-            directory = directory.parent
+    def changed(self, entry: Entry, *, is_there: bool = True) -> None:
+        """Something was done here to what this name stands for: a listing that has begun by now does not know."""
+        with self.lock:
+            parent = entry.parent
+            if parent is None or (is_there and entry.gone):
+                return
+            self._count += 1
+            parent.listing.changes[entry.name] = self._count
+            entry.checked_at = self.now()
+            if not is_there:
+                parent.listing.remove(entry.name)
+            elif parent in self._listed:
+                parent.listing.put(entry.name, entry.info())
+
+    def _touch(self, directory: Entry) -> None:
+        directory.mtime_ns = directory.ctime_ns = now_ns()
+        directory.version += 1
+        directory.kept = True
 
     def detach(self, entry: Entry) -> None:
-        """Take an entry's name away; it lives on while somebody holds it."""
-        assert entry.parent is not None
-        entry.gone = True
-        entry.nlink = 0
-        if entry.parent.children.get(entry.name) is entry:
-            del entry.parent.children[entry.name]
-        if entry.parent.listing is not None:
-            entry.parent.listing.remove(entry.name)
-        self.reap(entry)
+        """Take away the name of an entry that is gone in the remote; it lives on while it is held."""
+        with self.lock:
+            parent = entry.parent
+            assert parent is not None
+            if entry.link is Name.LINKED:
+                entry.link = Name.GONE
+            entry.nlink = 0
+            if parent.children.get(entry.name) is entry:
+                del parent.children[entry.name]
+                parent.listing.remove(entry.name)
+            self.reap(entry)
 
     def reap(self, entry: Entry) -> None:
-        """Let go of an entry if nobody needs it, and of its directory if that was kept for it alone."""
-        while entry.idle:
-            assert entry.parent is not None
-            if entry.kept and not self.is_gone(entry):
-                self._kept[self.path(entry)] = entry.attributes()
-                if len(self._kept) > MAX_KEPT:
-                    self._kept.popitem(last=False)
-            self._entries.pop(entry.node, None)
-            self._listed.pop(entry.node, None)
-            entry.drop_buffer()
-            if entry.parent.children.get(entry.name) is entry:
-                del entry.parent.children[entry.name]
-            entry = entry.parent
-            if entry.listing is not None:
-                return  # its listing is dropped first
+        """Let go of an entry without a name that nobody uses, and of directories that stayed for it alone."""
+        with self.lock:
+            while entry.gone and entry.idle:
+                assert entry.parent is not None
+                self._entries.pop(entry.node, None)
+                self._drop_listing(entry)
+                entry.drop_content()
+                entry = entry.parent
+            if not (entry.held or entry.queued or entry.gone) and entry.parent is not None:
+                self._queue(entry)
+
+    # -- what the kernel knows ---------------------------------------------------------------------------------
 
     def hold(self, node: int) -> None:
         """Needs no lock: it sets one flag. A node that is not there any more will be ESTALE when it is used."""
         entry = self._entries.get(node)
         if entry is not None:
-            entry.held, entry.forgotten = True, False
+            entry.held = True
 
     def forget(self, nodes: Iterable[int]) -> None:
-        """Needs no lock: the caller may be an event loop that must not wait for the backend. See `settle`."""
+        """Never waits: the caller may be an event loop. What follows from it may be left to the next call."""
         for node in nodes:
             entry = self._entries.get(node)
             if entry is not None and entry.parent is not None:
-                entry.held, entry.forgotten = False, True
-                if entry.gone:  # no lookup finds it any more
-                    self._let_go.appendleft((node, -math.inf))
-                else:
-                    self._let_go.append((node, self._clock()))
+                entry.held = False
+                self._queue(entry)
+        if self.lock.acquire(blocking=False):
+            try:
+                self.settle()
+            finally:
+                self.lock.release()
+
+    def _queue(self, entry: Entry) -> None:
+        entry.forgotten_at = self.now()
+        if entry.gone:  # no lookup finds it any more
+            self._unheld.appendleft(entry)
+        elif not entry.queued:
+            entry.queued = True
+            self._unheld.append(entry)
 
     def settle(self) -> None:
-        """Do what `forget` has put off, but for what is held again by now. With a directory go the entries in it that
-        were shown and never held.
+        """Let go of entries that are not held: of those without a name, and of the oldest beyond `KEPT_ENTRIES`."""
+        with self.lock:
+            while self._unheld and (self._unheld[0].gone or len(self._entries) > KEPT_ENTRIES):
+                entry = self._unheld.popleft()
+                if entry.gone:
+                    self.reap(entry)
+                elif entry.forgotten_at > self.now() - SETTLE_S:
+                    self._unheld.appendleft(entry)
+                    return
+                else:
+                    entry.queued = False
+                    self._drop(entry)
 
-        Race: a lookup has returned an entry, and before the mount's loop has its answer, a FORGET of older references
-        arrives. The mount then knows the number as forgotten, and holds it again a moment later. An entry that went
-        meanwhile would be ESTALE, twice in a row where its name is invalidated as well. So it stays for `SETTLE_S`.
-        """
-        while self._let_go and self._let_go[0][1] <= self._clock() - SETTLE_S:
-            entry = self._entries.get(self._let_go.popleft()[0])
-            if entry is None or entry.held:
-                continue
+    def _drop(self, entry: Entry) -> None:
+        """Forget an entry that has a name, if it is not in use, and then its directory, if that waited for it."""
+        while entry.idle:
+            assert entry.parent is not None
+            self._entries.pop(entry.node, None)
             self._drop_listing(entry)
-            for child in list(entry.children.values()):
-                child.forgotten = not child.held
-                self.reap(child)
-            self.reap(entry)
+            if entry.parent.children.get(entry.name) is entry:
+                del entry.parent.children[entry.name]
+            entry.drop_content()
+            entry = entry.parent
+            if entry.queued:
+                return  # its turn comes
 
     # -- listings ----------------------------------------------------------------------------------------------
 
-    def child(self, parent: Entry, name: bytes) -> Entry | None:
-        """What a name leads to. ENOTDIR."""
-        if not parent.is_dir:
-            raise oserror(errno.ENOTDIR)
-        info = self.listing(parent).infos.get(name)
-        return None if info is None else self._entry_for(parent, name, info)
-
-    def page(self, directory: Entry, after: bytes, limit: int) -> list[Entry]:
+    def child(self, directory: Entry, name: bytes) -> Entry | None:
+        """What a name leads to, at most `ttl_s` ago. ENOTDIR."""
+        self.settle()
         if not directory.is_dir:
             raise oserror(errno.ENOTDIR)
-        listing = self.listing(directory, PAGE_TTLS if after else 1)
-        return [self._entry_for(directory, name, listing.infos[name]) for name in listing.after(after, limit)]
+        with self.lock:
+            if directory.is_gone:
+                return None
+            found = directory.children.get(name)
+            if self._is_good(directory.listing):
+                return self._entry_for(directory, name)
+            is_newer = found is not None and self._remote.token() is None and self.is_fresh(found.checked_at)
+            if found is not None and (found.local or found.dirty or is_newer):
+                return found
+        segment = self._remote.segment(name) if directory.listing.large else None
+        if segment is None:
+            self.refresh(directory)
+        else:
+            self._probe(directory, name, segment)
+        with self.lock:
+            return self._entry_for(directory, name)
 
-    def listing(self, directory: Entry, ttls: float = 1) -> Listing:
-        """What is in a directory, at most so many `ttl_s` old. ESTALE for one that is gone."""
+    def page(self, directory: Entry, after: bytes, limit: int) -> list[Entry]:
+        """The entries whose names come next."""
         self.settle()
-        listing = directory.listing
-        if listing is None or not self._is_good(listing, ttls):
-            listing = self._read_listing(directory)
-        if directory.listing is listing:
-            self._listed[directory.node] = directory
-            self._listed.move_to_end(directory.node)
-            while len(self._listed) > MAX_LISTINGS:
-                self._drop_listing(next(iter(self._listed.values())))
-        return listing
+        if not directory.is_dir:
+            raise oserror(errno.ENOTDIR)
+        self.refresh(directory, PAGE_TTLS if after else 1)
+        with self.lock:
+            if directory.is_gone:
+                return []
+            found = (self._entry_for(directory, name) for name in directory.listing.after(after, limit))
+            return [entry for entry in found if entry is not None]
 
-    def _is_good(self, listing: Listing, ttls: float) -> bool:
-        age_s = self._clock() - listing.read_at
-        token = self._token() if ttls == 1 else None
+    def refresh(self, directory: Entry, ttls: float = 1) -> None:
+        """List a directory, unless there is a listing that is valid. Threads that ask at once share one request."""
+        with directory.lock:
+            with self.lock:
+                if directory.is_gone or self._is_good(directory.listing, ttls):
+                    return
+                key, count, began, token = directory.key, self._count, self.now(), self._remote.token()
+            contents = self._list(directory)
+            if contents is None:
+                with self.lock:
+                    self.detach(directory)
+                raise oserror(errno.ESTALE)
+            listing = directory.listing
+            doubtful = [info.segment for info in contents.infos.values() if info.segment in listing.ghosts]
+            real = {segment for segment in doubtful if self._remote.has(f"{key}{segment}/")}
+            with self.lock:
+                if directory.is_gone:
+                    return
+                listing.ghosts.intersection_update(doubtful)
+                listing.ghosts -= real
+                listing.took_s, listing.token = self.now() - began, token
+                self._merge(directory, contents, count, began if self._abilities.concurrent else self.now())
+
+    def _list(self, directory: Entry) -> Contents | None:
+        """What the remote has in a directory; nothing where that is in this volume alone; None when it is gone."""
+        if directory.local and not self._remote.has(directory.topmost_local().key):
+            return Contents({})
+        try:
+            return self._remote.contents(directory.key)
+        except FileNotFoundError:
+            return Contents({}) if directory.local or directory.parent is None else None
+
+    def _is_good(self, listing: Listing, ttls: float = 1) -> bool:
+        token = self._remote.token() if ttls == 1 else None
         if token is None:
-            return age_s < self.ttl_s * ttls
+            return self.is_fresh(listing.listed_at, self.ttl_s * ttls)
         # A long one is not read anew for each of many changes.
-        return token == listing.token or age_s < min(self.ttl_s, listing.took_s * PATIENCE)
+        quickly = self.is_fresh(listing.listed_at, min(self.ttl_s, listing.took_s * PATIENCE))
+        return quickly or (listing.listed_at > self._expired_at and token == listing.token)
 
-    def backend_lists(self, entry: Entry) -> bool:
-        """Has the backend this entry, by itself? Asks it."""
-        assert entry.parent is not None
-        info = self._ask(entry.parent).get(entry.name)
-        return info is not None and info.is_dir == entry.is_dir
+    def is_fresh(self, since: float, age_s: float | None = None) -> bool:
+        """Is what the remote has shown then still valid, for `age_s` (None: the TTL)?"""
+        return since > self._expired_at and self.now() - since < (self.ttl_s if age_s is None else age_s)
 
     def expire(self) -> None:
-        """Believe no listing any more."""
-        for directory in self._listed.values():
-            if directory.listing is not None:
-                directory.listing.expire()
+        """No listing is valid any more."""
+        with self.lock:
+            self._expired_at = self.now()
 
-    def _ask(self, directory: Entry) -> dict[bytes, Info]:
-        """What the backend has in a directory; nothing where the directory is in this volume alone. ESTALE, EIO.
-
-        An error is no proof that a directory is empty: whether it is there at all says a listing above it.
-        """
-        if directory.local and not self._is_there(directory.topmost_local()):
-            return {}
-        path = self.path(directory)
-        result = self._face.ls(path)
-        if result.error is None:
-            read_at = self._clock()
-            return {name_of(info): self._info(info, read_at) for info in result.entries or ()}
-        if self._is_there(directory):
-            raise self.failure(result.error, path)
-        if directory.local:
-            return {}
-        self.detach(directory)
-        raise oserror(errno.ESTALE)
-
-    def _is_there(self, entry: Entry) -> bool:
-        """Has the backend this directory? As the nearest directory above it says that can be listed. EIO."""
-        error = None
-        while entry.parent is not None:
-            result = self._face.ls(self.path(entry.parent))
-            if result.error is None:
-                found = [info for info in result.entries or () if name_of(info) == entry.name]
-                return any(bool(info.get("is_dir")) == entry.is_dir for info in found)
-            error, entry = result.error, entry.parent
-        if error is not None:
-            raise self.failure(error, ROOT)
-        return True
-
-    def _read_listing(self, directory: Entry) -> Listing:
-        if self.is_gone(directory):
-            return Listing({}, self._clock())
-        token, began = self._token(), self._clock()
-        infos = self._ask(directory)
-        now = self._clock()
-        listing = directory.listing = Listing(infos, now, token, now - began)
+    def _merge(self, directory: Entry, contents: Contents, count: int, listed_at: float) -> None:
+        listing = directory.listing
+        listing.changes = {name: at for name, at in listing.changes.items() if at > count}
+        infos = {
+            name: info
+            for name, info in contents.infos.items()
+            if name not in listing.changes and not (info.is_dir and info.segment in listing.ghosts)
+        }
+        for name in listing.changes:
+            if name in listing.infos:
+                infos[name] = listing.infos[name]
         for name, child in list(directory.children.items()):
             info = infos.get(name)
-            if info is not None and info.is_dir and child.is_dir:
-                child.local = False
-            elif child.local or child.dirty:
-                listing.put(name, info_of(child))  # also over a stranger of that name: storing it will tell
-            elif info is None or info.is_dir != child.is_dir:
+            if name in listing.changes:
+                continue
+            if info is not None and info.is_dir == child.is_dir:
+                child.checked_at = listed_at
+                child.local = child.local and not child.is_dir
+            elif child.is_ahead:
+                infos[name] = child.info()  # also over a stranger of that name: storing it will tell
+            else:
                 self.detach(child)
-                if info is not None:
-                    listing.put(name, info)
-        return listing
+        self._drop_listing(directory)
+        listing.replace(infos)
+        listing.listed_at, listing.large = listed_at, contents.large
+        self._listed[directory] = len(infos)
+        self._listed_names += len(infos)
+        while self._listed_names > MAX_LISTED_NAMES and len(self._listed) > 1:
+            self._drop_listing(next(iter(self._listed)))
+        if self._abilities.keeps_directories:
+            directory.marker = contents.marker is not None
+        if contents.marker is not None:
+            self._saw_marker(directory, contents.marker)
+
+    def _saw_marker(self, directory: Entry, marker: Head) -> None:
+        ours = directory.seen is OWN and directory.etag == marker.etag
+        if not ours and marker.version != directory.seen:
+            directory.stamped = False
+        directory.etag, directory.seen = marker.etag, marker.version
 
     def _drop_listing(self, directory: Entry) -> None:
-        directory.listing = None
-        self._listed.pop(directory.node, None)
+        if directory in self._listed:
+            self._listed_names -= self._listed.pop(directory)
+            directory.listing.replace({})
+            directory.listing.listed_at = NEVER
 
-    def _info(self, raw: FileInfo, read_at: float) -> Info:
-        modified_at = raw.get("modified_at") or ""
-        # Without a time nothing says that a file is unchanged, so every listing brings a version of its own.
-        version = (modified_at, raw.get("size")) if modified_at else (read_at, raw.get("size"))
-        read_only = bool(raw.get("read_only"))
-        return Info(bool(raw.get("is_dir")), raw.get("size"), time_ns(modified_at), version, read_only)
+    def _entry_for(self, parent: Entry, name: bytes) -> Entry | None:
+        """The entry for a name in a listing, brought up to date."""
+        info = parent.listing.infos.get(name)
+        if parent in self._listed:
+            self._listed.move_to_end(parent)
+        return parent.children.get(name) if info is None else self._shown(parent, name, info)
 
-    def _entry_for(self, parent: Entry, name: bytes, info: Info) -> Entry:
+    def _shown(self, parent: Entry, name: bytes, info: Info) -> Entry:
         entry = parent.children.get(name)
         if entry is None:
-            entry = self._new(parent, name, DIRECTORY_MODE if info.is_dir else FILE_MODE)
-            if info.read_only:
-                entry.mode &= ~0o222
+            entry = self._new(parent, name, info)
+            entry.checked_at = parent.listing.listed_at
+        elif not entry.held:
+            entry.forgotten_at = self.now()
         entry.read_only = info.read_only
         if entry.is_dir:
             if info.mtime_ns is not None and not entry.kept:
                 entry.mtime_ns = entry.ctime_ns = info.mtime_ns
-        elif entry.buffer is None and entry.stamp != info.version:
-            self._new_version(entry, info)
+        elif not entry.busy and entry.seen != info.version:
+            self._take(entry, info)
         return entry
 
-    def _new_version(self, entry: Entry, info: Info) -> None:
-        """A listing calls a file by another version than the one we know."""
-        ours = entry.stamp is OWN  # then it may be what we stored: our times stay
-        entry.stamp = info.version
-        if ours and (not self._exact_sizes or info.size == entry.size):
-            entry.measured = self._exact_sizes
+    def _take(self, entry: Entry, info: Info) -> None:
+        """A listing names another version of a file than the one that is known."""
+        ours, entry.seen = entry.seen is OWN, info.version
+        exact = self._abilities.exact_sizes
+        if info.etag is not None and info.etag == entry.etag:
+            entry.stamped = entry.stamped and ours  # else stored again, perhaps with other attributes
             return
+        if info.etag is None and ours and (not exact or info.size == entry.size):
+            entry.stamped = exact  # it may be what we stored: our times stay
+            return
+        is_news = info.etag is not None and entry.etag is not None
         if info.mtime_ns is not None:
-            entry.mtime_ns = entry.ctime_ns = info.mtime_ns
+            entry.mtime_ns = info.mtime_ns
+            # Caches compare the times, which may be those of before.
+            entry.ctime_ns = now_ns() if is_news else info.mtime_ns
+        if info.etag is not None:
+            entry.etag, entry.local = info.etag, False
+            entry.version += 1
         entry.resize(info.size or 0)
-        entry.measured = self._exact_sizes and info.size is not None
+        entry.stamped = exact and info.size is not None and not self._abilities.keeps_attributes
 
-    def failure(self, error: str, path: AgentPath) -> OSError:
-        """The `OSError` for an error of the backend. One without a code is EIO and logged: nobody sees its words."""
-        number = errors.errno_of(error)
-        if number == errno.EIO:
-            log.warning("%s: %s: %s", self._face.name, path, error)
-        return oserror(number)
+    def _probe(self, directory: Entry, name: bytes, segment: str) -> None:
+        """Look for one name in a large directory."""
+        with self.lock:
+            key, count, began = directory.key, self._count, self.now()
+        found = self._remote.find(key, segment)
+        with self.lock:
+            if directory.is_gone or directory.listing.changes.get(name, 0) > count:
+                return
+            child = directory.children.get(name)
+            if child is not None and (found is None or found[0].is_dir != child.is_dir):
+                if child.is_ahead:
+                    return
+                self.detach(child)
+            if found is None:
+                directory.listing.remove(name)
+                return
+            info, head = found
+            if directory in self._listed:
+                directory.listing.put(name, info)
+            entry = self._shown(directory, name, info)
+            entry.checked_at = began
+            if head is not None and not entry.busy:
+                self.know(entry, head)
+
+    # -- attributes --------------------------------------------------------------------------------------------
+
+    def know(self, entry: Entry, head: Head) -> None:
+        """The remote says this of an entry."""
+        with self.lock:
+            if entry.is_dir:
+                entry.marker = True
+            elif entry.etag != head.etag or head.etag is None:
+                if entry.etag is not None:
+                    entry.touch()
+                elif head.modified_ns is not None:
+                    entry.mtime_ns = entry.ctime_ns = head.modified_ns
+                    entry.version += 1
+                entry.local = False
+                entry.resize(head.size)
+            elif not entry.stamped:
+                entry.resize(head.size)
+            entry.etag = head.etag
+            entry.stamped = True
+            if head.stamp is not None and entry.stamp != head.stamp:
+                entry.restamp(head.stamp)
+                entry.ctime_ns = max(entry.ctime_ns, head.modified_ns or 0)
+            if head.version is not None:
+                entry.seen = head.version
+            parent = entry.parent
+            if parent is not None and not entry.gone and entry.name in parent.listing.infos:
+                parent.listing.put(entry.name, entry.info())

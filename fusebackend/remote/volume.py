@@ -1,57 +1,370 @@
-"""`ForeignVolume`: the kernel face of any object that has the agent face alone, ours or somebody else's.
+"""`RemoteVolume`: the kernel face of files behind an API, over a `Remote`; `ForeignVolume`, that of any agent backend.
 
-Files are whole: a file is downloaded when it is opened, read and written in a buffer (in memory up to 8 MiB, in a
-temporary file beyond), and uploaded when it was written to and is flushed, synced or closed for the last time. An
-upload that fails is the error of that flush; the bytes stay here, and are tried again at the next flush, at `sync` and
-at `close`. A conflict with another writer is ESTALE, and loses neither side's bytes (`whole_files.py`).
+    volume.py     lookup, create, unlink …        tree.py        names and nodes, over cached listings
+    files.py      handles, buffers, ranges        conflicts.py   when what was written is stored
+    rename.py     the kernel's rename             agent_remote.py, object_store/   two remotes
 
-What a backend can't hold:
-- directories without a file: they are kept in this volume, and so is a directory that was emptied through it, until a
-  file appears in them. They don't outlive it;
-- modes, owners and times: kept in this volume as well, for tools that set them (`Features.persistent_modes` is False);
-- links, special files, extended attributes: ENOTSUP. Names that are no UTF-8: EILSEQ;
-- an atomic rename: a file is copied, compared, then deleted, and a directory file by file; a backend with a `move` is
-  asked to do it where nothing is in the way. RENAME_EXCHANGE is EINVAL;
-- deleting, where the backend has no `delete`: ENOTSUP.
+What a remote can't hold:
+- directories without a file (`Abilities.keeps_directories`): they are kept in the volume, and so is a directory that
+  was emptied through it, until a file appears in them. They don't outlive it;
+- modes, owners and times (`keeps_attributes`): kept in the volume as well, for tools that set them;
+- hard links, special files, extended attributes: ENOTSUP;
+- an atomic rename: copy and delete, or the remote's own. RENAME_EXCHANGE is EINVAL.
 
-A backend tells nobody what others change, so what it lists is believed for `ttl_s`. Sizes in listings may be missing,
-or count characters; unless the backend says `exact_sizes = True`, a file is downloaded to know its size when somebody
-asks for it, for a wrong size cuts reads short. `told` is how a composite says what it changed through the other face.
-
-A backend may know more, and say so by having (see `StoreBackend`):
-- `kernel_side(ttl_s)`: what a mount is to speak to in its place;
-- `token()`: whether anything has changed since; `follow(changed)`: what has, and `change_feed = True` if that is all;
-- `upload_if(path, content, digest)`: an upload over known bytes only, in one step;
-- `admits(path, is_dir)`: raises an OSError for what can't be made there at all, so that nobody writes it in vain;
-- `ttl_s`: for how long a mount may believe it.
-
-Calls may wait for the backend and hold the volume's lock meanwhile; `hold` and `forget` never wait.
+A remote that is not `concurrent` is called with `lock` held. For any other no lock is held over a request but that of
+the file or the directory it is about, and `lock` excludes nobody: what has to be one step is one conditional request.
+`hold` and `forget` never wait.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import logging
+import os
 import stat
+import threading
+import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from fusebackend.base import paths
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import AgentPath
-from fusebackend.protocol import RENAME_NOREPLACE, Attr, Caller, Change, Report, Volume
-from fusebackend.remote.buffer import Buffer
-from fusebackend.remote.changes import AbsentNames, changes_at, changes_everywhere
-from fusebackend.remote.entry import Entry, require_text
-from fusebackend.remote.files import ForeignFiles
-from fusebackend.remote.rename import Relocation
+from fusebackend.base.stamps import now_ns
+from fusebackend.base.waiting import will_wait
+from fusebackend.protocol import Attr, AttrChanges, Caller, Change, Features, Report, StatFs, Volume
+from fusebackend.protocol.remote import Remote
+from fusebackend.remote.agent_remote import MAX_FILE_BYTES, AgentRemote
+from fusebackend.remote.entry import Entry
+from fusebackend.remote.files import Files
+from fusebackend.remote.gate import Gate
+from fusebackend.remote.rename import Renames
+from fusebackend.remote.tree import Tree
+from fusebackend.volumes.native import NativeVolume
 
-log = logging.getLogger(__name__)
+TTL_S = 1.0
+"""For how long a listing is valid."""
 
 TRUSTED_BYTES = 1 << 20
 """In a page of a listing, a size claimed to be larger is shown as it is: to download such files for a plain `ls` would
 be worse. `lookup` and `getattr` know better."""
+
+MAX_TARGET_BYTES = 4095
+
+MAX_ABSENT = 10_000
+"""Names that are remembered as absent. One beyond that is told as changed, so that the kernel forgets it too."""
+
+STATFS = StatFs(4096, 1 << 30, 1 << 30, 1 << 31, 1 << 31)
+"""A remote doesn't tell; this says there is room."""
+
+
+class RemoteVolume(NativeVolume):
+    """See the module's docstring.
+
+    Args:
+        remote: where the files are.
+        max_file_bytes: larger files are EFBIG.
+        ttl_s: for how many seconds a listing is valid.
+        clock: seconds that only grow.
+    """
+
+    def __init__(
+        self, remote: Remote, *, max_file_bytes: int, ttl_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__()
+        self.remote = remote
+        abilities = self._abilities = remote.abilities
+        self.features = Features(
+            random_writes=False,
+            rename=False,
+            links=False,
+            symlinks=abilities.keeps_attributes,
+            special_files=False,
+            xattrs=False,
+            persistent_modes=abilities.keeps_attributes,
+            change_feed=abilities.change_feed,
+            durable=abilities.durable,
+            read_only=abilities.read_only,
+            blocking=abilities.blocking,
+        )
+        self.lock: AbstractContextManager[Any] = (
+            contextlib.nullcontext() if abilities.concurrent else threading.RLock()
+        )
+        self._max_file_bytes = max_file_bytes
+        self._gate = Gate()
+        self._tree = Tree(remote, ttl_s, clock)
+        self._files = Files(remote, self._tree, self._gate)
+        self._renames = Renames(remote, self._tree, self._files, self._gate)
+
+    # -- names -------------------------------------------------------------------------------------------------
+
+    def lookup(self, parent: int, name: bytes) -> Attr:
+        with self.lock:
+            while True:
+                entry = self._named(parent, name)
+                self._files.stamp([entry])
+                if not entry.gone:
+                    return entry
+
+    def readdir(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
+        with self.lock:
+            while True:
+                entries = self._tree.page(self._tree.entry(node), after, limit)
+                trusts = not self._abilities.keeps_attributes
+                self._files.stamp(entry for entry in entries if not (trusts and entry.size > TRUSTED_BYTES))
+                page = [(entry.name, entry) for entry in entries if not entry.gone]
+                if page or not entries:
+                    return page
+                after = entries[-1].name
+
+    def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr:
+        if not stat.S_ISREG(mode):
+            raise oserror(errno.ENOTSUP, name)
+        return self.make_file(parent, name, mode, b"", caller)
+
+    def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Attr:
+        return self._make(parent, name, stat.S_IFDIR | stat.S_IMODE(mode), b"", caller)
+
+    def symlink(self, parent: int, name: bytes, target: bytes, caller: Caller) -> Attr:
+        if not self.features.symlinks:
+            return super().symlink(parent, name, target, caller)
+        if len(target) > MAX_TARGET_BYTES:
+            raise oserror(errno.ENAMETOOLONG, name)
+        return self._make(parent, name, stat.S_IFLNK | 0o777, target, caller)
+
+    def make_file(self, parent: int, name: bytes, mode: int, content: bytes, caller: Caller) -> Attr:
+        """A new file with its content, in one step. EEXIST."""
+        return self._make(parent, name, stat.S_IFREG | stat.S_IMODE(mode), content, caller)
+
+    def rewrite(self, node: int, change: Callable[[Callable[[], bytes]], bytes]) -> None:
+        """See `Files.rewrite`."""
+        with self.lock:
+            self._files.rewrite(self._tree.entry(node), change)
+
+    def _make(self, parent: int, name: bytes, mode: int, content: bytes, caller: Caller) -> Attr:
+        """Something new, in the remote at once."""
+        directory = self._tree.entry(parent)
+        # A thread that finds a directory made by another one wants to use it: then it must have an entry.
+        one_by_one = directory.lock if stat.S_ISDIR(mode) else contextlib.nullcontext()
+        with self.lock, self._gate.passing(), one_by_one:
+            entry = self._tree.make(directory, name, mode, caller)
+            key = entry.key
+            try:
+                if not entry.is_dir:
+                    self._files.put_new(entry, content)
+                elif self._abilities.keeps_directories:
+                    entry.etag = self.remote.make_directory(key, entry.stamp, replace=False)
+                    entry.marker, entry.local = True, False
+            except FileExistsError:
+                self._tree.distrust(directory)
+                raise
+            try:
+                made = self._tree.link(entry)
+            except FileNotFoundError:
+                self.remote.delete(key)
+                raise
+            if not made.local:
+                self._tree.stored(made)
+            return made
+
+    def create(self, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> Attr:
+        """The file is in this volume alone until it is flushed."""
+        with self.lock:
+            entry = self._tree.make(self._tree.entry(parent), name, stat.S_IFREG | stat.S_IMODE(mode), caller)
+            self._files.create(entry, flags)
+            self._tree.link(entry)
+            return entry
+
+    def unlink(self, parent: int, name: bytes) -> None:
+        with self.lock, self._gate.passing():
+            entry = self._named(parent, name)
+            if entry.is_dir:
+                raise oserror(errno.EISDIR, name)
+            with entry.lock:
+                if self._abilities.ranges:
+                    self._files.keep_open(entry)
+                self._renames.keep(entry)
+                if not entry.local or entry.tried:
+                    self._renames.delete(entry)
+                self._tree.unlinked(entry)
+
+    def rmdir(self, parent: int, name: bytes) -> None:
+        with self.lock, self._gate.passing():
+            entry = self._named(parent, name)
+            if not entry.is_dir:
+                raise oserror(errno.ENOTDIR, name)
+            self._renames.require_empty(entry)
+            self._renames.keep(entry)
+            if self._abilities.keeps_directories or self.remote.has(entry.key):
+                self._renames.delete(entry)
+            self._tree.unlinked(entry)
+
+    def _named(self, parent: int, name: bytes) -> Entry:
+        entry = self._tree.child(self._tree.entry(parent), name)
+        if entry is None:
+            raise oserror(errno.ENOENT, name)
+        return entry
+
+    def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None:
+        with self.lock:
+            entry, directory = self._named(parent, name), self._tree.entry(new_parent)
+            self._renames.rename(entry, directory, new_name, flags)
+
+    # -- attributes --------------------------------------------------------------------------------------------
+
+    def getattr(self, node: int) -> Attr:
+        with self.lock:
+            entry = self._tree.entry(node)
+            if entry.parent is None:
+                self._files.stamp([entry])
+                return entry
+            if entry.opens and not entry.is_dir and not self._abilities.ranges:
+                self._files.buffer(entry)  # the size of what is read and written, not of another listing
+            if entry.unlinked or entry.busy:
+                return entry
+            if entry.gone or self._tree.child(entry.parent, entry.name) is not entry:
+                raise oserror(errno.ESTALE)
+            self._files.stamp([entry])
+            return entry
+
+    def setattr(self, node: int, changes: AttrChanges) -> Attr:
+        entry = self._tree.entry(node)
+        stores = self._abilities.keeps_attributes
+        if (stores and not entry.dirty) or (changes.size is not None and not entry.opens):
+            will_wait()  # what is not stored with the content is stored at once
+        with self.lock:
+            if changes.size is not None:
+                entry.require_writable()
+                if changes.size > self._max_file_bytes:
+                    raise oserror(errno.EFBIG)
+                self._files.truncate(entry, changes.size)
+            if stores and not entry.busy:
+                self._files.stamp([entry])
+            with self._gate.passing(), entry.lock:
+                if stores and not entry.dirty:
+                    will_wait()  # it has been stored meanwhile
+                before = entry.stamp
+                with self._tree.lock:
+                    if changes.mode is not None:
+                        entry.mode = stat.S_IFMT(entry.mode) | stat.S_IMODE(changes.mode)
+                    for word in ("uid", "gid", "atime_ns", "mtime_ns"):
+                        value = getattr(changes, word)
+                        if value is not None:
+                            setattr(entry, word, value)
+                    entry.ctime_ns = now_ns() if changes.ctime_ns is None else changes.ctime_ns
+                    entry.kept = entry.kept or changes.size is None
+                if stores and entry.stamp != before:
+                    if not entry.is_dir:
+                        self._files.restamp(entry)
+                    elif not entry.is_gone:
+                        self._renames.put_marker(entry)
+            return entry
+
+    def readlink(self, node: int) -> bytes:
+        entry = self._tree.entry(node)
+        if not stat.S_ISLNK(entry.mode):
+            raise oserror(errno.EINVAL)
+        known = entry.target
+        if known is None or known[0] != entry.etag:
+            try:
+                target = b"".join(self.remote.load(entry.key, None))
+            except FileNotFoundError:
+                raise oserror(errno.ESTALE) from None
+            if entry.etag is None:
+                return target
+            known = entry.target = (entry.etag, target)
+        return known[1]
+
+    def statfs(self) -> StatFs:
+        return STATFS
+
+    # -- data --------------------------------------------------------------------------------------------------
+
+    def open(self, node: int, flags: int) -> None:
+        with self.lock:
+            entry = self._tree.entry(node)
+            if flags & (os.O_WRONLY | os.O_RDWR):
+                entry.require_writable()
+            self._files.open(entry, flags)
+
+    def read(self, node: int, offset: int, size: int) -> bytes:
+        with self.lock:
+            return self._files.read(self._tree.entry(node), offset, size)
+
+    def write(self, node: int, offset: int, data: bytes) -> int:
+        if offset + len(data) > self._max_file_bytes:
+            raise oserror(errno.EFBIG)
+        with self.lock:
+            self._files.write(self._tree.entry(node), offset, data)
+            return len(data)
+
+    def append(self, node: int, data: bytes) -> int:
+        entry = self._tree.entry(node)
+        with self.lock, entry.lock:
+            return self.write(node, self.getattr(node).size, data)
+
+    def flush(self, node: int) -> None:
+        self._store(self._tree.entry(node))
+
+    def fsync(self, node: int, datasync: bool = False) -> None:
+        entry = self._tree.entry(node)
+        if not entry.is_dir:
+            self._store(entry)
+            if entry.conflicted:
+                raise oserror(errno.ESTALE, entry.key)
+            return
+        with self._tree.lock:
+            files = list(entry.children.values())
+        with self.lock:
+            self._files.store_all(files)
+
+    def _store(self, entry: Entry) -> None:
+        try:
+            with self.lock:
+                differs = self._files.store(entry)
+        except OSError as error:
+            if error.errno in self.remote.hopeless:  # what was written is forgotten, and perhaps the name
+                parent = entry.parent
+                self.tell([Change(entry.node, parent.node if parent is not None else None, entry.name)])
+            raise
+        if differs:
+            self.tell([Change(node=entry.node)])
+
+    def release(self, node: int, flags: int) -> None:
+        with self.lock:
+            self._files.release(self._tree.entry(node), flags)
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    def hold(self, node: int) -> None:
+        self._tree.hold(node)
+
+    def forget(self, nodes: Iterable[int]) -> None:
+        self._tree.forget(nodes)
+
+    def expire(self) -> None:
+        with self.lock:
+            self._tree.expire()
+            self.remote.expire()
+
+    def sync(self) -> None:
+        with self.lock:
+            self._files.store_all(self._tree.entries())
+            self._renames.finish()
+
+    def close(self) -> None:
+        try:
+            self.sync()
+        finally:
+            self.remote.close()
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Agent backends
+# --------------------------------------------------------------------------------------------------------------
 
 _volumes: weakref.WeakValueDictionary[int, ForeignVolume] = weakref.WeakValueDictionary()
 
@@ -69,214 +382,88 @@ def volume_of(backend: Any) -> Volume:
 
 
 def foreign_volume(backend: Any) -> ForeignVolume | None:
-    """The `ForeignVolume` of a backend, if somebody has asked for one and still uses it."""
+    """The `ForeignVolume` of a backend, if there is one in use."""
     return _volumes.get(id(backend))  # a volume keeps its backend, so an id in the table is nobody else's
 
 
-class ForeignVolume(ForeignFiles):
-    """See the module's docstring.
+class ForeignVolume(RemoteVolume):
+    """The kernel face of any object that has the agent face alone, ours or another package's.
+
+    Files are whole: one is downloaded when it is opened, and uploaded when it was written to and is flushed, synced or
+    closed for the last time. `told` is how a composite says what it changed through the other face. docs/backends.md
+    lists the hooks of a backend; `agent_remote.py` reads them.
 
     Args:
-        backend: the object. It may say `exact_sizes`, `blocking` and `durable` about itself (attributes), and have
-            what the module's docstring lists.
+        backend: the object.
         exact_sizes: are the sizes in its listings bytes? None: as the backend says, which is False by default.
-        ttl_s: for how many seconds a listing is believed.
+        ttl_s: for how many seconds a listing is valid, unless the backend says so.
         clock: seconds that only grow.
     """
 
-    def __init__(self, backend: Any, **options: Any) -> None:
-        super().__init__(backend, **options)
+    remote: AgentRemote
+
+    def __init__(
+        self,
+        backend: Any,
+        *,
+        exact_sizes: bool | None = None,
+        ttl_s: float = TTL_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._backend = backend  # whose number in memory must not become another's, see `foreign_volume`
+        remote = AgentRemote(backend, exact_sizes=exact_sizes, ttl_s=ttl_s, clock=clock)
+        super().__init__(remote, max_file_bytes=MAX_FILE_BYTES, ttl_s=remote.ttl_s, clock=clock)
+        self.ttl_s = remote.abilities.ttl_s
         self._absent = AbsentNames()
         self._unfollow: Callable[[], None] | None = None
 
-    # -- names -------------------------------------------------------------------------------------------------
-
     def lookup(self, parent: int, name: bytes) -> Attr:
-        forgotten = None
         try:
-            with self.lock:
-                try:
-                    entry = self._named(self._tree.entry(parent), name)
-                except FileNotFoundError:
-                    forgotten = self._absent.add(parent, name) if self.features.change_feed else None
-                    raise
-                self._files.measure([entry])
-                return entry
-        finally:
+            return super().lookup(parent, name)
+        except FileNotFoundError:
+            forgotten = self._absent.add(parent, name) if self.features.change_feed else None
             if forgotten is not None:
                 self.tell([forgotten])
+            raise
 
-    def readdir(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
-        with self.lock:
-            page = self._tree.page(self._tree.entry(node), after, limit)
-            self._files.measure(entry for entry in page if entry.size <= TRUSTED_BYTES)
-            return [(entry.name, entry) for entry in page]
+    def setattr(self, node: int, changes: AttrChanges) -> Attr:
+        if changes.size is not None:
+            self._require_replaceable(node)
+        return super().setattr(node, changes)
 
-    def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr:
-        if not stat.S_ISREG(mode):
-            raise oserror(errno.ENOTSUP, name)
-        with self.lock:
-            entry = self._new_file(parent, name, mode, caller)
-            try:
-                self._files.store(entry)
-            except OSError as error:
-                self._files.revert(entry)
-                self._tree.unlinked(entry)
-                raise oserror(errno.EEXIST, name) if error.errno == errno.ESTALE else error from None
-            self._files.drop(entry)
-            return entry
+    def open(self, node: int, flags: int) -> None:
+        if flags & (os.O_WRONLY | os.O_RDWR):
+            self._require_replaceable(node)
+        super().open(node, flags)
 
-    def create(self, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> Attr:
-        """The file is in this volume alone until it is flushed."""
-        with self.lock:
-            entry = self._new_file(parent, name, mode, caller)
-            entry.opens = 1
-            self._files.admit(entry, flags)
-            return entry
+    def _require_replaceable(self, node: int) -> None:
+        """EEXIST for a file that the backend has and, as is known by now, can't put another in the place of."""
+        entry = self._tree.entry(node)
+        if self.remote.write_once and not entry.local and not entry.is_dir:
+            raise oserror(errno.EEXIST, entry.name)
 
-    def _new_file(self, parent: int, name: bytes, mode: int, caller: Caller) -> Entry:
-        self._admit(parent, name, is_dir=False)
-        entry = self._tree.make(self._tree.entry(parent), name, stat.S_IFREG | stat.S_IMODE(mode), caller)
-        entry.buffer, entry.dirty, entry.baseline = Buffer(), True, None
-        return entry
+    def flush(self, node: int) -> None:
+        """Store a file when one of its descriptors is closed. A shell closes one before it starts what will write: if
+        that stored an empty file, a backend without `upload_files` could often not fill it any more."""
+        entry = self._tree.entry(node)
+        if not (entry.dirty and entry.size == 0 and self.remote.text_only):
+            super().flush(node)
 
-    def _admit(self, parent: int, name: bytes, *, is_dir: bool) -> None:
-        admits = getattr(self._face.backend, "admits", None)
-        if callable(admits):
-            require_text(name)
-            admits(paths.join(self._tree.path(self._tree.entry(parent)), paths.to_text(name)), is_dir=is_dir)
-
-    def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Attr:
-        with self.lock:
-            self._admit(parent, name, is_dir=True)
-            return self._tree.make(self._tree.entry(parent), name, stat.S_IFDIR | stat.S_IMODE(mode), caller)
-
-    def unlink(self, parent: int, name: bytes) -> None:
-        with self.lock:
-            entry = self._named(self._tree.entry(parent), name)
-            if entry.is_dir:
-                raise oserror(errno.EISDIR, name)
-            if not entry.local:
-                self._delete(entry)
-            self._tree.unlinked(entry)
-
-    def rmdir(self, parent: int, name: bytes) -> None:
-        with self.lock:
-            entry = self._named(self._tree.entry(parent), name)
-            if not entry.is_dir:
-                raise oserror(errno.ENOTDIR, name)
-            self._require_empty(entry)
-            if self._tree.backend_lists(entry):
-                self._delete(entry)
-            self._tree.unlinked(entry)
-
-    def _named(self, parent: Entry, name: bytes) -> Entry:
-        entry = self._tree.child(parent, name)
-        if entry is None:
-            raise oserror(errno.ENOENT, name)
-        return entry
-
-    def _require_empty(self, directory: Entry) -> None:
-        self._tree.expire()
-        if self._tree.listing(directory).infos:
-            raise oserror(errno.ENOTEMPTY, directory.name)
-
-    def _delete(self, entry: Entry) -> None:
-        """Delete in the backend. What somebody else has deleted meanwhile is deleted as well."""
-        self._require_delete()
-        entry.require_writable()
-        path = self._tree.path(entry)
-        error = self._files.delete(path)
-        if error is not None and self._tree.backend_lists(entry):
-            raise self._tree.failure(error, path)
-
-    def _require_delete(self) -> None:
-        if self._face.lacks("delete"):
-            raise OSError(errno.ENOTSUP, f"{self._face.name} has no delete")
-
-    def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None:
-        if flags not in (0, RENAME_NOREPLACE):
-            raise oserror(errno.EINVAL, name)
-        require_text(new_name)
-        with self.lock:
-            directory = self._tree.entry(new_parent)
-            entry = self._named(self._tree.entry(parent), name)
-            target = self._tree.child(directory, new_name)
-            if target is not None and flags == RENAME_NOREPLACE:
-                raise oserror(errno.EEXIST, new_name)
-            if target is entry:
-                return
-            self._require_replaceable(entry, target, directory)
-            self._admit(new_parent, new_name, is_dir=entry.is_dir)
-            for below in entry.tree():
-                self._files.store(below)
-            empty: list[AgentPath] = []
-            if self._tree.backend_lists(entry):
-                self._require_delete()
-                if target is not None and target.is_dir and self._tree.backend_lists(target):
-                    self._delete(target)
-                new = paths.join(self._tree.path(directory), paths.to_text(new_name))
-                replaces = target is not None and not target.is_dir and not target.local
-                empty = Relocation(self._face, self._files, self._tree.failure).run(
-                    self._tree.path(entry), new, is_dir=entry.is_dir, replaces=replaces
-                )
-            if target is not None:
-                self._tree.unlinked(target)
-            self._tree.relink(entry, directory, new_name)
-            for path in empty:
-                self._tree.make_directories(path)
-            self._files.expire()
-
-    def _require_replaceable(self, entry: Entry, target: Entry | None, directory: Entry) -> None:
-        if self._tree.is_gone(directory):
-            raise oserror(errno.ENOENT, directory.name)
-        entry.require_writable()
-        if entry.is_dir and directory.is_within(entry):
-            raise oserror(errno.EINVAL, entry.name)
-        if target is None:
-            return
-        target.require_writable()
-        if target.is_dir and not entry.is_dir:
-            raise oserror(errno.EISDIR, target.name)
-        if entry.is_dir:
-            if not target.is_dir:
-                raise oserror(errno.ENOTDIR, target.name)
-            self._require_empty(target)
-
-    # -- life --------------------------------------------------------------------------------------------------
-
-    def hold(self, node: int) -> None:
-        self._tree.hold(node)
-
-    def forget(self, nodes: Iterable[int]) -> None:
-        """What can't be done without waiting is done with the next call."""
-        self._tree.forget(nodes)
-        if self._mutex.acquire(blocking=False):
-            try:
-                self._tree.settle()
-            finally:
-                self._mutex.release()
-
-    def expire(self) -> None:
-        """Believe nothing that was listed or downloaded before."""
-        with self.lock:
-            self._tree.expire()
-            self._files.expire()
+    # -- changes -----------------------------------------------------------------------------------------------
 
     def told(self, *changed: AgentPath, reports: Sequence[Report] = ()) -> None:
-        """These paths were changed through the backend's agent face: forget what was known, and tell of it."""
+        """These paths were changed through the backend's agent face: drop what was cached, and tell of it."""
         with self.changing() as changes:
             self.expire()
             for path in changed:
-                changes += changes_at(self._tree, path)
+                changes += _changes_at(self._tree, path)
             changes.reports += reports
 
     def subscribe(self, callback: Callable[[Change], None]) -> Callable[[], None]:
-        """While somebody listens, so does this volume to its backend, if that tells of changes."""
+        """While there are subscribers, this volume follows the changes of its backend, if that tells of them."""
         end = super().subscribe(callback)
-        follow = getattr(self._face.backend, "follow", None)
-        if self._unfollow is None and follow is not None:
-            self._unfollow = follow(self._heard)
+        if self._unfollow is None:
+            self._unfollow = self.remote.follow(self._heard)
 
         def unsubscribe() -> None:
             end()
@@ -287,18 +474,61 @@ class ForeignVolume(ForeignFiles):
         return unsubscribe
 
     def _heard(self, *changed: AgentPath, elsewhere: bool) -> None:
-        """The backend tells of changes, without paths when they may be anywhere; of those made by this process's own
-        agents whoever made them tells the observers."""
+        """The backend tells of changes, without paths when they may be anywhere. Of those made by this process's own
+        agents the observers hear from the agents' face."""
         with self.lock:
             self.expire()
-            changes = [change for path in changed for change in changes_at(self._tree, path)]
+            changes = [change for path in changed for change in _changes_at(self._tree, path)]
             if not changed:
-                changes = [*changes_everywhere(self._tree), *self._absent.take()]
+                changes = [*_changes_everywhere(self._tree), *self._absent.take()]
         if elsewhere:
             reports = [Report("unknown", path, source="elsewhere") for path in changed]
             self.publish(*changes, reports=reports)
         else:
             self.tell(changes)
 
-    def close(self) -> None:
-        self.sync()
+
+class AbsentNames:
+    """Names that were asked for and are not there, by the directory's node: the kernel caches those as well."""
+
+    def __init__(self) -> None:
+        self._names: OrderedDict[tuple[int, bytes], None] = OrderedDict()
+
+    def add(self, parent: int, name: bytes) -> Change | None:
+        """Remember a name; returns the change to tell of one that is remembered no longer."""
+        self._names[parent, name] = None
+        self._names.move_to_end((parent, name))
+        if len(self._names) <= MAX_ABSENT:
+            return None
+        (directory, forgotten), _ = self._names.popitem(last=False)
+        return Change(parent=directory, name=forgotten)
+
+    def take(self) -> Iterator[Change]:
+        """All of them, once."""
+        while self._names:
+            (parent, name), _ = self._names.popitem()
+            yield Change(parent=parent, name=name)
+
+
+def _changes_at(tree: Tree, path: AgentPath) -> Iterator[Change]:
+    """A file or directory at a path was changed, made or removed, and with it perhaps every directory on the way. Its
+    buffer goes, if nothing is lost with it."""
+    entry = tree.root
+    for name in paths.split(path):
+        child = entry.children.get(name)
+        yield Change(node=entry.node)
+        yield Change(node=child.node if child is not None else None, parent=entry.node, name=name)
+        if child is None:
+            return
+        entry = child
+    if not entry.dirty:
+        entry.drop_content()  # handles read what is there now
+
+
+def _changes_everywhere(tree: Tree) -> Iterator[Change]:
+    """Anything may have changed."""
+    for entry in tree.entries():
+        parent = entry.parent
+        yield Change(entry.node, parent.node if parent is not None else None, entry.name)
+        if not entry.dirty:
+            entry.drop_content()

@@ -39,7 +39,7 @@ from fusebackend.base.errors import FILE_NOT_FOUND, words_of
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.dialects.agent_face import AgentFace
 from fusebackend.protocol import ROOT_NODE, Attr, AttrChanges, Change, FileDownloadResponse, ObservableVolume, Report
-from fusebackend.remote.whole_files import conflict_path
+from fusebackend.remote.conflicts import conflict_path
 from fusebackend.server.binds import OWN_DIRECTORY, is_systems
 from fusebackend.volumes.walk import FileWalk, resolve
 

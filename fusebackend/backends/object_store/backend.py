@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterator
 from typing import IO, Any, Literal
 
 from fusebackend import text
-from fusebackend.backends.object_store.bucket.parallel import each
-from fusebackend.backends.object_store.volume import CACHE_BYTES, TTL_S, ObjectStoreVolume
+from fusebackend.backends.object_store.volume import CACHE_BYTES, ObjectStoreVolume
 from fusebackend.base import budget
 from fusebackend.base.errors import oserror
 from fusebackend.protocol import Change, Changes, FileDownloadResponse, FileUploadResponse
+from fusebackend.remote.parallel import each
+from fusebackend.remote.volume import TTL_S
 from fusebackend.volumes.agent_face import DIRECTORY_MODE, FILE_MODE, VolumeBackend, caller
 from fusebackend.volumes.contents import FileContents, require_regular
 from fusebackend.volumes.walk import Place, resolve

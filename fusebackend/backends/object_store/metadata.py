@@ -14,27 +14,16 @@ import os
 import re
 import stat
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from fusebackend.backends.object_store.put import UPLOAD_ATTRIBUTE
+from fusebackend.protocol.remote import Stamp
+from fusebackend.remote.entry import DIRECTORY_MODE, FILE_MODE
 
 OURS = ("mode", "uid", "gid", "mtime", UPLOAD_ATTRIBUTE)
-
-FILE_MODE = stat.S_IFREG | 0o644
-DIRECTORY_MODE = stat.S_IFDIR | 0o755
 
 _DIGITS = re.compile(r"[0-9]{1,10}")
 _SECONDS = re.compile(r"(-?[0-9]{1,11})(?:\.([0-9]+))?")
 _BILLION = 1_000_000_000
-
-
-class Stamp(NamedTuple):
-    """What of an entry's attributes is kept with its object."""
-
-    mode: int
-    uid: int
-    gid: int
-    mtime_ns: int
 
 
 def read(attributes: Mapping[str, str], modified_ns: int, *, is_dir: bool) -> Stamp:
@@ -47,18 +36,14 @@ def read(attributes: Mapping[str, str], modified_ns: int, *, is_dir: bool) -> St
         os.geteuid() if uid is None else uid,
         os.getegid() if gid is None else gid,
         modified_ns if mtime_ns is None else mtime_ns,
+        {name: value for name, value in attributes.items() if name not in OURS},
     )
 
 
-def written(stamp: Stamp, others: Mapping[str, str]) -> dict[str, str]:
-    """The attributes of an object with this stamp; `others` are carried along."""
+def written(stamp: Stamp) -> dict[str, str]:
+    """The attributes of an object with this stamp."""
     ours = {"mode": str(stamp.mode), "uid": str(stamp.uid), "gid": str(stamp.gid), "mtime": _text(stamp.mtime_ns)}
-    return {**{name: value for name, value in others.items() if name not in OURS}, **ours}
-
-
-def others(attributes: Mapping[str, str]) -> dict[str, str]:
-    """What is not ours of an object's attributes."""
-    return {name: value for name, value in attributes.items() if name not in OURS}
+    return {**{name: value for name, value in stamp.extra.items() if name not in OURS}, **ours}
 
 
 def _mode(text: str, is_dir: bool) -> int:

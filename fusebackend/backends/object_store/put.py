@@ -1,4 +1,4 @@
-"""`WriteBuffer`, the bytes of a file while it is written, and `put`, which makes them an object.
+"""`put`: how the bytes of a file become an object.
 
 What is promised of `put`:
 
@@ -7,37 +7,39 @@ What is promised of `put`:
 - An answer that was lost (time-out, broken connection, a repeated request that met its own first try) is not guessed:
   every upload carries a name of its own (`UPLOAD_ATTRIBUTE`), and the object that is there says whether it was ours.
 - Beyond `MULTIPART_BYTES` an upload goes in parts, several at once, read from the spill file; it is aborted when one
-  of them fails. In S3 its last request is conditional (`bucket/multipart.py`). obstore can't do that, and neither can
-  Google's XML interface: there, and where the keys of the service are not known to us, a conditional upload is a single
-  request, streamed from the spill file, up to the 5 GiB that the services accept. What is larger goes in obstore's
-  parts, and its condition is looked at before the first and after the last of them was read: who changes the object
-  while those last parts travel is overwritten. It is the only such gap.
+  of them fails, so that its parts cost nothing; those of a process that was killed stay until a lifecycle rule of the
+  bucket removes them. In S3 its last request is conditional: nothing is at the key before it, and the service looks at
+  the condition at that moment. obstore can't do that, and neither can Google's XML interface: there, and where the keys
+  of the service are not known to us, a conditional upload is a single request, streamed from the spill file, up to the
+  5 GiB that the services accept. What is larger goes in obstore's parts, and its condition is looked at before the
+  first and after the last of them was read: a change of the object while those last parts travel is overwritten. It is
+  the only such gap.
 """
 
 from __future__ import annotations
 
 import errno
-import mmap
+import logging
+import random
 import secrets
-import shutil
-import tempfile
-import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fusebackend.backends.object_store.bucket.errors import errno_of, object_errors
-from fusebackend.backends.object_store.bucket.multipart import PARTS_AT_ONCE, part_bytes, send_in_parts
 from fusebackend.base.errors import oserror
-from fusebackend.remote.buffer import MEMORY_BYTES, Buffer
+from fusebackend.protocol.remote import Bytes
+from fusebackend.remote.parallel import each
 
 if TYPE_CHECKING:
     from obstore import PutMode
     from obstore.store import ObjectStore
 
     from fusebackend.backends.object_store.bucket.s3_extras import S3Extras
+
+log = logging.getLogger(__name__)
 
 MULTIPART_BYTES = 64 << 20
 """An upload that is larger goes in parts, where that is possible."""
@@ -48,6 +50,25 @@ SINGLE_BYTES = 5 << 30
 UPLOAD_ATTRIBUTE = "fusebackend-upload"
 """The attribute of an object that names the upload it came from."""
 
+PART_BYTES = 16 << 20
+"""A part, until there would be more than `MOST_PARTS` of them."""
+
+MOST_PARTS = 10_000
+
+PARTS_AT_ONCE = 8
+
+ATTEMPTS = 3
+"""How often a part is sent: one that comes twice has the same number, and the second takes the place of the first."""
+
+PAUSE_S = 0.5
+"""Before the second attempt, at most; doubled for the third."""
+
+ANSWERS = frozenset({
+    errno.EACCES, errno.EFBIG, errno.EINVAL, errno.ENAMETOOLONG, errno.ENOENT, errno.ENOSPC, errno.ENOTSUP,
+    errno.ESTALE,
+})  # fmt: skip
+"""Errors that are as good as an answer: asking again would give the same."""
+
 _SLOWEST_BYTES_S = 4 << 20
 """A single request may take as long as it would at this speed."""
 
@@ -55,69 +76,6 @@ _SLOWEST_BYTES_S = 4 << 20
 class PutResult(NamedTuple):
     etag: str | None
     size: int
-
-
-class WriteBuffer(Buffer):
-    """A `Buffer` for several threads: in memory up to `spill_bytes`, then in an unnamed, sparse temporary file.
-
-    Who writes while it is uploaded waits for the end of that.
-    """
-
-    def __init__(self, spill_bytes: int = MEMORY_BYTES) -> None:
-        self._lock = threading.RLock()
-        super().__init__(spill_bytes=spill_bytes)
-
-    def read(self, offset: int, size: int) -> bytes:
-        with self._lock:
-            return super().read(offset, size)
-
-    def write(self, offset: int, data: bytes) -> None:
-        with self._lock:
-            super().write(offset, data)
-
-    def resize(self, size: int) -> None:
-        with self._lock:
-            super().resize(size)
-
-    truncate = resize
-
-    def close(self) -> None:
-        with self._lock:
-            super().close()
-
-    @contextmanager
-    def frozen(self) -> Iterator[memoryview]:
-        """All the bytes, without a copy in memory, and nobody may change them meanwhile.
-
-        That is for safety too: a mapped file that is cut short kills the process that reads it.
-        """
-        with self._lock:
-            if self._file is None or not self.size:
-                yield memoryview(bytes(self._memory))
-                return
-            mapped = mmap.mmap(self._file.fileno(), self.size, prot=mmap.PROT_READ)
-            view = memoryview(mapped)
-            try:
-                yield view
-            finally:
-                try:
-                    view.release()
-                    mapped.close()
-                except BufferError:  # a store in memory keeps the view itself; a request may not quite have ended
-                    self._leave_file()
-
-    def _leave_file(self) -> None:
-        """Go on with a copy of the file: it is still mapped, and so may never change."""
-        assert self._file is not None
-        copy = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed by `close`
-        try:
-            self._file.seek(0)
-            shutil.copyfileobj(self._file, copy, MULTIPART_BYTES)
-        except BaseException:
-            copy.close()
-            raise
-        self._file.close()
-        self._file = copy
 
 
 def new_name() -> str:
@@ -128,7 +86,7 @@ def new_name() -> str:
 def put(
     store: ObjectStore,
     key: str,
-    buffer: WriteBuffer,
+    buffer: Bytes,
     *,
     if_match: str | None = None,
     create: bool = False,
@@ -156,6 +114,62 @@ def put(
                 raise
             return arrived
         return PutResult(etag, len(data))
+
+
+def part_bytes(size: int) -> int:
+    """How large the parts of an object of `size` bytes are; only the last one may be smaller."""
+    return max(PART_BYTES, -(-size // MOST_PARTS))
+
+
+def send_in_parts(
+    extras: S3Extras,
+    key: str,
+    data: memoryview,
+    attributes: Mapping[str, str],
+    condition: Mapping[str, str],
+    before_last: Callable[[], None],
+) -> str | None:
+    """Make the object `key` of these bytes; its ETag.
+
+    Args:
+        extras: the requests.
+        key: as `S3Extras` has it.
+        data: more than nothing.
+        attributes: of the object.
+        condition: of the last request, see `S3Extras.end_parts`.
+        before_last: called before it; what it raises ends the upload.
+
+    Raises:
+        OSError: ESTALE when the condition does not hold.
+    """
+    upload = extras.begin_parts(key, attributes)
+    try:
+        size = part_bytes(len(data))
+        numbers = range(-(-len(data) // size))
+
+        def send(number: int) -> str:
+            return _sent(lambda: extras.put_part(key, upload, number + 1, data[number * size : (number + 1) * size]))
+
+        etags = each(send, numbers, PARTS_AT_ONCE)
+        before_last()
+        return extras.end_parts(key, upload, etags, condition)
+    except BaseException:
+        try:
+            extras.abort_parts(key, upload)
+        except OSError as error:
+            log.warning("the parts of an upload to %s stay in the bucket: %s", key, error)
+        raise
+
+
+def _sent(send: Callable[[], str]) -> str:
+    for number in range(ATTEMPTS - 1):
+        try:
+            return send()
+        except OSError as error:
+            if error.errno in ANSWERS:
+                raise
+        time.sleep(random.uniform(0.5, 1) * PAUSE_S * 2**number)
+    return send()
 
 
 class _Upload:

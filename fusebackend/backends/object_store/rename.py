@@ -1,9 +1,9 @@
-"""`Renames`: a rename is a copy in the store and a deletion, with a record in the journal from before until after.
+"""`Moves`: a rename in a bucket is a copy and a deletion, with a record in the journal from before until after.
 
 A file is copied over its target at once, and deleted when the copy has been looked at; a directory is copied object by
 object, and deleted when all of them are there. A failure before the first deletion takes the copies back; after it, and
 after a crash, the rename is carried on: by this process before its next rename and at `sync`, by the next one that
-opens the volume otherwise. What somebody else has put in either place meanwhile is left there.
+opens the volume otherwise. What others have put in either place meanwhile is left there.
 
 What others change at the source between the look at it and its deletion goes with it: no store can delete on a
 condition. Nobody here does, for a directory moves alone, and a file with its lock held.
@@ -13,22 +13,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import logging
+import os
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from typing import TypeVar
 
-from fusebackend.backends.object_store.bucket import object_keys as names
-from fusebackend.backends.object_store.bucket.object_keys import MARKER
-from fusebackend.backends.object_store.bucket.requests import Bucket, Head
-from fusebackend.backends.object_store.entry import NEVER, Entry
-from fusebackend.backends.object_store.files import ObjectFiles
-from fusebackend.backends.object_store.gate import Gate
-from fusebackend.backends.object_store.journal import RENEW_S, Journal, Record
-from fusebackend.backends.object_store.tree import ObjectTree
-from fusebackend.base.errors import oserror
-from fusebackend.protocol import RENAME_NOREPLACE
+from fusebackend.backends.object_store.bucket.object_keys import JOURNAL, MARKER
+from fusebackend.backends.object_store.bucket.requests import Bucket, Object
 
 T = TypeVar("T")
 
@@ -36,6 +32,114 @@ log = logging.getLogger(__name__)
 
 BATCH = 256
 """So many objects are copied or deleted before the record is renewed, if it is time."""
+
+STALE_S = 300.0
+
+RENEW_S = 60.0
+"""How often who is at it says so."""
+
+_living: set[str] = set()
+"""The sessions of this process."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One rename. Keys of directories end with `/`."""
+
+    source: str
+    destination: str
+    etag: str | None
+    """The version that is moved, of a file."""
+    replaced: str | None
+    """The version that was at the destination, if there was one."""
+    host: str
+    pid: int
+    session: str
+
+    @property
+    def is_dir(self) -> bool:
+        return self.source.endswith("/")
+
+
+class Journal:
+    """The renames that are under way, as objects in the bucket, so that a crash leaves none half done.
+
+    A record is written before the first copy and deleted after the last deletion. It names the process: one of this
+    start of this machine, in this pid namespace, can be seen to be dead; one elsewhere is taken for dead when its
+    record has not been renewed for `STALE_S`, by the store's own clock.
+    """
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+        self._session = secrets.token_hex(8)
+        _living.add(self._session)
+
+    def begin(self, source: str, destination: str, etag: str | None, replaced: str | None) -> tuple[str, Record]:
+        """Write a record; its key and what it says."""
+        record = Record(source, destination, etag, replaced, _host(), os.getpid(), self._session)
+        key = f"{JOURNAL}/{secrets.token_hex(12)}"
+        self.renew(key, record)
+        return key, record
+
+    def renew(self, key: str, record: Record) -> None:
+        self._bucket.put_small(key, json.dumps(asdict(record)).encode(), {"Content-Type": "application/json"})
+
+    def end(self, key: str) -> None:
+        self._bucket.delete(key)
+
+    def abandoned(self) -> list[tuple[str, Record]]:
+        """The records whose process is dead."""
+        found: list[tuple[str, Record, int]] = []
+        for page in self._bucket.keys_below(JOURNAL + "/"):
+            for key, _, _ in page:
+                record = self._read(key)
+                head = self._bucket.head(key) if record is not None else None
+                if record is not None and head is not None:
+                    found.append((key, record, head.modified_ns))
+        return [(key, record) for key, record, written_ns in found if self._is_dead(record, written_ns)]
+
+    def _read(self, key: str) -> Record | None:
+        try:
+            return Record(**json.loads(self._bucket.get_small(key)))
+        except FileNotFoundError:
+            return None  # it has ended
+        except (ValueError, TypeError):
+            log.error("%s is no record of a rename, and is left alone", key)
+            return None
+
+    def _is_dead(self, record: Record, written_ns: int) -> bool:
+        if record.host != _host():
+            return self._now_ns() - written_ns > STALE_S * 1e9
+        if record.pid == os.getpid():
+            return record.session not in _living
+        try:
+            os.kill(record.pid, 0)
+        except OSError as error:
+            return error.errno == errno.ESRCH
+        return False
+
+    def _now_ns(self) -> int:
+        """What time it is, for the store."""
+        key = f"{JOURNAL}/{secrets.token_hex(12)}.time"
+        self._bucket.put_small(key, b"{}", {})
+        try:
+            head = self._bucket.head(key)
+        finally:
+            self._bucket.delete(key)
+        return head.modified_ns if head is not None else 0
+
+    def close(self) -> None:
+        _living.discard(self._session)
+
+
+def _host() -> str:
+    """This start of this machine, as processes that see each other's numbers see it."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            boot = file.read().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return f"{os.uname().nodename} ?"
 
 
 class _TakenBack(Exception):
@@ -46,103 +150,35 @@ class _TakenBack(Exception):
         self.error = error
 
 
-class Renames:
+class Moves:
     """See the module's docstring."""
 
-    def __init__(self, bucket: Bucket, tree: ObjectTree, files: ObjectFiles, gate: Gate) -> None:
+    def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
-        self._tree = tree
-        self._files = files
-        self._gate = gate
         self._journal = Journal(bucket)
         self._left: dict[str, Record] = {}  # ours that have failed half-way
         self._left_guard = threading.Lock()
 
-    # -- the kernel's rename -----------------------------------------------------------------------------------
-
-    def rename(
-        self, entry: Entry, directory: Entry, name: bytes, flags: int, keep: Callable[[Entry], None]
+    def file(
+        self, old: str, new: str, etag: str | None, replaced: str | None, copied: Callable[[], None]
     ) -> None:
-        """Move an entry to a name in a directory. `keep` is told what is taken out of its directory, before it is.
+        """Move an object; `copied` looks at the copy, and raises an OSError for a wrong one."""
+        with self._recorded(old, new, etag, replaced):
+            self._bucket.copy(old, new)
+            copied()
+            self._bucket.delete(old)
 
-        Errors as `Volume.rename`; EINVAL for RENAME_EXCHANGE.
-        """
-        if flags not in (0, RENAME_NOREPLACE):
-            raise oserror(errno.EINVAL, name)
-        self.finish()
-        if entry.is_dir:
-            self._files.store_all(entry.tree())  # what is left when the others wait is little
-        with self._gate.alone() if entry.is_dir else self._gate.passing(), contextlib.ExitStack() as locks:
-            target = self._tree.child(directory, name)
-            # Always in the same order, for two files may change places.
-            for one in sorted({entry, *([target] if target is not None else [])}, key=lambda one: one.node):
-                locks.enter_context(one.lock)
-            if target is not None and flags == RENAME_NOREPLACE:
-                raise oserror(errno.EEXIST, name)
-            if target is entry:
-                return
-            segment = names.new_segment(name, directory.key)
-            self._require_possible(entry, target, directory, name)
-            if target is not None and not target.is_dir:
-                self._files.keep_open(target)
-            keep(entry)
-            self._move(entry, target, directory, segment)
-            if target is not None:
-                self._tree.unlinked(target)
-            self._tree.relink(entry, directory, name, segment)
-
-    def _require_possible(self, entry: Entry, target: Entry | None, directory: Entry, name: bytes) -> None:
-        if entry.is_gone or directory.is_gone:
-            raise oserror(errno.ENOENT, name)
-        if entry.is_dir and directory.is_within(entry):
-            raise oserror(errno.EINVAL, name)
-        if target is None:
-            return
-        if target.is_dir and not entry.is_dir:
-            raise oserror(errno.EISDIR, name)
-        if entry.is_dir:
-            if not target.is_dir:
-                raise oserror(errno.ENOTDIR, name)
-            self.require_empty(target)
-
-    def require_empty(self, directory: Entry) -> None:
-        """ENOTEMPTY when there is something in a directory, here or in the store."""
-        with self._tree.lock:
-            local = any(child.is_ahead for child in directory.children.values())
-        if local or not self._bucket.is_empty(directory.key, frozenset([directory.key + MARKER])):
-            raise oserror(errno.ENOTEMPTY, directory.name)
-
-    # -- moving objects ----------------------------------------------------------------------------------------
-
-    def _move(self, entry: Entry, target: Entry | None, directory: Entry, segment: str) -> None:
-        new = directory.key + segment
-        if not entry.is_dir:
-            self._files.uploads.store(entry)
-            with self._recorded(entry.key, new, entry.etag, target.etag if target is not None else None):
-                self._bucket.copy(entry.key, new)
-                self._files.relocate(entry, new)
-                self._bucket.delete(entry.key)
-            return
-        old = entry.key
-        for below in entry.tree():
-            if below.dirty:
-                with below.lock:
-                    self._files.uploads.store(below)
-        with self._recorded(old, new + "/", None, None) as (key, record):
+    def directory(self, old: str, new: str, copied: Callable[[], None]) -> None:
+        """Move all objects below a prefix; `copied` as in `file`."""
+        with self._recorded(old, new, None, None) as (key, record):
             pairs = [(source, copy) for source, copy, _, _ in self._pairs(record)]
             try:
                 self._in_batches(self._bucket.copy_all, pairs, key, record)
-                for below in entry.tree():
-                    if below.opens and not below.is_dir:
-                        with below.lock:
-                            self._files.relocate(below, f"{new}/{below.key[len(old) :]}")
+                copied()
             except OSError as error:
                 self._bucket.delete_all([copy for _, copy in pairs])
                 raise _TakenBack(error) from None
             self._in_batches(self._bucket.delete_all, [source for source, _ in pairs], key, record)
-        for below in entry.tree():
-            # The copies were put just now, and are not other versions for that; but which they are is not known.
-            below.modified_ns, below.checked_at = None, NEVER
 
     def _pairs(self, record: Record) -> list[tuple[str, str, int, str | None]]:
         """Each object below a directory: its key, the one it is to have, its size and ETag."""
@@ -188,15 +224,16 @@ class Renames:
             log.warning("carrying on a rename that was cut short: %s to %s", record.source, record.destination)
             self._carry_on(key, record)
 
+    @property
+    def unfinished(self) -> bool:
+        return bool(self._left)
+
     def finish(self) -> None:
         """Carry on what has failed here half-way."""
-        if not self._left:
-            return
-        with self._gate.alone(), self._left_guard:
+        with self._left_guard:
             for key, record in list(self._left.items()):
                 self._carry_on(key, record)
                 del self._left[key]
-        self._tree.expire()
 
     def _carry_on(self, key: str, record: Record) -> None:
         if record.is_dir:
@@ -238,7 +275,7 @@ def _same(bucket: Bucket, source: str, copy: str) -> bool:
     return one is not None and other is not None and _is_copy(one, other)
 
 
-def _is_copy(source: Head, there: Head) -> bool:
+def _is_copy(source: Object, there: Object) -> bool:
     """A copy may have another ETag (of an object that was put in parts)."""
     mtime = source.attributes.get("mtime")
     if source.etag is not None and source.etag == there.etag:

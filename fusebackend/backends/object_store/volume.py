@@ -1,45 +1,32 @@
-"""`ObjectStoreVolume`: the kernel face of a bucket, or of a prefix in one.
+"""`BucketRemote`: a bucket, or a prefix in one, as a `Remote`; `ObjectStoreVolume`, the kernel face of it.
 
-`bucket/object_keys.py` says which objects are shown as what, `metadata.py` where modes, owners, times and links are
-kept, `tree.py` for how long what was listed is believed, `looks.py` what is asked beyond that, `files.py` when what is
-written is stored and what a conflict is, and `rename.py` what a rename is made of. Hard links, special files and
-extended attributes are ENOTSUP.
+`bucket/object_keys.py` decides which objects are shown as what, `metadata.py` where modes, owners, times and links are
+kept, `put.py` how an object is stored, and `rename.py` what a rename is made of.
 
-No lock is held over a request but those of the file or the directory it is about, so that a hundred files can be read
-at once, and `lock` excludes nobody: what has to be one step is one conditional request. The rename of a directory waits
-until nobody puts anything, and has those who would wait.
+An upload that seems to fail may have arrived, its answer lost. Its name is remembered (each has one of its own, in the
+object's attributes): a later put of the same file that finds the object of such an upload replaces it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import stat
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
-from fusebackend.backends.object_store import metadata as attributes
+from fusebackend.backends.object_store import metadata
+from fusebackend.backends.object_store.bucket import object_keys
 from fusebackend.backends.object_store.bucket.object_keys import MARKER
-from fusebackend.backends.object_store.bucket.requests import Bucket
-from fusebackend.backends.object_store.bucket.s3_extras import S3Extras
-from fusebackend.backends.object_store.entry import Entry
-from fusebackend.backends.object_store.files import ObjectFiles
-from fusebackend.backends.object_store.gate import Gate
-from fusebackend.backends.object_store.looks import Looks
-from fusebackend.backends.object_store.ranged_reader import BlockCache
-from fusebackend.backends.object_store.rename import Renames
-from fusebackend.backends.object_store.tree import ObjectTree
-from fusebackend.base.errors import oserror
-from fusebackend.base.stamps import now_ns
-from fusebackend.base.waiting import will_wait
-from fusebackend.protocol import Attr, AttrChanges, Caller, Change, Features, StatFs
-from fusebackend.remote.files import STATFS
-from fusebackend.volumes.native import NativeVolume
-
-TTL_S = 1.0
-"""For how long a listing is believed."""
+from fusebackend.backends.object_store.bucket.requests import Bucket, Object
+from fusebackend.backends.object_store.bucket.s3_extras import COPY_BYTES, S3Extras
+from fusebackend.backends.object_store.put import UPLOAD_ATTRIBUTE, new_name, put
+from fusebackend.backends.object_store.ranged_reader import WHOLE_BYTES, BlockCache, RangedReader
+from fusebackend.backends.object_store.rename import Moves
+from fusebackend.protocol.remote import Abilities, Bytes, Contents, Etag, Head, Info, Reader, Stamp
+from fusebackend.remote.buffer import MEMORY_BYTES, Buffer
+from fusebackend.remote.parallel import each
+from fusebackend.remote.volume import TTL_S, RemoteVolume
 
 CACHE_BYTES = 64 << 20
 """Blocks of objects that were read, in memory."""
@@ -47,31 +34,221 @@ CACHE_BYTES = 64 << 20
 MAX_FILE_BYTES = 5 << 40
 """Larger files are EFBIG: S3 takes no larger object."""
 
-MAX_TARGET_BYTES = 4095
+TRIED = 16
+"""So many uploads that failed are remembered for a key, …"""
 
-FEATURES = Features(
-    random_writes=False,
-    rename=False,
-    links=False,
-    special_files=False,
-    xattrs=False,
-    change_feed=False,
-    blocking=True,
-)
+TRIED_KEYS = 1024
+"""… and for so many keys; the oldest go first."""
 
 
-class ObjectStoreVolume(NativeVolume):
+class BucketRemote:
     """See the module's docstring.
 
     Args:
         store: an obstore store; its prefix is where the tree begins.
-        ttl_s: for how many seconds a listing is believed.
+        extras: does what obstore can't; None where there is no other way.
+        cache_bytes: so many bytes of objects that were read stay in memory.
+    """
+
+    name = "bucket"
+    hopeless = frozenset[int]()
+    abilities = Abilities(
+        ranges=True,
+        exact_sizes=True,
+        keeps_attributes=True,
+        keeps_directories=True,
+        concurrent=True,
+        durable=True,
+    )
+
+    def __init__(self, store: Any, extras: S3Extras | None = None, cache_bytes: int = CACHE_BYTES) -> None:
+        self.bucket = Bucket(store, extras)
+        self._cache = BlockCache(cache_bytes)
+        self._moves = Moves(self.bucket)
+        self._tried: OrderedDict[str, tuple[str, ...]] = OrderedDict()
+        try:
+            self._moves.recover()
+        except BaseException:
+            self._cache.close()
+            raise
+
+    # -- names -------------------------------------------------------------------------------------------------
+
+    def contents(self, directory: str) -> Contents:
+        return self.bucket.contents(directory)
+
+    def find(self, directory: str, segment: str) -> tuple[Info, Head | None] | None:
+        key = directory + segment
+        if not self.bucket.is_empty(key + "/"):
+            return Info(segment, is_dir=True), None
+        head = self.head(key)
+        if head is None:
+            return None
+        return Info(segment, False, head.size, head.modified_ns, head.version, head.etag), head
+
+    def has(self, key: str) -> bool:
+        return not self.bucket.is_empty(key) if key.endswith("/") else self.bucket.head(key) is not None
+
+    def holds_only(self, directory: str) -> bool:
+        return self.bucket.is_empty(directory, frozenset([directory + MARKER]))
+
+    def admit(self, name: bytes, directory: str, *, is_dir: bool) -> str:
+        return object_keys.new_segment(name, directory)
+
+    def segment(self, name: bytes) -> str | None:
+        return None if name.endswith(object_keys.FILE_MARK) else object_keys.segment_of(name)
+
+    def make_directory(self, directory: str, stamp: Stamp, *, replace: bool) -> Etag | None:
+        store = self.bucket.put_small if replace else self.bucket.make
+        return store(directory + MARKER, b"", metadata.written(stamp))
+
+    def delete(self, key: str) -> None:
+        if key.endswith("/"):
+            self.bucket.delete_directory(key)
+        else:
+            self.bucket.delete(key)
+            self._tried.pop(key, None)
+
+    def rename(
+        self, old: str, new: str, etag: Etag | None, replaced: tuple[Etag | None] | None, copied: Callable[[], None]
+    ) -> Sequence[str]:
+        if old.endswith("/"):
+            self._moves.directory(old, new, copied)
+        else:
+            self._moves.file(old, new, _text(etag), _text(replaced[0]) if replaced is not None else None, copied)
+        return ()
+
+    # -- files -------------------------------------------------------------------------------------------------
+
+    def head(self, key: str, known: Etag | None = None, fetch_bytes: int = 0) -> Head | None:
+        etag = _text(known)
+        if etag is None or not 0 < fetch_bytes <= WHOLE_BYTES or self._cache.has(key, etag, 0):
+            found = self.bucket.head(key)
+            return None if found is None else _head(found, is_dir=False)
+        fetched = self.bucket.fetch(key, WHOLE_BYTES)
+        if fetched is None:
+            return None
+        found, content = fetched
+        if content is not None and found.etag is not None:
+            self._cache.put_whole(key, found.etag, content)
+        return _head(found, is_dir=False)
+
+    def heads(self, wanted: Iterable[tuple[str, int]]) -> Sequence[Head | OSError | None]:
+        def ask(key: str) -> Head | None:
+            is_dir = not key or key.endswith("/")
+            found = self.bucket.head(key + MARKER if is_dir else key)
+            return None if found is None else _head(found, is_dir=is_dir)
+
+        return each(ask, [key for key, _ in wanted])
+
+    def reader(self, key: str, etag: Etag | None, size: int) -> Reader:
+        return RangedReader(self.bucket.store, key, etag=_text(etag), size=size, cache=self._cache)
+
+    def load(self, key: str, etag: Etag | None) -> Iterable[bytes]:
+        return self.bucket.pieces(key, _text(etag))
+
+    def put(self, key: str, data: Bytes, stamp: Stamp, *, over: Etag | None, create: bool) -> Etag | None:
+        try:
+            return self._put(key, data, stamp, _text(over), create)
+        except OSError as error:
+            arrived = self._arrived(key) if error.errno == errno.ESTALE else None
+            if arrived is None:
+                raise
+        return self._put(key, data, stamp, arrived.etag, create=False)
+
+    def _put(self, key: str, data: Bytes, stamp: Stamp, over: str | None, create: bool) -> Etag | None:
+        name, tried = new_name(), self._tried.get(key, ())
+        try:
+            etag = put(
+                self.bucket.store, key, data, if_match=over, create=create, attributes=metadata.written(stamp),
+                extras=self.bucket.extras, name=name,
+            ).etag  # fmt: skip
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                self._tried[key] = (*tried[1 - TRIED :], name)
+                while len(self._tried) > TRIED_KEYS:
+                    self._tried.popitem(last=False)
+            raise
+        self._tried.pop(key, None)
+        if etag is not None and 0 < data.size <= MEMORY_BYTES:  # a file that was written is often read next
+            self._cache.put_whole(key, etag, data.read(0, data.size))
+        return etag
+
+    def _arrived(self, key: str) -> Object | None:
+        """What is there, if an upload brought it that seemed to fail."""
+        tried = self._tried.get(key)
+        found = self.bucket.head(key) if tried else None
+        if found is None or not tried or found.attributes.get(UPLOAD_ATTRIBUTE) not in tried:
+            return None
+        return found
+
+    def same(self, key: str, data: Bytes, stamp: Stamp) -> Etag | None:
+        found = self.bucket.head(key)
+        mtime = metadata.written(stamp)["mtime"]
+        if found is None or found.size != data.size or found.attributes.get("mtime") != mtime:
+            return None
+        offset = 0
+        for piece in self.bucket.pieces(key, found.etag):
+            if data.read(offset, len(piece)) != piece:
+                return None
+            offset += len(piece)
+        return found.etag
+
+    def restamp(self, key: str, etag: Etag | None, size: int, stamp: Stamp) -> Etag | None:
+        extras, written = self.bucket.extras, metadata.written(stamp)
+        if extras is not None and size <= COPY_BYTES:
+            return extras.restamp(key, _text(etag), written)
+        buffer = Buffer.of(self.bucket.pieces(key, _text(etag)))
+        try:
+            return put(
+                self.bucket.store, key, buffer, if_match=_text(etag), attributes=written, extras=extras
+            ).etag
+        finally:
+            buffer.close()
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    def token(self) -> Hashable:
+        return None
+
+    @property
+    def unfinished(self) -> bool:
+        return self._moves.unfinished
+
+    def finish(self) -> None:
+        self._moves.finish()
+
+    def expire(self) -> None:
+        """What is cached has a version in its name, and is never wrong."""
+
+    def close(self) -> None:
+        self._moves.close()
+        self._cache.close()
+        if self.bucket.extras is not None:
+            self.bucket.extras.close()
+
+
+def _head(found: Object, *, is_dir: bool) -> Head:
+    stamp = metadata.read(found.attributes, found.modified_ns, is_dir=is_dir)
+    return Head(found.size, found.etag, (found.etag, found.modified_ns), found.modified_ns, stamp)
+
+
+def _text(etag: Etag | None) -> str | None:
+    assert not isinstance(etag, bytes), "a bucket's ETags are text"
+    return etag
+
+
+class ObjectStoreVolume(RemoteVolume):
+    """See `RemoteVolume`.
+
+    Args:
+        store: an obstore store; its prefix is where the tree begins.
+        ttl_s: for how many seconds a listing is valid.
         cache_bytes: so many bytes of objects that were read stay in memory.
         extras: does what obstore can't, where there is such a thing.
         clock: seconds that only grow.
     """
 
-    features = FEATURES
     at_once = frozenset({"write", "flush", "setattr", "release"})
 
     def __init__(
@@ -83,263 +260,7 @@ class ObjectStoreVolume(NativeVolume):
         extras: S3Extras | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__()
-        self.lock: AbstractContextManager[Any] = contextlib.nullcontext()
+        remote = BucketRemote(store, extras, cache_bytes)
+        super().__init__(remote, max_file_bytes=MAX_FILE_BYTES, ttl_s=ttl_s, clock=clock)
+        self.bucket = remote.bucket
         self.ttl_s = ttl_s
-        self._gate = Gate()
-        self._cache = BlockCache(cache_bytes)
-        self.bucket = Bucket(store, extras)
-        self._tree = ObjectTree(self.bucket, ttl_s, clock)
-        self._looks = Looks(self.bucket, self._tree, self._cache)
-        self._files = ObjectFiles(self.bucket, self._tree, self._looks, self._gate, self._cache)
-        self._renames = Renames(self.bucket, self._tree, self._files, self._gate)
-        try:
-            self._renames.recover()
-        except BaseException:
-            self._cache.close()
-            raise
-
-    # -- names -------------------------------------------------------------------------------------------------
-
-    def lookup(self, parent: int, name: bytes) -> Attr:
-        while True:
-            entry = self._tree.child(self._tree.entry(parent), name)
-            if entry is None:
-                raise oserror(errno.ENOENT, name)
-            self._looks.stamp([entry])
-            if not entry.gone:
-                return entry
-
-    def readdir(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
-        while True:
-            entries = self._tree.page(self._tree.entry(node), after, limit)
-            self._looks.stamp(entries)
-            page = [(entry.name, entry) for entry in entries if not entry.gone]
-            if page or not entries:
-                return page
-            after = entries[-1].name
-
-    def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr:
-        if not stat.S_ISREG(mode):
-            raise oserror(errno.ENOTSUP, name)
-        return self.make_file(parent, name, mode, b"", caller)
-
-    def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Attr:
-        return self._make(parent, name, stat.S_IFDIR | stat.S_IMODE(mode), b"", caller)
-
-    def symlink(self, parent: int, name: bytes, target: bytes, caller: Caller) -> Attr:
-        if len(target) > MAX_TARGET_BYTES:
-            raise oserror(errno.ENAMETOOLONG, name)
-        return self._make(parent, name, stat.S_IFLNK | 0o777, target, caller)
-
-    def make_file(self, parent: int, name: bytes, mode: int, content: bytes, caller: Caller) -> Attr:
-        """A new file with its content, in one step. EEXIST."""
-        return self._make(parent, name, stat.S_IFREG | stat.S_IMODE(mode), content, caller)
-
-    def rewrite(self, node: int, change: Callable[[Callable[[], bytes]], bytes]) -> None:
-        """See `ObjectFiles.rewrite`."""
-        self._files.rewrite(self._tree.entry(node), change)
-
-    def _make(self, parent: int, name: bytes, mode: int, content: bytes, caller: Caller) -> Attr:
-        """Something new, in the store at once."""
-        directory = self._tree.entry(parent)
-        # Who finds a directory made by another thread wants to use it: then it must have an entry.
-        one_by_one = directory.lock if stat.S_ISDIR(mode) else contextlib.nullcontext()
-        with self._gate.passing(), one_by_one:
-            entry = self._new(directory, name, mode, caller)
-            key = entry.key + MARKER if entry.is_dir else entry.key
-            try:
-                if entry.is_dir:
-                    entry.etag = self.bucket.make(key, b"", attributes.written(entry.stamp, {}))
-                    entry.marker, entry.local = True, False
-                else:
-                    self._files.put_new(entry, content)
-            except FileExistsError:
-                self._tree.distrust(directory)
-                raise
-            try:
-                return self._tree.link(entry)
-            except FileNotFoundError:
-                self.bucket.delete(key)
-                raise
-
-    def _new(self, directory: Entry, name: bytes, mode: int, caller: Caller) -> Entry:
-        if self._tree.child(directory, name) is not None:
-            raise oserror(errno.EEXIST, name)
-        if directory.is_gone:
-            raise oserror(errno.ENOENT, name)
-        return self._tree.make(directory, name, mode, caller)
-
-    def create(self, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> Attr:
-        """The file is in this volume alone until it is flushed."""
-        entry = self._new(self._tree.entry(parent), name, stat.S_IFREG | stat.S_IMODE(mode), caller)
-        self._files.create(entry, flags)
-        self._tree.link(entry)
-        return entry
-
-    def unlink(self, parent: int, name: bytes) -> None:
-        with self._gate.passing():
-            entry = self._named(parent, name)
-            if entry.is_dir:
-                raise oserror(errno.EISDIR, name)
-            with entry.lock:
-                self._files.keep_open(entry)
-                self._keep(entry)
-                if not entry.unsent:
-                    self.bucket.delete(entry.key)
-                self._tree.unlinked(entry)
-
-    def rmdir(self, parent: int, name: bytes) -> None:
-        with self._gate.passing():
-            entry = self._named(parent, name)
-            if not entry.is_dir:
-                raise oserror(errno.ENOTDIR, name)
-            self._renames.require_empty(entry)
-            self._keep(entry)
-            self.bucket.delete_directory(entry.key)
-            self._tree.unlinked(entry)
-
-    def _keep(self, entry: Entry) -> None:
-        """See that the directory stays when this is taken out of it: it may have been there because of this alone."""
-        directory = entry.parent
-        assert directory is not None
-        if entry.unsent or directory.parent is None or directory.marker:
-            return
-        with self._tree.lock:
-            others = any(child is not entry and not child.local for child in directory.children.values())
-        if not others:
-            self._put_marker(directory)
-
-    def _put_marker(self, directory: Entry) -> None:
-        directory.etag = self.bucket.put_small(
-            directory.key + MARKER, b"", attributes.written(directory.stamp, directory.extra)
-        )
-        directory.modified_ns, directory.marker = None, True
-
-    def _named(self, parent: int, name: bytes) -> Entry:
-        entry = self._tree.child(self._tree.entry(parent), name)
-        if entry is None:
-            raise oserror(errno.ENOENT, name)
-        return entry
-
-    def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None:
-        entry, directory = self._named(parent, name), self._tree.entry(new_parent)
-        self._renames.rename(entry, directory, new_name, flags, self._keep)
-
-    # -- attributes --------------------------------------------------------------------------------------------
-
-    def getattr(self, node: int) -> Attr:
-        entry = self._tree.entry(node)
-        if entry.parent is None:
-            self._looks.stamp([entry])
-            return entry
-        if entry.unlinked or entry.busy:
-            return entry
-        if entry.gone or self._tree.child(entry.parent, entry.name) is not entry:
-            raise oserror(errno.ESTALE)
-        self._looks.stamp([entry])
-        return entry
-
-    def setattr(self, node: int, changes: AttrChanges) -> Attr:
-        entry = self._tree.entry(node)
-        if not entry.dirty or (changes.size is not None and not entry.opens):
-            will_wait()  # what is not put with the content is put at once
-        if changes.size is not None:
-            if changes.size > MAX_FILE_BYTES:
-                raise oserror(errno.EFBIG)
-            self._files.truncate(entry, changes.size)
-        if not entry.busy:
-            self._looks.stamp([entry])
-        with self._gate.passing(), entry.lock:
-            if not entry.dirty:
-                will_wait()  # it has been put meanwhile
-            before = entry.stamp
-            with self._tree.lock:
-                if changes.mode is not None:
-                    entry.mode = stat.S_IFMT(entry.mode) | stat.S_IMODE(changes.mode)
-                for word in ("uid", "gid", "atime_ns", "mtime_ns"):
-                    value = getattr(changes, word)
-                    if value is not None:
-                        setattr(entry, word, value)
-                entry.ctime_ns = now_ns() if changes.ctime_ns is None else changes.ctime_ns
-            if entry.stamp != before:
-                self._keep_stamp(entry)
-        return entry
-
-    def _keep_stamp(self, entry: Entry) -> None:
-        if not entry.is_dir:
-            self._files.uploads.keep_stamp(entry)
-        elif not entry.is_gone:
-            self._put_marker(entry)
-
-    def readlink(self, node: int) -> bytes:
-        entry = self._tree.entry(node)
-        if not stat.S_ISLNK(entry.mode):
-            raise oserror(errno.EINVAL)
-        known = entry.target
-        if known is None or known[0] != entry.etag or entry.etag is None:
-            try:
-                known = entry.target = (entry.etag, self.bucket.get_small(entry.key))
-            except FileNotFoundError:
-                raise oserror(errno.ESTALE) from None
-        return known[1]
-
-    def statfs(self) -> StatFs:
-        return STATFS
-
-    # -- data --------------------------------------------------------------------------------------------------
-
-    def open(self, node: int, flags: int) -> None:
-        self._files.open(self._tree.entry(node), flags)
-
-    def read(self, node: int, offset: int, size: int) -> bytes:
-        return self._files.read(self._tree.entry(node), offset, size)
-
-    def write(self, node: int, offset: int, data: bytes) -> int:
-        if offset + len(data) > MAX_FILE_BYTES:
-            raise oserror(errno.EFBIG)
-        self._files.write(self._tree.entry(node), offset, data)
-        return len(data)
-
-    def append(self, node: int, data: bytes) -> int:
-        entry = self._tree.entry(node)
-        with entry.lock:
-            return self.write(node, entry.size, data)
-
-    def flush(self, node: int) -> None:
-        if self._files.store(self._tree.entry(node)):
-            self.tell([Change(node=node)])
-
-    def fsync(self, node: int, datasync: bool = False) -> None:
-        entry = self._tree.entry(node)
-        if entry.is_dir:
-            self._files.store_below(entry)
-        elif self._files.fsync(entry):
-            self.tell([Change(node=node)])
-
-    def release(self, node: int, flags: int) -> None:
-        self._files.release(self._tree.entry(node), flags)
-
-    # -- life --------------------------------------------------------------------------------------------------
-
-    def hold(self, node: int) -> None:
-        self._tree.hold(node)
-
-    def forget(self, nodes: Iterable[int]) -> None:
-        self._tree.forget(nodes)
-
-    def expire(self) -> None:
-        self._tree.expire()
-
-    def sync(self) -> None:
-        self._files.sync()
-        self._renames.finish()
-
-    def close(self) -> None:
-        try:
-            self.sync()
-        finally:
-            self._renames.close()
-            self._cache.close()
-            if self.bucket.extras is not None:
-                self.bucket.extras.close()

@@ -15,7 +15,7 @@ from typing import Any
 
 from fusebackend import text
 from fusebackend.backends.threads.nodes import FILE_MODE, FileNode, Nodes
-from fusebackend.remote.entry import time_ns
+from fusebackend.remote.agent_remote import time_ns
 
 
 class Record(FileNode):

@@ -28,11 +28,11 @@ from fusebackend.base.paths import AgentPath
 from fusebackend.protocol import RENAME_EXCHANGE, RENAME_NOREPLACE, ROOT_NODE, AttrChanges, Caller, Change
 from fusebackend.remote import buffer as buffer_module
 from fusebackend.remote import tree as tree_module
+from fusebackend.remote.agent_remote import time_ns
 from fusebackend.remote.buffer import MEMORY_BYTES, Buffer, digest_of
-from fusebackend.remote.entry import time_ns
-from fusebackend.remote.tree import MAX_LISTINGS, SETTLE_S
+from fusebackend.remote.conflicts import conflict_path
+from fusebackend.remote.tree import SETTLE_S
 from fusebackend.remote.volume import foreign_volume
-from fusebackend.remote.whole_files import conflict_path
 from fusebackend.testing.conformance import BackendConformance
 from fusebackend.testing.model import VolumeMachine
 
@@ -160,9 +160,9 @@ def volume(duck):
 
 
 @pytest.fixture
-def no_settling(monkeypatch):
-    """What is forgotten goes with the next call."""
-    monkeypatch.setattr(tree_module, "SETTLE_S", 0.0)
+def nothing_kept(monkeypatch):
+    """What is forgotten goes with the next call after `SETTLE_S`."""
+    monkeypatch.setattr(tree_module, "KEPT_ENTRIES", 0)
 
 
 def at(volume, path):
@@ -368,7 +368,6 @@ def test_modes_and_times_are_kept_while_the_volume_lives(volume, duck):
     assert volume.getattr(copy).mode == 0o100755
 
 
-@pytest.mark.usefixtures("no_settling")
 @pytest.mark.parametrize("exact", [True, False])
 def test_times_stand_still_whatever_the_kernel_forgets(duck, exact):
     """git compares what `fstat` said before the file was closed; any other time makes it read the file again."""
@@ -384,7 +383,6 @@ def test_times_stand_still_whatever_the_kernel_forgets(duck, exact):
         if forgotten:
             volume.hold(directory)
             volume.forget([directory])
-            assert len(volume._tree) == 1
             directory = at(volume, "/d")
         attr = volume.lookup(directory, b"f")
         assert (attr.size, attr.mtime_ns, attr.ctime_ns) == (4, *times)
@@ -778,7 +776,7 @@ def test_a_backend_that_holds_empty_directories_has_none_left(tmp_path):
 # -- nodes and caches ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("no_settling")
+@pytest.mark.usefixtures("nothing_kept")
 def test_numbers_are_stable_while_held_and_go_when_forgotten(duck):
     clock = Clock()
     volume = ForeignVolume(duck, clock=clock)
@@ -795,31 +793,42 @@ def test_numbers_are_stable_while_held_and_go_when_forgotten(duck):
     clock.now = 10
     assert {node: volume.getattr(node).node for node in nodes} == before
     assert len(volume._tree) == 506
-    volume.forget(node for node in nodes if volume.getattr(node).is_dir is False)
-    volume.forget(node for node in nodes if node in before and node in volume._tree._entries)
-    assert len(volume._tree) == 1
+    volume.forget(nodes)
+    clock.now = 12
+    names(volume)
+    assert len(volume._tree) == 6, "the root, and what was just listed"
     assert at(volume, "/d0/f0") not in nodes, "a number is never used again"
 
 
-@pytest.mark.usefixtures("no_settling")
-def test_a_directory_takes_what_was_listed_and_never_held_along(volume, duck):
+@pytest.mark.usefixtures("nothing_kept")
+def test_what_was_listed_and_never_held_goes_too(duck):
+    clock = Clock()
+    volume = ForeignVolume(duck, clock=clock)
     for number in range(100):
         duck.put(f"/d/f{number}", b"x")
     directory = at(volume, "/d")
     volume.hold(directory)
     volume.readdir(directory, b"", 1000)
+    clock.now = 2
+    names(volume)
+    assert len(volume._tree) == 2
     volume.forget([directory])
+    clock.now = 4
+    names(volume)
+    clock.now = 6
+    fails(errno.ENOENT, volume.lookup, ROOT_NODE, b"none")
     assert len(volume._tree) == 1
 
 
-def test_listings_are_bounded(duck):
+def test_listings_are_bounded(duck, monkeypatch):
+    monkeypatch.setattr(tree_module, "MAX_LISTED_NAMES", 100)
     volume = ForeignVolume(duck)
-    for number in range(3 * MAX_LISTINGS):
+    for number in range(90):
         duck.put(f"/d{number}/f", b"x")
     for name in names(volume):
         node = volume.lookup(ROOT_NODE, name).node
         assert names(volume, node) == [b"f"]
-    assert sum(entry.listing is not None for entry in volume._tree.entries()) <= MAX_LISTINGS
+    assert sum(len(entry.listing.infos) for entry in volume._tree.entries() if entry.is_dir) <= 100
 
 
 def test_a_listing_is_believed_for_its_time_and_what_is_done_here_is_in_it(duck):
@@ -867,6 +876,7 @@ def test_what_is_held_again_after_it_was_forgotten_stays(volume, duck):
     assert volume.getattr(node).node == node
 
 
+@pytest.mark.usefixtures("nothing_kept")
 def test_an_answer_on_its_way_to_the_loop_keeps_its_entry(duck):
     """A lookup has returned, and before the loop holds what it found, the kernel's older references come back."""
     clock = Clock()
@@ -885,8 +895,10 @@ def test_an_answer_on_its_way_to_the_loop_keeps_its_entry(duck):
     fails(errno.ESTALE, volume.getattr, node)
 
 
-@pytest.mark.usefixtures("no_settling")
-def test_hold_and_forget_never_wait(volume, duck):
+@pytest.mark.usefixtures("nothing_kept")
+def test_hold_and_forget_never_wait(duck):
+    clock = Clock()
+    volume = ForeignVolume(duck, clock=clock)
     duck.put("/f", b"x")
     node = at(volume, "/f")
     entered, leave = threading.Event(), threading.Event()
@@ -903,6 +915,7 @@ def test_hold_and_forget_never_wait(volume, duck):
     volume.forget([node, 12345])
     leave.set()
     thread.join()
+    clock.now = 2 * SETTLE_S
     assert volume.lookup(ROOT_NODE, b"f").node != node
 
 

@@ -23,11 +23,15 @@ from typing import NamedTuple
 
 from fusebackend.base.errors import oserror
 from fusebackend.protocol import NAME_MAX_BYTES
+from fusebackend.protocol.remote import Contents, Head, Info
 
 MARKER = ".fusebackend.directory"
 JOURNAL = ".fusebackend.renames"
 FILE_MARK = b"%="
 MAX_KEY_BYTES = 1024
+
+PAGE_OBJECTS = 1000
+"""So many objects come with one answer."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
@@ -42,22 +46,13 @@ class Found(NamedTuple):
     modified_ns: int
 
 
-class Info(NamedTuple):
-    """What a name in a directory stands for. `found` is None for a directory."""
-
-    segment: str
-    found: Found | None
+    @property
+    def info(self) -> Info:
+        return Info(self.segment, False, self.size, self.modified_ns, (self.etag, self.modified_ns), self.etag)
 
     @property
-    def is_dir(self) -> bool:
-        return self.found is None
-
-
-class Contents(NamedTuple):
-    """What is in a directory, and the sign that keeps it, if it has one."""
-
-    infos: dict[bytes, Info]
-    marker: Found | None = None
+    def head(self) -> Head:
+        return Head(self.size, self.etag, (self.etag, self.modified_ns), self.modified_ns)
 
 
 def is_shown(segment: str) -> bool:
@@ -78,7 +73,7 @@ def arrange(directories: Iterable[str], objects: Iterable[Found], *, top: bool) 
     infos: dict[bytes, Info] = {}
     for segment in directories:
         if is_shown(segment) and not (top and segment == JOURNAL):
-            infos[segment.encode()] = Info(segment, None)
+            infos[segment.encode()] = Info(segment, is_dir=True)
     marker = None
     late: list[Found] = []
     for found in objects:
@@ -90,14 +85,14 @@ def arrange(directories: Iterable[str], objects: Iterable[Found], *, top: bool) 
         elif name in infos:
             late.append(found)
         else:
-            infos[name] = Info(found.segment, found)
+            infos[name] = found.info
     for found in late:
         name = found.segment.encode() + FILE_MARK
         while name in infos:
             name += FILE_MARK
         if len(name) <= NAME_MAX_BYTES:
-            infos[name] = Info(found.segment, found)
-    return Contents(infos, marker)
+            infos[name] = found.info
+    return Contents(infos, marker.head if marker is not None else None, len(infos) > PAGE_OBJECTS)
 
 
 def segment_of(name: bytes) -> str | None:

@@ -14,18 +14,16 @@ from typing import Any, NamedTuple
 import obstore
 
 from fusebackend.backends.object_store.bucket.errors import object_errors
-from fusebackend.backends.object_store.bucket.object_keys import MARKER, Contents, Found, arrange
-from fusebackend.backends.object_store.bucket.parallel import each
+from fusebackend.backends.object_store.bucket.object_keys import MARKER, PAGE_OBJECTS, Found, arrange
 from fusebackend.backends.object_store.bucket.s3_extras import S3Extras
 from fusebackend.base.errors import oserror
-
-PAGE_OBJECTS = 1000
-"""So many objects come with one answer."""
+from fusebackend.protocol.remote import Contents
+from fusebackend.remote.parallel import each
 
 PIECE_BYTES = 1 << 20
 
 
-class Head(NamedTuple):
+class Object(NamedTuple):
     """An object without its content."""
 
     size: int
@@ -91,7 +89,7 @@ class Bucket:
 
     # -- objects -----------------------------------------------------------------------------------------------
 
-    def head(self, key: str) -> Head | None:
+    def head(self, key: str) -> Object | None:
         """An object, None when there is none."""
         try:
             with object_errors(key):
@@ -100,7 +98,7 @@ class Bucket:
             return None
         return _head(answer)
 
-    def fetch(self, key: str, most: int) -> tuple[Head, memoryview | None] | None:
+    def fetch(self, key: str, most: int) -> tuple[Object, memoryview | None] | None:
         """An object, and its content if that is at most so many bytes. None when there is no object."""
         try:
             with object_errors(key):
@@ -164,9 +162,9 @@ class Bucket:
         each(self.delete, keys)
 
 
-def _head(answer: Any) -> Head:
+def _head(answer: Any) -> Object:
     meta = answer.meta
-    return Head(meta["size"], meta["e_tag"], _nanoseconds(meta["last_modified"]), dict(answer.attributes))
+    return Object(meta["size"], meta["e_tag"], _nanoseconds(meta["last_modified"]), dict(answer.attributes))
 
 
 def _found(meta: Any, start: int) -> Found:

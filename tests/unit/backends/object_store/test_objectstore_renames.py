@@ -11,7 +11,7 @@ import sys
 import pytest
 from obstore.store import MemoryStore
 
-from fusebackend.backends.object_store import journal
+from fusebackend.backends.object_store import rename
 from fusebackend.backends.object_store.backend import ObjectStoreBackend, S3Backend
 from fusebackend.backends.object_store.bucket.requests import Bucket
 
@@ -64,8 +64,8 @@ def store():
 
 def abandon(backend):
     """As if its process were gone: nothing is stored or told, and its session is no more."""
-    journal._living.clear()
-    backend.volume._cache.close()
+    rename._living.clear()
+    backend.volume.remote._cache.close()
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
@@ -94,7 +94,7 @@ def test_a_directory_is_whole_in_one_place_after_a_crash(store, monkeypatch, at,
 
 def killed_too(fate):
     """A process that was killed does not tidy up on its way out."""
-    original = journal.Journal.end
+    original = rename.Journal.end
 
     def end(self, key):
         if fate.left is not None and fate.left < 0:
@@ -176,8 +176,8 @@ def killed(*args):
 def test_the_rename_of_a_living_process_is_left_alone(store):
     with ObjectStoreBackend(store) as one, ObjectStoreBackend(store) as other:
         one.upload_files([("/d/a", b"1")])
-        one.volume._renames._journal.begin("d/", "e/", None, None)
-        other.volume._renames.recover()
+        one.volume.remote._moves._journal.begin("d/", "e/", None, None)
+        other.volume.remote._moves.recover()
         with ObjectStoreBackend(store) as third:
             assert contents(third) == {"/d/a": b"1"}
 

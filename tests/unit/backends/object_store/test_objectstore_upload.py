@@ -24,10 +24,10 @@ from services.s3 import Bucket
 
 from fusebackend.backends import S3Backend
 from fusebackend.backends.object_store import put as upload
-from fusebackend.backends.object_store.bucket import multipart
 from fusebackend.backends.object_store.bucket.errors import object_errors
 from fusebackend.backends.object_store.bucket.s3_extras import S3Extras
-from fusebackend.backends.object_store.put import UPLOAD_ATTRIBUTE, WriteBuffer, put
+from fusebackend.backends.object_store.put import UPLOAD_ATTRIBUTE, put
+from fusebackend.remote.buffer import Buffer
 
 MIB = 1 << 20
 
@@ -38,7 +38,7 @@ def server() -> Iterator[LosingS3]:
         yield server
 
 
-_made: list[WriteBuffer] = []
+_made: list[Buffer] = []
 
 
 @pytest.fixture(autouse=True)
@@ -49,8 +49,8 @@ def closed() -> Iterator[None]:
         _made.pop().close()
 
 
-def buffer_of(data: bytes) -> WriteBuffer:
-    buffer = WriteBuffer()
+def buffer_of(data: bytes) -> Buffer:
+    buffer = Buffer()
     _made.append(buffer)
     buffer.write(0, data)
     return buffer
@@ -81,7 +81,7 @@ STEPS = st.lists(
 @settings(max_examples=examples(150), deadline=None)
 @given(steps=STEPS, spill_bytes=st.sampled_from([0, 1, 64, 200, 1 << 20]))
 def test_a_buffer_is_a_file(steps: list[tuple[object, ...]], spill_bytes: int) -> None:
-    buffer, model = WriteBuffer(spill_bytes), bytearray()
+    buffer, model = Buffer(spill_bytes=spill_bytes), bytearray()
     store = MemoryStore()
     for step in steps:
         match step:
@@ -91,7 +91,7 @@ def test_a_buffer_is_a_file(steps: list[tuple[object, ...]], spill_bytes: int) -
                     model.extend(bytes(max(0, offset - len(model))))
                     model[offset : offset + len(data)] = data
             case ("truncate", int(size)):
-                buffer.truncate(size)
+                buffer.resize(size)
                 del model[size:]
                 model.extend(bytes(size - len(model)))
             case ("read", int(offset), int(size)):
@@ -106,7 +106,7 @@ def test_a_buffer_is_a_file(steps: list[tuple[object, ...]], spill_bytes: int) -
 
 def test_a_large_buffer_is_a_sparse_file_without_a_name() -> None:
     before = files_open()
-    buffer = WriteBuffer()
+    buffer = Buffer()
     buffer.write(8 * MIB - 1, b"x")
     assert files_open() == before, "8 MiB fit in memory"
     buffer.write(1 << 32, b"end")
@@ -127,7 +127,7 @@ def test_who_writes_during_an_upload_waits_for_its_end() -> None:
 
     def truncate() -> None:
         began.set()
-        buffer.truncate(1)
+        buffer.resize(1)
         wrote.set()
 
     with buffer.frozen() as data:
@@ -145,7 +145,7 @@ def test_a_store_that_keeps_the_memory_it_was_given_keeps_what_it_was() -> None:
     store, buffer = MemoryStore(), buffer_of(b"a" * (9 * MIB))
     put(store, "key", buffer)
     buffer.write(0, b"b" * MIB)
-    buffer.truncate(10)
+    buffer.resize(10)
     assert content(store, "key") == b"a" * (9 * MIB)
     assert buffer.read(0, 100) == b"b" * 10
     buffer.close()
@@ -315,7 +315,7 @@ def test_errors_of_others_pass_unchanged() -> None:
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Uploads of more than 9 MiB in parts of 5 MiB, which is the smallest that S3 has."""
     monkeypatch.setattr(upload, "MULTIPART_BYTES", 9 * MIB)
-    monkeypatch.setattr(multipart, "PART_BYTES", 5 * MIB)
+    monkeypatch.setattr(upload, "PART_BYTES", 5 * MIB)
     monkeypatch.setattr(upload, "SINGLE_BYTES", 12 * MIB)
 
 
@@ -380,7 +380,7 @@ def test_an_object_that_changes_during_an_upload_in_parts_is_a_conflict(
 @pytest.fixture
 def extras(server: LosingS3, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Extras]:
     """What makes uploads in parts conditional, in no time."""
-    monkeypatch.setattr(multipart, "PAUSE_S", 0.001)
+    monkeypatch.setattr(upload, "PAUSE_S", 0.001)
     with contextlib.closing(server.extras("bucket")) as extras:
         yield extras
 
@@ -459,12 +459,12 @@ def test_a_real_service_heeds_the_condition_on_the_last_request(bucket: Bucket, 
     with S3Backend(bucket.name, **bucket.options()) as backend:
         store, extras = backend.volume.bucket.store, backend.volume.bucket.extras
         condition = {"IfNoneMatch": "*"}
-        etag = multipart.send_in_parts(extras, "key", memoryview(data), {"mode": "33188"}, condition, lambda: None)
+        etag = upload.send_in_parts(extras, "key", memoryview(data), {"mode": "33188"}, condition, lambda: None)
         assert obstore.head(store, "key")["e_tag"] == etag and content(store, "key") == data
         assert bucket.attributes("key")["mode"] == "33188"
         for wrong in (condition, {"IfMatch": '"another"'}):
             with pytest.raises(OSError) as lost:
-                multipart.send_in_parts(extras, "key", memoryview(data), {}, wrong, lambda: None)
+                upload.send_in_parts(extras, "key", memoryview(data), {}, wrong, lambda: None)
             assert lost.value.errno == errno.ESTALE
         assert b"<UploadId>" not in bucket.request("GET", "", {"uploads": ""}).content
         again = put(store, "key", buffer_of(data[1:]), if_match=etag, extras=extras)
@@ -475,11 +475,10 @@ def test_a_real_service_heeds_the_condition_on_the_last_request(bucket: Bucket, 
 
 FULL_DISK = """
 import os, resource, signal
-from fusebackend.remote.buffer import MEMORY_BYTES
-from fusebackend.backends.object_store.put import WriteBuffer
+from fusebackend.remote.buffer import MEMORY_BYTES, Buffer
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-buffer, data = WriteBuffer(), os.urandom(MEMORY_BYTES)
+buffer, data = Buffer(), os.urandom(MEMORY_BYTES)
 buffer.write(0, data)
 resource.setrlimit(resource.RLIMIT_FSIZE, (MEMORY_BYTES // 2, resource.RLIM_INFINITY))
 for _ in range(2):

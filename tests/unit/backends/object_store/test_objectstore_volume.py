@@ -15,7 +15,8 @@ from objects import content, keys, names
 from obstore.store import MemoryStore
 
 from fusebackend.backends import InMemoryBackend, S3Backend
-from fusebackend.backends.object_store import conflicts
+from fusebackend.backends.object_store import metadata
+from fusebackend.backends.object_store import volume as volume_module
 from fusebackend.backends.object_store.backend import ObjectStoreBackend
 from fusebackend.backends.object_store.volume import ObjectStoreVolume
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
@@ -118,7 +119,7 @@ def test_a_put_whose_answer_was_lost_is_no_conflict(store, volume):
     volume.write(node, 0, b"after!")
     # As if a put of exactly this had arrived after its caller had given up on it.
     entry = volume._tree.entry(node)
-    store.put("f", b"after!", attributes={"mtime": volume._files.uploads.mtime_of(entry)})
+    store.put("f", b"after!", attributes={"mtime": metadata.written(entry.stamp)["mtime"]})
     volume.flush(node)
     volume.release(node, RW)
     assert keys(store) == ["f"]
@@ -224,7 +225,7 @@ def unsaved(volume, name, data, parent=ROOT_NODE):
 @pytest.fixture
 def lost(monkeypatch, volume, store, caplog):
     """A closed file `a` that is in the store, and whose upload seems to have failed: the answers were lost."""
-    left, real = [2], conflicts.put
+    left, real = [2], volume_module.put
 
     def put(*args, **options):
         answer = real(*args, **options)
@@ -233,7 +234,7 @@ def lost(monkeypatch, volume, store, caplog):
             raise OSError(errno.ETIMEDOUT, "lost")
         return answer
 
-    monkeypatch.setattr(conflicts, "put", put)
+    monkeypatch.setattr(volume_module, "put", put)
     node = unsaved(volume, b"a", b"first\n")
     with pytest.raises(TimeoutError):
         volume.flush(node)

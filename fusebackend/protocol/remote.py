@@ -1,0 +1,223 @@
+"""`Remote`: what a volume of remote files asks of the place where they are, a bucket or any object with agent verbs.
+
+A key is the path of a file without a slash at its start (`dir/file`); that of a directory ends with one, and the root's
+is empty. A remote raises `OSError` with the errno that processes are to see, and nothing else that is not a bug. All
+methods may be called from several threads where `Abilities.concurrent` says so, else with the volume's lock held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+Etag: TypeAlias = str | bytes
+"""Names the bytes of a file: equal ones, equal bytes. A service's ETag, or a digest."""
+
+
+@dataclass(frozen=True)
+class Abilities:
+    """What a remote can do, asked one time, when the volume is made."""
+
+    ranges: bool = False
+    """`reader` fetches parts of a file. False: `head` brings the whole, and each open file has a buffer."""
+    exact_sizes: bool = False
+    """Sizes in listings count bytes. False: `heads` is asked for the size of each file that is shown."""
+    keeps_attributes: bool = False
+    """Mode, owner and times are stored with a file. False: the volume keeps them in memory."""
+    keeps_directories: bool = False
+    """There are empty directories. False: the volume keeps them in memory."""
+    concurrent: bool = False
+    """Calls may run at the same time; the volume then locks single files instead of everything."""
+    blocking: bool = True
+    """Calls may wait for a network."""
+    durable: bool = False
+    """What was stored outlives the process."""
+    change_feed: bool = False
+    """`follow` tells of every change, whoever makes it."""
+    read_only: bool = False
+    can_delete: bool = True
+    conditional: bool = True
+    """A put compares and stores in one step, so that an append can be repeated on what others have put."""
+    ttl_s: float | None = None
+    """For how many seconds a listing is valid; None: as the mount says."""
+
+
+class Info(NamedTuple):
+    """One name in a listing."""
+
+    segment: str
+    """The last part of its key."""
+    is_dir: bool
+    size: int | None = None
+    """In bytes if `Abilities.exact_sizes`."""
+    mtime_ns: int | None = None
+    version: Hashable = None
+    """Another one after each change of the file; it may be another one without a change."""
+    etag: Etag | None = None
+    """None where listings name none."""
+    read_only: bool = False
+
+
+class Stamp(NamedTuple):
+    """The attributes that are stored with a file or directory (`Abilities.keeps_attributes`)."""
+
+    mode: int
+    uid: int
+    gid: int
+    mtime_ns: int
+    extra: Mapping[str, str] = {}
+    """Attributes of other tools, which are carried along."""
+
+
+class Head(NamedTuple):
+    """A file, or the sign of a directory, as the remote has it now."""
+
+    size: int
+    etag: Etag | None
+    version: Hashable = None
+    """The version that listings name; None where it is not known."""
+    modified_ns: int | None = None
+    stamp: Stamp | None = None
+    content: bytes | memoryview | None = None
+    """The whole, where it came with the answer."""
+
+
+class Contents(NamedTuple):
+    """The names in a directory, and the sign that keeps its attributes, if there is one."""
+
+    infos: dict[bytes, Info]
+    marker: Head | None = None
+    large: bool = False
+    """It took more than one request: a single name is better asked for by `find`."""
+
+
+class Bytes(Protocol):
+    """What is stored: a `remote.buffer.Buffer`."""
+
+    size: int
+
+    def read(self, offset: int, size: int) -> bytes: ...
+
+    def digest(self) -> bytes: ...
+
+    def pieces(self) -> Iterable[bytes]: ...
+
+    def frozen(self) -> AbstractContextManager[memoryview]:
+        """All the bytes; nobody may change them meanwhile."""
+
+
+class Reader(Protocol):
+    """Reads parts of one version of a file."""
+
+    def read(self, offset: int, size: int) -> bytes:
+        """ESTALE when that version is gone."""
+
+    def close(self) -> None: ...
+
+
+class Remote(Protocol):
+    """See the module's docstring."""
+
+    name: str
+    """For the log."""
+    abilities: Abilities
+    hopeless: frozenset[int]
+    """The errno of a put that will never succeed: what was written is given up, instead of tried again."""
+
+    @property
+    def unfinished(self) -> bool:
+        """Is there something to `finish`?"""
+
+    # -- names -------------------------------------------------------------------------------------------------
+
+    def contents(self, directory: str) -> Contents:
+        """What is in a directory. ENOENT where it is not there and the remote can tell."""
+
+    def find(self, directory: str, segment: str) -> tuple[Info, Head | None] | None:
+        """One name of a large directory, with the head of a file."""
+
+    def has(self, key: str) -> bool:
+        """Is there this file, or this directory (by itself, or with something below it)?"""
+
+    def holds_only(self, directory: str) -> bool:
+        """Is there nothing below a directory but its own sign?"""
+
+    def admit(self, name: bytes, directory: str, *, is_dir: bool) -> str:
+        """The segment for a new name in a directory. EILSEQ, ENAMETOOLONG, or what the remote refuses it with."""
+
+    def segment(self, name: bytes) -> str | None:
+        """The segment that a name has by itself; None for one that only a listing can tell."""
+
+    def make_directory(self, directory: str, stamp: Stamp, *, replace: bool) -> Etag | None:
+        """Store the sign of a directory; its ETag. EEXIST unless `replace`. Only with `Abilities.keeps_directories`."""
+
+    def delete(self, key: str) -> None:
+        """Delete a file, or an empty directory. What is not there is deleted."""
+
+    def rename(
+        self, old: str, new: str, etag: Etag | None, replaced: tuple[Etag | None] | None, copied: Callable[[], None]
+    ) -> Sequence[str]:
+        """Move a file over whatever is there, or a directory with all below it.
+
+        Args:
+            etag: of a file.
+            replaced: the version, as far as it is known, of the file at `new`, which goes; None where there is none.
+            copied: called when everything is at `new`, before anything at `old` is deleted.
+
+        Returns:
+            Keys that empty directories below `old` would have now: they could not be moved.
+        """
+
+    # -- files -------------------------------------------------------------------------------------------------
+
+    def head(self, key: str, known: Etag | None = None, fetch_bytes: int = 0) -> Head | None:
+        """A file as it is now, None when it is not there.
+
+        Args:
+            known: the version known last.
+            fetch_bytes: its size, where its content is wanted next; a small one may come with the same request.
+        """
+
+    def heads(self, wanted: Iterable[tuple[str, int]]) -> Sequence[Head | OSError | None]:
+        """`head` of many files (key and size in the listing) and directories: their attributes and true sizes."""
+
+    def reader(self, key: str, etag: Etag | None, size: int) -> Reader:
+        """Only with `Abilities.ranges`."""
+
+    def load(self, key: str, etag: Etag | None) -> Iterable[bytes]:
+        """The whole of one version, in pieces. ENOENT; ESTALE when it is another by now."""
+
+    def put(self, key: str, data: Bytes, stamp: Stamp, *, over: Etag | None, create: bool) -> Etag | None:
+        """Store a file in one step; its ETag.
+
+        Args:
+            over: the version that is there; None: whichever is.
+            create: nothing must be there.
+
+        Raises:
+            OSError: ESTALE when something else is there; any other one and nobody knows what is.
+        """
+
+    def same(self, key: str, data: Bytes, stamp: Stamp) -> Etag | None:
+        """The ETag of what is there if it is exactly this: then a put whose answer was lost has arrived."""
+
+    def restamp(self, key: str, etag: Etag | None, size: int, stamp: Stamp) -> Etag | None:
+        """Store other attributes of a file; its ETag. ESTALE when it is not that version. Only with
+        `Abilities.keeps_attributes`."""
+
+    # -- changes -----------------------------------------------------------------------------------------------
+
+    def token(self) -> Hashable:
+        """Two equal ones, and nothing has changed between them; None where that is not known."""
+
+    def finish(self) -> None:
+        """Carry on the renames that have failed half-way. Nothing else is stored meanwhile."""
+
+    def expire(self) -> None:
+        """Forget what was downloaded."""
+
+    def close(self) -> None: ...

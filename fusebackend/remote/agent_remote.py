@@ -1,0 +1,398 @@
+"""`AgentRemote`: any object with agent verbs as a `Remote` of whole files, and the only reader of its optional hooks.
+
+An ETag is the digest of a file's bytes. A put compares in one step where the backend has `upload_if`; elsewhere the
+file is downloaded and compared before it is uploaded, which leaves a gap of one request. What was downloaded for the
+sake of a size stays for a moment, for the open to come.
+"""
+
+from __future__ import annotations
+
+import datetime
+import errno
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any
+
+from fusebackend.base import budget, errors, paths
+from fusebackend.base.errors import CONFLICT, FILE_NOT_FOUND, oserror
+from fusebackend.base.paths import ROOT, AgentPath
+from fusebackend.dialects.agent_face import AgentFace
+from fusebackend.protocol import FileInfo
+from fusebackend.protocol.remote import Abilities, Bytes, Contents, Etag, Head, Info, Reader, Stamp
+from fusebackend.remote.buffer import digest_of
+from fusebackend.remote.files_update import apply_files_update
+
+log = logging.getLogger(__name__)
+
+MAX_FILE_BYTES = 2 << 30
+"""Larger files are EFBIG: an upload takes the whole of one in memory."""
+
+PROBE_FILES = 64
+PROBE_BYTES = 8 << 20
+"""Bounds of one batch of downloads to know sizes, and of the bytes that are kept of them for the `open` to come."""
+
+
+class AgentRemote:
+    """See the module's docstring.
+
+    Args:
+        backend: the object; docs/backends.md lists its hooks.
+        exact_sizes: are the sizes in its listings bytes? None: as the backend says.
+        ttl_s: how old what is kept of downloads may be, unless the backend says so.
+        clock: seconds that only grow.
+
+    Raises:
+        TypeError: it can't be mounted.
+    """
+
+    def __init__(
+        self, backend: Any, *, exact_sizes: bool | None, ttl_s: float, clock: Callable[[], float]
+    ) -> None:
+        own_ttl_s: float | None = getattr(backend, "ttl_s", None)
+        self.ttl_s = ttl_s if own_ttl_s is None else own_ttl_s
+        asked = backend.kernel_side(self.ttl_s) if callable(getattr(backend, "kernel_side", None)) else backend
+        self.face = AgentFace(asked, type(asked).__name__)
+        self.face.require_mountable()
+        self.name = self.face.name
+        self.text_only = self.face.text_only
+        self.hopeless = frozenset({errno.EEXIST, errno.EILSEQ}) if self.text_only else frozenset[int]()
+        self.token: Callable[[], Hashable] = getattr(asked, "token", None) or _no_token
+        self._follow = getattr(asked, "follow", None)
+        self._admits = getattr(asked, "admits", None)
+        self._runtime = getattr(asked, "runtime", None)
+        self._upload_if = getattr(asked, "upload_if", None)
+        self.abilities = Abilities(
+            exact_sizes=bool(getattr(asked, "exact_sizes", False)) if exact_sizes is None else exact_sizes,
+            blocking=bool(getattr(asked, "blocking", True)),
+            durable=bool(getattr(asked, "durable", False)),
+            change_feed=bool(getattr(asked, "change_feed", False)),
+            read_only=not self.face.takes_bytes,
+            can_delete=not self.face.lacks("delete"),
+            conditional=self._upload_if is not None,
+            ttl_s=own_ttl_s,
+        )
+        self._clock = clock
+        self._recent: OrderedDict[str, tuple[float, bytes]] = OrderedDict()
+
+    @property
+    def write_once(self) -> bool:
+        """Is it known by now that a file can't be replaced?"""
+        return self.face.texts.write_once
+
+    def follow(self, changed: Callable[..., None]) -> Callable[[], None] | None:
+        """Have `changed(*paths, elsewhere=…)` called after each change; returns what ends that, None without a feed."""
+        return None if self._follow is None else self._follow(changed)
+
+    # -- names -------------------------------------------------------------------------------------------------
+
+    def contents(self, directory: str) -> Contents:
+        path = _path(directory)
+        result = self.face.ls(path)
+        if result.error is None:
+            read_at = self._clock()
+            return Contents({_name(info): _info(info, read_at) for info in result.entries or ()})
+        # An error is no proof that a directory is empty: whether it is there at all says a listing above it.
+        if self.has(directory):
+            raise self._failure(result.error, path)
+        raise oserror(errno.ENOENT, path)
+
+    def find(self, directory: str, segment: str) -> tuple[Info, Head | None] | None:
+        raise NotImplementedError("listings of agents are not large")
+
+    def has(self, key: str) -> bool:
+        """As the nearest directory above it says that can be listed. EIO."""
+        path, is_dir = _path(key), key.endswith("/")
+        error: str | None = None
+        while path != ROOT:
+            above, name = paths.parent_and_name(path)
+            result = self.face.ls(above)
+            if result.error is None:
+                found = [info for info in result.entries or () if _name(info) == paths.to_name(name)]
+                return any(bool(info.get("is_dir")) == is_dir for info in found)
+            error, path, is_dir = result.error, above, True
+        if error is not None:
+            raise self._failure(error, ROOT)
+        return True
+
+    def holds_only(self, directory: str) -> bool:
+        try:
+            return not self.contents(directory).infos
+        except FileNotFoundError:
+            return True
+
+    def admit(self, name: bytes, directory: str, *, is_dir: bool) -> str:
+        try:
+            segment = name.decode("utf-8")
+        except UnicodeDecodeError:  # backends differ in what they make of it
+            raise oserror(errno.EILSEQ, name) from None
+        if callable(self._admits):
+            self._admits(paths.join(_path(directory), segment), is_dir=is_dir)
+        return segment
+
+    def segment(self, name: bytes) -> str | None:
+        return paths.to_text(name)
+
+    def make_directory(self, directory: str, stamp: Stamp, *, replace: bool) -> Etag | None:
+        raise NotImplementedError("agents have no directories without a file")
+
+    def delete(self, key: str) -> None:
+        path = _path(key)
+        error = self._delete(path)
+        if error is not None and self.has(key):
+            raise self._failure(error, path)
+
+    def _delete(self, path: AgentPath) -> str | None:
+        """Why it could not be deleted."""
+        self._recent.pop(path, None)
+        result = self.face.delete(path)
+        if result.files_update and self._runtime is not None:
+            apply_files_update(self._runtime, result.files_update)
+        return result.error
+
+    # -- files -------------------------------------------------------------------------------------------------
+
+    def head(self, key: str, known: Etag | None = None, fetch_bytes: int = 0) -> Head | None:
+        path = _path(key)
+        recent = self._recent.get(path)
+        if recent is not None and self._clock() - recent[0] < self.ttl_s:
+            data: bytes | None = recent[1]
+        else:
+            data = self._download(path)
+        return None if data is None else Head(len(data), digest_of(data), content=data)
+
+    def heads(self, wanted: Iterable[tuple[str, int]]) -> Sequence[Head | OSError | None]:
+        found: list[Head | OSError | None] = []
+        batch: list[AgentPath] = []
+        claimed = 0
+        for key, size in wanted:
+            if batch and (len(batch) >= PROBE_FILES or claimed + size > PROBE_BYTES):
+                found += self._probe(batch)
+                batch, claimed = [], 0
+            batch.append(_path(key))
+            claimed += size
+        return [*found, *(self._probe(batch) if batch else ())]
+
+    def _probe(self, batch: list[AgentPath]) -> list[Head | OSError | None]:
+        now = self._clock()
+        heads: list[Head | OSError | None] = []
+        for path, answer in zip(batch, self.face.download_files(batch), strict=True):
+            if answer.content is None:
+                log.info("%s: the size of %s is not known: %s", self.name, path, answer.error)
+                heads.append(oserror(errno.EIO, path))
+                continue
+            heads.append(Head(len(answer.content), digest_of(answer.content)))
+            self._recent[path] = (now, answer.content)
+            self._recent.move_to_end(path)
+        kept = sum(len(data) for _, data in self._recent.values())
+        while self._recent:
+            read_at, data = next(iter(self._recent.values()))
+            if kept <= PROBE_BYTES and now - read_at < self.ttl_s:
+                break
+            self._recent.popitem(last=False)
+            kept -= len(data)
+        return heads
+
+    def reader(self, key: str, etag: Etag | None, size: int) -> Reader:
+        raise NotImplementedError("agents give whole files")
+
+    def load(self, key: str, etag: Etag | None) -> Iterable[bytes]:
+        data = self._download(_path(key))
+        if data is None:
+            raise oserror(errno.ENOENT, key)
+        if etag is not None and digest_of(data) != etag:
+            raise oserror(errno.ESTALE, key)
+        return (data,)
+
+    def _download(self, path: AgentPath) -> bytes | None:
+        """A file's bytes, None when there is no such file."""
+        (answer,) = self.face.download_files([path])
+        if answer.error is None:
+            return answer.content
+        if answer.error == FILE_NOT_FOUND:
+            return None
+        raise self._failure(answer.error, path)
+
+    def put(self, key: str, data: Bytes, stamp: Stamp, *, over: Etag | None, create: bool) -> Etag | None:
+        path, content = _path(key), data.read(0, data.size)
+        over = None if create else over
+        if self._upload_if is None:
+            there = self._download(path)
+            if (None if there is None else digest_of(there)) != over:
+                raise oserror(errno.ESTALE, path)
+            self._upload(path, content)
+        else:
+            answer = self._upload_if(path, content, over)
+            self._recent.pop(path, None)
+            if answer.error is not None:
+                raise oserror(errno.ESTALE, path) if answer.error == CONFLICT else self._failure(answer.error, path)
+        return digest_of(content)
+
+    def _upload(self, path: AgentPath, data: bytes) -> None:
+        (answer,) = self.face.upload_files([(path, data)])
+        self._recent.pop(path, None)
+        if answer.error is not None:
+            raise self._failure(answer.error, path)
+        if answer.files_update and self._runtime is not None:  # a state-backed one leaves it to its caller
+            apply_files_update(self._runtime, answer.files_update)
+
+    def same(self, key: str, data: Bytes, stamp: Stamp) -> Etag | None:
+        there = self._download(_path(key))
+        digest = data.digest()
+        return digest if there is not None and digest_of(there) == digest else None
+
+    def restamp(self, key: str, etag: Etag | None, size: int, stamp: Stamp) -> Etag | None:
+        raise NotImplementedError("agents store no attributes")
+
+    # -- rename ------------------------------------------------------------------------------------------------
+
+    def rename(
+        self, old: str, new: str, etag: Etag | None, replaced: tuple[Etag | None] | None, copied: Callable[[], None]
+    ) -> Sequence[str]:
+        """By the backend's own `move` where nothing is in the way; else copy, compare, and only then delete.
+
+        Until every copy is complete the old paths are untouched, and a failure takes the copies back. After that files
+        are deleted one by one, so that what others put there meanwhile is not; a failure then leaves some files in both
+        places and none in neither.
+        """
+        source, target = _path(old), _path(new)
+        if not self.abilities.can_delete:
+            raise OSError(errno.ENOTSUP, f"{self.name} has no delete")
+        if replaced is None and self._moved(source, target):
+            return []
+        before = self._download(target) if replaced is not None else None
+        files, empty = self._below(source) if old.endswith("/") else ([source], [])
+        begun: list[AgentPath] = []
+        try:
+            for file in files:
+                if budget.current().spent:  # its caller is gone, or has cancelled
+                    raise oserror(errno.ECANCELED, file)
+                begun.append(AgentPath(target + file[len(source) :]))
+                self._copy(file, begun[-1])
+            copied()
+            for number, file in enumerate(files):
+                error = self._delete(file)
+                if error is not None and self._download(file) is not None:
+                    if number:
+                        begun.clear()  # some are deleted already: their copies must stay
+                    raise self._failure(error, file)
+        except OSError:
+            self._take_back(begun, before)
+            raise
+        if old.endswith("/"):
+            self._remove_empty(source)
+        return [(target + directory[len(source) :])[1:] + "/" for directory in empty if directory != source]
+
+    def _moved(self, source: AgentPath, target: AgentPath) -> bool:
+        """Has the backend's own `move` done it?"""
+        if self.face.lacks("move"):
+            return False
+        result = self.face.move(source, target)
+        if result.error is not None:
+            log.info("%s: move failed, copying instead: %s", self.name, result.error)
+        return result.error is None
+
+    def _copy(self, source: AgentPath, copy: AgentPath) -> None:
+        data = self._download(source)
+        if data is None:
+            raise oserror(errno.ENOENT, source)
+        self._upload(copy, data)
+        if self._download(copy) != data:
+            raise OSError(errno.EIO, "The copy is not what was copied")
+
+    def _take_back(self, begun: Iterable[AgentPath], before: bytes | None) -> None:
+        for copy in begun:
+            try:
+                if before is not None:
+                    self._upload(copy, before)
+                    continue
+                error = self._delete(copy)
+                if error is not None and self._download(copy) is not None:
+                    raise self._failure(error, copy)
+            except OSError as error:
+                log.error("%s: a failed rename has left %s changed: %s", self.name, copy, error)
+
+    def _below(self, directory: AgentPath) -> tuple[Sequence[AgentPath], Sequence[AgentPath]]:
+        """The files below a directory, and the directories that hold nothing."""
+        files: list[AgentPath] = []
+        empty: list[AgentPath] = []
+        left = [directory]
+        while left:
+            path = left.pop()
+            result = self.face.ls(path)
+            if result.error is not None:
+                raise self._failure(result.error, path)
+            for info in result.entries or ():
+                if info.get("read_only"):
+                    raise oserror(errno.EACCES, info["path"])  # before anything is copied: it could not be deleted
+                child = AgentPath(info["path"].removesuffix("/"))
+                (left if info.get("is_dir") else files).append(child)
+            if not result.entries:
+                empty.append(path)
+        return files, empty
+
+    def _remove_empty(self, directory: AgentPath) -> None:
+        """A backend that holds empty directories has some left now."""
+        above, _ = paths.parent_and_name(directory)
+        listed = {info["path"] for info in self.face.ls(above).entries or ()}
+        if f"{directory}/" in listed and not self._below(directory)[0]:
+            error = self._delete(directory)
+            if error is not None:
+                log.warning("%s: empty directories stay at %s: %s", self.name, directory, error)
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    @property
+    def unfinished(self) -> bool:
+        return False
+
+    def finish(self) -> None:
+        """Nothing is left half-way."""
+
+    def expire(self) -> None:
+        self._recent.clear()
+
+    def close(self) -> None:
+        """The backend is its owner's."""
+
+    def _failure(self, error: str, path: AgentPath) -> OSError:
+        """The `OSError` for an error of the backend. One without a code is EIO and logged: nobody sees its words."""
+        number = errors.errno_of(error)
+        if number == errno.EIO:
+            log.warning("%s: %s: %s", self.name, path, error)
+        return oserror(number)
+
+
+def _no_token() -> None:
+    """Nothing tells whether something has changed."""
+
+
+def _path(key: str) -> AgentPath:
+    return AgentPath("/" + key.removesuffix("/"))
+
+
+def _name(info: FileInfo) -> bytes:
+    """The name under which a backend lists something."""
+    return paths.to_name(info["path"].removesuffix("/").rpartition("/")[2])
+
+
+def _info(raw: FileInfo, read_at: float) -> Info:
+    modified_at = raw.get("modified_at") or ""
+    return Info(
+        paths.to_text(_name(raw)),
+        bool(raw.get("is_dir")),
+        raw.get("size"),
+        time_ns(modified_at),
+        # Without a time nothing says that a file is unchanged, so every listing brings a version of its own.
+        (modified_at or read_at, raw.get("size")),
+        read_only=bool(raw.get("read_only")),
+    )
+
+
+def time_ns(modified_at: str) -> int | None:
+    """Nanoseconds since the epoch; without an offset it is local time, as deepagents' FilesystemBackend gives it."""
+    try:
+        when = datetime.datetime.fromisoformat(modified_at).astimezone(datetime.UTC)
+    except (ValueError, OverflowError):
+        return None
+    return (when - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)) // datetime.timedelta(microseconds=1) * 1000

@@ -1,0 +1,160 @@
+"""`Uploads`: how what was written to a file is stored, and what a conflict is.
+
+A buffer is stored on the condition that the remote still has the version that was opened, or nothing where the file is
+new. Where it has something else: if that is what we have, an upload whose answer was lost has arrived; if the buffer
+was only appended to, the same is appended to what is there now; else theirs stays, ours is stored beside it as
+`name.conflict-<time>`, and `store` raises ESTALE. Any other error leaves the buffer dirty, so that it is tried again.
+
+The caller has passed the gate and holds the entry's lock.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import time
+from itertools import chain
+
+from fusebackend.base import paths
+from fusebackend.base.errors import oserror
+from fusebackend.base.paths import AgentPath
+from fusebackend.protocol import NAME_MAX_BYTES
+from fusebackend.protocol.remote import Etag, Remote
+from fusebackend.remote.buffer import Buffer
+from fusebackend.remote.entry import OWN, Content, Entry
+from fusebackend.remote.tree import Tree
+
+log = logging.getLogger(__name__)
+
+ATTEMPTS = 20
+"""How often something is tried on a file that others change all the time."""
+
+
+class Uploads:
+    """See the module's docstring."""
+
+    def __init__(self, remote: Remote, tree: Tree) -> None:
+        self._remote = remote
+        self._tree = tree
+
+    def store(self, entry: Entry) -> bool:
+        """Store a buffer that was written to.
+
+        Returns:
+            Does the file differ now from what was written here? What others have put before an append is there as well.
+
+        Raises:
+            OSError: ESTALE after a conflict, which is over then; one that is `Remote.hopeless`, and the buffer is given
+                up; another errno, and the buffer is still dirty.
+        """
+        if not entry.dirty:
+            return False
+        assert entry.buffer is not None, f"node {entry.node} has nothing to store"
+        key, differs = entry.key, False
+        base = entry.base if entry.writers and not entry.local else entry.etag
+        try:
+            if entry.is_gone:
+                raise oserror(errno.ESTALE, key)
+            etag = self.put(entry, key, entry.buffer, base)
+        except OSError as error:
+            if error.errno in self._remote.hopeless:
+                self._give_up(entry)
+            if error.errno != errno.ESTALE:
+                raise
+            found = None if entry.is_gone else self._remote.same(key, entry.buffer, entry.stamp)
+            if found is None:
+                found = self._append_again(entry, key)
+                differs = found is not None
+            if found is None:
+                self._keep_beside(entry, key)
+                raise oserror(errno.ESTALE, key) from None
+            etag = found
+        with self._tree.lock:
+            entry.content = Content.CLEAN
+            self.is_stored(entry, etag)
+        return differs
+
+    def put(self, entry: Entry, key: str, buffer: Buffer, base: Etag | None) -> Etag | None:
+        """`Remote.put` of a file's new bytes."""
+        try:
+            return self._remote.put(key, buffer, entry.stamp, over=base, create=entry.local)
+        except OSError as error:
+            entry.tried = entry.tried or error.errno != errno.ESTALE
+            raise
+
+    def is_stored(self, entry: Entry, etag: Etag | None) -> None:
+        """The remote has these bytes now, under this ETag."""
+        entry.etag = entry.base = etag
+        entry.seen = OWN
+        entry.stamped = True
+        entry.tail_from = None
+        self._tree.stored(entry)
+
+    def _give_up(self, entry: Entry) -> None:
+        """Forget what was written to a file; a new one that was never stored loses its name."""
+        with self._tree.lock:
+            entry.content = Content.CLEAN
+            entry.stamped = False
+            entry.seen = entry.etag = entry.base = entry.tail_from = None
+            entry.version += 1
+            entry.drop_content()
+            if entry.local:
+                self._tree.unlinked(entry)
+            self._tree.expire()
+
+    def _append_again(self, entry: Entry, key: str) -> Etag | None:
+        """Append to what is there now what was appended to the buffer, if that is all that was done to it."""
+        buffer = entry.buffer
+        assert buffer is not None
+        if entry.tail_from is None or entry.local or entry.is_gone or not self._remote.abilities.conditional:
+            return None
+        for _ in range(ATTEMPTS):
+            head = self._remote.head(key)
+            if head is None:
+                return None
+            theirs = None
+            try:
+                there = self._remote.load(key, head.etag) if head.content is None else (head.content,)
+                theirs = Buffer.of(chain(there, buffer.pieces(entry.tail_from)))
+                etag = self.put(entry, key, theirs, head.etag)
+            except OSError as error:
+                if theirs is not None:
+                    theirs.close()
+                if error.errno not in (errno.ESTALE, errno.ENOENT):
+                    raise
+                continue
+            entry.drop_content()
+            entry.buffer = theirs
+            with self._tree.lock:
+                entry.resize(theirs.size)
+                entry.touch()
+            return etag
+        return None
+
+    def _keep_beside(self, entry: Entry, key: str) -> None:
+        assert entry.buffer is not None
+        if entry.buffer.size:
+            beside = conflict_path(AgentPath("/" + key))
+            self._remote.put(beside[1:], entry.buffer, entry.stamp, over=None, create=True)
+            log.error(
+                "%s: /%s was changed by others; what was written here is in %s", self._remote.name, key, beside
+            )
+        with self._tree.lock:
+            entry.stamped = False
+            entry.content = Content.CONFLICTED if entry.opens else Content.CLEAN
+            if entry.local and not entry.gone:
+                self._tree.detach(entry)
+            entry.local = False
+            entry.etag = entry.seen = None
+            entry.drop_content()
+            self._tree.expire()
+
+
+def conflict_path(path: AgentPath) -> AgentPath:
+    """Where the bytes go that lost a conflict over `path`, `name.conflict-<time>`."""
+    directory, name = paths.parent_and_name(path)
+    now_ns = time.time_ns()
+    stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(now_ns // 10**9))
+    suffix = f".conflict-{stamp}.{now_ns % 10**9:09d}"
+    short = paths.to_name(name)[: NAME_MAX_BYTES - len(suffix)].decode("utf-8", "ignore")
+    return paths.join(directory, short + suffix)
