@@ -12,7 +12,7 @@ from __future__ import annotations
 import abc
 import errno
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from fusebackend import text
 from fusebackend.base import budget, errors, paths
@@ -39,6 +39,9 @@ from fusebackend.protocol import (
 from fusebackend.volumes.walk import UNREADABLE, names_of
 
 Refusal = (PathError, GlobError, OSError)
+
+FilesUpdate: TypeAlias = dict[str, Any] | None
+"""What a change makes of `runtime.state["files"]`, for a state's caller to merge; None of any other backend."""
 
 
 class Loaded(NamedTuple):
@@ -80,19 +83,19 @@ class FileVerbs(BackendProtocol):
         """A file. ENOENT, EISDIR."""
 
     @abc.abstractmethod
-    def _put(self, path: AgentPath, data: bytes, *, replace: bool) -> None:
+    def _put(self, path: AgentPath, data: bytes, *, replace: bool) -> FilesUpdate:
         """Create a file with its parents, or replace one. EEXIST, EISDIR, ENOTDIR."""
 
     @abc.abstractmethod
-    def _rewrite(self, path: AgentPath, change: Callable[[bytes], bytes]) -> None:
+    def _rewrite(self, path: AgentPath, change: Callable[[bytes], bytes]) -> FilesUpdate:
         """Give a file other bytes, made from those it has. ESTALE when somebody else changes it meanwhile."""
 
     @abc.abstractmethod
-    def _remove(self, path: AgentPath) -> None:
+    def _remove(self, path: AgentPath) -> FilesUpdate:
         """Delete a file, or a directory with all below it. ENOENT."""
 
     @abc.abstractmethod
-    def _rename(self, old: AgentPath, new: AgentPath) -> None:
+    def _rename(self, old: AgentPath, new: AgentPath) -> FilesUpdate:
         """Move a file or directory, never over another. ENOENT, EEXIST."""
 
     def _pieces(self, path: AgentPath) -> Iterator[bytes]:
@@ -247,7 +250,7 @@ class FileVerbs(BackendProtocol):
     def write(self, file_path: str, content: str) -> WriteResult:
         try:
             path = checked(file_path)
-            self._put(path, content.encode("utf-8"), replace=self.on_exists == "replace")
+            update = self._put(path, content.encode("utf-8"), replace=self.on_exists == "replace")
         except FileExistsError:
             return WriteResult(
                 error=f"Cannot write to {file_path} because it already exists. "
@@ -257,7 +260,7 @@ class FileVerbs(BackendProtocol):
             return WriteResult(error=f"Error writing file '{file_path}': content is not valid text: {error}")
         except Refusal as error:
             return WriteResult(error=f"Error writing file '{file_path}': {_words(error)}")
-        return WriteResult(path=path)
+        return WriteResult(path=path, files_update=update)
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
         return [self._upload(path, content) for path, content in files]
@@ -266,10 +269,10 @@ class FileVerbs(BackendProtocol):
         if not isinstance(content, (bytes, bytearray, memoryview)):
             return FileUploadResponse(path=path, error=f"content must be bytes, not {type(content).__name__}")
         try:
-            self._put(checked(path), bytes(content), replace=True)
+            update = self._put(checked(path), bytes(content), replace=True)
         except Refusal as error:
             return FileUploadResponse(path=path, error=code_of(error))
-        return FileUploadResponse(path=path)
+        return FileUploadResponse(path=path, files_update=update)
 
     def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
         occurrences = 0
@@ -284,7 +287,7 @@ class FileVerbs(BackendProtocol):
 
         try:
             path = checked(file_path)
-            self._rewrite(path, change)
+            update = self._rewrite(path, change)
         except _Unchanged as refused:
             return EditResult(error=str(refused))
         except UnicodeDecodeError:
@@ -295,19 +298,19 @@ class FileVerbs(BackendProtocol):
             return EditResult(error=f"Error: File '{file_path}' not found")
         except Refusal as error:
             return EditResult(error=f"Error editing file '{file_path}': {_words(error)}")
-        return EditResult(path=path, occurrences=occurrences)
+        return EditResult(path=path, occurrences=occurrences, files_update=update)
 
     def delete(self, file_path: str) -> DeleteResult:
         try:
             path = checked(file_path)
             if path == ROOT:
                 raise OSError(errno.EBUSY, "The root can't be deleted")
-            self._remove(path)
+            update = self._remove(path)
         except FileNotFoundError:
             return DeleteResult(error=f"Error: File '{file_path}' not found")
         except Refusal as error:
             return DeleteResult(error=f"Error deleting '{file_path}': {_words(error)}")
-        return DeleteResult(path=path)
+        return DeleteResult(path=path, files_update=update)
 
     def move(self, source: str, destination: str) -> MoveResult:
         try:
@@ -316,14 +319,14 @@ class FileVerbs(BackendProtocol):
                 raise OSError(errno.EBUSY, "The root can't be moved")
             if old != new and paths.is_below(new, old):
                 raise OSError(errno.EINVAL, "A directory can't be moved into itself")
-            self._rename(old, new)
+            update = self._rename(old, new)
         except FileNotFoundError:
             return MoveResult(error=f"Error: File '{source}' not found")
         except FileExistsError:
             return MoveResult(error=f"Cannot move to {destination} because it already exists.")
         except Refusal as error:
             return MoveResult(error=f"Error moving '{source}' to '{destination}': {_words(error)}")
-        return MoveResult(path=new)
+        return MoveResult(path=new, files_update=update)
 
 
 def _may_hold(matcher: Matcher, directory: str) -> bool:

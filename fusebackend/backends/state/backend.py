@@ -18,9 +18,10 @@ Each verb is atomic: a reader sees the files as they were at one moment, and a b
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import errno
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -28,28 +29,12 @@ from fusebackend import text
 from fusebackend.backends.state.files import StateFiles, StateView
 from fusebackend.backends.state.graph import GRAPH_STATE, LateRuntime
 from fusebackend.base import budget, errors, paths
-from fusebackend.base.budget import Spent
-from fusebackend.base.globs import GlobError, Matcher, compile_glob
-from fusebackend.base.paths import ROOT, AgentPath, PathError
-from fusebackend.protocol import (
-    READ_LIMIT_LINES,
-    BackendProtocol,
-    DeleteResult,
-    EditResult,
-    FileDownloadResponse,
-    FileInfo,
-    FileUploadResponse,
-    GlobResult,
-    GrepMatch,
-    GrepResult,
-    LsResult,
-    MoveResult,
-    ReadResult,
-    WriteResult,
-)
+from fusebackend.base.globs import Matcher
+from fusebackend.base.paths import ROOT, AgentPath
+from fusebackend.protocol import FileDownloadResponse, FileInfo, FileUploadResponse
 from fusebackend.protocol.registered import registered_with
+from fusebackend.remote.agent_verbs import FilesUpdate, FileVerbs, Loaded
 from fusebackend.remote.files_update import apply_files_update
-from fusebackend.volumes.walk import names_of
 
 _MALFORMED = (TypeError, ValueError)
 """What `text.decode_file_data` raises for a record that is no file data."""
@@ -59,7 +44,7 @@ _tables: dict[str, SimpleNamespace] = {}
 
 
 @registered_with("deepagents.backends.state", "StateBackend")  # then an agent's state has a key for files
-class StateBackend(BackendProtocol):
+class StateBackend(FileVerbs):
     """Files in `runtime.state["files"]`.
 
     Args:
@@ -81,11 +66,9 @@ class StateBackend(BackendProtocol):
     ) -> None:
         if file_format not in ("v1", "v2"):
             raise ValueError(f"file_format must be 'v1' or 'v2', not {file_format!r}")
-        if on_exists not in ("error", "replace"):
-            raise ValueError(f"on_exists must be 'error' or 'replace', not {on_exists!r}")
+        super().__init__(on_exists=on_exists)
         self.runtime = runtime if runtime is not None else LateRuntime()
         self.file_format = file_format
-        self.on_exists = on_exists
         self._view = StateView(self.runtime)
         self.is_table = False
 
@@ -143,118 +126,35 @@ class StateBackend(BackendProtocol):
         """Merge a `files_update` with paths of this backend into the state."""
         apply_files_update(self.runtime, {self._view.prefix + path: record for path, record in update.items()})
 
-    # -- reading -----------------------------------------------------------------------------------------------
+    # -- primitives of `FileVerbs` -----------------------------------------------------------------------------
 
-    def ls(self, path: str) -> LsResult:
-        try:
-            base, files = _checked(path), self._view.now()
-        except (PathError, OSError) as error:
-            return LsResult(error=_words(error))
+    def _list(self, path: AgentPath) -> list[FileInfo]:
+        files = self._view.now()
         entries: dict[str, FileInfo] = {}
-        for found, key in files.tree(base):
-            name, slash, _ = found[len(base) :].lstrip("/").partition("/")
-            child = paths.join(base, name)
+        for found, key in files.tree(path):
+            name, slash, _ = found[len(path) :].lstrip("/").partition("/")
+            child = paths.join(path, name)
             if slash:
                 entries[child + "/"] = FileInfo(path=child + "/", is_dir=True, size=0)
             elif name:
                 entries[child] = _file_info(child, files.record(key))
-        if not entries and base != ROOT:
-            why = "path_not_found" if files.key(base) is None else "not_a_directory"
-            return LsResult(error=f"Path '{path}': {why}")
-        return LsResult(entries=sorted(entries.values(), key=lambda info: info["path"]))
+        if not entries and path != ROOT:
+            raise errors.oserror(errno.ENOENT if files.key(path) is None else errno.ENOTDIR)
+        return list(entries.values())
 
-    def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
-        try:
-            path, files = _checked(file_path), self._view.now()
-            result = text.read_bytes(path, files.data(path), offset, limit)
-        except PathError as error:
-            return ReadResult(error=str(error))
-        except OSError as error:
-            missing = error.errno == errno.ENOENT
-            return ReadResult(error=f"File '{file_path}' not found" if missing else _sentence(file_path, error))
-        except _MALFORMED as error:
-            return ReadResult(error=_sentence(file_path, error))
+    def _load(self, path: AgentPath) -> Loaded:
+        files = self._view.now()
+        data = _decoded(lambda: files.data(path))
         record = files.record(files.key(path) or path)
-        if result.file_data is not None and record.get("created_at"):
-            result.file_data["created_at"] = str(record["created_at"])
-        if result.file_data is not None and record.get("modified_at"):
-            result.file_data["modified_at"] = str(record["modified_at"])
-        return result
+        created_at, modified_at = record.get("created_at"), record.get("modified_at")
+        return Loaded(data, created_at and str(created_at), modified_at and str(modified_at))
 
-    def _search(self, path: str, matcher: Matcher | None) -> Iterator[tuple[AgentPath, Any]]:
-        """Files at or below a path, with their records, sorted by path. Of a file, the pattern sees the name."""
-        base, files = _checked(path), self._view.now()
-        for found, key in budget.current().metered(files.tree(base)):
-            relative = found[len(base) :].lstrip("/") or paths.parent_and_name(found)[1]
-            if matcher is None or matcher.matches(relative):
-                yield found, files.record(key)
+    def _put(self, path: AgentPath, data: bytes, *, replace: bool) -> FilesUpdate:
+        with self._view.changing() as files:
+            self._store(files, path, data, replace=replace)
+        return files.update
 
-    def grep(
-        self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
-    ) -> GrepResult:
-        matches: list[GrepMatch] = []
-        limit = None if max_count is None else max(0, max_count)
-        try:
-            with budget.granted():
-                for found, record in self._search(ROOT if path is None else path, compile_glob(glob) if glob else None):
-                    try:
-                        data = text.decode_file_data(record)
-                    except _MALFORMED:
-                        continue  # no text file; `read` says what is wrong with it
-                    wanted = None if limit is None else limit + 1 - len(matches)
-                    lines = text.grep_lines(data, pattern, wanted, budget.current().hold)
-                    budget.current().rest()
-                    matches.extend(GrepMatch(path=found, line=number, text=line) for number, line in lines)
-                    if limit is not None and len(matches) > limit:
-                        return GrepResult(matches=matches[:limit], truncated=True)
-        except Spent:
-            return GrepResult(matches=matches, truncated=True)
-        except (PathError, GlobError, OSError) as error:
-            return GrepResult(error=_words(error))
-        return GrepResult(matches=matches)
-
-    def glob(self, pattern: str, path: str | None = None) -> GlobResult:
-        matches: list[FileInfo] = []
-        try:
-            with budget.granted():
-                for found, record in self._search(ROOT if path is None else path, compile_glob(pattern)):
-                    budget.current().hold(budget.ENTRY_BYTES + len(found))
-                    budget.current().rest()
-                    matches.append(_file_info(found, record))
-            return GlobResult(matches=matches)
-        except Spent:
-            return GlobResult(matches=matches, truncated=True, truncation_reason="budget")
-        except (PathError, GlobError, OSError) as error:
-            return GlobResult(error=_words(error))
-
-    def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
-        try:
-            files = self._view.now()
-        except OSError as error:
-            return [FileDownloadResponse(path=path, error=_words(error)) for path in paths]
-        return [_download(files, path) for path in paths]
-
-    # -- writing -----------------------------------------------------------------------------------------------
-
-    def write(self, file_path: str, content: str) -> WriteResult:
-        try:
-            path, data = _checked(file_path), content.encode("utf-8")
-            with self._view.changing() as files:
-                self._put(files, path, data, replace=self.on_exists == "replace")
-        except PathError as error:
-            return WriteResult(error=str(error))
-        except UnicodeEncodeError as error:
-            return WriteResult(error=f"Error writing file '{file_path}': content is not valid text: {error}")
-        except FileExistsError:
-            return WriteResult(
-                error=f"Cannot write to {file_path} because it already exists. "
-                "Read and then make an edit, or write to a new path."
-            )
-        except OSError as error:
-            return WriteResult(error=f"Error writing file '{file_path}': {error.strerror}")
-        return WriteResult(path=path, files_update=files.update)
-
-    def _put(self, files: StateFiles, path: AgentPath, data: bytes, *, replace: bool) -> None:
+    def _store(self, files: StateFiles, path: AgentPath, data: bytes, *, replace: bool) -> None:
         key = files.key(path)
         if key is None:
             files.require_place(path)
@@ -268,130 +168,113 @@ class StateBackend(BackendProtocol):
         )
         files.put(path, key, record)
 
+    def _rewrite(self, path: AgentPath, change: Callable[[bytes], bytes]) -> FilesUpdate:
+        with self._view.changing() as files:
+            self._store(files, path, change(_decoded(lambda: files.data(path))), replace=True)
+        return files.update
+
+    def _remove(self, path: AgentPath) -> FilesUpdate:
+        with self._view.changing() as files:
+            for _, key in files.tree(path):
+                files.remove(key)
+        if not files.update:
+            raise errors.oserror(errno.ENOENT)
+        return files.update
+
+    def _rename(self, old: AgentPath, new: AgentPath) -> FilesUpdate:
+        with self._view.changing() as files:
+            moved = files.tree(old)
+            if not moved:
+                raise errors.oserror(errno.ENOENT)
+            if new == ROOT or files.tree(new):
+                raise errors.oserror(errno.EEXIST)
+            files.require_place(new)
+            for found, key in moved:
+                record = files.record(key)
+                files.remove(key)
+                files.put(AgentPath(new + found[len(old) :]), None, record)
+        return files.update
+
+    def _records(self, path: AgentPath, matcher: Matcher | None) -> Iterator[tuple[AgentPath, Any]]:
+        """Files at or below a path, with their records, sorted by path. Of a file, the pattern sees the name."""
+        files = self._view.now()
+        for found, key in budget.current().metered(files.tree(path)):
+            relative = found[len(path) :].lstrip("/") or paths.parent_and_name(found)[1]
+            if matcher is None or matcher.matches(relative):
+                yield found, files.record(key)
+
+    def _find(self, path: AgentPath, matcher: Matcher) -> Iterator[FileInfo]:
+        return (_file_info(found, record) for found, record in self._records(path, matcher))
+
+    def _grep(
+        self, pattern: str, path: AgentPath, matcher: Matcher | None, limit: int | None
+    ) -> Iterator[tuple[str, Sequence[tuple[int, str]]]]:
+        for found, record in self._records(path, matcher):
+            try:
+                data = text.decode_file_data(record)
+            except _MALFORMED:
+                continue  # no text file; `read` says what is wrong with it
+            lines = text.grep_lines(data, pattern, limit, budget.current().hold)
+            yield found, lines
+            if limit is not None:
+                limit -= len(lines)
+                if limit <= 0:
+                    return
+
+    def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
+        """All of them as they are at one moment."""
+        try:
+            view = self._over(self._view.now())
+        except OSError as error:
+            return [FileDownloadResponse(path=path, error=error.strerror) for path in paths]
+        return [view._download(path) for path in paths]
+
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
+        """All of them in one change."""
         try:
             with self._view.changing() as draft:
-                return [self._upload(draft, path, content) for path, content in files]
+                view = self._over(draft)
+                return [view._upload(path, content) for path, content in files]
         except OSError as error:
-            return [FileUploadResponse(path=path, error=_words(error)) for path, _ in files]
+            return [FileUploadResponse(path=path, error=error.strerror) for path, _ in files]
 
-    def _upload(self, files: StateFiles, path: str, content: bytes) -> FileUploadResponse:
-        if not isinstance(content, (bytes, bytearray, memoryview)):
-            return FileUploadResponse(path=path, error=f"content must be bytes, not {type(content).__name__}")
+    def _over(self, files: StateFiles) -> StateBackend:
+        """This backend for these files alone."""
+        view = copy.copy(self)
+        view._view = _Moment(files)
+        return view
+
+
+class _Moment(StateView):
+    """The files of one moment, or in the middle of a change, of which each change of them is a part."""
+
+    def __init__(self, files: StateFiles) -> None:
+        self._files = files
+
+    def now(self) -> StateFiles:
+        return self._files
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[StateFiles]:
+        files = self._files
         earlier, files.update = files.update, {}
+        part = copy.copy(files)
         try:
-            self._put(files, _checked(path), bytes(content), replace=True)
-            return FileUploadResponse(path=path, files_update=files.update)
-        except PathError:
-            return FileUploadResponse(path=path, error=errors.INVALID_PATH)
-        except OSError as error:
-            return FileUploadResponse(path=path, error=errors.code_of(error))
+            yield part
         finally:
-            files.update = {**earlier, **files.update}
-
-    def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
-        try:
-            path = _checked(file_path)
-            with self._view.changing() as files:
-                before = files.data(path).decode("utf-8")
-                outcome = text.replace_string(before, old_string, new_string, replace_all)
-                if isinstance(outcome, str):
-                    return EditResult(error=outcome)
-                self._put(files, path, outcome[0].encode("utf-8"), replace=True)
-        except PathError as error:
-            return EditResult(error=str(error))
-        except UnicodeDecodeError:
-            return EditResult(error=f"Error: File '{file_path}' is not UTF-8 text and can't be edited")
-        except UnicodeEncodeError as error:
-            return EditResult(error=f"Error editing file '{file_path}': new_string is not valid text: {error}")
-        except OSError as error:
-            if error.errno == errno.ENOENT:
-                return EditResult(error=f"Error: File '{file_path}' not found")
-            return EditResult(error=f"Error editing file '{file_path}': {error.strerror}")
-        except _MALFORMED as error:
-            return EditResult(error=f"Error editing file '{file_path}': {error}")
-        return EditResult(path=path, files_update=files.update, occurrences=outcome[1])
-
-    def delete(self, file_path: str) -> DeleteResult:
-        try:
-            path = _checked(file_path)
-            if path == ROOT:
-                raise OSError(errno.EBUSY, "The root can't be deleted")
-            with self._view.changing() as files:
-                for _, key in files.tree(path):
-                    files.remove(key)
-        except PathError as error:
-            return DeleteResult(error=str(error))
-        except OSError as error:
-            return DeleteResult(error=f"Error deleting '{file_path}': {error.strerror}")
-        if not files.update:
-            return DeleteResult(error=f"Error: File '{file_path}' not found")
-        return DeleteResult(path=path, files_update=files.update)
-
-    def move(self, source: str, destination: str) -> MoveResult:
-        try:
-            old, new = _checked(source), _checked(destination)
-            with self._view.changing() as files:
-                _move(files, old, new)
-        except PathError as error:
-            return MoveResult(error=str(error))
-        except FileNotFoundError:
-            return MoveResult(error=f"Error: File '{source}' not found")
-        except FileExistsError:
-            return MoveResult(error=f"Cannot move to {destination} because it already exists.")
-        except OSError as error:
-            return MoveResult(error=f"Error moving '{source}' to '{destination}': {error.strerror}")
-        return MoveResult(path=new, files_update=files.update)
+            files.update = {**earlier, **part.update}
 
 
 def _is_settled(runtime: Any) -> bool:
     return not isinstance(runtime, LateRuntime) or runtime.settled
 
 
-def _move(files: StateFiles, old: AgentPath, new: AgentPath) -> None:
-    if old == ROOT:
-        raise OSError(errno.EBUSY, "The root can't be moved")
-    moved = files.tree(old)
-    if not moved:
-        raise errors.oserror(errno.ENOENT)
-    if new == ROOT or files.tree(new):
-        raise errors.oserror(errno.EEXIST)
-    if paths.is_below(new, old):
-        raise OSError(errno.EINVAL, "A directory can't be moved into itself")
-    files.require_place(new)
-    for found, key in moved:
-        record = files.record(key)
-        files.remove(key)
-        files.put(AgentPath(new + found[len(old) :]), None, record)
-
-
-def _download(files: StateFiles, path: str) -> FileDownloadResponse:
+def _decoded(data: Callable[[], bytes]) -> bytes:
+    """A record's bytes. EIO, with the reason, for one that is no file data."""
     try:
-        return FileDownloadResponse(path=path, content=files.data(_checked(path)))
-    except PathError:
-        return FileDownloadResponse(path=path, error=errors.INVALID_PATH)
-    except OSError as error:
-        return FileDownloadResponse(path=path, error=errors.code_of(error))
+        return data()
     except _MALFORMED as error:
-        return FileDownloadResponse(path=path, error=str(error))
-
-
-def _checked(path: str) -> AgentPath:
-    """Normalise a path, and hold it to the limits of Linux, so that the mount can show what is stored.
-
-    Raises:
-        PathError, OSError: as `walk.names_of`.
-    """
-    names_of(path)
-    return paths.normalise(path)
-
-
-def _words(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
-
-
-def _sentence(path: str, error: Exception) -> str:
-    return f"File '{path}': {_words(error)}"
+        raise OSError(errno.EIO, str(error)) from None
 
 
 def _file_info(path: str, record: Any) -> FileInfo:

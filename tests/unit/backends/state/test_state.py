@@ -222,7 +222,7 @@ def test_edit_refuses_bytes_and_says_what_is_wrong(backend):
     assert "appears 2 times" in backend.edit("/t", "a", "b").error
     assert backend.edit("/t", "a", "b", replace_all=True).occurrences == 2
     assert backend.edit("/x", "a", "b").error == "Error: File '/x' not found"
-    assert backend.edit("/../x", "a", "b").error.startswith("Path traversal")
+    assert "Path traversal not allowed" in backend.edit("/../x", "a", "b").error
 
 
 def test_a_state_that_is_an_object_works_too():

@@ -108,7 +108,7 @@ def test_the_lookups_of_a_mount_list_a_directory_once(store, monkeypatch):
     with StoreBackend(store, namespace=NS) as backend:
         volume = volume_of(backend)
         listed = []
-        face = volume._face
+        face = volume.remote.face
         plain = face.ls
         monkeypatch.setattr(face, "ls", lambda path: (listed.append(path), plain(path))[1])
         for _ in range(3):

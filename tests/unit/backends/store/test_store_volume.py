@@ -266,8 +266,8 @@ def test_what_the_mount_does_makes_no_listing_old(store, volume):
     for name in (b"a", b"b", b"c"):
         volume.mknod(directory, name, stat.S_IFREG | 0o644, 0, ME)
     listed = []
-    ls = volume._face.ls
-    volume._face.ls = lambda path: (listed.append(path), ls(path))[1]
+    ls = volume.remote.face.ls
+    volume.remote.face.ls = lambda path: (listed.append(path), ls(path))[1]
     for name in (b"a", b"b", b"c", b"d"):
         if name == b"d":
             volume.mknod(directory, name, stat.S_IFREG | 0o644, 0, ME)
@@ -343,7 +343,7 @@ def test_nor_is_it_in_the_moment_between_looking_and_writing(volume, other, stor
     node = at(volume, "a").node
     volume.open(node, RW)
     volume.write(node, 0, b"ours")
-    kind = type(volume._face.backend.items.moment())
+    kind = type(volume.remote.face.backend.items.moment())
     swap = kind.swap
     once = threading.Event()
 
