@@ -41,7 +41,7 @@ from fusebackend.dialects.answers import (
     parse_numbered,
     unpack,
 )
-from fusebackend.dialects.text_files import TextFiles
+from fusebackend.dialects.text_files import Outcome, Refusal, TextFiles
 from fusebackend.protocol import (
     READ_LIMIT_LINES,
     BackendProtocol,
@@ -64,11 +64,6 @@ _PROTOCOLS = frozenset({"BackendProtocol", "SandboxBackendProtocol"})
 """Classes whose verbs are defaults that only raise `NotImplementedError`, here and in deepagents."""
 
 T = TypeVar("T")
-Outcome = TypeVar("Outcome", WriteResult, EditResult, DeleteResult, MoveResult)
-
-
-class Refusal(Exception):
-    """A backend did not answer; the text says who and why. Never leaves `AgentFace`."""
 
 
 class Unsupported(Refusal):
@@ -119,8 +114,6 @@ class AgentFace:
         guard: what calls go through while the backend is mounted and may hang.
         texts: bytes by `read` and `write`, for a backend that has no other verbs for them.
     """
-
-    Refused = Refusal
 
     def __init__(self, backend: Any, name: str) -> None:
         self.backend = backend

@@ -25,7 +25,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, TypeVar
 
 from fusebackend import text
 from fusebackend.base import paths
@@ -39,11 +39,10 @@ from fusebackend.protocol import (
     FileDownloadResponse,
     FileInfo,
     FileUploadResponse,
+    LsResult,
+    MoveResult,
     WriteResult,
 )
-
-if TYPE_CHECKING:
-    from fusebackend.dialects.agent_face import AgentFace
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +64,28 @@ class Unanswered(Untold):
     """Because the backend failed; it may tell another time."""
 
 
+class Refusal(Exception):
+    """A backend did not answer; the text says why. Never leaves `AgentFace`."""
+
+
+Outcome = TypeVar("Outcome", WriteResult, EditResult, DeleteResult, MoveResult)
+
+
+class Verbs(Protocol):
+    """The verbs of the backend: an `AgentFace`."""
+
+    name: str
+    backend: Any
+
+    def lacks(self, *verbs: str) -> bool: ...
+
+    def ls(self, path: AgentPath) -> LsResult: ...
+
+    def ask(self, verbs: tuple[str, ...], *args: Any, **options: Any) -> Any: ...
+
+    def change(self, kind: type[Outcome], verb: str, *args: Any, **options: Any) -> Outcome: ...
+
+
 class TextFiles:
     """See the module's docstring.
 
@@ -72,7 +93,7 @@ class TextFiles:
         write_once: is it known that a file which is there can't be replaced?
     """
 
-    def __init__(self, face: AgentFace) -> None:
+    def __init__(self, face: Verbs) -> None:
         self._face = face
         self._exact = bool(getattr(face.backend, "exact_sizes", False))
         self._units = {"bytes"} if self._exact else {"bytes", "characters"}  # what sizes may count
@@ -140,7 +161,7 @@ class TextFiles:
     def _read(self, path: AgentPath, offset: int) -> Any:
         try:
             answer = self._face.ask(("read",), path, offset=offset, limit=ALL_LINES)
-        except self._face.Refused as refusal:
+        except Refusal as refusal:
             raise Unanswered(str(refusal)) from None
         if isinstance(answer, str) and not is_text(answer):
             raise Untold(f"read of '{path}' gave what is no text")

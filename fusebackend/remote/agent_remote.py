@@ -1,8 +1,8 @@
 """`AgentRemote`: any object with agent verbs as a `Remote` of whole files, and the only reader of its optional hooks.
 
 An ETag is the digest of a file's bytes. A put compares in one step where the backend has `upload_if`; elsewhere the
-file is downloaded and compared before it is uploaded, which leaves a gap of one request. What was downloaded for the
-sake of a size stays for a moment, for the open to come.
+file is downloaded and compared before it is uploaded, which leaves a gap of one request. A file that was
+downloaded for its size is kept for `ttl_s`, for the open to come.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class AgentRemote:
 
     Args:
         backend: the object; docs/backends.md lists its hooks.
-        exact_sizes: are the sizes in its listings bytes? None: as the backend says.
+        exact_sizes: the sizes in its listings count bytes; None: as the backend says.
         ttl_s: how old what is kept of downloads may be, unless the backend says so.
         clock: seconds that only grow.
 
@@ -77,7 +77,7 @@ class AgentRemote:
 
     @property
     def write_once(self) -> bool:
-        """Is it known by now that a file can't be replaced?"""
+        """True once a backend has refused to replace a file."""
         return self.face.texts.write_once
 
     def follow(self, changed: Callable[..., None]) -> Callable[[], None] | None:
@@ -92,7 +92,7 @@ class AgentRemote:
         if result.error is None:
             read_at = self._clock()
             return Contents({_name(info): _info(info, read_at) for info in result.entries or ()})
-        # An error is no proof that a directory is empty: whether it is there at all says a listing above it.
+        # An error is no proof that a directory is empty: a listing above it shows whether it is there.
         if self.has(directory):
             raise self._failure(result.error, path)
         raise oserror(errno.ENOENT, path)
@@ -143,7 +143,7 @@ class AgentRemote:
             raise self._failure(error, path)
 
     def _delete(self, path: AgentPath) -> str | None:
-        """Why it could not be deleted."""
+        """Delete a file or directory; the error, None for success."""
         self._recent.pop(path, None)
         result = self.face.delete(path)
         if result.files_update and self._runtime is not None:
@@ -251,9 +251,9 @@ class AgentRemote:
     ) -> Sequence[str]:
         """By the backend's own `move` where nothing is in the way; else copy, compare, and only then delete.
 
-        Until every copy is complete the old paths are untouched, and a failure takes the copies back. After that files
-        are deleted one by one, so that what others put there meanwhile is not; a failure then leaves some files in both
-        places and none in neither.
+        Until every copy is complete the old paths are untouched, and a failure takes the copies back. After that the
+        copied files are deleted one by one, and files of others stay; a failure then leaves some files in both places
+        and none in neither.
         """
         source, target = _path(old), _path(new)
         if not self.abilities.can_delete:
@@ -284,7 +284,7 @@ class AgentRemote:
         return [(target + directory[len(source) :])[1:] + "/" for directory in empty if directory != source]
 
     def _moved(self, source: AgentPath, target: AgentPath) -> bool:
-        """Has the backend's own `move` done it?"""
+        """Try the backend's own `move`; False where that fails."""
         if self.face.lacks("move"):
             return False
         result = self.face.move(source, target)

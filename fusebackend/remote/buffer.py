@@ -115,9 +115,9 @@ class Buffer:
 
     @contextmanager
     def frozen(self) -> Iterator[memoryview]:
-        """All the bytes, without a copy in memory, and nobody may change them meanwhile.
+        """The bytes as one view, without a copy in memory.
 
-        That is for safety too: a mapped file that is cut short kills the process that reads it.
+        Writers wait until it is closed: a mapped file that is cut short kills the process that reads it.
         """
         with self._lock:
             if self._file is None or not self.size:

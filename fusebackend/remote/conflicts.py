@@ -1,9 +1,9 @@
-"""`Uploads`: how what was written to a file is stored, and what a conflict is.
+"""`Uploads`: stores written files on a condition, and settles conflicts.
 
 A buffer is stored on the condition that the remote still has the version that was opened, or nothing where the file is
-new. Where it has something else: if that is what we have, an upload whose answer was lost has arrived; if the buffer
-was only appended to, the same is appended to what is there now; else theirs stays, ours is stored beside it as
-`name.conflict-<time>`, and `store` raises ESTALE. Any other error leaves the buffer dirty, so that it is tried again.
+new. Where it has something else, there are three cases. Equal bytes: an upload has arrived, and its answer was lost. A
+buffer that was only appended to: the same is appended to the current file. Else theirs stays, ours is stored beside it
+as `name.conflict-<time>`, and `store` raises ESTALE. Any other error leaves the buffer dirty, to be tried again.
 
 The caller has passed the gate and holds the entry's lock.
 """
@@ -41,11 +41,11 @@ class Uploads:
         """Store a buffer that was written to.
 
         Returns:
-            Does the file differ now from what was written here? What others have put before an append is there as well.
+            True if the file differs now from the buffer: others have written before an append.
 
         Raises:
-            OSError: ESTALE after a conflict, which is over then; one that is `Remote.hopeless`, and the buffer is given
-                up; another errno, and the buffer is still dirty.
+            OSError: ESTALE after a conflict, which is over then. An errno in `Remote.hopeless`: the buffer is dropped.
+                Another errno: the buffer is still dirty.
         """
         if not entry.dirty:
             return False
@@ -91,7 +91,7 @@ class Uploads:
         self._tree.stored(entry)
 
     def _give_up(self, entry: Entry) -> None:
-        """Forget what was written to a file; a new one that was never stored loses its name."""
+        """Drop the buffer of a file. A new file that was never stored loses its name."""
         with self._tree.lock:
             entry.content = Content.CLEAN
             entry.stamped = False
@@ -103,7 +103,7 @@ class Uploads:
             self._tree.expire()
 
     def _append_again(self, entry: Entry, key: str) -> Etag | None:
-        """Append to what is there now what was appended to the buffer, if that is all that was done to it."""
+        """Append the buffer's new end to the current file. None unless the buffer was only appended to."""
         buffer = entry.buffer
         assert buffer is not None
         if entry.tail_from is None or entry.local or entry.is_gone or not self._remote.abilities.conditional:

@@ -106,12 +106,12 @@ class Entry(Attr):
         self.link = Name.LINKED
         self.content = Content.CLEAN
 
-        # What the kernel knows.
+        # In the kernel.
         self.held = False
         self.forgotten_at = NEVER  # when it was shown or forgotten last
         self.queued = False  # it is in the tree's queue of entries that may go
 
-        # What the remote has.
+        # In the remote.
         self.local = False  # nothing, for all we know: it is in this volume alone
         self.tried = False  # an upload of it failed, and may have arrived all the same
         self.etag: Etag | None = None  # the version known last; of a directory, that of its sign
@@ -156,7 +156,7 @@ class Entry(Attr):
 
     @property
     def gone(self) -> bool:
-        """Has it no name any more?"""
+        """True once it has lost its name."""
         return self.link is not Name.LINKED
 
     @property
@@ -165,7 +165,7 @@ class Entry(Attr):
 
     @property
     def is_gone(self) -> bool:
-        """Is it, or a directory above it, no more?"""
+        """True once it, or a directory above it, has lost its name."""
         entry: Entry | None = self
         while entry is not None and entry.link is Name.LINKED:
             entry = entry.parent
@@ -173,17 +173,17 @@ class Entry(Attr):
 
     @property
     def busy(self) -> bool:
-        """Is its content in use, so that what the remote says of it must wait?"""
+        """Its content is in use: a newer version in the remote must wait."""
         return self.opens > 0 or self.content is Content.DIRTY
 
     @property
     def is_ahead(self) -> bool:
-        """Is there something here, or below, that the remote does not have yet?"""
+        """It, or something below it, is not stored yet."""
         return any(entry.local or entry.dirty for entry in self.tree())
 
     @property
     def idle(self) -> bool:
-        """May it go?"""
+        """Nothing needs it: not the kernel, no handle, no unsaved byte."""
         if self.held or self.busy or self.children or self.parent is None:
             return False
         return self.gone or not self.local
@@ -208,12 +208,12 @@ class Entry(Attr):
         self.kept = True
 
     def require_writable(self) -> None:
-        """EACCES for what can be read only, whatever its mode is."""
+        """EACCES for a file that the remote never lets be written, of any mode."""
         if self.read_only:
             raise oserror(errno.EACCES, self.name)
 
     def is_within(self, directory: Entry) -> bool:
-        """Is this the directory, or something below it?"""
+        """True for the directory and everything below it."""
         entry: Entry | None = self
         while entry is not None and entry is not directory:
             entry = entry.parent
@@ -235,7 +235,7 @@ class Entry(Attr):
         return entry
 
     def info(self) -> Info:
-        """What a listing says of it."""
+        """Its line in a listing."""
         return Info(self.segment, self.is_dir, self.size, self.mtime_ns, self.seen, self.etag, self.read_only)
 
     def drop_content(self) -> None:

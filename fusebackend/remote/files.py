@@ -8,8 +8,8 @@ flushed, synced or closed for the last time (`conflicts.py`). A failed upload is
 Each open asks for the version there is. A handle that writes anywhere keeps the version it has opened as the condition
 of the upload. Handles that only append (`O_APPEND`, and no other writer) take what is there by then.
 
-An entry's own lock is held around all that is done to its content, requests included: one file never waits for another.
-Whatever stores something passes the gate first.
+An entry's own lock is held around all work on its content, requests included: one file never waits for another. Each
+change in the remote passes the gate first.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Files:
         with self._tree.lock:
             for entry, head in zip(unknown, heads, strict=True):
                 if entry.stamped or entry.busy or isinstance(head, OSError):
-                    continue  # known meanwhile, or what is wrong is said at open
+                    continue  # known meanwhile, or unknown: the next open raises the error
                 if head is not None:
                     self._tree.know(entry, head)
                 elif entry.is_dir:
@@ -110,7 +110,7 @@ class Files:
         self.admit(entry, flags)
 
     def release(self, entry: Entry, flags: int) -> None:
-        """One handle less. What could not be stored stays, and is logged: an error here reaches nobody."""
+        """One handle less. A failed upload keeps its buffer and is logged, for close(2) has returned already."""
         with self._gate.passing(), entry.lock:
             assert entry.opens > 0, f"node {entry.node} released more often than opened"
             is_last = entry.opens == 1
@@ -203,7 +203,7 @@ class Files:
             entry.touch()
 
     def truncate(self, entry: Entry, size: int) -> None:
-        """Cut or extend a file; at once where it is not open, else with what is written next."""
+        """Cut or extend a file: in the buffer of an open one, else in the remote at once."""
         with self._gate.passing(), entry.lock:
             if not entry.busy and not entry.unlinked and not entry.is_dir:
                 self.look(entry)
@@ -264,8 +264,8 @@ class Files:
         """Give a file other bytes in one step.
 
         Args:
-            change: gives them, and is given what reads those that are there. It is called again when others were
-                faster, and what it raises leaves the file as it is.
+            change: makes them of a function that reads the current ones. It is called again when others were faster;
+                its exceptions leave the file alone.
         """
         with self._gate.passing(), entry.lock:
             if entry.conflicted:

@@ -1,8 +1,7 @@
 """`Gate`: many may pass at once, or one alone.
 
-Whoever puts, makes or deletes an object passes; the rename of a directory goes alone, for what is put below its old
-name meanwhile would be left behind. Reading passes no gate. Held over requests, so it must not be taken under a lock
-that others need for reading.
+Each change in the remote passes; the rename of a directory goes alone, for a file stored below its old name meanwhile
+would be left behind. Reading passes no gate. It is held over requests, so never take it under a lock that readers need.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from fusebackend.base.waiting import will_wait
 
 
 class Gate:
-    """Not re-entrant: who passes must not pass again."""
+    """Not re-entrant."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

@@ -3,19 +3,19 @@
 A database takes any string; a directory entry is 1 to 255 bytes without `/` and NUL, and not `.` or `..`. So one
 string becomes one name (`name_of`), and back (`text_of`):
 
-- UTF-8, and what Linux can hold stays as it is;
+- UTF-8 without `/` and NUL stays as it is;
 - `/` is `%2F`, NUL is `%00`, and the names `.` and `..` are `%2E` and `%2E%2E`; the empty string is `%`;
 - a `%` that could be taken for one of the escapes on this page is `%25`; any other stays a `%`;
-- what is longer than 255 bytes is cut, and ends in `%~` and 20 hex digits of its BLAKE2 digest: whoever has the keys
-  finds the one that is meant.
+- a name longer than 255 bytes is cut, and ends in `%~` and 20 hex digits of its BLAKE2 digest, by which its key is
+  found.
 
 A key that is a path becomes a path (`names_of`), split at its slashes after the leading one: `//x` is `%/x`, `/a/` is
 `a/%`, `/a/../b` is `a/%2E%2E/b`. A key without a leading slash is shown as if it had one. Where keys are in each
 other's way (`arrange`): a key without a leading slash gives way and moves below the directory `%.`; a file whose name
-is a directory as well, because of a longer key, is that name with `%=` at its end.
+is a directory as well, because of a longer key, gets `%=` at its end.
 
-A key with more than `MAX_SEGMENTS` segments is one name at the top, cut as above: no path is that long, and what goes
-down a tree would be a frame deeper, or a directory, for each of 100,000 slashes that an agent may write.
+A key with more than `MAX_SEGMENTS` segments is one name at the top, cut as above: no path is that long, and an agent
+may write 100,000 slashes, each of them a directory.
 
 Nothing is hidden and nothing is shown twice: different keys have different paths.
 """

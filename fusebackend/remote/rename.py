@@ -1,7 +1,7 @@
-"""`Renames`: what takes a name out of its directory, and the kernel's rename over `Remote.rename`.
+"""`Renames`: deletion and rename of names, over `Remote.delete` and `Remote.rename`.
 
-A file moves with its own lock held and its target's, a directory alone: what is stored below its old name meanwhile
-would be left behind. What is not stored yet is stored first.
+A file moves with its own lock held and its target's, a directory alone: a file stored below its old name meanwhile
+would be left behind. Dirty buffers are stored first.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Renames:
             raise oserror(errno.EINVAL, name)
         self.finish()
         if entry.is_dir:
-            self._files.store_all(entry.tree())  # what is left when the others wait is little
+            self._files.store_all(entry.tree())  # most of them before the others have to wait
         with self._gate.alone() if entry.is_dir else self._gate.passing(), contextlib.ExitStack() as locks:
             target = self._tree.child(directory, name)
             # Always in the same order, for two files may change places.

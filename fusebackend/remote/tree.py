@@ -1,8 +1,8 @@
 """`Tree`: the names of a volume of remote files and their nodes, over listings, which are cached for a time.
 
-A listing is valid for `ttl_s` seconds, or, where the remote has a token, as long as that is the same. It is kept up to
-date with what is done through this volume: a change made here while a listing was on its way is newer than the listing.
-It also holds what only this volume has: files that are not stored yet and, where the remote keeps none, directories.
+A listing is valid for `ttl_s` seconds, or, where the remote has a token, as long as that is the same. Changes through
+this volume are put into it; one made while a listing was on its way is newer than the listing. A listing also holds
+files that are not stored yet and, where the remote keeps none, empty directories.
 In a directory that takes more than one request to list, a single name is asked for by itself.
 
 Entries stay while the kernel holds them, while they are open, and while they hold what the remote does not. Of all
@@ -79,7 +79,7 @@ class Tree:
     # -- entries -----------------------------------------------------------------------------------------------
 
     def entry(self, node: int) -> Entry:
-        """ESTALE for one that is not held."""
+        """The entry of a node. ESTALE where there is none."""
         entry = self._entries.get(node)
         if entry is None:
             raise oserror(errno.ESTALE)
@@ -122,8 +122,8 @@ class Tree:
     def link(self, entry: Entry) -> Entry:
         """Give a new entry its name; the entry that has it.
 
-        What is in the remote already may have been listed by now, and have an entry: then that is the one. EEXIST for
-        one that is not in the remote; ENOENT when its directory is gone.
+        A stored file may have been listed by now, and have an entry, which is then returned. EEXIST for a file that is
+        not stored; ENOENT when its directory is gone.
         """
         with self.lock:
             parent = entry.parent
@@ -206,7 +206,7 @@ class Tree:
             above = above.parent
 
     def changed(self, entry: Entry, *, is_there: bool = True) -> None:
-        """Something was done here to what this name stands for: a listing that has begun by now does not know."""
+        """Note a change of this name made here: a listing that has begun by now does not show it."""
         with self.lock:
             parent = entry.parent
             if parent is None or (is_there and entry.gone):
@@ -238,7 +238,7 @@ class Tree:
             self.reap(entry)
 
     def reap(self, entry: Entry) -> None:
-        """Let go of an entry without a name that nobody uses, and of directories that stayed for it alone."""
+        """Drop an entry without a name that is not in use, and directories that stayed for it alone."""
         with self.lock:
             while entry.gone and entry.idle:
                 assert entry.parent is not None
@@ -258,7 +258,7 @@ class Tree:
             entry.held = True
 
     def forget(self, nodes: Iterable[int]) -> None:
-        """Never waits: the caller may be an event loop. What follows from it may be left to the next call."""
+        """Never waits, for the caller may be an event loop; the next call may have to do the work."""
         for node in nodes:
             entry = self._entries.get(node)
             if entry is not None and entry.parent is not None:
@@ -308,7 +308,7 @@ class Tree:
     # -- listings ----------------------------------------------------------------------------------------------
 
     def child(self, directory: Entry, name: bytes) -> Entry | None:
-        """What a name leads to, at most `ttl_s` ago. ENOTDIR."""
+        """The entry of a name, None for no such name, at most `ttl_s` old. ENOTDIR."""
         self.settle()
         if not directory.is_dir:
             raise oserror(errno.ENOTDIR)
@@ -330,7 +330,7 @@ class Tree:
             return self._entry_for(directory, name)
 
     def page(self, directory: Entry, after: bytes, limit: int) -> list[Entry]:
-        """The entries whose names come next."""
+        """The next entries in the order of their names."""
         self.settle()
         if not directory.is_dir:
             raise oserror(errno.ENOTDIR)
@@ -365,7 +365,7 @@ class Tree:
                 self._merge(directory, contents, count, began if self._abilities.concurrent else self.now())
 
     def _list(self, directory: Entry) -> Contents | None:
-        """What the remote has in a directory; nothing where that is in this volume alone; None when it is gone."""
+        """List a directory in the remote. Empty for a directory of this volume alone; None when it is gone."""
         if directory.local and not self._remote.has(directory.topmost_local().key):
             return Contents({})
         try:
@@ -382,7 +382,7 @@ class Tree:
         return quickly or (listing.listed_at > self._expired_at and token == listing.token)
 
     def is_fresh(self, since: float, age_s: float | None = None) -> bool:
-        """Is what the remote has shown then still valid, for `age_s` (None: the TTL)?"""
+        """True while an answer of that time is valid, for `age_s` (None: the TTL)."""
         return since > self._expired_at and self.now() - since < (self.ttl_s if age_s is None else age_s)
 
     def expire(self) -> None:
@@ -459,7 +459,7 @@ class Tree:
         return entry
 
     def _take(self, entry: Entry, info: Info) -> None:
-        """A listing names another version of a file than the one that is known."""
+        """A listing names another version of a file than the known one."""
         ours, entry.seen = entry.seen is OWN, info.version
         exact = self._abilities.exact_sizes
         if info.etag is not None and info.etag == entry.etag:

@@ -11,9 +11,8 @@ What a remote can't hold:
 - hard links, special files, extended attributes: ENOTSUP;
 - an atomic rename: copy and delete, or the remote's own. RENAME_EXCHANGE is EINVAL.
 
-A remote that is not `concurrent` is called with `lock` held. For any other no lock is held over a request but that of
-the file or the directory it is about, and `lock` excludes nobody: what has to be one step is one conditional request.
-`hold` and `forget` never wait.
+A remote that is not `concurrent` is called with `lock` held. For any other one `lock` excludes nobody: a request holds
+only the lock of its file or directory, and an atomic step is one conditional request. `hold` and `forget` never wait.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from fusebackend.base.waiting import will_wait
 from fusebackend.protocol import Attr, AttrChanges, Caller, Change, Features, Report, StatFs, Volume
 from fusebackend.protocol.remote import Remote
 from fusebackend.remote.agent_remote import MAX_FILE_BYTES, AgentRemote
-from fusebackend.remote.entry import Entry
+from fusebackend.remote.entry import OWN, Entry
 from fusebackend.remote.files import Files
 from fusebackend.remote.gate import Gate
 from fusebackend.remote.rename import Renames
@@ -157,7 +156,7 @@ class RemoteVolume(NativeVolume):
                     self._files.put_new(entry, content)
                 elif self._abilities.keeps_directories:
                     entry.etag = self.remote.make_directory(key, entry.stamp, replace=False)
-                    entry.marker, entry.local = True, False
+                    entry.seen, entry.marker, entry.local = OWN, True, False
             except FileExistsError:
                 self._tree.distrust(directory)
                 raise
@@ -222,7 +221,7 @@ class RemoteVolume(NativeVolume):
                 self._files.stamp([entry])
                 return entry
             if entry.opens and not entry.is_dir and not self._abilities.ranges:
-                self._files.buffer(entry)  # the size of what is read and written, not of another listing
+                self._files.buffer(entry)  # its size is the one that reads and writes see
             if entry.unlinked or entry.busy:
                 return entry
             if entry.gone or self._tree.child(entry.parent, entry.name) is not entry:
@@ -234,7 +233,7 @@ class RemoteVolume(NativeVolume):
         entry = self._tree.entry(node)
         stores = self._abilities.keeps_attributes
         if (stores and not entry.dirty) or (changes.size is not None and not entry.opens):
-            will_wait()  # what is not stored with the content is stored at once
+            will_wait()  # new attributes are stored at once, unless with the content
         with self.lock:
             if changes.size is not None:
                 entry.require_writable()
@@ -326,7 +325,7 @@ class RemoteVolume(NativeVolume):
             with self.lock:
                 differs = self._files.store(entry)
         except OSError as error:
-            if error.errno in self.remote.hopeless:  # what was written is forgotten, and perhaps the name
+            if error.errno in self.remote.hopeless:  # the buffer is dropped, and perhaps the name
                 parent = entry.parent
                 self.tell([Change(entry.node, parent.node if parent is not None else None, entry.name)])
             raise
@@ -383,19 +382,19 @@ def volume_of(backend: Any) -> Volume:
 
 def foreign_volume(backend: Any) -> ForeignVolume | None:
     """The `ForeignVolume` of a backend, if there is one in use."""
-    return _volumes.get(id(backend))  # a volume keeps its backend, so an id in the table is nobody else's
+    return _volumes.get(id(backend))  # a volume keeps its backend alive, so ids are unique
 
 
 class ForeignVolume(RemoteVolume):
     """The kernel face of any object that has the agent face alone, ours or another package's.
 
     Files are whole: one is downloaded when it is opened, and uploaded when it was written to and is flushed, synced or
-    closed for the last time. `told` is how a composite says what it changed through the other face. docs/backends.md
+    closed for the last time. A composite calls `told` after each change by the other face. docs/backends.md
     lists the hooks of a backend; `agent_remote.py` reads them.
 
     Args:
         backend: the object.
-        exact_sizes: are the sizes in its listings bytes? None: as the backend says, which is False by default.
+        exact_sizes: the sizes in its listings count bytes; None: as the backend says.
         ttl_s: for how many seconds a listing is valid, unless the backend says so.
         clock: seconds that only grow.
     """
@@ -410,7 +409,7 @@ class ForeignVolume(RemoteVolume):
         ttl_s: float = TTL_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._backend = backend  # whose number in memory must not become another's, see `foreign_volume`
+        self._backend = backend  # alive as long as its id is in the table of `foreign_volume`
         remote = AgentRemote(backend, exact_sizes=exact_sizes, ttl_s=ttl_s, clock=clock)
         super().__init__(remote, max_file_bytes=MAX_FILE_BYTES, ttl_s=remote.ttl_s, clock=clock)
         self.ttl_s = remote.abilities.ttl_s
@@ -495,7 +494,7 @@ class AbsentNames:
         self._names: OrderedDict[tuple[int, bytes], None] = OrderedDict()
 
     def add(self, parent: int, name: bytes) -> Change | None:
-        """Remember a name; returns the change to tell of one that is remembered no longer."""
+        """Remember a name; returns the change for a name that had to be dropped."""
         self._names[parent, name] = None
         self._names.move_to_end((parent, name))
         if len(self._names) <= MAX_ABSENT:

@@ -7,13 +7,16 @@ volume's lock; files of a batch are put and fetched several at a time.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import errno
 import os
 import posixpath
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import IO, Any, Literal
 
 from fusebackend import text
+from fusebackend.backends.object_store.bucket.s3_extras import S3Extras
 from fusebackend.backends.object_store.volume import CACHE_BYTES, ObjectStoreVolume
 from fusebackend.base import budget
 from fusebackend.base.errors import oserror
@@ -23,6 +26,14 @@ from fusebackend.remote.volume import TTL_S
 from fusebackend.volumes.agent_face import DIRECTORY_MODE, FILE_MODE, VolumeBackend, caller
 from fusebackend.volumes.contents import FileContents, require_regular
 from fusebackend.volumes.walk import Place, resolve
+
+CONNECT_S = 5
+REQUEST_S = 60
+"""How long one request may take."""
+
+RETRIES = 3
+RETRY_S = 15
+"""obstore repeats what failed, where that is safe, for so long."""
 
 ATTEMPTS = 20
 """How often something is put where others make and delete things all the time."""
@@ -171,6 +182,71 @@ class ObjectStoreBackend(VolumeBackend):
         return each(self._download, paths)
 
 
+@dataclass(frozen=True)
+class Service:
+    """Something that speaks S3, and who we are to it."""
+
+    region: str
+    endpoint: str | None
+    key: str | None
+    secret: str | None = field(repr=False)
+    token: str | None = field(repr=False)
+
+    @classmethod
+    def of(cls, region: str | None, given: Mapping[str, str | None]) -> Service:
+        """What is not given is taken from the environment, in the words of AWS's own programs."""
+        known = os.environ.get
+        key, secret, token = (given.get(word) for word in ("access_key_id", "secret_access_key", "session_token"))
+        if key is None and secret is None:
+            key, secret = known("AWS_ACCESS_KEY_ID"), known("AWS_SECRET_ACCESS_KEY")
+            token = token or known("AWS_SESSION_TOKEN")
+        return cls(
+            region or known("AWS_REGION") or known("AWS_DEFAULT_REGION") or "us-east-1",
+            given.get("endpoint") or known("AWS_ENDPOINT_URL_S3") or known("AWS_ENDPOINT_URL"),
+            key,
+            secret,
+            token,
+        )
+
+    def store(self, bucket: str, prefix: str) -> Any:
+        """The store of a bucket, or of a directory in one."""
+        from obstore.store import S3Store
+
+        given: dict[str, Any] = {
+            "endpoint": self.endpoint,
+            "access_key_id": self.key,
+            "secret_access_key": self.secret,
+            "session_token": self.token,
+        }
+        return S3Store(
+            bucket,
+            prefix=prefix.strip("/") or None,
+            region=self.region,
+            client_options=client_options(self.endpoint or ""),
+            retry_config=retry_config(),
+            **{word: value for word, value in given.items() if value},
+        )
+
+    def extras(self, bucket: str, prefix: str) -> S3Extras | None:
+        if not self.key or not self.secret:
+            return None
+        endpoint = self.endpoint or f"https://s3.{self.region}.amazonaws.com"
+        credentials = (self.key, self.secret, self.token)
+        return S3Extras(endpoint, self.region, credentials, bucket, prefix.strip("/"))
+
+
+def client_options(endpoint: str = "") -> Any:
+    return {
+        "allow_http": endpoint.startswith("http://"),
+        "connect_timeout": datetime.timedelta(seconds=CONNECT_S),
+        "timeout": datetime.timedelta(seconds=REQUEST_S),
+    }
+
+
+def retry_config() -> Any:
+    return {"max_retries": RETRIES, "retry_timeout": datetime.timedelta(seconds=RETRY_S)}
+
+
 class S3Backend(ObjectStoreBackend):
     """The seeds' class: a bucket in S3, or the keys of it that begin with `prefix` and a slash.
 
@@ -184,8 +260,6 @@ class S3Backend(ObjectStoreBackend):
     """
 
     def __init__(self, bucket: str, prefix: str = "", region: str | None = "us-east-1", **options: Any) -> None:
-        from fusebackend.backends.object_store.opening import Service
-
         words = ("endpoint", "access_key_id", "secret_access_key", "session_token")
         service = Service.of(region, {word: options.pop(word) for word in words if word in options})
         super().__init__(service.store(bucket, prefix), extras=service.extras(bucket, prefix), **options)
