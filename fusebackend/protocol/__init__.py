@@ -50,6 +50,7 @@ from fusebackend.protocol.volume import (
     Link,
     StatFs,
     Volume,
+    Writable,
     unsupported,
 )
 
@@ -100,6 +101,7 @@ __all__ = [
     "StatResult",
     "StatsResult",
     "Volume",
+    "Writable",
     "WriteResult",
     "unsupported",
 ]

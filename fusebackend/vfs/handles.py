@@ -6,15 +6,12 @@ import itertools
 import os
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from fusebackend.protocol import Attr, AttrChanges, Volume
 from fusebackend.vfs.calls import request
 from fusebackend.vfs.junctions import Junction, Route
 from fusebackend.vfs.setid import disarming
-
-if TYPE_CHECKING:
-    from fusebackend.vfs.coherence.cached_readdir import KeptListing
 
 Handle = TypeVar("Handle", "FileHandle", "DirectoryHandle")
 
@@ -95,7 +92,7 @@ class DirectoryHandle:
     That of a listing which the kernel may keep has other positions, see `coherence/cached_readdir.py`.
     """
 
-    __slots__ = ("ahead", "ahead_at", "inode", "junction", "kept", "listing", "names", "node", "route")
+    __slots__ = ("ahead", "ahead_at", "inode", "junction", "kept", "names", "node", "route")
 
     def __init__(
         self, inode: int, route: Route | None, node: int, junction: Junction | None, kept: bool = False
@@ -108,7 +105,6 @@ class DirectoryHandle:
         self.ahead: list[tuple[bytes, Attr]] = []  # fetched and not given to the kernel yet …
         self.ahead_at = (-1, -1, -1)  # … at these counts of changes, in the mount and heard of; for this position
         self.kept = kept  # the kernel may keep what is listed: with the positions of `coherence/cached_readdir.py`
-        self.listing: KeptListing | None = None
 
 
 class HandleTable(Generic[Handle]):

@@ -21,7 +21,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import trio
 
@@ -29,13 +29,10 @@ from fusebackend.base import paths
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import ROOT, AgentPath, join, split, to_name, to_text
 from fusebackend.composite.route_table import RouteTable
-from fusebackend.protocol import ROOT_NODE, Attr, Caller, Features, Volume
+from fusebackend.protocol import ROOT_NODE, Attr, Caller, Features, Volume, Writable
 from fusebackend.vfs.calls.executor import Offload
 from fusebackend.vfs.coherence.timeouts import ENDLESS_TIMEOUT_S, CachePolicy
 from fusebackend.vfs.inodes import SYNTHETIC_INDEX, inode_number, node_of, route_index
-
-if TYPE_CHECKING:
-    from fusebackend.vfs.watch.emitting import ReportingVolume
 
 SERVERS_NAME = to_name(paths.SERVERS_NAME)
 """The server's name in the root of every tree. It is never listed. In the main tree it leads to the others, in these to
@@ -67,7 +64,7 @@ class Route:
         """The others with the same live files, in other trees; replaced as a whole."""
         self.prefix = prefix
         self.volume = volume
-        self.changing: Volume | ReportingVolume = volume  # for what changes something; while somebody watches, it tells
+        self.changing: Writable = volume  # the same, or a `ReportingVolume` while a `Watch` is open
         self.shared = volume.features.shared
         self._policy_of = policy_of
         self.policy = policy_of(volume.features)

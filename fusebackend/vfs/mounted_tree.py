@@ -104,10 +104,11 @@ class FileSystem:
         self.cached_readdir = CachedReaddir(inodes, on.cached_readdir)
         self.direct_writes = DirectWrites(on.direct_writes)
         # … and what has to do with several of them.
+        filled, kept = self.prefill.filled, self.cached_readdir.kept
         self.invalidation = Invalidation(
-            tree, inodes, self.dentries, self.hold_back, self.overtaken, self.negative, self.prefill, on.invalidation
+            tree, inodes, self.dentries, self.hold_back, self.overtaken, self.negative, filled, on.invalidation
         )
-        self.twins = Twins(tree, inodes, self.invalidation, self.cached_readdir, on.twins)
+        self.twins = Twins(tree, inodes, self.invalidation, kept, on.twins)
         self.names = Names(tree, inodes)
         self.places = Places(
             tree, inodes, self.dentries, self.overtaken, self.revalidation, self.twins, self.append_end, self.set_id
@@ -389,8 +390,8 @@ class FileSystem:
         known = self.inodes.get(inode)
         if known is not None:
             self.append_end.wrote(inode, known, offset + written, appending)
-        if inode in self.set_id.armed:
-            await self.set_id.written(handle)
+        if inode in self.set_id.armed and not handle.privileged:
+            await self.set_id.written(inode, handle.route, handle.node, handle.opener)
         if handle.direct and not handle.bare:
             await self.capabilities.written(handle)
         return written
@@ -437,7 +438,7 @@ class FileSystem:
             await handle.route.offload.sync(partial(handle.route.changing.fsync, handle.node, datasync))
 
     async def releasedir(self, number: int) -> None:
-        self.directories.remove(number)
+        self.cached_readdir.closed(self.directories.remove(number))
 
     # -- life --------------------------------------------------------------------------------------------------
 

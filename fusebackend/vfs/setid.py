@@ -19,19 +19,16 @@ from __future__ import annotations
 import errno
 import stat
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
 
 from fusebackend.base.errors import oserror
-from fusebackend.protocol import Attr, AttrChanges, Volume
+from fusebackend.protocol import Attr, AttrChanges, Volume, Writable
 from fusebackend.vfs.calls.request import CAP_FOWNER, CAP_FSETID, Request, current
-
-if TYPE_CHECKING:
-    from fusebackend.vfs.coherence.kernel_cache import KernelCache
-    from fusebackend.vfs.handles import FileHandle
-    from fusebackend.vfs.inodes import InodeTable
-    from fusebackend.vfs.watch.emitting import ReportingVolume
+from fusebackend.vfs.coherence.kernel_cache import KernelCache
+from fusebackend.vfs.inodes import InodeTable
+from fusebackend.vfs.junctions import Route
 
 SET_ID = stat.S_ISUID | stat.S_ISGID
+
 
 def _harmless(attr: Attr, who: Request) -> int:
     """The mode that is left of a file when somebody changes it."""
@@ -52,7 +49,7 @@ async def refuse_confined(mode: int, is_directory: Callable[[], Awaitable[bool]]
         raise oserror(errno.EPERM)
 
 
-def disarm(volume: Volume, changing: Volume | ReportingVolume, node: int, who: Request) -> None:
+def disarm(volume: Volume, changing: Writable, node: int, who: Request) -> None:
     """Clear the bits of a file that was written to by an unprivileged process, by its volume's face for changes."""
     attr = volume.getattr(node)
     if stat.S_ISREG(attr.mode) and attr.mode & SET_ID:
@@ -110,12 +107,11 @@ class SetId:
         if inode in self.armed:
             self._tell(inode)
 
-    async def written(self, handle: FileHandle) -> None:
-        """Bytes have been written to an `armed` file."""
-        if not handle.privileged:
-            self.armed.discard(handle.inode)
-            await handle.route.call(disarm, handle.route.volume, handle.route.changing, handle.node, handle.opener)
-            self._tell(handle.inode)
+    async def written(self, inode: int, route: Route, node: int, opener: Request) -> None:
+        """Clear the bits of an `armed` file after a write by a process without the privilege to leave them."""
+        self.armed.discard(inode)
+        await route.call(disarm, route.volume, route.changing, node, opener)
+        self._tell(inode)
 
     def _tell(self, inode: int) -> None:
         kernel = self._kernel()

@@ -21,17 +21,14 @@ from __future__ import annotations
 
 import bisect
 import sys
-from typing import TYPE_CHECKING
 
 import trio
 
 from fusebackend.protocol import Attr
 from fusebackend.vfs.handles import DirectoryHandle
+from fusebackend.vfs.inode_resolver import Places
 from fusebackend.vfs.inodes import Emit, InodeTable
 from fusebackend.vfs.junctions import Route
-
-if TYPE_CHECKING:
-    from fusebackend.vfs.inode_resolver import Places
 
 SMALL_ENTRIES = 16_384
 """The largest directory whose listing the kernel may keep."""
@@ -91,6 +88,11 @@ class CachedReaddir:
         """Directories known to have few entries, and …"""
         self.kept: set[int] = inodes.by_inode(set())
         """… those whose listing the kernel may have."""
+        self._listings: dict[DirectoryHandle, KeptListing] = {}
+
+    def closed(self, handle: DirectoryHandle) -> None:
+        """Drop the listing of an open directory."""
+        self._listings.pop(handle, None)
 
     def listed(self, inode: int, entries: int) -> None:
         """A directory has been seen from its beginning to its end."""
@@ -120,16 +122,18 @@ class CachedReaddir:
         """
         route = handle.route
         assert route is not None, "a directory without a route is not kept"
-        listing = handle.listing
+        listing = self._listings.get(handle)
         if position <= first or listing is None or listing.fingerprint != await _fingerprint(route, handle.node):
             bound = SMALL_ENTRIES if position <= first else sys.maxsize
-            listing = handle.listing = await _read(places, route, handle.node, bound)
+            listing = await _read(places, route, handle.node, bound)
             self.listed(handle.inode, bound + 1 if listing is None else len(listing))
             if listing is None:
+                self.closed(handle)
                 return False
+            self._listings[handle] = listing
         left = listing.after(position)
         if not left:
-            handle.listing = None  # read to its end: who keeps the directory open need not keep this
+            self.closed(handle)  # read to its end: a directory that stays open needs it no more
         for following, name, attr in left:
             heard = places.overtaken.heard
             if listing.changes != places.changes:

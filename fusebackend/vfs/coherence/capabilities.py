@@ -9,14 +9,9 @@ Cost: one `listxattr` of the volume for the first append to a file that was ther
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from fusebackend.protocol import Volume
+from fusebackend.protocol import Volume, Writable
 from fusebackend.vfs.handles import FileHandle, HandleTable
 from fusebackend.vfs.inodes import InodeTable
-
-if TYPE_CHECKING:
-    from fusebackend.vfs.watch.emitting import ReportingVolume
 
 CAPABILITY = b"security.capability"
 """The extended attribute in which a file has capabilities."""
@@ -45,6 +40,6 @@ class Capabilities:
             await handle.route.call(_discharge, handle.route.volume, handle.route.changing, handle.node)
 
 
-def _discharge(volume: Volume, changing: Volume | ReportingVolume, node: int) -> None:
+def _discharge(volume: Volume, changing: Writable, node: int) -> None:
     if volume.features.xattrs and CAPABILITY in volume.listxattr(node):
         changing.removexattr(node, CAPABILITY)

@@ -23,7 +23,6 @@ from fusebackend.vfs.coherence.hold_back import HoldBack
 from fusebackend.vfs.coherence.kernel_cache import KernelCache
 from fusebackend.vfs.coherence.negative import NegativeDentries
 from fusebackend.vfs.coherence.overtaken import Overtaken
-from fusebackend.vfs.coherence.prefill import Prefill
 from fusebackend.vfs.inodes import SYNTHETIC_INDEX, InodeTable, inode_number, node_of, route_index
 from fusebackend.vfs.junctions import MountTree, Route
 
@@ -41,7 +40,7 @@ class Invalidation:
         hold_back: HoldBack,
         overtaken: Overtaken,
         negative: NegativeDentries,
-        prefill: Prefill,
+        filled: set[int],
         on: bool,
     ) -> None:
         self._tree = tree
@@ -49,7 +48,7 @@ class Invalidation:
         self._dentries = dentries
         self._hold_back = hold_back
         self._negative = negative
-        self._prefill = prefill
+        self._filled = filled  # of `Prefill`
         self._on = on
         self.overtaken = overtaken
         self.kernel: KernelCache | None = None
@@ -148,7 +147,7 @@ class Invalidation:
                 kernel.invalidate_inode(inode, attributes_only=not route.keeps_listings)
 
     def _invalidate(self, route: Route, kernel: KernelCache, inode: int) -> None:
-        self._prefill.filled.discard(inode)
+        self._filled.discard(inode)
         if route.shared:
             self._hold_back.tell(inode, partial(kernel.invalidate_inode, inode))
         else:

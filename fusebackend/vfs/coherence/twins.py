@@ -29,7 +29,6 @@ from functools import partial
 import trio
 
 from fusebackend.protocol import Change
-from fusebackend.vfs.coherence.cached_readdir import CachedReaddir
 from fusebackend.vfs.coherence.invalidation import Invalidation
 from fusebackend.vfs.inodes import SYNTHETIC_INDEX, InodeTable, inode_number, route_index
 from fusebackend.vfs.junctions import MountTree, Route
@@ -56,13 +55,13 @@ class Twins:
         tree: MountTree,
         inodes: InodeTable,
         invalidation: Invalidation,
-        cached_readdir: CachedReaddir,
+        kept: set[int],
         on: bool,
     ) -> None:
         self._tree = tree
         self._inodes = inodes
         self._invalidation = invalidation
-        self._cached_readdir = cached_readdir
+        self._kept = kept  # of `CachedReaddir`
         self._on = on
         self._held: Counter[int] = Counter()  # directories whose locks the kernel holds for requests that wait here
         # Directories of other trees than the main one, and names in them:
@@ -87,7 +86,7 @@ class Twins:
                 if self._is_given(number, name):
                     targets.add(number)
                     told.append((twin, Change(parent=node, name=name)))
-                elif number in self._cached_readdir.kept:
+                elif number in self._kept:
                     told.append((twin, Change(node=node)))
                 elif self._invalidation.kernel is not None and self._on:
                     self._invalidation.kernel.invalidate_inode(number, attributes_only=True)
