@@ -32,9 +32,9 @@ from fusebackend.protocol.agent import (
     SandboxBackendProtocol,
     WriteResult,
 )
-from fusebackend.protocol.events import EventKind, EventSource, FileEvent, Report
+from fusebackend.protocol.events import Change, Changes, EventKind, EventSource, FileEvent
 from fusebackend.protocol.mounted import StatResult, StatsResult
-from fusebackend.protocol.observable import Changes, Guard, ObservableVolume, Observer
+from fusebackend.protocol.observable import Guard, ObservableVolume, Observer
 from fusebackend.protocol.volume import (
     BLOCK_BYTES,
     MAX_NODE,
@@ -45,11 +45,12 @@ from fusebackend.protocol.volume import (
     Attr,
     AttrChanges,
     Caller,
-    Change,
     Features,
     Link,
+    Routed,
     StatFs,
     Volume,
+    Writable,
     unsupported,
 )
 
@@ -94,12 +95,13 @@ __all__ = [
     "ObservableVolume",
     "Observer",
     "ReadResult",
-    "Report",
+    "Routed",
     "SandboxBackendProtocol",
     "StatFs",
     "StatResult",
     "StatsResult",
     "Volume",
+    "Writable",
     "WriteResult",
     "unsupported",
 ]

@@ -95,8 +95,7 @@ class LocalShellBackend(FilesystemBackend, SandboxBackendProtocol):
                     _kill_group(process)
             run.drain()
         with self.volume.changing() as changes:  # it may have changed any file
-            changes.append(Change())
-            changes.report("unknown", "/")
+            changes += [Change(), Change(path="/")]
         return run.response(end, process.returncode, seconds, self.max_output_bytes)
 
 
