@@ -48,10 +48,15 @@ _ERRNO_OF_WORDS: dict[str, int] = {os.strerror(number): number for number in err
 
 
 def code_of(error: OSError) -> str:
-    """The error code for an `OSError`; outside the table, the system's own words (`No space left on device`)."""
+    """Return the error code for an `OSError`; outside the table, the system's own words (`No space left on device`).
+
+    EIO says nothing, so its error's own text does; `errno_of` returns EIO for that too.
+    """
     number = error.errno
     if number is None:
         return str(error)
+    if number == errno.EIO:
+        return error.strerror or os.strerror(number)
     return CODE_OF_ERRNO.get(number) or os.strerror(number)
 
 

@@ -10,6 +10,10 @@ from typing import TypeAlias
 from fusebackend.protocol.events import EventKind, Report
 from fusebackend.protocol.volume import Change, Volume
 
+__all__ = [
+    "Changes", "Guard", "ObservableVolume", "Observer",
+]  # fmt: skip
+
 Observer: TypeAlias = Callable[[Sequence[Report]], Callable[[], None]]
 """See `Volume.observe`."""
 

@@ -18,6 +18,24 @@ from fusebackend.protocol.events import Report
 # Records of the kernel face
 # --------------------------------------------------------------------------------------------------------------
 
+__all__ = [
+    "BLOCK_BYTES",
+    "MAX_NODE",
+    "NAME_MAX_BYTES",
+    "RENAME_EXCHANGE",
+    "RENAME_NOREPLACE",
+    "ROOT_NODE",
+    "Attr",
+    "AttrChanges",
+    "Caller",
+    "Change",
+    "Features",
+    "Link",
+    "StatFs",
+    "Volume",
+    "unsupported",
+]  # fmt: skip
+
 ROOT_NODE = 1
 """The node of every volume's root directory."""
 

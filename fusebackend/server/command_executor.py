@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 LOCAL_SHELLS = frozenset(
     {
-        ("fusebackend.backends.directory.local_shell", "LocalShellBackend"),
+        ("fusebackend.backends.directory.backend", "LocalShellBackend"),
         ("deepagents.backends.local_shell", "LocalShellBackend"),
     }
 )

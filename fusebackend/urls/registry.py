@@ -41,7 +41,7 @@ def _open_directory(url: Url) -> Any:
 
 def _open_shell(url: Url) -> Any:
     directory = _directory(url)
-    from fusebackend.backends.directory.local_shell import LocalShellBackend
+    from fusebackend.backends.directory.backend import LocalShellBackend
 
     return LocalShellBackend(directory, virtual_mode=True, **url.parameters)
 

@@ -161,7 +161,7 @@ class ObjectStoreBackend(VolumeBackend):
 
         def upload(numbers: list[int]) -> None:
             for number in numbers:
-                answers[number] = self._upload(*files[number])
+                answers[number] = self.upload(*files[number])
 
         each(upload, together.values())
         return [answers[number] for number in range(len(files))]
@@ -170,7 +170,7 @@ class ObjectStoreBackend(VolumeBackend):
         """`upload_files` of one that is in a file. It is one object, and held in memory."""
         budget.current().hold(file.seek(0, os.SEEK_END))
         file.seek(0)
-        return self._upload(path, file.read())
+        return self.upload(path, file.read())
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
         return each(self._download, paths)
