@@ -124,6 +124,7 @@ for number in range(count):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("journal", ["wal", "delete"])
 def test_two_writers_on_one_sqlite_database(server: tuple[Path, Kind], journal: str) -> None:
     path, _ = server
@@ -174,6 +175,7 @@ def test_a_file_of_1_gib_in_bounded_memory(serve: Serve, tmp_path: Path, name: s
     assert server.memory_kib("VmHWM") < 250 * 1024
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.features.durable])
 def test_all_is_there_after_a_remount(serve: Serve, tmp_path: Path, sources: Path, name: str) -> None:
     kind = KINDS[name]

@@ -157,6 +157,7 @@ def wait_until_ended(pid: int) -> bool:
 
 
 class TestMount:
+    @pytest.mark.slow
     def test_the_embedded_default(self, shell: Shell, point: Path) -> None:
         said = shell.ok("mount", point)
         name = config.escape_mountpoint(str(point))
@@ -236,6 +237,7 @@ class TestMount:
         shell.ok("umount", point)
         assert not is_mounted(point)
 
+    @pytest.mark.slow
     def test_a_mount_inside_a_mount(self, shell: Shell, point: Path) -> None:
         shell.ok("mount", point, "--default", "memory:")
         inner = point / "inner"
@@ -382,6 +384,7 @@ class TestRefusals:
         assert f"'{shell.home}/x.db'" in said
         assert (shell.home / "x.db").read_bytes() == b"SQLite format 3\0" + b"\xa5" * 8192
 
+    @pytest.mark.slow
     def test_a_database_that_is_in_use(self, shell: Shell, point: Path, tmp_path: Path) -> None:
         other = tmp_path / "other"
         other.mkdir()
@@ -459,6 +462,7 @@ class TestMountedAlready:
         assert shell.ok("umount", point) == f"unmounted {point}; its server had died before\n"
         assert not is_mounted(point)
 
+    @pytest.mark.slow
     def test_a_server_that_hangs_hangs_nobody_else(self, shell: Shell, point: Path) -> None:
         shell.ok("mount", point, "--default", "memory:")
         pid = shell.status(point)["pid"]
@@ -476,6 +480,7 @@ class TestMountedAlready:
             os.kill(pid, signal.SIGCONT)
         assert wait_until_ended(pid)
 
+    @pytest.mark.slow
     @needs_fdinfo
     def test_a_stopped_server_keeps_its_mount_and_what_it_has_not_stored(self, shell: Shell, point: Path) -> None:
         shell.ok("mount", point, "--default", "sqlite:x.db")
@@ -538,6 +543,7 @@ class TestUmount:
             assert shell.status(point)["state"] == "alive"
         shell.ok("umount", point)
 
+    @pytest.mark.slow
     def test_lazy_leaves_open_files_usable(self, shell: Shell, point: Path) -> None:
         shell.ok("mount", point, "--default", "sqlite:x.db")
         pid = shell.status(point)["pid"]

@@ -108,6 +108,7 @@ class TestClient:
         assert client.read("/near").file_data["content"] == "near"
         assert [found["path"] for found in outer.glob("**/*").matches] == ["/remote/memories/x", "/remote/near"]
 
+    @pytest.mark.slow
     def test_it_outlives_a_remount(self, serve, tmp_path):
         first = serve(f"sqlite:{tmp_path}/files.db", at="mnt")
         client = fusebackend.connect(first.path)
@@ -118,6 +119,7 @@ class TestClient:
         assert client.read("/x").file_data["content"] == "kept"
         client.close()
 
+    @pytest.mark.slow
     def test_a_read_only_mount_is_read_only_here_too(self, serve, tmp_path):
         writable = serve(f"sqlite:{tmp_path}/files.db", at="mnt")
         (writable.path / "x").write_text("old")
@@ -143,6 +145,7 @@ class TestHolding:
             assert raw.ask("ping", payload=1)["result"] == 1
         assert mounted.memory_kib() < before + 200 * 1024
 
+    @pytest.mark.slow
     def test_connections_one_after_the_other_leave_nothing(self, mounted):
         address = os.getxattr(mounted.path, rendezvous.SOCKET_XATTR).decode()
 

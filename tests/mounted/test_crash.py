@@ -127,6 +127,7 @@ def test_fsynced_files_survive_a_killed_server(serve: Serve, tmp_path: Path) -> 
     assert sqlite_check.check(database) == []
 
 
+@pytest.mark.slow
 def test_what_was_not_fsynced_is_a_prefix_of_what_was_written(serve: Serve, tmp_path: Path) -> None:
     """Without fsync the last files may be missing; no file may be there without those made before it."""
     database = tmp_path / "volume.db"
@@ -149,6 +150,7 @@ def test_what_was_not_fsynced_is_a_prefix_of_what_was_written(serve: Serve, tmp_
         server.stop()
 
 
+@pytest.mark.slow
 def test_a_killed_server_leaves_its_mount_to_the_next(serve: Serve, tmp_path: Path) -> None:
     """The kernel keeps the mount of a dead server, and answers ENOTCONN; mounting again takes its place."""
     url = f"sqlite:{tmp_path / 'volume.db'}"

@@ -60,6 +60,7 @@ def fill_up(directory: Path) -> dict[str, str]:
     return synced
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["sqlite", "dir"])
 def test_a_full_disk_is_enospc_and_loses_nothing(small_disk: Path, serve: Serve, scheme: str) -> None:
     (small_disk / "files").mkdir()
@@ -205,6 +206,7 @@ def _make_files(directory: Path, count: int) -> None:
             os.close(os.open(f"{number:06}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644, dir_fd=home))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("url", ["sqlite:{tmp}/volume.db", "dir:{tmp}/files"])
 def test_memory_does_not_grow_with_what_is_written(serve: Serve, tmp_path: Path, url: str) -> None:
     (tmp_path / "files").mkdir()
@@ -273,6 +275,7 @@ def test_twenty_waiters_on_one_flock_do_not_stop_the_mount(serve: Serve) -> None
     assert (server.path / "count").read_text() == "20"
 
 
+@pytest.mark.slow
 def test_many_processes_at_once(serve: Serve, tmp_path: Path) -> None:
     server = serve(f"sqlite:{tmp_path}/volume.db")
 

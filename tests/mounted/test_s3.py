@@ -118,6 +118,7 @@ def test_git_clones_commits_and_checks(work: tuple[Path, Bucket], origin: Path) 
     assert bucket.get("work/clone/new.txt") == b"new\n"
 
 
+@pytest.mark.slow
 def test_tar_rsync_and_cp_keep_modes_times_and_links(work: tuple[Path, Bucket], tmp_path: Path) -> None:
     path, _ = work
     origin = tmp_path / "origin"
@@ -142,6 +143,7 @@ def test_tar_rsync_and_cp_keep_modes_times_and_links(work: tuple[Path, Bucket], 
     assert not (path / "moved").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backupcopy", ["yes", "no"])
 def test_vim_saves(work: tuple[Path, Bucket], backupcopy: str) -> None:
     vim = shutil.which("vim") or shutil.which("vim.tiny")
@@ -190,6 +192,7 @@ def test_with_write_back_a_killed_server_loses_nothing_that_was_synced(bucket: B
     assert "closed" not in bucket.all_keys()
 
 
+@pytest.mark.slow
 def test_with_write_back_an_unmount_waits_until_all_is_stored(bucket: Bucket, serve: Serve) -> None:
     server = serve("memory:", routes={"/s3": bucket.url(write_back="3600")})
     for number in range(50):

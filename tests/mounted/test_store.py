@@ -94,6 +94,7 @@ def test_shell_tools_edit_what_the_agent_reads(agent):
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_repository_in_a_memory(agent):
     """Lock files, renames over what is there, and many small files."""
     git = "git -c user.name=a -c user.email=a@example.com -c core.fsync=none"
@@ -118,6 +119,7 @@ def test_created_stays_and_modified_moves_when_the_shell_edits(agent):
     assert after.created_at == before.created_at
 
 
+@pytest.mark.slow
 def test_what_the_agent_writes_shows_in_the_mount(agent):
     """With a feed at once, though the kernel may believe what it knows for an hour; else after the time to live."""
     agent.put("/report.md", "first\n")
@@ -211,6 +213,7 @@ def test_values_that_are_no_files_can_be_read_only(agent):
     assert agent.store.get(NS, "prefs").value == {"theme": "dark"}
 
 
+@pytest.mark.slow
 @pytest.mark.services
 def test_the_mount_outlives_the_end_of_the_server(postgres_own, tmp_path, serve):
     """Whatever happened while PostgreSQL was away shows when it is back."""

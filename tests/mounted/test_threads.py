@@ -75,6 +75,7 @@ def state(agent: Any, name: str, checkpoint: str | None = None) -> dict[str, byt
     return {key.lstrip("/"): decode_file_data(data) for key, data in files.items()}
 
 
+@pytest.mark.slow
 def test_ordinary_tools(database: Database, serve: Serve) -> None:
     url, saver = database
     with saver() as opened:
@@ -129,6 +130,7 @@ def test_nothing_can_be_written(database: Database, serve: Serve) -> None:
         assert caught.value.errno == errno.EROFS
 
 
+@pytest.mark.slow
 def test_an_agent_at_work_is_followed(database: Database, serve: Serve) -> None:
     """Whatever the kernel has cached: names, absence, sizes, pages, open files."""
     url, saver = database
@@ -158,6 +160,7 @@ def test_an_agent_at_work_is_followed(database: Database, serve: Serve) -> None:
         eventually(lambda: not (root / "later").exists())
 
 
+@pytest.mark.slow
 def test_an_agent_that_writes_all_the_time(database: Database, serve: Serve) -> None:
     """Each look shows one of the states that the thread has been in, and none that is older than one seen before."""
     url, saver = database
@@ -204,6 +207,7 @@ def test_a_find_over_400_checkpoints(database: Database, serve: Serve) -> None:
 # -- writing ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_people_and_agents_share_a_head(database: Database, serve: Serve) -> None:
     url, saver = database
     with saver() as opened:
@@ -222,6 +226,7 @@ def test_people_and_agents_share_a_head(database: Database, serve: Serve) -> Non
         eventually(lambda: below(head) == {"memo.txt": b"from a shell\nmore\n"})
 
 
+@pytest.mark.slow
 def test_while_a_run_is_active_nothing_is_accepted(database: Database, serve: Serve) -> None:
     from langchain_core.tools import tool
 
@@ -264,6 +269,7 @@ def test_while_a_run_is_active_nothing_is_accepted(database: Database, serve: Se
         assert state(agent, "t") == {"a.txt": b"b", "x.txt": b"x"}
 
 
+@pytest.mark.slow
 def test_only_the_head_can_be_written_to(database: Database, serve: Serve) -> None:
     url, saver = database
     with saver() as opened:
@@ -282,6 +288,7 @@ def test_only_the_head_can_be_written_to(database: Database, serve: Serve) -> No
         assert caught.value.errno == errno.EROFS
 
 
+@pytest.mark.slow
 def test_a_conflict_keeps_both(database: Database, serve: Serve) -> None:
     url, saver = database
     with saver() as opened:

@@ -161,6 +161,7 @@ def test_what_one_face_moves_away_the_other_goes_on_writing_to(watched: Watched)
         assert watched.told() == [], "it has no name any more"
 
 
+@pytest.mark.slow
 def test_an_event_can_be_seen_by_whoever_gets_it(watched: Watched) -> None:
     """Through the mount, whose caches the kernel keeps, as soon as the event is there."""
     seen: list[str] = []
@@ -226,6 +227,7 @@ def follow(watched: Watched) -> None:
     assert replay.tree == {path: kind for path, kind in there.items() if not path.startswith("/mark")}
 
 
+@pytest.mark.slow
 def test_git_and_tar_are_followed(watched: Watched) -> None:
     watched.sh(
         "git init -q r && cd r && git config user.email a@b && git config user.name c"
@@ -238,6 +240,7 @@ def test_git_and_tar_are_followed(watched: Watched) -> None:
     follow(watched)
 
 
+@pytest.mark.slow
 def test_both_faces_at_once_are_followed(watched: Watched) -> None:
     """Two processes and two agents at the same few names: whatever the order was, it is the one that is told."""
     program = (
@@ -312,6 +315,7 @@ def test_a_whole_file_backend(tmp_path: Path, serve: Serve) -> None:
         watched.close()
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 def test_the_memory_of_a_name(tmp_path: Path, serve: Serve) -> None:
     """What is kept so that a change can be told by name costs little for each inode that the kernel knows."""

@@ -29,6 +29,7 @@ def test_both_forms_of_an_address_lead_to_it(postgres):
             assert connection.execute("SHOW listen_addresses").fetchone() == ("",)
 
 
+@pytest.mark.slow
 def test_what_was_committed_outlives_a_crash_and_the_server_leaves_nothing_behind():
     import psycopg
 

@@ -58,6 +58,7 @@ def run(suite: pytest.Pytester, *arguments: str) -> tuple[int, str]:
     return result.parseoutcomes()["passed"], result.stdout.str()
 
 
+@pytest.mark.slow
 def test_a_tier_takes_its_share_and_says_what_it_leaves_out(suite: pytest.Pytester) -> None:
     suite.makepyfile(test_posix_plain=CASES)
     workers, said = run(suite, "-n", "2", "--tier", "quick")
@@ -72,12 +73,14 @@ def test_a_tier_takes_its_share_and_says_what_it_leaves_out(suite: pytest.Pytest
     assert (passed, "left out" in said) == (61, False)
 
 
+@pytest.mark.slow
 def test_what_is_asked_for_is_not_left_out(suite: pytest.Pytester) -> None:
     suite.makepyfile(test_posix_plain=CASES)
     assert run(suite, "-m", "soak")[0] == 1
     assert run(suite, "--tier", "quick", "test_posix_plain.py::test_a_case")[0] == 60
 
 
+@pytest.mark.slow
 def test_one_that_is_alone_runs_beside_no_other(suite: pytest.Pytester, tmp_path: Path) -> None:
     path = tmp_path / "intervals"
     source = INTERVALS.format(path=str(path))

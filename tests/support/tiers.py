@@ -80,9 +80,17 @@ SAMPLES = (
     _sample(
         "searches on every backend besides sqlite and memory",
         r"test_search_matrix\.py::\w+\[(?!sqlite[]-]|memory[]-])",
-        quick=4,
+        quick=6,
     ),
-    _sample("threads on a second database", r"test_threads_\w+\.py::\w+\[postgres\b", quick=3),
+    _sample(
+        "directories of thousands of entries, on every backend",
+        r"(?<!test_memory\.py)(?<!test_sqlite\.py)::test_(a_directory_of_many_entries|delete_a_wide_and_deep_tree)\b",
+        r"::test_a_cancelled_crowd_ends_at_once\b",
+        quick=6,
+    ),
+    _sample("the twins of a verb, on services", r"::Test(SeaweedFS|Postgres|Docker)\w*::test_the_twin_of_", quick=4),
+    _sample("threads on a second database", r"test_threads_\w+\.py::\w+\[postgres\b", quick=4),
+    _sample("checkpoints as LangGraph finds them", r"test_threads_\w+\.py::test_every_checkpoint_is_as_\w+\[", quick=4),
     # Promises come first: of `test_semantics.py` nothing is left out.
     _sample("", r"mounted/test_semantics\.py::", quick=1),
     _sample(
@@ -103,13 +111,15 @@ SAMPLES = (
         r"mounted/test_coherence\.py::test_random_changes\w+\[",
         quick=4,
     ),
+    _sample(
+        "hostile clients, each in another way", r"test_hostile_clients\.py::test_the_mount_and_newcomers\w+\[", quick=4
+    ),
     _sample("options and odd names of the command line", r"mounted/test_cli\w*\.py::.*\[", quick=4),
     _sample("agreements with other deepagents and back", r"test_deepagents_(versions|roundtrip)\.py::", quick=3),
     _sample("snippets of README and examples", r"test_(readme|examples)\.py::", quick=3),
     _sample("benchmarks that are run once", r"test_bench\.py::TestScripts::", quick=4),
 )
 """The first that matches a test's id decides."""
-
 
 
 def leaves_out(item: pytest.Item, tier: str, *, sampled: bool) -> str | None:

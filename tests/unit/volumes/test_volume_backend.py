@@ -212,6 +212,7 @@ class TestOtherVolumes:
 
     def test_a_flush_that_fails_is_an_error_and_leaves_no_file(self, monkeypatch):
         with VolumeBackend(WholeFileVolume()) as backend:
+
             def flush(node):
                 raise oserror(errno.ENOSPC)
 

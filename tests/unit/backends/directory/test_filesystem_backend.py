@@ -232,6 +232,7 @@ def test_a_large_tree_is_deleted_and_told(backend, tmp_path):
     assert changes[-1] == Change(node=node, parent=ROOT_NODE, name=b"tree")
 
 
+@pytest.mark.slow
 def test_a_deep_tree_is_deleted_read_and_searched(backend, tmp_path):
     deep = tmp_path
     fd = os.open(tmp_path, os.O_RDONLY)
