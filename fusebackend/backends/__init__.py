@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from fusebackend.backends.postgres import PostgresBackend as PostgresBackend
     from fusebackend.backends.sandbox.base import BaseSandbox as BaseSandbox
     from fusebackend.backends.sandbox.docker import DockerBackend as DockerBackend
-    from fusebackend.backends.sandbox.e2b import E2BBackend as E2BBackend
-    from fusebackend.backends.sandbox.modal import ModalBackend as ModalBackend
+    from fusebackend.backends.sandbox.hosted import E2BBackend as E2BBackend
+    from fusebackend.backends.sandbox.hosted import ModalBackend as ModalBackend
     from fusebackend.backends.sandbox.staged import StagedSandbox as StagedSandbox
     from fusebackend.backends.sqlite.backend import SqliteBackend as SqliteBackend
     from fusebackend.backends.state.backend import StateBackend as StateBackend
     from fusebackend.backends.store import StoreBackend as StoreBackend
     from fusebackend.backends.threads import ThreadsBackend as ThreadsBackend
-    from fusebackend.composite.attach import resolve as resolve
     from fusebackend.composite.backend import CompositeBackend as CompositeBackend
+    from fusebackend.composite.backend import resolve as resolve
     from fusebackend.remote.agent_verbs import FileVerbs as FileVerbs
     from fusebackend.remote.agent_verbs import Loaded as Loaded
     from fusebackend.remote.buffer import digest_of as digest_of
@@ -49,15 +49,13 @@ _NAMES = {
     "backends.postgres": "PostgresBackend",
     "backends.sandbox.base": "BaseSandbox",
     "backends.sandbox.docker": "DockerBackend",
-    "backends.sandbox.e2b": "E2BBackend",
-    "backends.sandbox.modal": "ModalBackend",
+    "backends.sandbox.hosted": "E2BBackend ModalBackend",
     "backends.sandbox.staged": "StagedSandbox",
     "backends.sqlite.backend": "SqliteBackend",
     "backends.state.backend": "StateBackend",
     "backends.store": "StoreBackend",
     "backends.threads": "ThreadsBackend",
-    "composite.attach": "resolve",
-    "composite.backend": "CompositeBackend",
+    "composite.backend": "CompositeBackend resolve",
     "remote.agent_verbs": "FileVerbs Loaded",
     "remote.buffer": "digest_of",
     "remote.volume": "ForeignVolume volume_of",

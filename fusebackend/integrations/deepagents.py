@@ -18,8 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fusebackend.composite.attach import familiar
-from fusebackend.composite.backend import CompositeBackend
+from fusebackend.composite.backend import CompositeBackend, unwrapped
 from fusebackend.dialects.agent_face import has_agent_face, is_factory
 
 if TYPE_CHECKING:
@@ -67,7 +66,7 @@ def adopt(backend: Any) -> CompositeBackend:
     Raises:
         TypeError: this is no backend, but perhaps a factory of one.
     """
-    backend = familiar(backend)
+    backend = unwrapped(backend)
     if isinstance(backend, CompositeBackend):
         return backend
     if is_factory(backend):

@@ -20,8 +20,7 @@ from deepagents.backends import protocol as theirs
 from fusebackend.backends.state.graph import GraphRuntime
 from fusebackend.base import errors, paths
 from fusebackend.base.paths import PathError
-from fusebackend.composite.attach import keeps_in_graph, supports_execution
-from fusebackend.composite.backend import CompositeBackend
+from fusebackend.composite.backend import CompositeBackend, keeps_in_graph, supports_execution
 from fusebackend.dialects.agent_face import AgentFace, is_factory
 from fusebackend.protocol import READ_LIMIT_LINES, FileDownloadResponse, ReadResult
 

@@ -1,6 +1,6 @@
 """A command while it runs: its output read as it comes, its input fed, its end awaited, all by the thread that asks.
 
-`Command` belongs to whoever started the process, and to one thread. Output is kept up to a limit and read beyond it,
+`Process` belongs to one thread. Output is kept up to a limit and read beyond it,
 so that a command is never held up by what it prints. `LocalShellBackend`, `DockerBackend` and the shell of a mount all
 answer with `response`, whose format is that of the seeds: stdout, the lines of stderr after `[stderr] `, and 124 for a
 time-out.
@@ -20,6 +20,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import IO, Literal, TypeAlias
 
 from fusebackend.base import budget
@@ -47,6 +48,31 @@ CLOSE_PATIENCE_S = 90.0
 NO_OUTPUT = "<no output>"
 
 OnOutput: TypeAlias = Callable[[Literal["stdout", "stderr"], bytes], None]
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command for `sh -c`, as its caller gives it.
+
+    Attributes:
+        text: the command.
+        timeout_s: seconds, up to the maximum of the place where it runs, whose own time-out holds when None.
+        stdin: its input; none when None.
+        cwd: the directory it starts in, as the agent names it.
+        on_output: called with output as it comes, in the calling thread; an exception of it ends the command.
+        cancelled: setting it ends the command.
+    """
+
+    text: str
+    timeout_s: float | None = None
+    stdin: bytes | None = None
+    cwd: str = "/"
+    on_output: OnOutput | None = None
+    cancelled: threading.Event | None = None
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self.cancelled is not None and self.cancelled.is_set()
 
 
 class End(enum.Enum):
@@ -145,7 +171,7 @@ class _Input:
         return bool(self._left)
 
 
-class Command:
+class Process:
     """A started process. Its streams are read until it ends, not until they do, for others may hold them open.
 
     Args:

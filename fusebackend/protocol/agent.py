@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
@@ -83,6 +83,26 @@ class BackendProtocol(abc.ABC):
     def _where(self) -> str:
         """Where the files are, for `repr`: a path, a bucket, prefixes. Never a password."""
         return ""
+
+    # Asked by a composite.
+
+    @property
+    def in_graph(self) -> bool:
+        """True if files may be in the state of a running LangGraph graph."""
+        return False
+
+    @property
+    def can_execute(self) -> bool:
+        """True if the backend runs commands."""
+        return callable(getattr(self, "execute", None))
+
+    def beside(self, other: Any, prefix: str) -> BackendProtocol:
+        """Return this backend as a route at `prefix` of a composite whose default is `other`."""
+        return self
+
+    def apply_update(self, update: Mapping[str, Any]) -> bool:
+        """Merge a `files_update` with paths of this backend into its state. False: it has no state of its own."""
+        return False
 
     def ls(self, path: str) -> LsResult:
         """List the direct children of the directory `path`, sorted by path; directories end with `/`."""

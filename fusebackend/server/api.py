@@ -91,8 +91,7 @@ def mount(
 
 def _composite(backend: Any, runtime: Any) -> CompositeBackend:
     """The backend at the root of a tree, with every factory in it called."""
-    from fusebackend.composite.attach import resolve
-    from fusebackend.composite.backend import CompositeBackend
+    from fusebackend.composite.backend import CompositeBackend, resolve
     from fusebackend.dialects.agent_face import has_agent_face, is_factory, is_named_factory
 
     if is_named_factory(backend):

@@ -7,13 +7,12 @@ other default, and for `shell:`, whose own `execute` confines nothing, they run 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fusebackend.base.paths import ROOT
 from fusebackend.dialects.agent_face import AgentFace
-from fusebackend.linux.command import OnOutput
+from fusebackend.linux.command import Command
 from fusebackend.protocol import ExecuteResponse
 from fusebackend.shell import Shell, ShellOptions
 
@@ -76,20 +75,9 @@ class Executor:
         """
         return [] if self._guest is None else self._guest.start()
 
-    def execute(
-        self,
-        command: str,
-        *,
-        timeout: float | None = None,
-        stdin: bytes | None = None,
-        cwd: str = "/",
-        on_output: OnOutput | None = None,
-        cancelled: threading.Event | None = None,
-    ) -> ExecuteResponse:
-        """As `MountedBackend.run`. What the place where commands run can't do is refused, with the reason."""
-        return self._runner.execute(
-            command, timeout=timeout, stdin=stdin, cwd=cwd, on_output=on_output, cancelled=cancelled
-        )
+    def execute(self, command: Command) -> ExecuteResponse:
+        """Run a command. A `stdin` or `timeout_s` that the place can't handle is refused, with the reason."""
+        return self._runner.execute(command)
 
     def describe(self) -> dict[str, Any]:
         """For `status`. Asks nobody, so that the loop may call it.

@@ -23,6 +23,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -38,9 +39,9 @@ from fusebackend.linux.command import (
     NO_OUTPUT,
     STOPPED,
     TIMED_OUT,
+    Command,
     End,
     Kept,
-    OnOutput,
     Running,
     nothing_to_run,
     response,
@@ -171,33 +172,24 @@ class Guest:
 
     # -- one command -------------------------------------------------------------------------------------------
 
-    def execute(
-        self,
-        command: str,
-        *,
-        timeout: float | None = None,
-        stdin: bytes | None = None,
-        cwd: str = "/",
-        on_output: OnOutput | None = None,
-        cancelled: threading.Event | None = None,
-    ) -> ExecuteResponse:
-        """See `Executor.execute`. ValueError: `timeout` is not above 0, or above the maximum."""
-        if timeout is not None:
-            self._options.seconds(timeout)  # within the maximum of the configuration
-        refusal = nothing_to_run(command)
+    def execute(self, command: Command) -> ExecuteResponse:
+        """See `Executor.execute`. ValueError: `timeout_s` is not above 0, or above the maximum."""
+        if command.timeout_s is not None:
+            self._options.seconds(command.timeout_s)  # within the maximum of the configuration
+        refusal = nothing_to_run(command.text)
         if refusal is not None:
             return refusal
 
         caller = budget.current()
 
         def stopped() -> bool:
-            return self._running.closed or caller.cancelled or (cancelled is not None and cancelled.is_set())
+            return self._running.closed or caller.cancelled or command.is_cancelled
 
         try:
-            start = paths.normalise(cwd)
+            start = paths.normalise(command.cwd)
             with self._counted():
                 self._wait_for_start(stopped)
-                return self._execute(command, timeout, stdin, start, on_output, stopped)
+                return self._execute(command, start, stopped)
         except (GuestError, PathError) as error:
             return ExecuteResponse(output=f"Error: {error}", exit_code=REFUSED)
 
@@ -215,26 +207,18 @@ class Guest:
         with self._running.command(GuestError):
             yield
 
-    def _execute(
-        self,
-        command: str,
-        timeout: float | None,
-        stdin: bytes | None,
-        start: AgentPath,
-        on_output: OnOutput | None,
-        stopped: Callable[[], bool],
-    ) -> ExecuteResponse:
+    def _execute(self, command: Command, start: AgentPath, stopped: Callable[[], bool]) -> ExecuteResponse:
         notes: list[str] = []
         try:
             if self._sight is not None:
                 notes += self._sight.before(stopped)
-            before = self._going_to(start) + self._reading(stdin)
+            before = self._going_to(start) + self._reading(command.stdin)
         except OSError as error:
             raise GuestError(f"{self.label}: {error.strerror or error}") from None
         try:
             if stopped():
                 return response(Kept(0), Kept(0), End.STOP, 0, 0, 0)
-            answer = self._run(before + command, timeout, on_output, stopped)
+            answer = self._run(replace(command, text=before + command.text), stopped)
         finally:
             if self._sight is not None:
                 notes += self._sight.after()
@@ -243,8 +227,8 @@ class Guest:
         if notes:
             text = "\n".join(f"[stderr] fusebackend: {note}" for note in notes)
             answer.output = f"{text}\n{answer.output}"
-            if on_output is not None:
-                on_output("stderr", "".join(f"fusebackend: {note}\n" for note in notes).encode())
+            if command.on_output is not None:
+                command.on_output("stderr", "".join(f"fusebackend: {note}\n" for note in notes).encode())
         return answer
 
     def _going_to(self, start: AgentPath) -> str:
@@ -265,15 +249,14 @@ class Guest:
         self._default.deliver([(path, stdin)])
         return f'{Script().call("set --", path).text}\nexec <"$1" || exit {REFUSED}\nrm -f "$1"\nset --\n'
 
-    def _run(
-        self, command: str, timeout: float | None, on_output: OnOutput | None, stopped: Callable[[], bool]
-    ) -> ExecuteResponse:
+    def _run(self, command: Command, stopped: Callable[[], bool]) -> ExecuteResponse:
+        timeout, on_output = command.timeout_s, command.on_output
         if timeout is None and self._options.timeout_s != ShellOptions().timeout_s:
             timeout = self._options.timeout_s
         given: dict[str, Any] = {}
         if "stopped" in self._known:
             given = {"stopped": stopped, "timeout": timeout, "on_output": on_output}
-            return self._answer(self._verb(command, **{k: v for k, v in given.items() if v is not None}))
+            return self._answer(self._verb(command.text, **{k: v for k, v in given.items() if v is not None}))
         limit = timeout
         if timeout is not None and (not self._known or "timeout" in self._known):
             given["timeout"] = math.ceil(timeout)  # deepagents' are whole seconds
@@ -281,7 +264,7 @@ class Guest:
         elif timeout is None and self._known and "timeout" not in self._known:
             limit = self._options.timeout_s
         deadline = math.inf if limit is None else time.monotonic() + limit
-        answer = self._given_up_at(deadline, partial(self._verb, command, **given), stopped)
+        answer = self._given_up_at(deadline, partial(self._verb, command.text, **given), stopped)
         if on_output is not None and answer.output != NO_OUTPUT:
             on_output("stdout", answer.output.encode("utf-8", "surrogateescape"))
         return answer

@@ -9,31 +9,23 @@ from __future__ import annotations
 
 import os
 import stat as stat_module
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any
 
 from fusebackend.base import budget, errors, paths
 from fusebackend.base.paths import ROOT, AgentPath, PathError
-from fusebackend.control.served import ServedMount
+from fusebackend.control.verbs import ServedMount
+from fusebackend.linux.command import Command
 from fusebackend.protocol import (
-    READ_LIMIT_LINES,
     Attr,
-    DeleteResult,
-    EditResult,
     ExecuteResponse,
     FileDownloadResponse,
     FileUploadResponse,
-    GlobResult,
-    GrepResult,
-    LsResult,
-    MoveResult,
-    ReadResult,
     StatResult,
     StatsResult,
-    WriteResult,
+    delegates_to,
 )
 from fusebackend.vfs.watch.async_watch import AsyncWatch, ThreadedWatch
 from fusebackend.volumes.walk import resolve
@@ -44,8 +36,6 @@ if TYPE_CHECKING:
     from fusebackend.vfs.junctions import Route
     from fusebackend.vfs.mounted_tree import FileSystem
     from fusebackend.vfs.watch.queue import Watch
-
-OnOutput = Callable[[Literal["stdout", "stderr"], bytes], None]
 
 STAT_BYTES = 2048
 """What a `StatResult` takes in memory, with its part of an answer."""
@@ -61,6 +51,7 @@ _TYPES = {
 }
 
 
+@delegates_to("backend")
 class MountedBackend(ServedMount):
     """See the module's docstring.
 
@@ -91,38 +82,6 @@ class MountedBackend(ServedMount):
 
     # -- the agent face ----------------------------------------------------------------------------------------
 
-    def ls(self, path: str) -> LsResult:
-        return self.backend.ls(path)
-
-    def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
-        return self.backend.read(file_path, offset, limit)
-
-    def write(self, file_path: str, content: str) -> WriteResult:
-        return self.backend.write(file_path, content)
-
-    def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
-        return self.backend.edit(file_path, old_string, new_string, replace_all)
-
-    def grep(
-        self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
-    ) -> GrepResult:
-        return self.backend.grep(pattern, path, glob, max_count=max_count)
-
-    def glob(self, pattern: str, path: str | None = None) -> GlobResult:
-        return self.backend.glob(pattern, path)
-
-    def delete(self, file_path: str) -> DeleteResult:
-        return self.backend.delete(file_path)
-
-    def move(self, source: str, destination: str) -> MoveResult:
-        return self.backend.move(source, destination)
-
-    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
-        return self.backend.upload_files(files)
-
-    def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
-        return self.backend.download_files(paths)
-
     def upload_from(self, path: str, file: IO[bytes]) -> FileUploadResponse:
         """`upload_files` of one that is in a file, see `CompositeBackend.upload_from`."""
         return self.backend.upload_from(path, file)
@@ -142,31 +101,10 @@ class MountedBackend(ServedMount):
         """
         return self.run(command, timeout=timeout)
 
+    def run_command(self, command: Command) -> ExecuteResponse:
+        return self.shell.execute(command)
+
     # -- the mount ---------------------------------------------------------------------------------------------
-
-    def run(
-        self,
-        command: str,
-        *,
-        timeout: float | None = None,
-        stdin: bytes | None = None,
-        cwd: str = "/",
-        on_output: OnOutput | None = None,
-        cancelled: threading.Event | None = None,
-    ) -> ExecuteResponse:
-        """`execute` with all that a shell can be given.
-
-        Args:
-            command: for `sh -c`.
-            timeout: seconds, up to the maximum of the place where it runs; that place's own when None.
-            stdin: what the command reads; nothing when None.
-            cwd: where it starts, as the agent names it.
-            on_output: told of output as it comes, in the thread that called; it may raise to end the command.
-            cancelled: setting it ends the command.
-        """
-        return self.shell.execute(
-            command, timeout=timeout, stdin=stdin, cwd=cwd, on_output=on_output, cancelled=cancelled
-        )
 
     def status(self) -> dict[str, Any]:
         """What `fusebackend status --json` shows of the mount."""

@@ -91,7 +91,7 @@ def _open_postgres(url: Url) -> Any:
 
 
 def _open_docker(url: Url) -> Any:
-    from fusebackend.backends.sandbox.opening import open_docker
+    from fusebackend.backends.sandbox.docker import open_docker
 
     return open_docker(url)
 

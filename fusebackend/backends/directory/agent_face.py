@@ -10,8 +10,7 @@ import errno
 import os
 from collections.abc import Iterator
 
-from fusebackend.backends.directory.local_tree import SWAPPED, LocalFile, LocalTree
-from fusebackend.backends.directory.ripgrep import Candidates, find_candidates
+from fusebackend.backends.directory.search import SWAPPED, Candidates, LocalFile, LocalTree, find_candidates
 from fusebackend.backends.directory.volume import DirectoryVolume
 from fusebackend.base import budget, paths
 from fusebackend.base.budget import Budget, Spent

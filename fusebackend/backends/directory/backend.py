@@ -28,7 +28,7 @@ from fusebackend.backends.directory.agent_face import DirectoryFace
 from fusebackend.backends.directory.volume import DirectoryVolume
 from fusebackend.base import paths
 from fusebackend.base.paths import PathError
-from fusebackend.linux.command import Command, End, nothing_to_run, require_positive
+from fusebackend.linux.command import End, Process, nothing_to_run, require_positive
 from fusebackend.protocol import (
     DELETE,
     DOWNLOAD_FILES,
@@ -368,7 +368,7 @@ class LocalShellBackend(FilesystemBackend, SandboxBackendProtocol):
         except (OSError, ValueError, UnicodeError) as error:  # the directory is gone; a NUL; longer than 128 KiB
             return ExecuteResponse(output=f"Error executing command: {error}", exit_code=1)
         with process:
-            run = Command(process, self.max_output_bytes)
+            run = Process(process, self.max_output_bytes)
             end = None
             try:
                 end = run.wait(time.monotonic() + seconds)

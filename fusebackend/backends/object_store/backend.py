@@ -173,7 +173,7 @@ class ObjectStoreBackend(VolumeBackend):
         return self.upload(path, file.read())
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
-        return each(self._download, paths)
+        return each(self.download, paths)
 
 
 class S3Backend(ObjectStoreBackend):

@@ -105,7 +105,7 @@ class StateBackend(BackendProtocol):
         view._view = StateView(self.runtime, self._view.prefix + prefix)
         return view
 
-    def beside(self, other: Any, prefix: AgentPath) -> StateBackend:
+    def beside(self, other: Any, prefix: str) -> StateBackend:
         """This backend as it is attached at `prefix` to another. If both keep their files in one state, its own are
         there under the paths an agent sees; of two that have yet to find their state, that is known when they have. A
         named table is the same at each place."""
@@ -139,9 +139,10 @@ class StateBackend(BackendProtocol):
         """Are they, for good? Asking settles it: so a mount, which asks, and an agent that runs later share a state."""
         return self.runtime.state is GRAPH_STATE
 
-    def apply(self, update: Mapping[str, Any]) -> None:
+    def apply_update(self, update: Mapping[str, Any]) -> bool:
         """Merge a `files_update` with paths of this backend into the state."""
         apply_files_update(self.runtime, {self._view.prefix + path: record for path, record in update.items()})
+        return True
 
     # -- reading -----------------------------------------------------------------------------------------------
 

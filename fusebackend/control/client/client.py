@@ -22,6 +22,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import errno
+import functools
+import inspect
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -39,8 +41,7 @@ from fusebackend.control.verbs import PIECE_BYTES
 from fusebackend.linux.mount_error import MountError
 from fusebackend.protocol import (
     READ_LIMIT_LINES,
-    DeleteResult,
-    EditResult,
+    VERBS,
     ExecuteResponse,
     FileDownloadResponse,
     FileInfo,
@@ -48,13 +49,12 @@ from fusebackend.protocol import (
     GlobResult,
     GrepMatch,
     GrepResult,
-    LsResult,
-    MoveResult,
     ReadResult,
     SandboxBackendProtocol,
     StatResult,
     StatsResult,
-    WriteResult,
+    Verb,
+    not_bytes,
 )
 from fusebackend.text import iso_time, read_bytes
 from fusebackend.vfs.watch.async_watch import AsyncWatch
@@ -140,16 +140,7 @@ class Client(SandboxBackendProtocol):
     def id(self) -> str:
         return f"fusebackend:{self.mountpoint}"
 
-    # -- reading -----------------------------------------------------------------------------------------------
-
-    def ls(self, path: str) -> LsResult:
-        return finished(self._now.als(path))
-
-    async def als(self, path: str) -> LsResult:
-        return await self._record(LsResult, "ls", {"path": path})
-
-    def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
-        return finished(self._now.aread(file_path, offset, limit))
+    # -- reading: other agent verbs are made from the table of verbs, at the end -------------------------------
 
     async def aread(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
         params = {"file_path": file_path, "offset": offset, "limit": limit}
@@ -172,11 +163,6 @@ class Client(SandboxBackendProtocol):
             result.file_data["modified_at"] = iso_time(found.mtime_ns)
         return result
 
-    def grep(
-        self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
-    ) -> GrepResult:
-        return finished(self._now.agrep(pattern, path, glob, max_count=max_count))
-
     async def agrep(
         self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
     ) -> GrepResult:
@@ -185,17 +171,11 @@ class Client(SandboxBackendProtocol):
         result = await self._record(GrepResult, "grep", params, _collecting(list[GrepMatch], matches))
         return result if result.error is not None else replace(result, matches=matches)
 
-    def glob(self, pattern: str, path: str | None = None) -> GlobResult:
-        return finished(self._now.aglob(pattern, path))
-
     async def aglob(self, pattern: str, path: str | None = None) -> GlobResult:
         matches: list[FileInfo] = []
         params = {"pattern": pattern, "path": path, "stream": True}
         result = await self._record(GlobResult, "glob", params, _collecting(list[FileInfo], matches))
         return result if result.error is not None else replace(result, matches=matches)
-
-    def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
-        return finished(self._now.adownload_files(paths))
 
     async def adownload_files(self, paths: list[str]) -> list[FileDownloadResponse]:
         contents: dict[int, bytearray] = {}
@@ -239,48 +219,15 @@ class Client(SandboxBackendProtocol):
 
     # -- changing ----------------------------------------------------------------------------------------------
 
-    def write(self, file_path: str, content: str) -> WriteResult:
-        return finished(self._now.awrite(file_path, content))
-
-    async def awrite(self, file_path: str, content: str) -> WriteResult:
-        params = {"file_path": file_path, "content": content}
-        return await self._record(WriteResult, "write", params, staged={"content": "staged"})
-
-    def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
-        return finished(self._now.aedit(file_path, old_string, new_string, replace_all))
-
-    async def aedit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
-        params = {
-            "file_path": file_path, "old_string": old_string, "new_string": new_string, "replace_all": replace_all,
-        }  # fmt: skip
-        staged = {"old_string": "staged_old", "new_string": "staged_new"}
-        return await self._record(EditResult, "edit", params, staged=staged)
-
-    def delete(self, file_path: str) -> DeleteResult:
-        return finished(self._now.adelete(file_path))
-
-    async def adelete(self, file_path: str) -> DeleteResult:
-        return await self._record(DeleteResult, "delete", {"file_path": file_path})
-
-    def move(self, source: str, destination: str) -> MoveResult:
-        return finished(self._now.amove(source, destination))
-
-    async def amove(self, source: str, destination: str) -> MoveResult:
-        return await self._record(MoveResult, "move", {"source": source, "destination": destination})
-
-    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
-        return finished(self._now.aupload_files(files))
-
     async def aupload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
         answers: list[FileUploadResponse] = []
         batch: list[dict[str, Any]] = []
         size = 0
         for path, content in files:
-            if not isinstance(content, (bytes, bytearray, memoryview)):
+            if (refusal := not_bytes(path, content)) is not None:
                 answers += await self._upload(batch)
                 batch, size = [], 0
-                error = f"content must be bytes, not {type(content).__name__}"
-                answers.append(FileUploadResponse(path, error))
+                answers.append(refusal)
                 continue
             if len(content) > BATCH_BYTES:
                 answers += await self._upload(batch)
@@ -529,3 +476,43 @@ async def _stage(connection: Connection, waits: Waits, token: str, pieces: Itera
 def _pieces(content: bytes | bytearray | memoryview) -> Iterator[bytes]:
     view = memoryview(content).cast("B")
     return (bytes(view[start : start + PIECE_BYTES]) for start in range(0, len(view), PIECE_BYTES))
+
+
+# -- agent verbs ----------------------------------------------------------------------------------------------
+
+_STAGED = {"content": "staged", "old_string": "staged_old", "new_string": "staged_new"}
+"""Parameters whose long values are staged, and the parameters that then have the token."""
+
+
+def _over_socket(verb: Verb[Any]) -> Callable[..., Any]:
+    """Return the `a…` form of a verb whose parameters and record go over the socket as they are."""
+    plain = getattr(SandboxBackendProtocol, verb.name)
+    signature = inspect.signature(plain)
+    names = list(signature.parameters)[1:]
+    staged = {name: token for name, token in _STAGED.items() if name in names}
+
+    @functools.wraps(getattr(SandboxBackendProtocol, f"a{verb.name}"))
+    async def asked(self: Client, *args: Any, **options: Any) -> Any:
+        given = signature.bind(self, *args, **options)
+        given.apply_defaults()
+        params = {name: given.arguments[name] for name in names}
+        return await self._record(verb.record, verb.name, params, staged=staged)
+
+    asked.is_twin = False  # type: ignore[attr-defined]  # `wraps` copied it; this one is the client's own
+    return asked
+
+
+def _run_to_its_end(verb: Verb[Any]) -> Callable[..., Any]:
+    """Return the plain form of a verb: its coroutine, of a client whose coroutines never suspend."""
+
+    @functools.wraps(getattr(SandboxBackendProtocol, verb.name))
+    def plain(self: Client, *args: Any, **options: Any) -> Any:
+        return finished(getattr(self._now, f"a{verb.name}")(*args, **options))
+
+    return plain
+
+
+for _verb in VERBS.values():
+    if f"a{_verb.name}" not in vars(Client):
+        setattr(Client, f"a{_verb.name}", _over_socket(_verb))
+    setattr(Client, _verb.name, _run_to_its_end(_verb))

@@ -17,7 +17,7 @@ from fusebackend.base.budget import Cancellation, Spent
 from fusebackend.control import wire
 from fusebackend.control.limits import MAX_ANSWER_BYTES, Share
 from fusebackend.control.server.turns import Turn
-from fusebackend.control.verbs import Params, Verb
+from fusebackend.control.verbs import Params, SocketVerb
 from fusebackend.control.wire import CallId, Closed, ErrorObject, Failure, Notification, Response, WireError
 from fusebackend.protocol import FileEvent
 
@@ -46,7 +46,7 @@ class RunningCall:
     """
 
     def __init__(
-        self, connection: Connection, id: CallId | msgspec.UnsetType, verb: Verb, params: Params, share: Share
+        self, connection: Connection, id: CallId | msgspec.UnsetType, verb: SocketVerb, params: Params, share: Share
     ) -> None:
         self.backend = connection.backend
         self.staging = connection.staging

@@ -31,9 +31,9 @@ from fusebackend.control.limits import (
     Places,
     Room,
 )
-from fusebackend.control.served import ServedMount
 from fusebackend.control.server.server_connection import Connection
 from fusebackend.control.server.turns import Turns
+from fusebackend.control.verbs import ServedMount
 from fusebackend.control.wire import ErrorObject, Failure
 
 log = logging.getLogger(__name__)

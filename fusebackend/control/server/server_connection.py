@@ -43,7 +43,7 @@ from fusebackend.control.limits import (
 from fusebackend.control.server.calls import RunningCall, Subscription
 from fusebackend.control.server.turns import Client, Turn
 from fusebackend.control.staging import Staging
-from fusebackend.control.verbs import VERBS, OfPing, Verb
+from fusebackend.control.verbs import VERBS, OfPing, SocketVerb
 from fusebackend.control.wire import CallId, Closed, ErrorObject, Failure, Lines, WireError
 
 if TYPE_CHECKING:
@@ -339,7 +339,7 @@ class Connection:
             self._threads += 1
             self._commands += verb.command
 
-    def _require_place(self, verb: Verb, call: CallId) -> None:
+    def _require_place(self, verb: SocketVerb, call: CallId) -> None:
         """Raises `WireError` when as many are under way as may be: of commands, or of all other long verbs."""
         if verb.command:
             if self._commands >= MAX_COMMANDS:
@@ -349,7 +349,7 @@ class Connection:
         if calls >= MAX_CALLS or self._threads - self._commands >= MAX_THREADS:
             raise WireError(wire.BUSY, f"{MAX_CALLS} calls of this connection are under way", call=call)
 
-    def _enter(self, verb: Verb, call: CallId) -> None:
+    def _enter(self, verb: SocketVerb, call: CallId) -> None:
         """Take a place among those of all connections. Raises `WireError` when there is none."""
         if verb.command:
             if not self.server.commands.acquire(blocking=False):
