@@ -16,12 +16,12 @@ from fusebackend.composite.route_table import RouteTable
 from fusebackend.dialects.agent_face import AgentFace
 from fusebackend.protocol import (
     Attr,
+    Change,
     DeleteResult,
     EditResult,
     FileInfo,
     FileUploadResponse,
     MoveResult,
-    Report,
     WriteResult,
 )
 from fusebackend.remote.volume import ForeignVolume, foreign_volume
@@ -121,7 +121,7 @@ class TellingFace(AgentFace):
     def edit(self, path: AgentPath, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
         volume, _ = self._before()
         result = super().edit(path, old_string, new_string, replace_all)
-        self._tell(volume, [path], [] if result.error else [Report("modified", path)])
+        self._tell(volume, [path], [] if result.error else [Change(kind="modified", path=path)])
         return result
 
     def delete(self, path: AgentPath) -> DeleteResult:
@@ -130,13 +130,14 @@ class TellingFace(AgentFace):
         # A tree may be gone in part.
         kind: Any = "unknown" if result.error else "deleted"
         told = not result.error or _is_dir(before[0])
-        self._tell(volume, [path], [Report(kind, _shown(path, before[0]))] if told else [])
+        self._tell(volume, [path], [Change(kind=kind, path=_shown(path, before[0]))] if told else [])
         return result
 
     def move(self, source: AgentPath, destination: AgentPath) -> MoveResult:
         volume, before = self._before(source)
         result = super().move(source, destination)
-        moved = Report("moved", _shown(destination, before[0]), _shown(source, before[0]))
+        after, old = _shown(destination, before[0]), _shown(source, before[0])
+        moved = Change(kind="moved", path=after, moved_from=old)
         self._tell(volume, [source, destination], [] if result.error else [moved])
         return result
 
@@ -161,7 +162,7 @@ class TellingFace(AgentFace):
         except OSError:  # the verb will say what is wrong
             return None
 
-    def _tell(self, volume: ForeignVolume | None, changed: list[AgentPath], reports: list[Report]) -> None:
+    def _tell(self, volume: ForeignVolume | None, changed: list[AgentPath], reports: list[Change]) -> None:
         if volume is None:
             return
         try:
@@ -170,8 +171,8 @@ class TellingFace(AgentFace):
             log.warning("%s: a mount shows changes late: %s", self.name, error)
 
 
-def _stored(path: AgentPath, before: Attr | None) -> Report:
-    return Report("created" if before is None else "modified", path)
+def _stored(path: AgentPath, before: Attr | None) -> Change:
+    return Change(kind="created" if before is None else "modified", path=path)
 
 
 def _is_dir(attr: Attr | None) -> bool:

@@ -341,10 +341,10 @@ class _NodeCopy(_Copy):
             for parent, name in [*self._made, (self._parent, self._name)]:
                 changes += [Change(node=parent), Change(parent=parent, name=name)]
             for path in self._place.missing_paths:
-                changes.report("created", path + "/")
+                changes.append(Change(kind="created", path=path + "/"))
             for item in items:
                 path = AgentPath("/".join([self._place.path, *map(paths.to_text, item.names)]))
-                changes.report("created", path + "/" if item.is_dir else path)
+                changes.append(Change(kind="created", path=path + "/" if item.is_dir else path))
         self._volume.sync()
 
     def _adorn(self, item: Item, node: int) -> None:
@@ -363,7 +363,7 @@ class _NodeCopy(_Copy):
                 self._volume.rmdir(parent, name)
                 changes += [Change(node=parent), Change(parent=parent, name=name)]
                 if was_seen:
-                    changes.report("deleted", path + "/")
+                    changes.append(Change(kind="deleted", path=path + "/"))
 
 
 def _hidden(name: bytes) -> bytes:
@@ -381,8 +381,8 @@ def _set_aside(volume: Volume, place: Place, items: list[Item]) -> bytes:
         if [item.state for item in _tree(volume, volume.lookup(place.parent, place.name))] != [i.state for i in items]:
             raise OSError(errno.EBUSY, "It was changed while it was being moved")
         volume.rename(place.parent, place.name, place.parent, name, RENAME_NOREPLACE)
-        changes += [Change(node=place.parent), Change(node=top.node, parent=place.parent, name=place.name)]
-        changes.report("deleted", place.path + "/" if top.is_dir else place.path)
+        path = place.path + "/" if top.is_dir else place.path
+        changes += [Change(node=place.parent), Change(top.node, place.parent, place.name, "deleted", path)]
     return name
 
 
@@ -390,7 +390,7 @@ def _set_aside(volume: Volume, place: Place, items: list[Item]) -> bytes:
 def _unheard(volume: Volume) -> Iterator[Changes]:
     """Somebody else's volume tells nobody."""
     with volume.lock:
-        yield Changes()
+        yield []
 
 
 def _require_unchanged(volume: ForeignVolume, place: Place, items: list[Item], digests: dict[Names, bytes]) -> None:

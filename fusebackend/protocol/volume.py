@@ -10,9 +10,10 @@ import stat as stat_module
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from fusebackend.protocol.events import Report
+from fusebackend.base.paths import AgentPath
+from fusebackend.protocol.events import Change
 
 # --------------------------------------------------------------------------------------------------------------
 # Records of the kernel face
@@ -28,11 +29,12 @@ __all__ = [
     "Attr",
     "AttrChanges",
     "Caller",
-    "Change",
     "Features",
     "Link",
+    "Routed",
     "StatFs",
     "Volume",
+    "Writable",
     "unsupported",
 ]  # fmt: skip
 
@@ -124,18 +126,6 @@ class Caller(NamedTuple):
     pid: int = 0
 
 
-class Change(NamedTuple):
-    """Something another face or another host changed, for the caches above the volume.
-
-    `node` is set when its data or attributes changed; `parent` and `name` when that directory entry did. A change
-    with neither (`Change()`) means anything may have changed.
-    """
-
-    node: int | None = None
-    parent: int | None = None
-    name: bytes | None = None
-
-
 class Link(NamedTuple):
     """A directory entry: in the directory `parent`, `name` leads to `node`."""
 
@@ -186,6 +176,27 @@ class Features:
 # --------------------------------------------------------------------------------------------------------------
 
 
+class Writable(Protocol):
+    """The methods of `Volume` that change something. While a `Watch` is open, the mount calls them through
+    `vfs/watch/emitting.py`, which reports each change."""
+
+    def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr: ...
+    def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Attr: ...
+    def symlink(self, parent: int, name: bytes, target: bytes, caller: Caller) -> Attr: ...
+    def create(self, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> Attr: ...
+    def link(self, node: int, new_parent: int, new_name: bytes) -> Attr: ...
+    def unlink(self, parent: int, name: bytes) -> None: ...
+    def rmdir(self, parent: int, name: bytes) -> None: ...
+    def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None: ...
+    def setattr(self, node: int, changes: AttrChanges) -> Attr: ...
+    def setxattr(self, node: int, name: bytes, value: bytes) -> None: ...
+    def removexattr(self, node: int, name: bytes) -> None: ...
+    def write(self, node: int, offset: int, data: bytes) -> int: ...
+    def append(self, node: int, data: bytes) -> int: ...
+    def flush(self, node: int) -> None: ...
+    def fsync(self, node: int, datasync: bool = False) -> None: ...
+
+
 class Volume(abc.ABC):
     """A tree of nodes, in the kernel's words.
 
@@ -206,7 +217,7 @@ class Volume(abc.ABC):
     ttl_s: float | None = None
     """Seconds for which a mount may believe it where there is no change feed; None: as the mount says."""
 
-    untold: int = 0
+    unpublished: int = 0
     """How many changes the agent face has made that not everybody has been told of. Read it with `lock` held."""
 
     at_once: frozenset[str] = frozenset()
@@ -385,7 +396,7 @@ class Volume(abc.ABC):
         """
         return lambda: None
 
-    def observe(self, callback: Callable[[Sequence[Report]], Callable[[], None]]) -> Callable[[], None]:
+    def observe(self, callback: Callable[[Sequence[Change]], Callable[[], None]]) -> Callable[[], None]:
         """Tell `callback` what has happened to which paths, other than through the kernel face; returns what ends that.
 
         Called with the lock held, so in the order of the changes; it must not wait. What it returns is called when
@@ -401,6 +412,14 @@ class Volume(abc.ABC):
 
     def close(self) -> None:
         """Make everything durable and let go of files and connections. Nothing may be called afterwards."""
+
+
+@runtime_checkable
+class Routed(Protocol):
+    """A backend that consists of several, each with the path at which a mount shows it."""
+
+    def mounts(self) -> dict[AgentPath, Any]:
+        """Prefix → backend, the default at `/`."""
 
 
 def unsupported(what: str) -> OSError:

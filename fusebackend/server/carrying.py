@@ -38,7 +38,7 @@ from fusebackend.base.budget import Spent
 from fusebackend.base.errors import FILE_NOT_FOUND, words_of
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.dialects.agent_face import AgentFace
-from fusebackend.protocol import ROOT_NODE, Attr, AttrChanges, Change, FileDownloadResponse, ObservableVolume, Report
+from fusebackend.protocol import ROOT_NODE, Attr, AttrChanges, Change, FileDownloadResponse, ObservableVolume
 from fusebackend.remote.whole_files import conflict_path
 from fusebackend.server.binds import OWN_DIRECTORY, is_systems
 from fusebackend.volumes.walk import FileWalk, resolve
@@ -403,7 +403,7 @@ class Carrying:
             readable = stat.S_IMODE(attr.mode) & 0o444
             mode = stat.S_IMODE(attr.mode) & ~0o111 | (readable >> 2 if executable else 0)
             route.volume.setattr(attr.node, AttrChanges(mode=mode))
-            _tell(route, Change(node=attr.node), Report("attributes", route.inner(path)))
+            _tell(route, Change(node=attr.node, kind="attributes", path=route.inner(path)))
 
         with contextlib.suppress(FileNotFoundError):
             route.offload.run("carry", change)
@@ -557,10 +557,10 @@ def _remove_directory(route: Route, path: AgentPath) -> None:
     """Remove an empty directory of a route. ENOTEMPTY."""
     place = resolve(route.volume, path, follow=False)
     route.volume.rmdir(place.parent, place.name)
-    _tell(route, Change(parent=place.parent, name=place.name), Report("deleted", f"{path}/"))
+    _tell(route, Change(parent=place.parent, name=place.name, kind="deleted", path=f"{path}/"))
 
 
-def _tell(route: Route, change: Change, report: Report) -> None:
+def _tell(route: Route, change: Change) -> None:
     """Tell the kernel and watchers of what was done to a volume."""
     if isinstance(route.volume, ObservableVolume):
-        route.volume.publish(change, reports=[report])
+        route.volume.publish(change)

@@ -46,7 +46,7 @@ from fusebackend.linux.command import (
     nothing_to_run,
     response,
 )
-from fusebackend.protocol import ExecuteResponse, ObservableVolume, Report
+from fusebackend.protocol import Change, ExecuteResponse, ObservableVolume
 from fusebackend.server.binds import Binds
 from fusebackend.server.carrying import Carrying
 from fusebackend.shell.options import ShellOptions
@@ -310,7 +310,7 @@ class Guest:
         except OSError as error:
             log.info("what a command has changed shows late: %s", error)
         if isinstance(route.volume, ObservableVolume):
-            route.volume.publish(reports=[Report("unknown", "/")])
+            route.volume.publish(Change(path="/"))
 
     # -- life --------------------------------------------------------------------------------------------------
 

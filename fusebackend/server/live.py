@@ -15,7 +15,6 @@ from fusebackend.server.command_executor import Executor
 from fusebackend.server.mounted import MountedBackend
 from fusebackend.shell import ShellOptions
 from fusebackend.vfs import switches
-from fusebackend.vfs.calls.route_guard import RouteGuard
 from fusebackend.vfs.mounted_tree import FileSystem
 
 if TYPE_CHECKING:
@@ -58,8 +57,7 @@ class LiveMount:
             backend, ttl_s=ttl_s, deadline_s=deadline_s, limits=limits, switches=switches.from_environment()
         )
         self._backend = backend
-        routes = [route for route in self.filesystem.tree.routes if route.offload.blocking]
-        self._guards = {route.prefix: RouteGuard(route.offload) for route in routes}
+        self._guards = {route.prefix: route.offload for route in self.filesystem.tree.routes if route.offload.blocking}
         self._session = Session(self.filesystem, mountpoint, options, describe=self._describe, before_end=self._end)
         self.status = self._session.status
         self.warnings: list[str] = []

@@ -265,8 +265,7 @@ class VolumeBackend(BackendProtocol):
             else:
                 require_regular(place.attr)
                 # Told even if it fails half-way: what is there now is not what was.
-                changes.append(Change(node=place.attr.node))
-                changes.report("modified", place.path)
+                changes.append(Change(node=place.attr.node, kind="modified", path=place.path))
                 overwrite(self.volume, place.attr.node, data)
 
     def _create(self, place: Place, data: bytes | FileContents, changes: Changes) -> None:
@@ -281,8 +280,7 @@ class VolumeBackend(BackendProtocol):
             except OSError:
                 self.volume.unlink(parent, place.name)  # no half-written file where there was none
                 raise
-        changes.append(Change(node=node, parent=parent, name=place.name))
-        changes.report("created", place.path)
+        changes.append(Change(node, parent, place.name, "created", place.path))
 
     def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
         try:
@@ -323,8 +321,7 @@ class VolumeBackend(BackendProtocol):
 
     def _store(self, place: Place, before: bytes, after: bytes, occurrences: int, changes: Changes) -> int:
         node = place.found.node
-        changes.append(Change(node=node))
-        changes.report("modified", place.path)
+        changes.append(Change(node=node, kind="modified", path=place.path))
         rewrite(self.volume, node, before, after)
         return occurrences
 
@@ -360,8 +357,8 @@ class VolumeBackend(BackendProtocol):
             with self._parents(new, changes) as parent:
                 self.volume.rename(old.parent, old.name, parent, new.name, RENAME_NOREPLACE)
             changes += [Change(node=old.parent), Change(node=moved.node, parent=old.parent, name=old.name)]
-            changes.append(Change(node=moved.node, parent=parent, name=new.name))
-            changes.report("moved", _shown(new.path, moved), _shown(old.path, moved), moved.node)
+            after, before = _shown(new.path, moved), _shown(old.path, moved)
+            changes.append(Change(moved.node, parent, new.name, "moved", after, before))
 
     def delete(self, file_path: str) -> DeleteResult:
         try:
@@ -379,8 +376,7 @@ class VolumeBackend(BackendProtocol):
             changes.append(Change(node=place.parent))
             if not place.found.is_dir:
                 self.volume.unlink(place.parent, place.name)
-                changes.append(Change(node=node, parent=place.parent, name=place.name))
-                changes.report("deleted", place.path)
+                changes.append(Change(node, place.parent, place.name, "deleted", place.path))
                 return
         self._delete_tree(Doomed(place.parent, place.name, node, place.path))
 
@@ -403,9 +399,8 @@ class VolumeBackend(BackendProtocol):
             for directory, name, _ in reversed(made):
                 self.volume.rmdir(directory, name)
             raise
-        changes += [Change(node=node, parent=directory, name=name) for directory, name, node in made]
-        for path in place.missing_paths:
-            changes.report("created", path + "/")
+        for (directory, name, node), path in zip(made, place.missing_paths, strict=True):
+            changes.append(Change(node, directory, name, "created", path + "/"))
 
 
 def _shown(path: AgentPath, attr: Attr) -> str:

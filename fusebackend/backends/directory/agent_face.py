@@ -194,8 +194,8 @@ class DirectoryFace(VolumeBackend):
             if error.errno not in VANISHED | {errno.EISDIR}:
                 raise
         else:
-            changes.append(Change(child.node, doomed.node, name))
-            changes.report("deleted", paths.join(doomed.path, paths.to_text(name)))
+            path = paths.join(doomed.path, paths.to_text(name))
+            changes.append(Change(child.node, doomed.node, name, "deleted", path))
         return None
 
     def _delete_emptied(self, doomed: Doomed, names: list[bytes], changes: Changes) -> bool:
@@ -209,8 +209,7 @@ class DirectoryFace(VolumeBackend):
             if error.errno not in VANISHED:
                 raise
         else:
-            changes.append(Change(doomed.node, doomed.parent, doomed.name))
-            changes.report("deleted", doomed.path + "/")
+            changes.append(Change(doomed.node, doomed.parent, doomed.name, "deleted", doomed.path + "/"))
         return True
 
 

@@ -56,7 +56,6 @@ from fusebackend.protocol import (
     MoveResult,
     OnExists,
     ReadResult,
-    Report,
     SandboxBackendProtocol,
     Verb,
     WriteResult,
@@ -131,8 +130,8 @@ class FilesystemBackend(BackendProtocol):
             if node is not None or parent is not None:  # else the mount does not know what was changed
                 self.volume.tell([Change(node, parent, change.name if parent is not None else None)])
 
-        def relay_reports(reports: Sequence[Report]) -> Callable[[], None]:
-            return self.volume.report([seen for report in reports if (seen := self._seen(host, report)) is not None])
+        def relay_paths(changes: Sequence[Change]) -> Callable[[], None]:
+            return self.volume.report([seen for change in changes if (seen := self._seen(host, change)) is not None])
 
         def relay_guard(node: int) -> Callable[[], None]:
             stack = contextlib.ExitStack()
@@ -142,21 +141,21 @@ class FilesystemBackend(BackendProtocol):
             return stack.close
 
         host.subscribe(relay)
-        host.observe(relay_reports)
+        host.observe(relay_paths)
         host.guard(relay_guard)
         return host
 
-    def _seen(self, host: HostVolume, report: Report) -> Report | None:
-        """A report of the machine's paths as one of `root_dir`, None for what is outside of it."""
-        path = self._inner(report.path)
-        if report.moved_from is None:
-            return None if path is None else report._replace(path=path)
-        before = self._inner(report.moved_from)
+    def _seen(self, host: HostVolume, change: Change) -> Change | None:
+        """A change with paths of the machine as one of `root_dir`, None for one outside of it."""
+        path = self._inner(change.path)
+        if change.moved_from is None:
+            return None if path is None else change._replace(path=path)
+        before = self._inner(change.moved_from)
         if path is not None and before is not None:
-            return report._replace(path=path, moved_from=before, node=self.volume.twin(host, report.node))
+            return change._replace(path=path, moved_from=before, node=self.volume.twin(host, change.node))
         if path is not None:
-            return Report("created", path)
-        return None if before is None else Report("deleted", before)
+            return Change(kind="created", path=path)
+        return None if before is None else Change(kind="deleted", path=before)
 
     def _inner(self, path: str) -> str | None:
         root = str(self.cwd)
@@ -377,8 +376,7 @@ class LocalShellBackend(FilesystemBackend, SandboxBackendProtocol):
                     _kill_group(process)
             run.drain()
         with self.volume.changing() as changes:  # it may have changed any file
-            changes.append(Change())
-            changes.report("unknown", "/")
+            changes += [Change(), Change(path="/")]
         return run.response(end, process.returncode, seconds, self.max_output_bytes)
 
 
