@@ -1,8 +1,8 @@
 """errno to error code and back.
 
 The agent face speaks in four codes, the kernel face in errno; these tables translate between them. An errno without a
-code is said in the system's own words (`os.strerror`), and found again by them: no other text is guessed at. What
-databases and services raise becomes an errno in a table of each backend (`databases/postgres_errors.py`,
+code is said in the system's own words (`os.strerror`), and found again by them: no other text is guessed at. Each
+backend has a table from the errors of its database or service to errno (`databases/postgres_errors.py`,
 `backends/object_store/bucket/errors.py`, `backends/sandbox/script_answers.py`, `backends/sqlite/stored_tree.py`).
 """
 

@@ -2,11 +2,11 @@
 
 Routes are mount points, with the same semantics here as on the mount (`route_table.py` decides what belongs where):
 prefixes are checked when the composite is made, paths are normalised before they are routed, a prefix and every
-directory on the way to it are directories of their parent, and what they cover underneath is out of sight in every
-verb. grep and glob below a path include every route below it.
+directory on the way to it are directories of their parent, and hide files of the backend underneath in every verb. grep
+and glob below a path include every route below it.
 
-A route may be any object with an agent face, in whatever dialect (`dialects/agent_face.py`), or a factory: then the
-composite is called with a runtime and gives one whose routes are made. Until then, verbs that reach the factory say so,
+A route may be any object with an agent face, in any dialect (`dialects/agent_face.py`), or a factory: then the
+composite is called with a runtime and returns one with backends. Until then, verbs that reach the factory say so,
 unless a LangGraph graph is running here: then each verb makes the routes with that graph's runtime.
 
 Failures stay where they happen. A backend that raises gives an error that names its route. When one of several fails
@@ -15,8 +15,8 @@ logged; only when nothing was found is it the error of the result.
 
 A `files_update` of a state-backed route comes back with the paths an agent sees, and is merged into the default's
 `runtime.state["files"]` when the default has one. A `StateBackend` that shares its state with the default keeps its
-files there under those same paths. Somebody else's state-backed backend over the default's own runtime looks its files
-up by inner paths; for that one alone the update keeps them, as in the seeds.
+files there under those same paths. A foreign state-backed backend over the default's own runtime looks its files up by
+inner paths; for that one alone the update keeps them, as in the seeds.
 """
 
 from __future__ import annotations
@@ -157,7 +157,8 @@ class CompositeBackend(BackendProtocol):
         return self if same else CompositeBackend(base, routes)
 
     def mounts(self) -> dict[AgentPath, Any]:
-        """Prefix → backend, the default at `/`, with nested composites taken apart: what a kernel mounts where."""
+        """Return prefix → backend, the default at `/`, with nested composites taken apart: the mount points of the
+        kernel face."""
         table: dict[AgentPath, Any] = {}
         for prefix, backend in {"/": self.default, **self.routes}.items():
             own = AgentPath(prefix.removesuffix("/"))
@@ -231,7 +232,7 @@ class CompositeBackend(BackendProtocol):
         return result
 
     def move(self, source: str, destination: str) -> MoveResult:
-        """Rename; atomic inside a route whose backend has `move`. Across routes, or without one: `transfer.py`."""
+        """Rename; atomic inside a route if its backend has `move`. Across routes, or without one: `transfer.py`."""
         try:
             old, new = self._routing.route(source), self._routing.route(destination)
             if self._table.pinned(old.outer) or self._table.pinned(new.outer):
@@ -328,7 +329,8 @@ class CompositeBackend(BackendProtocol):
         return answers
 
     def upload_from(self, path: str, file: IO[bytes]) -> FileUploadResponse:
-        """`upload_files` of one that is in a file, without holding it all in memory where its backend can do that."""
+        """`upload_files` of one file, from an open file, without holding it all in memory where its backend can do
+        that."""
         answers, groups = self._grouped(UPLOAD_FILES, [path])
         for ((_, routed),) in groups:
             response = routed.face.upload_from(routed.inner, file)
@@ -426,7 +428,7 @@ class CompositeBackend(BackendProtocol):
 def _asked(
     verb: Verb[Response], groups: list[Group], ask: Callable[[Group], list[Response]]
 ) -> Iterator[tuple[Group, list[Response]]]:
-    """Yield the answers of each backend. Backends whose own `a…` verb is awaited are asked at the same time. When the
+    """Yield the answers of each backend. Backends with an `a…` verb of their own are asked at the same time. When the
     caller has cancelled, no further backend is asked."""
     awaited = [group for group in groups if group[0][1].face.coroutine(verb.name, caller.library())]
     yield from zip(awaited, together([functools.partial(ask, group) for group in awaited], MAX_AWAITED), strict=True)

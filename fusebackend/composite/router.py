@@ -57,7 +57,7 @@ class Routed(NamedTuple):
 
 
 class Scope(NamedTuple):
-    """What a search goes through: a backend from a path on, and all routes below `top`, as a rule the same path."""
+    """The files of a search: a backend from a path on, and all routes below `top`, as a rule the same path."""
 
     own: Routed
     top: AgentPath
@@ -80,7 +80,7 @@ class Routing:
         return Routed(prefix, self.faces[prefix], inner, outer)
 
     def scope(self, path: str | None) -> Scope:
-        """What a search goes through. Without a path that is everything, and the default from where it begins."""
+        """Return the files of a search. Without a path that is everything, and the default from where it begins."""
         if path is not None:
             routed = self.route(path)
             return Scope(routed, routed.outer)
@@ -105,12 +105,12 @@ log = logging.getLogger(__name__)
 class TellingFace(AgentFace):
     """The agent face of a backend that has no change feed, telling a mount of it what it changes.
 
-    `ForeignVolume`, the kernel face of such a backend, can't know what was done through the other face. A composite
-    speaks to its backends through this, so that a mount's caches do not wait for their time to live, and watchers hear
-    of it. A backend with a volume of its own tells by itself, and one that is not mounted has nobody to tell.
+    `ForeignVolume`, the kernel face of such a backend, can't see changes through the other face. A composite speaks to
+    its backends through this, so that a mount's caches do not wait for their time to live, and watchers hear of it. A
+    backend with a volume of its own reports by itself, and one that is not mounted needs no report.
 
     Such a backend does not say whether `upload_files` replaced something, nor whether what it deleted was a directory.
-    Only while somebody watches it is asked before."""
+    Only while a `Watch` is open it is asked before."""
 
     def write(self, path: AgentPath, content: str) -> WriteResult:
         volume, before = self._before(path)
@@ -150,7 +150,8 @@ class TellingFace(AgentFace):
         return answers
 
     def _before(self, *wanted: AgentPath) -> tuple[ForeignVolume | None, list[Attr | None]]:
-        """The volume that a mount has of this backend, if any; and what is at these paths, if somebody watches."""
+        """The volume that a mount has of this backend, if any; and the attributes of these paths, if a `Watch` is
+        open."""
         volume = foreign_volume(self.backend)
         if volume is None or not volume.watched:
             return volume, [None] * len(wanted)
@@ -159,7 +160,7 @@ class TellingFace(AgentFace):
     def _look(self, volume: ForeignVolume, path: AgentPath) -> Attr | None:
         try:
             return self._guarded("stat", lambda: resolve(volume, path, follow=False).attr)
-        except OSError:  # the verb will say what is wrong
+        except OSError:  # the verb fails in the same way
             return None
 
     def _tell(self, volume: ForeignVolume | None, changed: list[AgentPath], reports: list[Change]) -> None:

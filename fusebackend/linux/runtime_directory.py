@@ -47,7 +47,7 @@ def _is_own(path: str) -> bool:
 def _private(path: str) -> str:
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
-        os.chmod(path, 0o700)  # whatever the umask
+        os.chmod(path, 0o700)  # the umask may have removed bits
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
         raise OSError(errno.EPERM, f"'{path}' must be a directory of this user's with mode 0700; remove it")

@@ -1,13 +1,13 @@
-"""`Guest`: the commands of a mount whose default backend runs commands itself.
+"""`Guest`: commands of a mount that run in the default backend.
 
-What the default's `execute` can't do is adapted where that is exact, and refused where it is not:
+A feature that the default's `execute` lacks is replaced where that is exact, and refused otherwise:
 
 - the directory to start in: by `cd`, which ends the command with 126 where there is none;
 - standard input: by a file beside the sandbox's own (`BaseSandbox`), which is gone before the command reads it; any
   other object has no place for one, so a command with input is refused;
 - output as it comes: an `execute` that takes no `on_output` tells all of it when the command has ended;
-- the end before its time: an `execute` that takes no `stopped` can't be interrupted. Its answer is dropped then, the
-  caller is told that the command may still run, and the log too;
+- the end before its time: an `execute` that takes no `stopped` can't be interrupted. Its answer is dropped then, and
+  the caller's answer and the log say that the command may still run;
 - time: an `execute` that takes no `timeout` is given up when the time is over, in the same way.
 
 How such a command comes to the other routes is a sight: `binds.py` and `carrying.py`. Without one it sees none, and
@@ -279,12 +279,12 @@ class Guest:
             return ExecuteResponse(output=text, exit_code=code)
         except NotImplementedError as error:
             raise GuestError(str(error) or f"{self.label} can't run commands") from None
-        except Exception as error:  # somebody else's code: whatever it raises becomes an answer
+        except Exception as error:  # foreign code: any error of it becomes an answer
             log.warning("a command in %s failed", self.label, exc_info=True)
             return ExecuteResponse(output=f"Error executing command: {type(error).__name__}: {error}", exit_code=1)
 
     def _answer(self, raw: Any) -> ExecuteResponse:
-        """What `execute` gave, as this package's record, and not longer than the options allow."""
+        """Return the answer of `execute` as this package's record, not longer than the options allow."""
         if isinstance(raw, str):
             raw = {"output": raw}
         output, code = field_of(raw, "output"), field_of(raw, "exit_code")
@@ -339,7 +339,7 @@ def label_of(default: Any) -> str:
     name = type(default).__name__
     try:
         told = getattr(default, "id", None)
-    except Exception:  # somebody else's code
+    except Exception:  # foreign code
         told = None
     if not isinstance(told, str):
         return name
@@ -347,7 +347,7 @@ def label_of(default: Any) -> str:
 
 
 def _parameters(verb: Callable[..., Any]) -> frozenset[str]:
-    """The names of what an `execute` takes; empty for one that takes any name."""
+    """Return the names of an `execute`'s parameters; empty if it takes any name."""
     known = inspect.signature(verb).parameters
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in known.values()):
         return frozenset()

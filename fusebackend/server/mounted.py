@@ -1,7 +1,7 @@
-"""`MountedBackend`: the files of a live mount through the agent face, and what only a live mount can do.
+"""`MountedBackend`: the files of a live mount through the agent face, and verbs of live mounts.
 
 The verbs go to the backend that is mounted. `execute` runs where the default backend runs commands, else in a sandbox
-whose root is the mount (`command_executor.py`); `stat`, `invalidate`, `watch` and `status` speak of the mount. Both
+of the mount (`command_executor.py`); `stat`, `invalidate`, `watch` and `status` speak of the mount. Both
 `mount.api.Mount` and the control server end here.
 """
 
@@ -83,7 +83,7 @@ class MountedBackend(ServedMount):
     # -- the agent face ----------------------------------------------------------------------------------------
 
     def upload_from(self, path: str, file: IO[bytes]) -> FileUploadResponse:
-        """`upload_files` of one that is in a file, see `CompositeBackend.upload_from`."""
+        """`upload_files` of one file, from an open file; see `CompositeBackend.upload_from`."""
         return self.backend.upload_from(path, file)
 
     def download_to(self, path: str, file: IO[bytes]) -> FileDownloadResponse:
@@ -107,11 +107,11 @@ class MountedBackend(ServedMount):
     # -- the mount ---------------------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
-        """What `fusebackend status --json` shows of the mount."""
+        """Return the mount as `fusebackend status --json` shows it."""
         return self._status()
 
     def stat(self, path: str, *, follow: bool = False) -> StatResult:
-        """What a path is; a symbolic link itself, unless `follow` says otherwise."""
+        """Return the attributes of a path; a symbolic link itself, unless `follow` says otherwise."""
         try:
             outer = paths.normalise(path)
             route = self.filesystem.tree.route_of(outer)
@@ -141,7 +141,8 @@ class MountedBackend(ServedMount):
         )
 
     def stats(self, path: str) -> StatsResult:
-        """`stat` of each entry of a directory, in one answer, `path` as `ls` gives it. What has gone has an error."""
+        """`stat` of each entry of a directory, in one answer, `path` as `ls` gives it. A file that has gone has an
+        error."""
         answer = self.ls(path)
         if answer.error is not None:
             return StatsResult(error=answer.error)
@@ -153,7 +154,8 @@ class MountedBackend(ServedMount):
         return StatsResult(entries=found)
 
     def _look(self, route: Route, outer: AgentPath, follow: bool) -> tuple[Attr | None, str | None]:
-        """What the volume has at a path, and where a symbolic link leads. None for what only the routes need."""
+        """Return the attributes of a path in its volume, and the target of a symbolic link. None for a directory that
+        exists only for the routes."""
         try:
             found = resolve(route.volume, route.inner(outer), follow=follow).found
         except (FileNotFoundError, NotADirectoryError):
@@ -166,11 +168,12 @@ class MountedBackend(ServedMount):
         return found, os.fsdecode(route.volume.readlink(found.node)) if is_link else None
 
     def _is_way(self, path: AgentPath) -> bool:
-        """Does a path lead to routes below it? It is a directory then, whatever the backend has there."""
+        """Return True if there are routes below a path. It is a directory then, even if the backend has a file
+        there."""
         return bool(self.filesystem.tree.table.names_below(path))
 
     def invalidate(self, path: str = "/") -> None:
-        """Something behind `path` has been changed by others: believe nothing that is known of it.
+        """Forget everything that is cached of `path`, because others have changed it.
 
         Raises:
             PathError: the path is malformed.
