@@ -47,11 +47,14 @@ VANISHED = frozenset({errno.ENOENT, errno.ESTALE, errno.ENOTDIR})
 _ERRNO_OF_WORDS: dict[str, int] = {os.strerror(number): number for number in errno.errorcode}
 
 
-def code_of(error: OSError) -> str:
-    """Return the error code for an `OSError`; outside the table, the system's own words (`No space left on device`).
+def code_of(error: Exception) -> str:
+    """Return the error code for an exception: `invalid_path` for one that is no `OSError` (a refused path or pattern),
+    and the system's own words (`No space left on device`) for an errno outside of the table.
 
     EIO says nothing, so its error's own text does; `errno_of` returns EIO for that too.
     """
+    if not isinstance(error, OSError):
+        return INVALID_PATH
     number = error.errno
     if number is None:
         return str(error)

@@ -13,7 +13,7 @@ import click
 
 from fusebackend.cli.progress import waiting
 from fusebackend.cli.show import Complaints, Failed, Output, json_option, note
-from fusebackend.cli.target import completion
+from fusebackend.cli.target import complete_volume
 from fusebackend.urls import opening as urls
 
 CLEAN, MENDED, LEFT, FAILED = 0, 1, 4, 8
@@ -34,7 +34,7 @@ class Verdict(NamedTuple):
 
 
 @click.command()
-@click.argument("url", shell_complete=completion("volume"))
+@click.argument("url", shell_complete=complete_volume)
 @click.option("--repair", is_flag=True, help="Mend what is wrong. Nobody may have the volume open.")
 @json_option("an object {url, problems, left, rescued, status}; problems and left are arrays of lines.")
 def check(url: str, repair: bool, as_json: bool) -> None:

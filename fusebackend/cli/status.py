@@ -10,14 +10,14 @@ from typing import Any
 
 import click
 
-from fusebackend.cli.target import completion
+from fusebackend.cli.target import complete_mountpoint
 from fusebackend.linux import mount_table as table
 from fusebackend.linux.mount_error import MountError
 from fusebackend.linux.mount_table import MountState
 
 
 @click.command()
-@click.argument("mountpoint", required=False, shell_complete=completion("mountpoint"))
+@click.argument("mountpoint", required=False, shell_complete=complete_mountpoint)
 @click.option("--json", "as_json", is_flag=True, help="A JSON array with one object per mount.")
 def status(mountpoint: str | None, as_json: bool) -> None:
     """Show all mounts, or the one on MOUNTPOINT.

@@ -12,7 +12,7 @@ from typing import NoReturn
 import click
 
 from fusebackend.cli.progress import waiting
-from fusebackend.cli.target import completion
+from fusebackend.cli.target import complete_mountpoint
 from fusebackend.linux import mount_table as table
 from fusebackend.linux.mount_error import MountError
 from fusebackend.linux.mount_table import MountEntry, MountState
@@ -22,7 +22,7 @@ DEFAULT_TIMEOUT_S = 60.0
 
 
 @click.command()
-@click.argument("mountpoint", shell_complete=completion("mountpoint"))
+@click.argument("mountpoint", shell_complete=complete_mountpoint)
 @click.option("--lazy", is_flag=True, help="Also while files are open: they can be used until they are closed.")
 @click.option(
     "--timeout",

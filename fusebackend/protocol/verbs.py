@@ -66,8 +66,7 @@ class Verb(Generic[R]):
         """
         record: Callable[..., R] = self.record
         if self.batch:
-            code = errors.code_of(error) if isinstance(error, OSError) else errors.INVALID_PATH
-            return record(path=paths[0], error=code)
+            return record(path=paths[0], error=errors.code_of(error))
         return record(error=self.sentence(error, *paths))
 
     def sentence(self, error: Exception, *paths: str) -> str:

@@ -32,7 +32,6 @@ import errno
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
 
 from fusebackend import text
 from fusebackend.backends.sandbox.script_answers import (
@@ -56,13 +55,15 @@ from fusebackend.base.paths import AgentPath
 from fusebackend.linux.command import TIMED_OUT
 from fusebackend.protocol import (
     NAME_MAX_BYTES,
+    UPLOAD_FILES,
     ExecuteResponse,
     FileDownloadResponse,
     FileInfo,
     FileUploadResponse,
+    OnExists,
     SandboxBackendProtocol,
 )
-from fusebackend.remote.agent_verbs import FileVerbs, Loaded, Refusal, Unreadable, checked, code_of
+from fusebackend.remote.agent_verbs import FileVerbs, Loaded, Refusal, Unreadable, checked
 from fusebackend.remote.buffer import digest_of
 
 PATH_MAX_BYTES = 4095
@@ -100,7 +101,7 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
     script_timeout_s: float = 25.0
     max_search_bytes: int = 64 << 20
 
-    def __init__(self, *, root: str = "/", on_exists: Literal["error", "replace"] = "error") -> None:
+    def __init__(self, *, root: str = "/", on_exists: OnExists = "error") -> None:
         super().__init__(on_exists=on_exists)
         self.root = paths.normalise(root)
         self._others: tuple[str, ...] = ()
@@ -256,7 +257,7 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
             self._swap(found, before, content)
         except Refusal as error:
             lost = isinstance(error, OSError) and error.errno in (errno.ESTALE, errno.EEXIST, errno.ENOENT)
-            return FileUploadResponse(path=path, error=errors.CONFLICT if lost else code_of(error))
+            return FileUploadResponse(path=path, error=errors.CONFLICT) if lost else UPLOAD_FILES.refused(error, path)
         return FileUploadResponse(path=path)
 
     def _remove(self, path: AgentPath) -> None:

@@ -24,7 +24,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 
@@ -37,17 +37,17 @@ from fusebackend.control.limits import (
     PATIENCE_S,
     TYPED_FACTOR,
     WORK_FACTOR,
+    Arrivals,
     NoRoom,
+    Places,
+    Room,
     Share,
 )
 from fusebackend.control.server.calls import RunningCall, Subscription
-from fusebackend.control.server.turns import Client, Turn
+from fusebackend.control.server.turns import Client, Turn, Turns
 from fusebackend.control.staging import Staging
-from fusebackend.control.verbs import VERBS, OfPing, SocketVerb
+from fusebackend.control.verbs import VERBS, OfPing, ServedMount, SocketVerb
 from fusebackend.control.wire import CallId, Closed, ErrorObject, Failure, Lines, WireError
-
-if TYPE_CHECKING:
-    from fusebackend.control.server.control_server import ControlServer
 
 log = logging.getLogger(__name__)
 
@@ -67,10 +67,27 @@ HANGUP_S = 0.1
 """How often a connection that can't send any more is looked at: is the client still there?"""
 
 
+class Server(Protocol):
+    """The server of a connection (`control_server.py`), as connections use it: everything that they share."""
+
+    backend: ServedMount
+    read_only: bool
+    room: Room
+    arrivals: Arrivals
+    turns: Turns
+    brief_turns: Turns
+    calls: Places
+    subscriptions: Places
+    commands: threading.BoundedSemaphore
+
+    def crowded(self, connection: Connection) -> bool: ...
+    def ended(self, connection: Connection) -> None: ...
+
+
 class Connection:
     """See the module's docstring. `start` serves it in a thread of its own until it or the server ends."""
 
-    def __init__(self, server: ControlServer, stream: socket.socket, number: int = 0) -> None:
+    def __init__(self, server: Server, stream: socket.socket, number: int = 0) -> None:
         self.server = server
         self.backend = server.backend
         self.staging = Staging()
@@ -385,6 +402,14 @@ class Connection:
             if found is not None:
                 found.cancelled.set()
         return found is not None
+
+    @property
+    def read_only(self) -> bool:
+        return self.server.read_only
+
+    @property
+    def subscribers(self) -> int:
+        return self.server.subscriptions.taken
 
     @property
     def why_cancelled(self) -> str:
