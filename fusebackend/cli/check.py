@@ -1,4 +1,4 @@
-"""`fusebackend check`: is what a volume is kept in sound, and can it be mended? The fsck of `sqlite:` volumes.
+"""`fusebackend check`: check the storage of a volume, and repair it. The fsck of `sqlite:` volumes.
 
 Exit status, as of fsck(8): 0 nothing is wrong, 1 all that was wrong has been mended, 4 something is still wrong, 8 the
 volume could not be looked at.
@@ -20,7 +20,7 @@ CLEAN, MENDED, LEFT, FAILED = 0, 1, 4, 8
 
 
 class Verdict(NamedTuple):
-    """What was `found`, what of it is `left`, and how many files had to be put into `/lost+found`."""
+    """The damage that was `found`, the damage that is `left`, and the number of files put into `/lost+found`."""
 
     found: list[str]
     left: list[str]
@@ -41,7 +41,7 @@ def check(url: str, repair: bool, as_json: bool) -> None:
     """Check the file of a volume: URL is sqlite:PATH, or just the PATH of such a file.
 
     Each problem is one line. A volume that is mounted is checked as of its last flush; it can be mended when it is
-    unmounted. What holds data and has lost its name is put into /lost+found.
+    unmounted. Files with data that have lost their names are put into /lost+found.
 
     The exit status is that of fsck: 0 nothing is wrong, 1 all of it has been mended, 4 something is still wrong, 8 the
     volume could not be looked at.

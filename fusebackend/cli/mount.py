@@ -100,7 +100,7 @@ def _plan(
     read_only: bool,
     options: Sequence[str],
 ) -> MountPlan:
-    """Put the file and the command line together; whatever both say, the command line decides."""
+    """Put the file and the command line together; the command line decides if both are given."""
     base = _base(config_path)
     words = config.parse_words([*file.options, *options])
     given = config.routes_by_prefix([_split_route(route) for route in routes])
@@ -192,5 +192,5 @@ def _announce(plan: MountPlan, pid: int, log: str | None = None) -> None:
         lines.append(f"  log: {log}")
     for prefix, url in plan.urls().items():
         lines.append(f"  {prefix if prefix == '/' else prefix + '/'}  {urls.mask(url)}")
-    with contextlib.suppress(OSError):  # nobody may be reading; the mount is there all the same
+    with contextlib.suppress(OSError):  # there may be no reader; the mount is there all the same
         click.echo("\n".join(lines))

@@ -1,4 +1,4 @@
-"""`Target`: which mount a path of the command line lies in, and what an agent calls it there.
+"""`Target`: the mount of a path of the command line, and the agent's path in it.
 
 Without `--mount` a path is one of the file system, and must lie in a mount of ours. With `--mount DIR` it is the
 agent's own name for a file of the mount that DIR lies in. A path is never taken for the other kind: a misspelt
@@ -57,8 +57,8 @@ class Target:
     Attributes:
         files: the mount's files.
         path: the agent's name for it.
-        given: as the command line has it; empty for a current directory that nobody named.
-        root: what a path outside of this one is shown below: the mount point, or nothing with `--mount`.
+        given: as the command line has it; empty for the current directory without an argument.
+        root: shown before paths outside of this one: the mount point, or nothing with `--mount`.
     """
 
     files: Client
@@ -67,7 +67,7 @@ class Target:
     root: str
 
     def shown(self, path: str) -> str:
-        """A path of an answer in the words of the command line: what lies below this one begins as it was given."""
+        """A path of an answer in the words of the command line: paths below this one begin as it was given."""
         inner = path.rstrip("/")
         if inner == self.path.rstrip("/"):
             return self.given or "."
@@ -77,7 +77,7 @@ class Target:
         return self.given.rstrip("/") + rest if self.given else rest[1:]
 
     def below(self, name: str) -> Target:
-        """What is called `name` in the directory that this is."""
+        """Return the target `name` in this directory."""
         path = paths.join(self.path, name)
         return Target(self.files, AgentPath(path), self.shown(path), self.root)
 
@@ -86,7 +86,7 @@ class Target:
         return self.path.rpartition("/")[2].startswith(".")
 
     def stats(self) -> list[StatResult]:
-        """What is in this directory. Raises `Failed`."""
+        """Return the entries of this directory. Raises `Failed`."""
         answer = self.files.stats(self.path)
         if answer.error is not None:
             raise Failed(self.words(answer.error))
@@ -99,7 +99,7 @@ class Target:
         return text if shown in text else f"'{shown}': {text}"
 
     def stat(self, *, follow: bool = True) -> StatResult:
-        """What it is. Raises `Failed` when that can't be told, as when it is not there."""
+        """Return its attributes. Raises `Failed` when there are none, as when it is not there."""
         found = self.files.stat(self.path, follow=follow)
         if found.error is not None:
             raise self.failed(found)
@@ -126,7 +126,7 @@ def locate(given: str, mount: str | None, *, follow: bool = True) -> Target:
     Args:
         given: the path.
         mount: of `--mount`.
-        follow: is the path's last segment followed, if it is a symbolic link? Those before it always are.
+        follow: follow the path's last segment if it is a symbolic link. Those before it always are.
 
     Raises:
         Failed: it lies in no mount, or can't be an agent's path.

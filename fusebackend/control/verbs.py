@@ -1,8 +1,8 @@
-"""The table of verbs: what can be asked over the control socket, with which parameters, and what then happens.
+"""The table of verbs: the methods of the control socket, with their parameters.
 
 Every agent verb has the parameters and the record that it has in Python (`protocol/agent.py`). A verb is run by the
-server in a thread of the connection; one that may take long has a thread of its own, so that the connection goes on
-and it can be cancelled, and may stream what it finds.
+server in a thread of the connection; a verb that may take long has a thread of its own, so that the connection goes on
+and can cancel it, and may stream its matches.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ SPOOLED_BYTES = 64 << 10
 
 
 class ServedMount(SandboxBackendProtocol):
-    """The agent face of a live mount, and what only a live mount can do.
+    """The agent face of a live mount, and the verbs of mounts alone.
 
     Attributes:
         mountpoint: where it is mounted, as an absolute path.
@@ -75,7 +75,7 @@ class ServedMount(SandboxBackendProtocol):
 
     @abc.abstractmethod
     def upload_from(self, path: str, file: IO[bytes]) -> FileUploadResponse:
-        """`upload_files` of one that is in a file."""
+        """`upload_files` of one file, from an open file."""
 
     @abc.abstractmethod
     def download_to(self, path: str, file: IO[bytes]) -> FileDownloadResponse:
@@ -105,11 +105,11 @@ class ServedMount(SandboxBackendProtocol):
 
     @abc.abstractmethod
     def status(self) -> dict[str, Any]:
-        """What `fusebackend status --json` shows of the mount."""
+        """Return the mount as `fusebackend status --json` shows it."""
 
     @abc.abstractmethod
     def stat(self, path: str, *, follow: bool = False) -> StatResult:
-        """What a path is; a symbolic link itself, unless `follow` says otherwise."""
+        """Return the attributes of a path; a symbolic link itself, unless `follow` says otherwise."""
 
     @abc.abstractmethod
     def stats(self, path: str) -> StatsResult:
@@ -125,7 +125,7 @@ class ServedMount(SandboxBackendProtocol):
 
 
 class Call(Protocol):
-    """What a verb knows of the call it answers."""
+    """The call that a verb answers."""
 
     backend: ServedMount
     staging: Staging
@@ -135,7 +135,8 @@ class Call(Protocol):
         """Send what there is so far; waits for the reader, and raises `ConnectionError` when there is none."""
 
     def notify_of(self, method: str, params: Callable[[], Mapping[str, Any]]) -> None:
-        """`notify`, with what is made when it is the call's turn to send, so that no piece waits in memory."""
+        """`notify`, with parameters that are made when it is the call's turn to send, so that no piece waits in
+        memory."""
 
     def hold(self, size: int) -> None:
         """So many bytes more are held for the call (`limits.py`)."""
@@ -167,7 +168,7 @@ class OfEdit(Params):
 
 
 class UploadItem(Params, gc=False):
-    """A file: its bytes, or the token of what was staged."""
+    """A file: its bytes, or the token of its staged content."""
 
     path: str
     content: bytes | None = None
@@ -219,7 +220,7 @@ class Nothing(Params):
 
 @dataclass(frozen=True)
 class SocketVerb:
-    """`long` verbs run in their own thread, and what a verb begins may `stay` after its answer: both are refused to
+    """`long` verbs run in their own thread, and a subscription may `stay` after the answer: both are refused to
     newcomers while all other places are taken (`limits.py`). A `command` is long, and counted apart, for it may run for
     hours. `changes` are refused on a read-only mount. Verbs that `work` wait for their turn (`server/turns.py`); the
     others are done in no time, or only wait."""
@@ -297,12 +298,12 @@ def _edit(call: Call, asked: OfEdit) -> Any:
 
 
 def _text(call: Call, given: str, staged: str | None) -> str:
-    """Raises ValueError for what is not UTF-8, which says of lone surrogates what `write` does."""
+    """Raises ValueError for bytes that are not UTF-8; for lone surrogates, `write` gives the error."""
     return given if staged is None else _staged(call, staged, 4).decode("utf-8", "surrogatepass")
 
 
 def _staged(call: Call, token: str, factor: int = 1) -> bytes:
-    """What is staged, which will be held so many times."""
+    """Take staged content, which will be held so many times."""
     call.hold(factor * call.staging.size(token))
     content = call.staging.take(token)
     if content is None:

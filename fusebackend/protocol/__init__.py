@@ -1,13 +1,13 @@
-"""Both faces of a backend, and the records that cross them. What behaviour there is are defaults: verbs under their
-older names, `a…` forms of verbs, and the text that `str(ReadResult)` shows.
+"""Both faces of a backend, and the records that cross them. The only behaviour are defaults: verbs under their older
+names, `a…` forms of verbs, and the text that `str(ReadResult)` shows.
 
 agent.py         the agent face, `BackendProtocol`: a path in, a record out, never an exception for a bad path
 records.py       its records
-verbs.py         its verbs as a table: records, errors, which ones change files
+verbs.py         its verbs as a table: the record, errors and kind of each
 volume.py        the kernel face, `Volume`: nodes and names in, values out, `OSError` with an errno
-observable.py    what a mount asks of a volume whose agent face changes it
-events.py        changes, as watchers get them
-scheme.py        how a backend brings its URL scheme
+observable.py    volumes that report changes of their agent face
+events.py        changes, for caches and watchers
+scheme.py        URL schemes of backends
 registered.py    `isinstance` for deepagents' classes
 
 Each face is derived from the other once: `volumes/agent_face.py` gives every volume an agent face, and

@@ -1,4 +1,4 @@
-"""Records that verbs answer with. A verb never raises for a bad path: `error` says what is wrong.
+"""Records that verbs answer with. A verb never raises for a bad path: `error` is its message.
 
 Names and attributes follow deepagents 0.7. The last ones are answers that only a live mount gives.
 """
@@ -82,7 +82,7 @@ class FileData(TypedDict):
 
 @dataclass
 class LsResult:
-    """What `ls` found, sorted by path; or why it could not look."""
+    """The entries that `ls` found, sorted by path; or its error."""
 
     error: str | None = None
     entries: list[FileInfo] | None = None
@@ -186,8 +186,8 @@ class MoveResult:
 class GrepResult:
     """Matches sorted by path and line. `truncated` is True when a limit cut them short.
 
-    `missing` says what was not searched: one of several backends that failed, or what a backend leaves out by rule, as
-    the histories of threads; then `truncated` is not set for it.
+    `missing` names the parts that were not searched: one of several backends that failed, or files that a backend
+    leaves out by rule, as the histories of threads; then `truncated` is not set for it.
     """
 
     error: str | None = None
@@ -228,7 +228,7 @@ class FileDownloadResponse:
 
 @dataclass
 class ExecuteResponse:
-    """What a shell command printed. `exit_code` is 124 after a time-out, None when it is not known."""
+    """The output of a shell command. `exit_code` is 124 after a time-out, None when it is not known."""
 
     output: str
     exit_code: int | None = None
@@ -237,7 +237,7 @@ class ExecuteResponse:
 
 @dataclass
 class StatResult:
-    """What a path is, as stat(2) tells: sizes in bytes, times in nanoseconds since 1970.
+    """The attributes of a path, as stat(2) gives them: sizes in bytes, times in nanoseconds since 1970.
 
     `type` is `file`, `directory`, `symlink`, `fifo`, `socket`, `character device` or `block device`; `mode` has the
     permission bits alone. `route` is the prefix of the backend that holds it. A directory that exists only because a
@@ -262,7 +262,7 @@ class StatResult:
 
 @dataclass
 class StatsResult:
-    """What `stats` tells: a `StatResult` for each entry of a directory, sorted by path."""
+    """The answer of `stats`: a `StatResult` for each entry of a directory, sorted by path."""
 
     error: str | None = None
     entries: list[StatResult] | None = None

@@ -39,7 +39,7 @@ class Verb(Generic[R]):
 
     Attributes:
         name: of the method.
-        record: what it answers with. A batch answers with one for each item.
+        record: the type of its answer. A batch answers with one for each item.
         failed: the start of its errors; `{0}` and `{1}` are the paths of the call.
         sentences: whole errors by errno or type of exception, instead of `failed` and the system's words.
         codes: `failed` is followed by an error code (`base/errors.py`).
@@ -61,7 +61,7 @@ class Verb(Generic[R]):
         """Return the record for an error.
 
         Args:
-            error: an `OSError`, or an exception whose text is for the user, such as `PathError` and `GlobError`.
+            error: an `OSError`, or an exception with a text for the user, such as `PathError` and `GlobError`.
             paths: the paths of the call, as its caller gave them.
         """
         record: Callable[..., R] = self.record

@@ -8,13 +8,13 @@ number of threads, and after a fork in both processes: each call has a connectio
 connections are kept for the next one. A server that has no room for another one is asked again for a while.
 
 Each verb is a coroutine, and its plain form the same one run to its end (`waits.py`). Awaited, under asyncio or trio,
-it needs no thread, and when it is cancelled the server is told: a command is killed, a search ends, a change that has
-begun is carried out, and one that has not never is.
+it needs no thread, and when it is cancelled it cancels the call at the server: a command is killed, a search ends, and
+a change is carried out if it has begun.
 
 A server that can't be reached is an error in the record (`execute`: in the output), and `ServerLost` from the methods
 that have no record. The next call looks for the server of the mount again, so a client outlives a remount. A call that
-changes something is sent once only: when the connection breaks while the answer is awaited, nobody knows whether it
-was carried out, and the error says so.
+changes something is sent once only: when the connection breaks while the answer is awaited, the outcome is unknown, and
+the error says so.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Client(SandboxBackendProtocol):
         self._pool = Pool(self._connect)
         self._sharing: dict[object, Sharing] = {}  # by loop, as long as it has calls under way
         self._waits = AWAITING
-        self._now = copy.copy(self)  # the same client, whose coroutines never suspend
+        self._now = copy.copy(self)  # the same client, but its coroutines block and never suspend
         self._now._waits = BLOCKING
 
     def _where(self) -> str:
@@ -210,7 +210,7 @@ class Client(SandboxBackendProtocol):
             return [FileDownloadResponse(path, error=str(error)) for path in paths]
 
     def stat(self, path: str, *, follow: bool = False) -> StatResult:
-        """What a path is; a symbolic link itself, unless `follow` says otherwise."""
+        """Return the attributes of a path; a symbolic link itself, unless `follow` says otherwise."""
         return finished(self._now._record(StatResult, "stat", {"path": path, "follow": follow}))
 
     def stats(self, path: str) -> StatsResult:
@@ -252,7 +252,7 @@ class Client(SandboxBackendProtocol):
     def send(self, path: str, pieces: Iterable[bytes]) -> FileUploadResponse:
         """`upload_files` of one file that comes in pieces, each taken when the one before it is sent.
 
-        They go over one connection: what is staged belongs to it. The file changes when all of them have arrived.
+        They go over one connection: staged content belongs to it. The file changes when all of them have arrived.
         """
         return finished(self._now._send(path, pieces))
 
@@ -308,11 +308,11 @@ class Client(SandboxBackendProtocol):
     # -- the mount ---------------------------------------------------------------------------------------------
 
     def hello(self) -> dict[str, Any]:
-        """What the server says of itself: protocol, version, mount point, process id, verbs."""
+        """Return the server's description of itself: protocol, version, mount point, process id, verbs."""
         return finished(self._now._call(dict[str, Any], "hello", {}))
 
     def ping(self, payload: Any = None) -> Any:
-        """What was sent, back again."""
+        """Return the payload."""
         return finished(self._now._call(object, "ping", {"payload": payload}))
 
     def status(self) -> dict[str, Any]:
@@ -320,7 +320,7 @@ class Client(SandboxBackendProtocol):
         return finished(self._now._call(dict[str, Any], "status", {}))
 
     def invalidate(self, path: str = "/") -> None:
-        """Something behind `path` has been changed by others: believe nothing that is known of it.
+        """Forget everything that is cached of `path`, because others have changed it.
 
         Raises:
             ValueError: the path is malformed.
@@ -376,7 +376,7 @@ class Client(SandboxBackendProtocol):
         take: Take | None = None,
         staged: Mapping[str, str] = NOTHING,
     ) -> T:
-        """An agent verb: whatever goes wrong is an error in its record."""
+        """An agent verb: errors become its record's `error`."""
         try:
             return await self._call(kind, verb, params, take, staged)
         except Failures as error:
@@ -418,7 +418,8 @@ class Client(SandboxBackendProtocol):
 
     @contextlib.contextmanager
     def _shared(self) -> Iterator[Sharing]:
-        """What the calls of this loop share, as long as there are any: a client is bound to no loop between calls."""
+        """The state that calls of this loop share, as long as there are calls: a client is bound to no loop between
+        calls."""
         from fusebackend.control.client.sharing import MAX_CALLS, Sharing, running_loop
 
         loop = running_loop()
@@ -445,7 +446,7 @@ class Client(SandboxBackendProtocol):
 
 
 async def _ran(call: Awaitable[ExecuteResponse]) -> ExecuteResponse:
-    """The answer to a command; whatever goes wrong is its output."""
+    """The answer to a command; errors become its output."""
     try:
         return await call
     except Refused as error:
@@ -461,7 +462,8 @@ def _collecting(kind: Any, found: list[Any]) -> Callable[[Mapping[str, Any]], No
 
 
 def _content(value: Any) -> bytes | None:
-    """What has to be staged of a parameter; None if it fits into a message, or can't be of the right type."""
+    """Return the content of a parameter that has to be staged; None if it fits into a message, or can't be of the right
+    type."""
     if isinstance(value, str) and len(value) > STAGED_CHARACTERS:
         return value.encode("utf-8", "surrogatepass")
     return value if isinstance(value, bytes) and len(value) > PIECE_BYTES else None
@@ -503,7 +505,7 @@ def _over_socket(verb: Verb[Any]) -> Callable[..., Any]:
 
 
 def _run_to_its_end(verb: Verb[Any]) -> Callable[..., Any]:
-    """Return the plain form of a verb: its coroutine, of a client whose coroutines never suspend."""
+    """Return the plain form of a verb: its coroutine, run by a client that blocks."""
 
     @functools.wraps(getattr(SandboxBackendProtocol, verb.name))
     def plain(self: Client, *args: Any, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a connection has under way: calls, and subscriptions to changes."""
+"""Calls of a connection that are under way, and its subscriptions to changes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Owner(Protocol):
 class RunningCall:
     """One call: run in the connection's thread, or with `start` in one of its own. Verbs see it as their `Call`.
 
-    It is the `Host` of the budget of what it does: `share` is the memory it holds.
+    It is the `Host` of its budget: `share` is the memory it holds.
     """
 
     def __init__(
@@ -96,13 +96,13 @@ class RunningCall:
                 self._connection.call_done(self)
             self._send(answer)
         except Closed:
-            log.debug("nobody waits for the answer any more")
+            log.debug("the client of an answer is gone")
         finally:
             self._share.close()
             self._connection.call_ended(self)
 
     def finish(self, answer: bytes | bytearray) -> None:
-        """Send the answer of a call that has no thread. Raises `Closed` when there is nobody to send it to."""
+        """Send the answer of a call that has no thread. Raises `Closed` when the client is gone."""
         self._send(answer)
         if self._subscribed is not None:
             self._subscribed.start()  # its events come after the answer that names it
@@ -112,7 +112,7 @@ class RunningCall:
             self._connection.send(answer)
 
     def outcome(self) -> bytes | bytearray:
-        """Carry out the call; the answer, as it is sent. Raises `Closed` when nobody can be told of what it finds."""
+        """Carry out the call; the answer, as it is sent. Raises `Closed` when the client is gone."""
         try:
             if self.verb.changes and self._connection.read_only:
                 raise OSError(errno.EROFS, "Read-only file system: this mount is read-only")
@@ -129,7 +129,7 @@ class RunningCall:
     def _answer(self) -> bytes | bytearray:
         params, self._params = self._params, None
         result = self.verb.run(self, params)
-        if self.cancelled.is_set() and not self.verb.changes:  # what has been changed is told in any case
+        if self.cancelled.is_set() and not self.verb.changes:  # the outcome of a change is sent in any case
             raise WireError(wire.CANCELLED, self._connection.why_cancelled)
         if not self.answered:
             return b""
@@ -172,7 +172,7 @@ class RunningCall:
 
 
 def _told(error: Exception) -> ErrorObject:
-    """An exception as JSON-RPC says it. What nobody expected is logged."""
+    """An exception as JSON-RPC says it. Unexpected exceptions are logged."""
     if isinstance(error, WireError):
         return error.error
     if isinstance(error, (Spent, MemoryError)):
@@ -188,7 +188,7 @@ def _told(error: Exception) -> ErrorObject:
 
 
 class Subscription:
-    """The changes below a path, sent as they happen. A reader that falls behind is told so (`overflow`)."""
+    """The changes below a path, sent as they happen. A reader that falls behind gets `overflow`."""
 
     def __init__(self, connection: Owner, path: str, name: str) -> None:
         """Raises `PathError` for a path that is none."""
