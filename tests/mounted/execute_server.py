@@ -18,6 +18,7 @@ from typing import Any
 
 import fusebackend
 from fusebackend.backends import CompositeBackend
+from fusebackend.linux.command import Command
 from fusebackend.shell import ShellOptions, bubblewrap, seccomp
 from fusebackend.urls.opening import open_backend
 
@@ -54,7 +55,8 @@ class Server:
                     raise RuntimeError("enough")
 
             options["on_output"] = on_output
-        response = self.shell.execute(request["command"], cancelled=self.cancelled[request["id"]], **options)
+        options["timeout_s"] = options.pop("timeout", None)
+        response = self.shell.execute(Command(request["command"], cancelled=self.cancelled[request["id"]], **options))
         return dataclasses.asdict(response)
 
     def cancel(self, request: dict[str, Any]) -> None:

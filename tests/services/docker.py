@@ -26,7 +26,7 @@ from typing import Any
 
 import pytest
 
-from fusebackend.backends.sandbox.engine import connect
+from fusebackend.backends.sandbox.docker_engine import connect
 
 START_LIMIT_S = 60.0
 STOP_LIMIT_S = 30.0

@@ -23,6 +23,7 @@ from fusebackend.control.client.client import Client
 from fusebackend.control.client.client_connection import Connection
 from fusebackend.control.client.waits import Waits
 from fusebackend.control.server.control_server import ControlServer
+from fusebackend.linux.command import Command
 from fusebackend.protocol import ExecuteResponse
 from fusebackend.server.mounted import MountedBackend
 from fusebackend.vfs.mounted_tree import FileSystem
@@ -34,19 +35,19 @@ MOUNTPOINT = "/mnt/unmounted"
 class NoShell:
     """Stands in for `Shell` where there is no mount to run commands in: it returns its arguments as output."""
 
-    def execute(self, command, *, timeout=None, stdin=None, cwd="/", on_output=None, cancelled=None):
-        if command == "wait":
-            cancelled.wait(LIMIT_S)
+    def execute(self, command: Command) -> ExecuteResponse:
+        if command.text == "wait":
+            command.cancelled.wait(LIMIT_S)
             return ExecuteResponse("ended", 130)
-        if command == "nap":
+        if command.text == "nap":
             time.sleep(0.2)
             return ExecuteResponse("slept", 0)
-        if on_output is not None:
-            on_output("stdout", command.encode())
-            on_output("stderr", b"\xff")
-        if timeout is not None and timeout <= 0:
-            raise ValueError(f"timeout must be above 0 seconds, but is {timeout}")
-        return ExecuteResponse(f"{command} in {cwd} with {stdin!r}", 0)
+        if command.on_output is not None:
+            command.on_output("stdout", command.text.encode())
+            command.on_output("stderr", b"\xff")
+        if command.timeout_s is not None and command.timeout_s <= 0:
+            raise ValueError(f"timeout must be above 0 seconds, but is {command.timeout_s}")
+        return ExecuteResponse(f"{command.text} in {command.cwd} with {command.stdin!r}", 0)
 
 
 class ClientOf(Client):
