@@ -34,7 +34,7 @@ from fusebackend.base.errors import oserror
 from fusebackend.base.paths import AgentPath
 from fusebackend.base.stamps import now_ns
 from fusebackend.base.waiting import will_wait
-from fusebackend.protocol import Attr, AttrChanges, Caller, Change, Features, Report, StatFs, Volume
+from fusebackend.protocol import Attr, AttrChanges, Caller, Change, Features, StatFs, Volume
 from fusebackend.protocol.remote import Remote
 from fusebackend.remote.agent_remote import MAX_FILE_BYTES, AgentRemote
 from fusebackend.remote.entry import OWN, Entry
@@ -450,13 +450,13 @@ class ForeignVolume(RemoteVolume):
 
     # -- changes -----------------------------------------------------------------------------------------------
 
-    def told(self, *changed: AgentPath, reports: Sequence[Report] = ()) -> None:
+    def told(self, *changed: AgentPath, reports: Sequence[Change] = ()) -> None:
         """These paths were changed through the backend's agent face: drop what was cached, and tell of it."""
         with self.changing() as changes:
             self.expire()
             for path in changed:
                 changes += _changes_at(self._tree, path)
-            changes.reports += reports
+            changes += reports
 
     def subscribe(self, callback: Callable[[Change], None]) -> Callable[[], None]:
         """While there are subscribers, this volume follows the changes of its backend, if that tells of them."""
@@ -481,8 +481,7 @@ class ForeignVolume(RemoteVolume):
             if not changed:
                 changes = [*_changes_everywhere(self._tree), *self._absent.take()]
         if elsewhere:
-            reports = [Report("unknown", path, source="elsewhere") for path in changed]
-            self.publish(*changes, reports=reports)
+            self.publish(*changes, *(Change(path=path, source="elsewhere") for path in changed))
         else:
             self.tell(changes)
 

@@ -43,7 +43,7 @@ class TestPosix(PosixCases):
 
     @pytest.mark.parametrize("name", ["two\nlines", "back\\slash", "\x01", "\x7f"])
     def test_a_name_is_any_bytes(self, d: Path, name: str) -> None:
-        """What no key can hold, or what one service would take for something else, is refused."""
+        """Names that no key can hold, or that a service would change, are refused."""
         with pytest.raises(OSError, match="Invalid or incomplete multibyte"):
             (d / name).write_text("")
         assert os.listdir(d) == []
@@ -65,7 +65,7 @@ SOURCES = 60
 
 @pytest.fixture(scope="module")
 def work(seaweedfs: Service, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Bucket]]:
-    """A bucket on a mount, for all of these."""
+    """Mount a bucket for all of these."""
     tmp = tmp_path_factory.mktemp("work")
     with (
         seaweedfs.bucket() as bucket,
@@ -76,7 +76,7 @@ def work(seaweedfs: Service, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture(scope="module")
 def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A git repository, on a plain directory."""
+    """Make a git repository, on a plain directory."""
     root = tmp_path_factory.mktemp("origin")
     trees.make_sources(root, SOURCES)
     trees.git(root, "init", "--quiet", "--initial-branch=main")
@@ -101,6 +101,7 @@ def test_git_clones_commits_and_checks(work: tuple[Path, Bucket], origin: Path) 
     assert bucket.get("work/clone/new.txt") == b"new\n"
 
 
+@pytest.mark.slow
 def test_tar_rsync_and_cp_keep_modes_times_and_links(work: tuple[Path, Bucket], tmp_path: Path) -> None:
     path, _ = work
     origin = tmp_path / "origin"
@@ -125,6 +126,7 @@ def test_tar_rsync_and_cp_keep_modes_times_and_links(work: tuple[Path, Bucket], 
     assert not (path / "moved").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backupcopy", ["yes", "no"])
 def test_vim_saves(work: tuple[Path, Bucket], backupcopy: str) -> None:
     vim = shutil.which("vim") or shutil.which("vim.tiny")
@@ -141,7 +143,7 @@ def test_vim_saves(work: tuple[Path, Bucket], backupcopy: str) -> None:
     assert file.stat().st_mode & 0o777 == 0o640
 
 
-# -- what SEMANTICS promises -----------------------------------------------------------------------------------
+# -- promises of SEMANTICS -------------------------------------------------------------------------------------
 
 
 def test_a_killed_server_loses_nothing_that_was_closed_or_synced(bucket: Bucket, serve: Serve) -> None:
@@ -164,7 +166,7 @@ def test_two_mounts_see_what_was_closed_and_conflicts_are_errors(bucket: Bucket,
     mine, theirs = one.path / "s3/file", two.path / "s3/file"
     mine.write_text("first\n")
     eventually(lambda: theirs.read_text() == "first\n", LIMIT_S)
-    for number in range(5):  # of two that are as long, at about the same time
+    for number in range(5):  # two versions of equal length, at about the same time
         theirs.write_text(f"from {number}\n")
         eventually(lambda number=number: mine.read_text() == f"from {number}\n", LIMIT_S)  # type: ignore[misc]
     fd = os.open(mine, os.O_RDWR)

@@ -121,7 +121,7 @@ class StoredTree(TreeVolume):
 
         Observers and subscribers are told when it has been committed.
         """
-        changes = Changes()
+        changes: Changes = []
         scope = self._scope
         if scope.transaction is not None:  # inside of another one, which will tell
             scope.told.append(changes)
@@ -143,7 +143,7 @@ class StoredTree(TreeVolume):
 
     def _tell_all(self, told: Sequence[Changes], *, reports: bool) -> None:
         """What has failed is told as well: it may have happened, and if not, looking again does no harm."""
-        shown = [self.report(changes.reports) for changes in told if reports]
+        shown = [self.report(changes) for changes in told if reports]
         for changes in told:
             self.tell(changes)
         for tell in shown:

@@ -31,7 +31,7 @@ from fusebackend.backends.state.graph import GRAPH_STATE, LateRuntime
 from fusebackend.base import budget, errors, paths
 from fusebackend.base.globs import Matcher
 from fusebackend.base.paths import ROOT, AgentPath
-from fusebackend.protocol import FileDownloadResponse, FileInfo, FileUploadResponse
+from fusebackend.protocol import FileDownloadResponse, FileInfo, FileUploadResponse, OnExists
 from fusebackend.protocol.registered import registered_with
 from fusebackend.remote.agent_verbs import FilesUpdate, FileVerbs, Loaded
 from fusebackend.remote.files_update import apply_files_update
@@ -62,7 +62,7 @@ class StateBackend(FileVerbs):
         runtime: Any = None,
         *,
         file_format: Literal["v1", "v2"] = "v2",
-        on_exists: Literal["error", "replace"] = "error",
+        on_exists: OnExists = "error",
     ) -> None:
         if file_format not in ("v1", "v2"):
             raise ValueError(f"file_format must be 'v1' or 'v2', not {file_format!r}")
@@ -88,7 +88,7 @@ class StateBackend(FileVerbs):
         view._view = StateView(self.runtime, self._view.prefix + prefix)
         return view
 
-    def beside(self, other: Any, prefix: AgentPath) -> StateBackend:
+    def beside(self, other: Any, prefix: str) -> StateBackend:
         """This backend as it is attached at `prefix` to another. If both keep their files in one state, its own are
         there under the paths an agent sees; of two that have yet to find their state, that is known when they have. A
         named table is the same at each place."""
@@ -122,9 +122,10 @@ class StateBackend(FileVerbs):
         """Are they, for good? Asking settles it: so a mount, which asks, and an agent that runs later share a state."""
         return self.runtime.state is GRAPH_STATE
 
-    def apply(self, update: Mapping[str, Any]) -> None:
+    def apply_update(self, update: Mapping[str, Any]) -> bool:
         """Merge a `files_update` with paths of this backend into the state."""
         apply_files_update(self.runtime, {self._view.prefix + path: record for path, record in update.items()})
+        return True
 
     # -- primitives of `FileVerbs` -----------------------------------------------------------------------------
 

@@ -6,18 +6,17 @@ from typing import Final
 
 from fusebackend.backends.threads.nodes import DirectoryNode, Node
 from fusebackend.base import paths
-from fusebackend.protocol import Change, EventKind, Report
+from fusebackend.protocol import Change, EventKind
 
 
 class Difference:
-    """Changes for those who keep caches, reports for those who watch."""
+    """Changes, for caches and watchers."""
 
     def __init__(self) -> None:
         self.changes: list[Change] = []
-        self.reports: list[Report] = []
 
     def __bool__(self) -> bool:
-        return bool(self.changes or self.reports)
+        return bool(self.changes)
 
     def created(self, parent: DirectoryNode, name: bytes, node: Node) -> None:
         self._entry("created", parent, name, node)
@@ -31,12 +30,12 @@ class Difference:
 
     def modified(self, parent: DirectoryNode, name: bytes, node: Node) -> None:
         """The bytes of a file are other ones."""
-        self.attributes(node)
-        self._report("modified", parent, name, node)
+        path = _path(parent, name, node)
+        self.changes.append(Change(node=node.node, kind="modified", path=path, source="elsewhere"))
 
     def unknown(self, directory: DirectoryNode) -> None:
         """Anything below it may be another: nobody has looked into it."""
-        self.reports.append(Report("unknown", directory.path() + "/", node=directory.node, source="elsewhere"))
+        self.changes.append(Change(path=directory.path() + "/", source="elsewhere"))
 
     def forgotten(self, parent: DirectoryNode, name: bytes) -> None:
         """Nobody remembers whether there is such a name: caches have to ask again."""
@@ -47,13 +46,14 @@ class Difference:
         self.changes.append(Change(node=node.node))
 
     def _entry(self, kind: EventKind, parent: DirectoryNode, name: bytes, node: Node) -> None:
-        self.changes.append(Change(node=node.node, parent=parent.node, name=name))
+        path = _path(parent, name, node)
+        self.changes.append(Change(node.node, parent.node, name, kind, path, source="elsewhere"))
         self.changes.append(Change(node=parent.node))
-        self._report(kind, parent, name, node)
 
-    def _report(self, kind: EventKind, parent: DirectoryNode, name: bytes, node: Node) -> None:
-        path = paths.join(parent.path(), paths.to_text(name))
-        self.reports.append(Report(kind, path + "/" if node.is_dir else path, node=node.node, source="elsewhere"))
+
+def _path(parent: DirectoryNode, name: bytes, node: Node) -> str:
+    path = paths.join(parent.path(), paths.to_text(name))
+    return path + "/" if node.is_dir else path
 
 
 class Untold(Difference):

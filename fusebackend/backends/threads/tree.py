@@ -115,7 +115,6 @@ class Tree:
         """What was found since this was last asked."""
         found = Difference()
         found.changes, self.found.changes = self.found.changes, []
-        found.reports, self.found.reports = self.found.reports, []
         return found
 
 

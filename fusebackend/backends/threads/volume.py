@@ -123,7 +123,7 @@ class ThreadsVolume(ReadOnlyVolume):
             self._tree.refresh()
             found = self._tree.take()
         if found:
-            self.publish(*found.changes, reports=found.reports)
+            self.publish(*found.changes)
 
     def tidy(self) -> None:
         """Give memory back after the kernel has forgotten most of what it knew."""
