@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from fusebackend.base.errors import oserror
 from fusebackend.base.paths import AgentPath
 from fusebackend.protocol.events import Change
 
@@ -36,7 +37,8 @@ RENAME_EXCHANGE = 2
 
 
 class Attr:
-    """What `stat` shows of a node. A volume may hand out the object it keeps: read it at once, never change it."""
+    """The attributes of a node (stat(2)). A volume may hand out the object it keeps: read it at once, never change
+    it."""
 
     __slots__ = (
         "atime_ns", "blocks", "ctime_ns", "gid", "mode", "mtime_ns", "nlink", "node", "rdev", "size", "uid", "version",
@@ -88,7 +90,7 @@ class Attr:
 
 
 class AttrChanges(NamedTuple):
-    """What `setattr` is to change; None leaves a field alone. `mode` holds permission bits only."""
+    """The changes of `setattr`; None leaves a field alone. `mode` holds permission bits only."""
 
     mode: int | None = None
     uid: int | None = None
@@ -100,7 +102,7 @@ class AttrChanges(NamedTuple):
 
 
 class Caller(NamedTuple):
-    """Whose request this is: what a new file's owner and group come from. `umask` is applied already."""
+    """The process that makes a request: it gives a new file its owner and group. `umask` is applied already."""
 
     uid: int
     gid: int
@@ -116,7 +118,7 @@ class Link(NamedTuple):
 
 
 class StatFs(NamedTuple):
-    """What `statvfs` shows. Counts of blocks are in units of `block_bytes`."""
+    """Size and free space (statvfs(3)). Counts of blocks are in units of `block_bytes`."""
 
     block_bytes: int
     blocks: int
@@ -128,7 +130,7 @@ class StatFs(NamedTuple):
 
 @dataclass(frozen=True)
 class Features:
-    """What a volume can do. `fusebackend status` prints it for each route."""
+    """The capabilities of a volume. `fusebackend status` prints them for each route."""
 
     random_writes: bool = True
     """Writes go where they are told; False means whole files are buffered and stored when flushed."""
@@ -142,14 +144,14 @@ class Features:
     persistent_modes: bool = True
     """Modes, owners and times are kept."""
     change_feed: bool = True
-    """Every change is made through this process or told to `subscribe`, so caches never grow stale."""
+    """Every change is made through this process or reported to `subscribe`, so caches never grow stale."""
     durable: bool = True
     """What `fsync` returned for outlives the process."""
     read_only: bool = False
     blocking: bool = False
     """Calls may wait for a network or a slow disk: the mount makes them in threads, under a deadline."""
     shared: bool = False
-    """Other hosts have it mounted at the same time: `Attr.version` tells what they have changed, and each open asks."""
+    """Other hosts have it mounted at the same time: `Attr.version` counts their changes, and each open asks for it."""
 
 
 # --------------------------------------------------------------------------------------------------------------
@@ -196,14 +198,14 @@ class Volume(abc.ABC):
     features: Features = Features()
 
     ttl_s: float | None = None
-    """Seconds for which a mount may believe it where there is no change feed; None: as the mount says."""
+    """Entry and attribute timeout without a change feed; None: that of the mount."""
 
     unpublished: int = 0
-    """How many changes the agent face has made that not everybody has been told of. Read it with `lock` held."""
+    """How many changes by the agent face are not published yet. Read it with `lock` held."""
 
     at_once: frozenset[str] = frozenset()
-    """Of a blocking volume: its methods that often need not wait, and say `will_wait` (`base/waiting.py`) if they do,
-    before they change anything. Questions can all be asked so where this is not empty."""
+    """Methods of a blocking volume that the mount tries on the event loop first. They call `will_wait`
+    (`base/waiting.py`) before any side effect. If not empty, every read-only method is tried, too."""
 
     lock: AbstractContextManager[Any]
 
@@ -214,13 +216,13 @@ class Volume(abc.ABC):
 
     @property
     def trouble(self) -> tuple[float, str] | None:
-        """Why a volume whose calls don't fail can't be relied on: since when (seconds since the epoch) and what, for
-        `status`. Never waits."""
+        """A trouble that makes no call fail, for `status`: the time when it began (seconds since the epoch) and a text.
+        Never waits."""
         return None
 
     def access_due(self, attr: Attr) -> bool:
-        """Would a read of a file or directory with these attributes move its access time? The kernel's own copy of it
-        is then not enough. False of a volume that keeps no access times."""
+        """True if a read of a file or directory with these attributes moves its access time, so that a read of the
+        kernel's own copy is not enough. False for a volume that keeps no access times."""
         return False
 
     # -- names -------------------------------------------------------------------------------------------------
@@ -231,42 +233,46 @@ class Volume(abc.ABC):
 
     @abc.abstractmethod
     def readdir(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
-        """Up to `limit` entries, without `.` and `..`, whose names are greater than `after`, in the order of names.
+        """Up to `limit` entries with names greater than `after`, in the order of names, without `.` and `..`.
 
-        An empty answer means the end. Entries that exist for the whole of a listing are seen exactly once, whatever
-        else comes and goes; an entry that is gone is never returned. `after=b""` starts a listing.
+        An empty answer means the end. Entries that exist for the whole of a listing are seen exactly once, while others
+        come and go; an entry that is gone is never returned. `after=b""` starts a listing.
         """
 
     def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr:
         """Make a regular file, FIFO, socket or device. EEXIST, ENOSPC."""
-        raise unsupported("mknod")
+        raise self._refusal("mknod")
 
     def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Attr:
         """Make a directory. EEXIST, EMLINK."""
-        raise unsupported("mkdir")
+        raise self._refusal("mkdir")
 
     def symlink(self, parent: int, name: bytes, target: bytes, caller: Caller) -> Attr:
         """Make a symbolic link to `target` (any bytes). EEXIST."""
-        raise unsupported("symlink")
+        raise self._refusal("symlink")
 
     def link(self, node: int, new_parent: int, new_name: bytes) -> Attr:
         """Give a node another name. EEXIST, EPERM for a directory, EMLINK, ENOENT when its last name is gone."""
-        raise unsupported("link")
+        raise self._refusal("link")
 
     def unlink(self, parent: int, name: bytes) -> None:
         """Remove a name of something that is not a directory. ENOENT, EISDIR."""
-        raise unsupported("unlink")
+        raise self._refusal("unlink")
 
     def rmdir(self, parent: int, name: bytes) -> None:
         """Remove an empty directory. ENOENT, ENOTDIR, ENOTEMPTY."""
-        raise unsupported("rmdir")
+        raise self._refusal("rmdir")
 
     def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None:
         """Move a name, replacing what is there. `flags` is 0, RENAME_NOREPLACE or RENAME_EXCHANGE.
 
         ENOENT, EEXIST, ENOTEMPTY, EISDIR, ENOTDIR, EINVAL (a directory into itself, an unknown flag).
         """
-        raise unsupported("rename")
+        raise self._refusal("rename")
+
+    def _refusal(self, what: str) -> OSError:
+        """The error of a change that this volume can't make: EROFS if it is read-only, else ENOTSUP."""
+        return oserror(errno.EROFS) if self.features.read_only else unsupported(what)
 
     def wrong_links(self, links: Sequence[Link]) -> Sequence[Link]:
         """Those of these directory entries that are not there, asked of a shared volume at each open."""
@@ -288,7 +294,7 @@ class Volume(abc.ABC):
 
     def setattr(self, node: int, changes: AttrChanges) -> Attr:
         """Change attributes and size; a new size truncates or extends with zeros."""
-        raise unsupported("setattr")
+        raise self._refusal("setattr")
 
     def readlink(self, node: int) -> bytes:
         """The target of a symbolic link. EINVAL for anything else."""
@@ -300,7 +306,7 @@ class Volume(abc.ABC):
 
     def setxattr(self, node: int, name: bytes, value: bytes) -> None:
         """Set an extended attribute (the kernel has checked XATTR_CREATE and XATTR_REPLACE)."""
-        raise unsupported("setxattr")
+        raise self._refusal("setxattr")
 
     def listxattr(self, node: int) -> Sequence[bytes]:
         """Names of the extended attributes of a node."""
@@ -308,7 +314,7 @@ class Volume(abc.ABC):
 
     def removexattr(self, node: int, name: bytes) -> None:
         """Remove an extended attribute. ENODATA."""
-        raise unsupported("removexattr")
+        raise self._refusal("removexattr")
 
     # -- data --------------------------------------------------------------------------------------------------
 
@@ -336,7 +342,7 @@ class Volume(abc.ABC):
 
     def write(self, node: int, offset: int, data: bytes) -> int:
         """Write all of `data` at `offset`; returns its length."""
-        raise unsupported("write")
+        raise self._refusal("write")
 
     def append(self, node: int, data: bytes) -> int:
         """Write all of `data` at the end of the file, wherever that is by then; returns its length."""
@@ -356,7 +362,7 @@ class Volume(abc.ABC):
 
     @contextlib.contextmanager
     def viewing(self) -> Iterator[None]:
-        """What this thread reads in between is one state of the volume. It must change nothing meanwhile."""
+        """All reads of this thread in between see one state of the volume. It must change nothing meanwhile."""
         with self.lock:
             yield
 
@@ -368,25 +374,25 @@ class Volume(abc.ABC):
         """The kernel knows this node from now on: keep its number, and its data even without a name."""
 
     def forget(self, nodes: Iterable[int]) -> None:
-        """The kernel knows these nodes no longer: what has no name left can go, and numbers need not be stable."""
+        """The kernel knows these nodes no longer: one without a name can go, and numbers need not be stable."""
 
     def subscribe(self, callback: Callable[[Change], None]) -> Callable[[], None]:
-        """Tell `callback` of changes not made through the kernel face; returns what ends that.
+        """Call `callback` after each change not made through the kernel face; returns the function that ends that.
 
-        Called after each change, in the thread that made it, with no lock held.
+        Called in the thread that made the change, with no lock held.
         """
         return lambda: None
 
     def observe(self, callback: Callable[[Sequence[Change]], Callable[[], None]]) -> Callable[[], None]:
-        """Tell `callback` what has happened to which paths, other than through the kernel face; returns what ends that.
+        """Call `callback` with changes of paths not made through the kernel face; returns the function that ends that.
 
-        Called with the lock held, so in the order of the changes; it must not wait. What it returns is called when
-        the subscribers have been told, with no lock held: from then on both faces show the change.
+        Called with the lock held, so in the order of the changes; it must not wait. The function that it returns is
+        called after the subscribers, with no lock held: from then on both faces show the change.
         """
         return lambda: None
 
     def expire(self) -> None:
-        """Others have changed something, and nobody knows what: believe nothing that is kept in mind of it."""
+        """Drop all caches: others may have changed anything."""
 
     def sync(self) -> None:
         """Make everything durable."""

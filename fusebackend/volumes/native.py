@@ -1,8 +1,8 @@
-"""`NativeVolume`: what every volume of this package has in common, a lock and a change feed.
+"""`NativeVolume`: the lock and the change feed of every volume of this package.
 
-The feed has two kinds of listeners. Subscribers keep caches: they are told nodes and names, after the change and with
-no lock held, for they may have to wait for the kernel, and the kernel for a request that needs the lock. Observers
-keep account: they are told paths, in the order of the changes, and so with the lock held.
+The feed has two kinds of listeners. Subscribers keep caches: they are called after the change and with no lock held,
+since they may have to wait for the kernel, and the kernel for a request that needs the lock. Observers keep account:
+they are called in the order of the changes, and so with the lock held.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _silent = contextvars.ContextVar("silent", default=False)
 
 @contextlib.contextmanager
 def silently() -> Iterator[None]:
-    """What this thread changes meanwhile is not for observers: it is the inner work of a change told as a whole."""
+    """Report no changes of this thread to observers meanwhile: they are steps of a change reported as a whole."""
     token = _silent.set(True)
     try:
         yield
@@ -129,9 +129,9 @@ class NativeVolume(ObservableVolume):
                     continue
                 try:
                     callback(change)
-                except Exception:  # the change is made already; whoever made it can do nothing about a listener
+                except Exception:  # the change is made already
                     log.exception("a subscriber failed on %r", change)
 
 
 def _nothing() -> None:
-    """Nobody waits to be told."""
+    """No observer has to be called."""
