@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
+__all__ = [
+    "Change", "Changes", "EventKind", "EventSource", "FileEvent",
+]  # fmt: skip
+
 EventKind: TypeAlias = Literal[
     "created", "modified", "attributes", "deleted", "moved", "exchanged", "unknown", "overflow"
 ]

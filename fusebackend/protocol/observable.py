@@ -10,6 +10,10 @@ from typing import TypeAlias
 from fusebackend.protocol.events import Change, Changes
 from fusebackend.protocol.volume import Volume
 
+__all__ = [
+    "Guard", "ObservableVolume", "Observer",
+]  # fmt: skip
+
 Observer: TypeAlias = Callable[[Sequence[Change]], Callable[[], None]]
 """See `Volume.observe`."""
 

@@ -20,6 +20,25 @@ from fusebackend.protocol.events import Change
 # Records of the kernel face
 # --------------------------------------------------------------------------------------------------------------
 
+__all__ = [
+    "BLOCK_BYTES",
+    "MAX_NODE",
+    "NAME_MAX_BYTES",
+    "RENAME_EXCHANGE",
+    "RENAME_NOREPLACE",
+    "ROOT_NODE",
+    "Attr",
+    "AttrChanges",
+    "Caller",
+    "Features",
+    "Link",
+    "Routed",
+    "StatFs",
+    "Volume",
+    "Writable",
+    "unsupported",
+]  # fmt: skip
+
 ROOT_NODE = 1
 """The node of every volume's root directory."""
 
@@ -37,8 +56,7 @@ RENAME_EXCHANGE = 2
 
 
 class Attr:
-    """The attributes of a node (stat(2)). A volume may hand out the object it keeps: read it at once, never change
-    it."""
+    """The attributes of a node. A volume may hand out the object it keeps: read it at once, never change it."""
 
     __slots__ = (
         "atime_ns", "blocks", "ctime_ns", "gid", "mode", "mtime_ns", "nlink", "node", "rdev", "size", "uid", "version",
@@ -90,7 +108,7 @@ class Attr:
 
 
 class AttrChanges(NamedTuple):
-    """The changes of `setattr`; None leaves a field alone. `mode` holds permission bits only."""
+    """The attributes that `setattr` changes; None leaves a field alone. `mode` holds permission bits only."""
 
     mode: int | None = None
     uid: int | None = None
@@ -102,7 +120,7 @@ class AttrChanges(NamedTuple):
 
 
 class Caller(NamedTuple):
-    """The process that makes a request: it gives a new file its owner and group. `umask` is applied already."""
+    """The process that makes a request: a new file gets its owner and group from it. `umask` is applied already."""
 
     uid: int
     gid: int
@@ -118,7 +136,7 @@ class Link(NamedTuple):
 
 
 class StatFs(NamedTuple):
-    """Size and free space (statvfs(3)). Counts of blocks are in units of `block_bytes`."""
+    """The answer of `statvfs`. Counts of blocks are in units of `block_bytes`."""
 
     block_bytes: int
     blocks: int
@@ -130,7 +148,7 @@ class StatFs(NamedTuple):
 
 @dataclass(frozen=True)
 class Features:
-    """The capabilities of a volume. `fusebackend status` prints them for each route."""
+    """The features of a volume. `fusebackend status` prints it for each route."""
 
     random_writes: bool = True
     """Writes go where they are told; False means whole files are buffered and stored when flushed."""
@@ -216,13 +234,13 @@ class Volume(abc.ABC):
 
     @property
     def trouble(self) -> tuple[float, str] | None:
-        """A trouble that makes no call fail, for `status`: the time when it began (seconds since the epoch) and a text.
-        Never waits."""
+        """Return a failure of a volume that its calls don't show: its time (seconds since the epoch) and text, for
+        `status`. Never waits."""
         return None
 
     def access_due(self, attr: Attr) -> bool:
-        """True if a read of a file or directory with these attributes moves its access time, so that a read of the
-        kernel's own copy is not enough. False for a volume that keeps no access times."""
+        """Return True if a read of a file or directory with these attributes changes its access time. The kernel's own
+        copy of it is then not enough. False of a volume that keeps no access times."""
         return False
 
     # -- names -------------------------------------------------------------------------------------------------
@@ -233,10 +251,10 @@ class Volume(abc.ABC):
 
     @abc.abstractmethod
     def readdir(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
-        """Up to `limit` entries with names greater than `after`, in the order of names, without `.` and `..`.
+        """Return up to `limit` entries with names greater than `after`, in the order of names, without `.` and `..`.
 
-        An empty answer means the end. Entries that exist for the whole of a listing are seen exactly once, while others
-        come and go; an entry that is gone is never returned. `after=b""` starts a listing.
+        An empty answer means the end. Entries that exist for the whole of a listing are seen exactly once, even if
+        other names come and go; an entry that is gone is never returned. `after=b""` starts a listing.
         """
 
     def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr:
@@ -290,7 +308,7 @@ class Volume(abc.ABC):
 
     @abc.abstractmethod
     def getattr(self, node: int) -> Attr:
-        """The attributes of a node. ENOENT or ESTALE for one that is not held."""
+        """The attributes of a node. ENOENT or ESTALE for a node that is not held."""
 
     def setattr(self, node: int, changes: AttrChanges) -> Attr:
         """Change attributes and size; a new size truncates or extends with zeros."""
@@ -362,7 +380,7 @@ class Volume(abc.ABC):
 
     @contextlib.contextmanager
     def viewing(self) -> Iterator[None]:
-        """All reads of this thread in between see one state of the volume. It must change nothing meanwhile."""
+        """Reads of this thread in the block see one state of the volume. It must change nothing meanwhile."""
         with self.lock:
             yield
 
@@ -374,7 +392,7 @@ class Volume(abc.ABC):
         """The kernel knows this node from now on: keep its number, and its data even without a name."""
 
     def forget(self, nodes: Iterable[int]) -> None:
-        """The kernel knows these nodes no longer: one without a name can go, and numbers need not be stable."""
+        """The kernel knows these nodes no longer: nodes without a name can go, and numbers need not be stable."""
 
     def subscribe(self, callback: Callable[[Change], None]) -> Callable[[], None]:
         """Call `callback` after each change not made through the kernel face; returns the function that ends that.
@@ -392,7 +410,7 @@ class Volume(abc.ABC):
         return lambda: None
 
     def expire(self) -> None:
-        """Drop all caches: others may have changed anything."""
+        """Forget everything that is cached, because others have changed something."""
 
     def sync(self) -> None:
         """Make everything durable."""

@@ -29,14 +29,14 @@ class LiveMount:
     """A backend, mounted. `run` serves it; `stop` ends it, from any thread.
 
     Args:
-        backend: what to mount.
+        backend: the backend to mount.
         mountpoint: an empty directory, as `point.prepare` gives it.
         options: how to mount.
         ttl_s, deadline_s, limits: as for `FileSystem`.
         shell: how `execute` runs commands in the mount.
 
     Attributes:
-        warnings: what the user of the mount should know, a line each, once it answers.
+        warnings: messages for the user of the mount, a line each, once it answers.
 
     Raises:
         OSError: the default backend runs commands, and can't be had.

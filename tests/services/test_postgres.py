@@ -1,4 +1,4 @@
-"""The PostgreSQL that tests run against: it starts, keeps databases apart, and leaves nothing behind."""
+"""The PostgreSQL of the tests starts, keeps databases apart, and leaves nothing behind."""
 
 from __future__ import annotations
 

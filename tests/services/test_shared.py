@@ -1,4 +1,4 @@
-"""The servers of a run: started once, the same for all who hold them, gone with the last."""
+"""The shared servers of a run: started once, the same for all workers, removed with the last."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_worker_that_is_killed_holds_nothing(tmp_path: Path) -> None:
 
 
 def test_why_there_is_none_reaches_the_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The keeper is a thread here, so that it finds what is patched."""
+    """The reason for a skip reaches the test. The keeper is a thread here, so that the patches apply to it."""
     keepers: list[threading.Thread] = []
 
     def start(name: str, run: Path, listener: socket.socket) -> None:

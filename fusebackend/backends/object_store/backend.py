@@ -156,7 +156,7 @@ class ObjectStoreBackend(VolumeBackend):
 
         def upload(numbers: list[int]) -> None:
             for number in numbers:
-                answers[number] = self._upload(*files[number])
+                answers[number] = self.upload(*files[number])
 
         each(upload, together.values())
         return [answers[number] for number in range(len(files))]
@@ -165,10 +165,10 @@ class ObjectStoreBackend(VolumeBackend):
         """`upload_files` of one that is in a file. It is one object, and held in memory."""
         budget.current().hold(file.seek(0, os.SEEK_END))
         file.seek(0)
-        return self._upload(path, file.read())
+        return self.upload(path, file.read())
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
-        return each(self._download, paths)
+        return each(self.download, paths)
 
 
 class S3Backend(ObjectStoreBackend):

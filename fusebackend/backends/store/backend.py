@@ -39,10 +39,11 @@ from fusebackend.backends.store.source import Namespace, StoreSource
 from fusebackend.backends.store.tree import Node, StoreTree
 from fusebackend.backends.store.values import bytes_of, written
 from fusebackend.base import errors, paths
+from fusebackend.base.errors import code_of
 from fusebackend.base.globs import Matcher
 from fusebackend.base.paths import AgentPath
 from fusebackend.protocol import FileDownloadResponse, FileInfo, FileUploadResponse
-from fusebackend.remote.agent_verbs import FileVerbs, Loaded, Refusal, checked, code_of
+from fusebackend.remote.agent_verbs import FileVerbs, Loaded, Refusal, checked
 from fusebackend.remote.buffer import digest_of
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from replay import Replay
 from seed_backends import DuckBackend
 from smallkernel import SmallKernel
 
-from fusebackend.backends.directory.backend import FilesystemBackend
-from fusebackend.backends.directory.local_shell import LocalShellBackend
+from fusebackend.backends.directory.backend import FilesystemBackend, LocalShellBackend
 from fusebackend.backends.memory import InMemoryBackend
 from fusebackend.backends.state.backend import StateBackend
 from fusebackend.base.paths import PathError

@@ -19,7 +19,7 @@ from fusebackend.backends.directory import agent_face as directoryface
 from fusebackend.backends.directory import dirfd
 from fusebackend.backends.directory.backend import FilesystemBackend
 from fusebackend.backends.directory.dirfd import LIST_FLAGS, Descriptor
-from fusebackend.backends.directory.local_tree import LocalTree
+from fusebackend.backends.directory.search import LocalTree
 from fusebackend.backends.directory.volume import DirectoryVolume
 from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, Caller
 

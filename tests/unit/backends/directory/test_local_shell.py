@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from fusebackend.backends.directory.local_shell import LocalShellBackend
+from fusebackend.backends.directory.backend import LocalShellBackend
 from fusebackend.protocol import Change, SandboxBackendProtocol
 
 

@@ -12,7 +12,7 @@ import pytest
 from eventually import eventually
 
 from fusebackend.backends import CompositeBackend, DockerBackend, InMemoryBackend
-from fusebackend.backends.sandbox import dockershell
+from fusebackend.backends.sandbox import docker_shell
 from fusebackend.protocol import SandboxBackendProtocol
 
 pytestmark = pytest.mark.services
@@ -132,7 +132,7 @@ def test_a_command_that_stops_its_shell(backend, monkeypatch):
     response = backend.execute("kill -9 $PPID; sleep 1")
     assert response.exit_code == 1
     assert response.output == "Error executing command: The container's shell has ended"
-    monkeypatch.setattr(dockershell, "KILL_S", 2.0)
+    monkeypatch.setattr(docker_shell, "KILL_S", 2.0)
     response = backend.execute("echo $PPID; kill -STOP $PPID; sleep 1", timeout=1)
     assert response.exit_code == 124
     pid = re.search(r"^\d+$", response.output, re.MULTILINE)[0]

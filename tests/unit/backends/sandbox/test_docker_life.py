@@ -17,8 +17,8 @@ import pytest
 from services import docker as docker_service
 
 from fusebackend.backends import DockerBackend
-from fusebackend.backends.sandbox import owner
-from fusebackend.backends.sandbox.dockercontainer import remove_left
+from fusebackend.backends.sandbox import docker_container as owner
+from fusebackend.backends.sandbox.docker_container import remove_left
 from fusebackend.urls.opening import UrlError, open_backend
 
 pytestmark = pytest.mark.services
