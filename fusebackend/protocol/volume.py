@@ -179,7 +179,7 @@ class Features:
 
 class Writable(Protocol):
     """The methods of `Volume` that change something. While a `Watch` is open, the mount calls them through
-    `vfs/watch/emitting.py`, which reports each change."""
+    `ReportingVolume` (`vfs/watch/feed.py`), which reports each change."""
 
     def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr: ...
     def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Attr: ...

@@ -333,6 +333,12 @@ class MountTree:
         """The junction an inode is, None for every ordinary directory (and leaf route roots have no children)."""
         return self._junctions.get(inode)
 
+    def place_of(self, inode: int) -> tuple[Route, int] | None:
+        """Return the route and node of an inode. None for a synthesised directory."""
+        if route_index(inode) != SYNTHETIC_INDEX:
+            return self.attached[route_index(inode)], node_of(inode)
+        return self._junctions[inode].underlying
+
     def is_root(self, inode: int) -> bool:
         """True for the root of a tree."""
         junction = self._junctions.get(inode)

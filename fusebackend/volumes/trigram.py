@@ -1,4 +1,4 @@
-"""The trigram index of an SQLite volume: the trigrams kept of a text, and those asked for a pattern. Pure functions.
+"""Trigram indexes of native volumes: the trigrams kept of a text, and those asked for a pattern. Pure functions.
 
 The index may name a file without the pattern, never leave one out that has it: the files that it names are read and
 searched as in a plain scan. That leaves room for two economies, without which indexing 2 KiB of text takes 220 µs, as
