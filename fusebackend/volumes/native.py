@@ -12,10 +12,13 @@ import contextvars
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from fusebackend.protocol import Change, Changes, Guard, ObservableVolume, Observer
 
 log = logging.getLogger(__name__)
+
+Listener = TypeVar("Listener")
 
 _silent = contextvars.ContextVar("silent", default=False)
 
@@ -40,31 +43,13 @@ class NativeVolume(ObservableVolume):
         self._guards: list[Guard] = []
 
     def subscribe(self, callback: Callable[[Change], None]) -> Callable[[], None]:
-        self._subscribers.append(callback)
-
-        def unsubscribe() -> None:
-            if callback in self._subscribers:
-                self._subscribers.remove(callback)
-
-        return unsubscribe
+        return _add(self._subscribers, callback)
 
     def observe(self, callback: Observer) -> Callable[[], None]:
-        self._observers.append(callback)
-
-        def unobserve() -> None:
-            if callback in self._observers:
-                self._observers.remove(callback)
-
-        return unobserve
+        return _add(self._observers, callback)
 
     def guard(self, callback: Guard) -> Callable[[], None]:
-        self._guards.append(callback)
-
-        def unguard() -> None:
-            if callback in self._guards:
-                self._guards.remove(callback)
-
-        return unguard
+        return _add(self._guards, callback)
 
     @property
     def is_guarded(self) -> bool:
@@ -72,19 +57,15 @@ class NativeVolume(ObservableVolume):
 
     @contextlib.contextmanager
     def rewriting(self, node: int) -> Iterator[None]:
-        ends: list[Callable[[], None]] = []
-        try:
+        with contextlib.ExitStack() as ends:
             for guard in tuple(self._guards):
-                ends.append(guard(node))
+                ends.callback(guard(node))
             yield
-        finally:
-            for end in ends:
-                end()
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[Changes]:
         changes: Changes = []
-        shown = _nothing
+        shown = contextlib.ExitStack().close
         try:
             with self.lock:
                 self.unpublished += 1
@@ -107,22 +88,17 @@ class NativeVolume(ObservableVolume):
     def report(self, changes: Sequence[Change]) -> Callable[[], None]:
         """Call every observer with the changes that have a path. Call the function returned after `tell`."""
         seen = [change for change in changes if change.path]
-        answers: list[Callable[[], None]] = []
+        answers = contextlib.ExitStack()
         if seen and not _silent.get():
             for observer in tuple(self._observers):
                 try:
-                    answers.append(observer(seen))
+                    answers.callback(observer(seen))
                 except Exception:  # as in `tell`
                     log.exception("an observer failed on %r", seen[:3])
-
-        def shown() -> None:
-            for answer in answers:
-                answer()
-
-        return shown if answers else _nothing
+        return answers.close
 
     def tell(self, changes: Sequence[Change]) -> None:
-        """Call every subscriber with each change for caches, in order. One that fails is logged; the others go on."""
+        """Call every subscriber with each change for caches, in order. If one fails, that is logged."""
         for callback in tuple(self._subscribers):
             for change in changes:
                 if not change.is_for_caches:
@@ -133,5 +109,12 @@ class NativeVolume(ObservableVolume):
                     log.exception("a subscriber failed on %r", change)
 
 
-def _nothing() -> None:
-    """No observer has to be called."""
+def _add(listeners: list[Listener], callback: Listener) -> Callable[[], None]:
+    """Add a listener; returns the function that removes it."""
+    listeners.append(callback)
+
+    def remove() -> None:
+        if callback in listeners:
+            listeners.remove(callback)
+
+    return remove
