@@ -2,7 +2,7 @@
 
 The verbs go to the backend that is mounted. `execute` runs where the default backend runs commands, else in a sandbox
 of the mount (`command_executor.py`); `stat`, `invalidate`, `watch` and `status` speak of the mount. Both
-`mount.api.Mount` and the control server end here.
+`server.api.Mount` and the control server end here.
 """
 
 from __future__ import annotations
