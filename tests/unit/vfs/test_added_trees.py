@@ -131,7 +131,7 @@ def test_counts_go_back_to_zero(filesystem: FileSystem) -> None:
     run(filesystem.forget([(inode, count) for inode, count in filesystem.inodes.items() if inode != ROOT_INODE]))
     assert len(filesystem.inodes) == 1
     assert filesystem.inodes.beside == 0
-    assert filesystem.twins.remembered == 0
+    assert not filesystem.twins._noted
 
 
 # -- names of the server's -------------------------------------------------------------------------------------------
