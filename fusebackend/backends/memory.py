@@ -125,7 +125,7 @@ class InMemoryBackend(VolumeBackend):
     """Files in this process's memory, on both faces.
 
     Args:
-        on_exists: what `write` does to an existing file, `"error"` (the seeds) or `"replace"` (deepagents 0.7).
+        on_exists: how `write` treats an existing file, `"error"` (the seeds) or `"replace"` (deepagents 0.7).
     """
 
     def __init__(self, *, on_exists: Literal["error", "replace"] = "error") -> None:

@@ -1,7 +1,7 @@
 """`Shell`: commands in a mount, for `MountedBackend.execute`.
 
-A command runs with `sh -c` in a bubblewrap sandbox whose root is the mount, as the server's own user, the only one that
-the mount admits. It sees
+A command runs with `sh -c` in a bubblewrap sandbox with the mount as its root, as the server's own user, the only one
+that the mount admits. It sees
 
 - every route at the absolute path that the file verbs use, and writes what the mount lets it write;
 - the system's programs (`system.PROGRAMS`) and a few files of /etc, read-only. They hide files of the default volume
@@ -106,7 +106,7 @@ class Shell:
             return ExecuteResponse(output=f"Error: {error}", exit_code=REFUSED)
 
     def describe(self) -> dict[str, Any]:
-        """For `status`: how commands are confined and limited. Asks nobody, so that the loop may call it."""
+        """For `status`: how commands are confined and limited. It makes no calls, so the loop may use it."""
         options = self.options
         described: dict[str, Any] = {"sandbox": options.sandbox}
         if options.sandbox == "bubblewrap":

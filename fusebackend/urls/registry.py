@@ -1,4 +1,5 @@
-"""The kinds of backend URLs of this package, in one table, and what opens each. Backends are imported when opened."""
+"""The kinds of backend URLs of this package, in one table, with the functions that open them. Backends are imported
+when opened."""
 
 from __future__ import annotations
 

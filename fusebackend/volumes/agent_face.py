@@ -1,8 +1,8 @@
 """`VolumeBackend`: the agent face of any native volume, over its kernel face alone.
 
-Every verb takes a path, resolves it inside the volume, and answers with a record; what can't be done is an error in
-that record, never an exception. A change is made under `volume.lock`, and told to the volume's subscribers when the
-lock is free again, for a mount has kernel caches to invalidate.
+Every verb takes a path, resolves it inside the volume, and answers with a record; a failure is an error in that record,
+never an exception. A change is made under `volume.lock`, and reported to the volume's subscribers when the lock is free
+again, so that a mount invalidates kernel caches.
 
 A subclass is a backend with a constructor of its own, and overrides only what its volume can do faster.
 """
@@ -90,7 +90,7 @@ class VolumeBackend(BackendProtocol):
 
     Args:
         volume: the kernel face. The backend owns it from now on: `close` closes it.
-        on_exists: what `write` does to an existing file, `"error"` (the seeds) or `"replace"` (deepagents 0.7).
+        on_exists: how `write` treats an existing file, `"error"` (the seeds) or `"replace"` (deepagents 0.7).
 
     Attributes:
         max_file_bytes: larger files are EFBIG, for these verbs hold a file's contents in memory. A sparse file may
@@ -182,7 +182,7 @@ class VolumeBackend(BackendProtocol):
     def _grep_files(
         self, pattern: str, path: str, glob: str | None, max_count: int | None, max_bytes: int
     ) -> GrepResult:
-        """What a faster `grep` overrides: see `search.grep_files`, which it has to agree with."""
+        """Overridden by a faster `grep`: see `search.grep_files`, which it has to agree with."""
         return grep_files(self.volume, pattern, path, glob, max_count, max_bytes)
 
     def glob(self, pattern: str, path: str | None = None) -> GlobResult:
@@ -194,7 +194,7 @@ class VolumeBackend(BackendProtocol):
             return refused(GLOB, error, path)
 
     def _glob_files(self, pattern: str, path: str) -> GlobResult:
-        """What a faster `glob` overrides: see `search.glob_files`."""
+        """Overridden by a faster `glob`: see `search.glob_files`."""
         return glob_files(self.volume, pattern, path)
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
@@ -246,7 +246,7 @@ class VolumeBackend(BackendProtocol):
         return FileUploadResponse(path=path)
 
     def upload_from(self, path: str, file: IO[bytes]) -> FileUploadResponse:
-        """`upload_files` of one that is in a file, piece by piece."""
+        """`upload_files` of one file, from an open file, piece by piece."""
         try:
             self._put(path, FileContents(file), replace=True)
         except Refusal as error:
@@ -264,7 +264,7 @@ class VolumeBackend(BackendProtocol):
                 raise errors.oserror(errno.EEXIST)
             else:
                 require_regular(place.attr)
-                # Told even if it fails half-way: what is there now is not what was.
+                # Reported even if it fails half-way: the file has changed then, too.
                 changes.append(Change(node=place.attr.node, kind="modified", path=place.path))
                 overwrite(self.volume, place.attr.node, data)
 
@@ -292,8 +292,8 @@ class VolumeBackend(BackendProtocol):
         return EditResult(path=paths.normalise(file_path), occurrences=outcome)
 
     def _edit(self, path: str, old: str, new: str, replace_all: bool) -> int | str:
-        """With the lock free while the new contents are made, as long as the file does not change meanwhile: of a large
-        one that takes long."""
+        """With the lock free while the new contents are made, as long as the file does not change meanwhile: which
+        takes long for a large one."""
         for _ in range(EDIT_ATTEMPTS):
             attr = resolve(self.volume, path).found
             if attr.size <= EDITED_LOCKED_BYTES:
@@ -327,7 +327,7 @@ class VolumeBackend(BackendProtocol):
 
     @contextlib.contextmanager
     def _rewriting(self, path: str | None) -> Iterator[Changes]:
-        """`changing`, after those who are reading the file there."""
+        """`changing`, after open handles of the file there (`rewriting`)."""
         with contextlib.ExitStack() as stack:
             if path is not None and self.volume.is_guarded:
                 with contextlib.suppress(*Refusal):  # it will be refused again
@@ -385,7 +385,7 @@ class VolumeBackend(BackendProtocol):
 
     @contextlib.contextmanager
     def _parents(self, place: Place, changes: Changes) -> Iterator[int]:
-        """Make the directories that a place lacks, and give the one that is to hold its name. An error undoes them."""
+        """Make the directories that a place lacks, and yield the one for its name. An error undoes them."""
         changes.append(Change(node=place.parent))
         made: list[tuple[int, bytes, int]] = []
         parent = place.parent
@@ -412,7 +412,7 @@ def _size_of(entry: tuple[bytes, Attr]) -> int:
 
 
 def caller() -> Caller:
-    """Whose what an agent makes is: the server's own user."""
+    """The owner of files that an agent makes: the server's own user."""
     return Caller(os.geteuid(), os.getegid(), os.getpid())
 
 

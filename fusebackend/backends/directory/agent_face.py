@@ -110,7 +110,7 @@ class DirectoryFace(VolumeBackend):
         left: Budget,
         matches: list[GrepMatch],
     ) -> bool:
-        """Fill `matches` with up to one more than `limit`; are they all?"""
+        """Fill `matches` with up to one more than `limit`; return True if they are all."""
         start = tree.start()
         max_bytes = min(self.max_search_bytes, self.max_file_bytes)
         candidates = find_candidates(start.fd, pattern, max_bytes) if start is not None else None
@@ -199,7 +199,7 @@ class DirectoryFace(VolumeBackend):
         return None
 
     def _delete_emptied(self, doomed: Doomed, names: list[bytes], changes: Changes) -> bool:
-        """Remove a directory whose names are gone. False, and `names` filled, when others have put new ones there."""
+        """Remove an emptied directory. False, and `names` filled, when others have put new ones there."""
         try:
             self.volume.rmdir(doomed.parent, doomed.name)
         except OSError as error:
@@ -214,7 +214,8 @@ class DirectoryFace(VolumeBackend):
 
 
 def _worth_reading(file: LocalFile, path: str, candidates: Candidates | None, max_bytes: int) -> bool:
-    """May a file hold matches? Raises what reading it would where that has to be told."""
+    """Return True if a file may hold matches. Raises the error that reading it would where the answer must report
+    it."""
     if file.status.st_size > max_bytes:
         raise oserror(errno.EFBIG)
     if candidates is None or path in candidates.files:

@@ -1,8 +1,8 @@
 """`FilesystemBackend`: a directory of this machine, by the paths that the seeds give it.
 
-`virtual_mode=True` confines both faces to `root_dir`: a path is taken from there, whatever it starts with; `..` and `~`
-are refused; a symbolic link that leads out, or has an absolute target, is an error; and none of this can be undone by
-swapping directories for links meanwhile (see `DirectoryVolume`).
+`virtual_mode=True` confines both faces to `root_dir`: each path is relative to it, even with a leading `/`; `..` and
+`~` are refused; a symbolic link that leads out, or has an absolute target, is an error; and none of this can be undone
+by swapping directories for links meanwhile (see `DirectoryVolume`).
 
 `virtual_mode=False` is for agents that may do what the process may: absolute paths are those of the machine, relative
 ones start from `root_dir`, links are followed anywhere, and results show absolute paths. A mount of the backend shows
@@ -89,7 +89,7 @@ class FilesystemBackend(BackendProtocol):
         root_dir: a directory that exists; the current one when None.
         virtual_mode: confine paths to `root_dir`.
         max_file_size_mb: larger files are passed over by `grep`, with ripgrep and without it.
-        on_exists: what `write` does to an existing file, `"error"` (the seeds) or `"replace"` (deepagents 0.7).
+        on_exists: how `write` treats an existing file, `"error"` (the seeds) or `"replace"` (deepagents 0.7).
 
     Attributes:
         cwd: `root_dir`, absolute and without links.
@@ -121,13 +121,13 @@ class FilesystemBackend(BackendProtocol):
         return repr(str(self.cwd))
 
     def _host(self) -> HostVolume:
-        """The machine's tree, with the lock of the mounted one: its changes are told to the mount as well."""
+        """The machine's tree, with the lock of the mounted one: its changes are reported to the mount as well."""
         host = HostVolume()
         host.lock = self.volume.lock
 
         def relay(change: Change) -> None:
             node, parent = self.volume.twin(host, change.node), self.volume.twin(host, change.parent)
-            if node is not None or parent is not None:  # else the mount does not know what was changed
+            if node is not None or parent is not None:  # else the mount does not know the file
                 self.volume.tell([Change(node, parent, change.name if parent is not None else None)])
 
         def relay_paths(changes: Sequence[Change]) -> Callable[[], None]:
@@ -231,7 +231,7 @@ class FilesystemBackend(BackendProtocol):
         return [self._item(DOWNLOAD_FILES, path, self._face.download) for path in paths]
 
     def upload_from(self, path: str, file: IO[bytes]) -> FileUploadResponse:
-        """`upload_files` of one that is in a file, piece by piece."""
+        """`upload_files` of one file, from an open file, piece by piece."""
         return self._item(UPLOAD_FILES, path, partial(self._face.upload_from, file=file))
 
     def download_to(self, path: str, file: IO[bytes]) -> FileDownloadResponse:
@@ -266,7 +266,7 @@ class FilesystemBackend(BackendProtocol):
         return result
 
     def _add_context(self, result: GrepResult, pattern: str, context_lines: int) -> None:
-        """Read the files of matches once more; what can't be read by now is `missing`."""
+        """Read the files of matches once more; files that can't be read by now are `missing`."""
         by_path: dict[str, list[GrepMatch]] = {}
         for match in result.matches or ():
             by_path.setdefault(match["path"], []).append(match)
@@ -308,7 +308,7 @@ class LocalShellBackend(FilesystemBackend, SandboxBackendProtocol):
     Args:
         root_dir: a directory that exists, where commands start; the current one when None.
         virtual_mode: confine the paths of the file verbs to `root_dir`.
-        timeout: seconds that a command may take, unless `execute` is told otherwise.
+        timeout: seconds that a command may take by default.
         max_output_bytes: output beyond this is dropped, and the answer says `truncated`.
         env: environment variables of the commands.
         inherit_env: start from this process's environment. By default commands know none of it, for it may hold keys.
@@ -343,7 +343,7 @@ class LocalShellBackend(FilesystemBackend, SandboxBackendProtocol):
     def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
         """Run `command` with `sh -c` in `root_dir`, with no input.
 
-        What it leaves running in the background goes on, unless it ran out of time or `aexecute` was cancelled: then
+        Processes that it leaves in the background go on, unless it ran out of time or `aexecute` was cancelled: then
         its whole process group is killed. Output is stdout, then the lines of stderr prefixed `[stderr] `.
 
         Raises:
