@@ -16,7 +16,6 @@ import os
 import stat
 import sys
 from collections.abc import Iterable, Iterator
-from types import TracebackType
 from typing import IO, Self, TypeVar
 
 from fusebackend import text
@@ -24,19 +23,9 @@ from fusebackend.base import budget, errors, paths
 from fusebackend.base.globs import GlobError
 from fusebackend.base.paths import AgentPath, PathError
 from fusebackend.protocol import (
-    DELETE,
-    DOWNLOAD_FILES,
-    EDIT,
-    GLOB,
-    GREP,
-    LS,
-    MOVE,
-    READ,
     READ_LIMIT_LINES,
     RENAME_NOREPLACE,
     ROOT_NODE,
-    UPLOAD_FILES,
-    WRITE,
     Attr,
     BackendProtocol,
     Caller,
@@ -56,6 +45,7 @@ from fusebackend.protocol import (
     Verb,
     WriteResult,
     not_bytes,
+    verbs,
 )
 from fusebackend.volumes.contents import (
     FileContents,
@@ -117,9 +107,7 @@ class VolumeBackend(BackendProtocol):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     # -- reading -----------------------------------------------------------------------------------------------
@@ -135,7 +123,7 @@ class VolumeBackend(BackendProtocol):
             found = budget.current().kept(entries(self.volume, directory.node), _size_of)
             infos = [self._info(base, trail, name, attr) for name, attr in found]
         except Refusal as error:
-            return refused(LS, error, path)
+            return refused(verbs.LS, error, path)
         return LsResult(entries=sorted(infos, key=lambda info: info["path"]))
 
     def _info(self, base: AgentPath, trail: tuple[int, ...], name: bytes, attr: Attr) -> FileInfo:
@@ -153,7 +141,7 @@ class VolumeBackend(BackendProtocol):
             modified_at = text.iso_time(attr.mtime_ns)
             result = self._read(file_path, attr, offset, limit)
         except Refusal as error:
-            return refused(READ, error, file_path)
+            return refused(verbs.READ, error, file_path)
         if result.file_data is not None:
             result.file_data["modified_at"] = modified_at
         return result
@@ -177,7 +165,7 @@ class VolumeBackend(BackendProtocol):
                 limit = min(self.max_search_bytes, self.max_file_bytes)
                 return self._grep_files(pattern, path, glob, max_count, limit)
         except Refusal as error:
-            return refused(GREP, error, path)
+            return refused(verbs.GREP, error, path)
 
     def _grep_files(
         self, pattern: str, path: str, glob: str | None, max_count: int | None, max_bytes: int
@@ -191,7 +179,7 @@ class VolumeBackend(BackendProtocol):
             with budget.granted():
                 return self._glob_files(pattern, path)
         except Refusal as error:
-            return refused(GLOB, error, path)
+            return refused(verbs.GLOB, error, path)
 
     def _glob_files(self, pattern: str, path: str) -> GlobResult:
         """Overridden by a faster `glob`: see `search.glob_files`."""
@@ -205,7 +193,7 @@ class VolumeBackend(BackendProtocol):
         try:
             content = read_all(self.volume, resolve(self.volume, path).found, self.max_file_bytes)
         except Refusal as error:
-            return refused(DOWNLOAD_FILES, error, path)
+            return refused(verbs.DOWNLOAD_FILES, error, path)
         return FileDownloadResponse(path=path, content=content)
 
     def download_to(self, path: str, file: IO[bytes]) -> FileDownloadResponse:
@@ -220,7 +208,7 @@ class VolumeBackend(BackendProtocol):
         try:
             read_with(self.volume, resolve(self.volume, path).found, self.max_file_bytes, take)
         except Refusal as error:
-            return refused(DOWNLOAD_FILES, error, path)
+            return refused(verbs.DOWNLOAD_FILES, error, path)
         return FileDownloadResponse(path=path)
 
     # -- writing -----------------------------------------------------------------------------------------------
@@ -229,7 +217,7 @@ class VolumeBackend(BackendProtocol):
         try:
             self._put(file_path, content.encode("utf-8"), replace=self.on_exists == "replace")
         except Refusal as error:
-            return refused(WRITE, error, file_path)
+            return refused(verbs.WRITE, error, file_path)
         return WriteResult(path=paths.normalise(file_path))
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
@@ -242,7 +230,7 @@ class VolumeBackend(BackendProtocol):
         try:
             self._put(path, bytes(content), replace=True)
         except Refusal as error:
-            return refused(UPLOAD_FILES, error, path)
+            return refused(verbs.UPLOAD_FILES, error, path)
         return FileUploadResponse(path=path)
 
     def upload_from(self, path: str, file: IO[bytes]) -> FileUploadResponse:
@@ -250,7 +238,7 @@ class VolumeBackend(BackendProtocol):
         try:
             self._put(path, FileContents(file), replace=True)
         except Refusal as error:
-            return refused(UPLOAD_FILES, error, path)
+            return refused(verbs.UPLOAD_FILES, error, path)
         return FileUploadResponse(path=path)
 
     def _put(self, path: str, data: bytes | FileContents, *, replace: bool) -> None:
@@ -286,7 +274,7 @@ class VolumeBackend(BackendProtocol):
         try:
             outcome = self._edit(file_path, old_string, new_string, replace_all)
         except Refusal as error:
-            return refused(EDIT, error, file_path)
+            return refused(verbs.EDIT, error, file_path)
         if isinstance(outcome, str):
             return EditResult(error=outcome)
         return EditResult(path=paths.normalise(file_path), occurrences=outcome)
@@ -340,7 +328,7 @@ class VolumeBackend(BackendProtocol):
         try:
             self._move(source, destination)
         except Refusal as error:
-            return refused(MOVE, error, source, destination)
+            return refused(verbs.MOVE, error, source, destination)
         return MoveResult(path=paths.normalise(destination))
 
     def _move(self, source: str, destination: str) -> None:
@@ -364,7 +352,7 @@ class VolumeBackend(BackendProtocol):
         try:
             self._delete(file_path)
         except Refusal as error:
-            return refused(DELETE, error, file_path)
+            return refused(verbs.DELETE, error, file_path)
         return DeleteResult(path=paths.normalise(file_path))
 
     def _delete(self, path: str) -> None:

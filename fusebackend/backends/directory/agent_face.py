@@ -16,7 +16,7 @@ from fusebackend.base import budget, paths
 from fusebackend.base.budget import Budget, Spent
 from fusebackend.base.errors import VANISHED, oserror
 from fusebackend.base.globs import Matcher, compile_glob
-from fusebackend.protocol import GLOB, GREP, Change, Changes, FileInfo, GlobResult, GrepMatch, GrepResult, OnExists
+from fusebackend.protocol import Change, Changes, FileInfo, GlobResult, GrepMatch, GrepResult, OnExists, verbs
 from fusebackend.text import grep_pieces, iso_time
 from fusebackend.volumes.agent_face import Refusal, VolumeBackend
 from fusebackend.volumes.contents import LOCKED_BYTES, PIECE_BYTES
@@ -64,7 +64,7 @@ class DirectoryFace(VolumeBackend):
             try:
                 return self._glob(*found)
             except OSError as error:
-                return GLOB.refused(error, path)
+                return verbs.GLOB.refused(error, path)
 
     def _glob(self, base: str, tree: LocalTree, matcher: Matcher | None) -> GlobResult:
         infos: list[FileInfo] = []
@@ -97,7 +97,7 @@ class DirectoryFace(VolumeBackend):
             except Spent:
                 complete = False
             except OSError as error:
-                return GREP.refused(error, path)
+                return verbs.GREP.refused(error, path)
         return GrepResult(matches=matches[:limit], truncated=not complete)
 
     def _grep(

@@ -21,7 +21,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Self, TypeVar
 
 from fusebackend.backends.directory.agent_face import DirectoryFace
@@ -30,17 +29,7 @@ from fusebackend.base import paths
 from fusebackend.base.paths import PathError
 from fusebackend.linux.command import End, Process, nothing_to_run, require_positive
 from fusebackend.protocol import (
-    DELETE,
-    DOWNLOAD_FILES,
-    EDIT,
-    GLOB,
-    GREP,
-    LS,
-    MOVE,
-    READ,
     READ_LIMIT_LINES,
-    UPLOAD_FILES,
-    WRITE,
     BackendProtocol,
     Change,
     ContextLine,
@@ -59,6 +48,7 @@ from fusebackend.protocol import (
     SandboxBackendProtocol,
     Verb,
     WriteResult,
+    verbs,
 )
 
 R = TypeVar("R")
@@ -169,9 +159,7 @@ class FilesystemBackend(BackendProtocol):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     # -- paths -------------------------------------------------------------------------------------------------
@@ -204,39 +192,39 @@ class FilesystemBackend(BackendProtocol):
         return answer
 
     def ls(self, path: str) -> LsResult:
-        return self._asked(LS, path)
+        return self._asked(verbs.LS, path)
 
     def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
-        return self._asked(READ, file_path, offset, limit)
+        return self._asked(verbs.READ, file_path, offset, limit)
 
     def write(self, file_path: str, content: str) -> WriteResult:
-        return self._asked(WRITE, file_path, content)
+        return self._asked(verbs.WRITE, file_path, content)
 
     def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
-        return self._asked(EDIT, file_path, old_string, new_string, replace_all)
+        return self._asked(verbs.EDIT, file_path, old_string, new_string, replace_all)
 
     def delete(self, file_path: str) -> DeleteResult:
-        return self._asked(DELETE, file_path)
+        return self._asked(verbs.DELETE, file_path)
 
     def move(self, source: str, destination: str) -> MoveResult:
         try:
-            return self._asked(MOVE, source, self._path(destination))
+            return self._asked(verbs.MOVE, source, self._path(destination))
         except PathError as error:
-            return MOVE.refused(error)
+            return verbs.MOVE.refused(error)
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
-        return [self._item(UPLOAD_FILES, path, partial(self._face.upload, content=data)) for path, data in files]
+        return [self._item(verbs.UPLOAD_FILES, path, partial(self._face.upload, content=data)) for path, data in files]
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
-        return [self._item(DOWNLOAD_FILES, path, self._face.download) for path in paths]
+        return [self._item(verbs.DOWNLOAD_FILES, path, self._face.download) for path in paths]
 
     def upload_from(self, path: str, file: IO[bytes]) -> FileUploadResponse:
         """`upload_files` of one file, from an open file, piece by piece."""
-        return self._item(UPLOAD_FILES, path, partial(self._face.upload_from, file=file))
+        return self._item(verbs.UPLOAD_FILES, path, partial(self._face.upload_from, file=file))
 
     def download_to(self, path: str, file: IO[bytes]) -> FileDownloadResponse:
         """`download_files` of one file into another, which is empty, piece by piece. The answer has no content."""
-        return self._item(DOWNLOAD_FILES, path, partial(self._face.download_to, file=file))
+        return self._item(verbs.DOWNLOAD_FILES, path, partial(self._face.download_to, file=file))
 
     def _item(self, verb: Verb[Item], path: str, ask: Callable[[str], Item]) -> Item:
         """Ask the face for one item of a batch; its answer has the caller's path."""
@@ -260,7 +248,7 @@ class FilesystemBackend(BackendProtocol):
         try:
             result = self._face.grep(pattern, self._start(path), glob, max_count=max_count)
         except PathError as error:
-            return GREP.refused(error)
+            return verbs.GREP.refused(error)
         if context_lines and result.matches:
             self._add_context(result, pattern, context_lines)
         return result
@@ -291,7 +279,7 @@ class FilesystemBackend(BackendProtocol):
         try:
             return self._face.glob(pattern, self._start(None if path == "/" else path))
         except PathError as error:
-            return GLOB.refused(error)
+            return verbs.GLOB.refused(error)
 
 
 def _lines_without(pattern: str, lines: list[str], numbers: range) -> list[ContextLine]:

@@ -55,13 +55,13 @@ from fusebackend.base.paths import AgentPath
 from fusebackend.linux.command import TIMED_OUT
 from fusebackend.protocol import (
     NAME_MAX_BYTES,
-    UPLOAD_FILES,
     ExecuteResponse,
     FileDownloadResponse,
     FileInfo,
     FileUploadResponse,
     OnExists,
     SandboxBackendProtocol,
+    verbs,
 )
 from fusebackend.remote.agent_verbs import FileVerbs, Loaded, Refusal, Unreadable, checked
 from fusebackend.remote.buffer import digest_of
@@ -257,7 +257,9 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
             self._swap(found, before, content)
         except Refusal as error:
             lost = isinstance(error, OSError) and error.errno in (errno.ESTALE, errno.EEXIST, errno.ENOENT)
-            return FileUploadResponse(path=path, error=errors.CONFLICT) if lost else UPLOAD_FILES.refused(error, path)
+            if lost:
+                return FileUploadResponse(path=path, error=errors.CONFLICT)
+            return verbs.UPLOAD_FILES.refused(error, path)
         return FileUploadResponse(path=path)
 
     def _remove(self, path: AgentPath) -> None:

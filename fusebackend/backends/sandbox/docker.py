@@ -24,7 +24,6 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Literal, Self
 
 from fusebackend.backends.sandbox.docker_container import DockerContainer, get_file, put_files
@@ -118,9 +117,7 @@ class DockerBackend(StagedSandbox):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     # -- commands ----------------------------------------------------------------------------------------------
