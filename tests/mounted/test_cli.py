@@ -1,4 +1,4 @@
-"""The command line, on real mounts: what it says, what it exits with, and that nothing stays behind."""
+"""The command line, on real mounts: its output, its exit status, and no process or mount left behind."""
 
 import contextlib
 import errno
@@ -68,7 +68,7 @@ class Shell:
         return done.stdout
 
     def refused(self, *words: object, status: int = 1, cwd: Path | None = None) -> str:
-        """The one line of an error."""
+        """Run a command that must fail; return its one line of an error."""
         done = self(*words, cwd=cwd)
         assert done.returncode == status, done.stdout + done.stderr
         lines = done.stderr.splitlines()
@@ -121,7 +121,7 @@ def point(tmp_path: Path) -> Path:
 
 
 def servers(directory: Path) -> list[int]:
-    """Processes that were started to serve a mount below `directory`."""
+    """Return the server processes of mounts below `directory`."""
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
@@ -145,7 +145,7 @@ def is_mounted(path: Path) -> bool:
 
 
 def has_ended(pid: int) -> bool:
-    """Is the process gone, or a zombie that its parent has not seen yet?"""
+    """Return whether the process is gone, or a zombie that its parent has not waited for yet."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:

@@ -42,7 +42,7 @@ def ok(*words: Word, cwd: Path | None = None, stdin: bytes = b"") -> bytes:
 
 
 def refused(*words: Word, status: int = 1, cwd: Path | None = None) -> str:
-    """The one line of an error, of a command that printed nothing else."""
+    """Run a command that must fail; return its error, the only line it prints."""
     done = run(*words, cwd=cwd)
     assert (done.returncode, done.stdout) == (status, b""), done
     (line,) = done.stderr.decode().splitlines()
@@ -61,11 +61,11 @@ def mnt(mounted: Mounted) -> Path:
 
 
 class Started:
-    """A command that runs while the test goes on. What it prints is read line by line, each within the limit."""
+    """A command that runs beside the test. Its output is read line by line, each within the time limit."""
 
     def __init__(self, *words: Word) -> None:
         self.process = subprocess.Popen(
-            # Whoever runs the tests may have told them to ignore Ctrl-C.
+            # The tests may have been started with SIGINT ignored, which children inherit.
             ["env", "--default-signal=INT", *COMMAND, *words],
             env=ENV,
             stdin=subprocess.DEVNULL,
@@ -75,7 +75,7 @@ class Started:
         self._held = b""
 
     def line(self) -> str:
-        """The next line, without its end; fails if none comes in time."""
+        """Read the next line, without its end; fail if none comes in time."""
         assert self.process.stdout is not None
         deadline = time.monotonic() + LIMIT_S
         while b"\n" not in self._held:
@@ -88,7 +88,7 @@ class Started:
         return os.fsdecode(line)
 
     def end(self, with_signal: signal.Signals) -> tuple[int, bytes]:
-        """Exit status and standard error, after a signal."""
+        """Send a signal; return exit status and standard error."""
         self.process.send_signal(with_signal)
         _, said = self.process.communicate(timeout=LIMIT_S)
         return self.process.returncode, said
@@ -110,7 +110,7 @@ def start() -> Iterator[type[Started]]:
 
 
 def on_a_terminal(*words: Word) -> tuple[int, str]:
-    """Exit status of a command, and all that its terminal shows."""
+    """Run a command on a terminal; return its exit status and everything on the terminal."""
     ours, theirs = pty.openpty()
     environment = {**ENV, "TERM": "xterm", "COLUMNS": "60"}
     shown = bytearray()
@@ -469,7 +469,7 @@ class TestWatch:
         watch = start("watch", "--json", mnt)
         watch.line()
         (mnt / "file").touch()
-        watch.line()  # it does nothing any more but to wait
+        watch.line()  # from here on it only waits
         mounted.stop()
         _, said = watch.process.communicate(timeout=LIMIT_S)
         assert watch.process.returncode == 1
@@ -478,7 +478,7 @@ class TestWatch:
 
 
 # --------------------------------------------------------------------------------------------------------------
-# Mounts that are not as they should be
+# Broken mounts
 # --------------------------------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""The control socket of a real mount: how it is found, who may use it, and that it holds up under load."""
+"""The control socket of a real mount: its discovery, its permissions, and its behaviour under load."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fusebackend.protocol import SandboxBackendProtocol
 
 LIMIT_S = 30.0
 LOAD_S = amount("FUSEBACKEND_LOAD_S", dev=5, ci=10, soak=60)
-"""How long the load test lasts."""
+"""The length of the load test."""
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ class TestHolding:
         address = os.getxattr(mounted.path, rendezvous.SOCKET_XATTR).decode()
 
         def held() -> tuple[int, int]:
-            """Threads and descriptors of the server."""
+            """Count threads and descriptors of the server."""
             return len(os.listdir(f"/proc/{mounted.pid}/task")), len(os.listdir(f"/proc/{mounted.pid}/fd"))
 
         def use(times: int) -> None:
@@ -168,14 +168,14 @@ class TestHolding:
         memory = mounted.memory_kib()
         use(2000)
         deadline = time.monotonic() + LIMIT_S
-        few = 8  # come and go by themselves: the index has a thread, and so has whatever waits for the disk
+        few = 8  # background threads come and go: the index has one, and so do calls that wait for the disk
         while any(now > then + few for now, then in zip(held(), before, strict=True)):
             assert time.monotonic() < deadline, f"{held()} and not {before}"
             time.sleep(0.05)
         assert mounted.memory_kib() < memory + 8 * 1024
 
     def test_load(self, mounted, tmp_path):
-        """Thirty-two clients, while git and rg work in the mount."""
+        """Thirty-two clients work while git and rg work in the mount."""
         repository = tmp_path / "repository"
         _make_repository(repository)
         deadline = time.monotonic() + LOAD_S
@@ -213,7 +213,7 @@ class TestHolding:
 
 
 def _round(client: fusebackend.Client, number: int, turn: int) -> int:
-    """A few calls that check what they get; how many they were."""
+    """Make a few calls and check their answers; return the number of calls."""
     path = f"/memories/client-{number}.txt"
     content = f"turn {turn}\n" * 20
     _fine(client.upload_files([(path, content.encode())])[0].error)

@@ -1,4 +1,4 @@
-"""Which mount a path lies in, and which server answers: mounts inside, over and beside each other, dead and stopped."""
+"""Find the mount of a path, and its server: mounts inside, over and beside each other, dead and stopped."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def bound(source: Path, target: Path) -> Iterator[None]:
 
 
 class TestConfusion:
-    """What is meant for one mount never reaches another one."""
+    """A call for one mount never reaches another one."""
 
     def test_a_mount_point_inside_of_another_mount(self, serve):
         outer = serve("memory:", at="outer")

@@ -1,4 +1,4 @@
-"""`docs/control-protocol.md`, spoken by `socat` and `jq`: another language needs nothing of ours."""
+"""The examples of `docs/control-protocol.md`, by `socat` and `jq`: other languages need no code of ours."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LIMIT_S = 30
 
 @pytest.fixture
 def shell(serve, tmp_path):
-    """Runs a script with `$mount` and `$socket`, the latter found as the document says."""
+    """Return a function that runs a script with `$mount` and `$socket`, found as in the document."""
     for tool in ("socat", "jq", "getfattr"):
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is missing")

@@ -1,4 +1,4 @@
-"""A container's files on a mount: what its commands see, the kernel shows, and the other way round."""
+"""A container's files on a mount: changes by its commands show in the mount, and the other way round."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def engine(docker_engine, monkeypatch):
 
 @pytest.fixture
 def box(engine):
-    """A container, and a way to run commands in it that knows nothing of the mount."""
+    """Start a container, and run commands in it without the mount."""
     with engine.container(name="box") as container, DockerBackend(container="box", base_url=engine.url) as backend:
         yield backend
         container.reload()
@@ -73,7 +73,7 @@ def test_both_sides_see_the_same_files(box, serve):
 
 @pytest.mark.slow
 def test_a_repository_in_a_container(box, serve):
-    """Lock files, renames over what is there, and many small files."""
+    """git uses lock files, renames over existing files, and many small files."""
     box.execute("mkdir /tmp/repo")
     there = serve("memory:", routes={"/box": "docker:box?root=/tmp/repo"}).path / "box"
     git = "git -c user.name=a -c user.email=a@example.com -c core.fsync=none"

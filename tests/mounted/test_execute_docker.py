@@ -1,4 +1,4 @@
-"""Commands of a mount whose default is a container: they run in it, and see the other routes there."""
+"""Commands of a mount with a container as its default: they run in it, and see the other routes there."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_a_container_that_ran_before_sees_none(engine, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_without_allow_other_mount_says_so(engine, tmp_path: Path) -> None:
-    """The engine and the container's first user are root, as this server is: they come in, and nobody else."""
+    """The engine and the container's first user are root, as this server is, so they have access and others do not."""
     point = tmp_path / "mnt"
     point.mkdir()
     done = run_cli("mount", str(point), "--default", f"docker:{engine.image}", "--route", "/notes=memory:")
@@ -211,7 +211,7 @@ def test_a_killed_servers_container_goes_with_the_next_mount(engine, serve) -> N
 
 @pytest.mark.slow
 def test_a_container_that_is_lost_comes_back_with_its_routes(engine, serve) -> None:
-    """Also where the way to a route leads through the default, which waits for the container."""
+    """This holds too for a route with directories of the default above it, where lookups wait for the container."""
     server = serve(f"docker:{engine.image}", routes={"/memories": "memory:", "/a/b": "memory:"}, options=OPEN)
     (server.path / "a/b/x").write_text("x")
     with contextlib.closing(engine.client()) as docker, client_of(server) as client:
@@ -225,7 +225,7 @@ def test_a_container_that_is_lost_comes_back_with_its_routes(engine, serve) -> N
 
 @pytest.mark.slow
 def test_many_look_while_it_starts(engine, tmp_path: Path) -> None:
-    """Nobody's look at the default, which waits for the container, keeps the engine from the mount."""
+    """Lookups in the default wait for the container; they must not keep the engine from the mount."""
     point = tmp_path / "mnt"
     point.mkdir()
     stop = threading.Event()
@@ -269,7 +269,7 @@ def test_a_hung_route_keeps_nobody_else(engine, serve) -> None:
 
 
 def test_the_python_api_keeps_its_container(engine, tmp_path: Path) -> None:
-    """What is mounted stays its owner's: the container goes on after the mount, with its files."""
+    """The caller owns the backend: the container goes on after the mount, with its files."""
     code = """
 import sys
 import fusebackend
@@ -307,7 +307,7 @@ def test_verbs_of_a_backend_that_leaves_out_what_is_not_its_own(engine) -> None:
 
 @pytest.mark.slow
 def test_an_engine_that_does_not_see_the_mount_gets_the_files(engine, tmp_path: Path) -> None:
-    """The server has a mount namespace of its own, so the engine is as far away as one on another host."""
+    """The server has a mount namespace of its own, so the engine can't see the mount, like one on another host."""
     point = tmp_path / "mnt"
     point.mkdir()
     script = """

@@ -1,6 +1,6 @@
 """Renames against the start of commands: nothing of this machine is touched, no command is refused, and none hangs.
 
-Two seconds each; with `pytest -m soak`, a minute. `races.py` says what is raced.
+Each takes two seconds; with `pytest -m soak`, a minute. `races.py` explains the races.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def check(outcome: races.Outcome) -> None:
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A directory that other users can get to, unlike pytest's."""
+    """Make a directory that other users can reach, unlike pytest's."""
     mounts.require()
     if shutil.which("bwrap") is None:
         message = "bwrap is missing (Debian: bubblewrap)"

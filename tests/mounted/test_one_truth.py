@@ -133,7 +133,7 @@ for number in range(1, int(sys.argv[2]) + 1):
 
 
 def test_an_edit_beside_a_writer_loses_nothing(truth: OneTruth) -> None:
-    """Each counts in its own place of one file, the process in place and the agent by editing the whole."""
+    """Process and agent each count in a part of one file, the process in place and the agent by editing the whole."""
     truth.agent.write("/file", f"{0:08d} process\nagent {0:08d}.\n" + "x" * 10_000)
     process = subprocess.Popen([sys.executable, "-c", COUNTER, str(truth.path / "file"), "500"])
     for number in range(100):
@@ -170,13 +170,13 @@ def test_what_a_process_writes_in_one_call_is_seen_whole_by_an_agent(truth: OneT
 
 
 def at_once(path: Path, *acts: Callable[[Client], object]) -> list[object]:
-    """What these answer, each with a client of its own, all let go at the same moment."""
+    """Run these at the same moment, each with a client of its own; return their results."""
     barrier = threading.Barrier(len(acts))
     answers: list[object] = [None] * len(acts)
 
     def act(index: int) -> None:
         with fusebackend.connect(path) as agent:
-            agent.ls("/")  # is connected now
+            agent.ls("/")  # connects
             barrier.wait()
             answers[index] = acts[index](agent)
 
@@ -223,7 +223,7 @@ def test_of_two_writes_of_a_new_file_one_is_told(truth: OneTruth) -> None:
 
 
 def test_an_agent_does_not_wait_for_who_keeps_a_file_open(truth: OneTruth) -> None:
-    """A change waits for those who have just opened a file, and for nobody else: they see it at once."""
+    """A change waits for fresh opens of the file alone (the write barrier). Older handles see it at once."""
     truth.agent.write("/file", "one")
     with (truth.path / "file").open("rb", buffering=0) as opened:
         assert opened.read() == b"one"

@@ -1,4 +1,4 @@
-"""Everyday programs on a mount of each volume: what people mount a directory for. More in `test_builds.py`."""
+"""Everyday programs on a mount of each volume. More in `test_builds.py`."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def test_sed_and_patch_in_place(work: Work) -> None:
 
 
 def test_what_is_touched_is_made_once(work: Work) -> None:
-    """`touch` takes the kernel's coarse clock. Ours must not be ahead of it, or `make` finds a stamp too old."""
+    """`touch` uses the kernel's coarse clock. Ours must not be ahead of it, or `make` finds a stamp too old."""
     (work.path / "Makefile").write_text("stamp: made\n\t@touch stamp; echo again >> log\n")
     for turn in range(1, 11):
         (work.path / "made").write_text("x" * turn)
@@ -242,7 +242,7 @@ def test_what_is_touched_is_made_once(work: Work) -> None:
 
 @pytest.mark.skipif(not MULTIGRAIN, reason="the kernel has no multigrain timestamps (Linux 6.13)")
 def test_a_change_after_a_look_is_newer_and_what_is_touched_after_it_no_older(tmp_path: Path) -> None:
-    """On native volumes, also from one route to another: faster than the clock ticks."""
+    """This holds on native volumes, also across routes, within one tick of the clock."""
     with mounts.mounted(tmp_path / "mnt", f"sqlite:{tmp_path}/v.db", routes={"/other": "memory:"}) as server:
         source, stamp = server.path / "source", server.path / "other/stamp"
         source.write_bytes(b"0")

@@ -30,7 +30,7 @@ KINDS = ["sqlite", pytest.param("postgres", marks=pytest.mark.services)]
 LIMIT_S = 60.0
 
 Database = tuple[str, Callable[[], AbstractContextManager[Any]]]
-"""The URL of a checkpoint database, and what opens a checkpointer on it."""
+"""The URL of a checkpoint database, and a function that opens a checkpointer on it."""
 
 
 @pytest.fixture(params=KINDS)
@@ -54,7 +54,7 @@ def run(*command: str | Path, cwd: Path | None = None, status: int = 0) -> str:
 
 
 def eventually(what: Callable[[], Any], within_s: float = LIMIT_S) -> None:
-    """`what` becomes true soon enough. The mount is asked again and again, as a person would."""
+    """Poll `what` through the mount until it is true; fail after `within_s`."""
     deadline = time.monotonic() + within_s
     while not what():
         assert time.monotonic() < deadline, f"not within {within_s} s"
@@ -64,7 +64,7 @@ def eventually(what: Callable[[], Any], within_s: float = LIMIT_S) -> None:
 def below(directory: Path) -> dict[str, bytes]:
     found = {}
     for path in directory.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):  # the kernel may believe in it a little longer
+        with contextlib.suppress(FileNotFoundError):  # the kernel may have it cached a little longer
             if path.is_file():
                 found[str(path.relative_to(directory))] = path.read_bytes()
     return found
@@ -132,7 +132,7 @@ def test_nothing_can_be_written(database: Database, serve: Serve) -> None:
 
 @pytest.mark.slow
 def test_an_agent_at_work_is_followed(database: Database, serve: Serve) -> None:
-    """Whatever the kernel has cached: names, absence, sizes, pages, open files."""
+    """The mount follows with names, absence, sizes, pages and open files in the kernel's caches."""
     url, saver = database
     with saver() as opened:
         agent = threadcases.plain(opened)
@@ -162,7 +162,7 @@ def test_an_agent_at_work_is_followed(database: Database, serve: Serve) -> None:
 
 @pytest.mark.slow
 def test_an_agent_that_writes_all_the_time(database: Database, serve: Serve) -> None:
-    """Each look shows one of the states that the thread has been in, and none that is older than one seen before."""
+    """Each read shows a state that the thread had, and never an older one than a read before."""
     url, saver = database
     root = serve(url).path
     turns = 60

@@ -1,4 +1,4 @@
-"""One PostgreSQL volume, mounted by two hosts (server processes here): what one has closed, the other opens.
+"""One PostgreSQL volume, mounted by two hosts (server processes here): an `open` at one sees every close at the other.
 
 `FUSEBACKEND_TWO_MOUNTS_STEPS=20000` makes so many random changes instead of some hundreds. Each is followed by a dozen
 opens and downloads at both hosts, so that even those are some thousand operations.
@@ -40,7 +40,7 @@ LISTENING = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
     " WHERE application_name LIKE 'fusebackend-feed%%' AND datname = %s"
 )
-"""Cuts the feeds of one database, for the server is that of other tests as well."""
+"""Cuts the feeds of one database only, since other tests share the server."""
 
 
 def database_of(dsn: str) -> str:
@@ -59,7 +59,7 @@ class Pair:
         (first.path / "beat").touch()
 
     def enter(self, name: str) -> None:
-        """A directory for one test."""
+        """Make a directory for one test."""
         self.first, self.second = (root / name for root in self.roots)
         self.first.mkdir()
 
@@ -69,7 +69,7 @@ class Pair:
         return first, second
 
     def catch_up(self, here: Host, there: Host) -> None:
-        """Returns when the feed has brought to one host what was done at the other. It keeps the order of commits."""
+        """Wait until the feed has delivered all earlier changes of `here` to `there`. It keeps the order of commits."""
         beat = next(self._beats)
         os.utime(here.path / "beat", ns=(beat, beat))
         until(lambda: os.stat(there.path / "beat").st_mtime_ns == beat, "a change at the other host")
@@ -92,7 +92,7 @@ Mount = Callable[..., Pair]
 
 @pytest.fixture
 def mount(postgres_dsn: str, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mount]:
-    """A function that mounts the volume twice; the second host may be one of `odd_hosts`."""
+    """Yield a function that mounts the volume twice; the second host may be one of `odd_hosts`."""
     monkeypatch.setenv("TWO_MOUNTS_DSN", postgres_dsn)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     with contextlib.ExitStack() as stack:
@@ -153,7 +153,7 @@ def test_and_while_the_feed_is_cut_again_and_again(pair: Pair) -> None:
     cutting = threading.Thread(target=cut)
     cutting.start()
     try:
-        # Names that are not opened, but changed by, are as late as the feed; it is not waited for here.
+        # Names that are changed without an open may lag behind by the feed's delay, so this invalidates instead.
         run_at_random(pair.hosts, STEPS // 4, catch_up=lambda _, there: there.agent.invalidate("/"))
     finally:
         done.set()
@@ -175,7 +175,7 @@ def test_and_when_one_hosts_clock_is_an_hour_behind(mount: Mount) -> None:
 
 @pytest.mark.slow
 def test_a_host_that_hears_nothing_opens_what_is_there(mount: Mount) -> None:
-    """What it has in its caches is believed for an hour, and yet each open is right."""
+    """Its caches are valid for an hour, and yet each open is right."""
     pair = mount(second="python:odd_hosts:open_deaf")
     here, there = pair.first, pair.second
     (here / "d").mkdir()
@@ -337,7 +337,7 @@ def test_unless_the_last_writer_is_to_win(mount: Mount) -> None:
     assert (pair.second / "file").read_text() == "last\n"
 
 
-# -- what else is told, and what is not --------------------------------------------------------------------------------
+# -- other changes that the feed reports -------------------------------------------------------------------------------
 
 
 def test_what_the_other_host_does_is_seen_without_opening(pair: Pair) -> None:
@@ -386,7 +386,7 @@ def test_locks_hold_on_one_host_only(pair: Pair) -> None:
 
 
 def beside(serve: Serve, url: str) -> Iterator[tuple[Host, Host]]:
-    """Two mounts that have a route in common."""
+    """Start two mounts with a common route."""
     first, second = (serve("memory:", routes={"/route": url}).path for _ in range(2))
     with fusebackend.connect(first) as agent, fusebackend.connect(second) as other:
         yield Host(first, agent, "/route"), Host(second, other, "/route")

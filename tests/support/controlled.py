@@ -1,6 +1,6 @@
-"""A control server in this process over a backend that is not mounted, and clients of it: quick, and with nobody else.
+"""A control server in this process over a backend that is not mounted, and clients of it. It needs no /dev/fuse.
 
-What depends on the kernel is tested on real mounts (`tests/mounted/test_control.py`).
+Behaviour of the kernel is tested on real mounts (`tests/mounted/test_control.py`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MOUNTPOINT = "/mnt/unmounted"
 
 
 class NoShell:
-    """Stands in for `Shell` where there is no mount to run anything in: it repeats what it is given."""
+    """Stands in for `Shell` where there is no mount to run commands in: it returns its arguments as output."""
 
     def execute(self, command: Command) -> ExecuteResponse:
         if command.text == "wait":
@@ -51,7 +51,7 @@ class NoShell:
 
 
 class ClientOf(Client):
-    """A client of a server that has no mount to be found by."""
+    """A client of a server without a mount, so it takes the address from the server."""
 
     def __init__(self, server: ControlServer | Listener | SimpleNamespace) -> None:
         self.server = server
@@ -63,12 +63,12 @@ class ClientOf(Client):
 
 @contextlib.contextmanager
 def serving(backend: Any, *, read_only: bool = False) -> Iterator[ControlServer]:
-    """A server of the backend at the root of a tree, as if it were mounted on `/mnt/unmounted`."""
+    """Serve the backend at the root of a tree, as if it were mounted on `/mnt/unmounted`."""
     composite = backend if isinstance(backend, CompositeBackend) else CompositeBackend(backend)
     filesystem = FileSystem.of(composite)
     mounted = MountedBackend(composite, filesystem, MOUNTPOINT, NoShell(), lambda: {"mountpoint": "none"})
     server = ControlServer(mounted, read_only=read_only)
-    with tempfile.TemporaryDirectory(prefix="fusebackend-") as place:  # where no other server looks who is alive
+    with tempfile.TemporaryDirectory(prefix="fusebackend-") as place:  # other servers don't clean up here
         with mock.patch.dict(os.environ, XDG_RUNTIME_DIR=place):
             server.start()
         try:
@@ -78,7 +78,7 @@ def serving(backend: Any, *, read_only: bool = False) -> Iterator[ControlServer]
 
 
 class Listener:
-    """A server that has read every call and answers what `answer` makes of it; with None it hangs up instead."""
+    """A server that keeps every call (`lines`) and sends the result of `answer`; on None it closes the connection."""
 
     def __init__(self, path: Path, answer: Callable[[Any], Any]) -> None:
         self.address = str(path)
@@ -114,11 +114,11 @@ class Listener:
 
 
 class Raw:
-    """A client that sends whatever bytes a test wants, and reads lines."""
+    """A client that sends raw bytes and reads lines."""
 
     def __init__(self, address: str) -> None:
         self.stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.stream.connect(address)  # with a time-out, a full queue of connections would be an error at once
+        self.stream.connect(address)  # before settimeout: a non-blocking connect to a full queue fails with EAGAIN
         self.stream.settimeout(LIMIT_S)
         self._file = self.stream.makefile("rb")
 
@@ -126,7 +126,7 @@ class Raw:
         self.stream.sendall(data)
 
     def line(self) -> Any:
-        """The next message, None at the end."""
+        """Read the next message; None at the end."""
         line = self._file.readline()
         return json.loads(line) if line else None
 

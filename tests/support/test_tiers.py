@@ -1,4 +1,4 @@
-"""`tiers.py`: what a run takes, what it says that it left out, and what runs alone."""
+"""Tests of `tiers.py`: the tests of a tier, the summary of those left out, and tests that run alone."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.
 
 
 def run(suite: pytest.Pytester, *arguments: str) -> tuple[int, str]:
-    """How many tests passed, and what the run says."""
+    """Run the suite; return the number of passed tests and the output."""
     result = suite.runpytest_subprocess("-p", "no:cacheprovider", *arguments, timeout=120)
     return result.parseoutcomes()["passed"], result.stdout.str()
 
@@ -107,7 +107,7 @@ def test_what_stays_together(nodeid: str, scope: str) -> None:
 
 
 def test_every_sample_is_of_tests_that_there_are() -> None:
-    """A pattern that matches no file has lost its tests, by a new name of theirs."""
+    """A pattern without a match has lost its tests, which were renamed."""
     root = Path(__file__).parents[2]
     there = [str(path.relative_to(root)) for path in root.glob("tests/**/test_*.py")]
     for sample in tiers.SAMPLES:
