@@ -1,6 +1,6 @@
 """`LiveMount`: everything that belongs to one mount, put together: tree, session, executor and control socket.
 
-`mount.api.Mount` and the server of `fusebackend mount` both are one of these and their way of waiting for it.
+`server.api.Mount` and the server of `fusebackend mount` both are one of these and their way of waiting for it.
 """
 
 from __future__ import annotations

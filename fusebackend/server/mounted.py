@@ -1,8 +1,8 @@
 """`MountedBackend`: the files of a live mount through the agent face, and verbs of live mounts.
 
 The verbs go to the backend that is mounted. `execute` runs where the default backend runs commands, else in a sandbox
-of the mount (`live.py`); `stat`, `invalidate`, `watch` and `status` speak of the mount. Both
-`mount.api.Mount` and the control server end here.
+of the mount (`live.py`); `stat`, `invalidate`, `watch` and `status` speak of the mount. Both `server.api.Mount` and the
+control server end here.
 """
 
 from __future__ import annotations

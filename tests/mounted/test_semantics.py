@@ -372,7 +372,7 @@ def test_every_key_of_a_store_has_a_name(tmp_path: Path, serve: Serve) -> None:
 
 @pytest.mark.services
 def test_a_bucket_holds_plain_objects(bucket: Bucket, serve: Serve) -> None:
-    """More in `test_s3.py` and `tests/test_objectstore_*.py`."""
+    """`test_s3.py` and `tests/unit/backends/object_store/` have more."""
     bucket.put("theirs/a.txt", b"theirs\n")
     root = serve("memory:", routes={"/s3": bucket.url()}).path / "s3"
     assert (root / "theirs/a.txt").read_text() == "theirs\n"

@@ -113,7 +113,7 @@ class TwoHosts:
             self.tree[new + path[len(old) :]] = file
 
     def other(self, name: str) -> str:
-        """Choose another name; for a directory one of `DIRECTORIES`, so that its files have names of ours afterwards."""
+        """Choose another name; for a directory one of `DIRECTORIES`, so that its files keep names of `NAMES`."""
         others = DIRECTORIES if self.is_dir(name) else [o for o in NAMES if not self.is_dir(o)]
         return self.random.choice([o for o in others if o != name] or list(NAMES))
 

@@ -423,6 +423,7 @@ class TestRoom:
 
     def test_a_server_full_of_work_answers_newcomers_shortly(self, server, monkeypatch):
         monkeypatch.setattr(server_module, "NEWCOMERS", 1)
+        monkeypatch.setattr(server_module, "NEWCOMER_S", 600.0)
         with Raw(server.address) as one, Raw(server.address) as other:
             for raw in (one, other):
                 raw.ask("subscribe")
