@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from fusebackend.base.paths import ROOT, AgentPath, normalise_prefix
 from fusebackend.linux import mount_point as point
-from fusebackend.linux.mount_error import MountError
+from fusebackend.linux.mount_table import MountError
 from fusebackend.protocol import BackendLike
 from fusebackend.server.mounted import MountedBackend
 
