@@ -36,6 +36,7 @@ from fusebackend.protocol import (
     OnExists,
     ReadResult,
     WriteResult,
+    checked_on_exists,
     not_bytes,
     verbs,
 )
@@ -69,9 +70,7 @@ class FileVerbs(BackendProtocol):
     """
 
     def __init__(self, *, on_exists: OnExists = "error") -> None:
-        if on_exists not in ("error", "replace"):
-            raise ValueError(f"on_exists must be 'error' or 'replace', not {on_exists!r}")
-        self.on_exists = on_exists
+        self.on_exists = checked_on_exists(on_exists)
 
     # -- primitives --------------------------------------------------------------------------------------------
 

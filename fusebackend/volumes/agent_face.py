@@ -44,6 +44,7 @@ from fusebackend.protocol import (
     ReadResult,
     Verb,
     WriteResult,
+    checked_on_exists,
     not_bytes,
     verbs,
 )
@@ -92,10 +93,8 @@ class VolumeBackend(BackendProtocol):
     max_search_bytes: int = 2 << 30
 
     def __init__(self, volume: NativeVolume, *, on_exists: OnExists = "error") -> None:
-        if on_exists not in ("error", "replace"):
-            raise ValueError(f"on_exists must be 'error' or 'replace', not {on_exists!r}")
         self.volume = volume
-        self.on_exists = on_exists
+        self.on_exists = checked_on_exists(on_exists)
         self._closed = False
 
     def close(self) -> None:

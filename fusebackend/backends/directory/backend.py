@@ -315,9 +315,7 @@ class LocalShellBackend(FilesystemBackend, SandboxBackendProtocol):
         max_file_size_mb: int = 10,
         on_exists: OnExists = "error",
     ) -> None:
-        require_positive(timeout)
-        if max_output_bytes < 0:
-            raise ValueError(f"max_output_bytes must not be negative, but is {max_output_bytes}")
+        require_positive(timeout, max_output_bytes)
         super().__init__(root_dir, virtual_mode, max_file_size_mb, on_exists=on_exists)
         self.timeout = timeout
         self.max_output_bytes = max_output_bytes

@@ -35,7 +35,7 @@ from fusebackend.backends.sandbox.staged import StagedSandbox
 from fusebackend.base import budget
 from fusebackend.base.errors import oserror
 from fusebackend.linux.command import OnOutput, nothing_to_run, require_positive
-from fusebackend.protocol import ExecuteResponse
+from fusebackend.protocol import ExecuteResponse, OnExists
 from fusebackend.protocol.scheme import Url, UrlError
 
 IMAGE = "python:3.11-slim"
@@ -70,13 +70,11 @@ class DockerBackend(StagedSandbox):
         *,
         container: str | None = None,
         root: str = "/",
-        on_exists: Literal["error", "replace"] = "error",
+        on_exists: OnExists = "error",
         options: Mapping[str, Any] | None = None,
         base_url: str | None = None,
     ) -> None:
-        require_positive(timeout)
-        if max_output_bytes < 0:
-            raise ValueError(f"max_output_bytes must not be negative, but is {max_output_bytes}")
+        require_positive(timeout, max_output_bytes)
         if image is not None and container is not None:
             raise ValueError("give an image or a container, not both")
         super().__init__(root=root, on_exists=on_exists)

@@ -12,12 +12,12 @@ import errno
 import importlib
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from fusebackend.backends.sandbox.staged import StagedSandbox
 from fusebackend.base.extras import needed_by
 from fusebackend.linux.command import End, Kept, nothing_to_run, require_positive, response
-from fusebackend.protocol import ExecuteResponse
+from fusebackend.protocol import ExecuteResponse, OnExists
 
 
 class Ran(NamedTuple):
@@ -44,11 +44,9 @@ class HostedSandbox(StagedSandbox):
         max_output_bytes: int = 100_000,
         *,
         root: str = "/",
-        on_exists: Literal["error", "replace"] = "error",
+        on_exists: OnExists = "error",
     ) -> None:
-        require_positive(timeout)
-        if max_output_bytes < 0:
-            raise ValueError(f"max_output_bytes must not be negative, but is {max_output_bytes}")
+        require_positive(timeout, max_output_bytes)
         super().__init__(root=root, on_exists=on_exists)
         self.timeout = timeout
         self.max_output_bytes = max_output_bytes

@@ -47,6 +47,7 @@ from fusebackend.protocol import (
     OnExists,
     ReadResult,
     WriteResult,
+    checked_on_exists,
     not_bytes,
     verbs,
 )
@@ -87,11 +88,9 @@ class StateBackend(BackendProtocol):
     ) -> None:
         if file_format not in ("v1", "v2"):
             raise ValueError(f"file_format must be 'v1' or 'v2', not {file_format!r}")
-        if on_exists not in ("error", "replace"):
-            raise ValueError(f"on_exists must be 'error' or 'replace', not {on_exists!r}")
         self.runtime = runtime if runtime is not None else LateRuntime()
         self.file_format = file_format
-        self.on_exists = on_exists
+        self.on_exists = checked_on_exists(on_exists)
         self._view = StateView(self.runtime)
         self.is_table = False
 
