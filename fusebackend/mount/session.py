@@ -28,8 +28,7 @@ from typing import Any, cast
 import pyfuse3
 import trio
 
-from fusebackend.linux.mount_error import MountError
-from fusebackend.linux.mount_table import SUBTYPE
+from fusebackend.linux.mount_table import SUBTYPE, MountError
 from fusebackend.mount.notifier import Notifier
 from fusebackend.mount.operations import Operations
 from fusebackend.mount.pyfuse3_patches import kernel_limits

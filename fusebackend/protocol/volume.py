@@ -22,6 +22,7 @@ from fusebackend.protocol.events import Change
 
 __all__ = [
     "BLOCK_BYTES",
+    "DEFAULT_TTL_S",
     "MAX_NODE",
     "NAME_MAX_BYTES",
     "RENAME_EXCHANGE",
@@ -38,6 +39,9 @@ __all__ = [
     "Writable",
     "unsupported",
 ]  # fmt: skip
+
+DEFAULT_TTL_S = 1.0
+"""Seconds for which names, attributes and listings are cached that others change without a change feed."""
 
 ROOT_NODE = 1
 """The node of every volume's root directory."""

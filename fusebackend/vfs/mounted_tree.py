@@ -19,7 +19,7 @@ from typing import Any
 
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import ROOT, AgentPath, join, to_name
-from fusebackend.protocol import Attr, AttrChanges, Caller, ObservableVolume, Routed, StatFs, Volume
+from fusebackend.protocol import DEFAULT_TTL_S, Attr, AttrChanges, Caller, ObservableVolume, Routed, StatFs, Volume
 from fusebackend.vfs import switches as switching
 from fusebackend.vfs.calls.request import current, on_behalf_of
 from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S, RouteLimits
@@ -37,7 +37,7 @@ from fusebackend.vfs.coherence.page_versions import PageVersions
 from fusebackend.vfs.coherence.prefill import Prefill
 from fusebackend.vfs.coherence.range_order import RangeOrder
 from fusebackend.vfs.coherence.revalidation import Revalidation
-from fusebackend.vfs.coherence.timeouts import DEFAULT_TTL_S, ENDLESS_TIMEOUT_S
+from fusebackend.vfs.coherence.timeouts import ENDLESS_TIMEOUT_S
 from fusebackend.vfs.coherence.twins import Twins
 from fusebackend.vfs.coherence.write_barrier import WriteBarrier
 from fusebackend.vfs.handles import DirectoryHandle, FileHandle, HandleTable, OpenedFile, close_all
