@@ -30,7 +30,6 @@ from typing import Any, Protocol, TypeVar
 from fusebackend import text
 from fusebackend.base import paths
 from fusebackend.base.errors import FILE_NOT_FOUND, IS_DIRECTORY
-from fusebackend.base.numbering import EMPTY_REMINDER
 from fusebackend.base.paths import AgentPath
 from fusebackend.dialects.answers import error_of, field_of, is_text, unnumber
 from fusebackend.protocol import (
@@ -43,6 +42,7 @@ from fusebackend.protocol import (
     MoveResult,
     WriteResult,
 )
+from fusebackend.protocol.records import EMPTY_REMINDER
 
 log = logging.getLogger(__name__)
 

@@ -34,7 +34,7 @@ from fusebackend.base.errors import oserror
 from fusebackend.base.paths import AgentPath
 from fusebackend.base.stamps import now_ns
 from fusebackend.base.waiting import will_wait
-from fusebackend.protocol import Attr, AttrChanges, Caller, Change, Features, StatFs, Volume
+from fusebackend.protocol import DEFAULT_TTL_S, Attr, AttrChanges, Caller, Change, Features, StatFs, Volume
 from fusebackend.protocol.remote import Remote
 from fusebackend.remote.agent_remote import MAX_FILE_BYTES, AgentRemote
 from fusebackend.remote.entry import OWN, Entry
@@ -43,9 +43,6 @@ from fusebackend.remote.gate import Gate
 from fusebackend.remote.rename import Renames
 from fusebackend.remote.tree import Tree
 from fusebackend.volumes.native import NativeVolume
-
-TTL_S = 1.0
-"""For how long a listing is valid."""
 
 TRUSTED_BYTES = 1 << 20
 """In a page of a listing, a size claimed to be larger is shown as it is: to download such files for a plain `ls` would
@@ -406,7 +403,7 @@ class ForeignVolume(RemoteVolume):
         backend: Any,
         *,
         exact_sizes: bool | None = None,
-        ttl_s: float = TTL_S,
+        ttl_s: float = DEFAULT_TTL_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._backend = backend  # alive as long as its id is in the table of `foreign_volume`

@@ -20,9 +20,8 @@ from fusebackend.backends.object_store.bucket.s3_extras import S3Extras
 from fusebackend.backends.object_store.volume import CACHE_BYTES, ObjectStoreVolume
 from fusebackend.base import budget
 from fusebackend.base.errors import oserror
-from fusebackend.protocol import Change, Changes, FileDownloadResponse, FileUploadResponse
+from fusebackend.protocol import DEFAULT_TTL_S, Change, Changes, FileDownloadResponse, FileUploadResponse
 from fusebackend.remote.parallel import each
-from fusebackend.remote.volume import TTL_S
 from fusebackend.volumes.agent_face import DIRECTORY_MODE, FILE_MODE, VolumeBackend, caller
 from fusebackend.volumes.contents import FileContents, require_regular
 from fusebackend.volumes.walk import Place, resolve
@@ -59,7 +58,7 @@ class ObjectStoreBackend(VolumeBackend):
         self,
         store: Any,
         *,
-        ttl: float = TTL_S,
+        ttl: float = DEFAULT_TTL_S,
         cache_mb: int = CACHE_BYTES >> 20,
         on_exists: Literal["error", "replace"] = "error",
         extras: Any = None,

@@ -23,10 +23,11 @@ from fusebackend.backends.object_store.bucket.s3_extras import COPY_BYTES, S3Ext
 from fusebackend.backends.object_store.put import UPLOAD_ATTRIBUTE, new_name, put
 from fusebackend.backends.object_store.ranged_reader import WHOLE_BYTES, BlockCache, RangedReader
 from fusebackend.backends.object_store.rename import Moves
+from fusebackend.protocol import DEFAULT_TTL_S
 from fusebackend.protocol.remote import Abilities, Bytes, Contents, Etag, Head, Info, Reader, Stamp
 from fusebackend.remote.buffer import MEMORY_BYTES, Buffer
 from fusebackend.remote.parallel import each
-from fusebackend.remote.volume import TTL_S, RemoteVolume
+from fusebackend.remote.volume import RemoteVolume
 
 CACHE_BYTES = 64 << 20
 """Blocks of objects that were read, in memory."""
@@ -255,7 +256,7 @@ class ObjectStoreVolume(RemoteVolume):
         self,
         store: Any,
         *,
-        ttl_s: float = TTL_S,
+        ttl_s: float = DEFAULT_TTL_S,
         cache_bytes: int = CACHE_BYTES,
         extras: S3Extras | None = None,
         clock: Callable[[], float] = time.monotonic,
