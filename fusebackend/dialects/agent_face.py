@@ -2,16 +2,16 @@
 
 Backends come in dialects: this package's, deepagents 0.7's with records of the same attributes, and the seeds', where
 `ls_info` gives a list, `read` a numbered text and `grep_raw` a list or an error as a string. They may be subclasses of
-anybody's protocol or of none, and may have only the `a…` form of a verb. Composite and ForeignVolume speak to all of
-them through this class:
+any protocol or of none, and may have only the `a…` form of a verb. Composite and ForeignVolume speak to all of them
+through this class:
 
 - answers are this package's records, with normalised paths, sorted, without duplicates and without what was not asked
   for (the children of another directory, matches outside of the searched path);
-- nothing is raised: whatever a backend raises is an error in the record, which says who failed at what. It is logged
+- nothing is raised: an exception of a backend becomes the error of the record, with the verb that failed. It is logged
   with its traceback, unless it is `NotImplementedError`;
-- a batch has one answer per item, whatever the backend returns;
+- a batch has one answer per item;
 - where `read` answers with less than the file (numbered text, a reminder that it is empty, a piece of base64), its
-  bytes are downloaded, and what was asked for is cut out of them here;
+  bytes are downloaded, and the lines are cut out of them here;
 - a backend without `download_files` and `upload_files` gives and takes bytes by `read` and `write` (`text_files.py`).
 """
 
@@ -71,30 +71,30 @@ class Unsupported(Refusal):
 
 
 def is_named_factory(backend: Any) -> bool:
-    """Is this `(factory, options)` or `("package.module:factory", options)`, the CMDC seed's `{module, opts}`?"""
+    """True for `(factory, options)` or `("package.module:factory", options)`, the CMDC seed's `{module, opts}`."""
     if not isinstance(backend, tuple) or len(backend) != 2 or not isinstance(backend[1], Mapping):
         return False
     return callable(backend[0]) or (isinstance(backend[0], str) and ":" in backend[0])
 
 
 def is_factory(backend: Any) -> bool:
-    """Is this not a backend yet, but what makes one when called with a runtime?"""
+    """True for a factory, which makes a backend when it is called with a runtime."""
     if isinstance(backend, type) or is_named_factory(backend):
         return True
     return callable(backend) and not any(hasattr(backend, verb) for verb in ("ls", "ls_info", "read"))
 
 
 def has_agent_face(found: object) -> bool:
-    """Is this a backend, as far as anybody can tell: can it list or fetch files, under some name?"""
+    """True for a backend: an object that can list or fetch files, under some name."""
     verbs = ("ls", "als", "ls_info", "als_info", "download_files", "adownload_files")
     return not isinstance(found, type) and any(hasattr(found, verb) for verb in verbs)
 
 
 class Guard(Protocol):
-    """What calls into a backend that may hang go through, see `Offload` in `vfs/calls/executor.py`."""
+    """Runs calls into a backend that may hang, see `Offload` in `vfs/calls/executor.py`."""
 
     def run(self, verb: str, call: Callable[[], T], files: int = 1) -> T:
-        """What the call returns or raises; or `GivenUp`, or `RouteDown` if it is not even made.
+        """The result of the call; its exception, or `GivenUp`, or `RouteDown` if it is not even made.
 
         Args:
             verb: which it is.
@@ -108,10 +108,10 @@ class AgentFace:
 
     Args:
         backend: the object. A factory is accepted, and every verb answers that it needs a runtime.
-        name: what errors call it, such as `Route '/memories/'`.
+        name: its name in errors, such as `Route '/memories/'`.
 
     Attributes:
-        guard: what calls go through while the backend is mounted and may hang.
+        guard: runs the calls while the backend is mounted and may hang.
         texts: bytes by `read` and `write`, for a backend that has no other verbs for them.
     """
 
@@ -137,12 +137,12 @@ class AgentFace:
         return paths.ROOT if confined else paths.normalise(str(getattr(self.backend, "cwd", paths.ROOT)))
 
     def lacks(self, *verbs: str) -> bool:
-        """Has the backend none of these verbs, as far as its class can tell?"""
+        """True if the backend's class has none of these verbs."""
         return all(self._method(verb) is None and self._async_method(verb) is None for verb in verbs)
 
     @property
     def gives_bytes(self) -> bool:
-        """Are there verbs for the bytes of files, or ones that stand in for them?"""
+        """True if there are verbs for the bytes of files, or ones that stand in for them."""
         return not self.lacks("download_files") or not (self.lacks("read") or self.lacks("ls", "ls_info"))
 
     @property
@@ -151,7 +151,7 @@ class AgentFace:
 
     @property
     def text_only(self) -> bool:
-        """Must what is uploaded be written as text?"""
+        """True if uploads must be written as text."""
         return self.lacks("upload_files") and self.takes_bytes
 
     def require_mountable(self) -> None:
@@ -220,7 +220,7 @@ class AgentFace:
         return None if content is None or is_text(content) else text.read_binary(content)
 
     def _cut(self, path: AgentPath, offset: int, limit: int) -> ReadResult | None:
-        """What `read` should answer, from the file's bytes; None when the backend does not give them."""
+        """The answer of `read`, made of the file's bytes; None when the backend does not give them."""
         content = self._bytes(path)
         return None if content is None else text.read_bytes(path, content, offset, limit)
 
@@ -312,7 +312,7 @@ class AgentFace:
         return [as_download(path, answer) for path, answer in zip(wanted, answers, strict=True)]
 
     def upload_from(self, path: AgentPath, file: IO[bytes]) -> FileUploadResponse:
-        """`upload_files` of one that is in a file: piece by piece where the backend can do that."""
+        """Upload a local file: piece by piece where the backend can do that."""
         if not self._exact or getattr(self.backend, "upload_from", None) is None:
             budget.current().hold(file.seek(0, os.SEEK_END))
             file.seek(0)
@@ -369,11 +369,11 @@ class AgentFace:
                     return self._guarded(verb, call, files)
                 except NotImplementedError:
                     continue
-                except Spent:  # whoever serves this call may not let it have more
+                except Spent:  # the budget of the call is used up
                     raise
                 except (GivenUp, RouteDown) as error:  # logged where it was decided
                     raise Refusal(f"{self.name}: {error.strerror}") from None
-                except Exception as error:  # somebody else's code: whatever it raises becomes an answer
+                except Exception as error:  # foreign code: each exception becomes an answer
                     if not _stumbled(str(error)):
                         log.warning("%s: %s failed", self.name, verb, exc_info=True)
                     raise Refusal(f"{self.name}: {verb} failed: {type(error).__name__}: {error}") from error
@@ -424,7 +424,8 @@ class AgentFace:
         return next((depth for depth, cls in enumerate(bases) if name in vars(cls)), len(bases))
 
     def _is_default(self, name: str) -> bool:
-        """Is this verb the one of a protocol class? There, today's names stand in for the seeds' and call them."""
+        """True for a verb that is inherited from a protocol class. There, today's names stand in for the seeds' and
+        call them."""
         owner = next((cls for cls in type(self.backend).__mro__ if name in vars(cls)), None)
         if owner is not None and getattr(vars(owner)[name], "is_twin", False):
             return True  # of a protocol class, with the parameters of the backend's own verb
@@ -446,8 +447,8 @@ class AgentFace:
 
 
 def _stumbled(error: str | None) -> bool:
-    """Did a change only fail at telling of it? Backends from before deepagents 0.7 give its records a `files_update`,
-    which those no longer take; by then the change is made."""
+    """True if a change was made, and only its record failed. Backends from before deepagents 0.7 give its records a
+    `files_update`, which those no longer take; by then the change is made."""
     return error is not None and "unexpected keyword argument 'files_update'" in error
 
 

@@ -1,4 +1,4 @@
-"""What a backend answered, in any dialect, as the records of this package. Pure functions.
+"""Answers of a backend in any dialect, as the records of this package. Pure functions.
 
 `AgentFace` asks; this module reads the answers: records with attributes, mappings, bare lists, numbered text.
 """
@@ -80,8 +80,8 @@ def as_matches(items: Iterable[Any], base: AgentPath) -> list[GrepMatch]:
 
 
 def is_inexact(path: AgentPath, result: ReadResult) -> bool:
-    """Does a record say less than the file does? deepagents' FilesystemBackend gives the reminder for white space, and
-    its state and stores give lines of base64 where bytes have no extension that tells, and text where one does."""
+    """True for a record that says less than the file. deepagents' FilesystemBackend gives the reminder for white space,
+    and its state and stores give lines of base64 where bytes have no extension that tells, and text where one does."""
     data = result.file_data
     if result.error is not None or data is None:
         return False
@@ -92,7 +92,7 @@ def is_inexact(path: AgentPath, result: ReadResult) -> bool:
 
 
 def is_text(content: str | bytes) -> bool:
-    """Can this be the text of a file: is it UTF-8, or can it be said in it?"""
+    """True for UTF-8, and for text that can be encoded in it."""
     try:
         content.decode("utf-8") if isinstance(content, bytes) else content.encode("utf-8")
     except UnicodeError:
@@ -123,7 +123,7 @@ def as_download(path: AgentPath, answer: Any, *, with_content: bool = True) -> F
 
 
 def parse_numbered(text: str, offset: int) -> ReadResult:
-    """What a seed's `read` answered, as a record: numbered lines, a reminder or `Error…`.
+    """The answer of a seed's `read` as a record: numbered lines, a reminder or `Error…`.
 
     Numbered lines carry their number, so a text that starts with `Error` and has none is an error. Whether the file's
     last line ends with a newline, and how many lines there are in all, such a text does not tell.

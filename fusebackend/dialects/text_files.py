@@ -1,8 +1,8 @@
 """`TextFiles`: the bytes of files in a backend that has no `download_files` and `upload_files`, by `read` and `write`.
 
 The seeds ask a backend for `ls`, `read` and `write` only. Such a `read` answers with text, often with numbered lines,
-from which line ends are gone: `a`, `a\\n` and `a\\r\\n` look alike. So what a file holds is what the lines *and* the
-size in the listing agree on. What they don't tell is an error (EIO on a mount), never a guess:
+from which line ends are gone: `a`, `a\\n` and `a\\r\\n` look alike. So a file's bytes are taken from the lines *and*
+the size in the listing, which must agree. Anything else is an error (EIO on a mount), never a guess:
 
 - a record's content is taken as it is, unless a size contradicts it; where the size says that each line has a CR that
   the record left out, as deepagents' do, they are put back;
@@ -11,10 +11,10 @@ size in the listing agree on. What they don't tell is an error (EIO on a mount),
   nothing, until a file of the same backend has shown which unit it is;
 - a text that is no numbered lines is the file.
 
-A line end that is told from LF neither by the text nor by the size can't be found out: where lines are numbered, a form
+Some line ends look like LF in the text and in the size: where lines are numbered, a form
 feed or a lone CR looks like a newline, and one CRLF in a file without a last newline like that newline.
 
-What is written must be read back as the same bytes, or it is EILSEQ; bytes that are no UTF-8, and line ends that this
+A written file must read back as the same bytes, or it is EILSEQ; bytes that are no UTF-8, and line ends that this
 form of `read` loses, are refused before. `write` that refuses an existing file is helped by `edit` of the whole text,
 which fails where the text is another by now, or by `delete` before it; a backend with neither keeps what it has
 (EEXIST).
@@ -90,14 +90,14 @@ class TextFiles:
     """See the module's docstring.
 
     Attributes:
-        write_once: is it known that a file which is there can't be replaced?
+        write_once: true once the backend has refused to replace a file.
     """
 
     def __init__(self, face: Verbs) -> None:
         self._face = face
         self._exact = bool(getattr(face.backend, "exact_sizes", False))
-        self._units = {"bytes"} if self._exact else {"bytes", "characters"}  # what sizes may count
-        self._form = ""  # what `read` answers: "numbered" lines, "records", or "plain" text; "" while that is not known
+        self._units = {"bytes"} if self._exact else {"bytes", "characters"}  # the possible units of sizes
+        self._form = ""  # the answers of `read`: "numbered" lines, "records", "plain" text, or "" for not yet known
         self.write_once = False
 
     # -- reading -----------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ class TextFiles:
         return found[path].get("size")
 
     def _is_missing(self, directory: AgentPath) -> bool:
-        """Is a directory that can't be listed not there, as the nearest one above that can be listed says?"""
+        """True if a directory is missing in the nearest listing above it."""
         while directory != paths.ROOT:
             above, _ = paths.parent_and_name(directory)
             result = self._face.ls(above)
@@ -248,7 +248,7 @@ class TextFiles:
         try:
             result: WriteResult | EditResult = self._face.change(WriteResult, "write", path, content)
             if result.error is not None:
-                self._size(path, {})  # raises unless a file is there, which then is what was in the way
+                self._size(path, {})  # raises unless a file is there, and in the way
                 result = self._replace(path, content)
         except Untold as untold:
             missing = str(untold) == FILE_NOT_FOUND
@@ -303,7 +303,7 @@ class TextFiles:
 
 
 def _window(path: AgentPath, answer: Any, offset: int) -> tuple[str | bytes, bool]:
-    """What a record of a `read` says: text, and whether more follows; or the whole file's bytes. Raises `Untold`."""
+    """The content of a record of `read`: text, and whether more follows; or the whole file's bytes. Raises `Untold`."""
     error, record = error_of(answer), field_of(answer, "file_data")
     if error is not None:
         raise Untold(error)
@@ -337,7 +337,7 @@ def _as_crlf(content: str) -> str:
 
 
 def _survives(content: str, form: str) -> bool:
-    """Can a text be told from any other by what `read` says and a size? A form not known yet may be that of numbered
+    """True if `read` and a size tell a text from any other. A form not known yet may be that of numbered
     lines, which tell LF, and CRLF after each line. A record tells a CR neither from a CRLF nor from LF."""
     if form == "plain":
         return True

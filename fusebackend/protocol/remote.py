@@ -1,4 +1,4 @@
-"""`Remote`: what a volume of remote files asks of the place where they are, a bucket or any object with agent verbs.
+"""`Remote`: the requests of a volume of remote files to the place where they are, a bucket or any agent backend.
 
 A key is the path of a file without a slash at its start (`dir/file`); that of a directory ends with one, and the root's
 is empty. A remote raises `OSError` with the errno that processes are to see, and nothing else that is not a bug. All
@@ -20,7 +20,7 @@ Etag: TypeAlias = str | bytes
 
 @dataclass(frozen=True)
 class Abilities:
-    """What a remote can do, asked one time, when the volume is made."""
+    """The abilities of a remote, read once, when the volume is made."""
 
     ranges: bool = False
     """`reader` fetches parts of a file. False: `head` brings the whole, and each open file has a buffer."""
@@ -96,7 +96,7 @@ class Contents(NamedTuple):
 
 
 class Bytes(Protocol):
-    """What is stored: a `remote.buffer.Buffer`."""
+    """Bytes to store: a `remote.buffer.Buffer`."""
 
     size: int
 
@@ -107,7 +107,7 @@ class Bytes(Protocol):
     def pieces(self) -> Iterable[bytes]: ...
 
     def frozen(self) -> AbstractContextManager[memoryview]:
-        """All the bytes; nobody may change them meanwhile."""
+        """All the bytes; writers wait meanwhile."""
 
 
 class Reader(Protocol):
@@ -130,38 +130,38 @@ class Remote(Protocol):
 
     @property
     def unfinished(self) -> bool:
-        """Is there something to `finish`?"""
+        """True if there is a rename to `finish`."""
 
     # -- names -------------------------------------------------------------------------------------------------
 
     def contents(self, directory: str) -> Contents:
-        """What is in a directory. ENOENT where it is not there and the remote can tell."""
+        """List a directory. ENOENT where it is not there and the remote can tell."""
 
     def find(self, directory: str, segment: str) -> tuple[Info, Head | None] | None:
         """One name of a large directory, with the head of a file."""
 
     def has(self, key: str) -> bool:
-        """Is there this file, or this directory (by itself, or with something below it)?"""
+        """True if there is this file, or this directory (by itself, or because of a file below it)."""
 
     def holds_only(self, directory: str) -> bool:
-        """Is there nothing below a directory but its own sign?"""
+        """True if a directory is empty but for its own sign."""
 
     def admit(self, name: bytes, directory: str, *, is_dir: bool) -> str:
-        """The segment for a new name in a directory. EILSEQ, ENAMETOOLONG, or what the remote refuses it with."""
+        """The segment for a new name in a directory. EILSEQ, ENAMETOOLONG, or another refusal."""
 
     def segment(self, name: bytes) -> str | None:
-        """The segment that a name has by itself; None for one that only a listing can tell."""
+        """The segment of a name; None if it takes a listing to know."""
 
     def make_directory(self, directory: str, stamp: Stamp, *, replace: bool) -> Etag | None:
         """Store the sign of a directory; its ETag. EEXIST unless `replace`. Only with `Abilities.keeps_directories`."""
 
     def delete(self, key: str) -> None:
-        """Delete a file, or an empty directory. What is not there is deleted."""
+        """Delete a file or an empty directory, if it is there."""
 
     def rename(
         self, old: str, new: str, etag: Etag | None, replaced: tuple[Etag | None] | None, copied: Callable[[], None]
     ) -> Sequence[str]:
-        """Move a file over whatever is there, or a directory with all below it.
+        """Move a file, also over another one, or a directory with all below it.
 
         Args:
             etag: of a file.
@@ -199,11 +199,11 @@ class Remote(Protocol):
             create: nothing must be there.
 
         Raises:
-            OSError: ESTALE when something else is there; any other one and nobody knows what is.
+            OSError: ESTALE when another version is there. After any other errno it may have been stored or not.
         """
 
     def same(self, key: str, data: Bytes, stamp: Stamp) -> Etag | None:
-        """The ETag of what is there if it is exactly this: then a put whose answer was lost has arrived."""
+        """The ETag of the stored file if it equals this one: then a put has arrived, and its answer was lost."""
 
     def restamp(self, key: str, etag: Etag | None, size: int, stamp: Stamp) -> Etag | None:
         """Store other attributes of a file; its ETag. ESTALE when it is not that version. Only with

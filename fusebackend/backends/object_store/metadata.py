@@ -1,11 +1,11 @@
 """Modes, owners and times as object metadata: `x-amz-meta-mode`, `-uid`, `-gid` and `-mtime`.
 
-The names and forms are those of s3fs-fuse: the mode is `st_mode` in decimal digits with the type in it, a symbolic link
-is an object whose content is its target, and the time is in seconds since the epoch, with nine decimals as rclone
-writes and reads it. What is missing or malformed has a default: a regular file, 0644 (0755 for a directory), the user
-and the group of the server, and the time at which the store says that the object was put. A mode that begins with `0`
-is taken for an octal one (rclone). All other metadata, and attributes such as `Content-Type`, are carried along when
-an object is put again.
+The names and forms are those of s3fs-fuse: the mode is `st_mode` in decimal digits with the type in it, a symbolic
+link's target is its content, and the time is in seconds since the epoch with nine decimals, as rclone writes and reads
+it. A missing or malformed attribute has a default: a regular file, 0644 (0755 for a directory), the user and the group
+of the server, and the time at which the store says that the object was put. A mode that begins with `0` is taken for an
+octal one (rclone). All other metadata, and attributes such as `Content-Type`, are carried along when an object is put
+again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BILLION = 1_000_000_000
 
 
 def read(attributes: Mapping[str, str], modified_ns: int, *, is_dir: bool) -> Stamp:
-    """The stamp of an object, with defaults for what is not there."""
+    """The stamp of an object, with defaults."""
     mode = _mode(attributes.get("mode", ""), is_dir)
     uid, gid = (_number(attributes.get(word, "")) for word in ("uid", "gid"))
     mtime_ns = _time_ns(attributes.get("mtime", ""))

@@ -49,7 +49,7 @@ def _backend(kind: Any, bucket: str, prefix: str, url: Url) -> Any:
 
 
 def _opened(url: Url, make: Callable[[], Any]) -> Any:
-    """What `make` makes; whatever is wrong with the bucket is said in one line."""
+    """Call `make`, and turn each error of the bucket into one line."""
     from obstore.exceptions import BaseError
 
     try:

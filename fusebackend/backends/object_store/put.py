@@ -1,6 +1,6 @@
 """`put`: how the bytes of a file become an object.
 
-What is promised of `put`:
+`put` promises:
 
 - The object is replaced at once or not at all, and only if the condition holds at that moment; a condition that does
   not hold is ESTALE, and nothing was changed.
@@ -11,9 +11,9 @@ What is promised of `put`:
   bucket removes them. In S3 its last request is conditional: nothing is at the key before it, and the service looks at
   the condition at that moment. obstore can't do that, and neither can Google's XML interface: there, and where the keys
   of the service are not known to us, a conditional upload is a single request, streamed from the spill file, up to the
-  5 GiB that the services accept. What is larger goes in obstore's parts, and its condition is looked at before the
-  first and after the last of them was read: a change of the object while those last parts travel is overwritten. It is
-  the only such gap.
+  5 GiB that the services accept. A larger one goes in obstore's parts, and its condition is checked before the first
+  and after the last of them: a change of the object while those last parts travel is overwritten. It is the only such
+  gap.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def send_in_parts(
         data: more than nothing.
         attributes: of the object.
         condition: of the last request, see `S3Extras.end_parts`.
-        before_last: called before it; what it raises ends the upload.
+        before_last: called before it; an exception of it ends the upload.
 
     Raises:
         OSError: ESTALE when the condition does not hold.
@@ -253,7 +253,7 @@ class _Upload:
             return None
 
     def look(self, error: BaseException, size: int) -> PutResult | None:
-        """After an error: what was stored if this upload has arrived all the same, or None.
+        """After an error: the result if this upload has arrived all the same, or None.
 
         A condition that failed may have failed because the same request, sent before, had succeeded. ESTALE instead of
         None when the condition is lost for good: the object to be replaced is not there.

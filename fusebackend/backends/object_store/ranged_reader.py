@@ -1,10 +1,10 @@
 """`RangedReader`: reads any part of one version of an object.
 
-- Small reads fetch the block around them (`BLOCK_BYTES`). What sequential reads will want next is fetched ahead, in
+- Small reads fetch the block around them (`BLOCK_BYTES`). For sequential reads the next bytes are fetched ahead, in
   parallel and ever larger parts. Both go to the `BlockCache`, except long sequential reads, which would sweep it out.
 - Each byte is fetched once, however many threads ask for it at the same time.
 - Every answer is of the version that the reader was made for: requests carry `If-Match`, and the ETag of each answer is
-  compared. Once the object is another, or gone, reads of what is not cached raise ESTALE.
+  compared. Once the object is another, or gone, reads beyond the cache raise ESTALE.
 - Thread-safe. The lock is never held during a request; offsets are decided under it, bytes are waited for without it.
 """
 
@@ -50,7 +50,7 @@ Arrived = Callable[["Part", memoryview | None], None]
 class Part:
     """`size` bytes at `offset`. Thread-safe.
 
-    A thread of the pool and the readers who need it may all call `data`: one of them fetches, the others wait. So a
+    A thread of the pool and the readers may all call `data`: one of them fetches, the others wait. So a
     part that waits in a full queue is fetched by its first reader instead.
     """
 
@@ -76,7 +76,7 @@ class Part:
         self._error: OSError | None = None
 
     def data(self) -> memoryview:
-        """The bytes; fetches them unless somebody does or has done so."""
+        """The bytes. The first caller fetches them."""
         if not self._done.is_set():
             will_wait()
         if self._claim():
@@ -90,7 +90,7 @@ class Part:
         return self._data
 
     def fetch_ahead(self) -> None:
-        """The same in a thread of the pool: an error is for those who wait."""
+        """The same in a thread of the pool: an error is raised in the readers only."""
         if not self.dropped and self._claim():
             self._run()
 
@@ -153,7 +153,7 @@ class BlockCache:
                 self._bytes -= len(gone)
 
     def put_whole(self, key: str, etag: str, content: bytes | memoryview) -> None:
-        """Keep all blocks of a version whose content came in another way."""
+        """Keep all blocks of a version."""
         view = memoryview(content)
         for offset in range(0, len(view), BLOCK_BYTES):
             self.put(key, etag, offset // BLOCK_BYTES, view[offset : offset + BLOCK_BYTES])
@@ -177,8 +177,8 @@ class RangedReader:
         self._cache = cache
         self._keeps_ahead = size <= cache.max_bytes // KEPT_SHARE
         self._lock = threading.Lock()
-        self._parts: dict[int, Part] = {}  # by block: what is under way or held in memory
-        self._ahead: dict[Part, Run] = {}  # of these, what was fetched ahead, and for whom
+        self._parts: dict[int, Part] = {}  # by block: parts under way or held in memory
+        self._ahead: dict[Part, Run] = {}  # of these, the ones fetched ahead, and their runs
         self._runs: list[Run] = []  # the latest first
         self._closed = False
 
@@ -282,7 +282,7 @@ class RangedReader:
     # -- what is fetched ahead -----------------------------------------------------------------------------------
 
     def _read_ahead(self, offset: int, end: int) -> None:
-        """Note the read, and ask for what its reader will want next."""
+        """Note the read, and fetch the next parts ahead."""
         refused = False
         planned = []
         with self._lock:

@@ -38,14 +38,14 @@ _NEAR_READS = 4
 
 
 class Run:
-    """Reads that follow each other. Offsets in bytes; `ahead` is the end of what was asked of the store."""
+    """Reads that follow each other. Offsets in bytes; `ahead` is the end of the last request."""
 
     __slots__ = ("ahead", "frontier", "got")
 
     def __init__(self, offset: int, end: int) -> None:
         self.frontier = end
         """The end of the highest read."""
-        self.got = end - offset if offset == 0 else 0  # who begins at the beginning is believed to go on
+        self.got = end - offset if offset == 0 else 0  # a read at the beginning counts as sequential
         self.ahead = 0
 
     def follows(self, offset: int, end: int) -> bool:
@@ -76,17 +76,17 @@ class Run:
 
 
 class Reader(Protocol):
-    """Who holds parts in memory that were read ahead."""
+    """A holder of parts in memory that were read ahead."""
 
     def drop_ahead(self) -> None:
-        """Let go of what was read ahead; it may be fetched again."""
+        """Drop the parts that were read ahead; they may be fetched again."""
 
 
 class Allowance:
     """The bytes that are held for reads to come. Thread-safe.
 
-    When there is no room the request is refused, and the reader that went longest without one is told to let go of
-    what it holds: by the one that was refused, when it holds no lock.
+    When there is no room the request is refused. The refused reader then has the one with the oldest request drop its
+    parts, with no lock held.
     """
 
     def __init__(self, limit: int = ALLOWANCE_BYTES) -> None:
@@ -119,7 +119,7 @@ class Allowance:
                 del self._held[reader]
 
     def idlest(self, other_than: Reader) -> Reader | None:
-        """The reader whose latest request is the longest ago."""
+        """The reader with the oldest latest request."""
         with self._lock:
             return next((reader for reader in self._held if reader is not other_than), None)
 
@@ -168,7 +168,7 @@ class Fetchers:
             work()
 
     def _next(self) -> Callable[[], None] | None:
-        """What to do next, or None when this thread is to end."""
+        """The next work; None ends this thread."""
         with self._changed:
             if not self._queue and not self._closed:
                 self._idle += 1

@@ -2,11 +2,11 @@
 
 A file is copied over its target at once, and deleted when the copy has been looked at; a directory is copied object by
 object, and deleted when all of them are there. A failure before the first deletion takes the copies back; after it, and
-after a crash, the rename is carried on: by this process before its next rename and at `sync`, by the next one that
-opens the volume otherwise. What others have put in either place meanwhile is left there.
+after a crash, the rename is carried on: by this process before its next rename and at `sync`, else by the next process
+that opens the volume. Objects that others have put in either place meanwhile stay.
 
-What others change at the source between the look at it and its deletion goes with it: no store can delete on a
-condition. Nobody here does, for a directory moves alone, and a file with its lock held.
+A change of the source by others between its copy and its deletion is lost: no store can delete on a condition. There is
+none in this process, for a directory moves alone, and a file with its lock held.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Journal:
         _living.add(self._session)
 
     def begin(self, source: str, destination: str, etag: str | None, replaced: str | None) -> tuple[str, Record]:
-        """Write a record; its key and what it says."""
+        """Write a record; its key and its content."""
         record = Record(source, destination, etag, replaced, _host(), os.getpid(), self._session)
         key = f"{JOURNAL}/{secrets.token_hex(12)}"
         self.renew(key, record)
@@ -88,7 +88,7 @@ class Journal:
         self._bucket.delete(key)
 
     def abandoned(self) -> list[tuple[str, Record]]:
-        """The records whose process is dead."""
+        """The records of dead processes."""
         found: list[tuple[str, Record, int]] = []
         for page in self._bucket.keys_below(JOURNAL + "/"):
             for key, _, _ in page:
@@ -119,7 +119,7 @@ class Journal:
         return False
 
     def _now_ns(self) -> int:
-        """What time it is, for the store."""
+        """The store's time."""
         key = f"{JOURNAL}/{secrets.token_hex(12)}.time"
         self._bucket.put_small(key, b"{}", {})
         try:
@@ -213,13 +213,13 @@ class Moves:
             raise
         try:
             self._journal.end(key)
-        except OSError as error:  # the rename is done: whoever finds the record has nothing to do
+        except OSError as error:  # the rename is done: to carry it on does nothing
             log.warning("the record of a rename stays: %s", error)
 
     # -- carrying on -------------------------------------------------------------------------------------------
 
     def recover(self) -> None:
-        """Carry on what processes that are dead have begun."""
+        """Carry on the renames of dead processes."""
         for key, record in self._journal.abandoned():
             log.warning("carrying on a rename that was cut short: %s to %s", record.source, record.destination)
             self._carry_on(key, record)
@@ -229,7 +229,7 @@ class Moves:
         return bool(self._left)
 
     def finish(self) -> None:
-        """Carry on what has failed here half-way."""
+        """Carry on the renames that have failed here half-way."""
         with self._left_guard:
             for key, record in list(self._left.items()):
                 self._carry_on(key, record)

@@ -1,7 +1,7 @@
 """`BucketRemote`: a bucket, or a prefix in one, as a `Remote`; `ObjectStoreVolume`, the kernel face of it.
 
-`bucket/object_keys.py` decides which objects are shown as what, `metadata.py` where modes, owners, times and links are
-kept, `put.py` how an object is stored, and `rename.py` what a rename is made of.
+`bucket/object_keys.py` maps keys to names, `metadata.py` modes, owners, times and links to attributes; `put.py` stores
+an object, and `rename.py` moves it.
 
 An upload that seems to fail may have arrived, its answer lost. Its name is remembered (each has one of its own, in the
 object's attributes): a later put of the same file that finds the object of such an upload replaces it.
@@ -176,7 +176,7 @@ class BucketRemote:
         return etag
 
     def _arrived(self, key: str) -> Object | None:
-        """What is there, if an upload brought it that seemed to fail."""
+        """The object that is there, if it came by an upload that seemed to fail."""
         tried = self._tried.get(key)
         found = self.bucket.head(key) if tried else None
         if found is None or not tried or found.attributes.get(UPLOAD_ATTRIBUTE) not in tried:
@@ -220,7 +220,7 @@ class BucketRemote:
         self._moves.finish()
 
     def expire(self) -> None:
-        """What is cached has a version in its name, and is never wrong."""
+        """Nothing to forget: a cached block has its version in its name."""
 
     def close(self) -> None:
         self._moves.close()

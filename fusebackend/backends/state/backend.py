@@ -1,17 +1,17 @@
 """`StateBackend`: files in an agent's state, `runtime.state["files"]`, a dict from path to file data.
 
-What the seeds do: `write` and `edit` change nothing themselves, they return `files_update` (path → file data, a deleted
-path → None) and the graph merges that into the state, after the tool call. What this one does: it returns the same
-`files_update`, and also puts it into `runtime.state["files"]` at once, so that the next read sees it, whoever makes it.
-Merging the update again, as the graph, `CompositeBackend` or a caller will, changes nothing.
+In the seeds `write` and `edit` change nothing themselves: they return `files_update` (path → file data, a deleted path
+→ None) and the graph merges that into the state, after the tool call. This backend returns the same `files_update`, and
+also puts it into `runtime.state["files"]` at once, so that each later read sees it. Merging the update again, as the
+graph, `CompositeBackend` or a caller will, changes nothing.
 
 Without a runtime the state is found at the first use, and kept (`graph.py`): inside a running LangGraph graph with
 `files` in its state it is that graph's, in whichever thread of it, and outside of one then is an error; anywhere else
 it is one of the backend's own, in this process. Nothing here is durable: keeping the state is the checkpointer's work.
 
-Both formats are read: the seeds' list of lines (v1), and text or base64 (v2). What is written is `file_format`, but for
-bytes that are no UTF-8, which only v2 can hold. There are no directories in a state, only paths: an empty directory
-can't be, and one is gone with its last file.
+Both formats are read: the seeds' list of lines (v1), and text or base64 (v2). New files have `file_format`; bytes that
+are no UTF-8 are always v2. There are no directories in a state, only paths: an empty directory can't be, and one is
+gone with its last file.
 
 Each verb is atomic: a reader sees the files as they were at one moment, and a batch of uploads is one change.
 """
@@ -50,7 +50,7 @@ class StateBackend(FileVerbs):
     Args:
         runtime: anything with a `state`, a mapping; None for the running graph's, or one of its own.
         file_format: how files are written, `"v2"` (text or base64) or `"v1"` (the seeds' list of lines).
-        on_exists: what `write` does to an existing file, `"error"` (the seeds) or `"replace"` (deepagents 0.7).
+        on_exists: `"error"` (the seeds) or `"replace"` (deepagents 0.7) for `write` to an existing file.
     """
 
     exact_sizes = True  # `ls` gives sizes in bytes; `ForeignVolume` need not check
@@ -114,12 +114,13 @@ class StateBackend(FileVerbs):
 
     @property
     def in_graph(self) -> bool:
-        """May the files be in the state of a running LangGraph graph?"""
+        """True while the files may be in the state of a running LangGraph graph."""
         return not _is_settled(self.runtime) or self.runtime.state is GRAPH_STATE
 
     @property
     def only_in_graph(self) -> bool:
-        """Are they, for good? Asking settles it: so a mount, which asks, and an agent that runs later share a state."""
+        """True if they are there for good. Asking fixes it: so a mount, which asks, and an agent that runs later share
+        a state."""
         return self.runtime.state is GRAPH_STATE
 
     def apply_update(self, update: Mapping[str, Any]) -> bool:
@@ -214,7 +215,7 @@ class StateBackend(FileVerbs):
             try:
                 data = text.decode_file_data(record)
             except _MALFORMED:
-                continue  # no text file; `read` says what is wrong with it
+                continue  # no text file; `read` gives the reason
             lines = text.grep_lines(data, pattern, limit, budget.current().hold)
             yield found, lines
             if limit is not None:
@@ -271,7 +272,7 @@ def _is_settled(runtime: Any) -> bool:
 
 
 def _decoded(data: Callable[[], bytes]) -> bytes:
-    """A record's bytes. EIO, with the reason, for one that is no file data."""
+    """A record's bytes. EIO, with the reason, if it is no file data."""
     try:
         return data()
     except _MALFORMED as error:
@@ -283,7 +284,7 @@ def _file_info(path: str, record: Any) -> FileInfo:
     try:
         info["size"] = _size_bytes(record)
     except _MALFORMED:
-        pass  # listed without a size; `read` says what is wrong with it
+        pass  # listed without a size; `read` gives the reason
     modified_at = record.get("modified_at") if isinstance(record, Mapping) else None
     if modified_at:
         info["modified_at"] = str(modified_at)

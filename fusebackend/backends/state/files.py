@@ -1,7 +1,7 @@
 """`StateFiles`: the dict under `state["files"]` as a tree of paths, and how it is changed.
 
-A state has keys and no directories; a directory is what has a key below it. Keys are paths as a rule, but any string
-may be there: one that is not normalised is found under the path it means, unless that path is a key itself.
+A state has keys and no directories; a directory is a path with a key below it. Keys are paths as a rule, but any string
+may be there: a key that is no normalised path is found under its normalised path, unless that is a key itself.
 
 The dict is replaced and never changed in place, for a checkpointer may still hold it. Changes are made one after the
 other under one lock for the whole process, so two backends over one state lose no update of each other.
@@ -35,7 +35,7 @@ class KeyIndex:
         return cls(keys, sorted(key for key in keys if not _is_odd(key)), [key for key in keys if _is_odd(key)])
 
     def fits(self, files: Mapping[str, Any]) -> bool:
-        """Are these the keys still? Others may have changed the dict in place. Some 10 ns a key."""
+        """True while these are the keys: others may change the dict in place. Some 10 ns a key."""
         return len(self._keys) == len(files) and self._keys == tuple(files)
 
     def copy(self) -> KeyIndex:
@@ -89,7 +89,7 @@ class StateView:
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[StateFiles]:
-        """Files to change. The change is made when the block ends, unless by an error; until then nobody sees it."""
+        """Files to change. The change is made when the block ends, unless by an error; until then no reader sees it."""
         with CHANGING:
             draft = dict(files_of(self.runtime))
             index = self._index  # another thread may put another in its place, of another state even
@@ -105,7 +105,7 @@ class StateFiles:
     """The files of a state at one moment, below a prefix, under paths that start there.
 
     Attributes:
-        update: what was changed since, as a `files_update` in those paths.
+        update: the changes since, as a `files_update` in those paths.
     """
 
     def __init__(self, files: Mapping[str, Any], prefix: str, index: KeyIndex) -> None:
@@ -153,7 +153,7 @@ class StateFiles:
         raise errors.oserror(errno.EISDIR if self.is_directory(path) else errno.ENOENT)
 
     def _meaning(self, key: Any) -> AgentPath | None:
-        """The path that an odd key means; None when nobody can ask for it."""
+        """The path that an odd key means; None when it has none."""
         try:
             path = paths.normalise(key)
         except PathError:
@@ -165,7 +165,7 @@ class StateFiles:
     # -- changing ----------------------------------------------------------------------------------------------
 
     def require_place(self, path: AgentPath) -> None:
-        """May a file be made at this path, where there is none? EISDIR, ENOTDIR."""
+        """EISDIR, ENOTDIR where a path has no place for a new file."""
         if self.is_directory(path):
             raise errors.oserror(errno.EISDIR)
         directory, _ = paths.parent_and_name(path)
@@ -195,7 +195,7 @@ class StateFiles:
 
 
 def _is_odd(key: Any) -> bool:
-    """May this key be something else than a normalised path?"""
+    """True for a key that may not be a normalised path."""
     if not isinstance(key, str):
         return True
     if "/." in key and ("/./" in key or "/../" in key or key.endswith(("/.", "/.."))):

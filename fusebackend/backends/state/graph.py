@@ -7,7 +7,7 @@ how deepagents 0.7 keeps files, so its reducer, or any that merges updates the s
 `GraphRuntime` is a runtime around it, for the backend factories of the seeds (`lambda rt: StoreBackend(rt)`).
 `LateRuntime` is the one of a backend that was given none.
 
-LangGraph is looked at only when somebody else has imported it: where it is not, no graph runs.
+LangGraph is used only if it is imported already: else no graph runs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NOT_MERGING = (
 
 
 class GraphStateError(OSError):
-    """The state can't be read or written; the text says what to do."""
+    """The state can't be read or written; the text says how to mend it."""
 
     def __init__(self, text: str, number: int = errno.ENOTCONN) -> None:
         super().__init__(number, text)
@@ -52,7 +52,7 @@ def graph_config() -> Mapping[str, Any] | None:
 
 
 def files_channel_here() -> bool:
-    """Is this the inside of a running graph whose state has a key for files?"""
+    """True inside of a running graph with a key for files in its state."""
     if graph_config() is None:
         return False
     try:
@@ -75,7 +75,7 @@ class GraphState(MutableMapping[str, Any]):
         from langgraph.errors import InvalidUpdateError
 
         try:
-            value = read(key, True)  # True: with what this node has sent already
+            value = read(key, True)  # True: with the updates that this node has sent
         except KeyError:
             if key != FILES:
                 raise
@@ -149,9 +149,9 @@ class GraphRuntime:
 
 
 class LateRuntime:
-    """A runtime whose state is found when it is first needed, and is the same from then on.
+    """A runtime with a state that is found at its first use, and is the same from then on.
 
-    Inside of a running graph whose state has files it is that graph's, so that a backend may be made anywhere and is
+    Inside of a running graph with files in its state it is that graph's, so that a backend may be made anywhere and
     used in every thread of the graph; outside of one it then is an error. Elsewhere it is a dict of its own, in this
     process; so a backend that was mounted, or filled, before an agent ran stays the same for that agent.
     """
@@ -162,7 +162,7 @@ class LateRuntime:
 
     @property
     def settled(self) -> bool:
-        """Is it known which state this is?"""
+        """True once the state is found."""
         return self._state is not None
 
     @property

@@ -4,13 +4,13 @@ A directory is a prefix that ends with `/`, and an object is the file whose path
 
 - a key with an empty segment (`a//b`, `/a`), with a segment `.` or `..`, of more than 255 bytes, or with a control
   character is not shown, and keeps the directories it is in from being removed or renamed;
-- an object whose key is a directory as well, because of a longer key (`a` beside `a/b`), is `NAME%=`;
-- an object whose key ends with `/` is other tools' sign for a directory, and is that directory;
+- an object with the key of a directory (`a` beside `a/b`) is `NAME%=`;
+- a key that ends with `/` is other tools' sign for a directory, and is that directory;
 - `DIRECTORY/.fusebackend.directory` is our sign: an empty object that keeps a directory which was made here, and its
   mode, owner and times. It goes when the directory is removed. `.fusebackend.renames/` at the top is the journal of
   renames. Neither is shown, and no file can be given such a name.
 
-What is made here has a name in UTF-8 without control characters and backslashes (SeaweedFS takes one for a `/`): any
+New names are UTF-8 without control characters and backslashes (SeaweedFS takes one for a `/`): any
 other is EILSEQ, and so is a name that would be hidden; a key of more than 1,024 bytes is ENAMETOOLONG.
 """
 
@@ -56,7 +56,7 @@ class Found(NamedTuple):
 
 
 def is_shown(segment: str) -> bool:
-    """Can this part of a key be a name in a directory?"""
+    """True if this part of a key can be a name in a directory."""
     if segment in ("", ".", "..", MARKER) or _CONTROL.search(segment):
         return False
     return len(segment.encode("utf-8", "surrogatepass")) <= NAME_MAX_BYTES
@@ -96,7 +96,7 @@ def arrange(directories: Iterable[str], objects: Iterable[Found], *, top: bool) 
 
 
 def segment_of(name: bytes) -> str | None:
-    """The last part of the key that a name would have by itself; None for one that no object can have."""
+    """The last part of the key that a name would have by itself; None if no object can have it."""
     try:
         segment = name.decode("utf-8")
     except UnicodeDecodeError:
@@ -105,7 +105,7 @@ def segment_of(name: bytes) -> str | None:
 
 
 def new_segment(name: bytes, directory: str) -> str:
-    """The last part of the key for something new in a directory, whose own key is given with its `/`.
+    """The last part of the key for a new name. The key of its directory ends with `/`.
 
     Raises:
         OSError: EILSEQ, ENAMETOOLONG.

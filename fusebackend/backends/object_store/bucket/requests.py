@@ -1,6 +1,6 @@
 """`Bucket`: the requests that a volume makes, in its own words. Each method is one request or a few of the same kind.
 
-It knows keys, attributes and versions, and neither nodes nor names. Whatever the store raises leaves as `OSError`.
+It knows keys, attributes and versions, and neither nodes nor names. Every error of the store leaves as `OSError`.
 Thread-safe, and nothing is locked.
 """
 
@@ -47,7 +47,7 @@ class Bucket:
     # -- listing -----------------------------------------------------------------------------------------------
 
     def contents(self, directory: str) -> Contents:
-        """What is in a directory, whose key ends with `/` (or is empty, for the top). EINVAL as `keys_below`."""
+        """The names in a directory. Its key ends with `/`; the top's is empty. EINVAL as `keys_below`."""
         prefix = directory.rstrip("/")
         with object_errors(prefix or "/"):
             try:
@@ -60,7 +60,7 @@ class Bucket:
         below = len(directory)
         return arrange(
             (path[below:] for path in page["common_prefixes"]),
-            # What is not below is the directory itself: an object whose key ends with `/`, as obstore shows it.
+            # obstore lists the directory itself too, if there is an object with its key and `/`.
             (_found(meta, below) for meta in page["objects"] if meta["path"].startswith(directory)),
             top=not directory,
         )
@@ -79,7 +79,7 @@ class Bucket:
                 ]
 
     def is_empty(self, directory: str, but: frozenset[str] = frozenset()) -> bool:
-        """Is there nothing below a directory, except objects with these keys?"""
+        """True if no object is below a directory, except those with these keys."""
         try:
             return all(key in but for page in self.keys_below(directory) for key, _, _ in page)
         except OSError as error:
@@ -130,19 +130,19 @@ class Bucket:
         return answer["e_tag"]
 
     def put_small(self, key: str, data: bytes, attributes: Mapping[str, str]) -> str | None:
-        """A small object in place of whatever is there; its ETag."""
+        """Put a small object without a condition; its ETag."""
         with object_errors(key):
             return obstore.put(
                 self.store, key, data, attributes=dict(attributes), use_multipart=False, mode="overwrite"
             )["e_tag"]
 
     def copy(self, key: str, new: str) -> None:
-        """Copy an object with its attributes, in the store, over whatever is there. ENOENT."""
+        """Copy an object with its attributes in the store, without a condition. ENOENT."""
         with object_errors(key):
             obstore.copy(self.store, key, new)
 
     def delete(self, key: str) -> None:
-        """Delete an object; one that is not there is deleted."""
+        """Delete an object, if it is there."""
         try:
             with object_errors(key):
                 obstore.delete(self.store, key)

@@ -1,8 +1,8 @@
-"""`S3Extras`: what a volume does in S3 beyond obstore, by botocore's client; keys are relative to the volume's prefix.
+"""`S3Extras`: requests to S3 beyond obstore, by botocore's client; keys are relative to the volume's prefix.
 
-obstore ends a listing at a key with an empty segment, whatever else is in it; it can't copy an object onto itself with
-other attributes, can neither see nor delete an object whose key ends with a slash, and can't make the last step of an
-upload in parts conditional. All other requests go through obstore, which repeats what failed; these are sent once.
+obstore ends each listing at a key with an empty segment. It can't copy an object onto itself with other attributes, can
+neither see nor delete an object with a slash at the end of its key, and can't make the last step of an upload in parts
+conditional. All other requests go through obstore, which repeats what failed; these are sent once.
 
 There are extras where the credentials are known here (given, or in the environment). With credentials that obstore
 fetches from a machine's metadata service there are none, and the volume does without. Thread-safe.
@@ -88,7 +88,7 @@ class S3Extras:
             return getattr(self._client, operation)(Bucket=self._bucket, **parameters)
 
     def list_directory(self, directory: str) -> tuple[list[str], list[Found]]:
-        """The last parts of the prefixes in a directory, and its objects, whatever their keys are like."""
+        """The last parts of the prefixes in a directory, and its objects, with any keys."""
         where = self._prefix + directory
         prefixes: list[str] = []
         objects: list[Found] = []
@@ -144,7 +144,7 @@ class S3Extras:
         return _quoted(answer.get("ETag"))
 
     def abort_parts(self, key: str, upload: str) -> None:
-        """Drop an upload and its parts; one that is not there is dropped."""
+        """Drop an upload and its parts, if it is there."""
         try:
             self._ask("abort_multipart_upload", key, Key=self._prefix + key, UploadId=upload)
         except FileNotFoundError:
@@ -177,7 +177,7 @@ def _as_oserror(key: str) -> Iterator[None]:
         raise oserror(errno.EIO, key) from error
     except ConnectionClosedError as error:
         raise oserror(errno.ECONNRESET, key) from error
-    except (ConnectionError, HTTPClientError) as error:  # nobody answers, or not in time
+    except (ConnectionError, HTTPClientError) as error:  # no answer in time
         raise oserror(errno.ETIMEDOUT, key) from error
     except BotoCoreError as error:
         raise OSError(errno.EIO, str(error), key) from error
