@@ -2,8 +2,8 @@
 
 The agent face speaks in four codes, the kernel face in errno; these tables translate between them. An errno without a
 code is said in the system's own words (`os.strerror`), and found again by them: no other text is guessed at. What
-databases and services raise becomes an errno in a table of each backend (`databases/postgres_errors.py`,
-`backends/object_store/bucket/errors.py`, `backends/sandbox/script_answers.py`, `backends/sqlite/stored_tree.py`).
+databases and services raise becomes an errno in a table of each backend (`databases/postgres.py`,
+`databases/sqlite.py`, `backends/object_store/bucket/errors.py`, `backends/sandbox/script_answers.py`).
 """
 
 from __future__ import annotations

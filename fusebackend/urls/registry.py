@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from fusebackend.databases.libpq import LIBPQ_WORDS
+from fusebackend.databases.urls import LIBPQ_WORDS
 from fusebackend.protocol import Features
 from fusebackend.protocol.scheme import Scheme, Url, UrlError
 
@@ -61,31 +61,31 @@ def _open_state(url: Url) -> Any:
 
 
 def _open_store_sqlite(url: Url) -> Any:
-    from fusebackend.backends.store.opening import open_sqlite
+    from fusebackend.backends.store.backend import open_sqlite
 
     return open_sqlite(url)
 
 
 def _open_store_postgres(url: Url) -> Any:
-    from fusebackend.backends.store.opening import open_postgres
+    from fusebackend.backends.store.backend import open_postgres
 
     return open_postgres(url)
 
 
 def _open_threads_sqlite(url: Url) -> Any:
-    from fusebackend.backends.threads.opening import open_sqlite
+    from fusebackend.backends.threads.backend import open_sqlite
 
     return open_sqlite(url)
 
 
 def _open_threads_postgres(url: Url) -> Any:
-    from fusebackend.backends.threads.opening import open_postgres
+    from fusebackend.backends.threads.backend import open_postgres
 
     return open_postgres(url)
 
 
 def _open_postgres(url: Url) -> Any:
-    from fusebackend.backends.postgres.opening import open_postgres
+    from fusebackend.backends.postgres.backend import open_postgres
 
     return open_postgres(url)
 

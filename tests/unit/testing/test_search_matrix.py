@@ -21,7 +21,7 @@ from fusebackend.backends.directory.backend import FilesystemBackend
 from fusebackend.backends.directory.local_shell import LocalShellBackend
 from fusebackend.backends.memory import InMemoryBackend
 from fusebackend.backends.sqlite.backend import SqliteBackend
-from fusebackend.backends.sqlite.index.indexer import Indexer
+from fusebackend.backends.sqlite.index import Indexer
 from fusebackend.backends.state.backend import StateBackend
 
 OURS = (
