@@ -1,4 +1,4 @@
-"""What to mount where: a TOML file, `-o` words, and the `MountPlan` that a server is started with.
+"""The configuration of a mount: a TOML file, `-o` words, and the `MountPlan` that a server starts with.
 
     mountpoint = "/mnt/agent"
     default = "sqlite:agent.db"
@@ -12,8 +12,8 @@
     network = true
     memory = "4 GiB"
 
-Relative paths in a file start from the file's own directory, so that it means the same wherever it is used. A key that
-is not known is an error: a misspelt `read_only` must not mount something writable.
+Relative paths in a file start from the file's own directory, so its meaning does not depend on the working directory.
+An unknown key is an error: a misspelt `read_only` must not mount something writable.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fusebackend.shell.options import ShellOptions
 from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S, RouteLimits
 
 DEFAULT_TTL_S = 1.0
-"""For how long the kernel may believe a route that others change without telling us."""
+"""How long the kernel may cache names and attributes of a route that others change without a change feed."""
 
 _UNIT_S = {"": 1.0, "ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
@@ -43,11 +43,11 @@ _UNIT_BYTES = {
 
 
 class ConfigError(ValueError):
-    """A configuration that can't be used. `str` of it is one line for the user."""
+    """A configuration is invalid. Its `str` is one line for the user."""
 
 
 class ExecuteTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """How commands run in the mount: `[execute]`. What is not said is as in `ShellOptions`."""
+    """How commands run in the mount: `[execute]`. A missing key has the default of `ShellOptions`."""
 
     sandbox: str | None = None
     network: bool | None = None
@@ -60,7 +60,7 @@ class ExecuteTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_o
 
 
 class RouteTable(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """A route of which more is said than its URL; `vfs.limits.RouteLimits` says what."""
+    """A route given as a table: its URL and its own limits, which `RouteLimits` explains."""
 
     url: str
     deadline: float | str | None = None
@@ -83,7 +83,7 @@ class ConfigFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
 
 @dataclass(frozen=True)
 class MountPlan:
-    """Everything a server needs: the URLs are `urls.Url.text`, prefixes are normalised, paths are absolute."""
+    """Everything that a server needs: the URLs are `urls.Url.text`, prefixes are normalised, paths are absolute."""
 
     mountpoint: str
     default: str
@@ -100,13 +100,13 @@ class MountPlan:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> MountPlan:
-        """The plan of which `fields` is `dataclasses.asdict`, once it has been through JSON."""
+        """Build the plan from its `dataclasses.asdict` after a round trip through JSON."""
         execute = ShellOptions(**fields["execute"])
         limits = {AgentPath(prefix): RouteLimits(**said) for prefix, said in fields["limits"].items()}
         return cls(**{**fields, "words": tuple(fields["words"]), "execute": execute, "limits": limits})
 
     def urls(self) -> dict[str, str]:
-        """The URL of every route by its prefix, the default's under `/`."""
+        """Return the URL of every route by its prefix, the default's under `/`."""
         return {"/": self.default, **{prefix: self.routes[prefix] for prefix in sorted(self.routes)}}
 
 
@@ -114,7 +114,7 @@ def read_file(path: str) -> ConfigFile:
     """Read and check a TOML file.
 
     Raises:
-        ConfigError: it can't be read, is no TOML, has a key that is not known, or a value of the wrong type.
+        ConfigError: the file can't be read, is no TOML, has an unknown key, or a value of the wrong type.
     """
     try:
         with open(path, "rb") as file:
@@ -145,7 +145,7 @@ def _check_keys(path: str, table: dict[str, Any], known: tuple[str, ...], prefix
 
 
 def _route_tables(data: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Routes that are tables, and what to call them."""
+    """Yield the routes that are tables, each with its dotted key."""
     if isinstance(data.get("default"), dict):
         yield "default", data["default"]
     routes = data.get("routes")
@@ -158,17 +158,17 @@ _TYPES = {
     "bool": "true or false", "int": "a whole number", "float": "a number", "str": "a text", "object": "a table",
     "array": "a list",
 }  # fmt: skip
-"""msgspec's names of types, for people."""
+"""msgspec's names of types, in the words of the error messages."""
 
 
 def _in_words(message: str, data: dict[str, Any], table: str = "") -> str:
-    """msgspec's "Expected `int`, got `str` - at `$.x`" as "'x': expected a whole number, got a text"."""
+    """Turn msgspec's "Expected `int`, got `str` - at `$.x`" into "'x': expected a whole number, got a text"."""
     what, _, where = message.partition(" - at ")
     what = what.replace("`", "").replace("object | ", "").replace(" | object", "").replace(" | null", "")
     what = re.sub(r"\b(bool|int|float|str|object|array)\b", lambda found: _TYPES[found[0]], what)
     what = what.replace("Object missing required field url", "url is missing")
     key = table + where.strip("`").removeprefix("$.")
-    if key.endswith("[...]"):  # msgspec does not say which
+    if key.endswith("[...]"):  # msgspec does not name the entry
         key = key.removesuffix("[...]")
         for name in key.split("."):
             data = data[name]
@@ -177,10 +177,10 @@ def _in_words(message: str, data: dict[str, Any], table: str = "") -> str:
 
 
 def duration_s(value: float | str) -> float:
-    """Seconds: a number, or text such as `1 s`, `500 ms`, `2 min`, `1 h`.
+    """Parse a length of time into seconds: a number, or text such as `1 s`, `500 ms`, `2 min`, `1 h`.
 
     Raises:
-        ConfigError: it is none of these, negative, or not finite.
+        ConfigError: `value` is none of these, negative, or not finite.
     """
     match = _QUANTITY.fullmatch(str(value).strip().lower())
     if match is None or match[2] not in _UNIT_S:
@@ -189,10 +189,10 @@ def duration_s(value: float | str) -> float:
 
 
 def size_bytes(value: int | str) -> int:
-    """Bytes: a number, or text such as `64 MiB`, `1.5 GiB`, `1 GB`.
+    """Parse a size into bytes: a number, or text such as `64 MiB`, `1.5 GiB`, `1 GB`.
 
     Raises:
-        ConfigError: it is none of these.
+        ConfigError: `value` is none of these.
     """
     match = _QUANTITY.fullmatch(str(value).strip().lower())
     if match is None or match[2] not in _UNIT_BYTES:
@@ -204,10 +204,10 @@ Meaning = TypeVar("Meaning")
 
 
 def meant(key: str, meaning: Callable[[Any], Meaning], value: object) -> Meaning | None:
-    """What a value of the file means; None where there is none.
+    """Parse a value of the file with `meaning`; None stays None.
 
     Raises:
-        ConfigError: nothing, with the key of the value.
+        ConfigError: the value is invalid; the message begins with `key`.
     """
     try:
         return None if value is None else meaning(value)
@@ -216,10 +216,10 @@ def meant(key: str, meaning: Callable[[Any], Meaning], value: object) -> Meaning
 
 
 def shell_options(table: ExecuteTable) -> ShellOptions:
-    """How commands run, from the file's `[execute]`.
+    """Build the options of commands from the file's `[execute]`.
 
     Raises:
-        ConfigError: a value that no command could run with.
+        ConfigError: a value is invalid.
     """
     said = {
         "sandbox": table.sandbox,
@@ -239,15 +239,15 @@ def shell_options(table: ExecuteTable) -> ShellOptions:
 
 
 def url_of(said: str | RouteTable) -> str:
-    """The URL of a route of the file."""
+    """Return the URL of a route of the file."""
     return said if isinstance(said, str) else said.url
 
 
 def limits_of(prefix: str, said: str | RouteTable) -> RouteLimits:
-    """What the file says of a route's limits.
+    """Return the limits of a route of the file; without a table, all are unset.
 
     Raises:
-        ConfigError: a limit that no route can have.
+        ConfigError: a limit is out of range.
     """
     if isinstance(said, str):
         return RouteLimits()
@@ -258,10 +258,10 @@ def limits_of(prefix: str, said: str | RouteTable) -> RouteLimits:
 
 
 def deadline_s(value: float | str) -> float:
-    """The deadline of every route of which nothing else is said.
+    """Parse the deadline of all routes without one of their own, in seconds.
 
     Raises:
-        ConfigError: it is no length of time, or none at all.
+        ConfigError: `value` is no length of time, or 0.
     """
     try:
         return RouteLimits(duration_s(value)).deadline_s or DEFAULT_DEADLINE_S
@@ -275,10 +275,10 @@ T = TypeVar("T")
 
 
 def routes_by_prefix(pairs: Iterable[tuple[str, T]]) -> dict[AgentPath, T]:
-    """Routes, or what is said of them, with normalised prefixes.
+    """Return the routes (or their limits) by normalised prefix.
 
     Raises:
-        ConfigError: a prefix is malformed, or two of them mean the same.
+        ConfigError: a prefix is malformed, or two are the same after normalising.
     """
     routes: dict[AgentPath, T] = {}
     for prefix, said in pairs:
@@ -299,14 +299,14 @@ def routes_by_prefix(pairs: Iterable[tuple[str, T]]) -> dict[AgentPath, T]:
 LIBFUSE_WORDS = (
     "suid", "nosuid", "dev", "nodev", "exec", "noexec", "atime", "noatime", "sync", "async", "dirsync", "auto_unmount",
 )  # fmt: skip
-"""Passed on to libfuse as they are. Words that would change what the server relies on are not here."""
+"""Options passed on to libfuse as they are. Those that would break an assumption of the server are not here."""
 
 OWN_WORDS = ("ro", "rw", "allow_other", "ttl=TIME", "deadline=TIME", "idle=poll", "idle=sleep")
 
 
 @dataclass(frozen=True)
 class Words:
-    """What `-o` words mean; None where no word says anything and something else may."""
+    """The `-o` words, parsed. A field is None where no word sets it, so that the file or the default applies."""
 
     read_only: bool | None = None
     allow_other: bool | None = None
@@ -317,10 +317,10 @@ class Words:
 
 
 def parse_words(options: list[str]) -> Words:
-    """Read `-o` words, each item a word or several with commas between; of two that disagree, the later one counts.
+    """Parse `-o` options, each one word or several with commas between; of two that disagree, the later one counts.
 
     Raises:
-        ConfigError: a word that is not known.
+        ConfigError: a word is unknown, or its value is invalid.
     """
     read_only = allow_other = ttl_s = most_s = None
     may_keep_awake = False
@@ -344,14 +344,14 @@ def parse_words(options: list[str]) -> Words:
 
 
 # --------------------------------------------------------------------------------------------------------------
-# Where things are kept
+# Paths of data and logs
 # --------------------------------------------------------------------------------------------------------------
 
 _NOT_IN_FILE_NAMES = re.compile(r"[^A-Za-z0-9.]")
 
 
 def escape_mountpoint(path: str) -> str:
-    """A mount point as a file name: `/mnt/agent` is `mnt-agent`. Two mount points never share one."""
+    """Turn a mount point into a file name: `/mnt/agent` is `mnt-agent`. Two mount points never share one."""
 
     def escape(match: re.Match[str]) -> str:
         return "-" if match[0] == "/" else "".join(f"_{byte:02x}" for byte in os.fsencode(match[0]))
@@ -365,12 +365,12 @@ def escape_mountpoint(path: str) -> str:
 
 
 def data_file(mountpoint: str) -> str:
-    """Where the embedded default of a mount point is kept: `$XDG_DATA_HOME/fusebackend/<mount point>.db`."""
+    """Return the path of a mount point's default database: `$XDG_DATA_HOME/fusebackend/<mount point>.db`."""
     return os.path.join(_xdg("XDG_DATA_HOME", ".local/share"), "fusebackend", f"{escape_mountpoint(mountpoint)}.db")
 
 
 def log_file(mountpoint: str) -> str:
-    """Where the server of a mount point logs: `$XDG_STATE_HOME/fusebackend/<mount point>.log`."""
+    """Return the path of a mount point's server log: `$XDG_STATE_HOME/fusebackend/<mount point>.log`."""
     return os.path.join(_xdg("XDG_STATE_HOME", ".local/state"), "fusebackend", f"{escape_mountpoint(mountpoint)}.log")
 
 

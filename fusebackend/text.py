@@ -1,10 +1,10 @@
-"""What a file's bytes mean to an agent: lines, windows, numbers, replacements, searches, and the records of state.
+"""The text rules of the agent face: lines, windows, replacements, searches, and the records of state.
 
-Pure functions over bytes and strings; every backend uses these, so that they all agree. The rules come from the seeds
-and from deepagents 0.7, and where those differ the docstring says which holds.
+Pure functions over bytes and strings; every backend uses them, so that all agree. The rules come from the seeds and
+from deepagents 0.7; where those differ, the docstrings name the rule in force.
 
-Two rules for what a line is, on purpose: reading splits as `str.splitlines` does (also at `\\x0c` or U+2028, as
-deepagents), while `grep` splits at `\\n` alone, as grep and ripgrep do.
+Reading and searching split lines differently, on purpose: reading as `str.splitlines` does (also at `\\x0c` or U+2028,
+like deepagents), `grep` at `\\n` alone, like grep and ripgrep.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from fusebackend.base import budget
 from fusebackend.protocol import READ_LIMIT_LINES, FileData, ReadResult
 
 SPLIT_CHARACTERS = 64 << 10
-"""So much text is split into lines at once."""
+"""Text is split into lines in pieces of this size, for `str.splitlines` holds Python's lock."""
 
 KEPT_FACTOR = 4
-"""A window is held this often while an answer is made of it: its parts, joined, with LF, as JSON."""
+"""Copies of a window in memory while an answer is made of it: its parts, joined, with LF, as JSON."""
 
 _BASE64_BYTES = 3 << 18
 
@@ -33,16 +33,16 @@ BINARY_EXTENSIONS = frozenset({
     "wav", "mp3", "aiff", "aac", "ogg", "flac",
     "pdf", "ppt", "pptx",
 })  # fmt: skip
-"""Files that `read` returns whole and in base64, whatever they hold (deepagents 0.7)."""
+"""Files that `read` returns whole and in base64, text or not (deepagents 0.7)."""
 
 _MATCH_BYTES = 600
-"""What a match takes in memory besides its text; counted in steps of `_COUNTED_BYTES`."""
+"""Memory of a match besides its text; counted in steps of `_COUNTED_BYTES`."""
 
 _COUNTED_BYTES = 32 << 10
 
 VIDEO_EXTENSIONS = frozenset({"mp4", "mpeg", "mov", "avi", "flv", "mpg", "webm", "wmv", "3gpp", "mkv"})
 MAX_VIDEO_BYTES = 1 << 30
-"""`read` gives no larger video: nobody takes its base64 (deepagents' MAX_VIDEO_INPUT_BYTES)."""
+"""`read` refuses a larger video, as deepagents does (MAX_VIDEO_INPUT_BYTES)."""
 
 _LINE_ENDS = "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"  # where str.splitlines splits
 
@@ -54,11 +54,11 @@ _LINE_ENDS = "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"  # where str.splitlines 
 class LineWindow:
     """Collects the lines of one window from text that comes in pieces; keeps no other line in memory.
 
-    `add` each piece in order, then ask for `result` once. A piece of any length is cut into short ones, as
+    `add` each piece in order, then call `result` once. A piece of any length is cut into short ones, as
     `str.splitlines` holds Python's lock all the time: 0.5 s for 40 MB of short lines.
 
     Args:
-        kept: told how many bytes more are kept in memory; it may raise.
+        kept: called with the number of bytes that are kept in addition; an exception it raises ends the reading.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class LineWindow:
         self._kept: list[str] = []  # of many lines each
         self._lines = 0  # in `_kept`
         self._begun = False
-        self._unfinished: list[str] = []  # pieces of a line whose end has not come; joined once, so linear
+        self._unfinished: list[str] = []  # pieces of a line without its end yet; joined once, so linear
         self._held = ""  # a last "\r", which may be half of a "\r\n"
         self._blank: list[str] | None = []  # the whole text, as long as it is white space
 
@@ -100,7 +100,7 @@ class LineWindow:
                 self._keep(self._unfinished, rest)
 
     def _finish(self, lines: list[str]) -> None:
-        """Whole lines, the first of which begins with what is unfinished."""
+        """Take whole lines; the first one continues the unfinished line."""
         begin = max(self._first - self._total, 0)
         chosen = lines[begin : max(self._first + self._limit - self._total, 0)]
         if chosen:
@@ -117,7 +117,7 @@ class LineWindow:
         where.append(text)
 
     def result(self) -> ReadResult:
-        """The window, with LF for CRLF and CR inside of it; or why there is none."""
+        """Return the window, with LF for each CRLF and CR in it, or a record with an error."""
         if self._held or self._begun:
             self._finish([self._held])
             self._held = ""
@@ -139,7 +139,7 @@ class LineWindow:
 
 
 def read_window(content: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
-    """The lines `offset` to `offset + limit` of a text, counted from 0.
+    """Return the lines from `offset` up to `offset + limit` (exclusive) of a text, counted from 0.
 
     A negative offset means 0. A limit of 0 or less asks for no lines. White space alone is returned as it is, without
     a window. A trailing newline is there if and only if the last line of the window has one.
@@ -150,7 +150,7 @@ def read_window(content: str, offset: int = 0, limit: int = READ_LIMIT_LINES) ->
 
 
 def _unheard(size: int) -> None:
-    """Nobody counts what is kept."""
+    """Ignore the bytes that are kept."""
 
 
 def read_pieces(
@@ -159,10 +159,10 @@ def read_pieces(
     limit: int = READ_LIMIT_LINES,
     kept: Callable[[int], None] | None = None,
 ) -> ReadResult:
-    """`read_window` of UTF-8 that comes in pieces, cut anywhere. `kept` as for `LineWindow`.
+    """Do `read_window` on UTF-8 that comes in pieces, cut anywhere. `kept` as for `LineWindow`.
 
     Raises:
-        UnicodeDecodeError: it is not UTF-8; `read_binary` is how such a file is read.
+        UnicodeDecodeError: the text is not UTF-8; read such a file with `read_binary`.
     """
     decoder = codecs.getincrementaldecoder("utf-8")()
     window = LineWindow(offset, limit, kept)
@@ -173,7 +173,7 @@ def read_pieces(
 
 
 def read_binary(data: bytes) -> ReadResult:
-    """A whole file in base64, without a window. Piece by piece, for `b64encode` holds Python's lock all the time."""
+    """Return a whole file in base64, without a window. `b64encode` holds Python's lock, so it encodes in pieces."""
     view = memoryview(data)
     pieces = (
         base64.b64encode(view[at : at + _BASE64_BYTES]).decode("ascii") for at in range(0, len(data), _BASE64_BYTES)
@@ -182,7 +182,7 @@ def read_binary(data: bytes) -> ReadResult:
 
 
 def read_bytes(path: str, data: bytes, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
-    """What `read` answers for a file that holds `data`: a window of text, or the whole of a binary file."""
+    """Return the answer of `read` for a file that holds `data`: a window of text, or the whole of a binary file."""
     if has_binary_extension(path):
         return too_large_video(path, len(data)) or read_binary(data)
     try:
@@ -192,14 +192,14 @@ def read_bytes(path: str, data: bytes, offset: int = 0, limit: int = READ_LIMIT_
 
 
 def too_large_video(path: str, size: int) -> ReadResult | None:
-    """What `read` answers for a video of more than `MAX_VIDEO_BYTES`; None for any other file."""
+    """Return the answer of `read` for a video of more than `MAX_VIDEO_BYTES`; None for any other file."""
     if size <= MAX_VIDEO_BYTES or path.rpartition(".")[2].lower() not in VIDEO_EXTENSIONS:
         return None
     return ReadResult(error=f"Video file exceeds maximum input size of {MAX_VIDEO_BYTES} bytes")
 
 
 def has_binary_extension(path: str) -> bool:
-    """Does the name say that this is an image, a video, a sound or a document?"""
+    """Return whether the name has the extension of an image, a video, a sound or a document."""
     stem, _, extension = path.rpartition("/")[2].rpartition(".")
     return stem != "" and extension.lower() in BINARY_EXTENSIONS
 
@@ -210,7 +210,7 @@ def has_binary_extension(path: str) -> bool:
 
 
 def replace_string(content: str, old: str, new: str, replace_all: bool = False) -> tuple[str, int] | str:
-    """Replace an exact string; returns the new content and how often, or the text of an error.
+    """Replace an exact string; return the new content and the number of replacements, or the text of an error.
 
     An agent reads CRLF as LF, so `old` and `new` without a CR also mean lines that end in CRLF: in a file that ends
     every line so, the edit is made as if it were LF and the file stays CRLF; in a mixed one, `old` is tried first as
@@ -265,10 +265,10 @@ def _replace(content: str, old: str, new: str, replace_all: bool, shown: str = "
 def grep_lines(
     data: bytes, pattern: str, limit: int | None = None, kept: Callable[[int], None] | None = None
 ) -> list[tuple[int, str]]:
-    """Number and text of the lines that contain `pattern`, a literal; at most `limit` of them.
+    """Return number and text of the lines that contain `pattern`, a literal; at most `limit` of them.
 
     THE definition of a text file: it holds no NUL byte and is UTF-8. Any other file has no matching lines. Lines are
-    split at `\\n` alone and keep a `\\r`; what follows the last `\\n` is a line if it is not empty.
+    split at `\\n` alone and keep a `\\r`; a rest after the last `\\n` is a line if it is not empty.
     """
     return grep_pieces((data,), pattern, limit, kept)
 
@@ -276,15 +276,15 @@ def grep_lines(
 def grep_pieces(
     pieces: Iterable[bytes], pattern: str, limit: int | None = None, kept: Callable[[int], None] | None = None
 ) -> list[tuple[int, str]]:
-    """`grep_lines` of a file that comes in pieces, cut anywhere. All are taken, for a late NUL undoes every match.
+    """Do `grep_lines` on a file that comes in pieces, cut anywhere. All are read, for a late NUL discards every match.
 
     Args:
-        kept: told how many bytes more are kept in memory; what it raises ends the search.
+        kept: called with the number of bytes that are kept in addition; an exception it raises ends the search.
     """
     try:
         needle = pattern.encode("utf-8")
     except UnicodeEncodeError:
-        return []  # a lone surrogate; no text file holds one
+        return []  # a lone surrogate, which UTF-8 can't hold
     decoder = codecs.getincrementaldecoder("utf-8")()
     found: list[tuple[int, str]] = []
     unfinished: list[bytes] = []
@@ -320,7 +320,7 @@ def _grep_block(
     found: list[tuple[int, str]],
     kept: Callable[[int], None] | None,
 ) -> None:
-    """Add the matches in whole lines, the first of which is number `line`. Only matching lines cost Python time."""
+    """Add the matches in a block of whole lines that begins at number `line`. Only matching lines cost Python time."""
     position = waiting = 0
     while limit is None or len(found) < limit:
         if kept is not None and waiting > _COUNTED_BYTES:
@@ -353,10 +353,10 @@ def encode_file_data(
     file_format: Literal["v1", "v2"] = "v2",
     as_text: bool = True,
 ) -> dict[str, Any]:
-    """The record of a file that holds `data`: text where it is UTF-8, base64 elsewhere. Times default to now.
+    """Return the record of a file that holds `data`: text where it is UTF-8, else base64. Times default to now.
 
-    `v1`, the seeds', is a list of the lines between the newlines and has no word for bytes: those are `v2` always.
-    With `as_text=False` it is base64 in any case.
+    `v1`, the format of the seeds, is a list of the lines between the newlines. It can't hold bytes, so these are always
+    `v2`. With `as_text=False` the content is always base64.
     """
     now = now_iso()
     times = {"created_at": created_at or modified_at or now, "modified_at": modified_at or now}
@@ -372,7 +372,7 @@ def encode_file_data(
 
 
 def decode_file_data(record: Mapping[str, Any]) -> bytes:
-    """The bytes of a file from its record, `v1` (list of lines) or `v2` (string and encoding). Times may be missing.
+    """Return the bytes of a file from its record, `v1` (list of lines) or `v2` (text and encoding). Times are optional.
 
     Raises:
         TypeError: the record is not a mapping, or its content is neither a string nor a list of strings.
@@ -411,7 +411,7 @@ _LAST = datetime.datetime.max.replace(tzinfo=datetime.UTC)
 
 
 def iso_time(time_ns: int) -> str:
-    """Nanoseconds since the epoch as ISO 8601 in UTC with its offset, to the microsecond; years 1 to 9999."""
+    """Format nanoseconds since the epoch as ISO 8601 in UTC with its offset, to the microsecond; years 1 to 9999."""
     try:
         return (_EPOCH + datetime.timedelta(microseconds=time_ns // 1000)).isoformat()
     except OverflowError:  # a file may bear any 64-bit time
@@ -419,5 +419,5 @@ def iso_time(time_ns: int) -> str:
 
 
 def now_iso() -> str:
-    """The time of now, as records of state carry it."""
+    """Return the present time in the format of the records of state."""
     return datetime.datetime.now(datetime.UTC).isoformat()

@@ -1,10 +1,10 @@
-"""The benchmark: fifteen measures on a plain directory, on our mount and on those of others, as ratios.
+"""The benchmark: fifteen measures on a plain directory, on our mount and on other mounts, as ratios.
 
     scripts/bench [--peers all|bindfs,…] [--rounds N] [--only WORDS] [--quick] [--url URL] [--write]
 
 In each round every one is mounted alone, with an empty file system, and does all the measures; a ratio is that of the
 medians over the rounds. `--write` replaces the tables in BENCHMARKS.md and draws docs/benchmark.svg. Never part of a
-test: numbers are not promises. What each measure does is in `measures.py` and BENCHMARKS.md.
+test: numbers are not promises. `measures.py` and BENCHMARKS.md describe the measures.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rounds import Medians, Numbers, add_arguments, take_turns, workplace
 
 OURS = "fusebackend"
 POLLING = "idle=poll"
-"""Ours with this option: it asks for the whole machine, so it is not the default and has a column of its own."""
+"""Our mount with this option, in a column of its own. It keeps the machine's processors awake, so it is no default."""
 
 
 COSTS = {
@@ -31,14 +31,14 @@ COSTS = {
     "memory at its highest (MiB)": lambda mount: mount.server.peak_mib(),
     "processor time of the servers (s)": lambda mount: mount.server.processor_s(),
 }
-"""What is told of the servers of a round, besides the measures."""
+"""Numbers of the servers in a round, besides the measures."""
 
 FAR_BEHIND = 1.2
-"""As many times the best of the others is too much."""
+"""A ratio to the best of the others above this is printed bold."""
 
 
 def import_seconds() -> float:
-    """`import fusebackend` beyond what starting Python costs, median of five."""
+    """Return the time of `import fusebackend` without the start of Python, median of five."""
 
     def run(code: str) -> float:
         command = [sys.executable, "-c", code]
@@ -91,7 +91,7 @@ def measure(arguments: argparse.Namespace, sides: list[Side], work: Path) -> Med
 
 
 def tables(medians: Medians) -> list[str]:
-    """Milliseconds and ratios of the measures; below it, what the servers have cost."""
+    """Make the table of milliseconds and ratios of the measures, and the table of the servers' costs below it."""
     measures = {name: found for name, found in medians.items() if name not in COSTS}
     mounts = [name for name in next(iter(measures.values())) if name != PLAIN.name]
     rivals = [name for name in mounts if name in COMPARABLE]
@@ -113,7 +113,7 @@ def tables(medians: Medians) -> list[str]:
 
 
 def mean(measures: Medians, side: str, base: str) -> float:
-    """The geometric mean of a side's ratios."""
+    """Return the geometric mean of a side's ratios."""
     return statistics.geometric_mean(found[side] / found[base] for found in measures.values())
 
 

@@ -1,16 +1,16 @@
-"""The benchmark of growth: what a file costs when there are 1,000 of them, and when there are a million.
+"""The benchmark of growth: the cost of a file among 1,000 files, and among a million.
 
     scripts/bench --growth [--sizes 1000,10000,…] [--peers all|bindfs,…] [--rounds N] [--quick] [--write]
 
-For each size an empty file system is filled with directories of 100 files of 100 bytes, and then asked:
+For each size, an empty file system is filled with directories of 100 files of 100 bytes, and then measured:
 
 - create: open, write, close; a file;
-- find: `find -ls` over all, the kernel having forgotten them; a file;
-- ls: `ls -l` of one directory, the kernel having forgotten it; the median of some here and there;
-- stat: of files here and there, the same way.
+- find: `find -ls` over all, with dropped caches; a file;
+- ls: `ls -l` of one directory, with dropped caches; the median of some, spread over the tree;
+- stat: of files spread over the tree, the same way.
 
-Beside the time stands the resident memory of the servers: when all files were made, after `find`, and when the kernel
-has been told to forget. A line below each table says whether the cost grows with the number of files.
+Beside the time stands the resident memory of the servers: when all files were made, after `find`, and after the kernel
+has dropped its caches. A line below each table states whether the cost grows with the number of files.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ QUICK_SIZES = (1000, 10_000)
 FILES_PER_DIRECTORY = 100
 DIRECTORIES_ASKED = 10
 FILES_ASKED = 20
-"""Of so many directories, and so many files in each: as many as the smallest size has, so that all sizes ask for the
-same number of names that the kernel does not know."""
+"""The number of directories, and of files in each: as many as the smallest size has, so that all sizes look up the same
+number of names that are not cached."""
 ASKED_TIMES = 5
 CONTENT = b"x" * 100
 
 TIMES = {"create": "µs", "find": "µs", "ls": "ms", "stat": "µs"}
-"""What is timed, and the unit it is told in."""
+"""The timed operations and their units in the table."""
 
 MEMORY = ("memory", "after find", "when forgotten")
 SCALE = {"µs": 1e6, "ms": 1e3}
@@ -91,7 +91,7 @@ def sizes_of(arguments: argparse.Namespace) -> Sequence[int]:
 
 
 def measure(mount: Mount, size: int) -> Numbers:
-    """Seconds by name of what was timed, and MiB by name of the moment."""
+    """Return seconds by the operation's name, and MiB by the moment's name."""
     root, server = mount.root / "files", mount.server
     directories = [root / f"d{number:05}" for number in range(size // FILES_PER_DIRECTORY)]
     found: Numbers = {"create": timed(lambda: fill(root, directories)) / size}
@@ -108,7 +108,7 @@ def measure(mount: Mount, size: int) -> Numbers:
 
 
 def ask(mount: Mount, directories: Sequence[Path]) -> Numbers:
-    """`ls -l` of a directory, and `stat` of a file, that the kernel has forgotten."""
+    """Time `ls -l` of a directory and `stat` of a file, with the kernel's caches dropped."""
     chance = random.Random(len(directories))
     lists: list[float] = []
     stats: list[float] = []
@@ -124,7 +124,7 @@ def ask(mount: Mount, directories: Sequence[Path]) -> Numbers:
 
 
 def forget(mount: Mount) -> None:
-    """The kernel forgets names and attributes, and the server has been told so."""
+    """Drop the kernel's dentries and inodes, and wait until the server has handled every FORGET."""
     drop_caches()
     mount.server.wait_idle(1)
 
@@ -148,7 +148,7 @@ def numbers_of(side: str, medians: Medians) -> Numbers:
 
 
 def table(side: str, found: dict[int, Numbers]) -> list[str]:
-    """A side's costs, a row for each size, and what they say of its growth."""
+    """Make the table of a side's costs, a row for each size, and the line about its growth."""
     served = side != PLAIN.name
     heads = [f"files, {side}", *(f"{name} ({unit})" for name, unit in TIMES.items())]
     heads += [f"{name} (MiB)" for name in MEMORY if served]
@@ -160,7 +160,7 @@ def table(side: str, found: dict[int, Numbers]) -> list[str]:
 
 
 def verdict(found: dict[int, Numbers]) -> str:
-    """How much more one file, directory or question costs among the most than among the fewest."""
+    """Compare the cost of one file, directory or call among the most files with that among the fewest."""
     sizes = sorted(found)
     fewest, most = (sizes[1] if len(sizes) > 2 else sizes[0]), sizes[-1]
     parts = []
@@ -172,7 +172,7 @@ def verdict(found: dict[int, Numbers]) -> str:
 
 
 def exponent(found: dict[int, Numbers], name: str) -> float:
-    """The power of the number of files with which the whole grows: 1 is linear. Least squares of the logarithms."""
+    """Return the power of the number of files with which the whole grows: 1 is linear. Least squares of logarithms."""
     sizes = sorted(found)
     fit = statistics.linear_regression(
         [math.log(size) for size in sizes], [math.log(size * found[size][name]) for size in sizes]

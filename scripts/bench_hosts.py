@@ -1,4 +1,4 @@
-"""The benchmark of two hosts: how soon one sees what the other has closed, in one volume that both have mounted.
+"""The benchmark of two hosts: the time until one sees a close at the other, in one volume that both have mounted.
 
     scripts/bench --hosts [--changes N] [--write]
 
@@ -7,12 +7,12 @@ where there is one. One process writes a file through the first mount:
 
 - to an open: from the moment before `close` on one to the moment when an `open` and `read` of the same path at the
   other have returned the new bytes. They begin when `close` has returned. In the volume they are right the first time,
-  and the run fails if they are not; in the store and the bucket they are done again until they are;
-- to a `stat`: from the same moment until `stat` of the cached path at the other shows the new size, which is told by
-  the change feed and asked for again and again;
-- to a name: until a new file, whose name was asked for before, is there at the other.
+  and the run fails if they are not; in the store and the bucket they are repeated until they are;
+- to a `stat`: from the same moment until `stat` of the cached path at the other shows the new size. It depends on the
+  change feed, and is repeated until then;
+- to a name: until a new file is there at the other, with a negative dentry of its name cached before.
 
-Beside them the same `open` and `read` of a file that nobody has changed, which is what an open costs anyway.
+Beside them stands the same `open` and `read` of an unchanged file, the least that an open costs.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def measure(here: Path, there: Path, routes: Sequence[str], changes: int) -> str:
-    """A table of milliseconds."""
+    """Measure, and make a table of milliseconds."""
     rows = []
     for row, (route, measured, count) in ROWS.items():
         if route in routes:
@@ -110,18 +110,18 @@ ROWS: dict[str, tuple[str, Callable[[Path, Path, int], list[float]], int]] = {
     "`s3://`, to `open` and `read`": ("/bucket", opens_in_the_end, 10),
     "`s3://`, to a new name": ("/bucket", names, 100),
 }
-"""What is measured, on which route, and in which part of the changes: some take longer."""
+"""The measures: each with its route, and its share of the changes, since some take longer."""
 
 
 def contents(file: Path, changes: int) -> Iterator[bytes]:
-    """What is written to a file that is there, each of another size than the one before."""
+    """Yield new contents of an existing file, each of another size than the last."""
     file.write_bytes(b"")
     for number in range(WARM_UP + changes):
         yield b"%d" % number + b"x" * (100 + number % 100)
 
 
 def put(path: Path, content: bytes) -> float:
-    """Write a file; returns when `close` was called."""
+    """Write a file; return the time of the call of `close`."""
     fd = os.open(path, os.O_WRONLY | os.O_TRUNC)
     os.write(fd, content)
     closed = time.perf_counter()
@@ -155,7 +155,7 @@ def to_name(here: Path, there: Path) -> float:
 
 
 def quantiles(seconds: list[float]) -> tuple[float, float, float]:
-    """p50, p99 and the maximum, in milliseconds."""
+    """Return p50, p99 and the maximum, in milliseconds."""
     p99 = statistics.quantiles(seconds, n=100, method="inclusive")[98]
     return statistics.median(seconds) * 1000, p99 * 1000, max(seconds) * 1000
 

@@ -1,11 +1,11 @@
-"""The benchmark of the index of `sqlite:`: what a search gains by it, and what it costs those who write.
+"""The benchmark of the index of `sqlite:`: the gain of a search, and the cost of writing.
 
     scripts/bench --index [--rounds N] [--quick] [--text words|letters] [--write]
 
-Each round makes the same files of 2 KiB, a thousand a directory, on a plain directory, on a mount of `sqlite:` whose
-index is off, and on one with it. Then it looks for a string that one of them holds: the verb `grep`, over the control
-socket, in turns with `rg -F` on the plain directory, all of it in the kernel's cache. The cost is told in two ways: how
-much longer it takes to make the files, and how much more processor time the server has used when all is indexed.
+Each round makes the same files of 2 KiB, a thousand a directory, on a plain directory, on a mount of `sqlite:` without
+its index, and on a mount with it. Then it searches for a string in one of them: the verb `grep`, over the control
+socket, in turns with `rg -F` on the plain directory, all of it in the kernel's cache. The cost has two parts: the added
+time of making the files, and the added processor time of the server until all is indexed.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def texts(files: int, kind: str) -> Iterator[str]:
-    """Each with a number of its own; one holds the needle."""
+    """Yield texts, each with its own number; one holds the needle."""
     chance = random.Random(7)
     words = ["".join(chance.choices(string.ascii_lowercase, k=chance.randint(2, 9))) for _ in range(2000)]
     for number in range(files):
@@ -117,7 +117,7 @@ def create(root: Path, contents: list[bytes]) -> None:
 
 
 def processor_s(mountpoint: Path) -> float:
-    """What the server of a mount has used by now."""
+    """Return the processor time that the server of a mount has used so far."""
     with fusebackend.connect(mountpoint) as client:
         pid = client.status()["pid"]
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -1,9 +1,9 @@
-"""The benchmark of one large file: 1 GiB written and read, and 4 KiB of it here and there out of the kernel's cache.
+"""The benchmark of one large file: 1 GiB written and read, and random reads of 4 KiB from the kernel's cache.
 
     scripts/bench --large [--peers bindfs|all|…] [--rounds N] [--quick] [--write]
 
-Beside bindfs, which shows what FUSE alone costs in C. Written in calls of 1 MiB with one fsync; read the same way, the
-caches dropped before, and once more from the cache; then at random places of it, warm.
+It runs beside bindfs, which shows the cost of FUSE alone in C. The file is written in calls of 1 MiB with one fsync,
+read the same way with dropped caches, and once more from the cache; then at random offsets, warm.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def read(path: Path) -> None:
 
 
 def table(medians: Medians) -> list[str]:
-    """What each does, and ours in hundredths of the others'."""
+    """Make the table of each side, with ours in per cent of the others."""
     sides = list(next(iter(medians.values())))
     name = ours("sqlite").name
     others = [side for side in sides if side != name]

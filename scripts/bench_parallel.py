@@ -1,11 +1,11 @@
-"""The benchmark of many at once: 16 processes working in directories of their own, against one.
+"""The benchmark of parallel work: 16 processes in directories of their own, against one process.
 
     scripts/bench --parallel [--processes N] [--peers all|bindfs,…] [--rounds N] [--quick] [--write]
 
-Each process goes round: create a file of 1 KiB, `stat` it, read it, `stat` one that the kernel does not know yet, and
-the same again, rename the file, and remove the one made 20 rounds before. Told are the rounds in a second of all
-together, how much longer the last process takes than the first to end, and how long a `stat` takes, half of them and
-99 in 100: of the file just written and of the unknown one, which the server answers, and of what the kernel knows.
+In each round a process creates a file of 1 KiB, `stat`s it, reads it, `stat`s an uncached file, and the same again,
+renames the file, and removes the file of 20 rounds before. The table has the rounds a second of all together, the time
+between the end of the first and the last process, and p50 and p99 of `stat`: of the file just written and of the
+uncached one, which the server answers, and of the cached one.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from rounds import Medians, Numbers, add_arguments, take_turns, workplace
 
 CONTENT = b"x" * 1024
 KEPT = 20
-"""Files of a process that are there at a time."""
+"""The number of files of a process that exist at a time."""
 
 STATS = ("written", "unknown", "known")
-"""What a `stat` is of: a file just written, one that the kernel does not know, and the same again."""
+"""The target of a `stat`: a file just written, an uncached file, and the same again."""
 
 LIMIT_S = 600.0
-"""How long all processes together may take."""
+"""The time limit for all processes together."""
 
 FORK = multiprocessing.get_context("fork")
 
 
 @dataclass(frozen=True)
 class Done:
-    """What one process tells: when it began and ended (monotonic seconds), and its `stat`s, in seconds."""
+    """The result of one process: its begin and end (monotonic seconds), and the times of its `stat`s, in seconds."""
 
     began: float
     ended: float
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def measure(mount: Mount, processes: int, loops: int) -> Numbers:
-    """One process alone first, then all; each does the same number of rounds."""
+    """Run one process alone first, then all; each does the same number of rounds."""
     alone = together(mount.root / "alone", 1, loops)
     mount.server.wait_idle()
     many = together(mount.root / "many", processes, loops)
@@ -89,7 +89,7 @@ def measure(mount: Mount, processes: int, loops: int) -> Numbers:
 
 
 def together(place: Path, processes: int, loops: int) -> list[Done]:
-    """So many processes at once, from a common start on."""
+    """Run processes at once, from a common start on."""
     place.mkdir()
     for number in range(processes):
         (place / f"p{number}").mkdir()
@@ -117,7 +117,7 @@ def together(place: Path, processes: int, loops: int) -> list[Done]:
 
 
 def work(place: Path, number: int, loops: int, start: Barrier, answers: multiprocessing.SimpleQueue[Done]) -> None:
-    """What one process does."""
+    """Run the rounds of one process."""
     mine, others = f"{place}/p{number}", f"{place}/unknown{number}"
     stats: dict[str, list[float]] = {what: [] for what in STATS}
     start.wait()
@@ -146,7 +146,7 @@ def stat_s(path: str) -> float:
 
 
 def throughput(done: Sequence[Done], loops: int) -> float:
-    """Rounds in a second, from when the first began to when the last has ended."""
+    """Return the rounds a second, from the begin of the first process to the end of the last."""
     return len(done) * loops / (max(each.ended for each in done) - min(each.began for each in done))
 
 

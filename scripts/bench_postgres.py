@@ -1,15 +1,15 @@
-"""The benchmark of `postgres:`: does it stay quick with a million files, and what does a change cost beside its SQL?
+"""The benchmark of `postgres:`: its speed with a million files, and the cost of a change compared with its SQL.
 
     scripts/bench --postgres [--rounds N] [--quick] [--only scale|metadata] [--write]
 
-It starts a PostgreSQL of its own, without waiting for the disk, and goes through the volume in this process.
+It starts a PostgreSQL of its own, without waiting for the disk, and calls the volume in this process.
 
-- **Scale.** A volume of 10,000 files in 100 directories, and one of 1,000,000 in 10,000, each in a database of its own,
-  filled by COPY and indexed. In turns: `ls` of a directory of 100, `stat` of files here and there, and `grep` for a
-  string that one file holds. The searches' plans are looked at: none of them reads a table from end to end.
-- **Metadata.** Each operation against the SQL that it takes at least, on the same connection settings and with the same
-  code to send it: what it decides on is locked and read in one round trip, written, told and committed in another. And
-  the same as system calls on a mount, where the kernel also looks names up.
+- **Scale.** A volume of 10,000 files in 100 directories, and a volume of 1,000,000 in 10,000, each in a database of its
+  own, filled by COPY and indexed. In turns: `ls` of a directory of 100, `stat` of files spread over the tree, and
+  `grep` for a string in one file. The plans of the searches are checked: none of them scans a whole table.
+- **Metadata.** Each operation against the least SQL that it takes, on the same connection settings and with the same
+  code to send it: one round trip locks and reads rows, the other writes, notifies and commits. And the same as system
+  calls on a mount, where the kernel also looks names up.
 
 Numbers are medians.
 """
@@ -155,7 +155,7 @@ def noted_queries() -> Iterator[list[tuple[str, dict[str, Any]]]]:
 
 
 def check_plans(backend: PostgresBackend) -> None:
-    """A search for which the server would read a whole table ends the benchmark."""
+    """Fail if PostgreSQL would scan a whole table for a search."""
     with noted_queries() as noted:
         backend.grep(NEEDLE)
         backend.glob("*.txt", "/d00001")
@@ -167,7 +167,7 @@ def check_plans(backend: PostgresBackend) -> None:
 
 
 def fill(dsn: str, directories: int) -> None:
-    """A volume as if its files had been written and indexed, by COPY."""
+    """Fill a volume by COPY, as if its files had been written and indexed."""
     import psycopg
 
     with psycopg.connect(dsn, autocommit=True) as connection:
@@ -215,7 +215,7 @@ def dentry_rows(volume: int, directories: int) -> Iterator[tuple[Any, ...]]:
 
 
 def all_texts(files: int) -> Iterator[tuple[int, bytes]]:
-    """A dozen of 2,000 words each, and a number; the one in the middle holds the needle. The same at each call."""
+    """Yield texts of a dozen out of 2,000 words and a number; the middle one has the needle. Equal at each call."""
     chance = random.Random(7)
     words = ["".join(chance.choices(string.ascii_lowercase, k=chance.randint(2, 9))) for _ in range(2000)]
     for number in range(files):
@@ -239,7 +239,7 @@ def metadata(server: service.Postgres, rounds: int) -> str:
         stack.enter_context(mounted(command, mountpoint, directory / "log"))
         seconds: dict[str, Seconds] = {}
         for number in range(rounds + 1):
-            # In directories of their own, so that neither has the other's leavings.
+            # In directories of their own, without each other's files.
             runs = {"ours": Ours(backend, number).times, "bare": Bare(backend, number).times}
             runs["mount"] = partial(mount_times, mountpoint / f"mount{number}")
             for who in sorted(runs, reverse=bool(number % 2)):
@@ -255,7 +255,7 @@ def metadata(server: service.Postgres, rounds: int) -> str:
 
 
 def mount_times(directory: Path) -> dict[str, float]:
-    """System calls on a mount. The kernel has forgotten the names that `stat` is asked for, where it can be told to."""
+    """Time system calls on a mount. The kernel's caches are dropped before the `stat`s, where root runs this."""
     directory.mkdir()
 
     def create(number: int) -> None:
@@ -302,7 +302,7 @@ class Ours:
 
 
 class Bare:
-    """The same by SQL, with its numbers and names known beforehand."""
+    """The same operations by SQL, with numbers and names known beforehand."""
 
     def __init__(self, backend: PostgresBackend, number: int) -> None:
         self._backend = backend

@@ -1,12 +1,12 @@
-"""The benchmark of many readers: what 64 of them get at once from a service that is 50 ms away.
+"""The benchmark of many readers: the throughput of 64 readers at once from a service that is 50 ms away.
 
     scripts/bench --readers [--rounds N] [--write]
 
-Each reader is a thread that opens and reads files of its own, which nobody has read before, one after the other. First
-one of them reads alone, then 64 at once, through a mount with default options. The service is a backend whose every
-call sleeps for 50 ms, and a throwaway PostgreSQL behind a proxy that holds back for so long what clients send: with
-the 16 connections that a host opens at the most by default, and with 64. (`scripts/bench --s3` does it with a bucket.)
-A round of reading that is not measured comes first, in which connections are made.
+Each reader is a thread that opens and reads files of its own, none of them cached, one after the other. First one of
+them reads alone, then 64 at once, through a mount with default options. The services are a backend that sleeps for
+50 ms in every call, and a throwaway PostgreSQL behind a proxy that delays all requests by 50 ms: with the 16
+connections that a host opens at most by default, and with 64. (`scripts/bench --s3` does it with a bucket.) A first
+round of reading makes the connections and is not measured.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def names(number: int, reader: int) -> list[str]:
 
 
 def row(service: str, mountpoint: Path, rounds: int) -> list[str]:
-    """A line of the table: medians of the rounds, each of which reads other files."""
+    """Make a row of the table: medians of the rounds; each round reads other files."""
     alone: list[float] = []
     together: list[float] = []
 

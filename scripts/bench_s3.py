@@ -5,9 +5,9 @@
 It starts a SeaweedFS of its own. Each round mounts both anew, with nothing cached, and runs every measure on both, one
 after the other and in turns; a ratio is that of the medians of the rounds. rclone runs with `--vfs-cache-mode writes`
 and otherwise with its defaults: it stores a file 5 s after `close`, so that untar is measured twice, until `tar` ends
-and until everything is in the bucket. Here a file is there when it is closed, unless the URL says `write_back=5`, for
-which untar is measured once more. The last part puts 50 ms between mount and store. Never part of a test: numbers are
-not promises.
+and until everything is in the bucket. Our mount stores a file before `close` returns, unless the URL has
+`write_back=5`, for which untar is measured once more. The last part puts 50 ms between mount and store. Never part of a
+test: numbers are not promises.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from services.s3 import Bucket, Service
 from services.stall import Stall
 
 PART_BYTES = 8 * MIB
-"""What obstore alone is asked for at once, four times: the fastest of what was tried."""
+"""The size of a request of obstore alone, with four at once: the fastest size in trials."""
 
 LATER = "later"
 WRITE_BACK_S = "5"
-"""As long as rclone waits by default."""
+"""rclone's default delay before it stores a file."""
 
 LATENCY_S = 0.05
 READERS = 64
@@ -64,7 +64,7 @@ class Scale:
 
 
 class Work:
-    """What is measured. `side` is a mount point, and the prefix in the bucket that it shows."""
+    """The measures. `side` is a mount point, and the prefix in the bucket that it shows."""
 
     def __init__(self, scale: Scale, directory: Path, bucket: Bucket, store: Any, service: Server) -> None:
         self.service = service
@@ -79,7 +79,7 @@ class Work:
         self.offsets = [chance.randrange(scale.big_mib * MIB // BLOCK) * BLOCK for _ in range(scale.reads)]
 
     def fill(self, prefix: str) -> None:
-        """What is only read comes from elsewhere, as from another client."""
+        """Upload the files that are only read, past the mounts, as another client would."""
         import obstore
 
         block = random.Random(1).randbytes(PART_BYTES)
@@ -118,10 +118,10 @@ class Work:
             return timed(lambda: list(threads.map(fetch, range(0, self.scale.big_mib * MIB, PART_BYTES))))
 
     def sequential_read(self, root: Path) -> float:
-        """By a mount that has nothing of it yet, of a store that has all of it in memory.
+        """Read through a mount that has nothing of the file cached, from a store that has all of it in memory.
 
-        Caches are dropped before, so that there is memory that was used lately: in a virtual machine a page that was
-        given back to the host takes longer than reading it does.
+        Dropping the caches first leaves free memory that was used lately: in a virtual machine, a page that was given
+        back to the host takes longer to get than to read.
         """
         drop_caches()
         self.obstore_alone(root.name)
@@ -150,14 +150,14 @@ class Work:
         return timed(lambda: shell("git -c safe.directory='*' status", root / "tree"))
 
     def untar(self, root: Path) -> float:
-        """Into a directory of a new name: SeaweedFS lists one for a while after its last object has gone."""
+        """Unpack into a directory with a new name: SeaweedFS lists an emptied one for a while after its last object."""
         self.new = f"new{time.monotonic_ns()}"
         (root / self.new).mkdir()
         self._began = time.perf_counter()
         return timed(lambda: shell(f"tar xf {self.small}", root / self.new))
 
     def stored(self, root: Path) -> float:
-        """From the beginning of the untar until the last of its files is in the bucket."""
+        """Time the untar until the last of its files is in the bucket."""
         import obstore
 
         prefix = f"{root.name}/{self.new}"
@@ -168,7 +168,7 @@ class Work:
         return time.perf_counter() - self._began
 
     def clean(self, prefix: str) -> None:
-        """Remove what the untar has made."""
+        """Remove the files of the untar."""
         import obstore
 
         obstore.delete(
@@ -177,7 +177,7 @@ class Work:
 
 
 def make_small_files(target: Path, count: int) -> None:
-    """A tar of `count` files of 1 to 8 KiB, 50 a directory."""
+    """Make a tar of `count` files of 1 to 8 KiB, 50 a directory."""
     chance = random.Random(11)
     with tempfile.TemporaryDirectory() as directory:
         for number in range(count):
@@ -207,7 +207,7 @@ def rclone_command(bucket: Bucket, prefix: str, mountpoint: Path, cache: Path) -
 
 @contextmanager
 def both(bucket: Bucket, directory: Path, number: int) -> Iterator[dict[str, Path]]:
-    """Both mounts, with nothing in their caches, and ours a second time as one that puts files later, like rclone."""
+    """Start both mounts with empty caches, and ours a second time with `write_back`, which stores as late as rclone."""
     place = directory / f"round{number}"
     place.mkdir()
     with ExitStack() as mounts:
@@ -221,7 +221,7 @@ def both(bucket: Bucket, directory: Path, number: int) -> Iterator[dict[str, Pat
 
 
 def compare(arguments: argparse.Namespace, work: Work, directory: Path) -> dict[str, dict[str, list[float]]]:
-    """Seconds of every measure, by measure and side."""
+    """Return the seconds of every measure, by measure and side."""
     words = [word for word in arguments.only.split(",") if word]
     measures = {name: run for name, run in work.measures().items() if not words or any(word in name for word in words)}
     seconds: dict[str, dict[str, list[float]]] = {name: {"ours": [], "rclone": []} for name in measures}
@@ -229,7 +229,7 @@ def compare(arguments: argparse.Namespace, work: Work, directory: Path) -> dict[
         seconds["seq read"]["obstore"] = []
     for number in range(arguments.rounds):
         with both(work.bucket, directory, number) as sides:
-            work.service.wait_idle()  # it goes on with what was stored and deleted in the round before
+            work.service.wait_idle()  # the store still works on the writes and deletions of the last round
             order = sorted(("ours", "rclone"), reverse=bool(number % 2))
             if "seq read" in measures:
                 work.obstore_alone()  # the store reads its disk for this one
@@ -248,7 +248,7 @@ def compare(arguments: argparse.Namespace, work: Work, directory: Path) -> dict[
 
 
 def readers(bucket: Bucket, directory: Path, store: Any) -> tuple[float, float]:
-    """MiB/s of one reader and of `READERS`, of different files, with 50 ms between mount and store."""
+    """Return MiB/s of one reader and of `READERS`, of different files, with 50 ms between mount and store."""
     import obstore
 
     names = [[f"r{reader}-{number}" for number in range(FILES_EACH)] for reader in range(READERS + 1)]

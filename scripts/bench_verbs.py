@@ -3,7 +3,7 @@
     scripts/bench --verbs [--rounds N] [--write]
 
 - `read` of a file of 1 KiB, against a bare JSON-RPC echo of 1 KiB on the same socket (`ping`);
-- `execute("true")` in the mount's shell, against a bare `bwrap … true`: what our part of a command costs.
+- `execute("true")` in the mount's shell, against a bare `bwrap … true`: the cost of our part of a command.
 
 The two of each pair take turns in the same run, so that noise hits both; the numbers are medians.
 """
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def measure(mountpoint: Path, rounds: int) -> str:
-    """A table of medians."""
+    """Measure, and make a table of medians."""
     text = "x" * (SIZE_BYTES - 1) + "\n"
     with fusebackend.connect(mountpoint) as client:
         client.write("/file", text)
@@ -78,7 +78,7 @@ def measure(mountpoint: Path, rounds: int) -> str:
 
 
 def repeated(call: Callable[[], object], times: int) -> Callable[[], float]:
-    """The seconds one call takes, over so many."""
+    """Return a function that gives the mean seconds of a call over `times` calls."""
 
     def all_of_them() -> None:
         for _ in range(times):

@@ -1,4 +1,4 @@
-"""What the benchmark measures: fifteen pieces of work, each on a directory that it is given."""
+"""The measures of the benchmark: fifteen pieces of work, each on a given directory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def timed(work: Callable[[], object]) -> float:
 
 
 class Scale:
-    """How much work: the issue's sizes, or a tenth for a quick look."""
+    """The amount of work: full, or a tenth for a quick look."""
 
     def __init__(self, quick: bool) -> None:
         self.files = 1000 if quick else 10_000
@@ -39,7 +39,7 @@ def shell(command: str, directory: Path) -> None:
 
 
 def drop_caches() -> bool:
-    """Forget clean pages, dentries and inodes. Only root can: False means that the cold measures are warm."""
+    """Drop clean pages, dentries and inodes. Only root can: False means that the cold measures are warm."""
     os.sync()
     try:
         Path("/proc/sys/vm/drop_caches").write_text("3")
@@ -49,7 +49,7 @@ def drop_caches() -> bool:
 
 
 def make_source_tree(target: Path, files: int) -> None:
-    """A repository with `files` files of words, 13 KiB on average, 20 a directory, committed and packed in a tar."""
+    """Make a repository of `files` files of words, 13 KiB on average, 20 a directory, committed and packed in a tar."""
     chance = random.Random(7)
     words = ["".join(chance.choices("abcdefghijklmnopqrstuvwxyz", k=chance.randint(2, 9))) for _ in range(2000)]
     tree = target.parent / "source"
@@ -78,11 +78,11 @@ PREPARES = {
     "read small": "create small",
     "unlink small": "create small",
 }
-"""What has to run before a measure, for its files to be there."""
+"""The measures that must run before a measure, because they make its files."""
 
 
 class Measures:
-    """The fifteen, in the order they run in; each gives the seconds of the part that counts."""
+    """The fifteen measures, in their order; each returns the seconds of the part that counts."""
 
     def __init__(self, scale: Scale, archive: Path) -> None:
         self.scale = scale

@@ -1,12 +1,12 @@
-"""What the benchmarks compare: a plain directory, our mount, and the mounts that somebody would use instead.
+"""The sides of the benchmarks: a plain directory, our mount, and alternatives to it.
 
     for side in (PLAIN, ours("sqlite"), *PEERS.values()):
         if side.missing() is None:
             with side.mounted(place) as mount:      # an empty file system in `mount.root`; all of it is below `place`
                 …
 
-Each runs with its defaults but for what is said here, keeps its files on the same disk, and is ended by process id.
-What their fsync promises is in BENCHMARKS.md, for they don't all promise the same.
+Each runs with its defaults, except for the options given here, keeps its files on the same disk, and is ended by
+process id. Their fsyncs make different promises, which BENCHMARKS.md lists.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class Side:
 
     name: str
     missing: Callable[[], str | None]
-    """Why it can't be measured on this machine, or None."""
+    """Returns the reason why it can't be measured on this machine, or None."""
     mounted: Callable[[Path], AbstractContextManager[Mount]]
     """Makes a new, empty file system below a directory that is not there yet."""
 
 
 def program(name: str) -> str | None:
-    """Where a program is: beside this Python, as packages install it, or in PATH."""
+    """Find a program: beside this Python, where packages install it, or in PATH."""
     beside = Path(sys.executable).with_name(name)
     return str(beside) if beside.exists() else shutil.which(name)
 
@@ -75,7 +75,7 @@ PLAIN = Side("plain directory", lambda: None, _plain)
 
 
 def ours(kind: str, option: str = "") -> Side:
-    """Our mount of `sqlite`, `memory`, `dir`, or a URL; with an `-o` option, a column of its name."""
+    """Make the side of our mount of `sqlite`, `memory`, `dir`, or a URL. An `-o` option gives it its name."""
 
     @contextmanager
     def ours_mounted(place: Path) -> Iterator[Mount]:
@@ -107,7 +107,8 @@ def _bindfs(place: Path) -> Iterator[Mount]:
 
 
 def rclone_command(files: Path, mountpoint: Path, cache: Path) -> list[str]:
-    """A directory as the remote: no network, which is the best case. Below `full`, files can't be read and written."""
+    """Return the command that mounts a directory as the remote: no network, its best case. Cache modes below `full` do
+    not allow a file to be read and written at once."""
     return [
         _found("rclone"), "mount", str(files), str(mountpoint), "--config=/dev/null", "--vfs-cache-mode=full",
         f"--cache-dir={cache}",
@@ -123,7 +124,7 @@ def _rclone(place: Path) -> Iterator[Mount]:
 
 
 def juicefs_commands(place: Path, mountpoint: Path) -> tuple[list[str], list[str]]:
-    """What makes a volume, and what mounts it: metadata in SQLite, objects in a directory, no trash."""
+    """Return the commands that make and mount a volume: metadata in SQLite, objects in a directory, no trash."""
     url = f"sqlite3://{place / 'meta.db'}"
     make = ["format", "--storage=file", f"--bucket={place / 'objects'}/", "--trash-days=0", url, "bench"]
     mount = [
@@ -148,7 +149,7 @@ SEAWEEDFS_PORTS = 3
 
 
 def seaweedfs_commands(place: Path, mountpoint: Path, ports: list[int]) -> tuple[list[str], list[str]]:
-    """Master, volume server and filer in one process, and the mount of the filer."""
+    """Return the commands of the server (master, volume server and filer in one process), and of the filer's mount."""
     assert len(ports) == SEAWEEDFS_PORTS
     master, volume, filer = ports
     serve = [
@@ -171,7 +172,7 @@ def _seaweedfs(place: Path) -> Iterator[Mount]:
     root, ports = place / "mount", free_ports(SEAWEEDFS_PORTS)
     serve, mount = seaweedfs_commands(place, root, ports)
     try:
-        # It takes 15 s to end by itself, and its files are thrown away.
+        # It takes 15 s to end on SIGTERM, and its files are thrown away.
         with started(serve, place / "server-log", signal.SIGKILL) as server:
             _wait_for(f"http://127.0.0.1:{ports[-1]}/", server, place / "server-log")
             with mounted(mount, root, place / "log", behind=[server]) as both:
@@ -194,7 +195,7 @@ def _wait_for(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
 
 
 def _write_once(root: Path) -> None:
-    """The first file makes the volumes, which takes seconds that no later one does."""
+    """Write one file: the first one makes the volumes, which takes seconds."""
     with open(root / "first", "wb") as file:
         file.write(b"first")
         os.fsync(file.fileno())
@@ -209,11 +210,11 @@ PEERS = {
 }
 
 COMPARABLE = ("rclone", "JuiceFS", "SeaweedFS")
-"""Sides that do what we do: the best of them is what we are held against. bindfs only passes on."""
+"""Sides with the same task as ours; ours is compared with the best of them. bindfs only passes calls on."""
 
 
 def choose(words: str) -> tuple[list[Side], list[str]]:
-    """The sides of a list of peers with commas ("" is none, `all` all), and a line for each that can't be measured.
+    """Return the sides of a comma-separated list ("" is none, `all` all), and a line for each that can't be measured.
 
     Raises:
         ValueError: there is no such peer.

@@ -1,9 +1,9 @@
-"""docs/benchmark.svg: bars of the ratios that BENCHMARKS.md tells, on a logarithmic axis.
+"""Draw docs/benchmark.svg: bars of the ratios in BENCHMARKS.md, on a logarithmic axis.
 
     scripts/bench --plot
 
-Drawn from the table there, so that the picture can't say anything else. An SVG of bars, lines and words is sixty lines
-by hand; a plotting library would be the largest dependency of the project. Colours do for light and dark pages.
+It is drawn from the table there, so that both always agree. An SVG of bars, lines and words is sixty lines by hand; a
+plotting library would be the largest dependency of the project. The colours suit light and dark pages.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ INK, GRID = "#6b7280", "#9ca3af"
 
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 900, 190, 50, 64, 12
 BAR, GAP = 9, 12
-"""Pixels: how high a bar is, and how far apart the groups are."""
+"""Pixels: the height of a bar, and the gap between groups."""
 
 RATIO = " ÷ plain"
-"""How the head of a column ends that holds ratios to the plain directory."""
+"""The suffix of the head of a column of ratios to the plain directory."""
 
 Groups = dict[str, dict[str, float]]
-"""What was measured → side → ratio."""
+"""Measure → side → ratio."""
 
 
 class Axis:
@@ -52,18 +52,18 @@ class Axis:
 
 
 def groups(lines: Sequence[str]) -> Groups:
-    """The ratios of a table as `bench.py` writes it, the geometric mean first."""
+    """Parse the ratios of a table of `bench.py`, the geometric mean first."""
     table = [cells(line) for line in lines if line.startswith("|")]
     heads = table[0]
     columns = {head.removesuffix(RATIO): place for place, head in enumerate(heads) if head.endswith(RATIO)}
-    # The table ends where another one, of fewer columns, begins.
+    # The table ends where another table, with fewer columns, begins.
     rows = [row for row in table[2:] if len(row) == len(heads)]
     found = {row[0]: {side: float(row[place]) for side, place in columns.items()} for row in rows}
     return dict(sorted(found.items(), key=lambda item: item[0] != "geometric mean"))
 
 
 def draw(found: Groups, title: str) -> str:
-    """The picture."""
+    """Return the SVG."""
     sides = list(next(iter(found.values())))
     axis = Axis([value for ratios in found.values() for value in ratios.values()], LEFT, WIDTH - LEFT - RIGHT)
     group = len(sides) * BAR + GAP

@@ -1,4 +1,4 @@
-"""What a benchmark prints and BENCHMARKS.md shows: tables between markers, and the conditions they were made under."""
+"""Reports of benchmarks, printed and in BENCHMARKS.md: tables between markers, and the conditions of the run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BENCHMARKS = REPOSITORY / "BENCHMARKS.md"
 
 
 def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a table whose first column holds names and whose others hold numbers."""
+    """Make the lines of a table with names in the first column and numbers in the others."""
     return [_line(heads), "|---|" + "---:|" * (len(heads) - 1), *map(_line, rows)]
 
 
@@ -26,12 +26,12 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def cells(line: str) -> list[str]:
-    """What `markdown` made a line of, without the stars of bold ones."""
+    """Parse a line that `markdown` made, without the stars of bold cells."""
     return [cell.strip().strip("*") for cell in line.strip().strip("|").split("|")]
 
 
 def conditions(url: str, arguments: argparse.Namespace, work: Path) -> str:
-    """The machine, and what was done on it: `arguments.rounds` rounds, `arguments.quick` or all of the work."""
+    """Describe the machine and the run: `arguments.rounds` rounds, `arguments.quick` or all of the work."""
     return (
         f"`{url.partition(':')[0]}:` on {machine(work)}; medians of {arguments.rounds} rounds"
         f"{', a tenth of the work' if arguments.quick else ''}."
@@ -39,7 +39,7 @@ def conditions(url: str, arguments: argparse.Namespace, work: Path) -> str:
 
 
 def machine(work: Path) -> str:
-    """The machine, and the file system that `work` is on."""
+    """Describe the machine, and the file system that `work` is on."""
     cpu = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
     find = ["findmnt", "--noheadings", "--output", "FSTYPE", "--target", str(work)]
@@ -52,18 +52,18 @@ def machine(work: Path) -> str:
 
 
 def read_between(table: str) -> str:
-    """What stands between a table's markers in BENCHMARKS.md."""
+    """Return the text between a table's markers in BENCHMARKS.md."""
     return _parts(table)[1]
 
 
 def write_between(table: str, report: str) -> None:
-    """Replace what stands between a table's markers in BENCHMARKS.md."""
+    """Replace the text between a table's markers in BENCHMARKS.md."""
     before, _, after = _parts(table)
     BENCHMARKS.write_text(f"{before}{report}\n{after}")
 
 
 def _parts(table: str) -> tuple[str, str, str]:
-    """BENCHMARKS.md up to and with the opening marker, between the two, and from the closing one on."""
+    """Split BENCHMARKS.md: up to and with the opening marker, between the two, and from the closing one on."""
     opening, closing = f"<!-- {table} -->\n", f"<!-- end of {table} -->"
     before, start, rest = BENCHMARKS.read_text().partition(opening)
     found, end, after = rest.partition(closing)

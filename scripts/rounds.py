@@ -1,7 +1,7 @@
-"""The rounds of a comparison: in each, every side is mounted alone, does all the work, and is taken away.
+"""The rounds of a comparison: in each, every side is mounted alone, does all the work, and is unmounted.
 
-One at a time, for what a server puts off (an index, an upload) would otherwise slow whoever comes next; and in another
-order each round. A ratio is that of the medians over the rounds.
+Only one runs at a time, for background work of a server (an index, an upload) would slow the next; the order changes
+from round to round. A ratio is that of the medians over the rounds.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from pathlib import Path
 from peers import Mount, Side
 
 Numbers = dict[str, float]
-"""What one side did in one round: what was measured, and its number."""
+"""The results of one side in one round: number by measure."""
 
 Medians = dict[str, dict[str, float]]
-"""What was measured → side → median of the rounds."""
+"""Measure → side → median of the rounds."""
 
 
 def order(sides: Sequence[Side], number: int) -> list[Side]:
-    """The sides in the order of a round: a different one begins each, and every other round goes backwards."""
+    """Return the sides in the order of a round: the first one changes, and every other round goes backwards."""
     first = number % len(sides)
     turned = [*sides[first:], *sides[:first]]
     return turned[::-1] if number % 2 else turned
 
 
 def take_turns(sides: Sequence[Side], rounds: int, work: Path, run: Callable[[Mount], Numbers]) -> Medians:
-    """Run `rounds` rounds; gives the medians, in the order in which things were measured."""
+    """Run `rounds` rounds; return the medians, in the order of the measures."""
     found: dict[str, dict[str, list[float]]] = {}
     for number in range(rounds):
         for side in order(sides, number):
             place = work / side.name.replace(" ", "-")
-            os.sync()  # what the one before has left to write is its own
+            os.sync()  # so that the dirty pages of the side before don't count here
             with side.mounted(place) as mount:
                 for name, value in run(mount).items():
                     found.setdefault(name, {}).setdefault(side.name, []).append(value)
@@ -51,7 +51,7 @@ def take_turns(sides: Sequence[Side], rounds: int, work: Path, run: Callable[[Mo
 
 
 def add_arguments(parser: argparse.ArgumentParser, rounds: int, peers: str, quick: str) -> None:
-    """What every comparison can be told."""
+    """Add the options of every comparison."""
     parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument("--peers", default=peers, help=f"with commas, or 'all', or '' (default: '{peers}')")
     parser.add_argument("--quick", action="store_true", help=quick)
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser, rounds: int, peers: str, quic
 
 @contextmanager
 def workplace(directory: str | None) -> Iterator[Path]:
-    """A directory to work in, removed at the end."""
+    """Yield a directory to work in; remove it at the end."""
     work = Path(tempfile.mkdtemp(prefix="fusebackend-bench-", dir=directory))
     try:
         yield work

@@ -1,8 +1,8 @@
-"""A mount under measurement: its server is started, waited for, weighed, and ended by its process id.
+"""A mount under measurement: its server is started, waited for, measured, and ended by its process id.
 
     with mounted(["bindfs", "-f", files, mountpoint], mountpoint, log) as server: ...
 
-Ends with the process that measures, also when that is killed.
+The server ends with the measuring process, also when that is killed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ END_LIMIT_S = 120.0
 IDLE_LIMIT_S = 600.0
 
 IDLE_SHARE = 0.02
-"""A server that takes less of one processor than this, for a second, has nothing left to do."""
+"""A server that takes a smaller share of one processor than this, for a second, is idle."""
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -42,11 +42,11 @@ class Server:
         return family(self._pids)
 
     def memory_mib(self) -> float:
-        """Resident memory (VmRSS) now. Pages that two of its processes share count twice."""
+        """Return its resident memory (VmRSS) now. Pages that two of its processes share count twice."""
         return self._sum_kib("VmRSS") / 1024
 
     def peak_mib(self) -> float:
-        """The most each process has had resident (VmHWM)."""
+        """Return the sum of the highest resident memory of each process (VmHWM)."""
         return self._sum_kib("VmHWM") / 1024
 
     def _sum_kib(self, field: str) -> int:
@@ -54,12 +54,12 @@ class Server:
         return sum(int(match[1]) for match in found if match)
 
     def processor_s(self) -> float:
-        """Processor time used so far, of user and system."""
+        """Return the processor time used so far, of user and system."""
         fields = [_proc(pid, "stat").rpartition(")")[2].split() for pid in self.pids()]
         return sum(int(each[11]) + int(each[12]) for each in fields if each) / _TICKS_PER_S
 
     def wait_idle(self, quiet_s: int = 3) -> None:
-        """Wait until it has done what it put off: writing back, indexing, forgetting; it then rests for `quiet_s`."""
+        """Wait until its background work is done (write-back, indexing, FORGETs) and it was idle for `quiet_s`."""
         deadline = time.monotonic() + IDLE_LIMIT_S
         before, quiet = self.processor_s(), 0
         while quiet < quiet_s:
@@ -73,7 +73,7 @@ class Server:
 
 
 def family(pids: Sequence[int]) -> list[int]:
-    """These processes and all that descend from them."""
+    """Return these processes and all their descendants."""
     children: dict[int, list[int]] = {}
     for entry in os.scandir("/proc"):
         if entry.name.isdecimal() and (stat := _proc(int(entry.name), "stat")):
@@ -86,7 +86,7 @@ def family(pids: Sequence[int]) -> list[int]:
 
 
 def _proc(pid: int, name: str) -> str:
-    """A file of /proc/PID, or nothing when the process has gone."""
+    """Read a file of /proc/PID; return an empty text when the process is gone."""
     try:
         return Path(f"/proc/{pid}/{name}").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -95,7 +95,7 @@ def _proc(pid: int, name: str) -> str:
 
 @contextmanager
 def started(command: Sequence[str], log: Path, end: int = signal.SIGTERM) -> Iterator[subprocess.Popen[bytes]]:
-    """A process and its children, for the length of a block: told to end by the signal `end`, and killed if need be."""
+    """Run a process for the length of a block; end it and its children with the signal `end`, or SIGKILL if needed."""
     # The kernel ends it when this process is killed.
     bound = ["setpriv", f"--pdeathsig={signal.Signals(end).name[3:]}", "--", *command]
     with open(log, "wb") as output:
@@ -107,7 +107,7 @@ def started(command: Sequence[str], log: Path, end: int = signal.SIGTERM) -> Ite
 
 
 def _end(process: subprocess.Popen[bytes], how: int) -> None:
-    """A process that does not end by itself is killed, for its files are about to be removed; so are its children."""
+    """End a process; kill it and its children if they don't end, for their files are about to be removed."""
     with contextlib.ExitStack() as descriptors:
         children: list[int] = []
         for pid in family([process.pid])[1:]:
@@ -130,10 +130,10 @@ def _end(process: subprocess.Popen[bytes], how: int) -> None:
 def mounted(
     command: Sequence[str], mountpoint: Path, log: Path, behind: Sequence[subprocess.Popen[bytes]] = ()
 ) -> Iterator[Server]:
-    """A mount that a process serves in the foreground.
+    """Run a process that serves a mount in the foreground.
 
     Args:
-        behind: other processes that belong to the server and are ended by somebody else.
+        behind: other processes that belong to the server; the caller ends them.
     """
     mountpoint.mkdir()
     start = time.perf_counter()
@@ -151,6 +151,6 @@ def mounted(
 
 
 def _is_listed(mountpoint: Path) -> bool:
-    """Is it in the mount table? A dead mount is, though `ismount` says no."""
+    """Return whether the mount table has it. It also has dead mounts, where `ismount` returns False."""
     with open("/proc/self/mountinfo") as table:
         return any(line.split(" ")[4] == str(mountpoint) for line in table)

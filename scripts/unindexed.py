@@ -1,4 +1,4 @@
-"""`sqlite:` without its index, to measure what the index costs: `python:unindexed:backend` serves `$UNINDEXED_FILE`."""
+"""`sqlite:` without its index, to measure the index's cost: `python:unindexed:backend` serves `$UNINDEXED_FILE`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fusebackend.backends.sqlite.stored_tree import DirtyBuffer
 
 
 def backend() -> SqliteBackend:
-    """No file is ever marked as changed, so none is indexed; and the tables that only searches need are not kept."""
+    """Make a backend that marks no file as changed, so none is indexed, without the SQL indexes that searches need."""
     write = DirtyBuffer.write
 
     def write_no_marks(overlay: DirtyBuffer, db: sqlite3.Connection, new_row: Callable[[], int]) -> None:

@@ -14,130 +14,69 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from fusebackend.backends.protocol import *  # noqa: F403
+from fusebackend.protocol import agent, records
+
 if TYPE_CHECKING:
-    from fusebackend.backends.directory.backend import FilesystemBackend
-    from fusebackend.backends.directory.local_shell import LocalShellBackend
-    from fusebackend.backends.memory import InMemoryBackend
-    from fusebackend.backends.object_store.backend import ObjectStoreBackend, S3Backend
-    from fusebackend.backends.postgres import PostgresBackend
-    from fusebackend.backends.sandbox.base import BaseSandbox
-    from fusebackend.backends.sandbox.docker import DockerBackend
-    from fusebackend.backends.sandbox.e2b import E2BBackend
-    from fusebackend.backends.sandbox.modal import ModalBackend
-    from fusebackend.backends.sandbox.staged import StagedSandbox
-    from fusebackend.backends.sqlite.backend import SqliteBackend
-    from fusebackend.backends.state.backend import StateBackend
-    from fusebackend.backends.store import StoreBackend
-    from fusebackend.backends.threads import ThreadsBackend
-    from fusebackend.composite.attach import resolve
-    from fusebackend.composite.backend import CompositeBackend
-    from fusebackend.protocol import (
-        BackendFactory,
-        BackendLike,
-        BackendProtocol,
-        DeleteResult,
-        EditResult,
-        ErrorCode,
-        ExecuteResponse,
-        FileData,
-        FileDownloadResponse,
-        FileInfo,
-        FileUploadResponse,
-        GlobResult,
-        GrepMatch,
-        GrepResult,
-        LsResult,
-        MoveResult,
-        ReadResult,
-        SandboxBackendProtocol,
-        WriteResult,
-    )
-    from fusebackend.remote.agent_verbs import FileVerbs, Loaded
-    from fusebackend.remote.buffer import digest_of
-    from fusebackend.remote.volume import ForeignVolume, volume_of
-    from fusebackend.volumes.agent_face import VolumeBackend
+    from fusebackend.backends.directory.backend import FilesystemBackend as FilesystemBackend
+    from fusebackend.backends.directory.backend import LocalShellBackend as LocalShellBackend
+    from fusebackend.backends.memory import InMemoryBackend as InMemoryBackend
+    from fusebackend.backends.object_store.backend import ObjectStoreBackend as ObjectStoreBackend
+    from fusebackend.backends.object_store.backend import S3Backend as S3Backend
+    from fusebackend.backends.postgres import PostgresBackend as PostgresBackend
+    from fusebackend.backends.sandbox.base import BaseSandbox as BaseSandbox
+    from fusebackend.backends.sandbox.docker import DockerBackend as DockerBackend
+    from fusebackend.backends.sandbox.hosted import E2BBackend as E2BBackend
+    from fusebackend.backends.sandbox.hosted import ModalBackend as ModalBackend
+    from fusebackend.backends.sandbox.staged import StagedSandbox as StagedSandbox
+    from fusebackend.backends.sqlite.backend import SqliteBackend as SqliteBackend
+    from fusebackend.backends.state.backend import StateBackend as StateBackend
+    from fusebackend.backends.store import StoreBackend as StoreBackend
+    from fusebackend.backends.threads import ThreadsBackend as ThreadsBackend
+    from fusebackend.composite.backend import CompositeBackend as CompositeBackend
+    from fusebackend.composite.backend import resolve as resolve
+    from fusebackend.remote.agent_verbs import FileVerbs as FileVerbs
+    from fusebackend.remote.agent_verbs import Loaded as Loaded
+    from fusebackend.remote.buffer import digest_of as digest_of
+    from fusebackend.remote.volume import ForeignVolume as ForeignVolume
+    from fusebackend.remote.volume import volume_of as volume_of
+    from fusebackend.volumes.agent_face import VolumeBackend as VolumeBackend
 
-_MODULE_OF = {
-    "BaseSandbox": "fusebackend.backends.sandbox.base",
-    "CompositeBackend": "fusebackend.composite.backend",
-    "DockerBackend": "fusebackend.backends.sandbox.docker",
-    "E2BBackend": "fusebackend.backends.sandbox.e2b",
-    "FileVerbs": "fusebackend.remote.agent_verbs",
-    "FilesystemBackend": "fusebackend.backends.directory.backend",
-    "ForeignVolume": "fusebackend.remote.volume",
-    "InMemoryBackend": "fusebackend.backends.memory",
-    "Loaded": "fusebackend.remote.agent_verbs",
-    "LocalShellBackend": "fusebackend.backends.directory.local_shell",
-    "ModalBackend": "fusebackend.backends.sandbox.modal",
-    "PostgresBackend": "fusebackend.backends.postgres",
-    "ObjectStoreBackend": "fusebackend.backends.object_store.backend",
-    "S3Backend": "fusebackend.backends.object_store.backend",
-    "SqliteBackend": "fusebackend.backends.sqlite.backend",
-    "StagedSandbox": "fusebackend.backends.sandbox.staged",
-    "StateBackend": "fusebackend.backends.state.backend",
-    "StoreBackend": "fusebackend.backends.store",
-    "ThreadsBackend": "fusebackend.backends.threads",
-    "VolumeBackend": "fusebackend.volumes.agent_face",
-    "digest_of": "fusebackend.remote.buffer",
-    "resolve": "fusebackend.composite.attach",
-    "volume_of": "fusebackend.remote.volume",
+_NAMES = {
+    "backends.directory.backend": "FilesystemBackend LocalShellBackend",
+    "backends.memory": "InMemoryBackend",
+    "backends.object_store.backend": "ObjectStoreBackend S3Backend",
+    "backends.postgres": "PostgresBackend",
+    "backends.sandbox.base": "BaseSandbox",
+    "backends.sandbox.docker": "DockerBackend",
+    "backends.sandbox.hosted": "E2BBackend ModalBackend",
+    "backends.sandbox.staged": "StagedSandbox",
+    "backends.sqlite.backend": "SqliteBackend",
+    "backends.state.backend": "StateBackend",
+    "backends.store": "StoreBackend",
+    "backends.threads": "ThreadsBackend",
+    "composite.backend": "CompositeBackend resolve",
+    "remote.agent_verbs": "FileVerbs Loaded",
+    "remote.buffer": "digest_of",
+    "remote.volume": "ForeignVolume volume_of",
+    "volumes.agent_face": "VolumeBackend",
 }
+"""The names above by module, which is imported when one of them is first used."""
 
-__all__ = [
-    "BackendFactory",
-    "BackendLike",
-    "BackendProtocol",
-    "BaseSandbox",
-    "CompositeBackend",
-    "DeleteResult",
-    "DockerBackend",
-    "E2BBackend",
-    "EditResult",
-    "ErrorCode",
-    "ExecuteResponse",
-    "FileData",
-    "FileDownloadResponse",
-    "FileInfo",
-    "FileUploadResponse",
-    "FileVerbs",
-    "FilesystemBackend",
-    "ForeignVolume",
-    "GlobResult",
-    "GrepMatch",
-    "GrepResult",
-    "InMemoryBackend",
-    "Loaded",
-    "LocalShellBackend",
-    "LsResult",
-    "ModalBackend",
-    "MoveResult",
-    "ObjectStoreBackend",
-    "PostgresBackend",
-    "ReadResult",
-    "S3Backend",
-    "SandboxBackendProtocol",
-    "SqliteBackend",
-    "StagedSandbox",
-    "StateBackend",
-    "StoreBackend",
-    "ThreadsBackend",
-    "VolumeBackend",
-    "WriteResult",
-    "digest_of",
-    "resolve",
-    "volume_of",
-]
+_MODULE_OF = {name: f"fusebackend.{module}" for module, names in _NAMES.items() for name in names.split()}
+
+__all__ = [*agent.__all__, *records.__all__, *_MODULE_OF]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
     from fusebackend.base.extras import needed_by
 
     with needed_by(name):
-        value = getattr(importlib.import_module(_MODULE_OF.get(name, "fusebackend.protocol")), name)
+        value = getattr(importlib.import_module(_MODULE_OF[name]), name)
     globals()[name] = value
     return value
 

@@ -1,45 +1,4 @@
 """The agent face and its records under deepagents' name for this module; they live in `fusebackend.protocol`."""
 
-from fusebackend.protocol import (
-    BackendFactory,
-    BackendLike,
-    BackendProtocol,
-    DeleteResult,
-    EditResult,
-    ErrorCode,
-    ExecuteResponse,
-    FileData,
-    FileDownloadResponse,
-    FileInfo,
-    FileUploadResponse,
-    GlobResult,
-    GrepMatch,
-    GrepResult,
-    LsResult,
-    MoveResult,
-    ReadResult,
-    SandboxBackendProtocol,
-    WriteResult,
-)
-
-__all__ = [
-    "BackendFactory",
-    "BackendLike",
-    "BackendProtocol",
-    "DeleteResult",
-    "EditResult",
-    "ErrorCode",
-    "ExecuteResponse",
-    "FileData",
-    "FileDownloadResponse",
-    "FileInfo",
-    "FileUploadResponse",
-    "GlobResult",
-    "GrepMatch",
-    "GrepResult",
-    "LsResult",
-    "MoveResult",
-    "ReadResult",
-    "SandboxBackendProtocol",
-    "WriteResult",
-]
+from fusebackend.protocol.agent import *  # noqa: F403
+from fusebackend.protocol.records import *  # noqa: F403

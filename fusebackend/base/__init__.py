@@ -1,4 +1,4 @@
-"""What every other package may use: paths, errors, time, waiting. Nothing here knows a backend.
+"""Used by every other package: paths, errors, time, waiting. Nothing here knows a backend.
 
 paths.py         agent paths: normalised at the door
 globs.py         glob patterns

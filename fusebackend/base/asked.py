@@ -1,6 +1,6 @@
 """The glob that a search over several backends was asked for.
 
-A composite asks each backend for more than that (`TreePattern.broad`), so a backend that goes by what the glob names
+A composite asks each backend for more than that (`TreePattern.broad`), so a backend that goes by the names in the glob
 could not see it. It travels in a context variable, as `budget.py`'s does.
 """
 
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 class Asked(NamedTuple):
-    """What is asked for."""
+    """The arguments of a search."""
 
     pattern: str
     """The glob, as it was given."""
@@ -25,13 +25,14 @@ _asked: contextvars.ContextVar[Asked | None] = contextvars.ContextVar("fusebacke
 
 
 def current() -> Asked | None:
-    """What the search that is going on here was asked for, where that is over several backends."""
+    """Return the arguments of the search that runs here, if it is over several backends."""
     return _asked.get()
 
 
 @contextlib.contextmanager
 def for_pattern(pattern: str, here: str | None) -> Iterator[None]:
-    """What is asked inside is asked for this glob. Inside of another one, that of the outermost search is the one."""
+    """Calls in the block are parts of a search for this glob. Inside of another one, that of the outermost search is
+    the one."""
     outer = _asked.get()
     token = _asked.set(Asked(pattern if outer is None else outer.pattern, here))
     try:

@@ -1,18 +1,18 @@
 """`aside`: a verb that blocks, run in a thread, awaited under asyncio or trio, and left when its caller is cancelled.
 
-Every `a…` verb that has nothing better is its plain verb, run by this. What a cancelled caller can rely on:
+Every `a…` verb that has nothing better is its plain verb, run by this. Promises to a cancelled caller:
 
-- it goes on within `GRACE_S`, whatever the thread does;
+- it goes on within `GRACE_S`, even if the thread is stuck;
 - a verb that has not begun (all of the backend's `MAX_CALLS` places are taken) never begins;
-- one that has begun learns of it by its budget: a search ends with what it has, a command is killed, and a verb that
-  asks several backends asks no further one. A single change that has begun, such as a `write`, is carried out;
+- one that has begun sees it in its budget: a search ends with the matches that it has, a command is killed, and a verb
+  that asks several backends asks no further one. A single change that has begun, such as a `write`, is carried out;
 - what can't be interrupted goes on alone, its answer is dropped, and the log says so.
 
 The threads are trio's (`trio.lowlevel.start_thread_soon`), which are daemons and are used again; none keeps the
 process. At its end those that were cancelled have `EXIT_S`, so that the commands in them are killed.
 
-A thread whose backend has an `a…` verb of its own has the task that waits for it await that (`caller.py`), in the loop
-and the cancel scopes that it was written for.
+If the backend has an `a…` verb of its own, the task that waits for the thread awaits it (`caller.py`), in the loop and
+the cancel scopes that it was written for.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ T = TypeVar("T")
 
 
 async def aside(backend: object, verb: str, call: Callable[[], T]) -> T:
-    """What `call` returns or raises, in a thread. See the module's docstring.
+    """Run `call` in a thread, and return or raise its outcome. See the module's docstring.
 
     Args:
-        backend: whose verb this is; each has places of its own.
+        backend: the backend of the verb; each has places of its own.
         verb: its name, for its place and for the log.
     """
     await anyio.lowlevel.checkpoint_if_cancelled()
@@ -126,7 +126,7 @@ class _Job(Generic[T]):
         self._wake = _waker(self.library)
         self._guard = threading.Lock()
         self._asked: deque[_Awaited[Any]] = deque()
-        self._gone = False  # nobody serves what is asked
+        self._gone = False  # requests of the thread are served no more
         self._abandoned = False
 
     # -- the loop's --------------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ class _Job(Generic[T]):
                 group.start_soon(one.run)
             if not self.ended:
                 await self.turn.wait()
-        group.cancel_scope.cancel()  # what the thread gave up itself
+        group.cancel_scope.cancel()  # requests that the thread has given up
 
     async def until_ended(self) -> None:
         while self.begun and not self.ended:
@@ -150,7 +150,8 @@ class _Job(Generic[T]):
             self.turn = self.turn if self.ended else anyio.Event()
 
     def leave(self) -> None:
-        """Nobody waits any more: not for the verb, and not for what it asks for."""
+        """Mark the call as given up: its caller waits neither for the verb nor for anything that the verb asks of
+        it."""
         with self._guard:
             self._gone = True
             asked = list(self._asked)
@@ -202,7 +203,7 @@ class _Job(Generic[T]):
         return one.result()
 
     def _notify(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended; nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop has ended
             self._wake(self._tell)
 
 

@@ -6,12 +6,12 @@ threads of `anyio.to_thread`, without being an argument of anything:
     with budget.limited(2.0, cancelled=event):
         backend.grep("needle")
 
-`grep` and `glob` ask it for every directory, file and megabyte. When it is spent they stop with what they have and say
-`truncated` (`GlobResult.truncation_reason` is `budget`). A search that nobody gave a time has `SEARCH_S`. Somebody
-else's backend can't be stopped from outside, so it is waited for; a composite then asks no other.
+`grep` and `glob` ask it for every directory, file and megabyte. When it is spent they stop with the matches so far and
+say `truncated` (`GlobResult.truncation_reason` is `budget`). A search without a limit has `SEARCH_S`. A foreign backend
+can't be stopped from outside, so the call waits for it; a composite then asks no other.
 
-Whoever serves many callers gives a budget of memory with it, and turns (`Host`): what a search keeps is counted
-(`hold`), and it lets others go first (`rest`).
+A server of many callers adds a budget of memory, and turns (`Host`): a search counts the memory that it keeps (`hold`),
+and lets others go first (`rest`).
 
 A `Cancellation` is the event to give it. A command asks nothing while it runs, so it has itself woken (`waking`) and is
 killed at once; a verb that has not begun to change a backend is not begun any more (`dialects/agent_face.py`).
@@ -44,8 +44,7 @@ class Spent(Exception):
 
 
 class Host(Protocol):
-    """Who gives memory and processor time to a call among many others (`control/limits.py`,
-    `control/server/turns.py`)."""
+    """Gives memory and processor time to a call among many others (`control/limits.py`, `control/server/turns.py`)."""
 
     def hold(self, size: int) -> None:
         """The call keeps so many bytes more; less if negative. Raises `Spent` when it can't have them."""
@@ -55,7 +54,7 @@ class Host(Protocol):
 
 
 class Cancellation(threading.Event):
-    """Set when the caller no longer waits. Unlike an `Event`, it also wakes those who sleep in `select` or `recv`: a
+    """Set when the caller no longer waits. Unlike an `Event`, it also wakes threads that sleep in `select` or `recv`: a
     command would outlive its caller by as long as it is silent."""
 
     def __init__(self) -> None:
@@ -87,7 +86,7 @@ class Budget:
     """A moment in time, and the events that call the search off earlier. Never changes; may be asked by any thread.
 
     Attributes:
-        timed: somebody has said how long, be it for ever.
+        timed: the limit was set by a caller, even if it is infinite.
     """
 
     __slots__ = ("_cancelled", "_deadline_s", "_host", "timed")
@@ -105,12 +104,12 @@ class Budget:
 
     @property
     def cancelled(self) -> bool:
-        """Has somebody called it off?"""
+        """Return True if it was cancelled."""
         return any(event.is_set() for event in self._cancelled)
 
     @contextlib.contextmanager
     def waking(self, wake: Callable[[], object]) -> Iterator[None]:
-        """`Cancellation.waking`, of whoever can call this off."""
+        """`Cancellation.waking` of the caller's cancellation."""
         with contextlib.ExitStack() as stack:
             for event in self._cancelled:
                 if isinstance(event, Cancellation):

@@ -1,4 +1,4 @@
-"""`Caller`: the task that awaits what this thread does (`awaiting.aside`), for backends whose verbs are coroutines.
+"""`Caller`: the task that awaits this thread (`awaiting.aside`), for backends whose verbs are coroutines.
 
     if caller.library() == "asyncio":
         answer = caller.awaited(lambda: backend.aread(path))
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class CallerGone(BaseException):
-    """Whoever awaited this was cancelled. It passes through all that takes errors for answers."""
+    """The task that awaited this call was cancelled. It passes through all that takes errors for answers."""
 
 
 class Caller(Protocol):
@@ -33,7 +33,7 @@ current: contextvars.ContextVar[Caller | None] = contextvars.ContextVar("fusebac
 
 
 def library() -> str | None:
-    """What the loop that waits for this thread belongs to, `asyncio` or `trio`; None when none does."""
+    """Return the library of the loop that waits for this thread, `asyncio` or `trio`; None when none does."""
     caller = current.get()
     return None if caller is None else caller.library
 

@@ -1,7 +1,7 @@
 """Calls that may never return, made so that their caller does: each in a thread of its own, given up when time is up.
 
-A thread can't be ended from outside. One that was given up goes on until its backend answers, and holds its place
-among `Calls.most` until then, so that a backend that hangs for ever costs so many threads and no more.
+A thread can't be ended from outside. A call that was given up runs until its backend answers, and holds its place among
+`Calls.most` until then, so a backend that hangs for ever costs a bounded number of threads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ POLL_S = 0.1
 
 
 class GivenUp(TimeoutError):
-    """A call took too long, and its thread was left to end alone. `str` of it says what did not happen."""
+    """A call took too long, and its thread was left to end alone. `str` of it names the failure."""
 
     def __init__(self, message: str) -> None:
         super().__init__(errno.ETIMEDOUT, message)
@@ -62,7 +62,7 @@ class Pending(Generic[T]):
         return self._done.is_set()
 
     def result(self, left_s: Callable[[], float]) -> T:
-        """What the function returns or raises.
+        """Call the function, and return or raise its outcome.
 
         Args:
             left_s: asked now and then: seconds that there are left, 0 when the call is to be given up.
@@ -84,7 +84,7 @@ class Calls:
 
     Args:
         most: how many may be under way at once, those included that were given up and have not ended.
-        late: told of each call that was given up, when it ends after all; None if it ended well, else its error.
+        late: called for each call that was given up, when it ends; None if it ended well, else its error.
     """
 
     def __init__(self, most: int, late: Callable[[BaseException | None], Any] = lambda error: None) -> None:
@@ -111,7 +111,7 @@ class Calls:
 
 
 def together(calls: Sequence[Callable[[], T]], most: int) -> Iterator[T]:
-    """What these calls return, in their order; so many of them run at once."""
+    """Run these calls, and return their results in order; so many of them run at once."""
     places = threading.BoundedSemaphore(most)
 
     def placed(call: Callable[[], T]) -> T:

@@ -1,8 +1,8 @@
 """errno to error code and back.
 
 The agent face speaks in four codes, the kernel face in errno; these tables translate between them. An errno without a
-code is said in the system's own words (`os.strerror`), and found again by them: no other text is guessed at. What
-databases and services raise becomes an errno in a table of each backend (`databases/postgres.py`,
+code is said in the system's own words (`os.strerror`), and found again by them: no other text is guessed at. Each
+backend has a table from the errors of its database or service to errno (`databases/postgres.py`,
 `databases/sqlite.py`, `backends/object_store/bucket/errors.py`, `backends/sandbox/script_answers.py`).
 """
 
@@ -47,11 +47,19 @@ VANISHED = frozenset({errno.ENOENT, errno.ESTALE, errno.ENOTDIR})
 _ERRNO_OF_WORDS: dict[str, int] = {os.strerror(number): number for number in errno.errorcode}
 
 
-def code_of(error: OSError) -> str:
-    """The error code for an `OSError`; outside the table, the system's own words (`No space left on device`)."""
+def code_of(error: Exception) -> str:
+    """Return the error code for an exception: `invalid_path` for one that is no `OSError` (a refused path or pattern),
+    and the system's own words (`No space left on device`) for an errno outside of the table.
+
+    EIO says nothing, so its error's own text does; `errno_of` returns EIO for that too.
+    """
+    if not isinstance(error, OSError):
+        return INVALID_PATH
     number = error.errno
     if number is None:
         return str(error)
+    if number == errno.EIO:
+        return error.strerror or os.strerror(number)
     return CODE_OF_ERRNO.get(number) or os.strerror(number)
 
 

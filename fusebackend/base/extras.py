@@ -1,4 +1,4 @@
-"""Which extra brings which module, for errors that say what to install."""
+"""The extra of each optional module, for errors that name the package to install."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXTRA_OF = {
 
 @contextlib.contextmanager
 def needed_by(name: str) -> Iterator[None]:
-    """Have a module that is missing inside named with its extra: "No module named 'obstore'" helps nobody.
+    """Have a module that is missing inside named with its extra: "No module named 'obstore'" does not name the extra.
 
     Raises:
         ModuleNotFoundError: as it came, with those words.

@@ -49,7 +49,7 @@ class GlobError(ValueError):
 
 
 class Matcher:
-    """A compiled pattern. It never changes but for what it remembers, so any thread may use it.
+    """A compiled pattern. It never changes except for its cache, so any thread may use it.
 
     Attributes:
         prefix: the leading segments that are plain names; nothing outside of that directory can match.
@@ -67,7 +67,7 @@ class Matcher:
     ) -> None:
         """Each alternative is a list of segments; its positions follow those of the one before.
 
-        Raises whatever wcmatch and re have for a segment that they can't use.
+        Raises the errors of wcmatch and re for a malformed segment.
         """
         self.prefix = prefix
         self.depth = depth
@@ -94,7 +94,7 @@ class Matcher:
         self._directory: tuple[str, int] | None = ("", self._start) if anchored else None
 
     def matches(self, relative_path: str) -> bool:
-        """Does the file at this path below the search root match? The path has no leading `/`."""
+        """Return True if the file at this path below the search root matches. The path has no leading `/`."""
         directory, _, name = relative_path.rpartition("/")
         known = self._directory
         if known is None:
@@ -134,7 +134,7 @@ class Matcher:
         return found
 
     def _passed_over(self, positions: int) -> int:
-        """With what comes after a `**`, for it may stand for nothing; there are no two of them in a row."""
+        """Add the positions after a `**`, because it may match nothing; there are no two of them in a row."""
         return positions | (positions & self._any_depth) << 1
 
     def _last(self, ends: int) -> re.Pattern[str]:
@@ -192,7 +192,7 @@ def _plain_prefix(wanted: list[str]) -> tuple[str, ...]:
 
 
 def _expanded(text: str) -> list[str]:
-    """What the braces of a pattern stand for, as wcmatch expands them."""
+    """Return the alternatives of a pattern with braces, as wcmatch expands them."""
     if "{" not in text:
         return [text]
     import bracex
@@ -208,7 +208,7 @@ def _expanded(text: str) -> list[str]:
 
 
 def _items(text: str) -> list[str]:
-    """The segments of a pattern without braces; none for one that matches no file.
+    """The segments of a pattern without braces; empty for a pattern that matches no file.
 
     A `**` after another adds nothing. As the last segment it takes at least one name, which is `**` and `*`.
     """

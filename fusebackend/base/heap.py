@@ -1,8 +1,8 @@
 """Memory that was freed goes back to the system, which neither the C library nor Python does all by itself.
 
-Called after much has been forgotten. What Python keeps its small objects in (arenas of 1 MiB) goes back when nothing is
-left in it, so a cache that was filled between what has gone must be emptied before: one name keeps a megabyte. So does
-one object that Python holds ready to be used again; a full collection lets go of those.
+Called after much has been forgotten. Python returns an arena of small objects (1 MiB) when it is empty, so a cache that
+was filled meanwhile must be emptied before: one name keeps a megabyte. So does one object that Python holds ready to be
+used again; a full collection lets go of those.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ _MALLINFO2 = (
 
 
 def is_mostly_empty(length: int, peak: int) -> bool:
-    """Is a table that once held `peak` worth copying into a smaller one? Neither dicts nor sets shrink."""
+    """Return True if a table that once held `peak` is worth copying into a smaller one. Neither dicts nor sets
+    shrink."""
     return length < peak // 4 and peak > SMALL_TABLE
 
 
@@ -54,7 +55,7 @@ def give_back() -> None:
 
 
 def keep_less() -> None:
-    """Have the C library keep less of what is freed, for the life of the process. Without glibc, do nothing."""
+    """Make the C library keep less freed memory, for the life of the process. Without glibc, do nothing."""
     import ctypes
 
     tune = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -64,7 +65,7 @@ def keep_less() -> None:
 
 
 def free_bytes() -> int:
-    """What the C library has of freed memory and will use again: address space of this process, but not in use. 0 where
+    """Return the freed memory that the C library will use again: address space of this process, but not in use. 0 where
     it does not say (before glibc 2.33, and without glibc)."""
     ask = _mallinfo2()
     return 0 if ask is None else int(ask().fordblks)
@@ -85,8 +86,9 @@ def _mallinfo2() -> Any:
 
 
 class Spare:
-    """Is there memory for another change? Where the address space is limited, an allocation fails before the machine
-    has no more memory; and one that fails inside of pyfuse3 ends the mount. So changes are refused a while before."""
+    """Return True if there is memory for another change. Where the address space is limited, an allocation fails before
+    the machine has no more memory; and one that fails inside of pyfuse3 ends the mount. So changes are refused a while
+    before."""
 
     def __init__(self) -> None:
         limit, _ = resource.getrlimit(resource.RLIMIT_AS)

@@ -73,7 +73,7 @@ def to_text(name: bytes) -> str:
 
 
 def is_below(path: str, directory: str) -> bool:
-    """Is `path` the normalised `directory` itself or something below it? Whole segments only."""
+    """Return True if `path` is the normalised `directory` itself or below it. Whole segments only."""
     return directory == "/" or path == directory or path.startswith(directory + "/")
 
 

@@ -1,17 +1,16 @@
 """`now_ns`: the time that files are stamped with: that of the kernel's coarse clock, or a finer one where that counts.
 
-`touch` has the kernel say what the time is, by that clock, which ticks every 1 to 10 ms (utimensat(2) with UTIME_NOW;
-that it is now is lost on the way to us). Stamps of another clock could be ahead of it: a file that was just touched
-would be older than one written before, and `make` would make it again. But in one tick a file may be looked at, and
-changed after that: with the same time once more, `make` would miss it.
+`touch` has the kernel set the time, by that clock, which ticks every 1 to 10 ms (utimensat(2) with UTIME_NOW; that it
+is now is lost on the way to us). Stamps of another clock could be ahead of it: a file that was just touched would be
+older than one written before, and `make` would make it again. But in one tick a file may be looked at, and changed
+after that: with the same time once more, `make` would miss it.
 
-So a stamp is finer than the tick when the last one of that tick has been given out in attributes. The kernel does
-the same for its own file systems since Linux 6.13 (multigrain timestamps, fs/inode.c, `inode_set_ctime_current`), and
-keeps a floor: no coarse time that it gives afterwards, to `touch` on any file system, is earlier. For that floor to
-hold for ours too, a fine stamp is one that the kernel gives a file of its own here: a memfd, which is asked for its
-times and changed. That takes two system calls, 2 µs; a coarse stamp 0.1. Older kernels give the memfd coarse times:
-then two changes within a tick have one time, as on their own file systems. Who must tell them apart asks for
-`Attr.version`.
+So a stamp is finer than the tick when the last one of that tick has been given out in attributes. The kernel does the
+same for its own file systems since Linux 6.13 (multigrain timestamps, fs/inode.c, `inode_set_ctime_current`), and keeps
+a floor: no coarse time that it gives afterwards, to `touch` on any file system, is earlier. To keep that floor, a fine
+stamp is taken from a file of this module that the kernel stamps: a memfd, which is asked for its times and changed.
+That takes two system calls, 2 µs; a coarse stamp 0.1. Older kernels give the memfd coarse times: then two changes
+within a tick have one time, as on their own file systems. `Attr.version` tells them apart.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ STEP_NS = 10**9
 
 
 def coarse_ns() -> int:
-    """About what the time is, for a comparison. No stamp: it may be earlier than one that was given."""
+    """About what the time is, for a comparison. No stamp: it may be earlier than the last one."""
     return time.clock_gettime_ns(CLOCK_REALTIME_COARSE)
 
 
@@ -39,15 +38,15 @@ class Clock:
 
     def __init__(self) -> None:
         self._last_ns = 0
-        self._seen_ns = 0  # the latest time that somebody may have seen
+        self._seen_ns = 0  # the latest time that a stat may have returned
         self._lock = threading.Lock()
         self._memfd = -1
 
     def now_ns(self, finer: bool = True) -> int:
-        """Nanoseconds since the epoch; later than what anybody has seen, on Linux 6.13 and newer.
+        """Nanoseconds since the epoch; later than any time that was seen, on Linux 6.13 and newer.
 
         Args:
-            finer: False for changes of attributes alone, whose stamp is no modification time: a finer one costs 5 µs.
+            finer: False for changes of attributes alone, which are no modification: a finer one costs 5 µs.
         """
         with self._lock:
             tick_ns = coarse_ns()
@@ -77,7 +76,7 @@ class Clock:
                 self._seen_ns = self._last_ns
 
     def _fine_ns(self) -> int:
-        """The time that the kernel gives a file which is changed after somebody has asked for its times; 0 for none."""
+        """Return the time that the kernel gives a file which is changed after a stat of it; 0 for none."""
         try:
             if self._memfd < 0:
                 self._memfd = os.memfd_create("fusebackend-times")

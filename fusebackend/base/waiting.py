@@ -1,9 +1,9 @@
 """Calls into a volume that may wait for a network, made on a thread that must not: `at_once`, `will_wait`, `Lock`.
 
 Most calls into such a volume find what they need in memory, and a hop to a thread and back costs more than they do. So
-the mount tries them on its own thread first: whatever is about to wait says `will_wait()`, which gives the attempt up
-there, and the call is made again in a thread. What is called so must not have changed anything by then that it would
-not change again in the same way.
+the mount tries them on its own thread first: before it waits, the volume calls `will_wait()`, which ends the attempt,
+and the call is made again in a thread. A call must have changed nothing before `will_wait()`, or only in a way that it
+would repeat.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _here = threading.local()
 
 
 class WouldWait(BaseException):
-    """An attempt that was given up. No `Exception`: nobody on the way may take it for an error and go on."""
+    """An attempt that was given up. No `Exception`: no handler of errors may catch it and go on."""
 
 
 def at_once(function: Callable[[], T]) -> T:
-    """What the function returns, if it need not wait; `WouldWait` otherwise."""
+    """Return the function's result, if it need not wait; `WouldWait` otherwise."""
     _here.hurried = True
     try:
         return function()

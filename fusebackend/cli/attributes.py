@@ -1,4 +1,4 @@
-"""What `stat` tells of a file, in the words of ls(1) and stat(1)."""
+"""The attributes of a file, in the form of ls(1) and stat(1)."""
 
 from __future__ import annotations
 

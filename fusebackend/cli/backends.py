@@ -1,4 +1,4 @@
-"""`fusebackend backends`: which URLs can be mounted, and what each can do."""
+"""`fusebackend backends`: the URLs that can be mounted, and the features of each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fusebackend.urls.registry import MEANINGS
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="A JSON array with one object per scheme.")
 def backends(as_json: bool) -> None:
-    """List the URLs that can be mounted, and what each can do."""
+    """List the URLs that can be mounted, and the features of each."""
     schemes = scheme_table()
     if as_json:
         click.echo(json.dumps([_as_object(name, scheme) for name, scheme in schemes.items()], indent=2))

@@ -1,4 +1,4 @@
-"""`fusebackend check`: is what a volume is kept in sound, and can it be mended? The fsck of `sqlite:` volumes.
+"""`fusebackend check`: check the storage of a volume, and repair it. The fsck of `sqlite:` volumes.
 
 Exit status, as of fsck(8): 0 nothing is wrong, 1 all that was wrong has been mended, 4 something is still wrong, 8 the
 volume could not be looked at.
@@ -13,14 +13,14 @@ import click
 
 from fusebackend.cli.progress import waiting
 from fusebackend.cli.show import Complaints, Failed, Output, json_option, note
-from fusebackend.cli.target import completion
+from fusebackend.cli.target import complete_volume
 from fusebackend.urls import opening as urls
 
 CLEAN, MENDED, LEFT, FAILED = 0, 1, 4, 8
 
 
 class Verdict(NamedTuple):
-    """What was `found`, what of it is `left`, and how many files had to be put into `/lost+found`."""
+    """The damage that was `found`, the damage that is `left`, and the number of files put into `/lost+found`."""
 
     found: list[str]
     left: list[str]
@@ -34,14 +34,14 @@ class Verdict(NamedTuple):
 
 
 @click.command()
-@click.argument("url", shell_complete=completion("volume"))
+@click.argument("url", shell_complete=complete_volume)
 @click.option("--repair", is_flag=True, help="Mend what is wrong. Nobody may have the volume open.")
 @json_option("an object {url, problems, left, rescued, status}; problems and left are arrays of lines.")
 def check(url: str, repair: bool, as_json: bool) -> None:
     """Check the file of a volume: URL is sqlite:PATH, or just the PATH of such a file.
 
     Each problem is one line. A volume that is mounted is checked as of its last flush; it can be mended when it is
-    unmounted. What holds data and has lost its name is put into /lost+found.
+    unmounted. Files with data that have lost their names are put into /lost+found.
 
     The exit status is that of fsck: 0 nothing is wrong, 1 all of it has been mended, 4 something is still wrong, 8 the
     volume could not be looked at.

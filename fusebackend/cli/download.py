@@ -1,7 +1,7 @@
 """`fusebackend download`: copy files and trees out of a mount.
 
 Each file is written under a name of its own in the directory where it belongs, and gets its right one when it is
-complete. Names come from whoever wrote the files, so each is checked: none may lead out of the local directory.
+complete. Names come from the writers of the files, so each is checked: none may lead out of the local directory.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Item:
 
 @dataclass
 class Plan:
-    """What is to be copied.
+    """The files to be copied.
 
     Attributes:
         directories: to be made, each before what is in it.
-        skipped: what is not copied, with the reason.
+        skipped: files that are not copied, with the reason.
     """
 
     items: list[Item] = field(default_factory=list)
@@ -73,9 +73,9 @@ class Plan:
 def download(sources: Sequence[str], destination: str, force: bool, as_json: bool, mount: str | None) -> None:
     """Copy files and directories of a mount to LOCAL, or into it if it is a directory or ends with '/'.
 
-    Symbolic links and special files in a directory are left out and told; cp(1) copies them through the mount. A file
-    that is there already is refused without --force. No file is ever half there: a download that is broken off leaves
-    nothing of the file it was at. The exit status is 1 if a file could not be copied.
+    Symbolic links and special files in a directory are left out and reported; cp(1) copies them through the mount. A
+    file that is there already is refused without --force. No file is ever half there: a download that is broken off
+    leaves nothing of the file it was at. The exit status is 1 if a file could not be copied.
     """
     complaints = Complaints()
     into = os.path.isdir(destination) or destination.endswith("/") or len(sources) > 1
@@ -155,7 +155,7 @@ def _add_tree(plan: Plan, directory: Target, destination: str, complaints: Compl
 
 
 def name_in(directory: str, path: str) -> str:
-    """The name of an entry of a directory. Raises `Failed` for what is no name, and might lead elsewhere."""
+    """The name of an entry of a directory. Raises `Failed` for a name that might lead elsewhere."""
     beginning = directory.rstrip("/") + "/"
     name = path.removeprefix(beginning).removesuffix("/")
     if not path.startswith(beginning) or name in ("", ".", "..") or "/" in name or "\0" in name:

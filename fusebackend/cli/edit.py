@@ -23,7 +23,7 @@ def edit(path: str, old: str, new: str, replace_all: bool, as_json: bool, mount:
     """Replace the string OLD by NEW in a text file, and tell how often.
 
     OLD is taken letter by letter and may span lines. Put -- before a string that starts with '-'. The file is changed
-    as a whole: whoever reads it sees the old or the new text.
+    as a whole: readers see the old or the new text.
     """
     place = target.locate(path, mount)
     answer = place.files.edit(place.path, old, new, replace_all)

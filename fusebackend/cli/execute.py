@@ -1,4 +1,4 @@
-"""`fusebackend exec`: a command in a shell whose root is the mount, with its output as it comes."""
+"""`fusebackend exec`: a command in a shell that has the mount as its root, with its output as it comes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def execute(
     as_json: bool,
     mount: str | None,
 ) -> None:
-    """Run a command in a shell whose root is the mount, so that it finds all files where agents do.
+    """Run a command in a shell that has the mount as its root, so that files have the paths of agents.
 
     One COMMAND is a line for the shell, as in: exec -- 'grep -r TODO /memories | sort > /report.txt'. With ARGs, it is
     a command that gets just these arguments. It starts in the current directory if that lies in the mount, or else in
@@ -113,7 +113,8 @@ class Printed:
         self._show(stream, data)
 
     def message(self, answer: ExecuteResponse) -> str | None:
-        """What the server itself says of the command, such as that it took too long: what it did not print."""
+        """Return the server's own message on the command, such as that it took too long: the part of the answer that it
+        did not print."""
         first = answer.output.partition("\n")[0]
         own = self._beginning["stdout"].decode("utf-8", "replace").partition("\n")[0]
         if not first.startswith("Error: ") or first == own:

@@ -35,7 +35,7 @@ MAX_LOG_BYTES = 10 << 20
 
 
 def launch(plan: MountPlan) -> tuple[int, list[str]]:
-    """Start a server; returns its process id when its mount answers, and what the user of the mount should know.
+    """Start a server; returns its process id when its mount answers, and messages for the user.
 
     Raises:
         MountError: it could not mount, in its own words.
@@ -58,7 +58,7 @@ def _launch(plan: MountPlan, log: str, log_fd: int) -> tuple[int, list[str]]:
     process, answer_fd = _start(plan, log_fd)
     try:
         answer = _wait_for_answer(answer_fd)
-    except BaseException:  # Ctrl-C too: what was started must not stay
+    except BaseException:  # Ctrl-C too: the server must not stay
         _end(process)
         raise
     finally:
@@ -74,7 +74,7 @@ def _launch(plan: MountPlan, log: str, log_fd: int) -> tuple[int, list[str]]:
 
 
 def open_log(path: str) -> int:
-    """Open a log for appending, readable by its owner only; one that has grown long is put aside first."""
+    """Open a log for appending, readable by its owner only; a long one is renamed first."""
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     with contextlib.suppress(FileNotFoundError):
         if os.stat(path).st_size > MAX_LOG_BYTES:

@@ -58,7 +58,7 @@ def ls(
 
 
 def _file(place: Target, long: bool) -> Entry | None:
-    """What was named, or None for a directory. Raises `Failed` when it is not there."""
+    """The named file, or None for a directory. Raises `Failed` when it is not there."""
     from fusebackend.text import iso_time
 
     found = place.stat()
@@ -80,7 +80,7 @@ def _long(place: Target, found: StatResult) -> Entry:
 def _listings(
     directories: Sequence[Target], long: bool, hidden: bool, recursive: bool, complaints: Complaints
 ) -> Iterator[tuple[Target, list[Entry]]]:
-    """What is in directories, and with `recursive` in those below, each before what is in it."""
+    """Yield the entries of directories, and with `recursive` of those below, each directory before its entries."""
     left = list(reversed(directories))
     while left:
         place = left.pop()
@@ -96,7 +96,7 @@ def _listings(
 
 
 def _children(place: Target, long: bool, recursive: bool, hidden: bool) -> Iterator[tuple[Target, Entry, bool]]:
-    """What is in a directory: each with what is printed of it, and whether to list what is in it. Raises `Failed`."""
+    """List the entries of a directory, each with its printed form, and whether to list below it. Raises `Failed`."""
     if long:
         for found in place.stats():
             child = place.below(base_name(found.path or ""))
@@ -181,7 +181,7 @@ def in_columns(names: Sequence[str], width: int) -> Iterator[list[str]]:
 
 
 def long_lines(output: Output, entries: Sequence[Entry], names: Sequence[str]) -> Iterator[str]:
-    """The lines of `ls -l`, aligned. What a backend does not know is `-`."""
+    """The lines of `ls -l`, aligned. Unknown attributes are `-`."""
     rows = [
         (
             mode_string(entry["type"], entry["mode"]),

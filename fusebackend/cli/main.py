@@ -1,8 +1,8 @@
 """`fusebackend`: the group of commands, and the one place where errors become a line and an exit status.
 
-Exit status: 0 done, 1 it could not be done, 2 the command line is wrong (`check` has those of fsck). What a user can
-cause is one line on standard error, without a traceback. A command's module is imported when it is used, so the table
-here says what each does.
+Exit status: 0 done, 1 it could not be done, 2 the command line is wrong (`check` has those of fsck). Errors that a user
+can cause are one line on standard error, without a traceback. A command's module is imported when it is used, so this
+table has their descriptions.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class _Commands(click.Group):
                 return super().invoke(ctx)
             finally:
                 show.flush()
-        except BrokenPipeError:  # whoever read this has ended, and so do we: quietly, as SIGPIPE ends others
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still to be flushed
+        except BrokenPipeError:  # the reader of the output has ended; end quietly, as SIGPIPE ends other programs
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for output that is not flushed yet
             ctx.exit(128 + signal.SIGPIPE)
         except KeyboardInterrupt:
             ctx.exit(show.INTERRUPTED)
@@ -84,7 +84,7 @@ class _Commands(click.Group):
 
 
 def _is_for_the_user(error: Exception) -> bool:
-    """Is this what a user can cause, and no fault of this program?"""
+    """Return True for an error that a user can cause."""
     from fusebackend.config import ConfigError
     from fusebackend.urls.opening import UrlError
 

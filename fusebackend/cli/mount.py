@@ -10,7 +10,7 @@ import click
 
 from fusebackend import config
 from fusebackend.base.paths import ROOT
-from fusebackend.cli.target import completion
+from fusebackend.cli.target import complete_route, complete_url, complete_words
 from fusebackend.config import ConfigError, ConfigFile, MountPlan
 from fusebackend.linux import mount_point as point
 from fusebackend.linux import mount_table as table
@@ -23,7 +23,7 @@ from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S
 @click.argument("mountpoint", required=False)
 @click.option(
     "--default",
-    shell_complete=completion("url"),
+    shell_complete=complete_url,
     metavar="URL",
     help="What is at the root; a file of its own per mount point if not given.",
 )
@@ -31,7 +31,7 @@ from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S
     "--route",
     "routes",
     multiple=True,
-    shell_complete=completion("route"),
+    shell_complete=complete_route,
     metavar="PREFIX=URL",
     help="Another backend below PREFIX.",
 )
@@ -42,7 +42,7 @@ from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S
     "-o",
     "options",
     multiple=True,
-    shell_complete=completion("words"),
+    shell_complete=complete_words,
     metavar="OPTION",
     help=f"Words with commas between: {', '.join((*config.OWN_WORDS, *config.LIBFUSE_WORDS))}.",
 )
@@ -100,7 +100,7 @@ def _plan(
     read_only: bool,
     options: Sequence[str],
 ) -> MountPlan:
-    """Put the file and the command line together; whatever both say, the command line decides."""
+    """Put the file and the command line together; the command line decides if both are given."""
     base = _base(config_path)
     words = config.parse_words([*file.options, *options])
     given = config.routes_by_prefix([_split_route(route) for route in routes])
@@ -192,5 +192,5 @@ def _announce(plan: MountPlan, pid: int, log: str | None = None) -> None:
         lines.append(f"  log: {log}")
     for prefix, url in plan.urls().items():
         lines.append(f"  {prefix if prefix == '/' else prefix + '/'}  {urls.mask(url)}")
-    with contextlib.suppress(OSError):  # nobody may be reading; the mount is there all the same
+    with contextlib.suppress(OSError):  # there may be no reader; the mount is there all the same
         click.echo("\n".join(lines))

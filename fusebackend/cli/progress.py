@@ -1,4 +1,4 @@
-"""Progress on standard error, if that is a terminal: a bar for copies, a spinner for what has no measure."""
+"""Progress on standard error, if that is a terminal: a bar for copies, a spinner for other work."""
 
 from __future__ import annotations
 

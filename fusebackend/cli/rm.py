@@ -34,7 +34,7 @@ def rm(paths: Sequence[str], recursive: bool, force: bool, as_json: bool, mount:
 
 
 def _delete(given: str, recursive: bool, force: bool, mount: str | None) -> bool:
-    """Was it there to be deleted? Raises `Failed`."""
+    """Return True if it was there and is deleted. Raises `Failed`."""
     place = target.locate(given, mount, follow=False)
     if force and place.kind(follow=False) is None:
         return False

@@ -41,10 +41,10 @@ def grep(
 ) -> None:
     """Find the lines that contain PATTERN, in files and below directories, as 'grep -rnF' does.
 
-    PATTERN is a string, not a regular expression. Put -- before one that starts with '-'. Lines are printed as
+    PATTERN is a string, not a regular expression. Put -- before a pattern that starts with '-'. Lines are printed as
     PATH:NUMBER:LINE, sorted by path. Binary files have no lines. If not all could be searched, or there was more than
-    N, that is told on standard error. Without a PATH, the current directory is searched if it lies in a mount, or else
-    the only mount there is.
+    N, standard error says so. Without a PATH, the current directory is searched if it lies in a mount, or else the only
+    mount there is.
 
     The exit status is 0 if something was found, 1 if nothing was, 2 after an error.
     """
@@ -119,7 +119,7 @@ def _show_lines(output: Output, matches: list[GrepMatch], pattern: str) -> None:
 @json_option("{matches: [{path, is_dir, size, modified_at}], truncated, truncation_reason, missing}.")
 @mount_option
 def glob(pattern: str, path: str | None, zero: bool, as_json: bool, mount: str | None) -> None:
-    """Find the regular files whose names match PATTERN, below PATH.
+    """Find the regular files with names that match PATTERN, below PATH.
 
     '*' and '?' stay inside a name, '**' spans directories; '[a-z]' and '{a,b}' are as in a shell. A PATTERN without '/'
     is for names at any depth, one with '/' for paths from PATH on. Quote it, or the shell takes it for itself.

@@ -27,8 +27,8 @@ def serve(plan: MountPlan, on_ready: Callable[[Sequence[str]], None], *, log_fil
     """Serve a plan in the calling thread until it is unmounted, or SIGTERM or SIGINT comes.
 
     Args:
-        plan: what to mount where.
-        on_ready: called once, from another thread, when the mount answers, with what its user should know.
+        plan: the backends and their mount point.
+        on_ready: called once, from another thread, when the mount answers, with messages for its user.
         log_file: where this process logs, for `status` to show; None means standard error.
 
     Raises:
@@ -48,7 +48,7 @@ def serve(plan: MountPlan, on_ready: Callable[[Sequence[str]], None], *, log_fil
         for prefix, url in plan.urls().items():
             backends[prefix] = open_backend(url)
             opened.callback(_close, backends[prefix], mask(url))
-        os.chdir("/")  # whatever directory we were started in can be unmounted or removed
+        os.chdir("/")  # the directory that this was started in can be unmounted or removed
         backend = CompositeBackend(backends.pop("/"), backends)
         shown = {prefix: mask(url) for prefix, url in plan.urls().items()}
         options = MountOptions(
@@ -101,7 +101,7 @@ def main() -> None:
         nonlocal answered
         if not answered:
             answered = True
-            with contextlib.suppress(BrokenPipeError):  # whoever started us has been ended
+            with contextlib.suppress(BrokenPipeError):  # the command that started this has ended
                 os.write(ready_fd, json.dumps(message).encode() + b"\n")
             os.close(ready_fd)
 

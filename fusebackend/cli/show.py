@@ -1,7 +1,7 @@
-"""What commands print: names and text on standard output, errors on standard error, JSON for programs.
+"""The output of commands: names and text on standard output, errors on standard error, JSON for programs.
 
 Names are bytes. They go out as the bytes they are, so that other programs can use them; on a terminal their control
-characters are escaped as `ls -b` does, for whoever made the name must not steer the terminal.
+characters are escaped as `ls -b` does, because a name must not steer the terminal.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def escaped(name: str) -> str:
 
 
 def json_option(shape: str) -> Callable[[F], F]:
-    """`--json`, with what it prints."""
+    """`--json`, with its output."""
     return click.option("--json", "as_json", is_flag=True, help=f"For programs: {shape}")
 
 
@@ -48,7 +48,7 @@ def one_line(error: BaseException) -> str:
 
 
 class Failed(click.ClickException):
-    """What could not be done, in one line; it becomes `Error: …` and exit status 1."""
+    """An error in one line; it becomes `Error: …` and exit status 1."""
 
     def __init__(self, message: str) -> None:
         super().__init__(escaped(message))
@@ -99,7 +99,7 @@ class Output:
     """Standard output.
 
     Attributes:
-        terminal: somebody reads it, and no program.
+        terminal: it is read by a person, not by a program.
         colours: it may have colours: a terminal that can, and no `NO_COLOR`.
     """
 
@@ -147,7 +147,7 @@ def write_all(stream: IO[bytes], data: bytes) -> None:
 
 
 def encode(text: str) -> bytes:
-    """The bytes of text with odd bytes of names in it. What stands for no bytes at all is escaped."""
+    """The bytes of text with odd bytes of names in it. Characters that stand for no bytes are escaped."""
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
@@ -155,5 +155,5 @@ def encode(text: str) -> bytes:
 
 
 def flush() -> None:
-    """Write what is left, so that a reader who is gone is noticed while it can still be handled."""
+    """Flush the output, so that a closed pipe is noticed while it can still be handled."""
     sys.stdout.flush()

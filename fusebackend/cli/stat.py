@@ -1,4 +1,4 @@
-"""`fusebackend stat`: what stat(2) tells of files, and which route holds them."""
+"""`fusebackend stat`: the attributes of files as stat(2) gives them, and their routes."""
 
 from __future__ import annotations
 

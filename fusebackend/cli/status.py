@@ -1,4 +1,4 @@
-"""`fusebackend status`: what every mount says of itself."""
+"""`fusebackend status`: the state of every mount."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 import click
 
-from fusebackend.cli.target import completion
+from fusebackend.cli.target import complete_mountpoint
 from fusebackend.linux import mount_table as table
 from fusebackend.linux.mount_error import MountError
 from fusebackend.linux.mount_table import MountState
 
 
 @click.command()
-@click.argument("mountpoint", required=False, shell_complete=completion("mountpoint"))
+@click.argument("mountpoint", required=False, shell_complete=complete_mountpoint)
 @click.option("--json", "as_json", is_flag=True, help="A JSON array with one object per mount.")
 def status(mountpoint: str | None, as_json: bool) -> None:
     """Show all mounts, or the one on MOUNTPOINT.
@@ -97,7 +97,7 @@ def _execution(execute: dict[str, Any]) -> list[str]:
 
 
 def _trouble(route: dict[str, Any]) -> str | None:
-    """What is wrong with a route, since when and why; None for a healthy one."""
+    """The failure of a route, its time and reason; None for a healthy one."""
     health = route.get("health") or {}
     if health.get("state", "healthy") == "healthy":
         return None
@@ -123,7 +123,7 @@ def _headline(state: MountState) -> str:
 
 
 def _details(state: MountState) -> list[str]:
-    """What else is said of a mount that answers, a line each."""
+    """Further lines on a mount that answers."""
     status = state.status
     counts = [
         _count(status[key], one, many)
@@ -181,6 +181,6 @@ _ABILITIES = {
 
 
 def cannot(features: dict[str, Any]) -> str:
-    """What a volume with these features can't do, in words; empty when it can do everything."""
+    """The features that a volume lacks, in words; empty when it can do everything."""
     missing = [words for name, words in _ABILITIES.items() if features.get(name) is False]
     return ", ".join((["write"] if features.get("read_only") else []) + missing)

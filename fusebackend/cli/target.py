@@ -1,4 +1,4 @@
-"""`Target`: which mount a path of the command line lies in, and what an agent calls it there.
+"""`Target`: the mount of a path of the command line, and the agent's path in it.
 
 Without `--mount` a path is one of the file system, and must lie in a mount of ours. With `--mount DIR` it is the
 agent's own name for a file of the mount that DIR lies in. A path is never taken for the other kind: a misspelt
@@ -9,6 +9,7 @@ Answers speak of the agent's paths; `Target.shown` says them in the words of the
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Callable
@@ -16,14 +17,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from fusebackend.base import errors, paths
 from fusebackend.base.paths import ROOT, AgentPath, PathError
 from fusebackend.cli.show import Failed
 
 if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
     from fusebackend.control.client.client import Client
     from fusebackend.protocol import StatResult
 
@@ -57,8 +57,8 @@ class Target:
     Attributes:
         files: the mount's files.
         path: the agent's name for it.
-        given: as the command line has it; empty for a current directory that nobody named.
-        root: what a path outside of this one is shown below: the mount point, or nothing with `--mount`.
+        given: as the command line has it; empty for the current directory without an argument.
+        root: shown before paths outside of this one: the mount point, or nothing with `--mount`.
     """
 
     files: Client
@@ -67,7 +67,7 @@ class Target:
     root: str
 
     def shown(self, path: str) -> str:
-        """A path of an answer in the words of the command line: what lies below this one begins as it was given."""
+        """A path of an answer in the words of the command line: paths below this one begin as it was given."""
         inner = path.rstrip("/")
         if inner == self.path.rstrip("/"):
             return self.given or "."
@@ -77,7 +77,7 @@ class Target:
         return self.given.rstrip("/") + rest if self.given else rest[1:]
 
     def below(self, name: str) -> Target:
-        """What is called `name` in the directory that this is."""
+        """Return the target `name` in this directory."""
         path = paths.join(self.path, name)
         return Target(self.files, AgentPath(path), self.shown(path), self.root)
 
@@ -86,7 +86,7 @@ class Target:
         return self.path.rpartition("/")[2].startswith(".")
 
     def stats(self) -> list[StatResult]:
-        """What is in this directory. Raises `Failed`."""
+        """Return the entries of this directory. Raises `Failed`."""
         answer = self.files.stats(self.path)
         if answer.error is not None:
             raise Failed(self.words(answer.error))
@@ -99,7 +99,7 @@ class Target:
         return text if shown in text else f"'{shown}': {text}"
 
     def stat(self, *, follow: bool = True) -> StatResult:
-        """What it is. Raises `Failed` when that can't be told, as when it is not there."""
+        """Return its attributes. Raises `Failed` when there are none, as when it is not there."""
         found = self.files.stat(self.path, follow=follow)
         if found.error is not None:
             raise self.failed(found)
@@ -126,7 +126,7 @@ def locate(given: str, mount: str | None, *, follow: bool = True) -> Target:
     Args:
         given: the path.
         mount: of `--mount`.
-        follow: is the path's last segment followed, if it is a symbolic link? Those before it always are.
+        follow: follow the path's last segment if it is a symbolic link. Those before it always are.
 
     Raises:
         Failed: it lies in no mount, or can't be an agent's path.
@@ -217,32 +217,91 @@ def open_client(mountpoint: str) -> Client:
     return Client(mountpoint)
 
 
-def complete_path(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """For click: what a path of a mount may go on with."""
-    from fusebackend.cli import complete
-
-    return complete.path(context.params.get("mount"), incomplete)
-
-
-def completion(kind: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
-    """For click: complete a value by this function of `cli/complete.py`, which is imported when a shell asks."""
-
-    def complete_value(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        from fusebackend.cli import complete
-
-        found: list[CompletionItem] = getattr(complete, kind)(incomplete)
-        return found
-
-    return complete_value
-
-
 def mount_option(function: F) -> F:
     """`--mount DIR`."""
     return click.option(
         "--mount",
         "mount",
         envvar="FUSEBACKEND_MOUNT",
-        shell_complete=completion("mountpoint"),
+        shell_complete=complete_mountpoint,
         metavar="DIR",
         help="Paths are those that agents use in the mount on DIR, such as /notes.md. FUSEBACKEND_MOUNT says the same.",
     )(function)
+
+
+# -- completion ------------------------------------------------------------------------------------------------
+#
+# For click. An error completes to nothing: it would be printed into the line that the user is typing.
+
+
+def complete_path(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete a path: an agent's where there is a `--mount`, else one of the file system."""
+    mount = context.params.get("mount")
+    if mount is None:
+        return [CompletionItem(incomplete, type="file")]
+    with contextlib.suppress(Failed, OSError, ValueError), locate("/", mount).files as files:
+        found = _names(files, incomplete)
+        if len(found) == 1 and found[0].endswith("/"):  # or the shell would put a space after the directory
+            found += _names(files, found[0])
+        return [CompletionItem(name) for name in found]
+    return []
+
+
+def _names(files: Client, incomplete: str) -> list[str]:
+    """List the names in the directory of `incomplete` that begin like it; without a `/` if it has none."""
+    absolute = incomplete if incomplete.startswith("/") else "/" + incomplete
+    entries = files.ls(absolute.rpartition("/")[0] + "/").entries or []
+    added = len(absolute) - len(incomplete)
+    return [entry["path"][added:] for entry in entries if entry["path"].startswith(absolute)]
+
+
+def complete_mountpoint(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete a mount point of this program; directories if there is none."""
+    found = [place for place in mountpoints() if place.startswith(incomplete)]
+    return [CompletionItem(place) for place in found] or [CompletionItem(incomplete, type="dir")]
+
+
+def complete_url(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the scheme of a URL, or the file of a scheme that takes a path."""
+    return _urls(incomplete)
+
+
+def complete_route(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete PREFIX=URL."""
+    prefix, equals, given = incomplete.partition("=")
+    return _urls(given, f"{prefix}=") if equals else []
+
+
+def complete_volume(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the file of a volume, or its URL."""
+    return _urls(incomplete) if incomplete.startswith("sqlite:") else [CompletionItem(incomplete, type="file")]
+
+
+def _urls(incomplete: str, before: str = "") -> list[CompletionItem]:
+    """Complete a URL that follows `before`."""
+    from fusebackend.urls.registry import SCHEMES
+
+    name, colon, rest = incomplete.partition(":")
+    if not colon:
+        return [CompletionItem(f"{before}{known}:") for known in SCHEMES if known.startswith(name)]
+    if name not in SCHEMES or SCHEMES[name].takes != "path":
+        return []
+    return [CompletionItem(f"{before}{name}:{path}") for path in _local(rest)]
+
+
+def complete_words(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete `-o`: the last of several words with commas between."""
+    from fusebackend.config import LIBFUSE_WORDS, OWN_WORDS
+
+    before, comma, last = incomplete.rpartition(",")
+    known = [word.replace("TIME", "") for word in (*OWN_WORDS, *LIBFUSE_WORDS)]
+    return [CompletionItem(f"{before}{comma}{word}") for word in known if word.startswith(last)]
+
+
+def _local(incomplete: str) -> list[str]:
+    """List files and directories of this machine, directories with a '/' at the end."""
+    directory, name = os.path.split(incomplete)
+    with contextlib.suppress(OSError), os.scandir(os.path.expanduser(directory) or ".") as entries:
+        found = [(entry.name, entry.is_dir()) for entry in entries if entry.name.startswith(name)]
+        return sorted(os.path.join(directory, name) + ("/" if is_dir else "") for name, is_dir in found)
+    return []

@@ -1,4 +1,4 @@
-"""`fusebackend umount`: end a mount, wait until everything is stored, and say who keeps it busy."""
+"""`fusebackend umount`: end a mount, wait until everything is stored, and name the processes that keep it busy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import NoReturn
 import click
 
 from fusebackend.cli.progress import waiting
-from fusebackend.cli.target import completion
+from fusebackend.cli.target import complete_mountpoint
 from fusebackend.linux import mount_table as table
 from fusebackend.linux.mount_error import MountError
 from fusebackend.linux.mount_table import MountEntry, MountState
@@ -22,7 +22,7 @@ DEFAULT_TIMEOUT_S = 60.0
 
 
 @click.command()
-@click.argument("mountpoint", shell_complete=completion("mountpoint"))
+@click.argument("mountpoint", shell_complete=complete_mountpoint)
 @click.option("--lazy", is_flag=True, help="Also while files are open: they can be used until they are closed.")
 @click.option(
     "--timeout",
@@ -60,7 +60,7 @@ def umount(mountpoint: str, lazy: bool, timeout_s: float) -> None:
 
 
 def _refuse_hung(entry: MountEntry, lazy: bool) -> NoReturn:
-    """A server that does not answer can't be waited for: what it has not stored is in its memory alone."""
+    """A server that does not answer can't be waited for: unsaved files are in its memory alone."""
     path, pid = entry.mountpoint, server_of(entry)
     server = "its server" if pid is None else f"its server, process {pid},"
     if pid is not None and is_stopped(pid):

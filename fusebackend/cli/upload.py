@@ -1,7 +1,7 @@
 """`fusebackend upload`: copy local files and trees into a mount.
 
-What is to be copied is found out first, then compared with what is there, then sent: small files together, large ones
-in pieces. Only bytes are copied, for that is what the agent face can store: no modes, times or links.
+The local files are listed first, then compared with the files of the mount, then sent: small files together, large ones
+in pieces. Only bytes are copied, because the agent face stores nothing else: no modes, times or links.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Item:
 
 @dataclass
 class Plan:
-    """What is to be copied.
+    """The files to be copied.
 
     Attributes:
-        skipped: what is not, because the agent face knows no such thing, with the reason.
+        skipped: files that the agent face can't store, with the reason.
     """
 
     items: list[Item] = field(default_factory=list)
@@ -66,8 +66,8 @@ def upload(sources: Sequence[str], destination: str, force: bool, as_json: bool,
     """Copy local files and directories to DESTINATION in a mount, or into it if it is a directory or ends with '/'.
 
     Bytes are copied, but not modes and times. Symbolic links, special files and empty directories are left out and
-    told; cp(1) copies them through the mount. A file that is there already is refused without --force. The exit status
-    is 1 if a file could not be copied.
+    reported; cp(1) copies them through the mount. A file that is there already is refused without --force. The exit
+    status is 1 if a file could not be copied.
     """
     complaints = Complaints()
     goal = target.locate(destination, mount)
@@ -144,7 +144,7 @@ def _add_tree(plan: Plan, directory: str, goal: Target, complaints: Complaints) 
 
 
 def _is_free(item: Item, complaints: Complaints) -> bool:
-    """Would it replace nothing? Otherwise that is a complaint."""
+    """Return True if it replaces nothing. Otherwise that is a complaint."""
     with complaints:
         if item.goal.kind(follow=False) is None:
             return True
@@ -158,7 +158,7 @@ def _is_free(item: Item, complaints: Complaints) -> bool:
 
 
 def _send(items: Sequence[Item], advance: Advance, complaints: Complaints) -> Iterator[tuple[Item, str | None]]:
-    """Send all, and give each item with its error, if there is one. What can't be read is a complaint."""
+    """Send all, and give each item with its error, if there is one. Unreadable files are complaints."""
     batch: list[tuple[Item, bytes]] = []
     size = 0
     for item in items:

@@ -29,9 +29,9 @@ KIND_COLUMNS = len("attributes")
 def watch(paths: Sequence[str], as_json: bool, mount: str | None) -> None:
     """Print the changes at and below PATH as they happen, until Ctrl-C.
 
-    They are told whoever makes them: programs that use the mount, agents, and where a backend can tell, other hosts.
-    A change is created, modified, attributes, deleted, moved, exchanged, unknown (look again at what is there) or
-    overflow (so much happened that not all was kept: look again at everything). Names of directories end with '/'.
+    Changes by every process and agent are printed: programs that use the mount, agents, and where a backend can tell,
+    other hosts. A change is created, modified, attributes, deleted, moved, exchanged, unknown (look again at the files)
+    or overflow (so much happened that not all was kept: look again at everything). Names of directories end with '/'.
     """
     output = Output()
     places = [target.locate(given, mount) for given in paths] or [target.here(mount)]
@@ -62,7 +62,7 @@ def _begin(place: Target, events: queue.SimpleQueue[tuple[Target, FileEvent | Ex
         try:
             for event in changes:
                 events.put((place, event))
-        except Exception as error:  # it belongs to whoever waits for events
+        except Exception as error:  # raised again in the thread that waits for events
             events.put((place, error))
 
     threading.Thread(target=run, name="fusebackend-watch", daemon=True).start()
@@ -70,7 +70,7 @@ def _begin(place: Target, events: queue.SimpleQueue[tuple[Target, FileEvent | Ex
 
 
 def _announce(output: Output, place: Target, as_json: bool) -> None:
-    """Say that changes are told from now on; and that nothing is there yet, which may be a misspelt path."""
+    """Say that changes are printed from now on; and that nothing is there yet, which may be a misspelt path."""
     shown = place.shown(place.path)
     if as_json:
         output.record({"kind": "watching", "path": shown})

@@ -19,7 +19,7 @@ from fusebackend.cli.target import complete_path, mount_option
 @json_option("{path, size}, in bytes.")
 @mount_option
 def write(path: str, source: str | None, text: str | None, replace: bool, as_json: bool, mount: str | None) -> None:
-    """Make a file of what standard input has, or of --text, with the directories it lacks.
+    """Make a file from standard input, or from --text, with the directories that are missing.
 
     A file that is there already is refused without --replace. Without --replace, what is written must be UTF-8 text;
     'upload' stores anything.

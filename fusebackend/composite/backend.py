@@ -2,11 +2,11 @@
 
 Routes are mount points, with the same semantics here as on the mount (`route_table.py` decides what belongs where):
 prefixes are checked when the composite is made, paths are normalised before they are routed, a prefix and every
-directory on the way to it are directories of their parent, and what they cover underneath is out of sight in every
-verb. grep and glob below a path include every route below it.
+directory on the way to it are directories of their parent, and hide files of the backend underneath in every verb. grep
+and glob below a path include every route below it.
 
-A route may be any object with an agent face, in whatever dialect (`dialects/agent_face.py`), or a factory: then the
-composite is called with a runtime and gives one whose routes are made. Until then, verbs that reach the factory say so,
+A route may be any object with an agent face, in any dialect (`dialects/agent_face.py`), or a factory: then the
+composite is called with a runtime and returns one with backends. Until then, verbs that reach the factory say so,
 unless a LangGraph graph is running here: then each verb makes the routes with that graph's runtime.
 
 Failures stay where they happen. A backend that raises gives an error that names its route. When one of several fails
@@ -15,34 +15,43 @@ logged; only when nothing was found is it the error of the result.
 
 A `files_update` of a state-backed route comes back with the paths an agent sees, and is merged into the default's
 `runtime.state["files"]` when the default has one. A `StateBackend` that shares its state with the default keeps its
-files there under those same paths. Somebody else's state-backed backend over the default's own runtime looks its files
-up by inner paths; for that one alone the update keeps them, as in the seeds.
+files there under those same paths. A foreign state-backed backend over the default's own runtime looks its files up by
+inner paths; for that one alone the update keeps them, as in the seeds.
 """
 
 from __future__ import annotations
 
 import errno
 import functools
+import importlib
+import inspect
 import logging
-import os
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import IO, Any, TypeVar
 
-from fusebackend.backends.state.backend import StateBackend
 from fusebackend.backends.state.graph import GraphRuntime, graph_config
 from fusebackend.base import budget, caller, errors, paths
 from fusebackend.base.deadline import together
 from fusebackend.base.globs import GlobError
 from fusebackend.base.paths import ROOT, AgentPath, PathError
-from fusebackend.composite.attach import familiar, keeps_in_graph, made, seated, supports_execution
-from fusebackend.composite.notify import TellingFace
 from fusebackend.composite.route_table import RouteTable
-from fusebackend.composite.router import Routed, Routing
+from fusebackend.composite.router import Routed, Routing, TellingFace
 from fusebackend.composite.search import MAX_AWAITED, TreeSearch
-from fusebackend.dialects.agent_face import AgentFace, Guard, accepted, is_factory
+from fusebackend.dialects.agent_face import AgentFace, Guard, accepted, has_agent_face, is_factory, is_named_factory
 from fusebackend.protocol import (
     AGENT_VERBS,
+    DELETE,
+    DOWNLOAD_FILES,
+    EDIT,
+    GLOB,
+    GREP,
+    LS,
+    MOVE,
+    READ,
     READ_LIMIT_LINES,
+    UPLOAD_FILES,
+    WRITE,
     BackendProtocol,
     DeleteResult,
     EditResult,
@@ -54,6 +63,7 @@ from fusebackend.protocol import (
     LsResult,
     MoveResult,
     ReadResult,
+    Verb,
     WriteResult,
 )
 from fusebackend.protocol.registered import registered_with
@@ -70,8 +80,11 @@ NO_EXECUTION = (
 Group = list[tuple[int, Routed]]
 """The items of a batch that one backend is asked for, with their places in the batch."""
 
+RUNTIME_NAMES = ("runtime", "rt", "store_or_runtime")
+"""Parameters of a factory with options that get the runtime, unless an option has that name."""
+
 Response = TypeVar("Response", FileUploadResponse, FileDownloadResponse)
-Changed = TypeVar("Changed", WriteResult, EditResult, DeleteResult)
+Record = TypeVar("Record", ReadResult, WriteResult, EditResult, DeleteResult)
 
 
 class CompositeBackend(BackendProtocol):
@@ -82,7 +95,7 @@ class CompositeBackend(BackendProtocol):
         routes: prefix → backend or factory. `memories`, `/memories` and `/memories/` mean the same.
 
     Attributes:
-        default: as given (`attaching.familiar` says what is taken for another).
+        default: as given, or as `unwrapped` returns it.
         routes: prefix with a `/` at both ends → backend, the longest prefix first.
         given: normalised prefix → backend, as given.
 
@@ -94,7 +107,7 @@ class CompositeBackend(BackendProtocol):
     def __new__(cls, default: Any, routes: Mapping[str, Any] | None = None) -> CompositeBackend:
         """deepagents asks the class whether a backend can execute or keeps files in the graph's state, so the class of
         a composite that does has the words for it among its bases."""
-        parts = [familiar(part) for part in (default, *(routes or {}).values())]
+        parts = [unwrapped(part) for part in (default, *(routes or {}).values())]
         bases = [
             *([_Unmade] if any(is_factory(part) for part in parts) else []),
             *([_Executing] if supports_execution(parts[0]) else []),
@@ -104,8 +117,8 @@ class CompositeBackend(BackendProtocol):
 
     def __init__(self, default: Any, routes: Mapping[str, Any] | None = None) -> None:
         table = RouteTable(routes or {})
-        default = familiar(default)
-        self.given = {paths.normalise_prefix(prefix): familiar(backend) for prefix, backend in (routes or {}).items()}
+        default = unwrapped(default)
+        self.given = {paths.normalise_prefix(prefix): unwrapped(backend) for prefix, backend in (routes or {}).items()}
         for prefix, backend in {ROOT: default, **self.given}.items():
             if backend is None:
                 raise TypeError(f"The backend at '{prefix}' is None")
@@ -113,7 +126,7 @@ class CompositeBackend(BackendProtocol):
         self.routes: dict[str, Any] = {}
         faces: dict[AgentPath | None, AgentFace] = {None: TellingFace(default, "The default backend")}
         for prefix in table.prefixes:
-            backend = seated(self.given[prefix], prefix, default)
+            backend = beside(self.given[prefix], default, prefix)
             self.routes[prefix + "/"] = backend
             faces[prefix] = TellingFace(backend, f"Route '{prefix}/'")
         self._table = table
@@ -129,8 +142,23 @@ class CompositeBackend(BackendProtocol):
         """The routes, the longest prefix first (seeds)."""
         return list(self.routes.items())
 
+    @property
+    def in_graph(self) -> bool:
+        return any(keeps_in_graph(part) for part in (self.default, *self.routes.values()))
+
+    @property
+    def can_execute(self) -> bool:
+        return supports_execution(self.default)
+
+    def beside(self, other: Any, prefix: str) -> CompositeBackend:
+        base = beside(self.default, other, prefix)
+        routes: dict[str, Any] = {path: beside(part, other, prefix + path) for path, part in self.given.items()}
+        same = base is self.default and all(routes[path] is part for path, part in self.given.items())
+        return self if same else CompositeBackend(base, routes)
+
     def mounts(self) -> dict[AgentPath, Any]:
-        """Prefix → backend, the default at `/`, with nested composites taken apart: what a kernel mounts where."""
+        """Return prefix → backend, the default at `/`, with nested composites taken apart: the mount points of the
+        kernel face."""
         table: dict[AgentPath, Any] = {}
         for prefix, backend in {"/": self.default, **self.routes}.items():
             own = AgentPath(prefix.removesuffix("/"))
@@ -170,59 +198,53 @@ class CompositeBackend(BackendProtocol):
     # -- one path ----------------------------------------------------------------------------------------------
 
     def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
-        try:
-            routed = self._routing.route(file_path)
-            if self._table.pinned(routed.outer):
-                return ReadResult(error=f"File '{file_path}': {os.strerror(errno.EISDIR)}")
-        except PathError as error:
-            return ReadResult(error=str(error))
-        result = routed.face.read(routed.inner, offset, limit)
-        if result.error is not None:
-            result.error = routed.words(result.error)
-        return result
+        return self._at(READ, file_path, lambda routed: routed.face.read(routed.inner, offset, limit))
 
     def write(self, file_path: str, content: str) -> WriteResult:
-        try:
-            routed = self._routing.route(file_path)
-            if self._table.pinned(routed.outer):
-                return WriteResult(error=f"Error writing file '{file_path}': {os.strerror(errno.EISDIR)}")
-        except PathError as error:
-            return WriteResult(error=str(error))
-        return self._changed(routed, routed.face.write(routed.inner, content))
+        return self._at(WRITE, file_path, lambda routed: routed.face.write(routed.inner, content))
 
     def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
-        try:
-            routed = self._routing.route(file_path)
-            if self._table.pinned(routed.outer):
-                return EditResult(error=f"Error editing file '{file_path}': {os.strerror(errno.EISDIR)}")
-        except PathError as error:
-            return EditResult(error=str(error))
-        result = routed.face.edit(routed.inner, old_string, new_string, replace_all)
-        return self._changed(routed, result, old_string)
+        def ask(routed: Routed) -> EditResult:
+            return routed.face.edit(routed.inner, old_string, new_string, replace_all)
+
+        return self._at(EDIT, file_path, ask, besides=old_string)
 
     def delete(self, file_path: str) -> DeleteResult:
+        return self._at(DELETE, file_path, lambda routed: routed.face.delete(routed.inner))
+
+    def _at(self, verb: Verb[Record], path: str, ask: Callable[[Routed], Record], besides: str = "") -> Record:
+        """Ask the backend of a path; its record comes back with the agent's paths, and its update merged.
+
+        Args:
+            besides: text of the agent's that an error may quote, see `Routed.words`.
+        """
         try:
-            routed = self._routing.route(file_path)
+            routed = self._routing.route(path)
             if self._table.pinned(routed.outer):
-                return DeleteResult(error=f"Error deleting '{file_path}': {os.strerror(errno.EBUSY)}")
-        except PathError as error:
-            return DeleteResult(error=str(error))
-        return self._changed(routed, routed.face.delete(routed.inner))
+                raise errors.oserror(verb.pinned)
+        except (PathError, OSError) as error:
+            return verb.refused(error, path)
+        result = ask(routed)
+        result.error = routed.words(result.error, besides=besides)
+        if result.error is None and not isinstance(result, ReadResult):
+            result.path = routed.outer
+            result.files_update = self._merged(routed, result.files_update) or None
+        return result
 
     def move(self, source: str, destination: str) -> MoveResult:
-        """Rename; atomic inside a route whose backend has `move`. Across routes, or without one: `transfer.py`."""
-        doing = f"Error moving '{source}' to '{destination}'"
+        """Rename; atomic inside a route if its backend has `move`. Across routes, or without one: `transfer.py`."""
         try:
             old, new = self._routing.route(source), self._routing.route(destination)
-        except PathError as error:
-            return MoveResult(error=str(error))
-        if self._table.pinned(old.outer) or self._table.pinned(new.outer):
-            return MoveResult(error=f"{doing}: {os.strerror(errno.EBUSY)}")
-        if paths.is_below(new.outer, old.outer) and new.outer != old.outer:
-            return MoveResult(error=f"{doing}: A directory can't be moved into itself")
+            if self._table.pinned(old.outer) or self._table.pinned(new.outer):
+                raise errors.oserror(MOVE.pinned)
+            if paths.is_below(new.outer, old.outer) and new.outer != old.outer:
+                raise OSError(errno.EINVAL, "A directory can't be moved into itself")
+        except (PathError, OSError) as error:
+            return MOVE.refused(error, source, destination)
         for face in (old.face, new.face):
             if face.refusal is not None or face.lacks("ls", "ls_info"):
-                return MoveResult(error=f"{doing}: {face.refusal or f'{face.name} does not support ls'}")
+                why = face.refusal or f"{face.name} does not support ls"
+                return MOVE.refused(OSError(errno.ENOTSUP, why), source, destination)
         if old.face.backend is not new.face.backend or old.face.lacks("move"):
             return self._transfer(old, new, source, destination)
         result = old.face.move(old.inner, new.inner)
@@ -239,13 +261,8 @@ class CompositeBackend(BackendProtocol):
         stored: dict[str, Any] = {}
         try:
             removed, stored = transfer(old.face, old.inner, new.face, new.inner)
-        except FileNotFoundError:
-            error = f"Error: File '{source}' not found"
-        except FileExistsError:
-            error = f"Cannot move to {destination} because it already exists."
         except (OSError, PathError) as failure:
-            why = getattr(failure, "strerror", None) or failure
-            error = f"Error moving '{source}' to '{destination}': {why}"
+            error = MOVE.refused(failure, source, destination).error
         return self._moved(old, new, removed, stored, error)
 
     def _moved(
@@ -260,7 +277,7 @@ class CompositeBackend(BackendProtocol):
         try:
             return self._tree.ls(self._routing.route(path))
         except PathError as error:
-            return LsResult(error=str(error))
+            return LS.refused(error)
 
     def grep(
         self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
@@ -270,25 +287,25 @@ class CompositeBackend(BackendProtocol):
             with budget.granted():
                 return self._tree.grep(self._routing.scope(path), pattern, glob, limit)
         except (PathError, GlobError) as error:
-            return GrepResult(error=str(error))
+            return GREP.refused(error)
 
     def glob(self, pattern: str, path: str | None = None) -> GlobResult:
         try:
             with budget.granted():
                 return self._tree.glob(self._routing.scope(path), pattern)
         except (PathError, GlobError) as error:
-            return GlobResult(error=str(error))
+            return GLOB.refused(error)
 
     # -- batches -----------------------------------------------------------------------------------------------
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
         """One call per backend; answers in the order and with the paths given."""
-        answers, groups = self._grouped([path for path, _ in files], FileUploadResponse)
+        answers, groups = self._grouped(UPLOAD_FILES, [path for path, _ in files])
 
         def upload(group: Group) -> list[FileUploadResponse]:
             return group[0][1].face.upload_files([(routed.inner, files[index][1]) for index, routed in group])
 
-        for group, responses in _asked("upload_files", groups, upload, FileUploadResponse):
+        for group, responses in _asked(UPLOAD_FILES, groups, upload):
             for (index, routed), response in zip(group, responses, strict=True):
                 answers[index] = FileUploadResponse(
                     path=files[index][0],
@@ -299,12 +316,12 @@ class CompositeBackend(BackendProtocol):
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
         """One call per backend; answers in the order and with the paths given."""
-        answers, groups = self._grouped(paths, FileDownloadResponse)
+        answers, groups = self._grouped(DOWNLOAD_FILES, paths)
 
         def download(group: Group) -> list[FileDownloadResponse]:
             return group[0][1].face.download_files([routed.inner for _, routed in group])
 
-        for group, responses in _asked("download_files", groups, download, FileDownloadResponse):
+        for group, responses in _asked(DOWNLOAD_FILES, groups, download):
             for (index, routed), response in zip(group, responses, strict=True):
                 answers[index] = FileDownloadResponse(
                     path=paths[index], content=response.content, error=routed.words(response.error)
@@ -312,8 +329,9 @@ class CompositeBackend(BackendProtocol):
         return answers
 
     def upload_from(self, path: str, file: IO[bytes]) -> FileUploadResponse:
-        """`upload_files` of one that is in a file, without holding it all in memory where its backend can do that."""
-        answers, groups = self._grouped([path], FileUploadResponse)
+        """`upload_files` of one file, from an open file, without holding it all in memory where its backend can do
+        that."""
+        answers, groups = self._grouped(UPLOAD_FILES, [path])
         for ((_, routed),) in groups:
             response = routed.face.upload_from(routed.inner, file)
             update = self._merged(routed, response.files_update) if response.files_update else None
@@ -324,27 +342,26 @@ class CompositeBackend(BackendProtocol):
     def download_to(self, path: str, file: IO[bytes]) -> FileDownloadResponse:
         """`download_files` of one file into another, which is empty, without holding all of it in memory where its
         backend can do that. The answer has no content."""
-        answers, groups = self._grouped([path], FileDownloadResponse)
+        answers, groups = self._grouped(DOWNLOAD_FILES, [path])
         for ((_, routed),) in groups:
             response = routed.face.download_to(routed.inner, file)
             return FileDownloadResponse(path=path, error=routed.words(response.error))
         answer: FileDownloadResponse = answers[0]
         return answer
 
-    def _grouped(self, wanted: list[str], kind: Callable[..., Any]) -> tuple[list[Any], list[Group]]:
-        """Answers for the paths that no backend is asked for, and the others by backend, with their places."""
-        answers: list[Any] = [None] * len(wanted)
+    def _grouped(self, verb: Verb[Response], wanted: list[str]) -> tuple[list[Any], list[Group]]:
+        """Return the answers for paths that no backend is asked for (None elsewhere), and the others by backend."""
+        answers: list[Response | None] = [None] * len(wanted)
         groups: dict[int, list[tuple[int, Routed]]] = {}
         for index, path in enumerate(wanted):
             try:
                 routed = self._routing.route(path)
-            except PathError:
-                answers[index] = kind(path=path, error=errors.INVALID_PATH)
+                if self._table.pinned(routed.outer):
+                    raise errors.oserror(verb.pinned)
+            except (PathError, OSError) as error:
+                answers[index] = verb.refused(error, path)
                 continue
-            if self._table.pinned(routed.outer):
-                answers[index] = kind(path=path, error=errors.IS_DIRECTORY)
-            else:
-                groups.setdefault(id(routed.face.backend), []).append((index, routed))
+            groups.setdefault(id(routed.face.backend), []).append((index, routed))
         return answers, list(groups.values())
 
     # -- execution ---------------------------------------------------------------------------------------------
@@ -388,14 +405,6 @@ class CompositeBackend(BackendProtocol):
 
     # -- changes -----------------------------------------------------------------------------------------------
 
-    def _changed(self, routed: Routed, result: Changed, old_string: str = "") -> Changed:
-        """A result in the agent's words, with its update merged."""
-        result.error = routed.words(result.error, besides=old_string)
-        if result.error is None:
-            result.path = routed.outer
-            result.files_update = self._merged(routed, result.files_update) or None
-        return result
-
     def _merged(self, routed: Routed, update: Mapping[str, Any] | None) -> dict[str, Any]:
         """An update with the agent's paths, merged into the default's state if it has one."""
         if not update or getattr(routed.face.backend, "is_table", False):  # a named table is no part of a state
@@ -405,12 +414,11 @@ class CompositeBackend(BackendProtocol):
         if runtime is None:
             return shown
         backend = routed.face.backend
-        if not isinstance(backend, StateBackend) and getattr(backend, "runtime", None) is runtime:
+        given = self.given.get(routed.prefix or ROOT, self.default)
+        if backend is given and getattr(backend, "runtime", None) is runtime:
             shown = dict(update)  # see the module's docstring
         try:
-            if isinstance(self.default, StateBackend):
-                self.default.apply(shown)
-            else:
+            if not (isinstance(self.default, BackendProtocol) and self.default.apply_update(shown)):
                 apply_files_update(runtime, shown)
         except (AttributeError, TypeError) as error:
             log.warning("the default's state takes no update, so only the result carries it: %s", error)
@@ -418,19 +426,107 @@ class CompositeBackend(BackendProtocol):
 
 
 def _asked(
-    verb: str, groups: list[Group], ask: Callable[[Group], list[Response]], kind: Callable[..., Response]
+    verb: Verb[Response], groups: list[Group], ask: Callable[[Group], list[Response]]
 ) -> Iterator[tuple[Group, list[Response]]]:
-    """What each backend answers. Those whose own `a…` verb is awaited are asked at the same time, and when the caller
-    no longer waits, no further one is asked."""
-    awaited = [group for group in groups if group[0][1].face.coroutine(verb, caller.library())]
+    """Yield the answers of each backend. Backends with an `a…` verb of their own are asked at the same time. When the
+    caller has cancelled, no further backend is asked."""
+    awaited = [group for group in groups if group[0][1].face.coroutine(verb.name, caller.library())]
     yield from zip(awaited, together([functools.partial(ask, group) for group in awaited], MAX_AWAITED), strict=True)
     for group in groups:
         if group in awaited:
             continue
         if budget.current().cancelled:
-            yield group, [kind(path=routed.outer, error="cancelled") for _, routed in group]
+            yield group, [verb.record(path=routed.outer, error="cancelled") for _, routed in group]
         else:
             yield group, ask(group)
+
+
+# -- backends as they are given ----------------------------------------------------------------------------------
+
+
+def unwrapped(backend: Any) -> Any:
+    """Return the backend of this package behind an exported one, and deepagents' composite as one of this package, so
+    that each of its routes is a mount point. Any other backend is returned as it is.
+
+    Raises:
+        PathError: a route of that composite has a prefix that this package refuses.
+    """
+    exporting = sys.modules.get("fusebackend.integrations.exported")
+    if exporting is not None and isinstance(backend, exporting.Exported):
+        return backend.backend
+    kind = type(backend)
+    if (kind.__module__, kind.__qualname__) == ("deepagents.backends.composite", "CompositeBackend"):
+        return CompositeBackend(backend.default, backend.routes)
+    return backend
+
+
+def beside(backend: Any, default: Any, prefix: str) -> Any:
+    """Return a route's backend as it is at a prefix; see `BackendProtocol.beside`."""
+    return backend.beside(default, prefix) if isinstance(backend, BackendProtocol) else backend
+
+
+def resolve(backend: Any, runtime: Any = None) -> Any:
+    """Return a backend from a backend or a factory of one (the CMDC seed's `resolve`).
+
+    Args:
+        backend: a backend, which is itself; a class or function, called with the runtime; a composite, whose factories
+            are called; or `(factory, options)`, also with `"package.module:factory"` in place of the factory: called
+            with the options, and with the runtime if it has a parameter for it (`RUNTIME_NAMES`).
+        runtime: what a factory gets; LangGraph's inside of a graph.
+
+    Raises:
+        TypeError: this is no backend, and makes none.
+        ImportError, AttributeError: there is no such module, or nothing of that name in it.
+    """
+    found = made(backend, runtime)
+    if not has_agent_face(found):
+        raise TypeError(f"a {type(found).__name__} is no backend: it can't list or fetch files")
+    return found
+
+
+def made(backend: Any, runtime: Any) -> Any:
+    """Return the backend that a factory makes for a runtime; a backend is returned as it is.
+
+    Raises:
+        TypeError: a factory gave no backend.
+    """
+    if isinstance(backend, CompositeBackend):
+        return backend.resolve(runtime)
+    if not is_factory(backend):
+        return backend
+    found = unwrapped(_called(backend, runtime) if is_named_factory(backend) else backend(runtime))
+    if found is None or is_factory(found):
+        raise TypeError(f"The factory {backend!r} gave {found!r} and no backend")
+    return found.resolve(runtime) if isinstance(found, CompositeBackend) else found
+
+
+def _called(named: tuple[Any, Mapping[str, Any]], runtime: Any) -> Any:
+    """Call a factory with options."""
+    factory, options = named
+    if isinstance(factory, str):
+        module, _, path = factory.partition(":")
+        factory = functools.reduce(getattr, path.split("."), importlib.import_module(module))
+    try:
+        known: Iterable[str] = inspect.signature(factory).parameters
+    except (TypeError, ValueError):  # some C functions have none
+        known = ()
+    given = {name: runtime for name in RUNTIME_NAMES if name in known and name not in options}
+    return factory(**given, **options)
+
+
+def keeps_in_graph(backend: Any) -> bool:
+    """Return True if files of this backend may be in the state of a running LangGraph graph; a factory's may."""
+    if isinstance(backend, BackendProtocol):
+        return backend.in_graph
+    module = sys.modules.get("deepagents.backends.state")
+    return is_factory(backend) or (module is not None and isinstance(backend, module.StateBackend))
+
+
+def supports_execution(backend: Any) -> bool:
+    """Return True if this backend runs commands, as `SandboxBackendProtocol` or any object with `execute`."""
+    if isinstance(backend, BackendProtocol):
+        return backend.can_execute
+    return not is_factory(backend) and callable(getattr(backend, "execute", None))
 
 
 # -- what deepagents asks the class ----------------------------------------------------------------------------

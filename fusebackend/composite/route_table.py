@@ -1,12 +1,12 @@
-"""`RouteTable`: which route a path belongs to, and what the routes put into a directory. Pure and immutable.
+"""`RouteTable`: the route of each path, and the names that routes put into a directory. Pure and immutable.
 
 The agent face asks it (`backend.py`, `router.py`). The mount decides by the same rules in a tree of directories
 (`vfs/junctions.py`); `tests/unit/composite/test_composite.py` and `tests/unit/vfs/test_vfs.py` hold each to them:
 
 - a path belongs to the route with the longest prefix that holds it, by whole segments (`/memories2` is not below
   `/memories`), or to no route, which is the default backend;
-- a prefix is a directory in its parent, whatever the backend underneath has there; so is every directory on the way
-  to a prefix, be it there or not (it then is synthesised);
+- a prefix is a directory in its parent, and hides a file of the backend underneath; so is every directory on the way to
+  a prefix, be it there or not (it then is synthesised);
 - what a route covers in the backend underneath is out of sight.
 
 Paths and prefixes are normalised (`paths.normalise`, `paths.normalise_prefix`); None stands for the default's prefix.
@@ -67,11 +67,12 @@ class RouteTable:
         return self._names.get(path, ())
 
     def pinned(self, path: AgentPath) -> bool:
-        """Is this the root, a prefix, or on the way to one? It is a directory then, and can't be deleted or moved."""
+        """Return True for the root, a prefix, and each directory above one. It is a directory then, and can't be
+        deleted or moved."""
         return path in self._names
 
     def covers(self, prefix: AgentPath | None, path: AgentPath) -> bool:
-        """Is the file at `path`, that the backend of `prefix` has, out of sight? `path` is the outer one."""
+        """Return True if a route hides the file at `path` of the backend of `prefix`. `path` is the outer one."""
         return path in self._names or self.route(path)[0] != prefix
 
     @staticmethod

@@ -1,18 +1,18 @@
 """`ls`, `grep` and `glob` over a tree that is made of several backends.
 
-A listing is the backend's own, with the routes' names in it and what they cover left out. A search below a path asks
-the backend the path belongs to and every route below it; what is covered is dropped, the rest is one sorted answer.
+A listing is the backend's own, with the routes' names in it, without the files that they hide. A search below a path
+asks the backend the path belongs to and every route below it; hidden files are dropped, the rest is one sorted answer.
 
 A glob is relative to the path that is searched. A route below that path sees only what is below itself, so it can't be
 given the same pattern, and a pattern can't always be cut where the route begins (`**`, braces). So each backend is
-asked for more, for files whose last segment fits, and the whole path then decides, by `globs.compile_glob`. A route
-that can't hold a match is not asked.
+asked for more, for files with a matching last segment, and the whole path is matched here, by `globs.compile_glob`. A
+route that can't hold a match is not asked.
 
 When one of several backends fails, the matches of the others are returned with `truncated` set and no error, the
-failure in `missing` and in the log; only when nothing was found is it the error of the result. When the budget is
-spent (`base/budget.py`), those that were not asked yet are left out, and the answer says `truncated`. Routes that may
-hang (`AgentFace.guard`) are asked first, each in a thread of its own, and nobody else has to wait for them; so are
-those whose own `a…` verb is awaited, `MAX_AWAITED` at a time.
+failure in `missing` and in the log; only when nothing was found is it the error of the result. When the budget is spent
+(`base/budget.py`), those that were not asked yet are left out, and the answer says `truncated`. Routes that may hang
+(`AgentFace.guard`) are asked first, each in a thread of its own, so the others do not wait for them; so are backends
+with an `a…` verb of their own, `MAX_AWAITED` at a time.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class TreePattern:
     """A glob over several backends.
 
     Attributes:
-        broad: what to ask each backend for; it matches at least what the pattern matches there.
+        broad: the pattern for each backend; it matches at least what the pattern matches there.
     """
 
     def __init__(self, pattern: str) -> None:
@@ -54,11 +54,12 @@ class TreePattern:
         self.broad = _broad(pattern) if self._anchored else pattern
 
     def matches(self, relative_path: str) -> bool:
-        """Does a file that was found by `broad` match? A pattern without a slash is each backend's own to interpret."""
+        """Return True if a file that was found by `broad` matches. A pattern without a slash is each backend's own to
+        interpret."""
         return not self._anchored or self._matcher.matches(relative_path)
 
     def cut(self, segments: tuple[str, ...]) -> str | None:
-        """The pattern for what is below this directory; None where it can't be cut there."""
+        """Return the pattern for files below this directory; None where it can't be cut there."""
         if not self._anchored or self._matcher.prefix[: len(segments)] != segments:
             return None
         *directories, last = self.text.split("/")
@@ -66,7 +67,7 @@ class TreePattern:
         return "/" + "/".join(wanted[len(segments) :])
 
     def may_match_below(self, segments: tuple[str, ...]) -> bool:
-        """Can anything below this directory, relative to the searched path, match?"""
+        """Return True if a file below this directory, relative to the searched path, can match."""
         if not self._anchored:
             return True
         prefix, depth = self._matcher.prefix, self._matcher.depth
@@ -77,8 +78,8 @@ class TreePattern:
 def _broad(pattern: str) -> str:
     """The pattern's last segment, at any depth.
 
-    `**/` is what all dialects take for any depth (fnmatch and `rglob` too), but it enters no hidden directory. Where
-    the pattern may ask for one, the bare segment does, which sees names alone.
+    All dialects take `**/` for any depth (fnmatch and `rglob` too), but it enters no hidden directory. Where the
+    pattern may ask for one, the bare segment does, which sees names alone.
     """
     directories, _, last = pattern.rpartition("/")
     if last.count("{") != last.count("}"):
@@ -127,7 +128,7 @@ class TreeSearch:
             found = [_outer_match(part, match) for match in result.matches or ()]
             matches = [match for match in found if visible(match["path"])]
             if result.truncated and at_most is not None and len(matches) < at_most <= len(found):
-                return ask(part, None)  # what is hidden has used up the limit
+                return ask(part, None)  # hidden files have used up the limit
             return GrepResult(
                 error=result.error, matches=matches, truncated=result.truncated, missing=result.missing
             )
@@ -220,7 +221,7 @@ class TreeSearch:
 
 
 def _asking(pattern: TreePattern | None, scope: Scope, part: Routed) -> contextlib.AbstractContextManager[None]:
-    """Lets a part know what is asked for: it is given `TreePattern.broad`, which names less."""
+    """Give a part the arguments of the search: it is given `TreePattern.broad`, which names less."""
     if pattern is None:
         return contextlib.nullcontext()
     below = () if part is scope.own else tuple((part.prefix or "").removeprefix(scope.top).strip("/").split("/"))
@@ -230,7 +231,8 @@ def _asking(pattern: TreePattern | None, scope: Scope, part: Routed) -> contextl
 def _answers(
     parts: list[Routed], verb: str, ask: Callable[[Routed], Found]
 ) -> Iterator[tuple[Routed, Found | None]]:
-    """What each part says; None for those that the budget does not reach. A guard sees to it that a part ends."""
+    """Return the answer of each part; None for those that the budget does not reach. A guard sees to it that a part
+    ends."""
     left = budget.current()
     apart = [part for part in parts if part.face.guard] if len(parts) > 1 else []
     awaited = [part for part in parts if part not in apart and part.face.coroutine(verb, caller.library())]
@@ -245,13 +247,13 @@ def _answers(
 
 
 def _missing(results: Iterable[GrepResult | GlobResult]) -> str | None:
-    """What could not be searched."""
+    """Return the parts that could not be searched."""
     return "; ".join(result.missing for result in results if result.missing is not None) or None
 
 
 def _has_directory(routed: Routed) -> bool:
-    """Has the backend this directory, which the routes need anyway? As the nearest directory above says that can be
-    listed: an error of its own is no answer."""
+    """Return True if the backend has this directory, which the routes need anyway. As the nearest directory above says
+    that can be listed: an error of its own is no answer."""
     path = routed.inner
     while path != ROOT:
         above, _ = paths.parent_and_name(path)

@@ -1,13 +1,13 @@
 """A file or a directory moves from one backend into another, and no crash can lose it.
 
-The order is what makes it safe: copy, read the copy back and compare, put it in place, make it durable, see that the
-source is still what was copied, take the source away. Whatever fails before the last step leaves the source as it was
-and removes the copy; a crash leaves the source, the copy, or both, and never neither.
+The order makes it safe: copy, read the copy back and compare, put it in place, make it durable, see that the source is
+still what was copied, take the source away. A failure before the last step leaves the source as it was and removes the
+copy; a crash leaves the source, the copy, or both, and never neither.
 
 Between volumes of this package everything is kept: links, modes, owners (where this process may set them), times,
 extended attributes, holes. The copy grows under a hidden name next to its place and gets its name by one rename; the
 source leaves by one rename too, so that nothing written to it meanwhile is lost. A backend with the agent face alone
-holds files and nothing else: what is no file, or an empty directory, is refused before anything is copied.
+holds files and nothing else: special files and empty directories are refused before anything is copied.
 
 It blocks. No lock is held while bytes are copied. When its caller no longer waits (`base/budget.py`), it ends after the
 file that it is at, and the copy is removed.
@@ -69,7 +69,7 @@ class Item(NamedTuple):
 
     @property
     def state(self) -> tuple[object, ...]:
-        """What must be the same when the source is taken away. Reading it has moved the access time."""
+        """Compared before the source is removed. Reading it has moved the access time."""
         return (self.names, self.mode, self.uid, self.gid, self.nlink, self.size, self.mtime_ns, self.ctime_ns)
 
 
@@ -79,8 +79,8 @@ def transfer(
     """Move; paths are those inside the backends. Returns the `files_update`s of source and target, if state-backed.
 
     Raises:
-        OSError: ENOENT; EEXIST for the target; EROFS and ENOTSUP for what one of them can't do; EBUSY when the source
-            changed meanwhile; whatever the volumes raise. The source is as it was then.
+        OSError: ENOENT; EEXIST for the target; EROFS and ENOTSUP where one of them lacks a feature; EBUSY when the
+            source changed meanwhile; errors of the volumes. The source is as it was then.
     """
     volume, into = _volume_of_paths(source), _volume_of_paths(target)
     for foreign in (volume, into):
@@ -108,7 +108,7 @@ def transfer(
         else:
             away = _set_aside(volume, place, items)
             undoing.pop_all()
-            with silently():  # it has been told that it is gone
+            with silently():  # it was reported as deleted
                 deleted = source.delete(paths.join(paths.parent_and_name(source_path)[0], paths.to_text(away)))
     if deleted.error is not None:
         raise OSError(errno.EIO, f"It was copied, but the source could not be removed: {deleted.error}")
@@ -116,8 +116,8 @@ def transfer(
 
 
 def _volume_of_paths(face: AgentFace) -> Volume:
-    """The kernel face of what the agent's paths lead to. An unconfined `FilesystemBackend` takes the machine's paths,
-    while its volume shows its root directory; so it has to be spoken to as a stranger."""
+    """Return the volume that has the agent's paths. An unconfined `FilesystemBackend` takes the machine's paths, while
+    its volume shows its root directory; so it has to be spoken to as a stranger."""
     return volume_of(face.backend) if face.start == paths.ROOT else ForeignVolume(face.backend)
 
 
@@ -137,7 +137,7 @@ def _item(names: Names, attr: Attr) -> Item:
 
 
 def _require_able(source: AgentFace, target: AgentFace, volume: Volume, into: Volume, items: list[Item]) -> None:
-    """What can be known to fail is refused before anything is copied."""
+    """Refuse moves that would fail before anything is copied."""
     if volume.features.read_only or into.features.read_only:
         raise errors.oserror(errno.EROFS)
     if source.lacks("delete"):
@@ -184,7 +184,7 @@ class _Digest:
         self.size = 0
 
     def add(self, offset: int, piece: bytes) -> bool:
-        """Is there anything but zeros in the piece?"""
+        """Return True if the piece has bytes other than zero."""
         self.size = offset + len(piece)
         ended = piece.rstrip(b"\0")
         if ended:
@@ -341,10 +341,10 @@ class _NodeCopy(_Copy):
             for parent, name in [*self._made, (self._parent, self._name)]:
                 changes += [Change(node=parent), Change(parent=parent, name=name)]
             for path in self._place.missing_paths:
-                changes.report("created", path + "/")
+                changes.append(Change(kind="created", path=path + "/"))
             for item in items:
                 path = AgentPath("/".join([self._place.path, *map(paths.to_text, item.names)]))
-                changes.report("created", path + "/" if item.is_dir else path)
+                changes.append(Change(kind="created", path=path + "/" if item.is_dir else path))
         self._volume.sync()
 
     def _adorn(self, item: Item, node: int) -> None:
@@ -358,12 +358,12 @@ class _NodeCopy(_Copy):
         was_seen = self._name != self._hidden
         with contextlib.nullcontext() if was_seen else silently():
             self._target.delete(paths.join(directory, paths.to_text(self._name)))
-        with self._volume.changing() as changes, contextlib.suppress(OSError):  # somebody else has put something in
+        with self._volume.changing() as changes, contextlib.suppress(OSError):  # it is not empty any more
             for (parent, name), path in reversed(list(zip(self._made, self._place.missing_paths, strict=False))):
                 self._volume.rmdir(parent, name)
                 changes += [Change(node=parent), Change(parent=parent, name=name)]
                 if was_seen:
-                    changes.report("deleted", path + "/")
+                    changes.append(Change(kind="deleted", path=path + "/"))
 
 
 def _hidden(name: bytes) -> bytes:
@@ -374,23 +374,24 @@ def _hidden(name: bytes) -> bytes:
 
 
 def _set_aside(volume: Volume, place: Place, items: list[Item]) -> bytes:
-    """See that the source is what was copied and give it a hidden name, in one step; returns the name."""
+    """Check that the source has not changed since it was copied, and give it a hidden name, in one step; returns the
+    name."""
     name = _hidden(place.name)
     top = items[0]
     with volume.changing() if isinstance(volume, ObservableVolume) else _unheard(volume) as changes:
         if [item.state for item in _tree(volume, volume.lookup(place.parent, place.name))] != [i.state for i in items]:
             raise OSError(errno.EBUSY, "It was changed while it was being moved")
         volume.rename(place.parent, place.name, place.parent, name, RENAME_NOREPLACE)
-        changes += [Change(node=place.parent), Change(node=top.node, parent=place.parent, name=place.name)]
-        changes.report("deleted", place.path + "/" if top.is_dir else place.path)
+        path = place.path + "/" if top.is_dir else place.path
+        changes += [Change(node=place.parent), Change(top.node, place.parent, place.name, "deleted", path)]
     return name
 
 
 @contextlib.contextmanager
 def _unheard(volume: Volume) -> Iterator[Changes]:
-    """Somebody else's volume tells nobody."""
+    """Return changes that are reported nowhere."""
     with volume.lock:
-        yield Changes()
+        yield []
 
 
 def _require_unchanged(volume: ForeignVolume, place: Place, items: list[Item], digests: dict[Names, bytes]) -> None:

@@ -1,13 +1,12 @@
 """The control socket: every verb of a live mount for any program of the same user.
 
 wire.py          frames and checks messages
-verbs.py         the table of what can be asked
-served.py        what a server asks of its mount
-limits.py        what clients may ask for
+verbs.py         the methods of the socket, and `ServedMount`, which they call
+limits.py        bounds of memory, calls and connections
 staging.py       contents that arrive in pieces
-rendezvous.py    where a client and a server meet
-client/          it asks
-server/          it answers
+rendezvous.py    the socket of a mount, and how clients find it
+client/          the client's side
+server/          the server's side
 
 `docs/control-protocol.md` describes the wire for other languages.
 """

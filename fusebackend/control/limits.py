@@ -1,13 +1,14 @@
-"""What the clients of a control socket may ask for, in bytes, threads and places: every limit, and `Room`.
+"""Limits of the clients of a control socket, in bytes, threads and places: every limit, and `Room`.
 
-`Room` is one budget for all connections together. It counts requests under way, the results they make, and answers
-that nobody has read yet. Without it, four connections that asked for a file of 39 MB 32 times each and read nothing
-cost 5 GB, and one `ping` of 60 MiB of `[],[],…` 1.7 GB. With all of it spent, and 256 connections with a message
-and an answer half way, a server grows by less than 256 MiB.
+`Room` is one budget for all connections together. It counts requests under way, the results they make, and answers that
+have not been read yet. Without it, four connections that asked for a file of 39 MB 32 times each and read nothing cost
+5 GB, and one `ping` of 60 MiB of `[],[],…` 1.7 GB. With all of it spent, and 256 connections with a message and an
+answer half way, a server grows by less than 256 MiB.
 
 A call may hold as much as is left when it has taken it (dynamic thresholds, as in the buffers of a switch): one call
-half of all, two a third each, and there is always something for the next. What it lacks at the beginning it waits for;
-a search that runs out of it ends with what it has, `truncated`; any other call is an error, `BUSY`.
+half of all, two a third each, and there is always something for the next. A call waits at its beginning for the memory
+of its message; a search that runs out of it ends with the matches so far, `truncated`; any other call is an error,
+`BUSY`.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ PATIENCE_S = 10.0
 
 
 class NoRoom(Spent):
-    """A call would hold more than its share; its text says so. Where nobody knows what that is, a search is spent."""
+    """A call would hold more than its share; its text says so. Where that is not known, a search is spent."""
 
 
 class Room:
@@ -104,7 +105,7 @@ class Room:
 
     @contextlib.contextmanager
     def share(self) -> Iterator[Share]:
-        """What one call holds; let go of at the end."""
+        """The memory that one call holds; let go of at the end."""
         share = Share(self)
         try:
             yield share
@@ -136,7 +137,7 @@ class Room:
 
 
 class Share:
-    """What one call holds of a `Room`. The first `FREE_BYTES` are nobody's business. For the thread of the call."""
+    """The memory of a `Room` that one call holds. The first `FREE_BYTES` are free. For the thread of the call."""
 
     def __init__(self, room: Room) -> None:
         self._room = room
@@ -216,7 +217,7 @@ class Arriving(Protocol):
     """A connection, as `Arrivals` knows it."""
 
     def stands_still(self, seconds: float) -> bool:
-        """Has nothing of a message come for so long, that is only half there?"""
+        """Return True if half a message is there, and nothing more came for so long."""
 
     def give_up(self) -> None:
         """Forget the message, and end."""
@@ -231,7 +232,7 @@ class Places:
         self._guard = threading.Lock()
 
     def enter(self, has_one: bool) -> bool:
-        """Is there a place? `leave` gives it back, with the same argument."""
+        """Take a place; False if there is none. `leave` gives it back, with the same argument."""
         with self._guard:
             if has_one and self._left == 0:
                 return False

@@ -2,11 +2,11 @@
 
 Sockets lie in `$XDG_RUNTIME_DIR/fusebackend`, or where that can't be used in a directory of the user's own under the
 system's temporary one. Both must be the user's, and closed to everybody else. A mount names its socket in the extended
-attribute `user.fusebackend.socket` of everything in it, so nobody has to know that directory.
+attribute `user.fusebackend.socket` of everything in it, so clients need not know that directory.
 
 Which mount a path lies in is for the kernel to say, not for the spelling of the path: one mount may cover another, and
-what was a mount point may have become a directory of the mount below. Whoever looks at a mount waits for its server,
-so that is done in a thread that can be left behind.
+a former mount point may be a directory of the mount below. A stat of a mount waits for its server, so it runs in a
+thread that can be abandoned.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ def listen(path: str, backlog: int) -> socket.socket:
         OSError: the directory can't be used.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    # Until somebody listens, it must not be taken for what a dead server has left (`remove_stale`).
+    # Until it listens, `remove_stale` must not take it for the socket of a dead server.
     early = path.removesuffix(".sock") + ".new"
     try:
-        listener.bind(early)  # nobody else gets into the directory before this is 0600
+        listener.bind(early)  # the directory is private until this is 0600
         os.chmod(early, 0o600)
         listener.listen(backlog)
         os.rename(early, path)
@@ -66,13 +66,13 @@ def listen(path: str, backlog: int) -> socket.socket:
 
 
 def remove_stale(place: str) -> None:
-    """Remove the sockets that nobody listens at any more: of servers that were killed."""
+    """Remove sockets without a listener: of servers that were killed."""
     for name in os.listdir(place):
         path = os.path.join(place, name)
         if not name.endswith(".sock"):
             continue
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            probe.setblocking(False)  # a full backlog is EAGAIN: somebody listens
+            probe.setblocking(False)  # a full backlog is EAGAIN: a server listens
             try:
                 probe.connect(path)
             except ConnectionRefusedError:
@@ -88,8 +88,8 @@ def remove_stale(place: str) -> None:
 def split(path: str | os.PathLike[str], *, follow: bool = False) -> tuple[str, str]:
     """A path as seen from outside, as its mount point and the agent's path; it need not exist.
 
-    Symbolic links on the way are followed. One in the last segment only with `follow`, and if it leads to a mount: what
-    it says may mean something to agents alone.
+    Symbolic links on the way are followed. One in the last segment only with `follow`, and if it leads to a mount: its
+    target may be a path of agents.
 
     Raises:
         MountError: it lies in no mount of ours, or the mount's server hangs.
@@ -147,7 +147,7 @@ def _is_inside(path: str, directory: str) -> bool:
 
 
 def _mount_of(path: str) -> table.MountEntry | None:
-    """The mount that an absolute path lies in; of one that is not there, the mount of what is above it."""
+    """The mount that an absolute path lies in; of a path that does not exist, the mount of the directory above."""
     while True:
         try:
             fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -166,7 +166,7 @@ def _mount_of(path: str) -> table.MountEntry | None:
 
 
 def _timely(path: str, find: Callable[[], T]) -> T:
-    """What `find` returns or raises, unless it takes too long."""
+    """Return or raise the outcome of `find`, unless it takes too long."""
     outcome: list[T | BaseException] = []
 
     def run() -> None:

@@ -19,7 +19,7 @@ MAX_TOKENS = 8
 
 
 class Staging:
-    """See the module's docstring. A call that takes something may run beside another one that adds."""
+    """See the module's docstring. One call may take content while another one adds some."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -27,7 +27,7 @@ class Staging:
         self._bytes = 0
 
     def add(self, data: bytes, token: str | None) -> str:
-        """Append a piece to what `token` stands for; without one, begin something new. Returns the token.
+        """Append a piece to the content of `token`; without one, begin something new. Returns the token.
 
         Raises:
             OSError: EINVAL for a token that is not known, EFBIG for too much, EMFILE for too many.

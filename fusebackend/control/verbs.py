@@ -1,31 +1,43 @@
-"""The table of verbs: what can be asked over the control socket, with which parameters, and what then happens.
+"""The table of verbs: the methods of the control socket, with their parameters.
 
 Every agent verb has the parameters and the record that it has in Python (`protocol/agent.py`). A verb is run by the
-server in a thread of the connection; one that may take long has a thread of its own, so that the connection goes on
-and it can be cancelled, and may stream what it finds.
+server in a thread of the connection; a verb that may take long has a thread of its own, so that the connection goes on
+and can cancel it, and may stream its matches.
 """
 
 from __future__ import annotations
 
+import abc
 import errno
+import inspect
 import math
 import os
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import IO, TYPE_CHECKING, Annotated, Any, Protocol, cast
 
 import msgspec
 
+from fusebackend import protocol
 from fusebackend.base.budget import Cancellation, Spent
 from fusebackend.base.version import __version__
 from fusebackend.control import limits
 from fusebackend.control.limits import MAX_ITEMS, NoRoom
-from fusebackend.protocol import READ_LIMIT_LINES, ExecuteResponse, FileDownloadResponse, FileUploadResponse
+from fusebackend.linux.command import Command, OnOutput
+from fusebackend.protocol import (
+    ExecuteResponse,
+    FileDownloadResponse,
+    FileUploadResponse,
+    SandboxBackendProtocol,
+    StatResult,
+    StatsResult,
+)
 
 if TYPE_CHECKING:
-    from fusebackend.control.served import ServedMount
     from fusebackend.control.staging import Staging
+    from fusebackend.vfs.watch.queue import Watch
 
 PROTOCOL = 1
 """Version of the verbs and their records. It grows when something that was there changes its meaning."""
@@ -52,8 +64,68 @@ SPOOLED_BYTES = 64 << 10
 """A file that is larger is copied to disk for the time of its download."""
 
 
+class ServedMount(SandboxBackendProtocol):
+    """The agent face of a live mount, and the verbs of mounts alone.
+
+    Attributes:
+        mountpoint: where it is mounted, as an absolute path.
+    """
+
+    mountpoint: str
+
+    @abc.abstractmethod
+    def upload_from(self, path: str, file: IO[bytes]) -> FileUploadResponse:
+        """`upload_files` of one file, from an open file."""
+
+    @abc.abstractmethod
+    def download_to(self, path: str, file: IO[bytes]) -> FileDownloadResponse:
+        """`download_files` of one file into another."""
+
+    def run(
+        self,
+        command: str,
+        *,
+        timeout: float | None = None,
+        stdin: bytes | None = None,
+        cwd: str = "/",
+        on_output: OnOutput | None = None,
+        cancelled: threading.Event | None = None,
+    ) -> ExecuteResponse:
+        """`execute` with everything that a command can be given; `Command` describes the arguments, `timeout` is in
+        seconds.
+
+        Raises:
+            ValueError: `timeout` is not above 0, or above the maximum of the place where commands run.
+        """
+        return self.run_command(Command(command, timeout, stdin, cwd, on_output, cancelled))
+
+    @abc.abstractmethod
+    def run_command(self, command: Command) -> ExecuteResponse:
+        """Run a command where the default backend does, with every route at the path that the other verbs use."""
+
+    @abc.abstractmethod
+    def status(self) -> dict[str, Any]:
+        """Return the mount as `fusebackend status --json` shows it."""
+
+    @abc.abstractmethod
+    def stat(self, path: str, *, follow: bool = False) -> StatResult:
+        """Return the attributes of a path; a symbolic link itself, unless `follow` says otherwise."""
+
+    @abc.abstractmethod
+    def stats(self, path: str) -> StatsResult:
+        """`stat` of each entry of a directory."""
+
+    @abc.abstractmethod
+    def invalidate(self, path: str = "/") -> None:
+        """Something behind `path` has been changed by others. PathError, OSError."""
+
+    @abc.abstractmethod
+    def watch(self, path: str = "/") -> Watch:
+        """The changes at and below a path, from now on. PathError."""
+
+
 class Call(Protocol):
-    """What a verb knows of the call it answers."""
+    """The call that a verb answers."""
 
     backend: ServedMount
     staging: Staging
@@ -63,7 +135,8 @@ class Call(Protocol):
         """Send what there is so far; waits for the reader, and raises `ConnectionError` when there is none."""
 
     def notify_of(self, method: str, params: Callable[[], Mapping[str, Any]]) -> None:
-        """`notify`, with what is made when it is the call's turn to send, so that no piece waits in memory."""
+        """`notify`, with parameters that are made when it is the call's turn to send, so that no piece waits in
+        memory."""
 
     def hold(self, size: int) -> None:
         """So many bytes more are held for the call (`limits.py`)."""
@@ -75,16 +148,6 @@ class Call(Protocol):
 
 class Params(msgspec.Struct, forbid_unknown_fields=True):
     """Parameters are given by name; an unknown name is an error."""
-
-
-class OfPath(Params):
-    path: str
-
-
-class OfRead(Params):
-    file_path: str
-    offset: int = 0
-    limit: int = READ_LIMIT_LINES
 
 
 class OfWrite(Params):
@@ -104,31 +167,8 @@ class OfEdit(Params):
     staged_new: str | None = None
 
 
-class OfGrep(Params):
-    pattern: str
-    path: str | None = None
-    glob: str | None = None
-    max_count: int | None = None
-    stream: bool = False
-
-
-class OfGlob(Params):
-    pattern: str
-    path: str | None = None
-    stream: bool = False
-
-
-class OfDelete(Params):
-    file_path: str
-
-
-class OfMove(Params):
-    source: str
-    destination: str
-
-
 class UploadItem(Params, gc=False):
-    """A file: its bytes, or the token of what was staged."""
+    """A file: its bytes, or the token of its staged content."""
 
     path: str
     content: bytes | None = None
@@ -151,11 +191,6 @@ class OfExecute(Params):
     staged: str | None = None
     cwd: str = "/"
     stream: bool = False
-
-
-class OfStat(Params):
-    path: str
-    follow: bool = False
 
 
 class OfScope(Params):
@@ -184,8 +219,8 @@ class Nothing(Params):
 
 
 @dataclass(frozen=True)
-class Verb:
-    """`long` verbs run in their own thread, and what a verb begins may `stay` after its answer: both are refused to
+class SocketVerb:
+    """`long` verbs run in their own thread, and a subscription may `stay` after the answer: both are refused to
     newcomers while all other places are taken (`limits.py`). A `command` is long, and counted apart, for it may run for
     hours. `changes` are refused on a read-only mount. Verbs that `work` wait for their turn (`server/turns.py`); the
     others are done in no time, or only wait."""
@@ -199,14 +234,27 @@ class Verb:
     stays: bool = False
 
 
-def _grep(call: Call, asked: OfGrep) -> Any:
-    result = call.backend.grep(asked.pattern, asked.path, asked.glob, max_count=asked.max_count)
-    return _streamed(call, "grep.matches", result) if asked.stream else result
+def _same(name: str, *, streams: bool = False, long: bool = False, works: bool = True) -> SocketVerb:
+    """Return the verb of the socket for a method of `ServedMount`, with the method's own parameters.
 
+    With `streams` it has the parameter `stream` too, and then sends its matches as notifications.
+    """
+    method = inspect.signature(getattr(ServedMount, name), eval_str=True)
+    fields: list[Any] = []
+    for given in list(method.parameters.values())[1:]:
+        default = () if given.default is given.empty else (given.default,)
+        fields.append((given.name, given.annotation, *default))
+    names = [field[0] for field in fields]
+    if streams:
+        fields.append(("stream", bool, False))
+    params = cast("type[Params]", msgspec.defstruct(f"Of{name.title()}", fields, bases=(Params,)))
 
-def _glob(call: Call, asked: OfGlob) -> Any:
-    result = call.backend.glob(asked.pattern, asked.path)
-    return _streamed(call, "glob.matches", result) if asked.stream else result
+    def run(call: Call, asked: Any) -> Any:
+        result = getattr(call.backend, name)(**{field: getattr(asked, field) for field in names})
+        return _streamed(call, f"{name}.matches", result) if streams and asked.stream else result
+
+    changes = name in protocol.VERBS and protocol.VERBS[name].changes
+    return SocketVerb(params, run, long=long, works=works, changes=changes)
 
 
 def _streamed(call: Call, method: str, result: Any) -> Any:
@@ -250,12 +298,12 @@ def _edit(call: Call, asked: OfEdit) -> Any:
 
 
 def _text(call: Call, given: str, staged: str | None) -> str:
-    """Raises ValueError for what is not UTF-8, which says of lone surrogates what `write` does."""
+    """Raises ValueError for bytes that are not UTF-8; for lone surrogates, `write` gives the error."""
     return given if staged is None else _staged(call, staged, 4).decode("utf-8", "surrogatepass")
 
 
 def _staged(call: Call, token: str, factor: int = 1) -> bytes:
-    """What is staged, which will be held so many times."""
+    """Take staged content, which will be held so many times."""
     call.hold(factor * call.staging.size(token))
     content = call.staging.take(token)
     if content is None:
@@ -370,32 +418,26 @@ def _hello(call: Call, asked: Nothing) -> Any:
     }
 
 
-def _invalidate(call: Call, asked: OfScope) -> None:
-    call.backend.invalidate(asked.path)
-
-
-VERBS: dict[str, Verb] = {
-    "hello": Verb(Nothing, _hello, works=False),
-    "ping": Verb(OfPing, lambda call, asked: asked.payload, works=False),
-    "ls": Verb(OfPath, lambda call, asked: call.backend.ls(asked.path)),
-    "read": Verb(OfRead, lambda call, asked: call.backend.read(asked.file_path, asked.offset, asked.limit)),
-    "write": Verb(OfWrite, _write, changes=True),
-    "edit": Verb(OfEdit, _edit, changes=True),
-    "grep": Verb(OfGrep, _grep, long=True),
-    "glob": Verb(OfGlob, _glob, long=True),
-    "delete": Verb(OfDelete, lambda call, asked: call.backend.delete(asked.file_path), long=True, changes=True),
-    "move": Verb(
-        OfMove, lambda call, asked: call.backend.move(asked.source, asked.destination), long=True, changes=True
-    ),
-    "stage": Verb(OfStage, lambda call, asked: call.staging.add(asked.data, asked.token), works=False),
-    "upload_files": Verb(OfUpload, _upload, long=True, changes=True),
-    "download_files": Verb(OfDownload, _download, long=True),
-    "execute": Verb(OfExecute, _execute, long=True, works=False, command=True),
-    "stat": Verb(OfStat, lambda call, asked: call.backend.stat(asked.path, follow=asked.follow), works=False),
-    "stats": Verb(OfPath, lambda call, asked: call.backend.stats(asked.path), long=True),
-    "status": Verb(Nothing, lambda call, asked: call.backend.status(), works=False),
-    "invalidate": Verb(OfScope, _invalidate, works=False),
-    "subscribe": Verb(OfScope, lambda call, asked: call.subscribe(asked.path), works=False, stays=True),
-    "unsubscribe": Verb(OfSubscription, lambda call, asked: call.unsubscribe(asked.subscription), works=False),
-    "cancel": Verb(OfCancel, lambda call, asked: call.cancel(asked.call), works=False),
+VERBS: dict[str, SocketVerb] = {
+    "hello": SocketVerb(Nothing, _hello, works=False),
+    "ping": SocketVerb(OfPing, lambda call, asked: asked.payload, works=False),
+    "ls": _same("ls"),
+    "read": _same("read"),
+    "write": SocketVerb(OfWrite, _write, changes=True),
+    "edit": SocketVerb(OfEdit, _edit, changes=True),
+    "grep": _same("grep", streams=True, long=True),
+    "glob": _same("glob", streams=True, long=True),
+    "delete": _same("delete", long=True),
+    "move": _same("move", long=True),
+    "stage": SocketVerb(OfStage, lambda call, asked: call.staging.add(asked.data, asked.token), works=False),
+    "upload_files": SocketVerb(OfUpload, _upload, long=True, changes=True),
+    "download_files": SocketVerb(OfDownload, _download, long=True),
+    "execute": SocketVerb(OfExecute, _execute, long=True, works=False, command=True),
+    "stat": _same("stat", works=False),
+    "stats": _same("stats", long=True),
+    "status": _same("status", works=False),
+    "invalidate": _same("invalidate", works=False),
+    "subscribe": SocketVerb(OfScope, lambda call, asked: call.subscribe(asked.path), works=False, stays=True),
+    "unsubscribe": SocketVerb(OfSubscription, lambda call, asked: call.unsubscribe(asked.subscription), works=False),
+    "cancel": SocketVerb(OfCancel, lambda call, asked: call.cancel(asked.call), works=False),
 }

@@ -1,6 +1,6 @@
 """The wire: JSON-RPC 2.0, one message a line, over a Unix stream socket.
 
-What both ends share: the shape of messages, the error codes, the limits, and `Lines`, which cuts a stream into
+The parts of both ends: the shape of messages, the error codes, the limits, and `Lines`, which cuts a stream into
 messages without ever holding more than the limit. Bytes are base64. A file name that is not UTF-8 travels as Python
 shows it, with a lone surrogate for each odd byte (`"\\udcff"`), which JSON can escape and msgspec can't: then the
 standard library's parser takes over.
@@ -77,7 +77,7 @@ class Failure(msgspec.Struct):
 
 
 class Notification(msgspec.Struct):
-    """What a streaming call has so far: `params.call` is the call's id."""
+    """A part of a streaming call's answer: `params.call` is the call's id."""
 
     method: str
     params: dict[str, Any]
@@ -123,7 +123,7 @@ def encode(message: Any) -> bytearray:
 
 
 def _encode_odd(value: Any) -> bytes:
-    """JSON of what holds lone surrogates. Record by record: the standard library's encoder holds Python's lock all the
+    """Encode JSON with lone surrogates. Record by record: the standard library's encoder holds Python's lock all the
     time, for 100,000 records a third of a second."""
     if isinstance(value, (list, tuple)):
         return b"[" + b",".join(map(_encode_odd, value)) + b"]"
@@ -137,7 +137,7 @@ def _encode_odd(value: Any) -> bytes:
 
 
 class Decoder:
-    """Reads one type of message. What a client sends is bounded (`MAX_VALUES`), what a server answers is not."""
+    """Reads one type of message. Messages of clients are bounded (`MAX_VALUES`), answers are not."""
 
     def __init__(self, kind: Any) -> None:
         self._kind = kind
@@ -145,7 +145,7 @@ class Decoder:
         self._decoder = msgspec.json.Decoder(kind)
 
     def __call__(self, line: bytes | msgspec.Raw) -> Any:
-        """Raises `msgspec.DecodeError` for what is no JSON, and `msgspec.ValidationError` for another shape."""
+        """Raises `msgspec.DecodeError` for malformed JSON, and `msgspec.ValidationError` for another shape."""
         try:
             return self._decoder.decode(line)
         except (msgspec.DecodeError, UnicodeError) as error:
@@ -244,8 +244,8 @@ def id_of(line: bytes) -> CallId:
 
 
 def values(line: bytes | msgspec.Raw) -> int:
-    """At most how many values a message has. What looks like one within a text counts too: telling it apart takes as
-    long as decoding."""
+    """At most how many values a message has. Braces and commas within texts count, too: telling it apart takes as long
+    as decoding."""
     text = bytes(line)
     return sum(map(text.count, (b",", b"[", b"{")))
 
@@ -272,14 +272,14 @@ def parse_params(request: Request, kind: type[Params]) -> Params:
 class Lines:
     """A stream of bytes, cut into messages.
 
-    A line over the limit is read to its end and thrown away, and reported as a `WireError`; what follows it is
+    A line over the limit is read to its end and thrown away, and reported as a `WireError`; the next message is
     understood again.
 
     Args:
         receive: gives more of the stream, nothing at its end; it may raise OSError. Where it does not wait, `next`
             raises its BlockingIOError, and goes on where it was when it is called again.
         limit_bytes: of one line.
-        held: told how many bytes are held of messages that are not complete, or not yet `done`.
+        held: called with the bytes held of messages that are not complete, or not yet `done`.
     """
 
     def __init__(
@@ -297,7 +297,7 @@ class Lines:
 
     @property
     def begun(self) -> bool:
-        """Has something been received that no line was made of yet?"""
+        """Return True if bytes were received that belong to no complete line yet."""
         return bool(self._held)
 
     def next(self) -> bytes:
@@ -330,7 +330,7 @@ class Lines:
             self._tell(len(self._held))
 
     def forget(self) -> None:
-        """Let go of what is held."""
+        """Free the held bytes."""
         self._held = bytearray()
         self._searched = self._given = 0
         self._tell(0)

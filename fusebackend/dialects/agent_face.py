@@ -96,7 +96,7 @@ def has_agent_face(found: object) -> bool:
 
 
 class Guard(Protocol):
-    """What calls into a backend that may hang go through, see `vfs/calls/route_guard.py`."""
+    """What calls into a backend that may hang go through, see `Offload` in `vfs/calls/executor.py`."""
 
     def run(self, verb: str, call: Callable[[], T], files: int = 1) -> T:
         """What the call returns or raises; or `GivenUp`, or `RouteDown` if it is not even made.

@@ -2,5 +2,5 @@
 
 deepagents.py    `export` and `adopt`: backends for deepagents, and from there
 exported.py      `Exported`, the one module that imports deepagents
-memory_files.py  `fusebackend.memory`: files that an agent is told at the start
+memory_files.py  `fusebackend.memory`: files that an agent is given at the start
 """

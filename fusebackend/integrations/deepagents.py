@@ -4,10 +4,10 @@
     agent = create_deep_agent(model, backend=export(SqliteBackend("notes.db")))
     fusebackend.mount(adopt(theirs), "/mnt/agent")
 
-`adopt` is what `CompositeBackend`, `fusebackend.mount` and `python:` URLs do by themselves, so theirs can be given to
-them as they are. `create_deep_agent` takes every backend of ours as it is, a `Mount` and a `Client` too: their classes
-are virtual subclasses of deepagents' (`protocol/registered.py`). Its tools then have our verbs: `write_file` refuses an
-existing file, as in the seeds, unless the backend was made with `on_exists="replace"`. `export` is for what needs more:
+`CompositeBackend`, `fusebackend.mount` and `python:` URLs call `adopt` by themselves, so theirs can be given to them as
+they are. `create_deep_agent` takes every backend of ours as it is, a `Mount` and a `Client` too: their classes are
+virtual subclasses of deepagents' (`protocol/registered.py`). Its tools then have our verbs: `write_file` refuses an
+existing file, as in the seeds, unless the backend was made with `on_exists="replace"`. `export` is for more:
 deepagents' result classes (a route in a composite of theirs), `write` that replaces, a bare factory, or an object that
 is no backend of ours.
 
@@ -18,8 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fusebackend.composite.attach import familiar
-from fusebackend.composite.backend import CompositeBackend
+from fusebackend.composite.backend import CompositeBackend, unwrapped
 from fusebackend.dialects.agent_face import has_agent_face, is_factory
 
 if TYPE_CHECKING:
@@ -58,16 +57,16 @@ def export(backend: Any) -> BackendProtocol:
 
 
 def adopt(backend: Any) -> CompositeBackend:
-    """A backend of theirs, or of anybody's, with both faces of ours; the verbs are a composite's.
+    """Return a foreign backend with both faces of ours; the verbs are a composite's.
 
     It may speak today's words or the seeds', synchronous or only asynchronous; bytes go through `upload_files` and
-    `download_files`. A composite of theirs becomes one of ours, one that was exported is itself again.
-    `fusebackend.mount` and `backends.volume_of` give the kernel face.
+    `download_files`. A composite of theirs becomes one of ours, an exported backend is unwrapped. `fusebackend.mount`
+    and `backends.volume_of` give the kernel face.
 
     Raises:
         TypeError: this is no backend, but perhaps a factory of one.
     """
-    backend = familiar(backend)
+    backend = unwrapped(backend)
     if isinstance(backend, CompositeBackend):
         return backend
     if is_factory(backend):

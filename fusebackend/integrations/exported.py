@@ -1,8 +1,8 @@
 """`Exported`: a backend of ours as deepagents 0.7 knows them. The one module that imports deepagents.
 
 deepagents asks the class what a backend can do, so `exported` chooses among classes: with `delete` or without, with
-`execute` or without, and one that is their `StateBackend` by name where files are in the graph's state, for that is
-how `create_deep_agent` knows to give the state a key for files.
+`execute` or without, and a subclass of their `StateBackend` where files are in the graph's state, so that
+`create_deep_agent` gives the state a key for files.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from deepagents.backends import protocol as theirs
 from fusebackend.backends.state.graph import GraphRuntime
 from fusebackend.base import errors, paths
 from fusebackend.base.paths import PathError
-from fusebackend.composite.attach import keeps_in_graph, supports_execution
-from fusebackend.composite.backend import CompositeBackend
+from fusebackend.composite.backend import CompositeBackend, keeps_in_graph, supports_execution
 from fusebackend.dialects.agent_face import AgentFace, is_factory
 from fusebackend.protocol import READ_LIMIT_LINES, FileDownloadResponse, ReadResult
 
@@ -34,8 +33,8 @@ class BadArgument(ValueError):
     """An argument of a kind that makes no sense; its text is one line for the user."""
 
 
-def _answering(refuse: Callable[[str], Any]) -> Callable[[Verb], Verb]:
-    """Have a verb answer with `refuse(text)` where it would raise."""
+def _answering(record: Callable[..., Any]) -> Callable[[Verb], Verb]:
+    """Make a verb answer with `record(error=text)` where it would raise."""
 
     def decorate(verb: Verb) -> Verb:
         @functools.wraps(verb)
@@ -43,10 +42,10 @@ def _answering(refuse: Callable[[str], Any]) -> Callable[[Verb], Verb]:
             try:
                 return verb(*args, **options)
             except (BadArgument, PathError, NotImplementedError) as error:
-                return refuse(str(error))
+                return record(error=str(error))
             except Exception as error:  # an agent's run must not end by it
                 log.exception("%s failed", verb.__name__)
-                return refuse(f"{verb.__name__} failed: {type(error).__name__}: {error}")
+                return record(error=f"{verb.__name__} failed: {type(error).__name__}: {error}")
 
         return answering  # type: ignore[return-value]
 
@@ -71,11 +70,15 @@ def _aside(name: str, verb: Callable[..., Any], limit_s: float | None = None) ->
     return twin
 
 
+def _failed_command(error: str) -> theirs.ExecuteResponse:
+    return theirs.ExecuteResponse(output=f"Error: {error}", exit_code=1)
+
+
 class Exported(theirs.BackendProtocol):
     """See the module's docstring.
 
     Attributes:
-        backend: what was exported.
+        backend: the exported backend.
     """
 
     def __init__(self, backend: Any, files: Callable[[], CompositeBackend]) -> None:
@@ -88,18 +91,18 @@ class Exported(theirs.BackendProtocol):
 
     # -- reading -----------------------------------------------------------------------------------------------
 
-    @_answering(lambda error: theirs.LsResult(error=error))
+    @_answering(theirs.LsResult)
     def ls(self, path: str) -> theirs.LsResult:
         found = self._files().ls(_text("path", path))
         entries: Any = found.entries
         return theirs.LsResult(error=found.error, entries=entries)
 
-    @_answering(lambda error: theirs.ReadResult(error=error))
+    @_answering(theirs.ReadResult)
     def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> theirs.ReadResult:
         path = _text("file_path", file_path)
         return _read_result(self._files().read(path, _whole("offset", offset), _whole("limit", limit)))
 
-    @_answering(lambda error: theirs.GrepResult(error=error))
+    @_answering(theirs.GrepResult)
     def grep(
         self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
     ) -> theirs.GrepResult:
@@ -112,7 +115,7 @@ class Exported(theirs.BackendProtocol):
         matches: Any = found.matches
         return theirs.GrepResult(error=found.error, matches=matches, truncated=found.truncated)
 
-    @_answering(lambda error: theirs.GlobResult(error=error))
+    @_answering(theirs.GlobResult)
     def glob(self, pattern: str, path: str | None = None) -> theirs.GlobResult:
         found = self._files().glob(_text("pattern", pattern), None if path is None else _text("path", path))
         matches: Any = found.matches
@@ -142,7 +145,7 @@ class Exported(theirs.BackendProtocol):
 
     # -- writing -----------------------------------------------------------------------------------------------
 
-    @_answering(lambda error: theirs.WriteResult(error=error))
+    @_answering(theirs.WriteResult)
     def write(self, file_path: str, content: str) -> theirs.WriteResult:
         """Create a file, or replace it."""
         path, text = paths.normalise(_text("file_path", file_path)), _text("content", content)
@@ -155,7 +158,7 @@ class Exported(theirs.BackendProtocol):
             return theirs.WriteResult(error=f"Error writing file '{file_path}': {errors.words_of(answer.error)}")
         return theirs.WriteResult(path=path)
 
-    @_answering(lambda error: theirs.EditResult(error=error))
+    @_answering(theirs.EditResult)
     def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> theirs.EditResult:
         old, new = _text("old_string", old_string), _text("new_string", new_string)
         done = self._files().edit(_text("file_path", file_path), old, new, bool(replace_all))
@@ -177,23 +180,12 @@ class Exported(theirs.BackendProtocol):
             answer.error = one.error
         return answers
 
-    als = _aside("ls", ls)
-    aread = _aside("read", read)
-    agrep = _aside("grep", grep, theirs.ASYNC_GREP_TIMEOUT)
-    aglob = _aside("glob", glob)
-    awrite = _aside("write", write)
-    aedit = _aside("edit", edit)
-    aupload_files = _aside("upload_files", upload_files)
-    adownload_files = _aside("download_files", download_files)
-
 
 class Deleting(Exported):
-    @_answering(lambda error: theirs.DeleteResult(error=error))
+    @_answering(theirs.DeleteResult)
     def delete(self, file_path: str) -> theirs.DeleteResult:
         done = self._files().delete(_text("file_path", file_path))
         return theirs.DeleteResult(error=done.error, path=done.path)
-
-    adelete = _aside("delete", delete)
 
 
 class Executing(Exported, theirs.SandboxBackendProtocol):
@@ -203,13 +195,20 @@ class Executing(Exported, theirs.SandboxBackendProtocol):
         own = getattr(self.backend, "id", None)
         return own if isinstance(own, str) and own else self._id
 
-    @_answering(lambda error: theirs.ExecuteResponse(output=f"Error: {error}", exit_code=1))
+    @_answering(_failed_command)
     def execute(self, command: str, *, timeout: int | None = None) -> theirs.ExecuteResponse:
         done = self._files().execute(_text("command", command), timeout=timeout)
         return theirs.ExecuteResponse(output=done.output, exit_code=done.exit_code, truncated=done.truncated)
 
-    aexecute = _aside("execute", execute)
 
+for _class_, _verbs in {
+    Exported: ("ls", "read", "glob", "write", "edit", "upload_files", "download_files"),
+    Deleting: ("delete",),
+    Executing: ("execute",),
+}.items():
+    for _verb in _verbs:
+        setattr(_class_, f"a{_verb}", _aside(_verb, getattr(_class_, _verb)))
+Exported.agrep = _aside("grep", Exported.grep, theirs.ASYNC_GREP_TIMEOUT)  # type: ignore[method-assign]
 
 _REASONS = ("budget", "unreadable", "transport")
 _HAS_REASON = any(field.name == "truncation_reason" for field in dataclasses.fields(theirs.GlobResult))

@@ -1,4 +1,4 @@
-"""Memory: files that an agent is told at the start of every run, such as `/memories/AGENTS.md`.
+"""Memory: files that an agent is given at the start of every run, such as `/memories/AGENTS.md`.
 
     found = fusebackend.memory.load(backend, ["/memories/AGENTS.md"])
     agent = create_agent(model, system_prompt=PROMPT + found.text)
@@ -34,7 +34,7 @@ _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 
 @dataclass(frozen=True)
 class Memory:
-    """What `load` found.
+    """The result of `load`.
 
     Attributes:
         text: for the system prompt: the files, then the guidelines.
@@ -50,13 +50,13 @@ class Memory:
 def load(backend: Any, sources: Sequence[str], *, guidelines: str = GUIDELINES) -> Memory:
     """Read memory files for a system prompt.
 
-    A file that is missing, or can't be read, is left out and reported in `missing`. Only one that is there and can't
-    be read is also logged, for somebody meant it to be read.
+    A file that is missing, or can't be read, is left out and reported in `missing`. Only a file that exists and can't
+    be read is also logged.
 
     Args:
         backend: any backend, in any dialect.
-        sources: paths; one that is given twice is read once.
-        guidelines: what follows the files; empty for nothing.
+        sources: paths; a path that is given twice is read once.
+        guidelines: the text after the files; empty for nothing.
 
     Raises:
         TypeError: `backend` is no backend, or `sources` is a single string.

@@ -1,4 +1,4 @@
-"""What Linux says of mounts, and commands as processes. Nothing here knows a backend.
+"""Mounts as Linux reports them, and commands as processes. Nothing here knows a backend.
 
 mount_table.py        the kernel's table of mounts
 mount_point.py        what must be true before it is mounted on

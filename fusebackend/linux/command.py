@@ -1,9 +1,8 @@
 """A command while it runs: its output read as it comes, its input fed, its end awaited, all by the thread that asks.
 
-`Command` belongs to whoever started the process, and to one thread. Output is kept up to a limit and read beyond it,
-so that a command is never held up by what it prints. `LocalShellBackend`, `DockerBackend` and the shell of a mount all
-answer with `response`, whose format is that of the seeds: stdout, the lines of stderr after `[stderr] `, and 124 for a
-time-out.
+`Process` belongs to one thread. Output is kept up to a limit and read beyond it, so that a full pipe never stops a
+command. `LocalShellBackend`, `DockerBackend` and the shell of a mount all answer with `response`, in the seeds' format:
+stdout, the lines of stderr after `[stderr] `, and 124 for a time-out.
 
 A command ends when its caller no longer waits for it (`budget.Cancellation`), wherever it was asked for.
 """
@@ -20,6 +19,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import IO, Literal, TypeAlias
 
 from fusebackend.base import budget
@@ -47,6 +47,31 @@ CLOSE_PATIENCE_S = 90.0
 NO_OUTPUT = "<no output>"
 
 OnOutput: TypeAlias = Callable[[Literal["stdout", "stderr"], bytes], None]
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command for `sh -c`, as its caller gives it.
+
+    Attributes:
+        text: the command.
+        timeout_s: seconds, up to the maximum of the place where it runs, whose own time-out holds when None.
+        stdin: its input; none when None.
+        cwd: the directory it starts in, as the agent names it.
+        on_output: called with output as it comes, in the calling thread; an exception of it ends the command.
+        cancelled: setting it ends the command.
+    """
+
+    text: str
+    timeout_s: float | None = None
+    stdin: bytes | None = None
+    cwd: str = "/"
+    on_output: OnOutput | None = None
+    cancelled: threading.Event | None = None
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self.cancelled is not None and self.cancelled.is_set()
 
 
 class End(enum.Enum):
@@ -88,7 +113,7 @@ class Running:
 
 
 class Kept:
-    """What is kept of one stream of output: the first bytes of it, and how much there was."""
+    """The kept part of one stream of output: the first bytes of it, and how much there was."""
 
     def __init__(self, keep_bytes: int) -> None:
         self.kept = bytearray()
@@ -129,7 +154,7 @@ class _Stream(Kept):
 
 
 class _Input:
-    """What a command is given to read."""
+    """The input of a command."""
 
     def __init__(self, pipe: IO[bytes], content: bytes) -> None:
         self.pipe = pipe
@@ -137,7 +162,7 @@ class _Input:
         os.set_blocking(pipe.fileno(), False)
 
     def take(self) -> bool:
-        """Write what the pipe can hold; False when there is no more to write, or nobody who reads."""
+        """Write what the pipe can hold; False at the end, and when the pipe is closed."""
         try:
             self._left = self._left[os.write(self.pipe.fileno(), self._left[:PIECE_BYTES]) :]
         except BrokenPipeError:
@@ -145,14 +170,14 @@ class _Input:
         return bool(self._left)
 
 
-class Command:
+class Process:
     """A started process. Its streams are read until it ends, not until they do, for others may hold them open.
 
     Args:
         process: started with pipes for stdout and stderr, and for stdin where there is input.
         keep_bytes: how much of each stream is kept.
-        stdin: what to write to its standard input, which is then closed.
-        on_output: told of what is kept, as it comes. What it raises ends the wait.
+        stdin: written to its standard input, which is then closed.
+        on_output: called with the kept output, as it comes. An exception of it ends the wait.
     """
 
     def __init__(
@@ -174,10 +199,10 @@ class Command:
         self.stderr = _Stream(process.stderr, keep_bytes, on_output and (lambda piece: on_output("stderr", piece)))
 
     def wait(self, deadline: float, stopped: Callable[[], bool] | None = None) -> End:
-        """Read and write until the process has ended, `deadline` (monotonic) has come, `stopped` says so, or whoever
-        asked for the command no longer waits.
+        """Read and write until the process has ended, `deadline` (monotonic) has come, `stopped` returns True, or the
+        caller is cancelled.
 
-        The process is neither killed nor reaped: that is for whoever knows what else belongs to it.
+        The process is neither killed nor reaped: the caller does that, for the whole group.
         """
         ended = os.pidfd_open(self._process.pid)
         with _cancellation() as cancelled, selectors.DefaultSelector() as selector:
@@ -239,7 +264,7 @@ def output(stdout: Kept, stderr: Kept, max_bytes: int) -> tuple[str, bool]:
     joined = b"".join(parts)
     dropped = any(stream.seen > len(stream.kept) for stream in (stdout, stderr))
     truncated = len(joined) > max_bytes or dropped
-    # Told that there is more to come, the decoder leaves out a character that the limit has cut in two.
+    # With `final=False` the decoder leaves out a character that the limit has cut in two.
     shown = codecs.getincrementaldecoder("utf-8")("replace").decode(joined[:max_bytes], final=not truncated)
     if truncated:
         return f"{shown}\n\n... Output truncated at {max_bytes} bytes.", True

@@ -1,4 +1,4 @@
-"""A mount point before it is mounted on: what must be true, and one line that says what is not."""
+"""A mount point before it is mounted on: its conditions, and an error of one line for each."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class MountPoint:
 
 
 def check_system(*, allow_other: bool = False) -> None:
-    """Can this process mount anything?
+    """Check that this process can mount anything.
 
     Raises:
-        MountError: there is no /dev/fuse, no fusermount3 for someone who is not root, or `allow_other` is not theirs.
+        MountError: there is no /dev/fuse; no fusermount3 for a user other than root; or `allow_other` is not allowed.
     """
     if not os.path.exists("/dev/fuse"):
         raise MountError(

@@ -53,7 +53,7 @@ class MountEntry:
 
     @property
     def owner(self) -> int | None:
-        """The user who has mounted a FUSE file system."""
+        """The user that mounted a FUSE file system."""
         for option in self.super_options:
             name, _, value = option.partition("=")
             if name == "user_id" and value.isdecimal():
@@ -93,7 +93,7 @@ def mounts() -> list[MountEntry]:
 
 
 def mount_at(path: str) -> MountEntry | None:
-    """What is mounted exactly at `path` (as `resolve` gives it); of several, the one on top."""
+    """Return the mount exactly at `path` (as `resolve` gives it); of several, the one on top."""
     found = None
     for entry in mounts():
         if entry.mountpoint == path:
@@ -108,7 +108,7 @@ def our_mounts() -> list[MountEntry]:
 
 
 def mounts_below(path: str) -> list[MountEntry]:
-    """What is mounted deeper than `path`; while it is, `path` can't be unmounted."""
+    """Return the mounts deeper than `path`; while it is, `path` can't be unmounted."""
     return [entry for entry in mounts() if entry.mountpoint.startswith(path.rstrip("/") + "/")]
 
 
@@ -116,7 +116,7 @@ def resolve(path: str | os.PathLike[str]) -> str:
     """The absolute path of a mount point as the table spells it, without asking what is mounted there.
 
     Only the directories above it are looked at, unless the path ends in a symbolic link: the server of a mount may
-    hang, and then so does whoever looks at its root.
+    hang, and then a stat of its root hangs, too.
     """
     text = os.path.join(os.getcwd(), os.fspath(path)).rstrip("/") or "/"
     parent, name = os.path.split(text)

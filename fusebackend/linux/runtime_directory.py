@@ -1,7 +1,10 @@
-"""The directory of this user's sockets, and of what else a server makes outside of its mount.
+"""The directory of this user's sockets, and names for everything that a server makes outside of its mount.
 
-It is `$XDG_RUNTIME_DIR/fusebackend`, or where that can't be used a directory of the user's own under the system's
-temporary one. Both must be the user's, and closed to everybody else.
+It is `$XDG_RUNTIME_DIR/fusebackend`, else a directory under the system's temporary one. It must belong to the user and
+have mode 0700.
+
+A killed server leaves control groups, device nodes and directories behind. The next server finds them by their names,
+which hold the identity of the process: pid namespace, pid, and start time.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import errno
 import os
 import stat
 import tempfile
+from collections.abc import Callable
 
 ADDRESS_MAX_BYTES = 107
 """Of a Unix socket (unix(7)): `sun_path` with its closing NUL."""
@@ -23,7 +27,7 @@ def directory() -> str:
     """The directory of this user's sockets, made if it is missing.
 
     Raises:
-        OSError: it can't be made, or it is somebody else's, or open to others.
+        OSError: it can't be made, belongs to another user, or is open to others.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     if _is_own(runtime) and len(os.fsencode(runtime)) < ADDRESS_MAX_BYTES - NAME_BYTES:
@@ -33,7 +37,7 @@ def directory() -> str:
 
 
 def _is_own(path: str) -> bool:
-    """With the environment of somebody else (`su`, `sudo -E`), nothing is left in a directory of theirs."""
+    """Return False for a directory of another user, which `su` and `sudo -E` leave in the environment."""
     try:
         return os.path.isabs(path) and os.stat(path).st_uid == os.geteuid()
     except OSError:
@@ -43,8 +47,46 @@ def _is_own(path: str) -> bool:
 def _private(path: str) -> str:
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
-        os.chmod(path, 0o700)  # whatever the umask
+        os.chmod(path, 0o700)  # the umask may have removed bits
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
         raise OSError(errno.EPERM, f"'{path}' must be a directory of this user's with mode 0700; remove it")
     return path
+
+
+# -- names -----------------------------------------------------------------------------------------------------
+
+PREFIX = "fusebackend"
+
+
+def own_name(number: int) -> str:
+    """Return a name with this process's identity and a number."""
+    return f"{PREFIX}-{identity(os.getpid())}-{number}"
+
+
+def remove_stale(directory: str, remove: Callable[[str], None]) -> None:
+    """Call `remove` for every path in `directory` that is named after a process which has ended.
+
+    Names of other pid namespaces are left alone, because their processes are not visible here.
+    """
+    namespace = pid_namespace()
+    for entry in os.listdir(directory):
+        words = entry.split("-")
+        if len(words) != 5 or words[0] != PREFIX or not all(word.isdecimal() for word in words[1:]):
+            continue
+        if words[1] == namespace and identity(int(words[2])) != "-".join(words[1:4]):
+            remove(os.path.join(directory, entry))
+
+
+def identity(pid: int) -> str | None:
+    """Return pid namespace, pid and start time of a process, which no other of this boot has; None if it has ended."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            began = file.read().rpartition(b")")[2].split()[19].decode()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return f"{pid_namespace()}-{pid}-{began}"
+
+
+def pid_namespace() -> str:
+    return str(os.stat("/proc/self/ns/pid").st_ino)

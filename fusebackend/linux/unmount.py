@@ -1,4 +1,4 @@
-"""Ending a mount from outside, and finding who keeps it busy.
+"""Ending a mount from outside, and finding the processes that keep it busy.
 
 `fusermount3 -u` does for root and for the owner of a mount; it runs as a process of its own, because unmounting may
 wait for a server that hangs. The server notices, makes its volumes durable and ends; `unmount` waits for that.
@@ -79,7 +79,8 @@ def detach(mountpoint: str, *, lazy: bool = False) -> None:
 
 
 def serves(pid: int) -> bool:
-    """Is this the process of a FUSE server? A number from another pid namespace may mean any other process here."""
+    """Return True for the process of a FUSE server. A number from another pid namespace may mean any other process
+    here."""
     with contextlib.suppress(OSError):
         for descriptor in os.listdir(f"/proc/{pid}/fd"):
             with contextlib.suppress(FileNotFoundError):
@@ -133,7 +134,8 @@ class Server:
 
 
 def holders(mountpoint: str) -> Iterator[Holder]:
-    """Who has something open below `mountpoint`, as far as this user may see. Never touches the mount itself."""
+    """Return the processes with open files below `mountpoint`, as far as this user may see them. Never touches the
+    mount itself."""
     for name in sorted(os.listdir("/proc")):
         if name.isdigit():
             yield from _held_by(int(name), mountpoint)

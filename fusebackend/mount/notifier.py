@@ -101,11 +101,11 @@ class Notifier:
         give_up_at = time.monotonic() + PATIENCE_S
         while not self._send(notice) and inode is not None:
             known = self._inodes.get(inode)
-            if known is None or not self._again or inode in self._inodes.unheard or self._closed:
+            if known is None or not self._again or inode in self._inodes.not_instantiated or self._closed:
                 return
             if time.monotonic() > give_up_at:
                 log.warning("the kernel knows nothing of inode %d, of which it has %d references", inode, known.lookups)
-                self._inodes.unheard.add(inode)  # nobody waits for it again, until the kernel is given it once more
+                self._inodes.not_instantiated.add(inode)  # no second wait before the next answer with it
                 return
             time.sleep(POLL_S)
 

@@ -1,105 +1,23 @@
-"""Both faces of a backend, and the records that cross them. What behaviour there is are defaults: verbs under their
-older names, `a…` forms of verbs, and the text that `str(ReadResult)` shows.
+"""Both faces of a backend, and the records that cross them. The only behaviour are defaults: verbs under their older
+names, `a…` forms of verbs, and the text that `str(ReadResult)` shows.
 
-The agent face is `BackendProtocol` (`agent.py`): a path in, a result record out, and never an exception for a bad path.
-The kernel face is `Volume` (`volume.py`): nodes and names in, values out, `OSError` with its errno for what can't be
-done. Each face is derived from the other once: `volumes/agent_face.py` gives every volume an agent face, and
+agent.py         the agent face, `BackendProtocol`: a path in, a record out, never an exception for a bad path
+records.py       its records
+verbs.py         its verbs as a table: the record, errors and kind of each
+volume.py        the kernel face, `Volume`: nodes and names in, values out, `OSError` with an errno
+observable.py    volumes that report changes of their agent face
+events.py        changes, for caches and watchers
+scheme.py        URL schemes of backends
+registered.py    `isinstance` for deepagents' classes
+
+Each face is derived from the other once: `volumes/agent_face.py` gives every volume an agent face, and
 `remote/volume.py` gives every agent face a volume.
 """
 
-from fusebackend.protocol.agent import (
-    AGENT_VERBS,
-    READ_LIMIT_LINES,
-    SEED_VERBS,
-    BackendFactory,
-    BackendLike,
-    BackendProtocol,
-    ContextLine,
-    DeleteResult,
-    EditResult,
-    ErrorCode,
-    ExecuteResponse,
-    FileData,
-    FileDownloadResponse,
-    FileInfo,
-    FileUploadResponse,
-    GlobResult,
-    GrepMatch,
-    GrepResult,
-    LsResult,
-    MoveResult,
-    ReadResult,
-    SandboxBackendProtocol,
-    WriteResult,
-)
-from fusebackend.protocol.events import EventKind, EventSource, FileEvent, Report
-from fusebackend.protocol.mounted import StatResult, StatsResult
-from fusebackend.protocol.observable import Changes, Guard, ObservableVolume, Observer
-from fusebackend.protocol.volume import (
-    BLOCK_BYTES,
-    MAX_NODE,
-    NAME_MAX_BYTES,
-    RENAME_EXCHANGE,
-    RENAME_NOREPLACE,
-    ROOT_NODE,
-    Attr,
-    AttrChanges,
-    Caller,
-    Change,
-    Features,
-    Link,
-    StatFs,
-    Volume,
-    unsupported,
-)
-
-__all__ = [
-    "AGENT_VERBS",
-    "BLOCK_BYTES",
-    "MAX_NODE",
-    "NAME_MAX_BYTES",
-    "READ_LIMIT_LINES",
-    "RENAME_EXCHANGE",
-    "RENAME_NOREPLACE",
-    "ROOT_NODE",
-    "SEED_VERBS",
-    "Attr",
-    "AttrChanges",
-    "BackendFactory",
-    "BackendLike",
-    "BackendProtocol",
-    "Caller",
-    "Change",
-    "Changes",
-    "ContextLine",
-    "DeleteResult",
-    "EditResult",
-    "ErrorCode",
-    "EventKind",
-    "EventSource",
-    "ExecuteResponse",
-    "Features",
-    "FileData",
-    "FileDownloadResponse",
-    "FileEvent",
-    "FileInfo",
-    "FileUploadResponse",
-    "GlobResult",
-    "GrepMatch",
-    "GrepResult",
-    "Guard",
-    "Link",
-    "LsResult",
-    "MoveResult",
-    "ObservableVolume",
-    "Observer",
-    "ReadResult",
-    "Report",
-    "SandboxBackendProtocol",
-    "StatFs",
-    "StatResult",
-    "StatsResult",
-    "Volume",
-    "WriteResult",
-    "unsupported",
-]
+# Each module lists its names in `__all__`, and nowhere else.
+from fusebackend.protocol.agent import *  # noqa: F403
+from fusebackend.protocol.events import *  # noqa: F403
+from fusebackend.protocol.observable import *  # noqa: F403
+from fusebackend.protocol.records import *  # noqa: F403
+from fusebackend.protocol.verbs import *  # noqa: F403
+from fusebackend.protocol.volume import *  # noqa: F403

@@ -1,4 +1,4 @@
-"""The agent face: `BackendProtocol`, `SandboxBackendProtocol`, and the records they answer with.
+"""The agent face: `BackendProtocol`, and `SandboxBackendProtocol` for backends that run commands.
 
 Names follow deepagents 0.7; the names of the seeds (`ls_info`, `grep_raw`, `glob_info`) are working aliases,
 in both directions: a backend that defines only the old name answers to the new one as well.
@@ -9,227 +9,41 @@ from __future__ import annotations
 import abc
 import functools
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypeAlias, TypedDict
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
-from fusebackend.base.numbering import EMPTY_REMINDER, NO_LINES_REMINDER, number_lines
+from fusebackend.protocol.records import (
+    READ_LIMIT_LINES,
+    DeleteResult,
+    EditResult,
+    ExecuteResponse,
+    FileDownloadResponse,
+    FileInfo,
+    FileUploadResponse,
+    GlobResult,
+    GrepMatch,
+    GrepResult,
+    LsResult,
+    MoveResult,
+    ReadResult,
+    WriteResult,
+)
 from fusebackend.protocol.registered import register_all, registered_with
+from fusebackend.protocol.verbs import AGENT_VERBS, SEED_VERBS
 
-# --------------------------------------------------------------------------------------------------------------
-# Records of the agent face
-# --------------------------------------------------------------------------------------------------------------
+__all__ = [
+    "BackendFactory", "BackendLike", "BackendProtocol", "OnExists", "SandboxBackendProtocol", "delegates_to",
+]  # fmt: skip
 
-ErrorCode: TypeAlias = Literal["file_not_found", "permission_denied", "is_directory", "invalid_path"]
-"""The four codes every backend knows; a backend may answer with another string of its own."""
+Class = TypeVar("Class", bound=type)
 
-READ_LIMIT_LINES = 2000
-"""Lines that `read` returns when the caller names no limit (seeds and deepagents agree)."""
-
-
-class FileInfo(TypedDict):
-    """One file or directory in a listing. The path of a directory ends with `/`."""
-
-    path: str
-    is_dir: NotRequired[bool]
-    size: NotRequired[int]  # bytes
-    modified_at: NotRequired[str]  # ISO 8601, UTC, with offset
-    read_only: NotRequired[bool]  # it can never be written
-
-
-class ContextLine(TypedDict):
-    """A line beside a match."""
-
-    line: int
-    text: str
-
-
-class GrepMatch(TypedDict):
-    """One matching line. `line` counts from 1; `text` is the line without its newline. Lines of the context are there
-    if they were asked for (`FilesystemBackend.grep`), without those that match themselves."""
-
-    path: str
-    line: int
-    text: str
-    context_before: NotRequired[list[ContextLine]]
-    context_after: NotRequired[list[ContextLine]]
-
-
-class FileData(TypedDict):
-    """A file's content as it is kept in state and stores (deepagents "v2").
-
-    `content` is text when `encoding` is `utf-8`, and the base64 of the bytes when it is `base64`. Version 1 kept a
-    list of lines and no encoding; `text.decode_file_data` reads both.
-    """
-
-    content: str
-    encoding: NotRequired[str]
-    created_at: NotRequired[str]
-    modified_at: NotRequired[str]
-
-
-@dataclass
-class LsResult:
-    """What `ls` found, sorted by path; or why it could not look."""
-
-    error: str | None = None
-    entries: list[FileInfo] | None = None
-
-
-@dataclass
-class ReadResult:
-    """A window of a file's lines.
-
-    `start_line` and `end_line` count from 1 and are absent where no window applies (binary files, empty files,
-    errors). `next_offset` is the `offset` that continues, or None when the window reaches the end of the file.
-
-    `str(result)` is the numbered text that the seeds' `read` returned, and `"x" in result` searches that text.
-
-    Raises:
-        ValueError: the window makes no sense (deepagents refuses the same): a reader that went on at a wrong
-            `next_offset` would miss lines.
-    """
-
-    error: str | None = None
-    file_data: FileData | None = None
-    total_lines: int | None = None
-    start_line: int | None = None
-    end_line: int | None = None
-    next_offset: int | None = None
-    no_lines_requested: bool = False
-
-    def __post_init__(self) -> None:
-        window = (self.start_line, self.end_line, self.total_lines, self.next_offset)
-        if window == (None, None, None, None):
-            if self.no_lines_requested and self.error is not None:
-                raise ValueError("ReadResult: no_lines_requested is no error")
-            return
-        if self.no_lines_requested:
-            raise ValueError("ReadResult: there is no window where no lines were requested")
-        start, end, total, following = window
-        if start is None or end is None:
-            raise ValueError(
-                "ReadResult: start_line and end_line come together, and total_lines and next_offset with them"
-            )
-        if not 1 <= start <= end or (total is not None and total < end):
-            raise ValueError(f"ReadResult: lines {start} to {end} of {total} are no window")
-        if following is not None and following != end:
-            raise ValueError(f"ReadResult: next_offset is {following} after line {end}")
-
-    def __str__(self) -> str:
-        """The text that the seeds' `read` returned: numbered lines, a reminder, `Error: …`, or base64 as it is."""
-        if self.error is not None:
-            return self.error if self.error.startswith("Error: ") else f"Error: {self.error}"
-        if self.no_lines_requested:
-            return NO_LINES_REMINDER
-        content = self.file_data["content"] if self.file_data is not None else ""
-        if self.start_line is None and not content.strip():
-            return EMPTY_REMINDER
-        if self.file_data is not None and self.file_data.get("encoding") == "base64":
-            return content
-        return number_lines(content.splitlines(), self.start_line or 1)
-
-    def __contains__(self, needle: str) -> bool:
-        return needle in str(self)
-
-
-@dataclass
-class WriteResult:
-    """The outcome of `write`. `files_update` is the state update of a state-backed backend, None elsewhere."""
-
-    error: str | None = None
-    path: str | None = None
-    files_update: dict[str, Any] | None = None
-
-
-@dataclass
-class EditResult:
-    """The outcome of `edit`; `occurrences` is how many replacements were made."""
-
-    error: str | None = None
-    path: str | None = None
-    files_update: dict[str, Any] | None = None
-    occurrences: int | None = None
-
-
-@dataclass
-class DeleteResult:
-    """The outcome of `delete`. In `files_update` a deleted path maps to None."""
-
-    error: str | None = None
-    path: str | None = None
-    files_update: dict[str, Any] | None = None
-
-
-@dataclass
-class MoveResult:
-    """The outcome of `move`; `path` is where the file or directory is now."""
-
-    error: str | None = None
-    path: str | None = None
-    files_update: dict[str, Any] | None = None
-
-
-@dataclass
-class GrepResult:
-    """Matches sorted by path and line. `truncated` is True when a limit cut them short.
-
-    `missing` says what was not searched: one of several backends that failed, or what a backend leaves out by rule, as
-    the histories of threads; then `truncated` is not set for it.
-    """
-
-    error: str | None = None
-    matches: list[GrepMatch] | None = None
-    truncated: bool = False
-    missing: str | None = None
-
-
-@dataclass
-class GlobResult:
-    """Matching regular files sorted by path. `truncation_reason` is `budget`, `unreadable` or `transport`; `missing`
-    is as in `GrepResult`."""
-
-    error: str | None = None
-    matches: list[FileInfo] | None = None
-    truncated: bool = False
-    truncation_reason: str | None = None
-    missing: str | None = None
-
-
-@dataclass
-class FileUploadResponse:
-    """One file of an `upload_files` batch. `error` is an `ErrorCode` or a string of the backend's own."""
-
-    path: str
-    error: str | None = None
-    files_update: dict[str, Any] | None = None
-
-
-@dataclass
-class FileDownloadResponse:
-    """One file of a `download_files` batch: its bytes, or an error."""
-
-    path: str
-    content: bytes | None = None
-    error: str | None = None
-
-
-@dataclass
-class ExecuteResponse:
-    """What a shell command printed. `exit_code` is 124 after a time-out, None when it is not known."""
-
-    output: str
-    exit_code: int | None = None
-    truncated: bool = False
-
-
-# --------------------------------------------------------------------------------------------------------------
-# The agent face
-# --------------------------------------------------------------------------------------------------------------
+OnExists: TypeAlias = Literal["error", "replace"]
+"""What `write` does to an existing file: an error (the seeds), or replace it (deepagents 0.7)."""
 
 
 def _overridden(backend: object, name: str) -> bool:
-    """Does the backend's class define `name` itself, rather than inherit the default?"""
+    """Return True if the backend's class defines `name` itself and does not inherit the default."""
     return getattr(type(backend), name, None) is not getattr(BackendProtocol, name)
 
 
@@ -245,7 +59,7 @@ class BackendProtocol(abc.ABC):
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """A verb with parameters of its own has an `a…` form that shows them."""
+        """Make the `a…` form of each verb that has parameters of its own, so that its signature shows them."""
         super().__init_subclass__(**options)
         for name, verb in list(vars(cls).items()):
             inherited: Any = getattr(cls, f"a{name}", None)
@@ -269,6 +83,26 @@ class BackendProtocol(abc.ABC):
     def _where(self) -> str:
         """Where the files are, for `repr`: a path, a bucket, prefixes. Never a password."""
         return ""
+
+    # Asked by a composite.
+
+    @property
+    def in_graph(self) -> bool:
+        """True if files may be in the state of a running LangGraph graph."""
+        return False
+
+    @property
+    def can_execute(self) -> bool:
+        """True if the backend runs commands."""
+        return callable(getattr(self, "execute", None))
+
+    def beside(self, other: Any, prefix: str) -> BackendProtocol:
+        """Return this backend as a route at `prefix` of a composite whose default is `other`."""
+        return self
+
+    def apply_update(self, update: Mapping[str, Any]) -> bool:
+        """Merge a `files_update` with paths of this backend into its state. False: it has no state of its own."""
+        return False
 
     def ls(self, path: str) -> LsResult:
         """List the direct children of the directory `path`, sorted by path; directories end with `/`."""
@@ -392,14 +226,34 @@ class SandboxBackendProtocol(BackendProtocol):
         async def aexecute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse: ...
 
 
+def delegates_to(attribute: str) -> Callable[[Class], Class]:
+    """Give a class every verb that it does not define itself, as the same verb of `self.<attribute>`."""
+
+    def decorate(cls: Class) -> Class:
+        for name in AGENT_VERBS:
+            if name not in vars(cls):
+                setattr(cls, name, _delegated(attribute, name))
+        return cls
+
+    return decorate
+
+
+def _delegated(attribute: str, name: str) -> Callable[..., Any]:
+    @functools.wraps(getattr(BackendProtocol, name))
+    def delegated(self: Any, *args: Any, **options: Any) -> Any:
+        return getattr(getattr(self, attribute), name)(*args, **options)
+
+    return delegated
+
+
 BackendFactory: TypeAlias = Callable[[Any], BackendProtocol]
-"""Called with a runtime, gives a backend; a backend class is one too."""
+"""A function or class that is called with a runtime and returns a backend."""
 
 BackendLike: TypeAlias = BackendProtocol | BackendFactory
 
 
 def _with_max_count(grep: Callable[..., Any]) -> Callable[..., Any]:
-    """A `grep` that takes `max_count`. One of a backend from before deepagents 0.7 does not: its answer is cut."""
+    """Return a `grep` that takes `max_count`: for one that does not (before deepagents 0.7), the answer is cut."""
     known = inspect.signature(grep).parameters.values()
     if any(one.name == "max_count" or one.kind is inspect.Parameter.VAR_KEYWORD for one in known):
         return grep
@@ -428,16 +282,11 @@ def _async_twin(verb: Callable[..., Any]) -> Callable[..., Any]:
     twin.__qualname__ = f"{verb.__qualname__.rpartition('.')[0]}.a{name}"
     twin.__doc__ = f"""{verb.__doc__}
 
-        Awaitable under asyncio and under trio. Cancelled, it ends at once: what had not begun never does, a search or
-        a command is ended, and a change that had begun is carried out (`fusebackend.base.awaiting`).
+        Awaitable under asyncio and under trio. A cancelled call returns at once: a search or a command is ended, a
+        change that has begun is carried out, and a call that waited for its turn never begins (`base/awaiting.py`).
         """
     return twin
 
-
-AGENT_VERBS = (
-    "ls", "read", "write", "edit", "grep", "glob", "delete", "move", "upload_files", "download_files",
-)  # fmt: skip
-SEED_VERBS = ("ls_info", "grep_raw", "glob_info")
 
 for _name in AGENT_VERBS + SEED_VERBS:
     setattr(BackendProtocol, f"a{_name}", _async_twin(getattr(BackendProtocol, _name)))

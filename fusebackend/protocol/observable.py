@@ -1,4 +1,4 @@
-"""`ObservableVolume`: a volume of which kernel caches and watchers hear what its agent face and others change."""
+"""`ObservableVolume`: a volume that reports changes by its agent face and by others to caches and watchers."""
 
 from __future__ import annotations
 
@@ -7,52 +7,45 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TypeAlias
 
-from fusebackend.protocol.events import EventKind, Report
-from fusebackend.protocol.volume import Change, Volume
+from fusebackend.protocol.events import Change, Changes
+from fusebackend.protocol.volume import Volume
 
-Observer: TypeAlias = Callable[[Sequence[Report]], Callable[[], None]]
+__all__ = [
+    "Guard", "ObservableVolume", "Observer",
+]  # fmt: skip
+
+Observer: TypeAlias = Callable[[Sequence[Change]], Callable[[], None]]
 """See `Volume.observe`."""
 
 Guard: TypeAlias = Callable[[int], Callable[[], None]]
 """See `ObservableVolume.guard`."""
 
 
-class Changes(list[Change]):
-    """What is being changed: as a list, for subscribers, and in `reports` for observers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.reports: list[Report] = []
-
-    def report(self, kind: EventKind, path: str, moved_from: str | None = None, node: int | None = None) -> None:
-        self.reports.append(Report(kind, path, moved_from, node))
-
-
 class ObservableVolume(Volume):
-    """A volume that says before and after each change by its agent face what is changed."""
+    """A volume that reports each change of its agent face, before and after it is made."""
 
     watched: bool = False
-    """Somebody wants to know of every change: what a backend does not tell of itself is worth a question."""
+    """True while a `Watch` is open. Only then a backend without a change feed stats paths before it changes them."""
 
     @abc.abstractmethod
     def guard(self, callback: Guard) -> Callable[[], None]:
-        """Have `callback` called before an agent changes the contents of a node; returns what ends that.
+        """Have `callback` called before an agent changes the contents of a node; returns the function that ends that.
 
-        No lock is held then, and it may wait a moment for who is reading them. What it returns is called after the
-        change has been told.
+        `callback` is called with no lock held, and may wait a moment for open handles. The function that it returns is
+        called after subscribers and observers have been called.
         """
 
     @abc.abstractmethod
     def rewriting(self, node: int) -> AbstractContextManager[None]:
-        """Around all of an agent's change of the contents of a node. Call it with no lock held."""
+        """Enclose an agent's whole change of the contents of a node in the guards. Call it with no lock held."""
 
     @abc.abstractmethod
     def changing(self) -> AbstractContextManager[Changes]:
-        """Hold the lock for a change by the agent face. What is put into `Changes` is told, after an error too."""
+        """Hold the lock for a change by the agent face. Changes put into the list are reported, also after an error."""
 
     @abc.abstractmethod
-    def publish(self, *changes: Change, reports: Sequence[Report] = ()) -> None:
-        """Tell of changes that somebody else has made to what is behind this volume. Call it with no lock held.
+    def publish(self, *changes: Change) -> None:
+        """Report changes that were made behind this volume. Call it with no lock held.
 
-        Without a report of what it was, observers know only that it may have been anything.
+        If none has a path, observers get `unknown` for the whole volume.
         """

@@ -1,13 +1,13 @@
 """Virtual subclasses: `isinstance(ours, theirs)` for classes of packages that may be imported later, or never.
 
 `create_deep_agent` asks `isinstance` whether an object is a backend, can execute, and keeps files in the graph's state.
-A class of ours says once whose place it takes:
+A class of ours names the class that it stands for once:
 
     @registered_with("deepagents.backends.protocol", "BackendProtocol")
 
 It can't call `ABCMeta.register` there, for that needs the other package imported, which takes a second. `isinstance`
 reads `instance.__class__` when the types differ (`ABCMeta.__instancecheck__`), so `BackendProtocol.__class__` is a
-property that calls `register_all`: whoever is able to ask has imported the other package by then. That works in any
+property that calls `register_all`: the caller of `isinstance` has imported the other package by then. That works in any
 order of imports, and makes an `isinstance` of a backend, which no hot path has, 0.7 µs slower.
 """
 

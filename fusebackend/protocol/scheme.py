@@ -1,4 +1,4 @@
-"""What a backend URL is, and what a kind of URL is: `Url`, `Scheme`, `UrlError`; and `mask`, to show one."""
+"""Backend URLs and their kinds: `Url`, `Scheme`, `UrlError`; and `mask`, to show one."""
 
 from __future__ import annotations
 
@@ -39,11 +39,10 @@ class Url:
 class Scheme:
     """One kind of URL.
 
-    `takes` says what follows the colon: a `path` (made absolute), `nothing`, a `name` or nothing, or `text` that `open`
-    understands.
-    `parameters` maps the names that may follow `?` to what reads their values, raising ValueError with a text such as
-    `must be a number`; those in `passed_on` are passed on as text, as all are where `parameters` is None. `features`
-    are those of its volume where they don't depend on the URL.
+    `takes` is the kind of the text after the colon: a `path` (made absolute), `nothing`, a `name` or nothing, or `text`
+    that `open` understands. `parameters` maps the names that may follow `?` to functions that read their values, and
+    raise ValueError with a text such as `must be a number`; those in `passed_on` are passed on as text, as all are
+    where `parameters` is None. `features` are those of its volume where they don't depend on the URL.
     """
 
     form: str

@@ -10,13 +10,33 @@ import stat as stat_module
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from fusebackend.protocol.events import Report
+from fusebackend.base.paths import AgentPath
+from fusebackend.protocol.events import Change
 
 # --------------------------------------------------------------------------------------------------------------
 # Records of the kernel face
 # --------------------------------------------------------------------------------------------------------------
+
+__all__ = [
+    "BLOCK_BYTES",
+    "MAX_NODE",
+    "NAME_MAX_BYTES",
+    "RENAME_EXCHANGE",
+    "RENAME_NOREPLACE",
+    "ROOT_NODE",
+    "Attr",
+    "AttrChanges",
+    "Caller",
+    "Features",
+    "Link",
+    "Routed",
+    "StatFs",
+    "Volume",
+    "Writable",
+    "unsupported",
+]  # fmt: skip
 
 ROOT_NODE = 1
 """The node of every volume's root directory."""
@@ -35,7 +55,7 @@ RENAME_EXCHANGE = 2
 
 
 class Attr:
-    """What `stat` shows of a node. A volume may hand out the object it keeps: read it at once, never change it."""
+    """The attributes of a node. A volume may hand out the object it keeps: read it at once, never change it."""
 
     __slots__ = (
         "atime_ns", "blocks", "ctime_ns", "gid", "mode", "mtime_ns", "nlink", "node", "rdev", "size", "uid", "version",
@@ -87,7 +107,7 @@ class Attr:
 
 
 class AttrChanges(NamedTuple):
-    """What `setattr` is to change; None leaves a field alone. `mode` holds permission bits only."""
+    """The attributes that `setattr` changes; None leaves a field alone. `mode` holds permission bits only."""
 
     mode: int | None = None
     uid: int | None = None
@@ -99,23 +119,11 @@ class AttrChanges(NamedTuple):
 
 
 class Caller(NamedTuple):
-    """Whose request this is: what a new file's owner and group come from. `umask` is applied already."""
+    """The process that makes a request: a new file gets its owner and group from it. `umask` is applied already."""
 
     uid: int
     gid: int
     pid: int = 0
-
-
-class Change(NamedTuple):
-    """Something another face or another host changed, for the caches above the volume.
-
-    `node` is set when its data or attributes changed; `parent` and `name` when that directory entry did. A change
-    with neither (`Change()`) means anything may have changed.
-    """
-
-    node: int | None = None
-    parent: int | None = None
-    name: bytes | None = None
 
 
 class Link(NamedTuple):
@@ -127,7 +135,7 @@ class Link(NamedTuple):
 
 
 class StatFs(NamedTuple):
-    """What `statvfs` shows. Counts of blocks are in units of `block_bytes`."""
+    """The answer of `statvfs`. Counts of blocks are in units of `block_bytes`."""
 
     block_bytes: int
     blocks: int
@@ -139,7 +147,7 @@ class StatFs(NamedTuple):
 
 @dataclass(frozen=True)
 class Features:
-    """What a volume can do. `fusebackend status` prints it for each route."""
+    """The features of a volume. `fusebackend status` prints it for each route."""
 
     random_writes: bool = True
     """Writes go where they are told; False means whole files are buffered and stored when flushed."""
@@ -168,6 +176,27 @@ class Features:
 # --------------------------------------------------------------------------------------------------------------
 
 
+class Writable(Protocol):
+    """The methods of `Volume` that change something. While a `Watch` is open, the mount calls them through
+    `vfs/watch/emitting.py`, which reports each change."""
+
+    def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr: ...
+    def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Attr: ...
+    def symlink(self, parent: int, name: bytes, target: bytes, caller: Caller) -> Attr: ...
+    def create(self, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> Attr: ...
+    def link(self, node: int, new_parent: int, new_name: bytes) -> Attr: ...
+    def unlink(self, parent: int, name: bytes) -> None: ...
+    def rmdir(self, parent: int, name: bytes) -> None: ...
+    def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None: ...
+    def setattr(self, node: int, changes: AttrChanges) -> Attr: ...
+    def setxattr(self, node: int, name: bytes, value: bytes) -> None: ...
+    def removexattr(self, node: int, name: bytes) -> None: ...
+    def write(self, node: int, offset: int, data: bytes) -> int: ...
+    def append(self, node: int, data: bytes) -> int: ...
+    def flush(self, node: int) -> None: ...
+    def fsync(self, node: int, datasync: bool = False) -> None: ...
+
+
 class Volume(abc.ABC):
     """A tree of nodes, in the kernel's words.
 
@@ -188,7 +217,7 @@ class Volume(abc.ABC):
     ttl_s: float | None = None
     """Seconds for which a mount may believe it where there is no change feed; None: as the mount says."""
 
-    untold: int = 0
+    unpublished: int = 0
     """How many changes the agent face has made that not everybody has been told of. Read it with `lock` held."""
 
     at_once: frozenset[str] = frozenset()
@@ -204,13 +233,13 @@ class Volume(abc.ABC):
 
     @property
     def trouble(self) -> tuple[float, str] | None:
-        """Why a volume whose calls don't fail can't be relied on: since when (seconds since the epoch) and what, for
+        """Return a failure of a volume that its calls don't show: its time (seconds since the epoch) and text, for
         `status`. Never waits."""
         return None
 
     def access_due(self, attr: Attr) -> bool:
-        """Would a read of a file or directory with these attributes move its access time? The kernel's own copy of it
-        is then not enough. False of a volume that keeps no access times."""
+        """Return True if a read of a file or directory with these attributes changes its access time. The kernel's own
+        copy of it is then not enough. False of a volume that keeps no access times."""
         return False
 
     # -- names -------------------------------------------------------------------------------------------------
@@ -221,10 +250,10 @@ class Volume(abc.ABC):
 
     @abc.abstractmethod
     def readdir(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
-        """Up to `limit` entries, without `.` and `..`, whose names are greater than `after`, in the order of names.
+        """Return up to `limit` entries with names greater than `after`, in the order of names, without `.` and `..`.
 
-        An empty answer means the end. Entries that exist for the whole of a listing are seen exactly once, whatever
-        else comes and goes; an entry that is gone is never returned. `after=b""` starts a listing.
+        An empty answer means the end. Entries that exist for the whole of a listing are seen exactly once, even if
+        other names come and go; an entry that is gone is never returned. `after=b""` starts a listing.
         """
 
     def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr:
@@ -274,7 +303,7 @@ class Volume(abc.ABC):
 
     @abc.abstractmethod
     def getattr(self, node: int) -> Attr:
-        """The attributes of a node. ENOENT or ESTALE for one that is not held."""
+        """The attributes of a node. ENOENT or ESTALE for a node that is not held."""
 
     def setattr(self, node: int, changes: AttrChanges) -> Attr:
         """Change attributes and size; a new size truncates or extends with zeros."""
@@ -346,7 +375,7 @@ class Volume(abc.ABC):
 
     @contextlib.contextmanager
     def viewing(self) -> Iterator[None]:
-        """What this thread reads in between is one state of the volume. It must change nothing meanwhile."""
+        """Reads of this thread in the block see one state of the volume. It must change nothing meanwhile."""
         with self.lock:
             yield
 
@@ -358,7 +387,7 @@ class Volume(abc.ABC):
         """The kernel knows this node from now on: keep its number, and its data even without a name."""
 
     def forget(self, nodes: Iterable[int]) -> None:
-        """The kernel knows these nodes no longer: what has no name left can go, and numbers need not be stable."""
+        """The kernel knows these nodes no longer: nodes without a name can go, and numbers need not be stable."""
 
     def subscribe(self, callback: Callable[[Change], None]) -> Callable[[], None]:
         """Tell `callback` of changes not made through the kernel face; returns what ends that.
@@ -367,22 +396,30 @@ class Volume(abc.ABC):
         """
         return lambda: None
 
-    def observe(self, callback: Callable[[Sequence[Report]], Callable[[], None]]) -> Callable[[], None]:
+    def observe(self, callback: Callable[[Sequence[Change]], Callable[[], None]]) -> Callable[[], None]:
         """Tell `callback` what has happened to which paths, other than through the kernel face; returns what ends that.
 
-        Called with the lock held, so in the order of the changes; it must not wait. What it returns is called when
-        the subscribers have been told, with no lock held: from then on both faces show the change.
+        Called with the lock held, so in the order of the changes; it must not wait. The function that it returns is
+        called after the subscribers, with no lock held: from then on both faces show the change.
         """
         return lambda: None
 
     def expire(self) -> None:
-        """Others have changed something, and nobody knows what: believe nothing that is kept in mind of it."""
+        """Forget everything that is cached, because others have changed something."""
 
     def sync(self) -> None:
         """Make everything durable."""
 
     def close(self) -> None:
         """Make everything durable and let go of files and connections. Nothing may be called afterwards."""
+
+
+@runtime_checkable
+class Routed(Protocol):
+    """A backend that consists of several, each with the path at which a mount shows it."""
+
+    def mounts(self) -> dict[AgentPath, Any]:
+        """Prefix → backend, the default at `/`."""
 
 
 def unsupported(what: str) -> OSError:

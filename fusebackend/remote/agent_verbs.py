@@ -12,16 +12,26 @@ from __future__ import annotations
 import abc
 import errno
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from fusebackend import text
-from fusebackend.base import budget, errors, paths
+from fusebackend.base import budget, paths
 from fusebackend.base.budget import Spent
 from fusebackend.base.errors import VANISHED
 from fusebackend.base.globs import GlobError, Matcher, compile_glob
 from fusebackend.base.paths import ROOT, AgentPath, PathError
 from fusebackend.protocol import (
+    DELETE,
+    DOWNLOAD_FILES,
+    EDIT,
+    GLOB,
+    GREP,
+    LS,
+    MOVE,
+    READ,
     READ_LIMIT_LINES,
+    UPLOAD_FILES,
+    WRITE,
     BackendProtocol,
     DeleteResult,
     EditResult,
@@ -33,12 +43,15 @@ from fusebackend.protocol import (
     GrepResult,
     LsResult,
     MoveResult,
+    OnExists,
     ReadResult,
     WriteResult,
+    not_bytes,
 )
 from fusebackend.volumes.walk import UNREADABLE, names_of
 
-Refusal = (PathError, GlobError, OSError)
+Refusal = (PathError, GlobError, OSError, UnicodeError)
+"""Exceptions that become errors of a record."""
 
 
 class Loaded(NamedTuple):
@@ -64,7 +77,7 @@ class FileVerbs(BackendProtocol):
         on_exists: what `write` does to an existing file, `"error"` (the seeds) or `"replace"` (deepagents 0.7).
     """
 
-    def __init__(self, *, on_exists: Literal["error", "replace"] = "error") -> None:
+    def __init__(self, *, on_exists: OnExists = "error") -> None:
         if on_exists not in ("error", "replace"):
             raise ValueError(f"on_exists must be 'error' or 'replace', not {on_exists!r}")
         self.on_exists = on_exists
@@ -169,22 +182,16 @@ class FileVerbs(BackendProtocol):
     def ls(self, path: str) -> LsResult:
         try:
             entries = self._list(checked(path))
-        except PathError as error:
-            return LsResult(error=str(error))
-        except OSError as error:
-            known = {errno.ENOENT: "path_not_found", errno.ENOTDIR: "not_a_directory"}
-            return LsResult(error=f"Path '{path}': {known.get(error.errno or 0) or _words(error)}")
+        except Refusal as error:
+            return LS.refused(error, path)
         return LsResult(entries=sorted(entries, key=_path_of))
 
     def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
         try:
             path = checked(file_path)
             loaded = self._load(path)
-        except PathError as error:
-            return ReadResult(error=str(error))
-        except OSError as error:
-            missing = error.errno == errno.ENOENT
-            return ReadResult(error=f"File '{file_path}'{' not found' if missing else ': ' + _words(error)}")
+        except Refusal as error:
+            return READ.refused(error, file_path)
         result = text.read_bytes(path, loaded.data, offset, limit)
         if result.file_data is not None:
             if loaded.created_at:
@@ -212,7 +219,7 @@ class FileVerbs(BackendProtocol):
         except (Spent, Unreadable):
             truncated = True
         except Refusal as error:
-            return GrepResult(error=f"Error searching '{path or ROOT}': {_words(error)}")
+            return GREP.refused(error, path or ROOT)
         cut = limit is not None and len(matches) > limit
         return GrepResult(matches=matches[:limit], truncated=truncated or cut)
 
@@ -230,7 +237,7 @@ class FileVerbs(BackendProtocol):
         except Unreadable:
             return GlobResult(matches=matches, truncated=True, truncation_reason="unreadable")
         except Refusal as error:
-            return GlobResult(error=f"Error searching '{path or ROOT}': {_words(error)}")
+            return GLOB.refused(error, path or ROOT)
         return GlobResult(matches=matches)
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
@@ -240,7 +247,7 @@ class FileVerbs(BackendProtocol):
         try:
             return FileDownloadResponse(path=path, content=self._load(checked(path)).data)
         except Refusal as error:
-            return FileDownloadResponse(path=path, error=code_of(error))
+            return DOWNLOAD_FILES.refused(error, path)
 
     # -- writing -----------------------------------------------------------------------------------------------
 
@@ -248,27 +255,20 @@ class FileVerbs(BackendProtocol):
         try:
             path = checked(file_path)
             self._put(path, content.encode("utf-8"), replace=self.on_exists == "replace")
-        except FileExistsError:
-            return WriteResult(
-                error=f"Cannot write to {file_path} because it already exists. "
-                "Read and then make an edit, or write to a new path."
-            )
-        except UnicodeEncodeError as error:
-            return WriteResult(error=f"Error writing file '{file_path}': content is not valid text: {error}")
         except Refusal as error:
-            return WriteResult(error=f"Error writing file '{file_path}': {_words(error)}")
+            return WRITE.refused(error, file_path)
         return WriteResult(path=path)
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
         return [self._upload(path, content) for path, content in files]
 
     def _upload(self, path: str, content: bytes) -> FileUploadResponse:
-        if not isinstance(content, (bytes, bytearray, memoryview)):
-            return FileUploadResponse(path=path, error=f"content must be bytes, not {type(content).__name__}")
+        if (refusal := not_bytes(path, content)) is not None:
+            return refusal
         try:
             self._put(checked(path), bytes(content), replace=True)
         except Refusal as error:
-            return FileUploadResponse(path=path, error=code_of(error))
+            return UPLOAD_FILES.refused(error, path)
         return FileUploadResponse(path=path)
 
     def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
@@ -287,14 +287,8 @@ class FileVerbs(BackendProtocol):
             self._rewrite(path, change)
         except _Unchanged as refused:
             return EditResult(error=str(refused))
-        except UnicodeDecodeError:
-            return EditResult(error=f"Error: File '{file_path}' is not UTF-8 text and can't be edited")
-        except UnicodeEncodeError as error:
-            return EditResult(error=f"Error editing file '{file_path}': new_string is not valid text: {error}")
-        except FileNotFoundError:
-            return EditResult(error=f"Error: File '{file_path}' not found")
         except Refusal as error:
-            return EditResult(error=f"Error editing file '{file_path}': {_words(error)}")
+            return EDIT.refused(error, file_path)
         return EditResult(path=path, occurrences=occurrences)
 
     def delete(self, file_path: str) -> DeleteResult:
@@ -303,10 +297,8 @@ class FileVerbs(BackendProtocol):
             if path == ROOT:
                 raise OSError(errno.EBUSY, "The root can't be deleted")
             self._remove(path)
-        except FileNotFoundError:
-            return DeleteResult(error=f"Error: File '{file_path}' not found")
         except Refusal as error:
-            return DeleteResult(error=f"Error deleting '{file_path}': {_words(error)}")
+            return DELETE.refused(error, file_path)
         return DeleteResult(path=path)
 
     def move(self, source: str, destination: str) -> MoveResult:
@@ -317,12 +309,8 @@ class FileVerbs(BackendProtocol):
             if old != new and paths.is_below(new, old):
                 raise OSError(errno.EINVAL, "A directory can't be moved into itself")
             self._rename(old, new)
-        except FileNotFoundError:
-            return MoveResult(error=f"Error: File '{source}' not found")
-        except FileExistsError:
-            return MoveResult(error=f"Cannot move to {destination} because it already exists.")
         except Refusal as error:
-            return MoveResult(error=f"Error moving '{source}' to '{destination}': {_words(error)}")
+            return MOVE.refused(error, source, destination)
         return MoveResult(path=new)
 
 
@@ -343,17 +331,6 @@ def checked(path: str) -> AgentPath:
     """
     names_of(path)
     return paths.normalise(path)
-
-
-def code_of(error: Exception) -> str:
-    """The code of a batch's answer for what a primitive raised. EIO says nothing, so its own words do."""
-    if not isinstance(error, OSError):
-        return errors.INVALID_PATH
-    return _words(error) if error.errno == errno.EIO else errors.code_of(error)
-
-
-def _words(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def _path_of(info: FileInfo) -> str:

@@ -40,7 +40,7 @@ from typing import Any
 from fusebackend.base import paths
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import AgentPath
-from fusebackend.protocol import RENAME_NOREPLACE, Attr, Caller, Change, Report, Volume
+from fusebackend.protocol import RENAME_NOREPLACE, Attr, Caller, Change, Volume
 from fusebackend.remote.buffer import Buffer
 from fusebackend.remote.changes import AbsentNames, changes_at, changes_everywhere
 from fusebackend.remote.entry import Entry, require_text
@@ -263,13 +263,13 @@ class ForeignVolume(ForeignFiles):
             self._tree.expire()
             self._files.expire()
 
-    def told(self, *changed: AgentPath, reports: Sequence[Report] = ()) -> None:
+    def told(self, *changed: AgentPath, reports: Sequence[Change] = ()) -> None:
         """These paths were changed through the backend's agent face: forget what was known, and tell of it."""
         with self.changing() as changes:
             self.expire()
             for path in changed:
                 changes += changes_at(self._tree, path)
-            changes.reports += reports
+            changes += reports
 
     def subscribe(self, callback: Callable[[Change], None]) -> Callable[[], None]:
         """While somebody listens, so does this volume to its backend, if that tells of changes."""
@@ -295,8 +295,7 @@ class ForeignVolume(ForeignFiles):
             if not changed:
                 changes = [*changes_everywhere(self._tree), *self._absent.take()]
         if elsewhere:
-            reports = [Report("unknown", path, source="elsewhere") for path in changed]
-            self.publish(*changes, reports=reports)
+            self.publish(*changes, *(Change(path=path, source="elsewhere") for path in changed))
         else:
             self.tell(changes)
 

@@ -1,4 +1,4 @@
-"""What a running mount is made of.
+"""The parts of a running mount.
 
 api.py               `fusebackend.mount()`
 live.py              everything that belongs to one mount, put together

@@ -1,8 +1,8 @@
 """`mount()`: backends of this process as a directory, for as long as a `with` block lasts.
 
-The mount is served by a thread of its own (`Session.run`), so this process may use it like any other: every system
-call on it lets go of Python's lock. What must not be done in the serving process is to fault in a memory mapping of a
-file on the mount: nobody could answer. pyfuse3 holds one session per process, hence one mount at a time.
+The mount is served by a thread of its own (`Session.run`), so this process may use it like any other: every system call
+on it lets go of Python's lock. Only one thing must not be done in the serving process: to fault in a memory mapping of
+a file on the mount would block it for ever. pyfuse3 holds one session per process, hence one mount at a time.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ def mount(
         mountpoint: an empty directory. A dead mount of an earlier process there is cleared away.
         read_only: nothing can be changed through the mount; the `Mount`'s own methods still can.
         allow_other: users other than this one may come in, as far as modes allow.
-        ttl_s: how many seconds the kernel may believe a backend that others change without telling us.
+        ttl_s: seconds for which the kernel caches files of a backend that others change unseen.
         deadline_s: seconds after which a call into a backend that may wait (a network) ends with ETIMEDOUT.
         limits: other limits for single routes, by prefix (`fusebackend.vfs.calls.route_limits.RouteLimits`); `/` is the
             default.
         options: `-o` words, such as `noexec`.
-        runtime: for a backend factory (`lambda runtime: StateBackend(runtime)`, or a class): what it is called with.
+        runtime: for a backend factory (`lambda runtime: StateBackend(runtime)`, or a class): its argument.
         shell: how `execute` runs commands in the mount (`fusebackend.shell.ShellOptions`): sandbox, network, limits.
 
     Raises:
@@ -91,8 +91,7 @@ def mount(
 
 def _composite(backend: Any, runtime: Any) -> CompositeBackend:
     """The backend at the root of a tree, with every factory in it called."""
-    from fusebackend.composite.attach import resolve
-    from fusebackend.composite.backend import CompositeBackend
+    from fusebackend.composite.backend import CompositeBackend, resolve
     from fusebackend.dialects.agent_face import has_agent_face, is_factory, is_named_factory
 
     if is_named_factory(backend):
@@ -168,7 +167,7 @@ class Mount(MountedBackend):
 
         Raises:
             MountError: it took longer than a minute.
-            OSError: something could not be stored; or whatever ended the mount before its time.
+            OSError: something could not be stored; or the error that ended the mount.
         """
         self._live.stop()
         self._thread.join(END_TIMEOUT_S)
@@ -214,7 +213,7 @@ class Mount(MountedBackend):
     def _run(self) -> None:
         try:
             self._live.run(self._announce)
-        except BaseException as error:  # it belongs to whoever waits for the start, or closes
+        except BaseException as error:  # raised again by `_wait_until_ready` or `close`
             self._error = error
         finally:
             self._wakeup.set()

@@ -6,12 +6,12 @@ The engine takes a bind when the container starts, so that waits until the mount
 the directory underneath. It needs `allow_other`, for the engine and most users in a container are not the server's.
 A container that runs already can't be given mounts; it may have been started with some of this mount's.
 
-What a container sees is read in its own table of mounts, not believed: an engine in a virtual machine or on another
-host shows a directory of its own there.
+The container's own table of mounts is checked: an engine in a virtual machine or on another host shows a directory of
+its own there.
 
 A container keeps the mounted file system alive in its mount namespace. After `fusermount3 -u` the server would serve it
-for ever, and whoever unmounts waits for the server: so the container is removed then. When the server ends by itself
-the container is left to its backend, whose owner removes it, and what is bound in it fails with ENOTCONN.
+for ever, and the unmount would wait for the server: so the container is removed then. When the server ends by itself
+the container is left to its backend, whose owner removes it, and the bind mounts in it fail with ENOTCONN.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Binds:
         default: the backend of the container.
         mountpoint: of the mount.
         prefixes: of the routes.
-        allow_other: are other users let in to the mount?
+        allow_other: other users may use the mount.
 
     Raises:
         OSError: no engine, no image.
@@ -143,7 +143,7 @@ class Binds:
         return ["only root sees the other routes in the container; for its other users, mount with -o allow_other"]
 
     def _is_open(self, prefix: AgentPath) -> bool:
-        """May the container's user look into a route?"""
+        """Return True if the container's user may look into a route."""
         script = Script().call("fb_enter", self.default.path_of(prefix))
         try:
             return status_of(self.default.ask(script, LOOK_S, looks=True))[0] == "ok"
@@ -172,7 +172,7 @@ class Binds:
     # -- the end -----------------------------------------------------------------------------------------------
 
     def _watch(self, stop: int) -> None:
-        """Remove the container when somebody has unmounted the mount that is bound in it."""
+        """Remove the container after an unmount of the mount that is bound in it."""
         with open("/proc/self/mountinfo", "rb") as mounts:
             poll = select.poll()
             poll.register(mounts, select.POLLPRI)
@@ -189,7 +189,7 @@ class Binds:
 
     def close(self) -> None:
         if self._ours:
-            self.default.container.bind({})  # one that is started from now on has nothing of this mount
+            self.default.container.bind({})  # containers started from now on have no bind of this mount
         stopper, self._stopper = self._stopper, None
         if stopper is not None and self._watcher is not None:
             os.close(stopper)
@@ -198,6 +198,6 @@ class Binds:
 
 
 def is_systems(path: str) -> bool:
-    """Does a sandbox need what it has itself at this path?"""
+    """Return True if a sandbox needs its own directory at this path."""
     top, _, below = path.removeprefix("/").partition("/")
     return top in KERNELS or (top in SYSTEM and not below)

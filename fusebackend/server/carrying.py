@@ -1,7 +1,7 @@
 """`Carrying`: a sandbox elsewhere gets the files of a mount's routes before a command, and gives them back after it.
 
 The sandbox has no mount: it has copies, at the routes' own paths. Before and after each command both sides are listed
-and compared with what both had last (`_Base`), three ways:
+and compared with their last common state (`_Base`), three ways:
 
 - what one side has changed, made or deleted goes to the other, and with files the directories that they leave empty;
 - what both have changed is a conflict: the route's version keeps the name on both sides, the sandbox's is stored in the
@@ -38,7 +38,7 @@ from fusebackend.base.budget import Spent
 from fusebackend.base.errors import FILE_NOT_FOUND, words_of
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.dialects.agent_face import AgentFace
-from fusebackend.protocol import ROOT_NODE, Attr, AttrChanges, Change, FileDownloadResponse, ObservableVolume, Report
+from fusebackend.protocol import ROOT_NODE, Attr, AttrChanges, Change, FileDownloadResponse, ObservableVolume
 from fusebackend.remote.whole_files import conflict_path
 from fusebackend.server.binds import OWN_DIRECTORY, is_systems
 from fusebackend.volumes.walk import FileWalk, resolve
@@ -87,7 +87,8 @@ class _File(NamedTuple):
 
 @dataclass
 class _Base:
-    """What both sides had last. A version of None is not known: then the bytes tell whether it is still that."""
+    """The last common state of both sides. A version of None is not known: then the bytes tell whether it is still
+    that."""
 
     route: object
     sandbox: object
@@ -257,7 +258,7 @@ class Carrying:
     def _withdraw(
         self, round_: _Round, known: set[AgentPath], found: Mapping[AgentPath, Mapping[AgentPath, _File]]
     ) -> None:
-        """A route is left out that was carried before: take its copies away, or a command would believe old ones."""
+        """A route is left out that was carried before: remove its copies, or a command would read stale ones."""
         gone = []
         for path in known:
             prefix = self._holder(path)
@@ -349,7 +350,7 @@ class Carrying:
         self._run_there("rm -f", wanted)
 
     def _note_versions(self, round_: _Round) -> None:
-        """Which version the sandbox gives to what was just sent."""
+        """Return the sandbox's versions of the files that were just sent."""
         listed = _Round(self._base, round_.stopped)
         for entries in self._list_sandbox(listed).values():
             for path in round_.sent & entries.keys():
@@ -364,7 +365,7 @@ class Carrying:
             now = self._now(path)
             before = round_.routes.get(path)
             if (now is None) != (before is None) or (now and now.version) != (before and before.version):
-                round_.overtaken = True  # somebody has changed it since it was listed
+                round_.overtaken = True  # it has changed since it was listed
             elif data is None:
                 error = self._backend.delete(path).error
                 if error is None:
@@ -403,7 +404,7 @@ class Carrying:
             readable = stat.S_IMODE(attr.mode) & 0o444
             mode = stat.S_IMODE(attr.mode) & ~0o111 | (readable >> 2 if executable else 0)
             route.volume.setattr(attr.node, AttrChanges(mode=mode))
-            _tell(route, Change(node=attr.node), Report("attributes", route.inner(path)))
+            _tell(route, Change(node=attr.node, kind="attributes", path=route.inner(path)))
 
         with contextlib.suppress(FileNotFoundError):
             route.offload.run("carry", change)
@@ -433,7 +434,7 @@ class Carrying:
                     route.offload.run("carry", partial(_remove_directory, route, route.inner(directory)))
 
     def _above(self, gone: list[AgentPath]) -> list[AgentPath]:
-        """The directories on the way to these files, but for the routes' roots, each before the one that holds it."""
+        """The directories on the way to these files, but for the routes' roots, each before its parent."""
         found = set()
         for path in gone:
             directory = paths.parent_and_name(path)[0]
@@ -472,14 +473,15 @@ class _Round:
         return file.version is None or file.version != (base.route if in_route else base.sandbox)
 
     def other_mode(self, executable: bool) -> Iterator[AgentPath]:
-        """What was sent and can be executed on the route's side, or can't, and was not so in the sandbox."""
+        """Return the sent files whose execute permission differs in the sandbox."""
         for path in self.sent:
             there = self.sandbox.get(path)
             if self.routes[path].executable == executable != (there is not None and there.executable):
                 yield path
 
     def batches(self) -> Iterator[list[AgentPath]]:
-        """What looks changed on either side, in pieces that memory can hold. Ends early when the caller is stopped."""
+        """Yield files that look changed on either side, in pieces that fit into memory. Ends early when the caller is
+        stopped."""
         batch: list[AgentPath] = []
         size = 0
         for path in sorted({*self.routes, *self.sandbox, *self._base}):
@@ -501,7 +503,7 @@ class _Round:
 def _fetch(
     round_: _Round, wanted: list[AgentPath], download: Callable[[list[Any]], list[FileDownloadResponse]]
 ) -> dict[AgentPath, bytes]:
-    """The bytes of files. One that can't be had is passed over in this round."""
+    """The bytes of files. A file that can't be fetched is passed over in this round."""
     found: dict[AgentPath, bytes] = {}
     wanted = [path for path in wanted if path not in round_.passed_over]
     for path, response in zip(wanted, download(list(wanted)) if wanted else [], strict=True):
@@ -557,10 +559,10 @@ def _remove_directory(route: Route, path: AgentPath) -> None:
     """Remove an empty directory of a route. ENOTEMPTY."""
     place = resolve(route.volume, path, follow=False)
     route.volume.rmdir(place.parent, place.name)
-    _tell(route, Change(parent=place.parent, name=place.name), Report("deleted", f"{path}/"))
+    _tell(route, Change(parent=place.parent, name=place.name, kind="deleted", path=f"{path}/"))
 
 
-def _tell(route: Route, change: Change, report: Report) -> None:
-    """Tell the kernel and watchers of what was done to a volume."""
+def _tell(route: Route, change: Change) -> None:
+    """Report changes of a volume to the kernel and watchers."""
     if isinstance(route.volume, ObservableVolume):
-        route.volume.publish(change, reports=[report])
+        route.volume.publish(change)

@@ -2,18 +2,17 @@
 
 A default backend that has `execute` of its own runs them itself (`guest.py`): a container, a hosted sandbox, or any
 object with that verb. The command then has that backend's programs and its isolation, not this machine's. For every
-other default, and for `shell:`, whose own `execute` confines nothing, they run in the mount's sandbox (`shell/`).
+other default, and for `shell:`, which confines nothing, they run in the mount's sandbox (`shell/`).
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fusebackend.base.paths import ROOT
 from fusebackend.dialects.agent_face import AgentFace
-from fusebackend.linux.command import OnOutput
+from fusebackend.linux.command import Command
 from fusebackend.protocol import ExecuteResponse
 from fusebackend.shell import Shell, ShellOptions
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 LOCAL_SHELLS = frozenset(
     {
-        ("fusebackend.backends.directory.local_shell", "LocalShellBackend"),
+        ("fusebackend.backends.directory.backend", "LocalShellBackend"),
         ("deepagents.backends.local_shell", "LocalShellBackend"),
     }
 )
@@ -39,8 +38,8 @@ class Executor:
         filesystem: its mounted tree.
         mountpoint: where, as an absolute path without symbolic links.
         options: how commands run.
-        allow_other: are users other than the server's let in to the mount?
-        read_only: may nothing be changed through the mount?
+        allow_other: other users may use the mount.
+        read_only: nothing can be changed through the mount.
 
     Raises:
         OSError: the default runs commands, and can't be had.
@@ -60,7 +59,7 @@ class Executor:
         self._runner: Shell | Guest
         self._guest: Guest | None = None
         if runs_commands(default):
-            from fusebackend.server.guest import Guest  # few mounts need it and what it imports
+            from fusebackend.server.guest import Guest  # few mounts need it and its imports
 
             self._guest = self._runner = Guest(
                 backend, filesystem, mountpoint, options, allow_other=allow_other, read_only=read_only
@@ -76,23 +75,12 @@ class Executor:
         """
         return [] if self._guest is None else self._guest.start()
 
-    def execute(
-        self,
-        command: str,
-        *,
-        timeout: float | None = None,
-        stdin: bytes | None = None,
-        cwd: str = "/",
-        on_output: OnOutput | None = None,
-        cancelled: threading.Event | None = None,
-    ) -> ExecuteResponse:
-        """As `MountedBackend.run`. What the place where commands run can't do is refused, with the reason."""
-        return self._runner.execute(
-            command, timeout=timeout, stdin=stdin, cwd=cwd, on_output=on_output, cancelled=cancelled
-        )
+    def execute(self, command: Command) -> ExecuteResponse:
+        """Run a command. A `stdin` or `timeout_s` that the place can't handle is refused, with the reason."""
+        return self._runner.execute(command)
 
     def describe(self) -> dict[str, Any]:
-        """For `status`. Asks nobody, so that the loop may call it.
+        """For `status`. It makes no calls, so the loop may use it.
 
         `where` is a line for people; `unseen_routes` says of each route that commands don't see why.
         """
@@ -114,7 +102,7 @@ class Executor:
 
 
 def runs_commands(default: Any) -> bool:
-    """Has a backend `execute` of its own, other than a plain shell of this machine?"""
+    """Return True if a backend has an `execute` of its own, other than a plain shell of this machine."""
     if AgentFace(default, "The default backend").verb("execute") is None:
         return False
     owner = next((kind for kind in type(default).__mro__ if "execute" in vars(kind)), None)

@@ -1,13 +1,13 @@
-"""`Guest`: the commands of a mount whose default backend runs commands itself.
+"""`Guest`: commands of a mount that run in the default backend.
 
-What the default's `execute` can't do is adapted where that is exact, and refused where it is not:
+A feature that the default's `execute` lacks is replaced where that is exact, and refused otherwise:
 
 - the directory to start in: by `cd`, which ends the command with 126 where there is none;
 - standard input: by a file beside the sandbox's own (`BaseSandbox`), which is gone before the command reads it; any
   other object has no place for one, so a command with input is refused;
 - output as it comes: an `execute` that takes no `on_output` tells all of it when the command has ended;
-- the end before its time: an `execute` that takes no `stopped` can't be interrupted. Its answer is dropped then, the
-  caller is told that the command may still run, and the log too;
+- the end before its time: an `execute` that takes no `stopped` can't be interrupted. Its answer is dropped then, and
+  the caller's answer and the log say that the command may still run;
 - time: an `execute` that takes no `timeout` is given up when the time is over, in the same way.
 
 How such a command comes to the other routes is a sight: `binds.py` and `carrying.py`. Without one it sees none, and
@@ -23,6 +23,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -38,14 +39,14 @@ from fusebackend.linux.command import (
     NO_OUTPUT,
     STOPPED,
     TIMED_OUT,
+    Command,
     End,
     Kept,
-    OnOutput,
     Running,
     nothing_to_run,
     response,
 )
-from fusebackend.protocol import ExecuteResponse, ObservableVolume, Report
+from fusebackend.protocol import Change, ExecuteResponse, ObservableVolume
 from fusebackend.server.binds import Binds
 from fusebackend.server.carrying import Carrying
 from fusebackend.shell.options import ShellOptions
@@ -171,33 +172,24 @@ class Guest:
 
     # -- one command -------------------------------------------------------------------------------------------
 
-    def execute(
-        self,
-        command: str,
-        *,
-        timeout: float | None = None,
-        stdin: bytes | None = None,
-        cwd: str = "/",
-        on_output: OnOutput | None = None,
-        cancelled: threading.Event | None = None,
-    ) -> ExecuteResponse:
-        """See `Executor.execute`. ValueError: `timeout` is not above 0, or above the maximum."""
-        if timeout is not None:
-            self._options.seconds(timeout)  # within the maximum of the configuration
-        refusal = nothing_to_run(command)
+    def execute(self, command: Command) -> ExecuteResponse:
+        """See `Executor.execute`. ValueError: `timeout_s` is not above 0, or above the maximum."""
+        if command.timeout_s is not None:
+            self._options.seconds(command.timeout_s)  # within the maximum of the configuration
+        refusal = nothing_to_run(command.text)
         if refusal is not None:
             return refusal
 
         caller = budget.current()
 
         def stopped() -> bool:
-            return self._running.closed or caller.cancelled or (cancelled is not None and cancelled.is_set())
+            return self._running.closed or caller.cancelled or command.is_cancelled
 
         try:
-            start = paths.normalise(cwd)
+            start = paths.normalise(command.cwd)
             with self._counted():
                 self._wait_for_start(stopped)
-                return self._execute(command, timeout, stdin, start, on_output, stopped)
+                return self._execute(command, start, stopped)
         except (GuestError, PathError) as error:
             return ExecuteResponse(output=f"Error: {error}", exit_code=REFUSED)
 
@@ -215,26 +207,18 @@ class Guest:
         with self._running.command(GuestError):
             yield
 
-    def _execute(
-        self,
-        command: str,
-        timeout: float | None,
-        stdin: bytes | None,
-        start: AgentPath,
-        on_output: OnOutput | None,
-        stopped: Callable[[], bool],
-    ) -> ExecuteResponse:
+    def _execute(self, command: Command, start: AgentPath, stopped: Callable[[], bool]) -> ExecuteResponse:
         notes: list[str] = []
         try:
             if self._sight is not None:
                 notes += self._sight.before(stopped)
-            before = self._going_to(start) + self._reading(stdin)
+            before = self._going_to(start) + self._reading(command.stdin)
         except OSError as error:
             raise GuestError(f"{self.label}: {error.strerror or error}") from None
         try:
             if stopped():
                 return response(Kept(0), Kept(0), End.STOP, 0, 0, 0)
-            answer = self._run(before + command, timeout, on_output, stopped)
+            answer = self._run(replace(command, text=before + command.text), stopped)
         finally:
             if self._sight is not None:
                 notes += self._sight.after()
@@ -243,8 +227,8 @@ class Guest:
         if notes:
             text = "\n".join(f"[stderr] fusebackend: {note}" for note in notes)
             answer.output = f"{text}\n{answer.output}"
-            if on_output is not None:
-                on_output("stderr", "".join(f"fusebackend: {note}\n" for note in notes).encode())
+            if command.on_output is not None:
+                command.on_output("stderr", "".join(f"fusebackend: {note}\n" for note in notes).encode())
         return answer
 
     def _going_to(self, start: AgentPath) -> str:
@@ -265,15 +249,14 @@ class Guest:
         self._default.deliver([(path, stdin)])
         return f'{Script().call("set --", path).text}\nexec <"$1" || exit {REFUSED}\nrm -f "$1"\nset --\n'
 
-    def _run(
-        self, command: str, timeout: float | None, on_output: OnOutput | None, stopped: Callable[[], bool]
-    ) -> ExecuteResponse:
+    def _run(self, command: Command, stopped: Callable[[], bool]) -> ExecuteResponse:
+        timeout, on_output = command.timeout_s, command.on_output
         if timeout is None and self._options.timeout_s != ShellOptions().timeout_s:
             timeout = self._options.timeout_s
         given: dict[str, Any] = {}
         if "stopped" in self._known:
             given = {"stopped": stopped, "timeout": timeout, "on_output": on_output}
-            return self._answer(self._verb(command, **{k: v for k, v in given.items() if v is not None}))
+            return self._answer(self._verb(command.text, **{k: v for k, v in given.items() if v is not None}))
         limit = timeout
         if timeout is not None and (not self._known or "timeout" in self._known):
             given["timeout"] = math.ceil(timeout)  # deepagents' are whole seconds
@@ -281,7 +264,7 @@ class Guest:
         elif timeout is None and self._known and "timeout" not in self._known:
             limit = self._options.timeout_s
         deadline = math.inf if limit is None else time.monotonic() + limit
-        answer = self._given_up_at(deadline, partial(self._verb, command, **given), stopped)
+        answer = self._given_up_at(deadline, partial(self._verb, command.text, **given), stopped)
         if on_output is not None and answer.output != NO_OUTPUT:
             on_output("stdout", answer.output.encode("utf-8", "surrogateescape"))
         return answer
@@ -296,12 +279,12 @@ class Guest:
             return ExecuteResponse(output=text, exit_code=code)
         except NotImplementedError as error:
             raise GuestError(str(error) or f"{self.label} can't run commands") from None
-        except Exception as error:  # somebody else's code: whatever it raises becomes an answer
+        except Exception as error:  # foreign code: any error of it becomes an answer
             log.warning("a command in %s failed", self.label, exc_info=True)
             return ExecuteResponse(output=f"Error executing command: {type(error).__name__}: {error}", exit_code=1)
 
     def _answer(self, raw: Any) -> ExecuteResponse:
-        """What `execute` gave, as this package's record, and not longer than the options allow."""
+        """Return the answer of `execute` as this package's record, not longer than the options allow."""
         if isinstance(raw, str):
             raw = {"output": raw}
         output, code = field_of(raw, "output"), field_of(raw, "exit_code")
@@ -327,7 +310,7 @@ class Guest:
         except OSError as error:
             log.info("what a command has changed shows late: %s", error)
         if isinstance(route.volume, ObservableVolume):
-            route.volume.publish(reports=[Report("unknown", "/")])
+            route.volume.publish(Change(path="/"))
 
     # -- life --------------------------------------------------------------------------------------------------
 
@@ -356,7 +339,7 @@ def label_of(default: Any) -> str:
     name = type(default).__name__
     try:
         told = getattr(default, "id", None)
-    except Exception:  # somebody else's code
+    except Exception:  # foreign code
         told = None
     if not isinstance(told, str):
         return name
@@ -364,7 +347,7 @@ def label_of(default: Any) -> str:
 
 
 def _parameters(verb: Callable[..., Any]) -> frozenset[str]:
-    """The names of what an `execute` takes; empty for one that takes any name."""
+    """Return the names of an `execute`'s parameters; empty if it takes any name."""
     known = inspect.signature(verb).parameters
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in known.values()):
         return frozenset()

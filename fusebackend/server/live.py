@@ -1,6 +1,6 @@
 """`LiveMount`: everything that belongs to one mount, put together: tree, session, executor and control socket.
 
-`mount.api.Mount` and the server of `fusebackend mount` both are one of these and their way of waiting for it.
+`server.api.Mount` and the server of `fusebackend mount` both are one of these and their way of waiting for it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from fusebackend.server.command_executor import Executor
 from fusebackend.server.mounted import MountedBackend
 from fusebackend.shell import ShellOptions
 from fusebackend.vfs import switches
-from fusebackend.vfs.calls.route_guard import RouteGuard
 from fusebackend.vfs.mounted_tree import FileSystem
 
 if TYPE_CHECKING:
@@ -30,14 +29,14 @@ class LiveMount:
     """A backend, mounted. `run` serves it; `stop` ends it, from any thread.
 
     Args:
-        backend: what to mount.
+        backend: the backend to mount.
         mountpoint: an empty directory, as `point.prepare` gives it.
         options: how to mount.
         ttl_s, deadline_s, limits: as for `FileSystem`.
         shell: how `execute` runs commands in the mount.
 
     Attributes:
-        warnings: what the user of the mount should know, a line each, once it answers.
+        warnings: messages for the user of the mount, a line each, once it answers.
 
     Raises:
         OSError: the default backend runs commands, and can't be had.
@@ -58,8 +57,7 @@ class LiveMount:
             backend, ttl_s=ttl_s, deadline_s=deadline_s, limits=limits, switches=switches.from_environment()
         )
         self._backend = backend
-        routes = [route for route in self.filesystem.tree.routes if route.offload.blocking]
-        self._guards = {route.prefix: RouteGuard(route.offload) for route in routes}
+        self._guards = {route.prefix: route.offload for route in self.filesystem.tree.routes if route.offload.blocking}
         self._session = Session(self.filesystem, mountpoint, options, describe=self._describe, before_end=self._end)
         self.status = self._session.status
         self.warnings: list[str] = []

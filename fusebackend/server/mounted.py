@@ -1,39 +1,31 @@
-"""`MountedBackend`: the files of a live mount through the agent face, and what only a live mount can do.
+"""`MountedBackend`: the files of a live mount through the agent face, and verbs of live mounts.
 
 The verbs go to the backend that is mounted. `execute` runs where the default backend runs commands, else in a sandbox
-whose root is the mount (`command_executor.py`); `stat`, `invalidate`, `watch` and `status` speak of the mount. Both
-`mount.api.Mount` and the control server end here.
+of the mount (`command_executor.py`); `stat`, `invalidate`, `watch` and `status` speak of the mount. Both
+`server.api.Mount` and the control server end here.
 """
 
 from __future__ import annotations
 
 import os
 import stat as stat_module
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any
 
 from fusebackend.base import budget, errors, paths
 from fusebackend.base.paths import ROOT, AgentPath, PathError
-from fusebackend.control.served import ServedMount
+from fusebackend.control.verbs import ServedMount
+from fusebackend.linux.command import Command
 from fusebackend.protocol import (
-    READ_LIMIT_LINES,
     Attr,
-    DeleteResult,
-    EditResult,
     ExecuteResponse,
     FileDownloadResponse,
     FileUploadResponse,
-    GlobResult,
-    GrepResult,
-    LsResult,
-    MoveResult,
-    ReadResult,
     StatResult,
     StatsResult,
-    WriteResult,
+    delegates_to,
 )
 from fusebackend.vfs.watch.async_watch import AsyncWatch, ThreadedWatch
 from fusebackend.volumes.walk import resolve
@@ -44,8 +36,6 @@ if TYPE_CHECKING:
     from fusebackend.vfs.junctions import Route
     from fusebackend.vfs.mounted_tree import FileSystem
     from fusebackend.vfs.watch.queue import Watch
-
-OnOutput = Callable[[Literal["stdout", "stderr"], bytes], None]
 
 STAT_BYTES = 2048
 """What a `StatResult` takes in memory, with its part of an answer."""
@@ -61,6 +51,7 @@ _TYPES = {
 }
 
 
+@delegates_to("backend")
 class MountedBackend(ServedMount):
     """See the module's docstring.
 
@@ -91,40 +82,8 @@ class MountedBackend(ServedMount):
 
     # -- the agent face ----------------------------------------------------------------------------------------
 
-    def ls(self, path: str) -> LsResult:
-        return self.backend.ls(path)
-
-    def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
-        return self.backend.read(file_path, offset, limit)
-
-    def write(self, file_path: str, content: str) -> WriteResult:
-        return self.backend.write(file_path, content)
-
-    def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
-        return self.backend.edit(file_path, old_string, new_string, replace_all)
-
-    def grep(
-        self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
-    ) -> GrepResult:
-        return self.backend.grep(pattern, path, glob, max_count=max_count)
-
-    def glob(self, pattern: str, path: str | None = None) -> GlobResult:
-        return self.backend.glob(pattern, path)
-
-    def delete(self, file_path: str) -> DeleteResult:
-        return self.backend.delete(file_path)
-
-    def move(self, source: str, destination: str) -> MoveResult:
-        return self.backend.move(source, destination)
-
-    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
-        return self.backend.upload_files(files)
-
-    def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
-        return self.backend.download_files(paths)
-
     def upload_from(self, path: str, file: IO[bytes]) -> FileUploadResponse:
-        """`upload_files` of one that is in a file, see `CompositeBackend.upload_from`."""
+        """`upload_files` of one file, from an open file; see `CompositeBackend.upload_from`."""
         return self.backend.upload_from(path, file)
 
     def download_to(self, path: str, file: IO[bytes]) -> FileDownloadResponse:
@@ -142,38 +101,17 @@ class MountedBackend(ServedMount):
         """
         return self.run(command, timeout=timeout)
 
+    def run_command(self, command: Command) -> ExecuteResponse:
+        return self.shell.execute(command)
+
     # -- the mount ---------------------------------------------------------------------------------------------
 
-    def run(
-        self,
-        command: str,
-        *,
-        timeout: float | None = None,
-        stdin: bytes | None = None,
-        cwd: str = "/",
-        on_output: OnOutput | None = None,
-        cancelled: threading.Event | None = None,
-    ) -> ExecuteResponse:
-        """`execute` with all that a shell can be given.
-
-        Args:
-            command: for `sh -c`.
-            timeout: seconds, up to the maximum of the place where it runs; that place's own when None.
-            stdin: what the command reads; nothing when None.
-            cwd: where it starts, as the agent names it.
-            on_output: told of output as it comes, in the thread that called; it may raise to end the command.
-            cancelled: setting it ends the command.
-        """
-        return self.shell.execute(
-            command, timeout=timeout, stdin=stdin, cwd=cwd, on_output=on_output, cancelled=cancelled
-        )
-
     def status(self) -> dict[str, Any]:
-        """What `fusebackend status --json` shows of the mount."""
+        """Return the mount as `fusebackend status --json` shows it."""
         return self._status()
 
     def stat(self, path: str, *, follow: bool = False) -> StatResult:
-        """What a path is; a symbolic link itself, unless `follow` says otherwise."""
+        """Return the attributes of a path; a symbolic link itself, unless `follow` says otherwise."""
         try:
             outer = paths.normalise(path)
             route = self.filesystem.tree.route_of(outer)
@@ -203,7 +141,8 @@ class MountedBackend(ServedMount):
         )
 
     def stats(self, path: str) -> StatsResult:
-        """`stat` of each entry of a directory, in one answer, `path` as `ls` gives it. What has gone has an error."""
+        """`stat` of each entry of a directory, in one answer, `path` as `ls` gives it. A file that has gone has an
+        error."""
         answer = self.ls(path)
         if answer.error is not None:
             return StatsResult(error=answer.error)
@@ -215,7 +154,8 @@ class MountedBackend(ServedMount):
         return StatsResult(entries=found)
 
     def _look(self, route: Route, outer: AgentPath, follow: bool) -> tuple[Attr | None, str | None]:
-        """What the volume has at a path, and where a symbolic link leads. None for what only the routes need."""
+        """Return the attributes of a path in its volume, and the target of a symbolic link. None for a directory that
+        exists only for the routes."""
         try:
             found = resolve(route.volume, route.inner(outer), follow=follow).found
         except (FileNotFoundError, NotADirectoryError):
@@ -228,11 +168,12 @@ class MountedBackend(ServedMount):
         return found, os.fsdecode(route.volume.readlink(found.node)) if is_link else None
 
     def _is_way(self, path: AgentPath) -> bool:
-        """Does a path lead to routes below it? It is a directory then, whatever the backend has there."""
+        """Return True if there are routes below a path. It is a directory then, even if the backend has a file
+        there."""
         return bool(self.filesystem.tree.table.names_below(path))
 
     def invalidate(self, path: str = "/") -> None:
-        """Something behind `path` has been changed by others: believe nothing that is known of it.
+        """Forget everything that is cached of `path`, because others have changed it.
 
         Raises:
             PathError: the path is malformed.

@@ -3,12 +3,14 @@
 Every route is there at the absolute path that the file verbs use, and what a command writes at `/` lands in the mount.
 `shell.py` says what a command can see and do; the modules below it each know one part of how:
 
-- `bubblewrap.py`: what is mounted in the sandbox, and the arguments that make it; `mountcheck.py`: is it so?
-- `system.py`: what of this machine is shown in it; `etc.py` and `devices.py`: what the server makes for that;
-- `seccomp.py`: the system calls that no namespace confines;
-- `limits.py` and `cgroups.py`: memory and processes; `usernamespace.py`: what the kernel counts by user;
-- `launch.py`, `sandboxed.py`, `unconfined.py`: a command from its start to the end of its last process;
-- `mountwatch.py`: the mount, which no command outlives.
+bubblewrap.py      the mounts of the sandbox, and bwrap's arguments
+mountcheck.py      compares the mounts that bwrap has made with those it was asked for
+system.py          the parts of this machine that the sandbox shows, and its own /etc and device nodes
+seccomp.py         system calls that no namespace confines
+cgroups.py         limits of memory and processes
+usernamespace.py   limits of resources that the kernel counts by user
+launch.py          one command from its start to the end of its last process
+options.py         `[execute]` of a configuration
 
 `Shell` is imported when it is first used: a configuration needs `ShellOptions` alone.
 """

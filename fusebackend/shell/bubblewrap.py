@@ -16,9 +16,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from fusebackend.shell import devices, system
+from fusebackend.shell import system
 from fusebackend.shell.options import ShellOptions
-from fusebackend.shell.system import Piece
+from fusebackend.shell.system import Bind, Fresh
 
 PROBE_PATIENCE_S = 10.0
 
@@ -40,46 +40,11 @@ class SandboxError(Exception):
 
 
 @dataclass(frozen=True)
-class Bind:
-    """A file or directory of this machine, and where a sandbox has it."""
-
-    source: str
-    path: str
-    read_only: bool = True
-    devices: bool = False
-    """Device nodes can be opened."""
-    of: str | None = None
-    """Where the mount is that it must be a part of, with nothing mounted below it. Otherwise that comes along: bwrap's
-    bind mounts are recursive."""
-
-    def words(self) -> list[str]:
-        option = "--dev-bind" if self.devices else "--ro-bind" if self.read_only else "--bind"
-        return [option, self.source, self.path]
-
-
-@dataclass(frozen=True)
-class Fresh:
-    """A file system of a sandbox's own."""
-
-    fstype: str
-    path: str
-    flags: tuple[str, ...] = ("nosuid", "nodev")
-    size_bytes: int | None = None
-
-    def words(self) -> list[str]:
-        if self.path == "/proc":
-            return ["--proc", "/proc"]
-        if self.path == "/dev":
-            return ["--dev", "/dev"]  # which mounts what is in `_devices`
-        return ["--perms", "1777", "--size", str(self.size_bytes), "--tmpfs", self.path]
-
-
-@dataclass(frozen=True)
 class View:
     """A sandbox's root: the mount, and what is mounted over it."""
 
     mountpoint: str
-    programs: tuple[Piece, ...] = ()
+    programs: tuple[Bind, ...] = ()
     own: tuple[str, ...] = system.OWN
     """Which of `system.OWN` the sandbox has for itself: all, but /tmp may be a route."""
     routes: tuple[str, ...] = ()
@@ -97,7 +62,7 @@ class View:
         covered: list[str] = []
         for prefix in sorted(prefixes):
             top, _, below = prefix.removeprefix("/").partition("/")
-            if top not in own and f"/{top}" not in [piece.path for piece in programs]:
+            if top not in own and f"/{top}" not in [program.path for program in programs]:
                 continue  # nothing is mounted over it
             if any(prefix.startswith(route + "/") for route in routes):
                 continue  # there with the one above it
@@ -114,7 +79,7 @@ class View:
             memory_bytes: how large a file system in memory may get.
         """
         found: list[Bind | Fresh] = [self._part("", "/")]
-        found += [Bind(piece.source, piece.path) for piece in self.programs]
+        found += self.programs
         found.append(Fresh("proc", "/proc", ("ro", "nosuid", "nodev", "noexec")))
         if os.geteuid() == 0:
             hidden = [f"/proc/{name}" for name in HIDDEN_FROM_ROOT]
@@ -134,7 +99,7 @@ class View:
     @property
     def names(self) -> list[str]:
         """What the root must have directories for."""
-        return [piece.path.removeprefix("/") for piece in self.programs] + list(self.own)
+        return [program.path.removeprefix("/") for program in self.programs] + list(self.own)
 
 
 def where() -> str | None:
@@ -225,9 +190,9 @@ def arguments(mounts: Iterable[Bind | Fresh], options: ShellOptions, user: Itera
 
 def _devices() -> tuple[Bind | Fresh, ...]:
     """What `--dev /dev` mounts, besides an empty file system for it to be in."""
-    nodes = [Bind(f"/dev/{name}", f"/dev/{name}", read_only=False, devices=True) for name in devices.NAMES]
+    nodes = [Bind(f"/dev/{name}", f"/dev/{name}", read_only=False, devices=True) for name in system.DEVICES]
     return (*nodes, Fresh("devpts", "/dev/pts", ("nosuid", "noexec")))
 
 
-def _read_only(pieces: Iterable[Piece]) -> list[str]:
-    return [word for piece in pieces for word in Bind(piece.source, piece.path).words()]
+def _read_only(binds: Iterable[Bind]) -> list[str]:
+    return [word for bind in binds for word in bind.words()]

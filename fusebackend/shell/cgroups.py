@@ -1,9 +1,9 @@
-"""Control groups: one limit for all processes of a command together (cgroups(7)).
+"""Limits of memory and processes: control groups (cgroups(7)), and limits of each process where there are none.
 
 `ControlGroups` finds, once, where this process may make groups that limit memory and processes: in its own group of a
 version 1 hierarchy, or, in version 2, in the nearest group above that hands both controllers down. A `Group` belongs
-to one command, in one directory for each hierarchy; it is there before the command runs anything, and removed after
-its last process has ended. Those of a killed server are removed by the next one.
+to one command, in one directory for each hierarchy. It is made before the command runs anything, and removed after
+its last process has ended. Groups of a killed server are removed by the next one.
 """
 
 from __future__ import annotations
@@ -13,13 +13,17 @@ import errno
 import itertools
 import logging
 import os
+import resource
 import signal
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
+from fusebackend.linux import runtime_directory
 from fusebackend.linux.mount_table import MountEntry, mounts
-from fusebackend.shell import owner
+from fusebackend.shell.options import ShellOptions
+from fusebackend.shell.usernamespace import RLIMITS, rlimits
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +49,7 @@ class ControlGroups:
         self.places = [place for place in places if _can_make_groups(place)]
         for place in self.places:
             try:
-                owner.remove_stale(place.directory, _end)
+                runtime_directory.remove_stale(place.directory, _end)
             except OSError as error:
                 log.warning("control groups of a server that was killed stay in %s: %s", place.directory, error)
 
@@ -67,7 +71,7 @@ class ControlGroups:
         Raises:
             OSError: the kernel does not take it.
         """
-        name = owner.name(next(_numbers))
+        name = runtime_directory.own_name(next(_numbers))
         group = Group([os.path.join(place.directory, name) for place in self.places])
         try:
             for place, directory in zip(self.places, group.directories, strict=True):
@@ -175,7 +179,7 @@ def _handing_down(directory: str, top: str, controllers: set[str]) -> str | None
 
 def _can_make_groups(place: Place) -> bool:
     """By trying, for who may is up to modes, delegation and whatever confines this process; and move a child there."""
-    name = os.path.join(place.directory, owner.name(0))
+    name = os.path.join(place.directory, runtime_directory.own_name(0))
     try:
         os.mkdir(name)
     except OSError:
@@ -208,7 +212,7 @@ def _limit(place: Place, directory: str, memory_bytes: int, max_processes: int) 
 
 
 def _end(directory: str) -> None:
-    """Remove the group of a server that has been killed, with what it left running."""
+    """Remove the group of a killed server, and end its processes."""
     group = Group([directory])
     group.kill()
     group.remove()
@@ -232,3 +236,84 @@ def _removed(directory: str) -> bool:
             raise
         return False
     return True
+
+
+OPEN_FILES = 1024
+"""The usual soft limit. The server has raised its own, and some programs close as many descriptors as they may have."""
+
+UID_MAP = "/proc/self/uid_map"
+
+FIRST_TO_GO = 500
+"""Of 1000. Where the whole machine is out of memory, commands are ended rather than the server."""
+
+NO_CORE = 1
+"""RLIMIT_CORE. Less than any core file; and the one value that also keeps the kernel from starting a handler of core
+dumps, outside of the sandbox (core(5), fs/coredump.c)."""
+
+
+class Limits:
+    """The limits of a command's memory and processes.
+
+    Control groups limit all processes of a command together. Where this process may make none, each process is limited
+    (setrlimit(2)): each may then use as much memory as the whole command should, and the number of processes is not
+    limited for root, which the kernel exempts. `describe` says which way is used.
+    """
+
+    def __init__(self, options: ShellOptions, groups: ControlGroups) -> None:
+        self._options = options
+        self._groups = groups
+        self._with_groups = {controller: groups.version_for(controller) for controller in ("memory", "pids")}
+
+    def confine(self, pid: int) -> Group:
+        """Limit a process that has started nothing yet, and all that it will start. The group is to be removed.
+
+        Raises:
+            OSError: it can't be limited. A process that has ended is no error.
+        """
+        options = self._options
+        group = self._groups.make(options.memory_bytes, options.max_processes + 1)  # and the sandbox's own first one
+        try:
+            with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+                group.add(pid)
+                self._limit_each(pid)
+        except BaseException:
+            group.remove()
+            raise
+        return group
+
+    def _limit_each(self, pid: int) -> None:
+        limits = {resource.RLIMIT_CORE: NO_CORE, **{RLIMITS[name]: most for name, most in rlimits().items()}}
+        if self._with_groups["memory"] is None:
+            # Not RLIMIT_AS: what is merely reserved, as virtual machines do by the gigabyte, costs nothing.
+            limits[resource.RLIMIT_DATA] = self._options.memory_bytes
+        if self._with_groups["pids"] is None:
+            limits[resource.RLIMIT_NPROC] = self._options.max_processes + 1
+        for number, most in limits.items():
+            _, hard = resource.prlimit(pid, number)
+            value = most if hard == resource.RLIM_INFINITY else min(most, hard)
+            resource.prlimit(pid, number, (value, value))
+        with open(f"/proc/{pid}/oom_score_adj", "w") as file:
+            file.write(str(FIRST_TO_GO))  # also, a server that is protected must not hand that on
+        _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        soft = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
+
+    def describe(self) -> dict[str, Any]:
+        """How memory and processes are limited, in words."""
+        memory, processes = self._with_groups["memory"], self._with_groups["pids"]
+        otherwise = "not at all (root is exempt)" if _is_exempt() else "rlimit, for each command"
+        return {
+            "memory_bytes": self._options.memory_bytes,
+            "memory_limited_by": f"cgroup v{memory}" if memory else "rlimit, for each process",
+            "max_processes": self._options.max_processes,
+            "processes_limited_by": f"cgroup v{processes}" if processes else otherwise,
+        }
+
+
+def _is_exempt() -> bool:
+    """Return True for root of the whole machine, which RLIMIT_NPROC does not limit."""
+    if os.geteuid() != 0:
+        return False
+    with open(UID_MAP) as file:
+        inside, outside, _ = (int(word) for word in file.readline().split())
+    return inside == outside == 0

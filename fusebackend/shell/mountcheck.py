@@ -16,7 +16,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fusebackend.linux.mount_table import MountEntry
-from fusebackend.shell.bubblewrap import Bind, Fresh, SandboxError
+from fusebackend.shell.bubblewrap import SandboxError
+from fusebackend.shell.system import Bind, Fresh
 
 COVERS_OF_PROC = ("sys", "sysrq-trigger", "irq", "bus")
 """What bwrap mounts read-only on itself in /proc, as far as the user could write there."""

@@ -1,16 +1,16 @@
 """`Shell`: commands in a mount, for `MountedBackend.execute`.
 
-A command runs with `sh -c` in a bubblewrap sandbox whose root is the mount, as the server's own user, whom alone the
-mount admits. It sees
+A command runs with `sh -c` in a bubblewrap sandbox whose root is the mount, as the server's own user, the only one that
+the mount admits. It sees
 
 - every route at the absolute path that the file verbs use, and writes what the mount lets it write;
-- the system's programs (`system.PROGRAMS`) and a few files of /etc, read-only, whatever the default volume has under
-  these names: the sandbox's root is a tree of its own (`vfs/trees.py`), in which they are the server's;
+- the system's programs (`system.PROGRAMS`) and a few files of /etc, read-only. They hide files of the default volume
+  with the same names, because the sandbox's root is a tree of its own (`vfs/trees.py`);
 - its own /proc, /dev and empty /tmp; its own processes, System V objects, host name and, unless asked otherwise, a
   network of nothing but itself. With the network it can also reach what listens on this machine.
 
-It has no capabilities and can gain none. Time, output, memory and processes are limited; whatever a command leaves
-running ends with it. Sockets and pipes that programs outside keep *in* the mount can be used: they are in the mount.
+It has no capabilities and can gain none. Time, output, memory and processes are limited; processes that a command
+leaves running end with it. Sockets and pipes that programs outside keep *in* the mount can be used.
 """
 
 from __future__ import annotations
@@ -18,48 +18,43 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import select
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from fusebackend.base import paths
 from fusebackend.base.paths import AgentPath, PathError
 from fusebackend.linux import mount_table as table
-from fusebackend.linux.command import Command, End, OnOutput, Running, nothing_to_run
+from fusebackend.linux.command import Command, End, Process, Running, nothing_to_run
 from fusebackend.protocol import ExecuteResponse
 from fusebackend.shell import bubblewrap, seccomp, system
-from fusebackend.shell.bubblewrap import Bind, Fresh, SandboxError, View
-from fusebackend.shell.cgroups import ControlGroups, Group
-from fusebackend.shell.devices import Devices
-from fusebackend.shell.etc import Etc
-from fusebackend.shell.launch import Launch
-from fusebackend.shell.limits import Limits
+from fusebackend.shell.bubblewrap import SandboxError, View
+from fusebackend.shell.cgroups import ControlGroups, Group, Limits
+from fusebackend.shell.launch import Launch, Sandboxed, Unconfined
 from fusebackend.shell.mountcheck import MountCheck
-from fusebackend.shell.mountwatch import MountWatch
 from fusebackend.shell.options import ShellOptions
-from fusebackend.shell.sandboxed import Sandboxed
-from fusebackend.shell.unconfined import Unconfined
+from fusebackend.shell.system import Bind, Devices, Etc, Fresh
 from fusebackend.shell.usernamespace import UserNamespace
 
 if TYPE_CHECKING:
     from fusebackend.vfs.mounted_tree import FileSystem
 
+
 log = logging.getLogger(__name__)
 
 REFUSED = 126
-"""The exit code of a command that was not even started: as a shell says of one that is there and can't be run."""
+"""The exit code of a command that was not started; a shell gives it for a file that can't be run."""
 
 
 @dataclass(frozen=True)
 class _Job:
-    """What `execute` was asked for."""
+    """A command that is about to run."""
 
-    command: str
+    command: Command
     cwd: AgentPath
-    stdin: bytes | None
-    on_output: OnOutput | None
     deadline: float  # by the monotonic clock
     timeout_s: float
 
@@ -88,42 +83,25 @@ class Shell:
         self._running = Running()
         self._furnishing = threading.Lock()
 
-    def execute(
-        self,
-        command: str,
-        *,
-        timeout: float | None = None,
-        stdin: bytes | None = None,
-        cwd: str = "/",
-        on_output: OnOutput | None = None,
-        cancelled: threading.Event | None = None,
-    ) -> ExecuteResponse:
+    def execute(self, command: Command) -> ExecuteResponse:
         """Run a command, and return when all that it has started has ended. Any number may run at once.
 
         Output is stdout, then the lines of stderr prefixed `[stderr] `. The exit code is 124 after a time-out, 130
         when the command was cancelled or the mount ended, 128 and the signal's number when one ended it, and 126 with
         the reason in the output when it could not be started.
 
-        Args:
-            command: for `sh -c`.
-            timeout: seconds, up to the options' `max_timeout_s`; their `timeout_s` when None.
-            stdin: what it reads; nothing when None.
-            cwd: where it starts, as the agent names it.
-            on_output: told of the output that is kept, as it comes, in this thread. It may raise to end the command.
-            cancelled: setting it ends the command.
-
         Raises:
-            ValueError: `timeout` is not above 0, or above the options' `max_timeout_s`.
+            ValueError: `timeout_s` is not above 0, or above the options' `max_timeout_s`.
         """
-        seconds = self.options.seconds(timeout)
+        seconds = self.options.seconds(command.timeout_s)
         deadline = time.monotonic() + seconds
-        refusal = nothing_to_run(command)
+        refusal = nothing_to_run(command.text)
         if refusal is not None:
             return refusal
         try:
-            job = _Job(command, paths.normalise(cwd), stdin, on_output, deadline, seconds)
+            job = _Job(command, paths.normalise(command.cwd), deadline, seconds)
             with self._running.command(SandboxError), MountWatch(self.mountpoint) as watch:
-                return self._execute(job, watch, cancelled)
+                return self._execute(job, watch)
         except (SandboxError, PathError) as error:
             return ExecuteResponse(output=f"Error: {error}", exit_code=REFUSED)
 
@@ -156,16 +134,15 @@ class Shell:
 
     # -- one command -------------------------------------------------------------------------------------------
 
-    def _execute(self, job: _Job, watch: MountWatch, cancelled: threading.Event | None) -> ExecuteResponse:
+    def _execute(self, job: _Job, watch: MountWatch) -> ExecuteResponse:
         def stopped() -> bool:
-            return self._running.closed or watch.look() or (cancelled is not None and cancelled.is_set())
+            return self._running.closed or watch.look() or job.command.is_cancelled
 
         if watch.gone:
             raise SandboxError(f"nothing is mounted on '{self.mountpoint}' any more")
         with self._start(job) as launch:
-            output = Command(
-                launch.process, self.options.max_output_bytes, stdin=job.stdin or b"", on_output=job.on_output
-            )
+            stdin, on_output = job.command.stdin or b"", job.command.on_output
+            output = Process(launch.process, self.options.max_output_bytes, stdin=stdin, on_output=on_output)
             group = None
             try:
                 first = launch.wait_for_first(job.deadline, stopped)
@@ -193,11 +170,11 @@ class Shell:
 
     @contextlib.contextmanager
     def _start(self, job: _Job) -> Iterator[Launch]:
-        """The command, waiting at its gate, in whatever this shell runs commands in."""
+        """Start the command, which waits at its gate."""
         options = self.options
         if options.sandbox == "none":
             env = system.environment(job.cwd, dict(options.env))
-            with _made(lambda: Unconfined(job.command, self.mountpoint + job.cwd, env)) as launch:
+            with _made(lambda: Unconfined(job.command.text, self.mountpoint + job.cwd, env)) as launch:
                 yield launch
             return
         program = bubblewrap.find()
@@ -207,11 +184,12 @@ class Shell:
             filtered = seccomp.program(counted=self._namespace.is_made)
         words = bubblewrap.arguments(mounts, options, user, job.cwd)
         entering = [*self._namespace.entering(), program]
-        with _made(lambda: Sandboxed(entering, words, job.command, lambda: self._check(mounts), filtered)) as launch:
+        command = job.command.text
+        with _made(lambda: Sandboxed(entering, words, command, lambda: self._check(mounts), filtered)) as launch:
             yield launch
 
     def _furnished(self, program: str, user: tuple[str, ...]) -> list[Bind | Fresh]:
-        """What is to be mounted in a sandbox, with all that the server has to make for it."""
+        """Return the mounts of a sandbox, after making the server's parts of them."""
         self._devices.make()
         self._namespace.make(program, user)
         try:
@@ -221,7 +199,7 @@ class Shell:
         return self._view.mounts(etc, self._devices.nodes(), self.options.memory_bytes)
 
     def _check(self, mounts: list[Bind | Fresh]) -> MountCheck:
-        """What must be mounted, by what this process has mounted now."""
+        """Return the check of a sandbox's mounts against the mounts of this process."""
         with open("/proc/self/mountinfo", "rb") as file:
             seen = (file.read(), mounts)
         if self._checks is None or self._checks[0] != seen:
@@ -234,3 +212,35 @@ def _made(make: Callable[[], Launch]) -> Launch:
         return make()
     except (OSError, ValueError) as error:  # a NUL, or longer than 128 KiB; a limit of this machine
         raise SandboxError(f"the command can't be started: {error}") from None
+
+
+class MountWatch:
+    """Watches the mount point of a command, which ends when it is unmounted.
+
+    A sandbox keeps the mounted file system alive in its own mount namespace: after `fusermount3 -u` the server would
+    serve it until the command ends, and the unmount waits for the server. poll(2) on the table of mounts reports each
+    change of it (proc_pid_mountinfo(5)). Used by one thread, as a context manager.
+    """
+
+    def __init__(self, mountpoint: str) -> None:
+        self._mountpoint = mountpoint
+        self._table = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
+        self._poll = select.poll()
+        self._poll.register(self._table, select.POLLPRI)
+        self.gone = not self._is_there()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        os.close(self._table)
+
+    def look(self) -> bool:
+        """Return True when the mount is gone."""
+        if not self.gone and self._poll.poll(0):
+            self.gone = not self._is_there()
+        return self.gone
+
+    def _is_there(self) -> bool:
+        entry = table.mount_at(self._mountpoint)
+        return entry is not None and entry.is_ours

@@ -1,7 +1,8 @@
 """Suites for authors of backends and volumes: subclass a class, override a fixture, run pytest.
 
-`conformance` holds an agent face to its verbs, `posix` a mounted directory to POSIX. They need pytest, and work for
-code outside of this package as they do for ours.
+`conformance` tests the verbs of an agent face, `posix` a mounted directory, `likeness` compares a mount with a plain
+directory, `model` runs random operations against a model, `exerciser` random I/O on one file. They need pytest (`model`
+also hypothesis), and test code outside of this package as well.
 """
 
 import pkgutil

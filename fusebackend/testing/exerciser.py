@@ -1,13 +1,13 @@
-"""`Exerciser`: random work on one file, compared after every step with what a byte array says (the idea is fsx's).
+"""`Exerciser`: random work on one file, compared with a byte array after every step (the idea is fsx's).
 
     Exerciser(pathlib.Path("/mnt/mine/file"), seed=7).run(10_000)
 
 Each step reads, writes, maps, cuts, extends or reopens the file in one of the ways the system has for it, with sizes
 and offsets around pages, chunks and the end of the file. The first byte that differs ends it with an `AssertionError`
-that tells the seed and the last steps. The same seed does the same steps again.
+that names the seed and the last steps. The same seed does the same steps again.
 
-Several exercisers, each in a process of its own, may share a file when each has a `part` of it to itself: then nobody
-changes its size, and every byte of another's part is another's.
+Several exercisers, each in a process of its own, may share a file when each has a `part` of it to itself. They then
+leave the file's size alone, and each checks only the bytes of its own part.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ EDGES = (PAGE, 4 * PAGE, 1 << 16, 1 << 17)
 """Offsets and sizes gather around multiples of these: pages, chunks of a volume, requests of the kernel."""
 
 REMEMBERED = 30
-"""So many of the last steps are told when one fails."""
+"""A failure lists this many of the last steps."""
 
 Step = Callable[[], str]
 
@@ -34,11 +34,11 @@ class Exerciser:
 
     Args:
         path: the file; made, or emptied, unless there is a `part`.
-        seed: what the random numbers start from.
+        seed: the seed of the random numbers.
         largest: the largest size of the file, in bytes.
-        part: the first byte and the end of what is this exerciser's of a file that is there already.
+        part: the range (first byte, end) that belongs to this exerciser, of a file that exists already.
         others: more steps, such as a remount; each is called now and then with the file closed. Each may change the
-            bytes: it gets the expected ones and returns those that are expected from then on.
+            bytes: it takes the expected ones and returns those that are expected from then on.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Exerciser:
     # -- where -------------------------------------------------------------------------------------------------
 
     def _number(self, highest: int) -> int:
-        """From 0 to `highest`, often beside an edge; 0 where `others` have left more in the file than `largest`."""
+        """Draw a number from 0 to `highest`, often beside an edge; 0 where `others` left more than `largest` bytes."""
         highest = max(0, highest)
         if self._chance.random() < 0.4:
             edge = self._chance.choice(EDGES)
@@ -120,7 +120,7 @@ class Exerciser:
         return min(self._number(self._chance.choice((16, PAGE, 3 * PAGE, 1 << 17))), max(0, highest))
 
     def _range(self, *, extend: bool) -> tuple[int, int]:
-        """An offset in the part and a size; beyond the end of the file only if it may be extended."""
+        """Draw an offset in the part and a size; they pass the end of the file only with `extend`."""
         highest = self._limit - self._start if extend and not self._fixed else len(self._bytes)
         offset = self._number(highest)
         return offset, self._size(highest - offset)
@@ -196,7 +196,7 @@ class Exerciser:
         return f"{how} {len(data)} at {offset}"
 
     def _mapped(self) -> mmap.mmap | None:
-        """The whole file in memory; kept over steps, and made anew when the size is another."""
+        """Map the whole file; keep the mapping over steps until the size changes."""
         size = self._limit if self._fixed else len(self._bytes)
         if self._map is not None and len(self._map) != size:
             self._map.close()
@@ -236,7 +236,7 @@ class Exerciser:
         return self._resized(size, "truncate")
 
     def _unmap_beyond(self, size: int) -> None:
-        """Touching a mapping beyond the end of its file is SIGBUS."""
+        """Close a mapping of another size: touching it beyond the end of the file is SIGBUS."""
         if self._map is not None and len(self._map) != size:
             self._map.close()
             self._map = None

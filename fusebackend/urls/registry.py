@@ -41,7 +41,7 @@ def _open_directory(url: Url) -> Any:
 
 def _open_shell(url: Url) -> Any:
     directory = _directory(url)
-    from fusebackend.backends.directory.local_shell import LocalShellBackend
+    from fusebackend.backends.directory.backend import LocalShellBackend
 
     return LocalShellBackend(directory, virtual_mode=True, **url.parameters)
 
@@ -91,7 +91,7 @@ def _open_postgres(url: Url) -> Any:
 
 
 def _open_docker(url: Url) -> Any:
-    from fusebackend.backends.sandbox.opening import open_docker
+    from fusebackend.backends.sandbox.docker import open_docker
 
     return open_docker(url)
 

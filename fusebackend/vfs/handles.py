@@ -6,25 +6,22 @@ import itertools
 import os
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from fusebackend.protocol import Attr, AttrChanges, Volume
 from fusebackend.vfs.calls import request
 from fusebackend.vfs.junctions import Junction, Route
-from fusebackend.vfs.setid import disarming
-
-if TYPE_CHECKING:
-    from fusebackend.vfs.coherence.cached_readdir import KeptListing
+from fusebackend.vfs.setid import without_set_id
 
 Handle = TypeVar("Handle", "FileHandle", "DirectoryHandle")
 
 
 class OpenedFile(NamedTuple):
-    """What the kernel is told of a new handle."""
+    """The answer to OPEN or CREATE."""
 
     number: int
     keep_pages: bool
-    """The pages it has of the file are still good."""
+    """The pages that the kernel has of the file are still valid."""
     direct: bool
     """Writes through this handle pass the page cache by."""
 
@@ -47,18 +44,18 @@ class FileHandle:
 
     @property
     def privileged(self) -> bool:
-        """May whoever has opened it write to a file that runs as its owner, and leave it one?"""
+        """True if a write by the thread that opened it leaves set-ID bits alone (CAP_FSETID)."""
         if self._privileged is None:
             self._privileged = self.opener.can(request.CAP_FSETID)
         return self._privileged
 
     @property
     def can_map(self) -> bool:
-        """Can pages be mapped for writing (mmap(2))? That needs a file that is open for both."""
+        """True if pages can be mapped for writing (mmap(2)): the file is open for reading and writing."""
         return self.flags & os.O_ACCMODE == os.O_RDWR
 
     def open(self, truncate: bool) -> Attr:
-        """Open the node, and empty it if asked to, in one step and one thread; returns what the file then is.
+        """Open the node, and empty it if `truncate`, in one step and one thread; returns the attributes after that.
 
         An error leaves it closed.
         """
@@ -66,7 +63,7 @@ class FileHandle:
         attr = volume.open(node, self.flags)
         try:
             if truncate:
-                empty = disarming(volume, node, AttrChanges(size=0), self.opener)
+                empty = without_set_id(volume, node, AttrChanges(size=0), self.opener)
                 return self.route.changing.setattr(node, empty)
             return volume.getattr(node) if attr is None else attr
         except BaseException:
@@ -78,7 +75,7 @@ class FileHandle:
 
 
 def close_all(volume: Volume, handles: Iterable[FileHandle], nodes: Iterable[int]) -> None:
-    """The mount is gone: close what it had open of a volume, forget what it knew, and make everything durable."""
+    """After the unmount: close the open handles of a volume, forget its nodes, and make everything durable."""
     for handle in handles:
         volume.release(handle.node, handle.flags)
     volume.forget(nodes)
@@ -86,16 +83,16 @@ def close_all(volume: Volume, handles: Iterable[FileHandle], nodes: Iterable[int
 
 
 class DirectoryHandle:
-    """One open directory, and how far each position of its listing is.
+    """One open directory, and the names before each position of its listing.
 
-    A position says how many names were given out before it, and the last of these is where the listing goes on. It goes
-    on by name, so that entries which stay are seen exactly once whatever else comes and goes. After a seek back
-    other names than before get positions of their own: all positions stay good until the listing starts anew.
+    A position counts the names given out before it, and the listing goes on after the last of these. It goes on by
+    name, so that an entry that stays is seen exactly once while others come and go. After a seek back, other names than
+    before get positions of their own: all positions stay valid until the listing starts anew.
 
-    That of a listing which the kernel may keep has other positions, see `coherence/cached_readdir.py`.
+    A listing that the kernel may keep has other positions, see `coherence/cached_readdir.py`.
     """
 
-    __slots__ = ("ahead", "ahead_at", "inode", "junction", "kept", "listing", "names", "node", "route")
+    __slots__ = ("ahead", "ahead_at", "inode", "junction", "kept", "names", "node", "route")
 
     def __init__(
         self, inode: int, route: Route | None, node: int, junction: Junction | None, kept: bool = False
@@ -106,9 +103,8 @@ class DirectoryHandle:
         self.junction = junction
         self.names: list[bytes] = []
         self.ahead: list[tuple[bytes, Attr]] = []  # fetched and not given to the kernel yet …
-        self.ahead_at = (-1, -1, -1)  # … at these counts of changes, in the mount and heard of; for this position
-        self.kept = kept  # the kernel may keep what is listed: with the positions of `coherence/cached_readdir.py`
-        self.listing: KeptListing | None = None
+        self.ahead_at = (-1, -1, -1)  # … at these counts of all changes and of others'; for this position
+        self.kept = kept  # the kernel may keep the listing
 
 
 class HandleTable(Generic[Handle]):

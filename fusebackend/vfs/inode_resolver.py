@@ -1,8 +1,11 @@
-"""`Places`: where in the volumes a request happens, and what the kernel is told of what is there.
+"""`InodeResolver`: inode → route and node, and the entries that the kernel gets.
 
-It has the mount tree and the inode numbers with their lookup counts. Whatever gives the kernel an entry goes through
-`entry` or `give`, which count it and keep the name for `watch/node_paths.py`; whatever the kernel gives back through
-`forget`.
+It has the mount tree and the inode numbers with their lookup counts. Each entry for the kernel is made by `entry` or
+`emit_entry`, which count the reference and keep the name for `watch/node_paths.py`; `forget` takes references back.
+
+Race: a blocking volume forgets in a thread. By then the kernel may have looked a name up again and got the same node
+(`fuse_queue_forget`, fs/fuse/dev.c): `open` of it would be ESTALE, and again after the kernel's one retry. So the
+thread forgets only nodes without a reference. Cost: a look into a table for each. Switch: `late_forget`.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ from fusebackend.vfs.junctions import Junction, MountTree, Route, servers_direct
 from fusebackend.vfs.setid import SET_ID, SetId
 
 
-class Places:
+class InodeResolver:
     """See the module's docstring."""
 
     def __init__(
@@ -50,6 +53,7 @@ class Places:
         twins: Twins,
         append_end: AppendEnd,
         set_id: SetId,
+        late_forget: bool,
     ) -> None:
         self.tree = tree
         self.inodes = inodes
@@ -58,16 +62,17 @@ class Places:
         self.twins = twins
         self._append_end = append_end
         self._set_id = set_id
-        self._armed = set_id.armed
+        self._marked = set_id.marked
         self._revalidation = revalidation
+        self._checks_late = late_forget
         self.own_changes = 0
-        """How many changes of names and attributes the kernel has asked for."""
+        """Counts the changes of names and attributes by the kernel."""
         self.synthesised = servers_directory()
 
     @property
     def changes(self) -> int:
-        """Grows with every change of any name or attribute, whoever makes it."""
-        return self.own_changes + self.overtaken.heard
+        """Counts all changes of names and attributes, by the kernel and by others."""
+        return self.own_changes + self.overtaken.generation
 
     async def forget(self, references: Iterable[tuple[int, int]]) -> None:
         """The kernel gives back (inode, count) references."""
@@ -78,10 +83,10 @@ class Places:
                 await route.call(route.volume.forget, nodes)
 
     def _forget_late(self, route: Route, nodes: list[int]) -> None:
-        """Race: a blocking volume forgets in a thread, and by then the kernel may have looked a name up again and been
-        given the same number: `open` of that would be ESTALE, and again after the kernel's one more try."""
         known = self.inodes.get
-        route.volume.forget([node for node in nodes if known(inode_number(route.index, node)) is None])
+        if self._checks_late:
+            nodes = [node for node in nodes if known(inode_number(route.index, node)) is None]
+        route.volume.forget(nodes)
 
     def let_go(self, references: Iterable[tuple[int, int]]) -> list[tuple[Route, list[int]]]:
         """Take references back; gives the nodes that the kernel knows under no number any more, by route."""
@@ -133,64 +138,73 @@ class Places:
     def junction_timeout(self, junction: Junction) -> float:
         return junction.route.policy.timeout_s if junction.route is not None else junction.timeout_s
 
-    async def made(self, route: Route, parent: int, name: bytes, function: Callable[..., Attr], *args: Any) -> Entry:
-        """The entry of a name that a call into a volume makes; see `Route.take`."""
-        heard = self.overtaken.heard
-        return self.entry(route, parent, name, await route.take(function, *args), heard)
-
-    def entry(self, route: Route, parent: int, name: bytes, attr: Attr, heard: int) -> Entry:
-        """What the kernel is given of a name, with one more reference to the inode.
+    async def create_entry(
+        self, route: Route, node: int, parent: int, name: bytes, function: Callable[..., Attr], *args: Any
+    ) -> Entry:
+        """Have the volume create a name in a directory, and return its entry.
 
         Args:
-            heard: `Overtaken.heard` from before the volume was asked. From here on the inode is one that the
-                kernel is told of.
+            route, node, parent: the directory, by its node and inode.
+            function, args: the call into the volume.
         """
-        entry = self._referenced(route, parent, name, attr, heard)
+        generation = self.overtaken.generation
+        entry = self.entry(route, parent, name, await route.call_and_hold(function, *args), generation)
+        if self.inodes.beside:
+            await self.twins.names_changed(route, (node, name))
+        return entry
+
+    def entry(self, route: Route, parent: int, name: bytes, attr: Attr, generation: int) -> Entry:
+        """Return the entry of a name, and count the reference that the kernel gets with it.
+
+        Args:
+            generation: `Overtaken.generation` from before the volume was asked.
+        """
+        entry = self._referenced(route, parent, name, attr, generation)
         self._keep(route, parent, name, entry)
         return entry
 
-    def give(
-        self, route: Route, parent: int, name: bytes, attr: Attr, heard: int, emit: Emit, following: int
+    def emit_entry(
+        self, route: Route, parent: int, name: bytes, attr: Attr, generation: int, emit: Emit, following: int
     ) -> bool:
-        """Emit what `entry` gives, with the position after it, if there is room for it."""
-        entry = self._referenced(route, parent, name, attr, heard)
+        """Emit one readdirplus entry. Returns False, and takes the reference back, if the kernel's buffer is full."""
+        entry = self._referenced(route, parent, name, attr, generation)
         if not emit(name, entry, following):
             self.inodes.forget([(entry.inode, 1)])  # and no more than that: nothing was held for it
             return False
         self._keep(route, parent, name, entry)
         return True
 
-    def _referenced(self, route: Route, parent: int, name: bytes, attr: Attr, heard: int) -> Entry:
+    def _referenced(self, route: Route, parent: int, name: bytes, attr: Attr, generation: int) -> Entry:
         directory = parent
         if route.files is route:
             inode = inode_number(route.index, attr.node)
         else:
             inode, parent = route.number(attr), route.above(attr, parent)
-            self.twins.given(directory, name)
+            self.twins.note_name(directory, name)
         known = self.inodes.reference(inode, parent, name, attr)
         if attr.size != known.size:
-            self._append_end.told(inode, known, attr.size)
-        if attr.mode & SET_ID or self._armed:
-            self._set_id.told(inode, attr)
+            self._append_end.size_sent(inode, known, attr.size)
+        if attr.mode & SET_ID or self._marked:
+            self._set_id.attr_sent(inode, attr)
         timeout_s = route.policy.timeout(attr) if route.shared else route.policy.timeout_s
         if self.twins.contended and self.twins.is_contended(directory):
             timeout_s = 0.0
-        return self.overtaken.checked(Entry(inode, attr, timeout_s), heard)
+        return self.overtaken.checked(Entry(inode, attr, timeout_s), generation)
 
     def _keep(self, route: Route, parent: int, name: bytes, entry: Entry) -> None:
         route.volume.hold(node_of(entry.inode))  # perhaps again: a forget may have overtaken the answer of a thread
         if route.shared:
             self.dentries.found((parent, name), entry.inode)
 
-    def told(self, inode: int, attr: Attr) -> None:
-        """The kernel is told these attributes of an inode, if it knows it."""
+    def attr_sent(self, inode: int, attr: Attr) -> None:
+        """Note the attributes that the kernel gets of an inode, if it knows the inode."""
         known = self.inodes.get(inode)
         if known is None:
             return
         if attr.size != known.size:
-            self._append_end.told(inode, known, attr.size)
-        if attr.mode & SET_ID or self._armed:
-            self._set_id.told(inode, attr)
+            self._append_end.size_sent(inode, known, attr.size)
+        if attr.mode & SET_ID or self._marked:
+            self._set_id.attr_sent(inode, attr)
 
 
 def check_name(name: bytes) -> None:

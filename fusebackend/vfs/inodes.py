@@ -2,7 +2,7 @@
 
 An inode number is its volume's node with the route's index in the bits above it, so both directions are arithmetic,
 numbers are as stable across remounts as the volume's nodes are, and nothing has to be remembered to translate them.
-What must be remembered, for each inode the kernel knows, is one small record; it goes when the kernel forgets.
+Each inode that the kernel knows has one small record; it goes when the kernel forgets the inode.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def node_of(inode: int) -> int:
 
 
 class Entry(NamedTuple):
-    """What the kernel is told of a name: its inode (0 for a name that is not there), attributes, and for how long."""
+    """The answer to a LOOKUP: inode (0 for an absent name), attributes, and their timeout."""
 
     inode: int
     attr: Attr | None
@@ -49,8 +49,7 @@ Emit: TypeAlias = Callable[[bytes, Entry, int], bool]
 
 
 class KnownInode:
-    """What the mount remembers of an inode the kernel knows. Features have records of their own
-    (`InodeTable.by_inode`)."""
+    """An inode that the kernel knows. Features have records of their own (`InodeTable.by_inode`)."""
 
     __slots__ = ("is_dir", "lookups", "name", "opens", "parent", "size")
 
@@ -58,7 +57,7 @@ class KnownInode:
         self.is_dir = is_dir
         self.lookups = 0
         self.opens = 0  # open handles
-        self.size = size  # bytes, as the kernel believes: what it was told, or has written itself
+        self.size = size  # bytes, as the kernel has it: from an answer, or after its own write
         self.parent = parent  # the directory in which it was last found …
         self.name = name  # … and by which name; see `watch/node_paths.py`
 
@@ -71,7 +70,7 @@ class InodeTable:
     """Every inode the kernel holds references to. The root is always known.
 
     Args:
-        routes: how many the main tree has; what is numbered by a higher index is counted.
+        routes: of the main tree. Inodes of routes with a higher index are counted in `beside`.
     """
 
     def __init__(self, routes: int = SYNTHETIC_INDEX) -> None:
@@ -80,16 +79,16 @@ class InodeTable:
         """Directories that are known of other trees than the main one, or are no volume's."""
         self._known: dict[int, KnownInode] = {}
         self.others: dict[int, list[tuple[int, bytes]]] = {}  # earlier (directory, name)s of files with several links
-        self.unheard: set[int] = set()
-        """What the kernel did not know for long after it was given it, see `mount/notifier.py`; nearly always empty."""
-        self._sets: list[set[int]] = [self.unheard]
+        self.not_instantiated: set[int] = set()
+        """Inodes that the kernel did not instantiate for long after the answer, see `mount/notifier.py`."""
+        self._sets: list[set[int]] = [self.not_instantiated]
         self._dicts: list[dict[int, Any]] = [self.others]
         self._peak = 0  # the most that was known since the table last shrank
         root = self._known[ROOT_INODE] = KnownInode(True, parent=ROOT_INODE)
         root.lookups = 1
 
     def by_inode(self, record: Record) -> Record:
-        """What a feature remembers of inodes, a set or a dict: from now on each entry goes when the kernel forgets."""
+        """Remove the entries of a feature's set or dict by inode, from now on, when the kernel forgets the inode."""
         if isinstance(record, set):
             self._sets.append(record)
         else:
@@ -103,7 +102,7 @@ class InodeTable:
         return self._known.get(inode)
 
     def records(self) -> list[tuple[int, KnownInode]]:
-        """Every known inode with what is remembered of it."""
+        """Every known inode with its record."""
         return list(self._known.items())
 
     def items(self) -> list[tuple[int, int]]:
@@ -118,8 +117,8 @@ class InodeTable:
             self.beside += inode >= self._first_beside
         elif known.name != name or known.parent != parent:
             self.renamed(inode, parent, name, attr)
-        if self.unheard:
-            self.unheard.discard(inode)
+        if self.not_instantiated:
+            self.not_instantiated.discard(inode)
         known.lookups += 1
         return known
 
@@ -159,7 +158,7 @@ class InodeTable:
         return gone
 
     def _shrink(self) -> None:
-        """Most of what the kernel knew is forgotten: give its memory back."""
+        """Give memory back after the kernel has forgotten most inodes."""
         self._known = dict(self._known)
         # In place, for others have them too: a table that is emptied gives its memory back.
         for inodes in self._sets:

@@ -3,14 +3,14 @@
 A `Route` is a volume and where it is attached. A `Junction` is a directory with at least one name that leads to a
 route: a tree's root, a route's root with a nested route below it, or a directory on the way to a prefix. Such a
 way exists even where the backend underneath has no directory of that name; it then is synthesised, and made real
-when something is first created in it. A `Pinned` one is the server's own: never real, and nobody changes it.
+when something is first created in it. A `Pinned` one is the server's own: never real, and never changed.
 
 A mount has its main tree, and others beside it (`trees.py`). Each tree has a root, and routes and junctions of its own:
 for the kernel gives a directory one dentry, and moves it where the directory is found in two places (`d_splice_alias`).
 Routes of different trees that show the same live files are *twins*: they share volume, limits and cache policy, and the
 inode numbers of everything that is no directory, so that locks, mappings and the page cache meet.
 
-The kernel goes through junctions, one name at a time. Whoever has a whole path asks `MountTree.table`.
+The kernel goes through junctions, one name at a time. For a whole path, see `MountTree.table`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import trio
 
@@ -29,13 +29,10 @@ from fusebackend.base import paths
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import ROOT, AgentPath, join, split, to_name, to_text
 from fusebackend.composite.route_table import RouteTable
-from fusebackend.protocol import ROOT_NODE, Attr, Caller, Features, Volume
+from fusebackend.protocol import ROOT_NODE, Attr, Caller, Features, Volume, Writable
 from fusebackend.vfs.calls.executor import Offload
 from fusebackend.vfs.coherence.timeouts import ENDLESS_TIMEOUT_S, CachePolicy
 from fusebackend.vfs.inodes import SYNTHETIC_INDEX, inode_number, node_of, route_index
-
-if TYPE_CHECKING:
-    from fusebackend.vfs.watch.emitting import ReportingVolume
 
 SERVERS_NAME = to_name(paths.SERVERS_NAME)
 """The server's name in the root of every tree. It is never listed. In the main tree it leads to the others, in these to
@@ -67,7 +64,7 @@ class Route:
         """The others with the same live files, in other trees; replaced as a whole."""
         self.prefix = prefix
         self.volume = volume
-        self.changing: Volume | ReportingVolume = volume  # for what changes something; while somebody watches, it tells
+        self.changing: Writable = volume  # the same, or a `ReportingVolume` while a `Watch` is open
         self.shared = volume.features.shared
         self._policy_of = policy_of
         self.policy = policy_of(volume.features)
@@ -90,14 +87,13 @@ class Route:
         route = self if self.files is self or attr.is_dir else self.files
         return inode_number(route.index, attr.node)
 
-    async def take(self, function: Callable[..., Attr], *args: Any) -> Attr:
+    async def call_and_hold(self, function: Callable[..., Attr], *args: Any) -> Attr:
         """Call into the volume for a node that the kernel will hold, and hold it before anyone can free it."""
-        return await self.call(held, self.volume, function, *args)
+        return await self.call(call_and_hold, self.volume, function, *args)
 
     @property
     def keeps_listings(self) -> bool:
-        """Does the kernel know from a directory's time whether a listing is still good? See
-        `coherence/cached_readdir.py`."""
+        """True if a directory's time tells the kernel whether a listing is valid. See `coherence/cached_readdir.py`."""
         waits = self.offload.blocking or self.shared
         return self.policy.coherent and not waits and self.volume.features.persistent_modes
 
@@ -115,9 +111,9 @@ class Route:
             raise oserror(errno.EROFS)
 
 
-def held(volume: Volume, function: Callable[..., Attr], *args: Any) -> Attr:
-    """See `Route.take`."""
-    if volume.features.shared:  # another host may free it whatever is locked here
+def call_and_hold(volume: Volume, function: Callable[..., Attr], *args: Any) -> Attr:
+    """See `Route.call_and_hold`."""
+    if volume.features.shared:  # the lock does not keep another host from freeing it
         attr = function(*args)
         volume.hold(attr.node)
         return attr
@@ -131,7 +127,7 @@ class Junction:
     """A directory that routes run through. `route` is set where it is a route's root."""
 
     timeout_s = 0.0
-    """For how long the kernel may believe one that is no route's root: it may become real unseen."""
+    """Timeout of one that is no route's root: it may become real without a notice."""
 
     def __init__(self, inode: int, name: bytes, parent: Junction | None, route: Route | None) -> None:
         self.inode = inode
@@ -140,32 +136,31 @@ class Junction:
         self.parent = parent
         self.route = route
         self.children: dict[bytes, Junction] = {}
-        self.attr: Attr | None = None  # what was last known, of one whose volume may hang …
-        self.ask_after = 0.0  # … and when it is to be asked again, by the monotonic clock
+        self.attr: Attr | None = None  # the last answer, of one whose volume may hang …
+        self.ask_after = 0.0  # … and the time of the next question, by the monotonic clock
         self.underlying: tuple[Route, int] | None = None if route is None else (route, ROOT_NODE)
 
     def is_servers(self, name: bytes) -> bool:
-        """Is this a name in a tree's root that no volume is asked for?"""
+        """True for the name in a tree's root that is not the volume's."""
         return name == SERVERS_NAME and self.parent is None
 
     @property
     def is_listed(self) -> bool:
-        """Do listings of the directory above show it?"""
+        """True if listings of the directory above show it."""
         return True
 
     @property
     def holder(self) -> Route:
-        """The route whose directory this is, or would be."""
+        """The route that has this directory, or would have it."""
         if self.route is not None:
             return self.route
         assert self.parent is not None, "a junction without a route has a parent"
         return self.parent.holder
 
-    async def shown(self, synthesised: Attr) -> Attr:
-        """The attributes of the junction: its directory's, or `synthesised` where it has none.
+    async def attributes(self, synthesised: Attr) -> Attr:
+        """Return the attributes of the junction: its directory's, or `synthesised` where it has none.
 
-        Where the way to other routes leads through one that hangs, what was last known of that, so that it does not
-        keep them waiting.
+        If its volume hangs, the last ones: other routes below it must not wait.
         """
         if not self.children or not self.holder.offload.blocking:
             return await self._ask(synthesised)
@@ -209,11 +204,10 @@ class Junction:
 
 
 class Pinned(Junction):
-    """A directory of the server's. No volume is asked about it, and nobody changes it or a name in it.
+    """A directory of the server's: it is in no volume, and neither it nor a name in it can be changed.
 
-    It is found by its name, and listed only if a route is below.
-
-    The kernel keeps it for good, and with it whatever a sandbox has mounted there: it is never told to drop the name.
+    A lookup finds it; a listing shows it only if a route is below. No notice ever drops its name, so that the kernel
+    keeps it, and with it the file system that a sandbox has mounted there.
     """
 
     timeout_s = ENDLESS_TIMEOUT_S
@@ -226,7 +220,7 @@ class Pinned(Junction):
     def is_listed(self) -> bool:
         return bool(self.children)  # `find /` in a sandbox shows files, and does not go through the system's
 
-    async def shown(self, synthesised: Attr) -> Attr:
+    async def attributes(self, synthesised: Attr) -> Attr:
         return self._attr
 
     async def place(self, make: bool = False) -> tuple[Route, int] | None:
@@ -245,7 +239,7 @@ def servers_directory(permissions: int = 0o755) -> Attr:
 class MountTree:
     """All routes of a mount, in all of its trees, and the junctions between them.
 
-    Trees are added by any thread while others read: what these go through is replaced as a whole.
+    Trees are added by any thread while others read, so each table is replaced as a whole.
     """
 
     def __init__(self, routes: Iterable[Route]) -> None:
@@ -326,12 +320,12 @@ class MountTree:
         return inode_number(SYNTHETIC_INDEX, self._synthetic)
 
     def child(self, junction: Junction, name: bytes) -> Junction | None:
-        """What a name in a junction leads to, if not to something of the volume's."""
+        """Return the junction that a name in a junction leads to; None for a name of the volume."""
         child = junction.children.get(name)
         return self.servers if child is None and name == SERVERS_NAME and junction is self.root else child
 
     def is_volumes(self, parent: int, name: bytes) -> bool:
-        """Is a name in a directory the volume's? It is not where it leads to a junction, or is the server's."""
+        """True if a name in a directory is the volume's: it leads to no junction, and is not the server's."""
         junction = self._junctions.get(parent)
         return junction is None or not (name in junction.children or junction.is_servers(name))
 
@@ -340,7 +334,7 @@ class MountTree:
         return self._junctions.get(inode)
 
     def is_root(self, inode: int) -> bool:
-        """Is this the root of a tree?"""
+        """True for the root of a tree."""
         junction = self._junctions.get(inode)
         return junction is not None and junction.parent is None
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from fusebackend.protocol import Attr
 from fusebackend.vfs.coherence.cached_readdir import CachedReaddir
 from fusebackend.vfs.handles import DirectoryHandle
-from fusebackend.vfs.inode_resolver import Places
+from fusebackend.vfs.inode_resolver import InodeResolver
 from fusebackend.vfs.inodes import Emit, Entry
 from fusebackend.vfs.junctions import SERVERS_NAME
 
@@ -35,12 +35,12 @@ class Listing:
     """
 
     def __init__(
-        self, places: Places, cached: CachedReaddir, lookup: Callable[[int, bytes], Awaitable[Entry]]
+        self, resolver: InodeResolver, cached: CachedReaddir, lookup: Callable[[int, bytes], Awaitable[Entry]]
     ) -> None:
         self._cached = cached
-        self._places = places
-        self._inodes = places.inodes
-        self._overtaken = places.overtaken
+        self._resolver = resolver
+        self._inodes = resolver.inodes
+        self._overtaken = resolver.overtaken
         self._lookup = lookup
 
     async def list(self, handle: DirectoryHandle, offset: int, emit: Emit) -> None:
@@ -86,12 +86,12 @@ class Listing:
             name = children[position - 2]
             entry = await self._route_entry(handle, name)
             if not emit(name, entry, position + 1):
-                await self._places.forget([(entry.inode, 1)])
+                await self._resolver.forget([(entry.inode, 1)])
                 return
             position += 1
-        # Whoever has been given names by their count goes on with that until it begins anew.
+        # A listing that began with counted positions goes on with them until it starts anew.
         first = 2 + len(children)
-        if handle.kept and not handle.names and await self._cached.list(self._places, handle, position, first, emit):
+        if handle.kept and not handle.names and await self._cached.list(self._resolver, handle, position, first, emit):
             return
         if handle.route is not None:
             covered = frozenset(junctions)
@@ -100,9 +100,9 @@ class Listing:
             await self._list_volume(handle, position, first, covered, emit)
 
     async def _route_entry(self, handle: DirectoryHandle, name: bytes) -> Entry:
-        """A name that leads to a route. One that may hang is not asked: it must not keep the whole listing waiting.
+        """Return the entry of a name that leads to a route, without asking one that may hang: the listing would wait.
 
-        One that is broken says so when it is entered, and not to who looks at the directory above it.
+        A broken route fails when it is entered, and not in the listing of the directory above it.
         """
         assert handle.junction is not None, "only junctions have names that lead to routes"
         child = handle.junction.children[name]
@@ -122,13 +122,13 @@ class Listing:
             return  # a position that this handle never gave out
         after = names[position - first - 1] if position > first else b""
         page = handle.ahead if self._is_good(handle, route, position) else []
-        at, heard, _ = handle.ahead_at
+        at, generation, _ = handle.ahead_at
         handle.ahead = []
         limit = SHARED_PAGE_ENTRIES if route.shared else PAGE_ENTRIES
         while True:
             if not page:
-                # Before looking: what changes after is not in the page.
-                at, heard = self._changes(route), self._overtaken.heard
+                # From before the call: a later change is not in the page.
+                at, generation = self._changes(route), self._overtaken.generation
                 page = list(await route.ask(route.volume.readdir, handle.node, after, limit))
                 if not page:
                     self._cached.listed(handle.inode, len(names))
@@ -137,11 +137,11 @@ class Listing:
                 after = name
                 if name in covered:
                     continue
-                # The kernel often asks again for what did not fit into its caller's buffer: the same position will do.
+                # The kernel often repeats entries that did not fit into its caller's buffer: they keep their position.
                 again = position - first < len(names) and names[position - first] == name
                 following = position + 1 if again else first + len(names) + 1
-                if not self._places.give(route, handle.inode, name, attr, heard, emit, following):
-                    handle.ahead, handle.ahead_at = page[index:], (at, heard, position)
+                if not self._resolver.emit_entry(route, handle.inode, name, attr, generation, emit, following):
+                    handle.ahead, handle.ahead_at = page[index:], (at, generation, position)
                     return
                 if not again:
                     names.append(name)
@@ -149,13 +149,13 @@ class Listing:
             page = []
 
     def _changes(self, route: Route) -> int:
-        """What a page is as old as: of a shared volume, only what others have changed is of interest."""
-        return self._overtaken.heard if route.shared else self._places.changes
+        """The count of changes that a page belongs to: of a shared volume, only those by others."""
+        return self._overtaken.generation if route.shared else self._resolver.changes
 
     def _is_good(self, handle: DirectoryHandle, route: Route, position: int) -> bool:
-        """May the rest of the page that was read last be given out?
+        """True if the rest of the page that was read last may be given out.
 
-        Of a shared volume in any case, for others change something all the time: the kernel asks again.
+        Of a shared volume always, since others change something all the time: its entries are revalidated.
         """
         at, _, there = handle.ahead_at
-        return there == position and (route.shared or (at == self._places.changes and route.policy.coherent))
+        return there == position and (route.shared or (at == self._resolver.changes and route.policy.coherent))

@@ -1,9 +1,9 @@
 """`FileSystem`: the kernel's requests, answered by the volumes behind a mount tree.
 
-It has the handles, calls into the volumes, and asks its parts, of which none knows it: `Places` (where a request
-happens, and what the kernel is given of a name), `Listing`, `ExtendedAttributes`, the features of `coherence/`, and
-`ChangeFeed` for those who watch. It knows neither pyfuse3 nor sockets: `mount/operations.py` unpacks a request, awaits
-one method here, and packs the answer. All methods run on the mount's own loop.
+It has the handles, calls into the volumes, and asks its parts, none of which knows it: `InodeResolver` (inode → route
+and node; entries for the kernel), `Listing`, `ExtendedAttributes`, the features of `coherence/`, and `ChangeFeed` for
+watchers. It knows neither pyfuse3 nor sockets: `mount/operations.py` unpacks a request, awaits one method here, and
+packs the answer. All methods run on the mount's own loop.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import ROOT, AgentPath
-from fusebackend.protocol import Attr, AttrChanges, Caller, ObservableVolume, StatFs, Volume
+from fusebackend.protocol import Attr, AttrChanges, Caller, ObservableVolume, Routed, StatFs, Volume
 from fusebackend.vfs import switches as switching
 from fusebackend.vfs.calls.request import current, on_behalf_of
 from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S, RouteLimits
@@ -40,15 +40,15 @@ from fusebackend.vfs.coherence.timeouts import DEFAULT_TTL_S, ENDLESS_TIMEOUT_S
 from fusebackend.vfs.coherence.twins import Twins
 from fusebackend.vfs.coherence.write_barrier import WriteBarrier
 from fusebackend.vfs.handles import DirectoryHandle, FileHandle, HandleTable, OpenedFile, close_all
-from fusebackend.vfs.inode_resolver import Places, check_name, routes_of
+from fusebackend.vfs.inode_resolver import InodeResolver, check_name, routes_of
 from fusebackend.vfs.inodes import ROOT_INODE, Emit, Entry, InodeTable
-from fusebackend.vfs.junctions import MountTree, Route, held
+from fusebackend.vfs.junctions import MountTree, Route, call_and_hold
 from fusebackend.vfs.listing import Listing
-from fusebackend.vfs.setid import SetId, disarming, refuse_confined
+from fusebackend.vfs.setid import SetId, refuse_confined, without_set_id
 from fusebackend.vfs.switches import Switches
 from fusebackend.vfs.trees import Trees
 from fusebackend.vfs.watch.feed import ChangeFeed
-from fusebackend.vfs.watch.node_paths import Names
+from fusebackend.vfs.watch.node_paths import NodePaths
 from fusebackend.vfs.xattrs import ExtendedAttributes
 
 log = logging.getLogger(__name__)
@@ -73,10 +73,10 @@ class FileSystem:
         """
         Args:
             volumes: prefix → volume; `/` is the default and must be there, the others as `normalise_prefix` gives them.
-            ttl_s: for how many seconds the kernel may believe a route that has no change feed.
+            ttl_s: seconds for which the kernel caches a route without a change feed.
             deadline_s: seconds after which a call into a blocking volume ends with ETIMEDOUT.
             limits: prefix → other limits for the calls into that volume.
-            switches: what is turned off; nothing when None.
+            switches: features that are turned off; none when None.
         """
         on = self.switches = switches or switching.DEFAULT
         tree = self.tree = MountTree(routes_of(volumes, ttl_s, limits or {}, RouteLimits(deadline_s)))
@@ -87,9 +87,9 @@ class FileSystem:
         def kernel() -> KernelCache | None:
             return self.invalidation.kernel
 
-        # What keeps the kernel's caches true …
+        # Coherence rules.
         self.dentries = Dentries()
-        self.overtaken = Overtaken(on.overtaken)
+        self.overtaken = Overtaken(on.overtaken, on.unordered_replies)
         self.hold_back = HoldBack(on.hold_back)
         self.page_versions = PageVersions(inodes, self.hold_back, kernel, on.page_versions)
         self.revalidation = Revalidation(tree, self.dentries, kernel, on.revalidation)
@@ -98,41 +98,49 @@ class FileSystem:
         self.append_end = AppendEnd(inodes, on.append_end)
         self.set_id = SetId(inodes, kernel, on.set_id)
         self.capabilities = Capabilities(inodes, self.files, on.capabilities)
-        # … what saves requests …
+        # Optimisations.
         self.negative = NegativeDentries(on.negative_dentries, on.absent_names)
         self.prefill = Prefill(inodes, on.prefill)
         self.cached_readdir = CachedReaddir(inodes, on.cached_readdir)
-        self.direct_writes = DirectWrites(on.direct_writes)
-        # … and what has to do with several of them.
+        self.direct_writes = DirectWrites(on.direct_writes, on.direct_appends)
+        # Parts that use several of them.
+        filled, kept = self.prefill.filled, self.cached_readdir.kept
         self.invalidation = Invalidation(
-            tree, inodes, self.dentries, self.hold_back, self.overtaken, self.negative, self.prefill, on.invalidation
+            tree, inodes, self.dentries, self.hold_back, self.overtaken, self.negative, filled, on.invalidation
         )
-        self.twins = Twins(tree, inodes, self.invalidation, self.cached_readdir, on.twins)
-        self.names = Names(tree, inodes)
-        self.places = Places(
-            tree, inodes, self.dentries, self.overtaken, self.revalidation, self.twins, self.append_end, self.set_id
+        self.twins = Twins(tree, inodes, self.invalidation, kept, on.twins)
+        self.names = NodePaths(tree, inodes, on.crossed_renames)
+        self.resolver = InodeResolver(
+            tree,
+            inodes,
+            self.dentries,
+            self.overtaken,
+            self.revalidation,
+            self.twins,
+            self.append_end,
+            self.set_id,
+            on.late_forget,
         )
-        self.forget = self.places.forget
-        self.xattrs = ExtendedAttributes(self.places, self.capabilities)
+        self.forget = self.resolver.forget
+        self.xattrs = ExtendedAttributes(self.resolver, self.capabilities)
         self.getxattr, self.setxattr = self.xattrs.get, self.xattrs.set
         self.listxattr, self.removexattr = self.xattrs.list, self.xattrs.remove
-        self.listing = Listing(self.places, self.cached_readdir, self.lookup)
+        self.listing = Listing(self.resolver, self.cached_readdir, self.lookup)
         self.feed = ChangeFeed(self.tree, self.names)
         self.trees = Trees(self.tree, self.invalidation, self.feed)
         self._unguard: list[Callable[[], None]] = []
 
     @classmethod
     def of(cls, backend: Any, **options: Any) -> FileSystem:
-        """The file system of a `CompositeBackend`, or of a single backend at `/`. Options as for the constructor."""
-        from fusebackend.composite.backend import CompositeBackend
+        """Return the file system of a composite, or of a single backend at `/`. Options as for the constructor."""
         from fusebackend.remote.volume import volume_of
 
-        parts = backend.mounts() if isinstance(backend, CompositeBackend) else {ROOT: backend}
+        parts = backend.mounts() if isinstance(backend, Routed) else {ROOT: backend}
         return cls({prefix: volume_of(part) for prefix, part in parts.items()}, **options)
 
     @property
     def wants_flush(self) -> bool:
-        """Must the kernel tell us of every close? Only where a close can fail: with whole-file buffers."""
+        """True if the kernel has to send FLUSH at every close: where a close can fail, with whole-file buffers."""
         return any(not route.volume.features.random_writes for route in self.tree.routes)
 
     # -- names -------------------------------------------------------------------------------------------------
@@ -143,139 +151,133 @@ class FileSystem:
         if junction is not None:
             child = self.tree.child(junction, name)
             if child is not None:
-                attr = await child.shown(self.places.synthesised)
+                attr = await child.attributes(self.resolver.synthesised)
                 self.inodes.reference(child.inode, parent, name, attr)
-                return Entry(child.inode, attr, self.places.junction_timeout(child))
+                return Entry(child.inode, attr, self.resolver.junction_timeout(child))
             if junction.is_servers(name):
                 return Entry(0, None, ENDLESS_TIMEOUT_S)
             if junction.route is None and await junction.place() is None:
                 return Entry(0, None, 0)
-        route, node = await self.places.place(parent)
-        heard = self.overtaken.heard
+        route, node = await self.resolver.place(parent)
+        generation = self.overtaken.generation
         try:
             if route.shared:
                 attr = await self.revalidation.lookup(route, parent, node, name)
             else:
-                attr = await route.ask(held, route.volume, route.volume.lookup, node, name)
+                attr = await route.ask(call_and_hold, route.volume, route.volume.lookup, node, name)
         except OSError as error:
             if error.errno != errno.ENOENT:
                 raise
             timeout_s = self.negative.note(route, parent, name)
             if route.files is not route:
-                self.twins.given(parent, name)
+                self.twins.note_name(parent, name)
             if self.twins.contended and self.twins.is_contended(parent):
                 timeout_s = 0.0
-            # What has changed while we were asking is not to be believed.
-            return self.overtaken.checked(Entry(0, None, timeout_s), heard)
-        return self.places.entry(route, parent, name, attr, heard)
+            return self.overtaken.checked(Entry(0, None, timeout_s), generation)
+        return self.resolver.entry(route, parent, name, attr, generation)
 
     async def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Entry:
         await refuse_confined(mode)
-        route, node = await self.places.place_for_name(parent, name)
-        entry = await self.places.made(route, parent, name, route.changing.mknod, node, name, mode, rdev, caller)
-        if self.inodes.beside:
-            await self.twins.named(route, (node, name))
-        return entry
+        route, node = await self.resolver.place_for_name(parent, name)
+        return await self.resolver.create_entry(
+            route, node, parent, name, route.changing.mknod, node, name, mode, rdev, caller
+        )
 
     async def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Entry:
-        route, node = await self.places.place_for_name(parent, name)
-        entry = await self.places.made(route, parent, name, route.changing.mkdir, node, name, mode, caller)
+        route, node = await self.resolver.place_for_name(parent, name)
+        make = route.changing.mkdir
+        entry = await self.resolver.create_entry(route, node, parent, name, make, node, name, mode, caller)
         self.cached_readdir.listed(entry.inode, 0)
-        if self.inodes.beside:
-            await self.twins.named(route, (node, name))
         return entry
 
     async def symlink(self, parent: int, name: bytes, target: bytes, caller: Caller) -> Entry:
-        route, node = await self.places.place_for_name(parent, name)
-        entry = await self.places.made(route, parent, name, route.changing.symlink, node, name, target, caller)
-        if self.inodes.beside:
-            await self.twins.named(route, (node, name))
-        return entry
+        route, node = await self.resolver.place_for_name(parent, name)
+        make = route.changing.symlink
+        return await self.resolver.create_entry(route, node, parent, name, make, node, name, target, caller)
 
     async def link(self, inode: int, new_parent: int, new_name: bytes) -> Entry:
-        route, node = await self.places.place_for_name(new_parent, new_name)
-        source, source_node = await self.places.place(inode)
+        route, node = await self.resolver.place_for_name(new_parent, new_name)
+        source, source_node = await self.resolver.place(inode)
         if source.files is not route.files:
             raise oserror(errno.EXDEV)
-        entry = await self.places.made(route, new_parent, new_name, route.changing.link, source_node, node, new_name)
-        if self.inodes.beside:
-            await self.twins.named(route, (node, new_name))
-        # The kernel applies it whatever it has been told of the file meanwhile (`create_new_entry`, fs/fuse/dir.c).
-        return entry._replace(timeout_s=0.0)
+        make = route.changing.link
+        entry = await self.resolver.create_entry(route, node, new_parent, new_name, make, source_node, node, new_name)
+        return self.overtaken.unordered(entry)
 
     async def unlink(self, parent: int, name: bytes) -> None:
-        route, node = await self.places.place_for_name(parent, name)
+        route, node = await self.resolver.place_for_name(parent, name)
         await route.call(route.changing.unlink, node, name)
-        self.dentries.gone((parent, name))
+        self.dentries.removed((parent, name))
         if self.inodes.beside:
-            await self.twins.named(route, (node, name))
+            await self.twins.names_changed(route, (node, name))
 
     async def rmdir(self, parent: int, name: bytes) -> None:
-        route, node = await self.places.place_for_name(parent, name)
+        route, node = await self.resolver.place_for_name(parent, name)
         await route.call(route.changing.rmdir, node, name)
-        self.dentries.gone((parent, name))
+        self.dentries.removed((parent, name))
         if self.inodes.beside:
-            await self.twins.named(route, (node, name))
+            await self.twins.names_changed(route, (node, name))
 
     async def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int) -> None:
-        route, node = await self.places.place_for_name(parent, name)
-        new_route, new_node = await self.places.place_for_name(new_parent, new_name)
+        route, node = await self.resolver.place_for_name(parent, name)
+        new_route, new_node = await self.resolver.place_for_name(new_parent, new_name)
         if route is not new_route:
             raise oserror(errno.EXDEV)
         old, new = (parent, node), (new_parent, new_node)
         if not route.shared:
             renamed = await route.call(self.names.rename, route, old, name, new, new_name, flags)
-            if renamed.untold:
+            if renamed.crossed:
                 self.invalidation.drop((parent, name), (new_parent, new_name))
             if self.inodes.beside:
-                await self.twins.named(route, (node, name), (new_node, new_name), moved=renamed.directory)
+                await self.twins.names_changed(route, (node, name), (new_node, new_name), moved=renamed.directory)
             return
         await route.call(route.changing.rename, node, name, new_node, new_name, flags)
         for inode, place in self.dentries.renamed((parent, name), (new_parent, new_name), flags):
-            self.names.found(inode, place)
+            self.names.moved(inode, place)
         if self.inodes.beside:
-            await self.twins.named(route, (node, name), (new_node, new_name))
+            await self.twins.names_changed(route, (node, name), (new_node, new_name))
 
     # -- attributes --------------------------------------------------------------------------------------------
 
     async def getattr(self, inode: int) -> Entry:
         junction = self.tree.junction(inode)
         if junction is not None:
-            return Entry(inode, await junction.shown(self.places.synthesised), self.places.junction_timeout(junction))
-        route, node = await self.places.place(inode)
-        heard = self.overtaken.heard
+            attr = await junction.attributes(self.resolver.synthesised)
+            return Entry(inode, attr, self.resolver.junction_timeout(junction))
+        route, node = await self.resolver.place(inode)
+        generation = self.overtaken.generation
         attr = await route.ask(route.volume.getattr, node)
         if route.shared:
             self.page_versions.answered(inode, attr.version)
-        self.places.told(inode, attr)
-        return self.overtaken.checked(Entry(inode, attr, route.policy.timeout_s), heard)
+        self.resolver.attr_sent(inode, attr)
+        return self.overtaken.checked(Entry(inode, attr, route.policy.timeout_s), generation)
 
     async def setattr(self, inode: int, changes: AttrChanges, by_handle: bool = False) -> Entry:
-        route, node = await self.places.place(inode, make=True)
+        route, node = await self.resolver.place(inode, make=True)
         route.check_writable()
-        self.places.own_changes += 1
+        self.resolver.own_changes += 1
         known = self.inodes.get(inode)
         if changes.mode is not None:
             await refuse_confined(changes.mode, partial(self._is_directory, route, node))
-        self.prefill.filled.discard(inode)  # the kernel drops the pages of a file whose time has moved
-        if known is None or inode in self.set_id.armed:
-            changes = await route.call(disarming, route.volume, node, changes, current())
-        heard = self.overtaken.heard
+        self.prefill.filled.discard(inode)  # the kernel drops its pages when the time has moved
+        if known is None or inode in self.set_id.marked:
+            changes = await route.call(without_set_id, route.volume, node, changes, current())
+        generation = self.overtaken.generation
         if route.shared and not by_handle and (changes.size is not None or known is None or not known.opens):
             attr = await self.revalidation.call(route, inode, route.changing.setattr, node, changes)
         else:
             attr = await route.call(route.changing.setattr, node, changes)
-        self.places.told(inode, attr)
-        entry = self.overtaken.checked(Entry(inode, attr, route.policy.timeout_s), heard)
+        self.resolver.attr_sent(inode, attr)
+        entry = self.overtaken.checked(Entry(inode, attr, route.policy.timeout_s), generation)
         if self.inodes.beside and attr.is_dir:
-            self.twins.attributes(route, node)
+            self.twins.attributes_changed(route, node)
         return entry
 
     async def _is_directory(self, route: Route, node: int) -> bool:
         return (await route.ask(route.volume.getattr, node)).is_dir
 
     async def readlink(self, inode: int) -> bytes:
-        route, node = await self.places.place(inode)
+        route, node = await self.resolver.place(inode)
         if route.shared:
             return await self.revalidation.readlink(route, inode, node)
         return await route.ask(route.volume.readlink, node)
@@ -290,30 +292,30 @@ class FileSystem:
     async def create(self, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> tuple[Entry, OpenedFile]:
         """A new file, open."""
         await refuse_confined(mode)
-        route, node = await self.places.place_for_name(parent, name)
+        route, node = await self.resolver.place_for_name(parent, name)
         for_volume = flags & ~_NOT_FOR_VOLUMES
-        heard = self.overtaken.heard
+        generation = self.overtaken.generation
         try:
-            attr = await route.take(route.changing.create, node, name, mode, for_volume, caller)
+            attr = await route.call_and_hold(route.changing.create, node, name, mode, for_volume, caller)
         except FileExistsError:
             if flags & os.O_EXCL:
                 raise
             return await self._open_existing(parent, name, flags)
-        entry = self.places.entry(route, parent, name, attr, heard)
+        entry = self.resolver.entry(route, parent, name, attr, generation)
         handle = FileHandle(entry.inode, route.files, attr.node, for_volume)
         handle.bare = True
         handle.direct = self.direct_writes.are_for(flags, attr.mode)
         self._opened(handle, attr)
         opened = OpenedFile(self.files.add(handle), True, handle.direct)
         if self.inodes.beside:
-            await self.twins.named(route, (node, name))
+            await self.twins.names_changed(route, (node, name))
         return entry, opened
 
     async def _open_existing(self, parent: int, name: bytes, flags: int) -> tuple[Entry, OpenedFile]:
-        """Open a file that somebody else has made since the kernel last looked.
+        """Open a file that another face has made since the kernel's last lookup.
 
-        ESTALE for anything else, such as a link: the kernel looks again and does what is right. Had it that for an
-        answer, it would give EIO, and neither close nor forget it (`fuse_create_open`, fs/fuse/dir.c).
+        ESTALE for anything but a regular file: the kernel then retries the lookup. With a non-regular entry as the
+        answer to CREATE it returns EIO and leaks the handle and the reference (`fuse_create_open`, fs/fuse/dir.c).
         """
         existing = await self.lookup(parent, name)
         try:
@@ -323,24 +325,24 @@ class FileSystem:
         except BaseException:
             await self.forget([(existing.inode, 1)])
             raise
-        return existing._replace(timeout_s=0.0), opened  # as in `link`
+        return self.overtaken.unordered(existing), opened
 
     async def open(self, inode: int, flags: int) -> OpenedFile:
-        route, node = await self.places.place(inode)
+        route, node = await self.resolver.place(inode)
         if flags & _WRITING:
             route.check_writable()
         handle, truncate = FileHandle(inode, route, node, flags & ~_NOT_FOR_VOLUMES), bool(flags & os.O_TRUNC)
         number = await self.write_barrier.admit(handle)
         try:
-            self.places.own_changes += truncate
+            self.resolver.own_changes += truncate
             if route.shared:
                 attr = await self.revalidation.call(route, inode, handle.open, truncate)
             else:
                 attr = await route.call(handle.open, truncate)
             if truncate:
-                handle.bare = True  # what there was the kernel has taken before it opened the file to be emptied
+                handle.bare = True  # the kernel has removed them before this O_TRUNC
                 self.set_id.truncated(inode)
-                self.places.told(inode, attr)
+                self.resolver.attr_sent(inode, attr)
         except BaseException:
             self.write_barrier.dismiss(number)
             raise
@@ -360,25 +362,25 @@ class FileSystem:
         elif self.invalidation.kernel is not None:
             self.prefill.opened(self.invalidation.kernel, handle, attr, known.opens)
 
-    def _asked(self, number: int) -> FileHandle:
-        """The handle that is asked for something, on behalf of who has opened it, if anybody may have to wait."""
+    def _handle(self, number: int) -> FileHandle:
+        """Return an open handle. On routes that may block, attribute the request to the thread that opened it."""
         handle = self.files[number]
         if handle.route.offload.blocking:
             on_behalf_of(handle.opener.thread)
         return handle
 
     async def read(self, number: int, offset: int, size: int) -> bytes:
-        handle = self._asked(number)
+        handle = self._handle(number)
         route = handle.route
         if route.offload.blocking:
-            await self.range_order.settled(handle.inode, offset, offset + size)
+            await self.range_order.wait_for_writes(handle.inode, offset, offset + size)
         data = await route.ask(route.volume.read, handle.node, offset, size)
         self.prefill.filled.add(handle.inode)
         return data
 
     async def write(self, number: int, offset: int, data: bytes) -> int:
-        handle = self._asked(number)
-        self.places.own_changes += 1
+        handle = self._handle(number)
+        self.resolver.own_changes += 1
         inode, appending = handle.inode, bool(handle.flags & _APPENDING)
         write = partial(self.append_end.write, handle) if appending else handle.write
         if handle.route.offload.blocking:
@@ -389,19 +391,19 @@ class FileSystem:
         known = self.inodes.get(inode)
         if known is not None:
             self.append_end.wrote(inode, known, offset + written, appending)
-        if inode in self.set_id.armed:
-            await self.set_id.written(handle)
+        if inode in self.set_id.marked and not handle.privileged:
+            await self.set_id.written(inode, handle.route, handle.node, handle.opener)
         if handle.direct and not handle.bare:
             await self.capabilities.written(handle)
         return written
 
     async def flush(self, number: int) -> None:
-        handle = self._asked(number)
+        handle = self._handle(number)
         if not handle.route.volume.features.random_writes:
             await handle.route.call(handle.route.changing.flush, handle.node)
 
     async def fsync(self, number: int, datasync: bool) -> None:
-        handle = self._asked(number)
+        handle = self._handle(number)
         await handle.route.offload.sync(partial(handle.route.changing.fsync, handle.node, datasync))
 
     async def release(self, number: int) -> None:
@@ -417,7 +419,7 @@ class FileSystem:
     async def opendir(self, inode: int) -> int:
         junction = self.tree.junction(inode)
         try:
-            route, node = await self.places.place(inode)
+            route, node = await self.resolver.place(inode)
         except FileNotFoundError:
             if junction is None:
                 raise
@@ -437,12 +439,12 @@ class FileSystem:
             await handle.route.offload.sync(partial(handle.route.changing.fsync, handle.node, datasync))
 
     async def releasedir(self, number: int) -> None:
-        self.directories.remove(number)
+        self.cached_readdir.closed(self.directories.remove(number))
 
     # -- life --------------------------------------------------------------------------------------------------
 
     def attach(self, kernel: KernelCache) -> None:
-        """From now on, tell the kernel what others change."""
+        """From now on, notify the kernel of changes by others."""
         self.invalidation.start(kernel)
         self.feed.start(kernel)
         self._unguard = [
@@ -465,7 +467,7 @@ class FileSystem:
         first: OSError | None = None
         handles = [self.files.remove(number) for number, _ in self.files.items()]
         known = [reference for reference in self.inodes.items() if reference[0] != ROOT_INODE]
-        nameless = dict(self.places.let_go(known))
+        nameless = dict(self.resolver.let_go(known))
         for route in self.tree.routes:
             mine = [handle for handle in handles if handle.route is route]
             try:

@@ -1,10 +1,10 @@
-"""`SetId`: a change of a file takes its set-user-ID and set-group-ID bits away.
+"""`SetId`: a change of a file clears its set-user-ID and set-group-ID bits.
 
 POSIX has the bits cleared by chown, and by write and truncate of a process without privileges. The kernel would ask for
 two more requests around each write to do so itself; a mount that agrees on FUSE_HANDLE_KILLPRIV_V2 does it here instead
 (`mount/pyfuse3_patches/init_flags.py`), by Linux's rules (fs/attr.c, `setattr_should_drop_suidgid`): a set-group-ID bit
-without the right to execute goes only where whoever changes the file is not in its group. A process has the privilege
-if it has the capability CAP_FSETID, as root's mostly have.
+without the right to execute goes only if the process is not in the file's group. CAP_FSETID is the privilege to leave
+the bits alone; root's processes mostly have it.
 
 A command in a sandbox can't give these bits to a file at all: on a disk (`dir:`) it would be a program that every user
 of the machine can run as the server's user or group. The seccomp filter of a sandbox refuses most of it, but a chmod
@@ -19,22 +19,19 @@ from __future__ import annotations
 import errno
 import stat
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
 
 from fusebackend.base.errors import oserror
-from fusebackend.protocol import Attr, AttrChanges, Volume
+from fusebackend.protocol import Attr, AttrChanges, Volume, Writable
 from fusebackend.vfs.calls.request import CAP_FOWNER, CAP_FSETID, Request, current
-
-if TYPE_CHECKING:
-    from fusebackend.vfs.coherence.kernel_cache import KernelCache
-    from fusebackend.vfs.handles import FileHandle
-    from fusebackend.vfs.inodes import InodeTable
-    from fusebackend.vfs.watch.emitting import ReportingVolume
+from fusebackend.vfs.coherence.kernel_cache import KernelCache
+from fusebackend.vfs.inodes import InodeTable
+from fusebackend.vfs.junctions import Route
 
 SET_ID = stat.S_ISUID | stat.S_ISGID
 
+
 def _harmless(attr: Attr, who: Request) -> int:
-    """The mode that is left of a file when somebody changes it."""
+    """Return the mode of a file after a change by this process."""
     mode = stat.S_IMODE(attr.mode) & ~stat.S_ISUID
     if mode & stat.S_ISGID and (mode & stat.S_IXGRP or not (who.is_in(attr.gid) or who.can(CAP_FSETID))):
         mode &= ~stat.S_ISGID
@@ -45,14 +42,14 @@ async def refuse_confined(mode: int, is_directory: Callable[[], Awaitable[bool]]
     """EPERM for a file with these bits from a command in a sandbox. For other modes it costs nothing.
 
     Args:
-        mode: what the file is to have.
-        is_directory: tells whether it is one, where that may be.
+        mode: of the new or changed file.
+        is_directory: asks the volume, where the file may be a directory.
     """
     if mode & SET_ID and current().is_confined and not (is_directory and await is_directory()):
         raise oserror(errno.EPERM)
 
 
-def disarm(volume: Volume, changing: Volume | ReportingVolume, node: int, who: Request) -> None:
+def clear_set_id(volume: Volume, changing: Writable, node: int, who: Request) -> None:
     """Clear the bits of a file that was written to by an unprivileged process, by its volume's face for changes."""
     attr = volume.getattr(node)
     if stat.S_ISREG(attr.mode) and attr.mode & SET_ID:
@@ -61,11 +58,11 @@ def disarm(volume: Volume, changing: Volume | ReportingVolume, node: int, who: R
             changing.setattr(node, AttrChanges(mode=mode))
 
 
-def disarming(volume: Volume, node: int, changes: AttrChanges, who: Request) -> AttrChanges:
-    """`changes` of a file's size or owner, with what they have to do to its mode.
+def without_set_id(volume: Volume, node: int, changes: AttrChanges, who: Request) -> AttrChanges:
+    """Return `changes` of a file's size or owner with the mode that follows from them.
 
-    No change at all is what the kernel makes of `chown(path, -1, -1)`, and of what it does before some writes, so it is
-    no error where it is not the caller's to make.
+    The kernel sends `chown(path, -1, -1)`, and some of its own requests before a write, as no change at all. So that is
+    no error for a process that must not change the mode.
     """
     nothing = changes == AttrChanges()
     taken = nothing or changes.uid is not None or changes.gid is not None
@@ -86,36 +83,35 @@ def disarming(volume: Volume, node: int, changes: AttrChanges, who: Request) -> 
 
 
 class SetId:
-    """Which of the inodes that the kernel knows have these bits. On the mount's loop.
+    """Marks the files that may have these bits, of those that the kernel knows. On the mount's loop.
 
     Args:
-        kernel: gives what is to be told of another mode; None when nobody is there.
+        kernel: gives the kernel's caches, None before `FileSystem.attach`.
     """
 
     def __init__(self, inodes: InodeTable, kernel: Callable[[], KernelCache | None], on: bool) -> None:
         self._kernel = kernel
         self._on = on
-        self.armed: set[int] = inodes.by_inode(set())
-        """Files that may have them: empty nearly always."""
+        self.marked: set[int] = inodes.by_inode(set())
+        """Empty nearly always."""
 
-    def told(self, inode: int, attr: Attr) -> None:
-        """The kernel is told these attributes. Need not be called without the bits, while nothing is `armed`."""
+    def attr_sent(self, inode: int, attr: Attr) -> None:
+        """Note attributes that the kernel gets. Need not be called without the bits while nothing is `marked`."""
         if attr.mode & SET_ID and not attr.is_dir and self._on:
-            self.armed.add(inode)
+            self.marked.add(inode)
         else:
-            self.armed.discard(inode)
+            self.marked.discard(inode)
 
     def truncated(self, inode: int) -> None:
-        """A file was emptied, and its mode may be another one."""
-        if inode in self.armed:
+        """Have the kernel ask for the mode of a file that was emptied."""
+        if inode in self.marked:
             self._tell(inode)
 
-    async def written(self, handle: FileHandle) -> None:
-        """Bytes have been written to an `armed` file."""
-        if not handle.privileged:
-            self.armed.discard(handle.inode)
-            await handle.route.call(disarm, handle.route.volume, handle.route.changing, handle.node, handle.opener)
-            self._tell(handle.inode)
+    async def written(self, inode: int, route: Route, node: int, opener: Request) -> None:
+        """Clear the bits of a `marked` file after a write by a process without the privilege to leave them."""
+        self.marked.discard(inode)
+        await route.call(clear_set_id, route.volume, route.changing, node, opener)
+        self._tell(inode)
 
     def _tell(self, inode: int) -> None:
         kernel = self._kernel()

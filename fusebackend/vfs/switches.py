@@ -2,8 +2,8 @@
 
 Each feature is an object in a file of its own, named as its switch. There are two kinds:
 
-- A *coherence rule* closes a race with the kernel or with another writer. Without it somebody is shown what is not
-  there any more, so its switch is for tests only: each rule has one that fails without it.
+- A *coherence rule* closes a race with the kernel or with another writer. Its switch is for tests only: each rule has
+  a test that fails without it.
 - An *optimisation* saves requests and has no other effect. The environment variable `FUSEBACKEND_OFF` of a server turns
   some off, which is how one is measured: `FUSEBACKEND_OFF=prefill,cached_readdir scripts/bench --quick`.
 """
@@ -25,6 +25,8 @@ class Switches:
 
     invalidation: bool = True
     overtaken: bool = True
+    unordered_replies: bool = True
+    """In `coherence/overtaken.py`."""
     notify_again: bool = True
     """In `mount/notifier.py`."""
     hold_back: bool = True
@@ -35,6 +37,12 @@ class Switches:
     write_barrier: bool = True
     range_order: bool = True
     append_end: bool = True
+    direct_appends: bool = True
+    """In `coherence/direct_writes.py`."""
+    late_forget: bool = True
+    """In `vfs/inode_resolver.py`."""
+    crossed_renames: bool = True
+    """In `vfs/watch/node_paths.py`."""
     twins: bool = True
     set_id: bool = True
     capabilities: bool = True
@@ -53,8 +61,8 @@ class Switches:
 
 
 PATCHES = ("init_flags", "eager_loop", "kernel_limits")
-"""What libfuse and pyfuse3 have no words for. Without `eager_loop`, which is the door for them, `init_flags` and
-`cached_readdir` are off as well."""
+"""Those in `mount/pyfuse3_patches/`. `eager_loop` installs the others: without it `init_flags` and `cached_readdir` are
+off, too."""
 
 OPTIMISATIONS = ("negative_dentries", "prefill", "cached_readdir", "direct_writes", *PATCHES)
 

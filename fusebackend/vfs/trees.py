@@ -1,10 +1,10 @@
 """`Trees`: the trees of a mount beside its main one, each a directory below `/.fusebackend` (`junctions.SERVERS_NAME`).
 
-A tree shows the same live files with directories of its own: what is pinned in it, or mounted on one of its names in
-somebody's mount namespace, is not in the main tree. A rename between trees is EXDEV.
+A tree shows the same live files with directories of its own: a directory pinned in it, or a file system mounted on one
+of its names in a sandbox, is not in the main tree. A rename between trees is EXDEV.
 
-The name is hidden: no listing shows it, and it is the server's whatever the default volume has there. Only the server's
-own user can enter it; in other trees nobody finds it.
+The name is hidden: no listing shows it, and it is the server's even if the default volume has a file of that name. Only
+the server's own user can enter it; in other trees it does not exist.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Trees:
         """A tree of the live files, until the mount ends.
 
         Args:
-            name: what it is called.
-            pinned: names in its root that are empty directories of the server's, whatever the default volume has or
-                gets there. They can't be changed, and the kernel keeps them whatever happens. Where the prefix of a
-                route leads through one, the route is below it; a route of that very name is not in the tree.
+            name: of its root, below `SERVERS_NAME`.
+            pinned: names in its root that are empty directories of the server's, in place of the default volume's. They
+                can't be changed, and the kernel never drops them. Where the prefix of a route leads through one, the
+                route is below it; a route of that very name is not in the tree.
 
         Returns:
             The path of its root, below the mount point.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from fusebackend.base.errors import oserror
 from fusebackend.vfs.calls.request import current
 from fusebackend.vfs.coherence.capabilities import CAPABILITY, Capabilities
-from fusebackend.vfs.inode_resolver import Places
+from fusebackend.vfs.inode_resolver import InodeResolver
 from fusebackend.vfs.junctions import Route
 
 STATUS_XATTR = b"user.fusebackend.status"
@@ -21,12 +21,12 @@ SOCKET_XATTR = b"user.fusebackend.socket"
 class ExtendedAttributes:
     """Answers the kernel's requests for extended attributes."""
 
-    def __init__(self, places: Places, capabilities: Capabilities) -> None:
+    def __init__(self, resolver: InodeResolver, capabilities: Capabilities) -> None:
         self._capabilities = capabilities
-        self._places = places
-        self._tree = places.tree
-        self._inodes = places.inodes
-        self._twins = places.twins
+        self._resolver = resolver
+        self._tree = resolver.tree
+        self._inodes = resolver.inodes
+        self._twins = resolver.twins
         self.status: Callable[[], bytes] = lambda: b"{}"
         self.socket = b""  # the control socket's path, once it listens
 
@@ -36,14 +36,14 @@ class ExtendedAttributes:
         if name == SOCKET_XATTR and self.socket:
             return self.socket
         try:
-            route, node = await self._places.place(inode)
+            route, node = await self._resolver.place(inode)
         except FileNotFoundError:
             raise oserror(errno.ENODATA) from None  # a synthesised directory has none
         _check(route, name)
         return await route.ask(route.volume.getxattr, node, name)
 
     async def set(self, inode: int, name: bytes, value: bytes) -> None:
-        route, node = await self._places.place(inode, make=True)
+        route, node = await self._resolver.place(inode, make=True)
         route.check_writable()
         _check(route, name)
         known = self._inodes.get(inode)
@@ -51,11 +51,11 @@ class ExtendedAttributes:
             self._capabilities.given(inode)
         await route.call(route.changing.setxattr, node, name, value)
         if self._inodes.beside and known is not None and known.is_dir:
-            self._twins.attributes(route, node)
+            self._twins.attributes_changed(route, node)
 
     async def list(self, inode: int) -> Sequence[bytes]:
         try:
-            route, node = await self._places.place(inode)
+            route, node = await self._resolver.place(inode)
         except FileNotFoundError:
             return []  # a synthesised directory has none
         if not route.volume.features.xattrs:
@@ -66,7 +66,7 @@ class ExtendedAttributes:
 
     async def remove(self, inode: int, name: bytes) -> None:
         try:
-            route, node = await self._places.place(inode)
+            route, node = await self._resolver.place(inode)
         except FileNotFoundError:
             raise oserror(errno.ENODATA) from None  # a synthesised directory has none
         route.check_writable()
@@ -74,7 +74,7 @@ class ExtendedAttributes:
         await route.call(route.changing.removexattr, node, name)
         known = self._inodes.get(inode)
         if self._inodes.beside and known is not None and known.is_dir:
-            self._twins.attributes(route, node)
+            self._twins.attributes_changed(route, node)
 
 
 _FOR_ROOT = b"trusted."

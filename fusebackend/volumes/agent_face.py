@@ -17,16 +17,26 @@ import stat
 import sys
 from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import IO, Literal, Self
+from typing import IO, Self, TypeVar
 
 from fusebackend import text
 from fusebackend.base import budget, errors, paths
 from fusebackend.base.globs import GlobError
 from fusebackend.base.paths import AgentPath, PathError
 from fusebackend.protocol import (
+    DELETE,
+    DOWNLOAD_FILES,
+    EDIT,
+    GLOB,
+    GREP,
+    LS,
+    MOVE,
+    READ,
     READ_LIMIT_LINES,
     RENAME_NOREPLACE,
     ROOT_NODE,
+    UPLOAD_FILES,
+    WRITE,
     Attr,
     BackendProtocol,
     Caller,
@@ -41,8 +51,11 @@ from fusebackend.protocol import (
     GrepResult,
     LsResult,
     MoveResult,
+    OnExists,
     ReadResult,
+    Verb,
     WriteResult,
+    not_bytes,
 )
 from fusebackend.volumes.contents import (
     FileContents,
@@ -61,8 +74,10 @@ from fusebackend.volumes.walk import Place, entries, resolve, resolve_from
 FILE_MODE = 0o644
 DIRECTORY_MODE = 0o755
 
-Refusal = (OSError, PathError, GlobError)
-"""What becomes an error in a record."""
+Refusal = (OSError, PathError, GlobError, UnicodeError)
+"""Exceptions that become errors of a record."""
+
+R = TypeVar("R")
 
 EDITED_LOCKED_BYTES = 256 << 10
 """A file is edited under the volume's lock up to this size: a millisecond."""
@@ -86,7 +101,7 @@ class VolumeBackend(BackendProtocol):
     max_file_bytes: int = 2 << 30
     max_search_bytes: int = 2 << 30
 
-    def __init__(self, volume: NativeVolume, *, on_exists: Literal["error", "replace"] = "error") -> None:
+    def __init__(self, volume: NativeVolume, *, on_exists: OnExists = "error") -> None:
         if on_exists not in ("error", "replace"):
             raise ValueError(f"on_exists must be 'error' or 'replace', not {on_exists!r}")
         self.volume = volume
@@ -119,11 +134,8 @@ class VolumeBackend(BackendProtocol):
             base = paths.normalise(path)
             found = budget.current().kept(entries(self.volume, directory.node), _size_of)
             infos = [self._info(base, trail, name, attr) for name, attr in found]
-        except PathError as error:
-            return LsResult(error=str(error))
-        except OSError as error:
-            words = {errno.ENOENT: "path_not_found", errno.ESTALE: "path_not_found", errno.ENOTDIR: "not_a_directory"}
-            return LsResult(error=f"Path '{path}': {words.get(error.errno or 0) or errors.code_of(error)}")
+        except Refusal as error:
+            return refused(LS, error, path)
         return LsResult(entries=sorted(infos, key=lambda info: info["path"]))
 
     def _info(self, base: AgentPath, trail: tuple[int, ...], name: bytes, attr: Attr) -> FileInfo:
@@ -141,9 +153,7 @@ class VolumeBackend(BackendProtocol):
             modified_at = text.iso_time(attr.mtime_ns)
             result = self._read(file_path, attr, offset, limit)
         except Refusal as error:
-            if _is_missing(error):
-                return ReadResult(error=f"File '{file_path}' not found")
-            return ReadResult(error=_sentence(f"File '{file_path}'", error))
+            return refused(READ, error, file_path)
         if result.file_data is not None:
             result.file_data["modified_at"] = modified_at
         return result
@@ -167,7 +177,7 @@ class VolumeBackend(BackendProtocol):
                 limit = min(self.max_search_bytes, self.max_file_bytes)
                 return self._grep_files(pattern, path, glob, max_count, limit)
         except Refusal as error:
-            return GrepResult(error=_sentence(f"Error searching '{path}'", error))
+            return refused(GREP, error, path)
 
     def _grep_files(
         self, pattern: str, path: str, glob: str | None, max_count: int | None, max_bytes: int
@@ -181,20 +191,21 @@ class VolumeBackend(BackendProtocol):
             with budget.granted():
                 return self._glob_files(pattern, path)
         except Refusal as error:
-            return GlobResult(error=_sentence(f"Error searching '{path}'", error))
+            return refused(GLOB, error, path)
 
     def _glob_files(self, pattern: str, path: str) -> GlobResult:
         """What a faster `glob` overrides: see `search.glob_files`."""
         return glob_files(self.volume, pattern, path)
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
-        return [self._download(path) for path in paths]
+        return [self.download(path) for path in paths]
 
-    def _download(self, path: str) -> FileDownloadResponse:
+    def download(self, path: str) -> FileDownloadResponse:
+        """`download_files` of one file."""
         try:
             content = read_all(self.volume, resolve(self.volume, path).found, self.max_file_bytes)
         except Refusal as error:
-            return FileDownloadResponse(path=path, error=_code(error))
+            return refused(DOWNLOAD_FILES, error, path)
         return FileDownloadResponse(path=path, content=content)
 
     def download_to(self, path: str, file: IO[bytes]) -> FileDownloadResponse:
@@ -209,37 +220,29 @@ class VolumeBackend(BackendProtocol):
         try:
             read_with(self.volume, resolve(self.volume, path).found, self.max_file_bytes, take)
         except Refusal as error:
-            return FileDownloadResponse(path=path, error=_code(error))
+            return refused(DOWNLOAD_FILES, error, path)
         return FileDownloadResponse(path=path)
 
     # -- writing -----------------------------------------------------------------------------------------------
 
     def write(self, file_path: str, content: str) -> WriteResult:
         try:
-            data = content.encode("utf-8")
-        except UnicodeEncodeError as error:
-            return WriteResult(error=f"Error writing file '{file_path}': content is not valid text: {error}")
-        try:
-            self._put(file_path, data, replace=self.on_exists == "replace")
+            self._put(file_path, content.encode("utf-8"), replace=self.on_exists == "replace")
         except Refusal as error:
-            if isinstance(error, OSError) and error.errno == errno.EEXIST:
-                return WriteResult(
-                    error=f"Cannot write to {file_path} because it already exists. "
-                    "Read and then make an edit, or write to a new path."
-                )
-            return WriteResult(error=_sentence(f"Error writing file '{file_path}'", error))
+            return refused(WRITE, error, file_path)
         return WriteResult(path=paths.normalise(file_path))
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
-        return [self._upload(path, content) for path, content in files]
+        return [self.upload(path, content) for path, content in files]
 
-    def _upload(self, path: str, content: bytes) -> FileUploadResponse:
-        if not isinstance(content, (bytes, bytearray, memoryview)):
-            return FileUploadResponse(path=path, error=f"content must be bytes, not {type(content).__name__}")
+    def upload(self, path: str, content: bytes) -> FileUploadResponse:
+        """`upload_files` of one file."""
+        if (refusal := not_bytes(path, content)) is not None:
+            return refusal
         try:
             self._put(path, bytes(content), replace=True)
         except Refusal as error:
-            return FileUploadResponse(path=path, error=_code(error))
+            return refused(UPLOAD_FILES, error, path)
         return FileUploadResponse(path=path)
 
     def upload_from(self, path: str, file: IO[bytes]) -> FileUploadResponse:
@@ -247,7 +250,7 @@ class VolumeBackend(BackendProtocol):
         try:
             self._put(path, FileContents(file), replace=True)
         except Refusal as error:
-            return FileUploadResponse(path=path, error=_code(error))
+            return refused(UPLOAD_FILES, error, path)
         return FileUploadResponse(path=path)
 
     def _put(self, path: str, data: bytes | FileContents, *, replace: bool) -> None:
@@ -262,8 +265,7 @@ class VolumeBackend(BackendProtocol):
             else:
                 require_regular(place.attr)
                 # Told even if it fails half-way: what is there now is not what was.
-                changes.append(Change(node=place.attr.node))
-                changes.report("modified", place.path)
+                changes.append(Change(node=place.attr.node, kind="modified", path=place.path))
                 overwrite(self.volume, place.attr.node, data)
 
     def _create(self, place: Place, data: bytes | FileContents, changes: Changes) -> None:
@@ -278,20 +280,13 @@ class VolumeBackend(BackendProtocol):
             except OSError:
                 self.volume.unlink(parent, place.name)  # no half-written file where there was none
                 raise
-        changes.append(Change(node=node, parent=parent, name=place.name))
-        changes.report("created", place.path)
+        changes.append(Change(node, parent, place.name, "created", place.path))
 
     def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
         try:
             outcome = self._edit(file_path, old_string, new_string, replace_all)
         except Refusal as error:
-            if _is_missing(error):
-                return EditResult(error=f"Error: File '{file_path}' not found")
-            return EditResult(error=_sentence(f"Error editing file '{file_path}'", error))
-        except UnicodeDecodeError:
-            return EditResult(error=f"Error: File '{file_path}' is not UTF-8 text and can't be edited")
-        except UnicodeEncodeError as error:
-            return EditResult(error=f"Error editing file '{file_path}': new_string is not valid text: {error}")
+            return refused(EDIT, error, file_path)
         if isinstance(outcome, str):
             return EditResult(error=outcome)
         return EditResult(path=paths.normalise(file_path), occurrences=outcome)
@@ -326,8 +321,7 @@ class VolumeBackend(BackendProtocol):
 
     def _store(self, place: Place, before: bytes, after: bytes, occurrences: int, changes: Changes) -> int:
         node = place.found.node
-        changes.append(Change(node=node))
-        changes.report("modified", place.path)
+        changes.append(Change(node=node, kind="modified", path=place.path))
         rewrite(self.volume, node, before, after)
         return occurrences
 
@@ -346,11 +340,7 @@ class VolumeBackend(BackendProtocol):
         try:
             self._move(source, destination)
         except Refusal as error:
-            if isinstance(error, OSError) and error.errno == errno.EEXIST:
-                return MoveResult(error=f"Cannot move to {destination} because it already exists.")
-            if _is_missing(error):
-                return MoveResult(error=f"Error: File '{source}' not found")
-            return MoveResult(error=_sentence(f"Error moving '{source}' to '{destination}'", error))
+            return refused(MOVE, error, source, destination)
         return MoveResult(path=paths.normalise(destination))
 
     def _move(self, source: str, destination: str) -> None:
@@ -367,16 +357,14 @@ class VolumeBackend(BackendProtocol):
             with self._parents(new, changes) as parent:
                 self.volume.rename(old.parent, old.name, parent, new.name, RENAME_NOREPLACE)
             changes += [Change(node=old.parent), Change(node=moved.node, parent=old.parent, name=old.name)]
-            changes.append(Change(node=moved.node, parent=parent, name=new.name))
-            changes.report("moved", _shown(new.path, moved), _shown(old.path, moved), moved.node)
+            after, before = _shown(new.path, moved), _shown(old.path, moved)
+            changes.append(Change(moved.node, parent, new.name, "moved", after, before))
 
     def delete(self, file_path: str) -> DeleteResult:
         try:
             self._delete(file_path)
         except Refusal as error:
-            if _is_missing(error):
-                return DeleteResult(error=f"Error: File '{file_path}' not found")
-            return DeleteResult(error=_sentence(f"Error deleting '{file_path}'", error))
+            return refused(DELETE, error, file_path)
         return DeleteResult(path=paths.normalise(file_path))
 
     def _delete(self, path: str) -> None:
@@ -388,8 +376,7 @@ class VolumeBackend(BackendProtocol):
             changes.append(Change(node=place.parent))
             if not place.found.is_dir:
                 self.volume.unlink(place.parent, place.name)
-                changes.append(Change(node=node, parent=place.parent, name=place.name))
-                changes.report("deleted", place.path)
+                changes.append(Change(node, place.parent, place.name, "deleted", place.path))
                 return
         self._delete_tree(Doomed(place.parent, place.name, node, place.path))
 
@@ -412,9 +399,8 @@ class VolumeBackend(BackendProtocol):
             for directory, name, _ in reversed(made):
                 self.volume.rmdir(directory, name)
             raise
-        changes += [Change(node=node, parent=directory, name=name) for directory, name, node in made]
-        for path in place.missing_paths:
-            changes.report("created", path + "/")
+        for (directory, name, node), path in zip(made, place.missing_paths, strict=True):
+            changes.append(Change(node, directory, name, "created", path + "/"))
 
 
 def _shown(path: AgentPath, attr: Attr) -> str:
@@ -430,18 +416,7 @@ def caller() -> Caller:
     return Caller(os.geteuid(), os.getegid(), os.getpid())
 
 
-def _is_missing(error: Exception) -> bool:
-    return isinstance(error, OSError) and error.errno in (errno.ENOENT, errno.ESTALE)
-
-
-def _why(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
-
-
-def _sentence(doing: str, error: Exception) -> str:
-    """A path or a pattern that is refused says so itself; an errno needs to be told of what."""
-    return f"{doing}: {_why(error)}" if isinstance(error, OSError) else str(error)
-
-
-def _code(error: Exception) -> str:
-    return errors.code_of(error) if isinstance(error, OSError) else errors.INVALID_PATH
+def refused(verb: Verb[R], error: Exception, *given: str) -> R:
+    """Return the record of a verb that failed. ESTALE says of a volume's node that its file was deleted meanwhile."""
+    stale = isinstance(error, OSError) and error.errno == errno.ESTALE
+    return verb.refused(errors.oserror(errno.ENOENT) if stale else error, *given)

@@ -13,7 +13,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
-from fusebackend.protocol import Change, Changes, Guard, ObservableVolume, Observer, Report
+from fusebackend.protocol import Change, Changes, Guard, ObservableVolume, Observer
 
 log = logging.getLogger(__name__)
 
@@ -83,35 +83,37 @@ class NativeVolume(ObservableVolume):
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[Changes]:
-        changes = Changes()
+        changes: Changes = []
         shown = _nothing
         try:
             with self.lock:
-                self.untold += 1
+                self.unpublished += 1
                 try:
                     yield changes
                 finally:
-                    shown = self.report(changes.reports)
+                    shown = self.report(changes)
         finally:
             self.tell(changes)
             with self.lock:
-                self.untold -= 1
+                self.unpublished -= 1
             shown()
 
-    def publish(self, *changes: Change, reports: Sequence[Report] = ()) -> None:
-        shown = self.report(reports or [Report("unknown", "/", source="elsewhere")])
+    def publish(self, *changes: Change) -> None:
+        with_path = any(change.path for change in changes)
+        shown = self.report(changes if with_path else [Change(path="/", source="elsewhere")])
         self.tell(changes)
         shown()
 
-    def report(self, reports: Sequence[Report]) -> Callable[[], None]:
-        """Tell every observer; what this returns is to be called when the subscribers have been told as well."""
+    def report(self, changes: Sequence[Change]) -> Callable[[], None]:
+        """Call every observer with the changes that have a path. Call the function returned after `tell`."""
+        seen = [change for change in changes if change.path]
         answers: list[Callable[[], None]] = []
-        if reports and not _silent.get():
+        if seen and not _silent.get():
             for observer in tuple(self._observers):
                 try:
-                    answers.append(observer(reports))
+                    answers.append(observer(seen))
                 except Exception:  # as in `tell`
-                    log.exception("an observer failed on %r", reports[:3])
+                    log.exception("an observer failed on %r", seen[:3])
 
         def shown() -> None:
             for answer in answers:
@@ -120,9 +122,11 @@ class NativeVolume(ObservableVolume):
         return shown if answers else _nothing
 
     def tell(self, changes: Sequence[Change]) -> None:
-        """Tell every subscriber of each change, in order. A subscriber that fails is logged and the rest still hear."""
+        """Call every subscriber with each change for caches, in order. One that fails is logged; the others go on."""
         for callback in tuple(self._subscribers):
             for change in changes:
+                if not change.is_for_caches:
+                    continue
                 try:
                     callback(change)
                 except Exception:  # the change is made already; whoever made it can do nothing about a listener

@@ -69,8 +69,8 @@ def remove_tree(volume: NativeVolume, top: Doomed) -> None:
                     children = [(name, attr.node, attr.is_dir) for name, attr in page]
                     if not children:
                         volume.rmdir(doomed.parent, doomed.name)
-                        changes += [Change(node=doomed.parent), Change(doomed.node, doomed.parent, doomed.name)]
-                        changes.report("deleted", doomed.path + "/")
+                        gone = Change(doomed.node, doomed.parent, doomed.name, "deleted", doomed.path + "/")
+                        changes += [Change(node=doomed.parent), gone]
             if not children:
                 left.pop()
                 entered.discard(doomed.node)
@@ -82,7 +82,8 @@ def remove_tree(volume: NativeVolume, top: Doomed) -> None:
                         raise OSError(errno.EIO, f"'{doomed.below(name, node).path}' is a directory below itself")
                     left.append(doomed.below(name, node))
                     continue
+                gone = Change(node, doomed.node, name)
                 with vanishing():
                     volume.unlink(doomed.node, name)
-                    changes.report("deleted", paths.join(doomed.path, paths.to_text(name)))
-                changes.append(Change(node, doomed.node, name))
+                    gone = gone._replace(kind="deleted", path=paths.join(doomed.path, paths.to_text(name)))
+                changes.append(gone)

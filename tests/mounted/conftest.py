@@ -13,7 +13,7 @@ from kinds import KINDS, SOURCES, Kind, Work
 
 @pytest.fixture(scope="module", params=KINDS)
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Kind]]:
-    """One mount for all tests of a volume, with a second volume below `other`."""
+    """Serve one mount for all tests of a volume, with a second volume below `other`."""
     kind = KINDS[request.param]
     tmp = tmp_path_factory.mktemp(request.param)
     (tmp / "files").mkdir()
@@ -31,7 +31,7 @@ def work(server: tuple[Path, Kind], request: pytest.FixtureRequest) -> Work:
 
 @pytest.fixture(scope="session")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A git repository of a thousand files, on a plain directory."""
+    """Make a git repository of a thousand files, on a plain directory."""
     root = tmp_path_factory.mktemp("sources")
     trees.make_sources(root, SOURCES)
     trees.git(root, "init", "--quiet", "--initial-branch=main")

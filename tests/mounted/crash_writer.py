@@ -1,4 +1,4 @@
-"""A process that writes to a mount until the mount dies, and notes elsewhere what it was promised.
+"""A process that writes to a mount until the server dies, and records every completed fsync in a journal.
 
     python crash_writer.py DIRECTORY JOURNAL SEED
 
@@ -6,7 +6,7 @@ Each line of the journal (a file outside the mount) is a JSON object, written in
   {"whole": NAME, "sha256": …}            the file's fsync has returned
   {"replacing": NAME, "sha256": …}        a rename over NAME comes next: from now on both contents are right
   {"replaced": NAME, "sha256": …}         the rename's fsync (of the directory) has returned
-  {"grown": NAME, "bytes": …, "sha256": …}  the file's first bytes, after an append whose fsync has returned
+  {"grown": NAME, "bytes": …, "sha256": …}  the file's first bytes, after an append and its fsync
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import random
 import sys
 
 DEAD = (errno.ENOTCONN, errno.ECONNABORTED, errno.EIO)
-"""What calls end with when the server of a mount is killed: EIO is how the kernel reports pages it could not write."""
+"""Errnos of calls when the server of a mount is killed. EIO: the kernel could not write pages back."""
 
 
 def write_all(fd: int, data: bytes) -> None:

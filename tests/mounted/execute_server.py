@@ -1,10 +1,10 @@
-"""A mount whose commands are run by a `Shell`, for `test_execute.py`, one JSON request a line on standard input.
+"""A mount with a `Shell` for its commands, for `test_execute.py`, one JSON request a line on standard input.
 
     python execute_server.py MOUNTPOINT OPTIONS_JSON DEFAULT_URL [PREFIX=URL…]
 
 A request is `{"id": N, "do": WHAT, …}`; each runs in a thread of its own and is answered, in any order, with the same
 `id`: `execute` with the record, `cancel` by setting the event of request `of`, `describe`, `call` with a verb of the
-agent face. While a command runs, what it prints is told as `{"id": N, "stream": …, "piece": …}`. Bytes are latin-1.
+agent face. The output of a running command is sent as `{"id": N, "stream": …, "piece": …}`. Bytes are latin-1.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 import fusebackend
 from fusebackend.backends import CompositeBackend
+from fusebackend.linux.command import Command
 from fusebackend.shell import ShellOptions, bubblewrap, seccomp
 from fusebackend.urls.opening import open_backend
 
@@ -36,7 +37,7 @@ class Server:
     def answer(self, request: dict[str, Any]) -> None:
         try:
             result = getattr(self, request["do"])(request)
-        except Exception as error:  # whatever it is, the test is told
+        except Exception as error:  # the test gets every exception as an answer
             result = {"raised": repr(error)}
         self.say({"id": request["id"], "result": result})
 
@@ -54,7 +55,8 @@ class Server:
                     raise RuntimeError("enough")
 
             options["on_output"] = on_output
-        response = self.shell.execute(request["command"], cancelled=self.cancelled[request["id"]], **options)
+        options["timeout_s"] = options.pop("timeout", None)
+        response = self.shell.execute(Command(request["command"], cancelled=self.cancelled[request["id"]], **options))
         return dataclasses.asdict(response)
 
     def cancel(self, request: dict[str, Any]) -> None:

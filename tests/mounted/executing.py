@@ -1,4 +1,4 @@
-"""The test's end of `execute_server.py`: commands in a mount of another process, any number at once."""
+"""The test's side of `execute_server.py`: commands in a mount of another process, any number at once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ANSWER_LIMIT_S = 120.0
 
 
 class Pending:
-    """A request that was sent, and what has come back of it so far."""
+    """A request that was sent, with its output and answer so far."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -65,7 +65,7 @@ class Commands:
         assert self._pending[0].result() == "ready", self.mounted.log_text()
 
     def start(self, command: str, **options: Any) -> Pending:
-        """Send a command. `stdin` is bytes; `stream` has its output told as it comes."""
+        """Send a command. `stdin` is bytes; with `stream`, output arrives as it is printed."""
         if options.get("stdin") is not None:
             options["stdin"] = options["stdin"].decode("latin-1")
         return self._send("execute", command=command, options=options)
@@ -76,7 +76,7 @@ class Commands:
         return dict(result)
 
     def output(self, command: str, **options: Any) -> str:
-        """Of a command that must succeed."""
+        """Run a command that must succeed; return its output."""
         result = self.run(command, **options)
         assert result["exit_code"] == 0, result
         return str(result["output"])
@@ -91,7 +91,7 @@ class Commands:
         assert self._send("close").result() is None
 
     def call(self, verb: str, *arguments: object) -> dict[str, Any]:
-        """A verb of the agent face, which must succeed."""
+        """Call a verb of the agent face, which must succeed."""
         result = self._send("call", arguments=[verb, *arguments]).result()
         assert "raised" not in result, result
         (record,) = result
@@ -155,17 +155,17 @@ def commands(mountpoint: Path, default: str, *routes: str, **options: Any) -> It
 
 
 def groups(server_pid: int) -> set[Path]:
-    """The control groups of a server's commands."""
+    """Return the control groups of a server's commands."""
     found: set[Path] = set()
-    for directory, names, _ in os.walk("/sys/fs/cgroup"):  # unlike a glob, it does not mind what goes meanwhile
+    for directory, names, _ in os.walk("/sys/fs/cgroup"):  # unlike glob, it tolerates groups that vanish meanwhile
         found |= {
             Path(directory, name) for name in names if re.fullmatch(rf"fusebackend-\d+-{server_pid}-\d+-\d+", name)
         }
-    return {path for path in found if not path.name.endswith("-0")}  # -0 is how a server tries whether it can make one
+    return {path for path in found if not path.name.endswith("-0")}  # -0 is the server's probe for permission
 
 
 def processes_with(marker: str) -> list[int]:
-    """Processes that have a word on their command line."""
+    """Return the processes with a word on their command line."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():

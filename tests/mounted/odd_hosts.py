@@ -1,4 +1,4 @@
-"""Backends for hosts that are not as they should be, for `python:` URLs. The DSN is in `TWO_MOUNTS_DSN`."""
+"""Backends for faulty hosts, for `python:` URLs. The DSN is in `TWO_MOUNTS_DSN`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ BEHIND_S = 3600
 
 
 def open_deaf() -> PostgresBackend:
-    """Never hears what others change, and believes that there is nothing to hear."""
+    """Open a backend that drops every notification of the change feed, without an error."""
     VolumeFeed.heard = lambda *_: None  # type: ignore[method-assign]
     return PostgresBackend(os.environ["TWO_MOUNTS_DSN"], "v")
 
 
 def open_slow_clock() -> PostgresBackend:
-    """Thinks that it is an hour earlier."""
+    """Open a backend in a process with a clock that is an hour slow."""
     skewed.skew(pytest.MonkeyPatch(), -BEHIND_S)
     return PostgresBackend(os.environ["TWO_MOUNTS_DSN"], "v")

@@ -1,4 +1,4 @@
-"""Building, running, databases and large files on a mount of each volume; and that all is there the next day."""
+"""Builds, programs, databases and large files on a mount of each volume, and all of them again after a remount."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_virtual_environment_runs(work: Work) -> None:
     (package / "__init__.py").write_text("from hello.words import greet\n")
     (package / "words.py").write_text("def greet(name):\n    return f'hello {name}'\n")
     program = "import sys, hello; print(hello.greet('mount'), sys.prefix)"
-    for _ in range(2):  # the second time from the compiled files
+    for _ in range(2):  # the second time, Python loads the compiled files
         said = trees.run(python, "-c", program, env={"PYTHONDONTWRITEBYTECODE": ""})
         assert said == f"hello mount {work.path}/venv\n"
     assert {path.name.split(".")[0] for path in (package / "__pycache__").iterdir()} == {"__init__", "words"}
@@ -51,7 +51,7 @@ def test_pip_installs_into_a_virtual_environment(work: Work) -> None:
 
 
 def _make_wheel(directory: Path) -> Path:
-    """The smallest wheel there is: no network, no build."""
+    """Make a minimal wheel: no network, no build."""
     path = directory / "greeting-1.0-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("greeting.py", "WORD = 'installed'\n")
@@ -124,6 +124,7 @@ for number in range(count):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("journal", ["wal", "delete"])
 def test_two_writers_on_one_sqlite_database(server: tuple[Path, Kind], journal: str) -> None:
     path, _ = server
@@ -155,7 +156,7 @@ def test_two_writers_on_one_sqlite_database(server: tuple[Path, Kind], journal: 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["sqlite", "dir"])
 def test_a_file_of_1_gib_in_bounded_memory(serve: Serve, tmp_path: Path, name: str) -> None:
-    """A volume in memory holds its files there, so it is not asked."""
+    """`memory:` is left out, since it holds its files in memory."""
     (tmp_path / "files").mkdir()
     server = serve(KINDS[name].url.format(tmp=tmp_path))
     block = os.urandom(1 << 20)
@@ -174,6 +175,7 @@ def test_a_file_of_1_gib_in_bounded_memory(serve: Serve, tmp_path: Path, name: s
     assert server.memory_kib("VmHWM") < 250 * 1024
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.features.durable])
 def test_all_is_there_after_a_remount(serve: Serve, tmp_path: Path, sources: Path, name: str) -> None:
     kind = KINDS[name]

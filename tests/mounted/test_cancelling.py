@@ -1,5 +1,5 @@
-"""Awaited verbs of a client of a real mount, and of a mount of the same process: what is cancelled ends, and many calls
-at once hold nobody up. Under asyncio and trio."""
+"""Awaited verbs of a client of a real mount, and of a mount of the same process: a cancelled call ends, and many calls
+at once do not delay others. Under asyncio and trio."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from eventually import eventually
 import fusebackend
 
 LIMIT_S = 10.0
-"""How long it may take until a cancelled call has returned; some milliseconds on a quiet machine."""
+"""A cancelled call must return within this time; it takes some milliseconds on a quiet machine."""
 
 _numbers = itertools.count(1)
 
@@ -40,7 +40,7 @@ def files(mountpoint):
 
 
 class Sleep:
-    """A command that says when it has begun, sleeps, and would change a file afterwards."""
+    """A command that makes a file when it begins, sleeps, and would make another one afterwards."""
 
     def __init__(self, directory: Path) -> None:
         number = next(_numbers)
@@ -80,7 +80,7 @@ def test_a_cancelled_command_is_killed(files, mountpoint, library):
 
 @both
 def test_one_cancelled_command_leaves_the_others(files, mountpoint, library):
-    """They share a connection, and the first to wait reads for all of them."""
+    """The commands share a connection, and the first waiting call reads for all of them."""
     sleeps = [Sleep(mountpoint) for _ in range(3)]
     answers = []
 
@@ -111,6 +111,7 @@ def test_one_cancelled_command_leaves_the_others(files, mountpoint, library):
     eventually(lambda: not any(sleep.runs for sleep in sleeps), LIMIT_S)
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 @both
 def test_two_hundred_commands_do_not_delay_a_read(files, mountpoint, library):
@@ -152,6 +153,7 @@ assert threading.active_count() == 1, threading.enumerate()
 """
 
 
+@pytest.mark.slow
 @both
 def test_a_process_can_exit_after_cancelling(mountpoint, library):
     began = time.monotonic()
@@ -172,6 +174,7 @@ def test_a_cancelled_search_ends_at_the_server(files, mountpoint, library):
     eventually(lambda: files.status()["control"]["connections"] <= 2, LIMIT_S)
 
 
+@pytest.mark.slow
 @both
 def test_a_cancelled_move_takes_its_copy_back(serve, tmp_path, library):
     (tmp_path / "disk").mkdir()

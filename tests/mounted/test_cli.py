@@ -1,4 +1,4 @@
-"""The command line, on real mounts: what it says, what it exits with, and that nothing stays behind."""
+"""The command line, on real mounts: its output, its exit status, and no process or mount left behind."""
 
 import contextlib
 import errno
@@ -68,7 +68,7 @@ class Shell:
         return done.stdout
 
     def refused(self, *words: object, status: int = 1, cwd: Path | None = None) -> str:
-        """The one line of an error."""
+        """Run a command that must fail; return its one line of an error."""
         done = self(*words, cwd=cwd)
         assert done.returncode == status, done.stdout + done.stderr
         lines = done.stderr.splitlines()
@@ -121,7 +121,7 @@ def point(tmp_path: Path) -> Path:
 
 
 def servers(directory: Path) -> list[int]:
-    """Processes that were started to serve a mount below `directory`."""
+    """Return the server processes of mounts below `directory`."""
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
@@ -145,7 +145,7 @@ def is_mounted(path: Path) -> bool:
 
 
 def has_ended(pid: int) -> bool:
-    """Is the process gone, or a zombie that its parent has not seen yet?"""
+    """Return whether the process is gone, or a zombie that its parent has not waited for yet."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
@@ -157,6 +157,7 @@ def wait_until_ended(pid: int) -> bool:
 
 
 class TestMount:
+    @pytest.mark.slow
     def test_the_embedded_default(self, shell: Shell, point: Path) -> None:
         said = shell.ok("mount", point)
         name = config.escape_mountpoint(str(point))
@@ -236,6 +237,7 @@ class TestMount:
         shell.ok("umount", point)
         assert not is_mounted(point)
 
+    @pytest.mark.slow
     def test_a_mount_inside_a_mount(self, shell: Shell, point: Path) -> None:
         shell.ok("mount", point, "--default", "memory:")
         inner = point / "inner"
@@ -382,6 +384,7 @@ class TestRefusals:
         assert f"'{shell.home}/x.db'" in said
         assert (shell.home / "x.db").read_bytes() == b"SQLite format 3\0" + b"\xa5" * 8192
 
+    @pytest.mark.slow
     def test_a_database_that_is_in_use(self, shell: Shell, point: Path, tmp_path: Path) -> None:
         other = tmp_path / "other"
         other.mkdir()
@@ -459,6 +462,7 @@ class TestMountedAlready:
         assert shell.ok("umount", point) == f"unmounted {point}; its server had died before\n"
         assert not is_mounted(point)
 
+    @pytest.mark.slow
     def test_a_server_that_hangs_hangs_nobody_else(self, shell: Shell, point: Path) -> None:
         shell.ok("mount", point, "--default", "memory:")
         pid = shell.status(point)["pid"]
@@ -476,6 +480,7 @@ class TestMountedAlready:
             os.kill(pid, signal.SIGCONT)
         assert wait_until_ended(pid)
 
+    @pytest.mark.slow
     @needs_fdinfo
     def test_a_stopped_server_keeps_its_mount_and_what_it_has_not_stored(self, shell: Shell, point: Path) -> None:
         shell.ok("mount", point, "--default", "sqlite:x.db")
@@ -538,6 +543,7 @@ class TestUmount:
             assert shell.status(point)["state"] == "alive"
         shell.ok("umount", point)
 
+    @pytest.mark.slow
     def test_lazy_leaves_open_files_usable(self, shell: Shell, point: Path) -> None:
         shell.ok("mount", point, "--default", "sqlite:x.db")
         pid = shell.status(point)["pid"]

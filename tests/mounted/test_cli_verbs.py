@@ -42,7 +42,7 @@ def ok(*words: Word, cwd: Path | None = None, stdin: bytes = b"") -> bytes:
 
 
 def refused(*words: Word, status: int = 1, cwd: Path | None = None) -> str:
-    """The one line of an error, of a command that printed nothing else."""
+    """Run a command that must fail; return its error, the only line it prints."""
     done = run(*words, cwd=cwd)
     assert (done.returncode, done.stdout) == (status, b""), done
     (line,) = done.stderr.decode().splitlines()
@@ -61,11 +61,11 @@ def mnt(mounted: Mounted) -> Path:
 
 
 class Started:
-    """A command that runs while the test goes on. What it prints is read line by line, each within the limit."""
+    """A command that runs beside the test. Its output is read line by line, each within the time limit."""
 
     def __init__(self, *words: Word) -> None:
         self.process = subprocess.Popen(
-            # Whoever runs the tests may have told them to ignore Ctrl-C.
+            # The tests may have been started with SIGINT ignored, which children inherit.
             ["env", "--default-signal=INT", *COMMAND, *words],
             env=ENV,
             stdin=subprocess.DEVNULL,
@@ -75,7 +75,7 @@ class Started:
         self._held = b""
 
     def line(self) -> str:
-        """The next line, without its end; fails if none comes in time."""
+        """Read the next line, without its end; fail if none comes in time."""
         assert self.process.stdout is not None
         deadline = time.monotonic() + LIMIT_S
         while b"\n" not in self._held:
@@ -88,7 +88,7 @@ class Started:
         return os.fsdecode(line)
 
     def end(self, with_signal: signal.Signals) -> tuple[int, bytes]:
-        """Exit status and standard error, after a signal."""
+        """Send a signal; return exit status and standard error."""
         self.process.send_signal(with_signal)
         _, said = self.process.communicate(timeout=LIMIT_S)
         return self.process.returncode, said
@@ -110,7 +110,7 @@ def start() -> Iterator[type[Started]]:
 
 
 def on_a_terminal(*words: Word) -> tuple[int, str]:
-    """Exit status of a command, and all that its terminal shows."""
+    """Run a command on a terminal; return its exit status and everything on the terminal."""
     ours, theirs = pty.openpty()
     environment = {**ENV, "TERM": "xterm", "COLUMNS": "60"}
     shown = bytearray()
@@ -133,6 +133,7 @@ def on_a_terminal(*words: Word) -> tuple[int, str]:
 # --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_one_face_does_the_other_sees(mnt):
     ok("write", mnt / "memories/plan.md", stdin=b"one TODO\ntwo\n")
     assert (mnt / "memories/plan.md").read_text() == "one TODO\ntwo\n"
@@ -175,6 +176,7 @@ def test_long_listings_as_ls_prints_them(mnt):
 
 
 class TestPaths:
+    @pytest.mark.slow
     def test_relative_ones(self, mnt):
         (mnt / "memories/a").write_text("needle\n")
         assert ok("ls", cwd=mnt) == b"memories/\n"
@@ -186,6 +188,7 @@ class TestPaths:
         ok("write", "new/b", "--text", "x", cwd=mnt / "memories")
         assert (mnt / "memories/new/b").read_text() == "x"
 
+    @pytest.mark.slow
     def test_through_links(self, mnt, tmp_path):
         (mnt / "memories/a").write_text("needle\n")
         (tmp_path / "outside").symlink_to(mnt / "memories")
@@ -208,6 +211,7 @@ class TestPaths:
         assert f"'{tmp_path}/x' lies in no mount of fusebackend (mounted: " in refused("ls", tmp_path / "x")
         assert f"'{tmp_path}' lies in no mount" in refused("ls", "--mount", tmp_path, "/")
 
+    @pytest.mark.slow
     def test_names_of_any_bytes(self, mnt):
         name = b"\xff\n\x1b[31m '\"\\"
         (mnt / "dir").mkdir()
@@ -223,6 +227,7 @@ class TestPaths:
         ok("rm", path)
         assert os.listdir(mnt / "dir") == []
 
+    @pytest.mark.slow
     def test_on_a_terminal_they_are_harmless(self, mnt):
         (mnt / os.fsdecode(b"\xff\n\x1b[31m")).write_bytes(b"needle \x1b[2J\n")
         for words in (("ls", mnt), ("ls", "-l", mnt), ("glob", "*", mnt), ("grep", "needle", mnt)):
@@ -243,6 +248,7 @@ def words_of(seed: int) -> Iterator[str]:
         yield choice.choice(["TODO", "todo", "a.b", "axb", "ä", "\t", "-x", "", "日本", "\r", "TODOTODO", " "])
 
 
+@pytest.mark.slow
 def test_grep_finds_what_grep_finds(mnt):
     choice = random.Random(7)
     words = words_of(8)
@@ -262,6 +268,7 @@ def test_grep_finds_what_grep_finds(mnt):
         assert (ours.returncode, ours.stderr) == (theirs.returncode, b"")
 
 
+@pytest.mark.slow
 def test_grep_exits_as_grep_does(mnt):
     (mnt / "a").write_text("needle\n")
     assert run("grep", "needle", mnt).returncode == 0
@@ -275,6 +282,7 @@ def test_grep_exits_as_grep_does(mnt):
 # --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_trees_there_and_back(mnt, tmp_path):
     source = tmp_path / "source"
     shutil.copytree(ROOT / "fusebackend/cli", source, ignore=shutil.ignore_patterns("__pycache__"))
@@ -300,6 +308,7 @@ def test_a_tree_into_itself(mnt):
     assert not (mnt / f"copy/{mnt.name}/copy").exists()
 
 
+@pytest.mark.slow
 def test_from_mount_to_mount(serve, mnt):
     other = serve("memory:").path
     (mnt / "a").write_text("x")
@@ -309,6 +318,7 @@ def test_from_mount_to_mount(serve, mnt):
     assert os.listdir(other) == ["a"]
 
 
+@pytest.mark.slow
 def test_a_bar_shows_how_far_it_is(mnt, tmp_path):
     (tmp_path / "large").write_bytes(bytes(20_000_000))
     status, shown = on_a_terminal("upload", tmp_path / "large", mnt / "large")
@@ -318,6 +328,7 @@ def test_a_bar_shows_how_far_it_is(mnt, tmp_path):
     assert (tmp_path / "back").stat().st_size == 20_000_000
 
 
+@pytest.mark.slow
 def test_a_download_that_is_interrupted_leaves_nothing(mnt, tmp_path, start):
     (mnt / "large").write_bytes(bytes(100_000_000))
     (tmp_path / "into").mkdir()
@@ -335,6 +346,7 @@ def test_a_download_that_is_interrupted_leaves_nothing(mnt, tmp_path, start):
 # --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize(
     "words",
@@ -380,6 +392,7 @@ def test_whoever_reads_may_stop(mnt, words: Sequence[str], unbuffered: str):
 
 
 class TestExec:
+    @pytest.mark.slow
     def test_every_route_is_where_agents_see_it(self, mnt):
         (mnt / "memories/a").write_text("one TODO\n")
         assert ok("exec", "--mount", mnt, "--", "grep -r TODO /memories | sort > /report.txt") == b""
@@ -387,11 +400,13 @@ class TestExec:
         ok("exec", "--mount", mnt, "cp", "/memories/a", "/memories/b c; touch d")
         assert sorted(os.listdir(mnt / "memories")) == ["a", "b c; touch d"]
 
+    @pytest.mark.slow
     def test_where_it_starts(self, mnt):
         assert ok("exec", "--mount", mnt, "pwd") == b"/\n"
         assert ok("exec", "pwd", cwd=mnt / "memories") == b"/memories\n"
         assert ok("exec", "--cwd", mnt / "memories", "pwd") == b"/memories\n"
 
+    @pytest.mark.slow
     def test_output_input_and_exit_status(self, mnt):
         done = run("exec", "--mount", mnt, "-i", "--", "cat; echo bad >&2; exit 7", stdin=b"\0\xff")
         assert (done.returncode, done.stdout, done.stderr) == (7, b"\0\xff", b"bad\n")
@@ -399,6 +414,7 @@ class TestExec:
         assert (done.returncode, done.stdout) == (124, b"")
         assert b"timed out" in done.stderr
 
+    @pytest.mark.slow
     def test_output_comes_when_it_is_printed(self, mnt, start):
         command = start("exec", "--mount", mnt, "--", "echo first; while [ ! -e /go ]; do sleep 0.02; done; echo last")
         assert command.line() == "first"
@@ -421,6 +437,7 @@ class TestExec:
 
 
 class TestWatch:
+    @pytest.mark.slow
     def test_changes_of_both_faces(self, mnt, start):
         watch = start("watch", "--json", mnt / "memories")
         assert json.loads(watch.line()) == {"kind": "watching", "path": f"{mnt}/memories"}
@@ -452,7 +469,7 @@ class TestWatch:
         watch = start("watch", "--json", mnt)
         watch.line()
         (mnt / "file").touch()
-        watch.line()  # it does nothing any more but to wait
+        watch.line()  # from here on it only waits
         mounted.stop()
         _, said = watch.process.communicate(timeout=LIMIT_S)
         assert watch.process.returncode == 1
@@ -461,7 +478,7 @@ class TestWatch:
 
 
 # --------------------------------------------------------------------------------------------------------------
-# Mounts that are not as they should be
+# Broken mounts
 # --------------------------------------------------------------------------------------------------------------
 
 
@@ -473,6 +490,7 @@ def verbs(path: Path) -> list[tuple[Word, ...]]:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_dead_mount(mounted, mnt):
     mounted.process.kill()
     mounted.process.wait()
@@ -481,12 +499,14 @@ def test_a_dead_mount(mounted, mnt):
     assert "is gone; mount it again" in refused("grep", "x", mnt, status=2)
 
 
+@pytest.mark.slow
 def test_a_mount_that_has_ended(mounted, mnt):
     mounted.stop()
     for words in verbs(mnt / "file"):
         assert re.match(rf"'{mnt}/file2?' lies in no mount of fusebackend", refused(*words)), words
 
 
+@pytest.mark.slow
 def test_a_read_only_mount(serve, tmp_path):
     (tmp_path / "dir").mkdir()
     (tmp_path / "dir/file").write_text("a\n")

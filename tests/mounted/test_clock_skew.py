@@ -1,5 +1,5 @@
-"""Hosts whose clocks differ by a day and a half mount one bucket or one database: what holds otherwise holds all the
-same, for versions decide and no clock does."""
+"""Hosts with clocks a day and a half apart mount one bucket or one database. All promises hold, since versions decide
+and never a clock."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def url(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def hosts(url: str, serve: Serve) -> tuple[Mounted, Mounted]:
-    """One whose clock is late, one whose is early."""
+    """Serve two hosts, one with a slow clock and one with a fast clock."""
     early, late = (serve("memory:", routes={"/there": skewed.url_of(url, hours)}) for hours in (EARLY, LATE))
     return early, late
 
@@ -75,7 +75,7 @@ def test_a_lost_update_is_an_error_whoever_is_late(hosts: tuple[Mounted, Mounted
 
 
 def test_the_rename_of_a_host_that_lives_is_left_alone(bucket: Bucket, serve: Serve) -> None:
-    """Whether its record is old the store's clock says, and not that of who looks."""
+    """The store's clock decides whether a record of a rename is old, and not the clock of the host that reads it."""
     record = (
         b'{"source": "a", "destination": "b", "etag": null, "replaced": null, "host": "elsewhere", "pid": 1,'
         b' "session": "s"}'

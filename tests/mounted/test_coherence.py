@@ -1,4 +1,4 @@
-"""What one face does the other sees at once, whatever the kernel had cached of it: names, absence, sizes, pages."""
+"""A change on one face is visible on the other at once, with names, absence, sizes and pages cached by the kernel."""
 
 from __future__ import annotations
 
@@ -109,6 +109,7 @@ def test_a_tree_is_deleted_under_who_stands_in_it(faces: TwoFaces) -> None:
     assert faces.call("ls", "/a/b")["entries"][0]["path"] == "/a/b/c/"
 
 
+@pytest.mark.slow
 def test_a_listing_goes_on_while_the_agent_changes_the_directory(faces: TwoFaces) -> None:
     directory = faces.path / "d"
     directory.mkdir()
@@ -174,8 +175,9 @@ def test_appends_of_a_process_land_behind_what_the_agent_has_written(faces: TwoF
             os.close(fd)
 
 
+@pytest.mark.slow
 def test_whoever_reads_sees_one_version_and_never_an_older_one_again(faces: TwoFaces) -> None:
-    """A reader beside the agent: versions only go up, on every way of reading."""
+    """Read beside the agent: versions only go up, on every way of reading."""
     path = faces.path / "file"
     faces.upload("/file", b"%08d" % 0)
     stop = threading.Event()
@@ -210,7 +212,7 @@ def test_whoever_reads_sees_one_version_and_never_an_older_one_again(faces: TwoF
 
 
 class Both:
-    """Random changes through either face; a dict of what must be there, and open files that must follow."""
+    """Random changes through either face, a dict of the expected contents, and open files that must follow."""
 
     NAMES = ("a", "b", "c", "d/e", "d/f")
 
@@ -368,7 +370,7 @@ def test_modes_and_types_reach_the_other_face(faces: TwoFaces) -> None:
 
 
 def test_a_file_that_was_changed_behind_a_route_is_read_to_its_new_end(tmp_path: Path, serve: Serve) -> None:
-    """Its size is believed for the TTL by who does not open it, and by nobody who does."""
+    """The kernel caches its size for the TTL, but every open reads it anew."""
     (tmp_path / "files").mkdir()
     (tmp_path / "files/file").write_text("one")
     path = serve(f"dir:{tmp_path}/files", options=["ttl=600"]).path / "file"

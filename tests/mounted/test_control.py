@@ -1,4 +1,4 @@
-"""The control socket of a real mount: how it is found, who may use it, and that it holds up under load."""
+"""The control socket of a real mount: its discovery, its permissions, and its behaviour under load."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fusebackend.protocol import SandboxBackendProtocol
 
 LIMIT_S = 30.0
 LOAD_S = amount("FUSEBACKEND_LOAD_S", dev=5, ci=10, soak=60)
-"""How long the load test lasts."""
+"""The length of the load test."""
 
 
 @pytest.fixture
@@ -108,6 +108,7 @@ class TestClient:
         assert client.read("/near").file_data["content"] == "near"
         assert [found["path"] for found in outer.glob("**/*").matches] == ["/remote/memories/x", "/remote/near"]
 
+    @pytest.mark.slow
     def test_it_outlives_a_remount(self, serve, tmp_path):
         first = serve(f"sqlite:{tmp_path}/files.db", at="mnt")
         client = fusebackend.connect(first.path)
@@ -118,6 +119,7 @@ class TestClient:
         assert client.read("/x").file_data["content"] == "kept"
         client.close()
 
+    @pytest.mark.slow
     def test_a_read_only_mount_is_read_only_here_too(self, serve, tmp_path):
         writable = serve(f"sqlite:{tmp_path}/files.db", at="mnt")
         (writable.path / "x").write_text("old")
@@ -143,11 +145,12 @@ class TestHolding:
             assert raw.ask("ping", payload=1)["result"] == 1
         assert mounted.memory_kib() < before + 200 * 1024
 
+    @pytest.mark.slow
     def test_connections_one_after_the_other_leave_nothing(self, mounted):
         address = os.getxattr(mounted.path, rendezvous.SOCKET_XATTR).decode()
 
         def held() -> tuple[int, int]:
-            """Threads and descriptors of the server."""
+            """Count threads and descriptors of the server."""
             return len(os.listdir(f"/proc/{mounted.pid}/task")), len(os.listdir(f"/proc/{mounted.pid}/fd"))
 
         def use(times: int) -> None:
@@ -165,14 +168,14 @@ class TestHolding:
         memory = mounted.memory_kib()
         use(2000)
         deadline = time.monotonic() + LIMIT_S
-        few = 8  # come and go by themselves: the index has a thread, and so has whatever waits for the disk
+        few = 8  # background threads come and go: the index has one, and so do calls that wait for the disk
         while any(now > then + few for now, then in zip(held(), before, strict=True)):
             assert time.monotonic() < deadline, f"{held()} and not {before}"
             time.sleep(0.05)
         assert mounted.memory_kib() < memory + 8 * 1024
 
     def test_load(self, mounted, tmp_path):
-        """Thirty-two clients, while git and rg work in the mount."""
+        """Thirty-two clients work while git and rg work in the mount."""
         repository = tmp_path / "repository"
         _make_repository(repository)
         deadline = time.monotonic() + LOAD_S
@@ -210,7 +213,7 @@ class TestHolding:
 
 
 def _round(client: fusebackend.Client, number: int, turn: int) -> int:
-    """A few calls that check what they get; how many they were."""
+    """Make a few calls and check their answers; return the number of calls."""
     path = f"/memories/client-{number}.txt"
     content = f"turn {turn}\n" * 20
     _fine(client.upload_files([(path, content.encode())])[0].error)

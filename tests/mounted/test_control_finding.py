@@ -1,4 +1,4 @@
-"""Which mount a path lies in, and which server answers: mounts inside, over and beside each other, dead and stopped."""
+"""Find the mount of a path, and its server: mounts inside, over and beside each other, dead and stopped."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def bound(source: Path, target: Path) -> Iterator[None]:
 
 
 class TestConfusion:
-    """What is meant for one mount never reaches another one."""
+    """A call for one mount never reaches another one."""
 
     def test_a_mount_point_inside_of_another_mount(self, serve):
         outer = serve("memory:", at="outer")
@@ -118,6 +118,7 @@ class TestServers:
             assert client.write("/\udcff", "text").error is None
         assert os.listdir(os.fsencode(mounted.path)) == [b"\xff"]
 
+    @pytest.mark.slow
     def test_a_server_that_is_stopped(self, serve, monkeypatch):
         monkeypatch.setattr(rendezvous, "ANSWER_TIMEOUT_S", 0.3)
         monkeypatch.setattr(connection_module, "SILENCE_S", 0.1)

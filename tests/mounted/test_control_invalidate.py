@@ -1,4 +1,4 @@
-"""`invalidate`: after it, the mount shows what others have changed, however long the kernel was told to believe it."""
+"""`invalidate`: after it, the mount shows changes by others at once, however long the kernel's timeouts are."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import fusebackend
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
-    """The directory that is mounted, as others see it."""
+    """Make the directory that is mounted, for changes behind the mount."""
     directory = tmp_path / "outside"
     directory.mkdir()
     return directory
@@ -22,7 +22,7 @@ def outside(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def mount(serve, outside: Path):
-    """Its mount, which believes for an hour what it has seen."""
+    """Mount it, with timeouts of an hour."""
     return serve(f"dir:{outside}", options=["ttl=1h"])
 
 
@@ -40,7 +40,7 @@ def names_in(top: Path) -> set[str]:
 
 
 def at(path: Path) -> str:
-    """What is at a path."""
+    """Describe the file at a path."""
     try:
         if path.is_symlink():
             return f"link to {os.readlink(path)}"
@@ -118,6 +118,7 @@ def test_whoever_works_in_a_directory_stays_there(mount, client, outside, absent
     assert (outside / "d/file").read_text() == "text"
 
 
+@pytest.mark.slow
 def test_what_is_mounted_in_a_directory_stays_there(serve, mount, client, outside):
     (outside / "d").mkdir()
     inner = serve("memory:", at=str(mount.path / "d"))
@@ -141,6 +142,7 @@ def _written(path: Path, text: str) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_more_absent_names_than_are_remembered(mount, client, outside):
     names = [f"absent-{number}" for number in range(25_000)]
     for name in names:

@@ -1,4 +1,4 @@
-"""`docs/control-protocol.md`, spoken by `socat` and `jq`: another language needs nothing of ours."""
+"""The examples of `docs/control-protocol.md`, by `socat` and `jq`: other languages need no code of ours."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LIMIT_S = 30
 
 @pytest.fixture
 def shell(serve, tmp_path):
-    """Runs a script with `$mount` and `$socket`, the latter found as the document says."""
+    """Return a function that runs a script with `$mount` and `$socket`, found as in the document."""
     for tool in ("socat", "jq", "getfattr"):
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is missing")
@@ -62,6 +62,7 @@ def test_several_calls_a_stream_and_an_error(shell):
     assert lines[4:] == ["needle", "straw"]
 
 
+@pytest.mark.slow
 def test_a_subscription(shell):
     output = shell(r"""
         ( echo '{"jsonrpc":"2.0","id":1,"method":"subscribe","params":{"path":"/notes"}}'

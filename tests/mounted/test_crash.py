@@ -1,7 +1,7 @@
-"""The server is killed in the middle of writes; whatever an fsync returned for is there, and the volume is sound.
+"""The server is killed in the middle of writes; all data of completed fsyncs is there, and the volume is sound.
 
-SIGKILL ends the process and not the machine: what the kernel holds of the volume file survives. That the file is synced
-to disk at the right moments is for the tests of the volume to show.
+SIGKILL ends the process and not the machine: the kernel's dirty pages of the volume file survive. The tests of the
+volume check that the file is synced to disk at the right moments.
 
     FUSEBACKEND_CRASH_ROUNDS=500 pytest tests/mounted/test_crash.py      kills it so often
 """
@@ -38,7 +38,7 @@ WRITER = Path(__file__).with_name("crash_writer.py")
 
 
 class Book:
-    """What one writer was promised, from all its journals so far."""
+    """The completed fsyncs of one writer, from its journal."""
 
     def __init__(self, directory: Path, journal: Path) -> None:
         self.directory = directory
@@ -56,13 +56,13 @@ class Book:
             return file.read().count(b"\n")
 
     def update(self) -> int:
-        """Take in what the writer has noted since the last time; the number of promises among it."""
+        """Read the new lines of the journal; return the number of completed fsyncs in them."""
         promises = 0
         with self.journal.open("rb") as file:
             file.seek(self._read)
             for line in file:
                 if not line.endswith(b"\n"):
-                    break  # a writer that is being stopped; it was not promised anything then
+                    break  # the writer was stopped in the middle of a line, before a further fsync
                 self._read += len(line)
                 facts = json.loads(line)
                 if "whole" in facts:
@@ -77,20 +77,20 @@ class Book:
         return promises
 
     def compare(self, mount: Path) -> None:
-        """Every promise against what the mount holds now."""
+        """Compare every completed fsync with the mount's present contents."""
         home = mount / self.directory
         for name, digest in self.whole.items():
             assert trees.sha256(home / name) == digest, f"{name} is not what its fsync returned for"
         if self.target:
             now = trees.sha256(home / "target")
             assert now in self.target, "a replaced file is neither the old nor the new one"
-            self.target = {now}  # the rename was seen, or not: from now on it may not change its mind
+            self.target = {now}  # the rename is there or not: from now on that must not change
         length, digest = self.grown
         with (home / "log").open("rb") as file:
             assert hashlib.sha256(file.read(length)).hexdigest() == digest, "a log lost what was appended and synced"
 
     def thin_out(self, mount: Path) -> None:
-        """Remove most of what has been compared, so that the volume stays small and removal is in the test too."""
+        """Remove most of the compared files, so that the volume stays small and removal is tested too."""
         for name in list(self.whole)[:-KEPT]:
             if int(name.split("-")[1]) > KEPT * 3:
                 os.unlink(mount / self.directory / name)
@@ -127,6 +127,7 @@ def test_fsynced_files_survive_a_killed_server(serve: Serve, tmp_path: Path) -> 
     assert sqlite_check.check(database) == []
 
 
+@pytest.mark.slow
 def test_what_was_not_fsynced_is_a_prefix_of_what_was_written(serve: Serve, tmp_path: Path) -> None:
     """Without fsync the last files may be missing; no file may be there without those made before it."""
     database = tmp_path / "volume.db"
@@ -149,8 +150,9 @@ def test_what_was_not_fsynced_is_a_prefix_of_what_was_written(serve: Serve, tmp_
         server.stop()
 
 
+@pytest.mark.slow
 def test_a_killed_server_leaves_its_mount_to_the_next(serve: Serve, tmp_path: Path) -> None:
-    """The kernel keeps the mount of a dead server, and answers ENOTCONN; mounting again takes its place."""
+    """The kernel keeps the mount of a dead server, and answers ENOTCONN; a new mount replaces it."""
     url = f"sqlite:{tmp_path / 'volume.db'}"
     server = serve(url, at="mnt")
     (server.path / "file").write_bytes(b"kept")
@@ -171,7 +173,7 @@ def _start(book: Book, mount: Path, seed: int) -> subprocess.Popen[bytes]:
 
 
 def _wait_for_notes(books: list[Book], lines: int, writers: list[subprocess.Popen[bytes]]) -> None:
-    """Until every writer has noted something in this round, and all together this many lines."""
+    """Wait until every writer has added a line in this round, and all together this many."""
     deadline = time.monotonic() + 60
     while True:
         noted = [book.unread_lines() for book in books]

@@ -1,4 +1,4 @@
-"""A server that is told to end as soon as its mount is there ends, whatever it was about to do."""
+"""A server that gets SIGTERM right after its mount appears ends, also in the middle of its start."""
 
 from __future__ import annotations
 

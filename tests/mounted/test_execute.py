@@ -1,4 +1,4 @@
-"""Commands in a mount: what they see, what they print, how they end, and what they leave behind: nothing."""
+"""Commands in a mount: the files they see, their output, their end, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ pytestmark = pytest.mark.mounted
 
 DEFAULTS = ["memory:", "sqlite:{tmp}/default.db"]
 LONG = str(1_000_000_000 + os.getpid())
-"""Seconds that `sleep` is to sleep; and a word by which its process is found."""
+"""The argument of `sleep` in seconds, unique so that its process is found by it."""
 
 
 @pytest.fixture(scope="module", params=DEFAULTS, ids=["memory", "sqlite"])
 def shell(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
-    """A mount with a default and two routes."""
+    """Serve a mount with a default and two routes, shared by tests."""
     tmp = tmp_path_factory.mktemp("execute")
     routes = ["/memories/=memory:", f"/work/deep/=sqlite:{tmp}/deep.db"]
     with commands(tmp / "mnt", request.param.format(tmp=tmp), *routes, max_output_bytes=1000) as shell:
@@ -37,13 +37,13 @@ def shell(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture
 def one(tmp_path: Path) -> Iterator[Commands]:
-    """A mount of one's own, to break."""
+    """Serve a mount for one test, which may break it."""
     with commands(tmp_path / "mnt", "memory:", "/memories/=memory:") as shell:
         yield shell
 
 
 def wait_for(pending: executing.Pending) -> None:
-    """Until a command that streams has printed something."""
+    """Wait until a streaming command has printed something."""
     assert pending.piece_came.wait(60), "it printed nothing"
 
 
@@ -54,9 +54,10 @@ def wait_for_sleepers(number: int) -> None:
         time.sleep(0.001)
 
 
-# -- what a command sees -----------------------------------------------------------------------------------------------
+# -- files of a command ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_example_of_the_issue(shell: Commands) -> None:
     shell.call("write", "/memories/b.md", "x\nTODO second\n")
     shell.call("write", "/memories/a.md", "TODO first\n")
@@ -91,6 +92,7 @@ def test_what_is_changed_while_it_runs_is_seen_at_once(shell: Commands) -> None:
     assert "here\n" in pending.result()["output"]
 
 
+@pytest.mark.slow
 def test_the_system_is_there_and_read_only(shell: Commands) -> None:
     assert shell.output("test -x /usr/bin/env && test -x /bin/sh && ls /usr/bin/env") == "/usr/bin/env\n"
     for path in ("/usr/bin/x", "/bin/x", "/lib/x", "/etc/x", "/etc/passwd", "/proc/x", "/dev/x"):
@@ -146,7 +148,7 @@ def test_where_it_starts(shell: Commands) -> None:
     }
 
 
-# -- what it prints ----------------------------------------------------------------------------------------------------
+# -- output ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -215,7 +217,7 @@ def test_whoever_is_told_may_end_it(shell: Commands) -> None:
     assert processes_with(LONG) == []
 
 
-# -- how it ends -------------------------------------------------------------------------------------------------------
+# -- end of a command --------------------------------------------------------------------------------------------------
 
 TREE = f"echo begun; sleep {LONG} & setsid sleep {LONG} & (trap '' TERM INT HUP; sleep {LONG}) & nohup sleep {LONG}"
 
@@ -241,8 +243,9 @@ def test_a_time_out_must_be_above_0(shell: Commands) -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_time_out_has_a_maximum(tmp_path: Path) -> None:
-    """On every face: what an agent asks for may not be for ever."""
+    """The maximum holds on every face, so that an agent can't ask for an endless command."""
     with commands(tmp_path / "mnt", "memory:", max_timeout_s=7) as shell:
         assert shell.describe()["max_timeout_s"] == shell.describe()["timeout_s"] == 7
         assert shell.output("echo on", timeout=7) == "on\n"
@@ -288,7 +291,7 @@ def test_eight_at_once(shell: Commands) -> None:
 
 
 def test_many_after_and_beside_each_other(shell: Commands) -> None:
-    """Stand-ins come and go while others use them."""
+    """Commands end while others start and use the same pinned names of the sandbox."""
     for _ in range(5):
         pending = [shell.start(f"sleep 0.0{delay}; ls /usr/bin/env /proc/self/stat") for delay in range(6)]
         assert {one.result()["output"] for one in pending} == {"/proc/self/stat\n/usr/bin/env\n"}
@@ -333,7 +336,7 @@ def test_no_descriptor_thread_or_child_is_left_in_the_server(shell: Commands) ->
 
 @pytest.fixture
 def running(one: Commands) -> Iterator[tuple[Commands, executing.Pending]]:
-    """A command that has begun, and goes on when it reads a line, with another look at the system's files."""
+    """Start a command that waits for the file `go-on`, and then looks at the system's files again."""
     go_on = one.path / "memories/go-on"
     pending = one.start(
         "echo begun; until test -e /memories/go-on; do sleep 0.01; done; ls /usr/bin/env /etc/passwd /proc/self/stat",
@@ -486,8 +489,9 @@ def test_a_route_that_is_tmp(tmp_path: Path) -> None:
         assert shell.download("/tmp/other") == b"y\n"
 
 
+@pytest.mark.slow
 def test_a_change_seen_only_by_its_ttl(tmp_path: Path) -> None:
-    """Names of such a default expire while a command runs; those of the system do not."""
+    """Names of such a default expire while a command runs; the system's names do not."""
     (tmp_path / "files").mkdir()
     with commands(tmp_path / "mnt", f"dir:{tmp_path}/files") as shell:
         pending = shell.start("echo begun; sleep 1.5; ls /usr/bin/env; cat /behind", stream=True)
@@ -556,6 +560,7 @@ def test_a_killed_server_takes_its_commands_along(tmp_path: Path) -> None:
         assert not [name for name in os.listdir("/dev") if f"-{process.pid}-" in name]
 
 
+@pytest.mark.slow
 def test_a_hung_route_does_not_keep_its_command_for_ever(tmp_path: Path) -> None:
     with commands(tmp_path / "mnt", "memory:", "/hung/=python:hanging:backend", deadline_s=3) as shell:
         begin = time.monotonic()
@@ -569,6 +574,7 @@ def test_a_hung_route_does_not_keep_its_command_for_ever(tmp_path: Path) -> None
 # -- without a sandbox -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_unconfined(tmp_path: Path) -> None:
     with commands(tmp_path / "mnt", "memory:", "/memories/=memory:", sandbox="none", env={"MINE": "1"}) as shell:
         assert shell.output("pwd; echo x > memories/file; cat memories/file; echo $MINE") == f"{shell.path}\nx\n1\n"
@@ -614,7 +620,7 @@ def test_what_it_says_of_itself(shell: Commands) -> None:
 
 @pytest.mark.alone
 def test_it_costs_little_more_than_the_sandbox_itself(one: Commands) -> None:
-    """The best of several: on a busy machine any single one may take long. `make bench` has the numbers."""
+    """Take the best of several runs, for a single one may take long on a busy machine. `make bench` has the numbers."""
     bare = ["bwrap", "--unshare-all", "--ro-bind", "/usr", "/usr", "--ro-bind", "/bin", "/bin", "--ro-bind", "/lib",
             "/lib", "--ro-bind-try", "/lib64", "/lib64", "--proc", "/proc", "--dev", "/dev", "true"]  # fmt: skip
 

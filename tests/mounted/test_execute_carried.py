@@ -1,7 +1,7 @@
-"""Commands of a mount whose default is a sandbox elsewhere: the routes' files are carried there and back.
+"""Commands of a mount with a hosted sandbox as its default: the routes' files are carried there and back.
 
-The sandbox is a directory of this machine, reached by commands and two transfers alone, or a container that is treated
-as one; both are what the hosted ones are built on.
+The sandbox is a directory of this machine, reached by commands and two transfers alone, or a container used in the same
+way. The hosted ones have the same base class.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def never() -> bool:
 
 
 class Both:
-    """A sandbox and two routes, one inside the other, and what carries between them."""
+    """A sandbox and two routes, one inside the other, with a `Carrying` between them."""
 
     def __init__(self, sandbox, tmp: Path | None = None) -> None:
         self.sandbox = sandbox
@@ -64,7 +64,7 @@ def local(tmp_path: Path) -> Both:
 
 
 class Plain(guests.sandboxes.BaseSandbox):
-    """A container with nothing but the three verbs that a sandbox must have."""
+    """A container with only the three verbs that a sandbox must have."""
 
     def __init__(self, box) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ def container(request):
 
 @pytest.fixture
 def hosted(request):
-    """One of the hosted ones, over a stand-in of its SDK."""
+    """Make a hosted sandbox, over a stand-in of its SDK."""
 
     def made(name: str) -> Both:
         backend = request.getfixturevalue(name)
@@ -121,6 +121,7 @@ def both(request) -> Both:
     return request.getfixturevalue(request.param)
 
 
+@pytest.mark.slow
 def test_there_and_back(both: Both) -> None:
     both.write("/memories/a", b"one")
     both.write("/memories/deep/er/b \n'$(x)", b"two\n")
@@ -155,6 +156,7 @@ def test_only_what_has_changed_is_carried(local: Both, monkeypatch: pytest.Monke
     assert sent == ["/memories/3"]
 
 
+@pytest.mark.slow
 def test_deleted_and_renamed(both: Both) -> None:
     for name in "abcd":
         both.write(f"/memories/{name}", name.encode())
@@ -205,7 +207,7 @@ def test_a_change_is_kept_where_the_other_side_has_deleted(both: Both) -> None:
 
 
 def test_what_was_changed_between_two_commands_in_the_sandbox(local: Both) -> None:
-    """By what an earlier command has left running."""
+    """A process that an earlier command left running makes the change."""
     local.write("/memories/a", b"1")
     local.run("true")
     local.there("printf later > memories/late")
@@ -306,6 +308,7 @@ def test_nothing_of_it_shows(local: Both) -> None:
 # -- in a mount --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_mount_of_a_sandbox_elsewhere(tmp_path: Path) -> None:
     url = f"python:guests:hosted?directory={tmp_path}"
     with commands(tmp_path / "mnt", url, "/memories=memory:", "/notes/deep=memory:") as shell:

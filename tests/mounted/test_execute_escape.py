@@ -1,6 +1,6 @@
-"""Attempts to get out of the sandbox of a command, and to keep others from working: one test for each.
+"""Attempts to escape from the sandbox of a command, and to keep others from working: one test for each.
 
-The commands run as the server's user, root in CI, and that is the point: what holds must be the sandbox.
+The commands run as the server's user, root in CI, so only the sandbox can stop them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
 
 @pytest.fixture
 def victim() -> Iterator[subprocess.Popen[bytes]]:
-    """A process of the same user, outside."""
+    """Start a process of the same user, outside of the sandbox."""
     process = subprocess.Popen(["sleep", LONG])
     yield process
     process.kill()
@@ -47,12 +47,12 @@ def victim() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def python(program: str) -> str:
-    """A command that runs a Python program."""
+    """Make a command that runs a Python program."""
     return f"python3 -c {shlex.quote(program)}"
 
 
 def answers(shell: Commands) -> float:
-    """Seconds the mount takes for a small file, written and read, on both faces."""
+    """Return the seconds that the mount takes to write and read a small file on both faces."""
     begin = time.monotonic()
     path = shell.path / "memories/answers"
     path.write_text("x")
@@ -99,7 +99,7 @@ def test_the_database_of_the_mount_itself(tmp_path: Path) -> None:
 
 
 def test_what_is_mounted_below_the_mount_point(tmp_path: Path) -> None:
-    """It is not of the mount: neither verbs nor commands get there, whenever it was mounted."""
+    """A file system mounted there is not part of the mount: neither verbs nor commands see it."""
     if os.geteuid() != 0:
         pytest.skip("only root can mount there")
     with commands(tmp_path / "mnt", "memory:", "/memories/=memory:", "/tmp/shared/=memory:") as shell:
@@ -120,7 +120,7 @@ def test_what_is_mounted_below_the_mount_point(tmp_path: Path) -> None:
 
 
 def test_a_sandbox_that_is_not_as_it_should_be(tmp_path: Path) -> None:
-    """Something is mounted in the tree of the sandbox, which only root can do: the command is refused, and soon."""
+    """A mount in the tree of the sandbox, which only root can make, has the command refused soon."""
     if os.geteuid() != 0:
         pytest.skip("only root can mount there")
     with commands(tmp_path / "mnt", "memory:") as shell:
@@ -155,7 +155,7 @@ def test_writing_outside(shell: Commands, tmp_path: Path) -> None:
 
 
 def test_settings_of_the_kernel(shell: Commands) -> None:
-    """Root may write to these without any capability: only a read-only mount keeps it from that."""
+    """Root may write to these without any capability: only a read-only mount prevents it."""
     pattern = Path("/proc/sys/kernel/core_pattern").read_text()
     for path in ("sys/kernel/core_pattern", "sys/kernel/modprobe", "sysrq-trigger", "irq/default_smp_affinity",
                  "self/oom_score_adj", "1/oom_score_adj", "sys/vm/drop_caches", "mtrr", "self/uid_map"):  # fmt: skip
@@ -182,7 +182,7 @@ def test_mounting(shell: Commands) -> None:
 
 
 def test_a_device_in_the_mount_opens_nothing(shell: Commands) -> None:
-    """Made from outside, where root may: the mount itself is `nodev`."""
+    """The device is made from outside, where root may; the mount itself is `nodev`."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to make a device node")
     os.mknod(shell.path / "disk", 0o60666, os.makedev(1, 1))
@@ -296,7 +296,7 @@ print('end')
 
 @pytest.mark.parametrize("filtered", [True, False], ids=["seccomp", "mount alone"])
 def test_leaving_a_program_that_runs_as_the_server(tmp_path: Path, filtered: bool) -> None:
-    """In a `dir:` route it would be one for every user of this machine. The mount refuses it without a filter, too."""
+    """In a `dir:` route, every user of this machine could run it. The mount refuses it without seccomp, too."""
     files = tmp_path / "files"
     files.mkdir()
     with commands(tmp_path / "mnt", f"dir:{files}", seccomp=filtered) as shell:
@@ -365,6 +365,7 @@ def test_a_background_process_that_outlives_its_command(shell: Commands) -> None
     assert processes_with(LONG) == []
 
 
+@pytest.mark.slow
 def test_a_process_that_will_not_end(shell: Commands) -> None:
     stubborn = "import signal, time; [signal.signal(n, signal.SIG_IGN) for n in range(1, 32) if n not in (9, 19)]; "
     result = shell.run(python(stubborn + f"print('begun', flush=True); time.sleep({LONG})"), timeout=2)
@@ -377,7 +378,7 @@ def test_a_process_that_will_not_end(shell: Commands) -> None:
 
 @pytest.fixture
 def listener() -> Iterator[tuple[int, str]]:
-    """Something that listens on this machine: a port, and an abstract Unix socket."""
+    """Listen on this machine: on a port, and on an abstract Unix socket."""
     name = f"fusebackend-test-{os.getpid()}"
     with socket.create_server(("127.0.0.1", 0)) as tcp, socket.socket(socket.AF_UNIX) as unix:
         unix.bind(f"\0{name}")
@@ -437,7 +438,7 @@ def test_the_control_socket_of_another_mount(shell: Commands, tmp_path: Path) ->
 
 
 def test_the_control_socket_of_its_own_mount(shell: Commands) -> None:
-    """Its path can be read, as by everyone in the mount; but it does not lead anywhere."""
+    """Its path is readable, as for everyone in the mount; but the sandbox has no such path."""
     path = os.getxattr(shell.path, "user.fusebackend.socket").decode()
     assert os.path.exists(path)
     program = f"import socket; socket.socket(socket.AF_UNIX).connect({path!r})"
@@ -448,7 +449,7 @@ def test_the_control_socket_of_its_own_mount(shell: Commands) -> None:
 
 
 def while_it_runs(shell: Commands, command: str, timeout: float) -> tuple[dict[str, object], float]:
-    """A command's answer, and the longest that the mount took to answer meanwhile."""
+    """Run a command; return its answer, and the longest time that the mount took to answer meanwhile."""
     pending = shell.start(command, timeout=timeout)
     slowest = 0.0
     while not pending.is_answered:
@@ -456,6 +457,7 @@ def while_it_runs(shell: Commands, command: str, timeout: float) -> tuple[dict[s
     return pending.result(), slowest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bomb", ["f() { f | f & }; f", "f() { while :; do f & done; }; f"])
 def test_a_fork_bomb(shell: Commands, bomb: str) -> None:
     beside = f"{{ {bomb}; }} & exec sleep 2"  # a shell that can't fork ends, and everything with it
@@ -490,6 +492,7 @@ def test_a_memory_bomb(shell: Commands) -> None:
     assert shell.output("echo on") == "on\n"
 
 
+@pytest.mark.slow
 def test_a_memory_bomb_of_many_processes(shell: Commands) -> None:
     one = python("import time; x = bytearray(60 << 20); time.sleep(1)")
     result, slowest = while_it_runs(shell, f"for i in 1 2 3 4 5 6; do {one} & done; wait; echo end", 60)
@@ -498,6 +501,7 @@ def test_a_memory_bomb_of_many_processes(shell: Commands) -> None:
     assert shell.output("echo on") == "on\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/tmp", "/dev/shm"])
 def test_filling_what_is_kept_in_memory(shell: Commands, path: str) -> None:
     result, slowest = while_it_runs(shell, f"head -c 4G /dev/zero > {path}/file", 60)
@@ -566,7 +570,7 @@ def test_deep_and_long_paths(shell: Commands) -> None:
 
 
 def test_root_without_a_user_namespace(tmp_path: Path) -> None:
-    """What is left where this machine has none to give: `execute` must hold without it."""
+    """Where the machine allows no user namespaces, the rest of the sandbox must hold without one."""
     if os.geteuid() != 0:
         pytest.skip("only root can make a sandbox without a user namespace")
     with commands(tmp_path / "mnt", "memory:", user_namespaces=False) as shell:

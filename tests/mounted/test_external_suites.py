@@ -1,4 +1,4 @@
-"""fio and stress-ng, as Debian has them, on a mount of each native volume: they verify what they do themselves.
+"""fio and stress-ng, as in Debian, on a mount of each native volume: they verify their own work.
 
     FUSEBACKEND_STRESS_SECONDS=5 pytest tests/mounted/test_external_suites.py      takes so long for each kind of stress
 
@@ -69,19 +69,19 @@ STRESSORS = (
     "fcntl", "filename", "flock", "fpunch", "fstat", "getdent", "handle", "hdd", "inotify", "io", "iomix", "lease",
     "link", "locka", "lockf", "lockofd", "mknod", "open", "rename", "symlink", "sync-file", "touch", "utime", "xattr",
 )  # fmt: skip
-"""Of stress-ng's class "filesystem", those that are about files of a mount."""
+"""The tests of stress-ng's class "filesystem" that work on files of a mount."""
 
 TOGETHER = ("access", "chmod", "fcntl", "rename", "utime", "xattr")
 MANY_NAMES = ("dentry", "dir", "getdent", "link", "symlink")
-"""These run in the suite, all at once: so many rounds each, or as long. The latter make thousands of names, and remove
-them whatever the time, which is for volumes that take less than a millisecond for one."""
+"""`TOGETHER` and these run in the suite, all at once, for `OPERATIONS` rounds or `TOGETHER_S`. These make thousands of
+names, and remove them even after that time, so they run only where a name takes less than a millisecond."""
 OPERATIONS = 30
 TOGETHER_S = 2
 
 
 @pytest.fixture(params=NATIVE)
 def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """A directory on a mount of each kind."""
+    """Yield a directory on a mount of each kind."""
     (tmp_path / "files").mkdir()
     if request.param == "plain":
         yield tmp_path / "files"
@@ -127,7 +127,7 @@ def _program(name: str) -> str:
 
 
 def _run(*command: str, failing: list[str] | None = None) -> str:
-    """What a program says. If it fails, the test does; or it is noted in `failing`."""
+    """Run a program and return its output. If it fails the test fails, or the failure is added to `failing`."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     said = done.stdout + done.stderr
     if done.returncode != 0:

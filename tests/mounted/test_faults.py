@@ -17,7 +17,7 @@ NEW = iter(range(10**9))
 
 
 def new(root: Path) -> Path:
-    """A name that nothing has had before, so that the kernel knows nothing of it."""
+    """Return a name never used before, which the kernel has not cached."""
     return root / f"new{next(NEW)}"
 
 
@@ -52,7 +52,7 @@ CALLS: dict[str, Callable[[Path], object]] = {
     "fsync": lambda root: opened(root / "file", os.O_RDONLY, os.fsync),
     "readdir": os.listdir,
 }
-# No caller hears of these: the kernel does not wait for the answer.
+# The kernel does not wait for the reply of these, so no caller gets their error.
 UNHEARD: dict[str, Callable[[Path], object]] = {
     "release": lambda root: os.close(os.open(root / "file", os.O_RDONLY)),
     "forget": lambda root: (root / "file").unlink(),
@@ -61,7 +61,7 @@ UNHEARD: dict[str, Callable[[Path], object]] = {
 
 @pytest.fixture(scope="module")
 def one_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounted]:
-    """All these failures, one after the other, in one server: that is what it must live through."""
+    """Serve one mount for all these failures, one after the other; it must survive them."""
     with mounts.mounted(tmp_path_factory.mktemp("faults") / "mnt", "python:faulty:backend") as server:
         server.expected_log = "^Traceback|injected|defect"
         yield server
@@ -120,7 +120,7 @@ def test_a_lookup_that_fails_ends_nothing(server: Mounted) -> None:
 def test_a_getattr_that_fails_ends_nothing(server: Mounted) -> None:
     file = os.open(server.path / "file", os.O_WRONLY)
     arm(server.path, "getattr")
-    os.write(file, b"x")  # the kernel forgets the attributes now
+    os.write(file, b"x")  # invalidates the kernel's cached attributes
     with pytest.raises(OSError) as failure:
         os.fstat(file)
     disarm(server.path)

@@ -30,7 +30,7 @@ LIMIT_S = 60 + STEPS / 20
 SEED = int(os.environ.get("FUSEBACKEND_FSX_SEED", random.SystemRandom().randrange(1 << 32)))
 WORKERS = 4
 SHARED_BYTES = 200_003
-"""Of the file that several processes work on: their parts meet in the middle of pages."""
+"""Size of the file that several processes share: the borders of their parts lie within pages."""
 
 NATIVE = {"memory": "memory:", "sqlite": "sqlite:{tmp}/volume.db", "dir": "dir:{tmp}/files", "postgres": ""}
 
@@ -45,7 +45,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture(autouse=True)
 def told() -> None:
-    """A failure shows what was printed, and a long run with `-s` as well."""
+    """Print the seed: a failure shows it, and so does a long run with `-s`."""
     print(f"seed {SEED}, {STEPS} steps")
 
 
@@ -91,7 +91,7 @@ def test_remounting(serve: Serve, tmp_path: Path) -> None:
 
 
 def _other_face(mount: Path) -> dict[str, Callable[[bytes], bytes]]:
-    """What an agent does to the file in between, through the same server."""
+    """Return changes of the file by an agent, through the same server."""
     chance = random.Random(SEED)
 
     def upload(expected: bytes) -> bytes:

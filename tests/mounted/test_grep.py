@@ -23,7 +23,7 @@ Found = list[tuple[str, int, str]]
 
 @pytest.fixture(scope="module", params=KINDS)
 def mount(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Any]]:
-    """A mount with the corpus, written through the kernel; half of it below a route."""
+    """Serve a mount with the corpus, written through the kernel; half of it below a route."""
     kind = KINDS[request.param]
     tmp = tmp_path_factory.mktemp(request.param)
     (tmp / "files").mkdir()
@@ -43,7 +43,7 @@ def asked(client: Any, pattern: str, path: str = "/") -> Found:
 
 
 def printed(output: str, root: Path) -> Found:
-    """Lines of `path NUL line : text`. A path holds no newline here."""
+    """Parse lines of `path NUL line : text`. A path holds no newline here."""
     found = []
     for row in output.splitlines():
         name, _, rest = row.partition("\0")
@@ -52,6 +52,7 @@ def printed(output: str, root: Path) -> Found:
     return sorted(found, key=lambda match: match[:2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", ["rg", "grep"])
 def test_the_mount_is_searched_alike(mount: tuple[Path, Any], program: str) -> None:
     root, client = mount
@@ -79,8 +80,9 @@ def test_what_was_closed_is_found_and_what_was_changed_is_not(mount: tuple[Path,
         assert asked(client, "stale") == []
 
 
+@pytest.mark.slow
 def test_a_search_while_files_come_and_are_indexed(serve: mounts.Serve, tmp_path: Path) -> None:
-    """What was there before a search began is found by it, whether it is indexed by then, or being indexed."""
+    """A search finds every match that existed when it began, indexed or not yet."""
     server = serve(f"sqlite:{tmp_path}/volume.db")
     chance = random.Random(1)
     words = ["".join(chance.choices("abcdefgh", k=6)) for _ in range(500)]

@@ -1,7 +1,7 @@
-"""A mount beside the worst that clients of its control socket can ask for: it goes on answering, everybody new too, and
-grows by no more than `docs/control-protocol.md` says.
+"""A mount under the worst loads that clients of its control socket can make: it goes on answering, new clients too, and
+its memory stays within the limits of `docs/control-protocol.md`.
 
-How fast belongs to `make bench`; the limits here tell a freeze (seconds to for ever, before) from a busy machine.
+`make bench` measures the speed; the limits here only distinguish a freeze (seconds to for ever) from a busy machine.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def mounted(tmp_path_factory):
 
 
 class Beside(threading.Thread):
-    """Calls something again and again, and keeps how long the longest call took."""
+    """Repeats a call in a thread, and records the time of the longest one."""
 
     def __init__(self, call):
         super().__init__(daemon=True)
@@ -115,7 +115,7 @@ def test_the_mount_and_newcomers_are_served_beside(mounted, attack, record_prope
 
     def come():
         answer = None
-        while answer is None:  # turned away for a moment, a client asks again, as `Client` does
+        while answer is None:  # a refused client retries, as `Client` does
             with contextlib.suppress(ConnectionError), Raw(address) as raw:
                 answer = (raw.ask("ping", payload=1) or {}).get("result")
         assert answer == 1
@@ -142,7 +142,7 @@ def test_the_mount_and_newcomers_are_served_beside(mounted, attack, record_prope
                     unsent[stream] = rest[stream.send(rest) :]
                 except BlockingIOError:
                     continue
-                except OSError:  # it had to make room
+                except OSError:  # the server closed it for a newcomer
                     del unsent[stream]
             (mounted.path / "changing").write_text(str(end))
             time.sleep(0.05)
@@ -168,6 +168,7 @@ def _is_written(path):
     return True
 
 
+@pytest.mark.slow
 def test_a_server_that_may_not_have_more_memory_refuses_and_goes_on(tmp_path):
     """Under `ulimit -v`, an allocation that failed in pyfuse3 ended the server, and all its routes with it."""
     before = resource.getrlimit(resource.RLIMIT_AS)

@@ -1,4 +1,4 @@
-"""The kernel keeps listings: they are read without asking, never once something has changed, and whole in any case."""
+"""The kernel caches listings: it reads them without a request until a change, and they are always complete."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def faces(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TwoFaces]:
 
 
 def filled(faces: TwoFaces, count: int, tail: str = "") -> tuple[Path, set[str]]:
-    """A directory and the names in it."""
+    """Make a directory; return it and the names in it."""
     directory = faces.path / "directory"
     directory.mkdir()
     names = {f"{number:05}{tail}" for number in range(count)}
@@ -33,7 +33,7 @@ def filled(faces: TwoFaces, count: int, tail: str = "") -> tuple[Path, set[str]]
 
 
 def asked(faces: TwoFaces) -> int:
-    """How often the server was asked for names."""
+    """Return the number of READDIR requests so far."""
     status = json.loads(os.getxattr(faces.path, "user.fusebackend.status"))
     return int(status["counters"].get("readdir", 0))
 
@@ -77,6 +77,7 @@ def test_until_either_face_changes_the_directory(faces: TwoFaces) -> None:
         assert asked(faces) == before, change.__name__
 
 
+@pytest.mark.slow
 def test_a_directory_that_was_there_before_the_mount_is_small_once_it_was_seen(tmp_path: Path) -> None:
     url = f"sqlite:{tmp_path / 'volume.db'}"
     with two_faces(tmp_path / "mnt", url) as faces:
@@ -90,20 +91,22 @@ def test_a_directory_that_was_there_before_the_mount_is_small_once_it_was_seen(t
         assert asked(faces) == before
 
 
+@pytest.mark.slow
 def test_a_listing_is_read_on_from_where_it_was_left(faces: TwoFaces) -> None:
     directory, names = filled(faces, 2_000)
     assert set(os.listdir(directory)) == names
-    with os.scandir(directory) as listing:  # from what the kernel has kept …
+    with os.scandir(directory) as listing:  # from the kernel's cached listing …
         seen = {next(listing).name for _ in range(500)}
         faces.call("write", "/directory/new", "x")
         (directory / "00000").unlink()
-        rest = [entry.name for entry in listing]  # … and that is out of date by now
+        rest = [entry.name for entry in listing]  # … which is out of date by now
     assert len(rest) == len(set(rest))
     assert not seen & set(rest)
     assert seen | set(rest) >= names - {"00000"}
     assert set(os.listdir(directory)) == names - {"00000"} | {"new"}
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 def test_what_the_kernel_had_to_give_up_is_read_on_here(faces: TwoFaces) -> None:
     directory, names = filled(faces, 2_000)
@@ -145,7 +148,7 @@ def test_a_listing_moves_the_access_time_as_often_as_without(faces: TwoFaces) ->
 
 
 class Listing:
-    """One of several that are read at the same time, in pieces."""
+    """A listing that is read in pieces, beside others."""
 
     def __init__(self, directory: Path, names: set[str]) -> None:
         self._entries = os.scandir(directory)
@@ -154,7 +157,7 @@ class Listing:
         self.seen: list[str] = []
 
     def read(self, count: int) -> bool:
-        """Is there more?"""
+        """Read up to `count` names; return False at the end."""
         for _ in range(count):
             entry = next(self._entries, None)
             if entry is None:
@@ -171,9 +174,10 @@ class Listing:
         assert self.must_be_seen <= set(self.seen) <= self.may_be_seen
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 def test_whatever_happens_while_several_read(faces: TwoFaces) -> None:
-    """Long names, so that each listing is many answers and many pages."""
+    """Long names make each listing many replies and many pages."""
     seed = random.randrange(10**6)
     print("seed", seed)
     chance = random.Random(seed)

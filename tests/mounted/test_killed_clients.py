@@ -1,4 +1,4 @@
-"""Processes that are killed in the middle of their requests: the server must not wait for what they had asked."""
+"""Processes that are killed in the middle of their requests: the server must not block on those requests."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ def test_reading_requests_never_blocks(serve: Serve) -> None:
     raise AssertionError("the server has no /dev/fuse open")
 
 
+@pytest.mark.slow
 def test_the_server_goes_on_when_its_clients_are_killed(serve: Serve) -> None:
     mounted = serve("memory:")
     for _ in range(ROUNDS):
@@ -52,7 +53,7 @@ def test_the_server_goes_on_when_its_clients_are_killed(serve: Serve) -> None:
         busy.kill()
         busy.wait()
         busy.stdout.close()
-    # Nobody asks anything now: a thread that needs Python's lock must get it all the same.
+    # No request arrives now; a thread that needs Python's lock must get it all the same.
     address = os.getxattr(mounted.path, "user.fusebackend.socket").decode()
     from controlled import Raw
 

@@ -2,7 +2,7 @@
 
     FUSEBACKEND_LIKENESS_ROWS=0 pytest tests/mounted/test_likeness.py      all rows; else so many of each table
 
-tmpfs goes first: it and the disk agree, which proves the table before it accuses a mount.
+tmpfs is compared with the disk first: they agree, which proves the table before it accuses a mount.
 """
 
 from __future__ import annotations

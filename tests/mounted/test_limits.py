@@ -1,4 +1,4 @@
-"""Where something runs out or grows large: a full disk, sizes, memory, many waiters, other people's mistakes."""
+"""Exhausted resources and large amounts: a full disk, sizes, memory, many waiters, defects of clients."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MIB = 1024 * KIB
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 24 MiB, with 4 of them taken by `ballast`. Ask for it before `serve`, which must end first."""
+    """Mount a file system of 24 MiB, 4 of them taken by `ballast`. Request it before `serve`, which must end first."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to mount a small tmpfs")
     path = tmp_path / "small"
@@ -47,7 +47,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill_up(directory: Path) -> dict[str, str]:
-    """Write and fsync files of 256 KiB until the disk is full; the digests of those whose fsync returned."""
+    """Write and fsync files of 256 KiB until the disk is full; return the digests of those with a completed fsync."""
     synced = {}
     with fails(errno.ENOSPC):
         for number in range(1000):
@@ -60,6 +60,7 @@ def fill_up(directory: Path) -> dict[str, str]:
     return synced
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["sqlite", "dir"])
 def test_a_full_disk_is_enospc_and_loses_nothing(small_disk: Path, serve: Serve, scheme: str) -> None:
     (small_disk / "files").mkdir()
@@ -85,7 +86,7 @@ def test_a_full_disk_is_enospc_and_loses_nothing(small_disk: Path, serve: Serve,
         (server.path / name).unlink()
         del synced[name]
     mounts.sync(server.path)
-    with (server.path / "last").open("wb") as file:  # what was removed is room
+    with (server.path / "last").open("wb") as file:  # the removed files made room
         file.write(os.urandom(MIB))
         file.flush()
         os.fsync(file.fileno())
@@ -102,7 +103,7 @@ def test_a_full_disk_is_enospc_and_loses_nothing(small_disk: Path, serve: Serve,
 
 
 def test_a_full_disk_reaches_a_writer_that_only_closes_and_syncs_later(small_disk: Path, serve: Serve) -> None:
-    """Without an fsync for each file the error may come late, but it comes, and what fits is not lost."""
+    """Without an fsync for each file the error may come late, but it comes, and files that fit are not lost."""
     server = serve(f"sqlite:{small_disk}/volume.db")
     server.expected_log = "SQLITE_FULL"
     written = []
@@ -149,9 +150,9 @@ def test_truncate_to_2_to_the_50_and_unlink_in_bounded_memory(serve: Serve, tmp_
 @pytest.mark.slow
 @pytest.mark.parametrize("url", ["sqlite:{tmp}/volume.db", "dir:{tmp}/files"])
 def test_memory_for_each_file_that_the_kernel_knows(serve: Serve, tmp_path: Path, url: str) -> None:
-    """Below 1 KiB for each file, and what the kernel forgets makes room for what it learns next.
+    """The server uses below 1 KiB for each file that the kernel knows, and frees it after FORGET.
 
-    A volume in memory keeps its files there, so it is not asked.
+    `memory:` is left out, since it keeps its files in memory.
     """
     server, before = _start_and_warm_up(serve, tmp_path, url)
     files = 30_000  # more than any of the server's own caches holds
@@ -184,7 +185,7 @@ def test_memory_shrinks_when_the_kernel_forgets(serve: Serve, tmp_path: Path) ->
 
 
 def _start_and_warm_up(serve: Serve, tmp_path: Path, url: str) -> tuple[mounts.Mounted, int]:
-    """A mount whose caches have been used, and its memory."""
+    """Start a mount and fill its caches; return it and its memory."""
     (tmp_path / "files").mkdir()
     server = serve(url.format(tmp=tmp_path), at="mnt")
     _make_files(server.path / "warm-up", 1_000)
@@ -205,6 +206,7 @@ def _make_files(directory: Path, count: int) -> None:
             os.close(os.open(f"{number:06}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644, dir_fd=home))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("url", ["sqlite:{tmp}/volume.db", "dir:{tmp}/files"])
 def test_memory_does_not_grow_with_what_is_written(serve: Serve, tmp_path: Path, url: str) -> None:
     (tmp_path / "files").mkdir()
@@ -223,7 +225,7 @@ def test_memory_does_not_grow_with_what_is_written(serve: Serve, tmp_path: Path,
 
 @pytest.mark.slow
 def test_a_directory_of_100_000_entries(serve: Serve, tmp_path: Path) -> None:
-    """Read while entries come and go: each that stays is seen exactly once."""
+    """Read it while entries come and go: each that stays is listed exactly once."""
     server = serve(f"sqlite:{tmp_path}/volume.db")
     count = 100_000
     home = server.path / "large"
@@ -273,6 +275,7 @@ def test_twenty_waiters_on_one_flock_do_not_stop_the_mount(serve: Serve) -> None
     assert (server.path / "count").read_text() == "20"
 
 
+@pytest.mark.slow
 def test_many_processes_at_once(serve: Serve, tmp_path: Path) -> None:
     server = serve(f"sqlite:{tmp_path}/volume.db")
 

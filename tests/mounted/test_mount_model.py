@@ -35,11 +35,12 @@ def mountpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]
         yield server.path
 
 
+@pytest.mark.slow
 def test_system_calls_do_what_a_dict_says(mountpoint: Path) -> None:
     numbers = itertools.count()
 
     class Machine(DirectoryMachine):
-        """Each run in a directory of its own, and beside what the runs before have left."""
+        """Runs each example in a directory of its own, beside the files of earlier ones."""
 
         def make_directory(self) -> Path:
             directory = mountpoint / f"run{next(numbers)}"

@@ -105,6 +105,7 @@ print(reads)
 """Opens, reads and closes until its input ends. Each read must be of one letter and one of the sizes."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(3000, 3001), (16_384, 12_000), (65_536, 65_536)], ids=["3K", "16K", "64K"])
 def test_a_reader_sees_the_old_bytes_or_the_new(truth: OneTruth, sizes: tuple[int, int]) -> None:
     versions = [letter * size for letter, size in zip("ab", sizes, strict=True)]
@@ -132,7 +133,7 @@ for number in range(1, int(sys.argv[2]) + 1):
 
 
 def test_an_edit_beside_a_writer_loses_nothing(truth: OneTruth) -> None:
-    """Each counts in its own place of one file, the process in place and the agent by editing the whole."""
+    """Process and agent each count in a part of one file, the process in place and the agent by editing the whole."""
     truth.agent.write("/file", f"{0:08d} process\nagent {0:08d}.\n" + "x" * 10_000)
     process = subprocess.Popen([sys.executable, "-c", COUNTER, str(truth.path / "file"), "500"])
     for number in range(100):
@@ -169,13 +170,13 @@ def test_what_a_process_writes_in_one_call_is_seen_whole_by_an_agent(truth: OneT
 
 
 def at_once(path: Path, *acts: Callable[[Client], object]) -> list[object]:
-    """What these answer, each with a client of its own, all let go at the same moment."""
+    """Run these at the same moment, each with a client of its own; return their results."""
     barrier = threading.Barrier(len(acts))
     answers: list[object] = [None] * len(acts)
 
     def act(index: int) -> None:
         with fusebackend.connect(path) as agent:
-            agent.ls("/")  # is connected now
+            agent.ls("/")  # connects
             barrier.wait()
             answers[index] = acts[index](agent)
 
@@ -187,6 +188,7 @@ def at_once(path: Path, *acts: Callable[[Client], object]) -> list[object]:
     return answers
 
 
+@pytest.mark.slow
 def test_of_two_edits_at_once_one_is_told_or_both_are_in(truth: OneTruth) -> None:
     for number in range(40):
         path = f"/file{number}"
@@ -221,7 +223,7 @@ def test_of_two_writes_of_a_new_file_one_is_told(truth: OneTruth) -> None:
 
 
 def test_an_agent_does_not_wait_for_who_keeps_a_file_open(truth: OneTruth) -> None:
-    """A change waits for those who have just opened a file, and for nobody else: they see it at once."""
+    """A change waits for fresh opens of the file alone (the write barrier). Older handles see it at once."""
     truth.agent.write("/file", "one")
     with (truth.path / "file").open("rb", buffering=0) as opened:
         assert opened.read() == b"one"

@@ -1,4 +1,4 @@
-"""A mount without what works around pyfuse3 and libfuse serves as well, only slower."""
+"""A mount without the workarounds for pyfuse3 and libfuse serves as well, only slower."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from fusebackend.testing.posix import Limits, PosixCases
 pytestmark = pytest.mark.mounted
 
 OPTIONS = ("allow_other",) if os.geteuid() == 0 else ()
-"""Other users may come in where root runs the tests, which is where the cases that need them run."""
+"""Other users have access where root runs the tests; only there do cases with other users run."""
 
 
 class Mounted(PosixCases):
@@ -46,7 +46,7 @@ class TestMemory(Mounted):
 
 
 class TestAnotherTree(Mounted):
-    """The tree that commands see. Only the server's own user comes there."""
+    """The tree that commands see. Only the server's own user has access."""
 
     url = "memory:"
     below = ".fusebackend/sandbox"
@@ -54,15 +54,15 @@ class TestAnotherTree(Mounted):
 
 
 class TestDirectory(Mounted):
-    """Bound by what the disk below can do: here as narrow as ext4."""
+    """`dir:`, with the limits of the disk below: here those of ext4."""
 
     url = "dir:{tmp}/files"
     limits = Limits(huge_files=False, xattr_value_bytes=3000, other_users=bool(OPTIONS), noatime=False)
 
 
 class TestForeign(Mounted):
-    """Somebody else's backend with the agent face alone. Its files are whole, and held in a buffer while they are open:
-    writes anywhere work on that, so the cases that need them run as well."""
+    """A foreign backend with the agent face alone. Its files are buffered while they are open and stored as a whole, so
+    the cases of random writes run as well."""
 
     url = "python:seed_backends:DuckBackend"
     features = Features(
@@ -72,7 +72,7 @@ class TestForeign(Mounted):
 
 
 class TestPostgres(Mounted):
-    """Each operation is two round trips, so there are fewer entries where there are many."""
+    """Each operation is two round trips, so large directories have fewer entries here."""
 
     limits = Limits(many_entries=500, other_users=bool(OPTIONS), noatime=False)
 
@@ -88,7 +88,7 @@ class TestPostgres(Mounted):
 
 
 class TestRoute(Mounted):
-    """A volume below a route is no different from one at the root."""
+    """A volume below a route, which behaves as at the root."""
 
     url = "memory:"
     routes = {"/work/files": "sqlite:{tmp}/volume.db"}

@@ -12,7 +12,7 @@ from fusebackend.testing.posix import Limits, PosixCases
 
 
 class TestDisk(PosixCases):
-    """Wherever temporary files are; the limits are those of ext4, the narrowest of the usual ones."""
+    """The file system of temporary files. The limits are those of ext4, the narrowest of the usual ones."""
 
     limits = Limits(huge_files=False, xattr_value_bytes=3000, direct_any_size=False, many_entries=3000)
 

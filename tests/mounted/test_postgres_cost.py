@@ -1,4 +1,4 @@
-"""How many round trips to PostgreSQL a mount takes for what people do."""
+"""Upper limits for the statements that a mount sends to PostgreSQL for everyday operations."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ ANALYZE fusebackend.inode; ANALYZE fusebackend.dentry
 
 
 class Counted:
-    """A mount, and how many statements it has had executed: the server writes each of them to its log."""
+    """A mount, and a count of its statements: PostgreSQL writes each of them to its log."""
 
     def __init__(self, postgres: Postgres, path: Path) -> None:
         self._postgres = postgres
         self.path = path
 
     def statements(self, work: Callable[[], object]) -> Counter[str]:
-        """How often each was, by how it begins; without what is done in the background."""
+        """Count the statements during `work` by their beginnings, without those of the background."""
         before = len(self._postgres.log_text)
         work()
         found = re.findall(r" ms  execute fusebackend\S*: (.{1,60})", self._postgres.log_text[before:])
@@ -57,6 +57,7 @@ def run(*command: object) -> list[str]:
     return subprocess.run(words, check=True, capture_output=True, text=True, timeout=120).stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_a_listing_of_10_000_files_takes_a_handful(counted: Counted) -> None:
     listed: list[str] = []
     taken = counted.statements(lambda: listed.extend(run("find", counted.path, "-type", "f", "-newermt", "1960-01-01")))
@@ -73,7 +74,7 @@ def test_a_change_takes_two_round_trips_of_a_few_statements(counted: Counted) ->
     (directory / "first").mkdir()
     for work, most in (
         (lambda: (directory / "dir").mkdir(), 12),
-        # On a busy machine a name's second is over before the next step, and it is looked at once more: 15 was seen.
+        # On a busy machine a name's entry timeout ends before the next step, which is one lookup more: 15 was seen.
         (lambda: (directory / "dir").rename(directory / "moved"), 16),
         (lambda: (directory / "moved").rmdir(), 16),
     ):

@@ -28,10 +28,11 @@ def database(postgres: Postgres) -> Iterator[str]:
         yield dsn
 
 
+@pytest.mark.slow
 def test_a_server_killed_while_it_renames_leaves_each_name_once(
     serve: Serve, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of ten files is always under one of two names, in one of two directories; and open ones are freed."""
+    """Each of ten files always has one of two names, in one of two directories; and unlinked open ones are freed."""
     server = serve(f"postgres:{database}?volume=work")
     places = [server.path / "a", server.path / "b"]
     for place in places:
@@ -83,7 +84,7 @@ def test_a_server_killed_while_it_renames_leaves_each_name_once(
     assert check(database, volume.id) == []
     monkeypatch.setattr(session, "GRACE_S", 0.0)
     deadline = time.monotonic() + 60
-    while nameless(database):  # the server may not have noticed yet that the killed one is gone
+    while nameless(database):  # PostgreSQL may not have noticed the killed client yet
         assert time.monotonic() < deadline, "what the killed server had open is not freed"
         PostgresVolume(database, "work").close()
 

@@ -45,7 +45,7 @@ class Script:
         return [*self.command, PRELUDE + textwrap.dedent(code), str(self.point), str(self.directory)]
 
     def __call__(self, code: str, *, logged: str = "") -> str:
-        """What it printed; it must succeed, log nothing but `logged`, and leave no mount."""
+        """Run the code and return its output; it must succeed, log nothing but `logged`, and leave no mount."""
         done = subprocess.run(self.words(code), env=self.env, capture_output=True, text=True, timeout=LIMIT_S)
         assert done.returncode == 0, done.stderr
         assert re.fullmatch(logged, done.stderr, re.DOTALL), done.stderr

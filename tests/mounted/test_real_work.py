@@ -1,4 +1,4 @@
-"""Everyday programs on a mount of each volume: what people mount a directory for. More in `test_builds.py`."""
+"""Everyday programs on a mount of each volume. More in `test_builds.py`."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ def test_git_clone_commit_branch_gc_fsck(work: Work, sources: Path) -> None:
     trees.git(work.path / "local", "fsck", "--strict")
 
 
+@pytest.mark.slow
 def test_git_init_and_commit(work: Work) -> None:
     trees.make_sources(work.path, 200)
     trees.git(work.path, "init", "--quiet", "--initial-branch=main")
@@ -85,6 +86,7 @@ def test_tar_in_and_out(work: Work, tmp_path: Path, sources: Path) -> None:
     trees.run("tar", "-tzf", work.path / "packed.tgz")
 
 
+@pytest.mark.slow
 def test_rsync_twice_moves_nothing_the_second_time(work: Work, tmp_path: Path, sources: Path) -> None:
     work.needs("persistent_modes", "links", "xattrs")
     origin = tmp_path / "origin"
@@ -174,6 +176,7 @@ def test_rg_grep_and_find_see_what_a_plain_directory_shows(work: Work, tmp_path:
         assert lines(*command, cwd=work.path) == lines(*command, cwd=tmp_path / "plain"), command
 
 
+@pytest.mark.slow
 def test_saving_as_editors_do(work: Work) -> None:
     path = work.path / "document"
     path.write_text("first\n")
@@ -228,7 +231,7 @@ def test_sed_and_patch_in_place(work: Work) -> None:
 
 
 def test_what_is_touched_is_made_once(work: Work) -> None:
-    """`touch` takes the kernel's coarse clock. Ours must not be ahead of it, or `make` finds a stamp too old."""
+    """`touch` uses the kernel's coarse clock. Ours must not be ahead of it, or `make` finds a stamp too old."""
     (work.path / "Makefile").write_text("stamp: made\n\t@touch stamp; echo again >> log\n")
     for turn in range(1, 11):
         (work.path / "made").write_text("x" * turn)
@@ -239,7 +242,7 @@ def test_what_is_touched_is_made_once(work: Work) -> None:
 
 @pytest.mark.skipif(not MULTIGRAIN, reason="the kernel has no multigrain timestamps (Linux 6.13)")
 def test_a_change_after_a_look_is_newer_and_what_is_touched_after_it_no_older(tmp_path: Path) -> None:
-    """On native volumes, also from one route to another: faster than the clock ticks."""
+    """This holds on native volumes, also across routes, within one tick of the clock."""
     with mounts.mounted(tmp_path / "mnt", f"sqlite:{tmp_path}/v.db", routes={"/other": "memory:"}) as server:
         source, stamp = server.path / "source", server.path / "other/stamp"
         source.write_bytes(b"0")

@@ -1,4 +1,5 @@
-"""A route that hangs or is slow: it hangs alone, not for ever, is said to, and holds nobody who was killed."""
+"""A route that hangs or is slow: other routes work, its calls end at their deadline, `status` names it, and processes
+that wait for it can be killed."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.mounted
 
 DEADLINE_S = 1.0
 SLACK_S = 60.0
-"""How much later than its deadline a call may end, on a busy machine."""
+"""A call may end this much later than its deadline, on a busy machine."""
 
 FOREVER_S = 600.0
 
@@ -37,7 +38,7 @@ READERS = 64
 
 @pytest.fixture
 def stall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Control]:
-    """Ask for it before `serve`: the servers learn from the environment where to look."""
+    """Make the control of stalling volumes. Request it before `serve`: servers find its file by the environment."""
     control = Control(tmp_path, monkeypatch)
     yield control
     control.resume()
@@ -49,12 +50,12 @@ def server(stall: Control, serve: Serve) -> Iterator[Mounted]:
     (server.path / "file").write_text("here\n")
     (server.path / "hung" / "file").write_text("here\n")
     yield server
-    stall.resume()  # what is stored at the end is stored
+    stall.resume()  # so that the final flush succeeds
 
 
 @pytest.fixture
 def patient(stall: Control, serve: Serve) -> Iterator[Mounted]:
-    """A server that waits for ever, or nearly."""
+    """Serve a mount with a deadline of ten minutes, longer than any test."""
     server = serve("memory:", routes={"/hung": "python:stalling:backend"}, options=[f"deadline={FOREVER_S}"])
     (server.path / "hung" / "file").write_text("here\n")
     yield server
@@ -80,7 +81,7 @@ def until(what: Callable[[], bool], seconds: float = 60.0) -> None:
 
 
 def number_of(call: Callable[[], object]) -> tuple[int | None, float]:
-    """The errno that a call fails with, and how long that takes."""
+    """Return the errno of a call, None on success, and its time in seconds."""
     start = time.monotonic()
     try:
         call()
@@ -92,6 +93,7 @@ def number_of(call: Callable[[], object]) -> tuple[int | None, float]:
 # -- deadlines ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_request_ends_at_its_deadline(server: Mounted, stall: Control) -> None:
     hung = server.path / "hung"
     for name in ("old", "cut", "gone", "linked", "target"):
@@ -129,7 +131,7 @@ def test_every_request_ends_at_its_deadline(server: Mounted, stall: Control) -> 
     for descriptor in (file, direct, directory):
         os.close(descriptor)
     assert {name: number for name, (number, _) in ended.items()} == dict.fromkeys(calls, errno.ETIMEDOUT)
-    # Some share the lock of a directory in the kernel, and wait for each other.
+    # Some need the same directory lock of the kernel, and wait for each other.
     changes = 10
     assert max(seconds for _, seconds in ended.values()) < changes * DEADLINE_S + SLACK_S
     log = server.log_text()
@@ -137,6 +139,7 @@ def test_every_request_ends_at_its_deadline(server: Mounted, stall: Control) -> 
     assert not [line for line in log.splitlines() if "no answer to read (" in line and "not known" in line]
 
 
+@pytest.mark.slow
 def test_who_works_in_a_hung_route_is_not_kept_waiting_again_and_again(server: Mounted, stall: Control) -> None:
     stall.hang()
     names = [server.path / "hung" / f"name{number}" for number in range(100)]
@@ -145,7 +148,7 @@ def test_who_works_in_a_hung_route_is_not_kept_waiting_again_and_again(server: M
     start = time.monotonic()
     took += [number_of(name.stat) for name in names]
     assert {number for number, _ in took} == {errno.ETIMEDOUT}
-    # Each probe is waited for by whoever comes in its first second; there are few of them.
+    # Calls in the first second of a probe wait for it; there are few probes.
     assert time.monotonic() - start < len(names) * DEADLINE_S / 2
     stall.resume()
     until(lambda: health(server)["state"] == "healthy")
@@ -155,8 +158,9 @@ def test_who_works_in_a_hung_route_is_not_kept_waiting_again_and_again(server: M
 # -- the others --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_hung_route_hangs_alone(patient: Mounted, stall: Control) -> None:
-    """Work elsewhere is done while calls in the route hang, all of them."""
+    """Work on other routes goes on while all calls in the route hang."""
     stall.hang()
     hung = [patient.path / "hung" / f"name{number}" for number in range(40)]
     with ThreadPoolExecutor(len(hung)) as threads:
@@ -175,10 +179,11 @@ def test_a_hung_route_hangs_alone(patient: Mounted, stall: Control) -> None:
     assert sorted(os.listdir(patient.path)) == ["hung"]
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can raise the kernel's limit for sure")
 def test_readers_of_a_hung_file_do_not_use_up_what_the_kernel_reads_at_once(stall: Control, serve: Serve) -> None:
-    """It allows 12 reads for its page cache to a mount, if nobody says otherwise."""
+    """By default the kernel allows a mount 12 background requests at once, which are reads for its page cache."""
     server = serve("memory:", routes={"/hung": "python:stalling:backend"}, options=["deadline=30"])
     names = [server.path / "hung" / f"file{number}" for number in range(40)]
     for path in names:
@@ -199,9 +204,10 @@ def test_readers_of_a_hung_file_do_not_use_up_what_the_kernel_reads_at_once(stal
         os.close(file)
 
 
-# -- what is said ------------------------------------------------------------------------------------------------
+# -- status ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_status_names_a_route_that_is_down_since_when_and_why(server: Mounted, stall: Control) -> None:
     assert health(server)["state"] == "healthy" and "/hung/ is" not in status(server)
     began = time.time()
@@ -228,6 +234,7 @@ def within(seconds: float) -> Iterator[None]:
     assert time.monotonic() - start < seconds
 
 
+@pytest.mark.slow
 def test_an_agent_is_not_kept_waiting(server: Mounted, stall: Control) -> None:
     with fusebackend.connect(str(server.path)) as files:
         stall.hang()
@@ -242,7 +249,7 @@ def test_an_agent_is_not_kept_waiting(server: Mounted, stall: Control) -> None:
             assert files.stat("/hung/file").error is not None
         assert [info["path"] for info in files.ls("/").entries or ()] == ["/file", "/hung/"]
         assert files.read("/file").error is None
-        with ThreadPoolExecutor(3) as threads:  # now it is down: a search need not wait for the end of its budget
+        with ThreadPoolExecutor(3) as threads:  # the route is down: a search skips it before its budget ends
             list(threads.map(number_of, [(server.path / "hung" / f"name{number}").stat for number in range(3)]))
         with within(SLACK_S):
             found = files.grep("here", "/")
@@ -268,6 +275,7 @@ os.pread(file, 4096, 0)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_whoever_is_killed_is_let_go(patient: Mounted, stall: Control, number: signal.Signals) -> None:
     stall.hang()
@@ -280,7 +288,7 @@ def test_whoever_is_killed_is_let_go(patient: Mounted, stall: Control, number: s
 
 @pytest.mark.alone
 def test_who_is_killed_while_it_reads_is_let_go(patient: Mounted, stall: Control) -> None:
-    """The kernel's request to read does not say who asks; who has opened the file is taken for it."""
+    """READ does not name the waiting process, so the call is attributed to the process that opened the file."""
     command = [sys.executable, "-S", "-c", READER, patient.path / "hung" / "file"]
     reader = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert reader.stdout is not None and reader.stdin is not None and reader.stdout.readline() == b"open\n"
@@ -297,6 +305,7 @@ def test_who_is_killed_while_it_reads_is_let_go(patient: Mounted, stall: Control
 # -- many at once ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 def test_64_readers_of_a_slow_route_read_nearly_64_times_as_much(stall: Control, serve: Serve) -> None:
     server = serve("python:stalling:backend")

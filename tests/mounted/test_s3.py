@@ -45,7 +45,7 @@ class TestPosix(PosixCases):
 
     @pytest.mark.parametrize("name", ["two\nlines", "back\\slash", "\x01", "\x7f"])
     def test_a_name_is_any_bytes(self, d: Path, name: str) -> None:
-        """What no key can hold, or what one service would take for something else, is refused."""
+        """Names that no key can hold, or that a service would change, are refused."""
         with pytest.raises(OSError, match="Invalid or incomplete multibyte"):
             (d / name).write_text("")
         assert os.listdir(d) == []
@@ -69,7 +69,7 @@ SOURCES = 60
 def work(
     request: pytest.FixtureRequest, seaweedfs: Service, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Path, Bucket]]:
-    """A bucket on a mount, for all of these: one with files put when they are closed, and one with `write_back`."""
+    """Mount a bucket for all of these: once with files stored at close, and once with `write_back`."""
     tmp = tmp_path_factory.mktemp("work")
     with (
         seaweedfs.bucket() as bucket,
@@ -81,7 +81,7 @@ def work(
 
 
 def settle(path: Path) -> None:
-    """Wait until what was closed is in the bucket."""
+    """Wait until all closed files are in the bucket."""
     eventually(lambda: _unstored(path) == 0, LIMIT_S)
 
 
@@ -92,7 +92,7 @@ def _unstored(path: Path) -> int:
 
 @pytest.fixture(scope="module")
 def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A git repository, on a plain directory."""
+    """Make a git repository, on a plain directory."""
     root = tmp_path_factory.mktemp("origin")
     trees.make_sources(root, SOURCES)
     trees.git(root, "init", "--quiet", "--initial-branch=main")
@@ -118,6 +118,7 @@ def test_git_clones_commits_and_checks(work: tuple[Path, Bucket], origin: Path) 
     assert bucket.get("work/clone/new.txt") == b"new\n"
 
 
+@pytest.mark.slow
 def test_tar_rsync_and_cp_keep_modes_times_and_links(work: tuple[Path, Bucket], tmp_path: Path) -> None:
     path, _ = work
     origin = tmp_path / "origin"
@@ -142,6 +143,7 @@ def test_tar_rsync_and_cp_keep_modes_times_and_links(work: tuple[Path, Bucket], 
     assert not (path / "moved").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backupcopy", ["yes", "no"])
 def test_vim_saves(work: tuple[Path, Bucket], backupcopy: str) -> None:
     vim = shutil.which("vim") or shutil.which("vim.tiny")
@@ -159,7 +161,7 @@ def test_vim_saves(work: tuple[Path, Bucket], backupcopy: str) -> None:
     assert file.stat().st_mode & 0o777 == 0o640
 
 
-# -- what SEMANTICS promises -----------------------------------------------------------------------------------
+# -- promises of SEMANTICS -------------------------------------------------------------------------------------
 
 
 def test_a_killed_server_loses_nothing_that_was_closed_or_synced(bucket: Bucket, serve: Serve) -> None:
@@ -190,6 +192,7 @@ def test_with_write_back_a_killed_server_loses_nothing_that_was_synced(bucket: B
     assert "closed" not in bucket.all_keys()
 
 
+@pytest.mark.slow
 def test_with_write_back_an_unmount_waits_until_all_is_stored(bucket: Bucket, serve: Serve) -> None:
     server = serve("memory:", routes={"/s3": bucket.url(write_back="3600")})
     for number in range(50):
@@ -205,7 +208,7 @@ def test_two_mounts_see_what_was_closed_and_conflicts_are_errors(bucket: Bucket,
     mine, theirs = one.path / "s3/file", two.path / "s3/file"
     mine.write_text("first\n")
     eventually(lambda: theirs.read_text() == "first\n", LIMIT_S)
-    for number in range(5):  # of two that are as long, at about the same time
+    for number in range(5):  # two versions of equal length, at about the same time
         theirs.write_text(f"from {number}\n")
         eventually(lambda number=number: mine.read_text() == f"from {number}\n", LIMIT_S)  # type: ignore[misc]
     fd = os.open(mine, os.O_RDWR)

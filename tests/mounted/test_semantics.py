@@ -123,7 +123,7 @@ def test_an_agent_s_change_is_whole(faces: TwoFaces) -> None:
             began = time.monotonic()
             with (faces.path / "file").open("rb", buffering=0) as file:
                 content = file.read().decode()
-            if time.monotonic() < began + 0.03:  # nobody waits longer for a reader whom the machine keeps waiting
+            if time.monotonic() < began + 0.03:  # the write barrier waits no longer than 30 ms for a reader
                 seen.add(content)
 
     reader = threading.Thread(target=look)
@@ -156,7 +156,7 @@ def test_a_route_that_others_change_unseen_is_believed_for_its_ttl(tmp_path: Pat
 
 @pytest.mark.services
 def test_what_one_host_closes_another_one_opens(postgres_dsn: str, serve: Serve) -> None:
-    """`test_two_mounts.py` does it at random, without a feed, and with other routes."""
+    """`test_two_mounts.py` tests it at random, without a feed, and with other routes."""
     here, there = (serve(f"postgres:{postgres_dsn}?volume=v").path for _ in range(2))
     assert not (there / "d").exists()
     (here / "d").mkdir()
@@ -372,7 +372,7 @@ def test_every_key_of_a_store_has_a_name(tmp_path: Path, serve: Serve) -> None:
 
 @pytest.mark.services
 def test_a_bucket_holds_plain_objects(bucket: Bucket, serve: Serve) -> None:
-    """More in `test_s3.py` and `tests/test_objectstore_*.py`."""
+    """`test_s3.py` and `tests/unit/backends/object_store/` have more."""
     bucket.put("theirs/a.txt", b"theirs\n")
     root = serve("memory:", routes={"/s3": bucket.url()}).path / "s3"
     assert (root / "theirs/a.txt").read_text() == "theirs\n"
@@ -482,7 +482,7 @@ def test_a_hung_route_hangs_alone(tmp_path: Path) -> None:
             assert (faces.path / "file").read_text() == "at once"
         assert failures == [errno.ETIMEDOUT] * 3
         assert '"timeouts": 0}' not in os.getxattr(faces.path, "user.fusebackend.status").decode().split('"/hung/"')[1]
-        # What the hung route still had to store can't be known: the end of the mount says so.
+        # The hung route can't confirm that its files are stored, so the end of the mount reports an error.
         faces.status, faces.mounted.expected_log = 1, "^Traceback|could not close route /hung|^TimeoutError"
 
 

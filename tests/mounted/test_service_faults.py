@@ -1,5 +1,5 @@
-"""Services that are killed, stall or come back while a mount works with them: what was synced stays, calls end at their
-deadline, and the other routes don't notice."""
+"""Services that are killed, stall or come back while a mount works with them: synced files stay, calls end at their
+deadline, and the other routes stay as fast."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from services.stall import Stall
 pytestmark = [pytest.mark.mounted, pytest.mark.services]
 
 SLACK_S = 15.0
-"""How much later than its deadline a call may end on a busy machine: several requests make one, each with its own."""
+"""A call may end this much later than its deadline on a busy machine: it is several requests with a deadline each."""
 
 LIMIT_S = 180.0
 
@@ -36,11 +36,11 @@ TROUBLE = {
     errno.ETIMEDOUT, errno.EIO, errno.ECONNREFUSED, errno.ECONNRESET, errno.EPIPE, errno.ESTALE, errno.ENOTCONN,
     errno.ECONNABORTED,
 }  # fmt: skip
-"""What a service that is lost may look like. An ESTALE is a change whose answer was lost, seen when it is made
-again."""
+"""The errnos of calls to a lost service. ESTALE comes from a retry: the answer to the first attempt was lost, but it
+had changed the file."""
 
 EXPECTED = "fusebackend|Traceback|OSError|TimeoutError|Error:|postgres|psycopg|PostgreSQL"
-"""What the server says of it is for people to read; these tests ask what it does."""
+"""Lines that the server may log here; these tests check its behaviour."""
 
 
 def until(what: Callable[[], bool]) -> None:
@@ -110,7 +110,7 @@ def check_synced(directory: Path, synced: dict[str, bytes]) -> None:
 
 
 class Elsewhere:
-    """How long small pieces of work on another route take, before and during a block."""
+    """Measures small pieces of work on another route, before and during a block."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -145,7 +145,7 @@ class Elsewhere:
         self._stop.set()
         self._thread.join(LIMIT_S)
         assert not self._thread.is_alive()
-        # Twice, when the machine does nothing else; the rest is for one that does.
+        # Twice as long on a quiet machine; 0.25 s is the margin for a busy one.
         assert self.meanwhile < 2 * self.before + 0.25
 
 
@@ -159,18 +159,18 @@ def health(server: Mounted, prefix: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def database() -> Iterator[Server]:
-    """A server of these tests' own: the others' is not to be killed. It waits for the disk."""
+    """Start a server for these tests alone, since they kill it. It waits for the disk (fsync on)."""
     with postgres_service.running(durable=True) as server:
         yield server
 
 
 def kill(server: Server) -> None:
     os.kill(server.pid, signal.SIGKILL)
-    server.crash()  # it is gone already; this takes note of it
+    server.crash()  # waits for the dead process
 
 
 def restart(server: Server) -> None:
-    """The killed server's children notice that it is gone within moments; until then they hold its memory."""
+    """Start the server again. The children of the killed one hold its shared memory for some moments, so retry."""
     for _ in range(50):
         try:
             server.start()
@@ -180,6 +180,7 @@ def restart(server: Server) -> None:
     server.start()
 
 
+@pytest.mark.slow
 def test_postgres_is_killed_under_load_and_comes_back(database: Server, serve: Serve) -> None:
     deadline_s = 8.0
     url = f"postgres:{database.dsn()}?volume=killed"
@@ -204,6 +205,7 @@ def test_postgres_is_killed_under_load_and_comes_back(database: Server, serve: S
     check_synced(again.path / "pg", load.synced)
 
 
+@pytest.mark.slow
 def test_the_network_to_postgres_stalls(database: Server, serve: Serve) -> None:
     deadline_s = 2.0
     directory = tempfile.mkdtemp(prefix="fusebackend-net-")  # the path of a socket may have 107 bytes
@@ -239,6 +241,7 @@ def objects() -> Iterator[SeaweedFS]:
         yield server
 
 
+@pytest.mark.slow
 def test_an_object_store_stalls_is_killed_and_comes_back(objects: SeaweedFS, serve: Serve) -> None:
     deadline_s = 3.0
     host, port = objects.service.endpoint.removeprefix("http://").split(":")
@@ -294,10 +297,12 @@ def check_killed_while_it_renames(serve: Serve, url: str) -> None:
     again.stop()
 
 
+@pytest.mark.slow
 def test_the_server_is_killed_while_it_renames_in_postgres(database: Server, serve: Serve) -> None:
     check_killed_while_it_renames(serve, f"postgres:{database.dsn()}?volume=renames")
 
 
+@pytest.mark.slow
 def test_the_server_is_killed_while_it_renames_objects(objects: SeaweedFS, serve: Serve) -> None:
     with objects.bucket() as bucket:
         check_killed_while_it_renames(serve, bucket.url())

@@ -1,7 +1,7 @@
 """An agent's long-term memory as a mounted directory, with the agent at work in another process.
 
-The agent here is the real store class, in the test's process; the server that mounts is another one, which knows no
-more than the database.
+The agent here is the real store class, in the test's process; the mount's server is another process, which shares only
+the database with it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.mounted
 
 
 class Agent(NamedTuple):
-    """A store, deepagents' backend over it, and where it is mounted."""
+    """A store, deepagents' backend over it, and its directory on a mount."""
 
     store: Any
     theirs: Theirs
@@ -69,7 +69,7 @@ def shell(command: str, cwd: Path) -> str:
 
 
 def until(seen):
-    """Wait until something shows: when the kernel is told, or when it asks again."""
+    """Wait until a change shows, by a notification to the kernel or after the TTL."""
     deadline = time.monotonic() + PATIENCE_S
     while not seen():
         assert time.monotonic() < deadline, "it never showed"
@@ -94,8 +94,9 @@ def test_shell_tools_edit_what_the_agent_reads(agent):
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_repository_in_a_memory(agent):
-    """Lock files, renames over what is there, and many small files."""
+    """git uses lock files, renames over existing files, and many small files."""
     git = "git -c user.name=a -c user.email=a@example.com -c core.fsync=none"
     shell(f"{git} init -q repo; cd repo; for n in 1 2 3 4 5 6; do echo $n > $n.txt; done; {git} add .", agent.path)
     shell(
@@ -118,8 +119,9 @@ def test_created_stays_and_modified_moves_when_the_shell_edits(agent):
     assert after.created_at == before.created_at
 
 
+@pytest.mark.slow
 def test_what_the_agent_writes_shows_in_the_mount(agent):
-    """With a feed at once, though the kernel may believe what it knows for an hour; else after the time to live."""
+    """With a change feed it shows at once, though the kernel may cache for an hour; without one, after the TTL."""
     agent.put("/report.md", "first\n")
     assert (agent.path / "report.md").read_text() == "first\n"
     assert not (agent.path / "later.md").exists()
@@ -162,7 +164,7 @@ def test_a_lost_update_is_an_error(agent):
 
 
 def test_an_agent_in_a_loop_and_the_shell_in_another(agent):
-    """Every change that was not refused is there at the end, and what was refused lies beside it."""
+    """Every accepted change is there at the end, and refused ones are in conflict files beside it."""
     agent.put("/log", "begin\n")
     edited, appended = [], []
 
@@ -211,9 +213,10 @@ def test_values_that_are_no_files_can_be_read_only(agent):
     assert agent.store.get(NS, "prefs").value == {"theme": "dark"}
 
 
+@pytest.mark.slow
 @pytest.mark.services
 def test_the_mount_outlives_the_end_of_the_server(postgres_own, tmp_path, serve):
-    """Whatever happened while PostgreSQL was away shows when it is back."""
+    """Changes made while the mount had no PostgreSQL show after it is back."""
     dsn = postgres_own.dsn()
     with stores.opened("postgres", tmp_path, dsn) as store:
         store.put(NS, "/a", {"content": "one", "encoding": "utf-8"})
@@ -232,7 +235,7 @@ def test_the_mount_outlives_the_end_of_the_server(postgres_own, tmp_path, serve)
 
 @pytest.fixture
 def postgres_own():
-    """A server of its own, to be ended in the middle."""
+    """Start a server for one test, which crashes it."""
     from services import postgres as service
 
     with service.running(durable=True) as server:

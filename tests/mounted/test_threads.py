@@ -30,7 +30,7 @@ KINDS = ["sqlite", pytest.param("postgres", marks=pytest.mark.services)]
 LIMIT_S = 60.0
 
 Database = tuple[str, Callable[[], AbstractContextManager[Any]]]
-"""The URL of a checkpoint database, and what opens a checkpointer on it."""
+"""The URL of a checkpoint database, and a function that opens a checkpointer on it."""
 
 
 @pytest.fixture(params=KINDS)
@@ -54,7 +54,7 @@ def run(*command: str | Path, cwd: Path | None = None, status: int = 0) -> str:
 
 
 def eventually(what: Callable[[], Any], within_s: float = LIMIT_S) -> None:
-    """`what` becomes true soon enough. The mount is asked again and again, as a person would."""
+    """Poll `what` through the mount until it is true; fail after `within_s`."""
     deadline = time.monotonic() + within_s
     while not what():
         assert time.monotonic() < deadline, f"not within {within_s} s"
@@ -64,7 +64,7 @@ def eventually(what: Callable[[], Any], within_s: float = LIMIT_S) -> None:
 def below(directory: Path) -> dict[str, bytes]:
     found = {}
     for path in directory.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):  # the kernel may believe in it a little longer
+        with contextlib.suppress(FileNotFoundError):  # the kernel may have it cached a little longer
             if path.is_file():
                 found[str(path.relative_to(directory))] = path.read_bytes()
     return found
@@ -75,6 +75,7 @@ def state(agent: Any, name: str, checkpoint: str | None = None) -> dict[str, byt
     return {key.lstrip("/"): decode_file_data(data) for key, data in files.items()}
 
 
+@pytest.mark.slow
 def test_ordinary_tools(database: Database, serve: Serve) -> None:
     url, saver = database
     with saver() as opened:
@@ -129,8 +130,9 @@ def test_nothing_can_be_written(database: Database, serve: Serve) -> None:
         assert caught.value.errno == errno.EROFS
 
 
+@pytest.mark.slow
 def test_an_agent_at_work_is_followed(database: Database, serve: Serve) -> None:
-    """Whatever the kernel has cached: names, absence, sizes, pages, open files."""
+    """The mount follows with names, absence, sizes, pages and open files in the kernel's caches."""
     url, saver = database
     with saver() as opened:
         agent = threadcases.plain(opened)
@@ -158,8 +160,9 @@ def test_an_agent_at_work_is_followed(database: Database, serve: Serve) -> None:
         eventually(lambda: not (root / "later").exists())
 
 
+@pytest.mark.slow
 def test_an_agent_that_writes_all_the_time(database: Database, serve: Serve) -> None:
-    """Each look shows one of the states that the thread has been in, and none that is older than one seen before."""
+    """Each read shows a state that the thread had, and never an older one than a read before."""
     url, saver = database
     root = serve(url).path
     turns = 60
@@ -204,6 +207,7 @@ def test_a_find_over_400_checkpoints(database: Database, serve: Serve) -> None:
 # -- writing ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_people_and_agents_share_a_head(database: Database, serve: Serve) -> None:
     url, saver = database
     with saver() as opened:
@@ -222,6 +226,7 @@ def test_people_and_agents_share_a_head(database: Database, serve: Serve) -> Non
         eventually(lambda: below(head) == {"memo.txt": b"from a shell\nmore\n"})
 
 
+@pytest.mark.slow
 def test_while_a_run_is_active_nothing_is_accepted(database: Database, serve: Serve) -> None:
     from langchain_core.tools import tool
 
@@ -264,6 +269,7 @@ def test_while_a_run_is_active_nothing_is_accepted(database: Database, serve: Se
         assert state(agent, "t") == {"a.txt": b"b", "x.txt": b"x"}
 
 
+@pytest.mark.slow
 def test_only_the_head_can_be_written_to(database: Database, serve: Serve) -> None:
     url, saver = database
     with saver() as opened:
@@ -282,6 +288,7 @@ def test_only_the_head_can_be_written_to(database: Database, serve: Serve) -> No
         assert caught.value.errno == errno.EROFS
 
 
+@pytest.mark.slow
 def test_a_conflict_keeps_both(database: Database, serve: Serve) -> None:
     url, saver = database
     with saver() as opened:

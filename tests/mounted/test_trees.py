@@ -1,7 +1,6 @@
-"""One mount, several trees: what is done in one is seen in the others at once, and files are the same in all.
+"""One mount, several trees: a change in one shows in the others at once, and files are the same in all.
 
-`here` is the tree in which something is done, `there` the one in which it is looked at: the main tree and that of the
-sandbox, both ways round.
+`here` is the tree of the change, `there` the tree of the check: the main tree and the sandbox's, both ways round.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def faces(served: TwoFaces) -> Iterator[TwoFaces]:
-    """One mount for all tests, empty for each."""
+    """Yield the mount that all tests share, emptied for each."""
     yield served
     for directory in ("", "way", "way/to", "memories", "way/to/route", "tmp", "tmp/x"):
         for entry in os.scandir(served.path / directory):
@@ -76,12 +75,12 @@ def trees(request: pytest.FixtureRequest, faces: TwoFaces) -> Trees:
 
 
 def looked_at(directory: Path) -> list[str]:
-    """Its names; asked for twice, so that the kernel may keep the listing."""
+    """List a directory twice, so that the kernel may cache the listing."""
     os.listdir(directory)
     return sorted(os.listdir(directory))
 
 
-# -- what is done in one is seen in the other ------------------------------------------------------------------------
+# -- changes in one tree, seen in the other --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("place", ["", "d", "way", "way/to/route"])
@@ -181,7 +180,7 @@ def test_a_database_that_is_open_in_both(trees: Trees) -> None:
         one = sqlite3.connect(trees.here / f"{mode}.db", isolation_level=None, timeout=0.1)
         assert one.execute(f"PRAGMA journal_mode={mode}").fetchone() == (mode,)
         one.execute("CREATE TABLE t (x)")
-        # SQLite takes two paths to one file in one process for one database, so the other one is another process.
+        # Within one process SQLite treats two paths to one file as one database, so the other is another process.
         words = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1], isolation_level=None, timeout=0.1)\n"
         words += "for line in sys.stdin:\n    try: print(c.execute(line).fetchall(), flush=True)\n"
         words += "    except sqlite3.OperationalError as error: print(error, flush=True)\n"
@@ -221,7 +220,7 @@ def test_listings_are_kept_and_let_go(trees: Trees) -> None:
         if number % 3 == 0:
             (here / str(number // 2)).unlink(missing_ok=True)
             names.discard(str(number // 2))
-        os.utime(here, ns=(1, 1))  # whoever goes by the time sees no change
+        os.utime(here, ns=(1, 1))  # a cache that compares times would see no change
         assert set(os.listdir(there)) == names
         assert set(os.listdir(opened)) == names
     os.close(opened)
@@ -327,6 +326,7 @@ def test_watchers_hear_paths_of_the_main_tree(serve: Serve, tmp_path: Path) -> N
     ]
 
 
+@pytest.mark.slow
 def test_what_another_host_changes_is_seen_in_both(postgres_dsn: str, serve: Serve) -> None:
     url = f"postgres:{postgres_dsn}?volume=v"
     one, two = serve(url), serve(url)
@@ -394,11 +394,11 @@ def test_statfs_and_names_of_the_mount(trees: Trees) -> None:
     assert os.path.samefile(trees.here / "way/../memories", trees.here / "memories")
 
 
-# -- names of the server's -------------------------------------------------------------------------------------------
+# -- the server's own names ------------------------------------------------------------------------------------------
 
 
 def refusals(directory: Path, name: str, other: Path) -> list[object]:
-    """Every way to change a name; each has to be refused."""
+    """Try every way to change a name; each must be refused."""
     at = directory / name
     (other / "file").write_text("x")
     (other / "dir").mkdir(exist_ok=True)
@@ -473,7 +473,7 @@ def test_a_route_below_a_pinned_name(faces: TwoFaces) -> None:
 
 @pytest.mark.alone
 def test_what_is_mounted_on_a_pinned_name_stays(faces: TwoFaces) -> None:
-    """Here it is mounted in this process's own namespace; it must not go whatever happens to the name in the mount."""
+    """A mount in a process's own namespace must survive any change of the name in our mount."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to mount")
     tree, script = faces.path / TREE, "mount -t tmpfs none usr && touch usr/mine && echo ready && read x && ls usr"
@@ -540,7 +540,7 @@ def test_others_do_not_come_in(serve: Serve) -> None:
 def test_both_trees_at_once(faces: TwoFaces) -> None:
     """Threads change the same directories through both trees: requests must not wait for each other's directories.
 
-    Then a name that was known may be seen a moment late, which is what `eventually` is here for.
+    A cached name may then show a moment late, hence `eventually`.
     """
     trees = [faces.path, faces.path / TREE]
     for name in ("one", "two"):
@@ -566,6 +566,7 @@ def test_both_trees_at_once(faces: TwoFaces) -> None:
     assert looked_at(trees[0] / "one") == looked_at(trees[1] / "one") == []
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 def test_nothing_is_remembered_of_what_the_kernel_forgot(serve: Serve) -> None:
     if os.geteuid() != 0:

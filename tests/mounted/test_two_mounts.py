@@ -1,4 +1,4 @@
-"""One PostgreSQL volume, mounted by two hosts (server processes here): what one has closed, the other opens.
+"""One PostgreSQL volume, mounted by two hosts (server processes here): an `open` at one sees every close at the other.
 
 `FUSEBACKEND_TWO_MOUNTS_STEPS=20000` makes so many random changes instead of some hundreds. Each is followed by a dozen
 opens and downloads at both hosts, so that even those are some thousand operations.
@@ -40,7 +40,7 @@ LISTENING = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
     " WHERE application_name LIKE 'fusebackend-feed%%' AND datname = %s"
 )
-"""Cuts the feeds of one database, for the server is that of other tests as well."""
+"""Cuts the feeds of one database only, since other tests share the server."""
 
 
 def database_of(dsn: str) -> str:
@@ -59,7 +59,7 @@ class Pair:
         (first.path / "beat").touch()
 
     def enter(self, name: str) -> None:
-        """A directory for one test."""
+        """Make a directory for one test."""
         self.first, self.second = (root / name for root in self.roots)
         self.first.mkdir()
 
@@ -69,7 +69,7 @@ class Pair:
         return first, second
 
     def catch_up(self, here: Host, there: Host) -> None:
-        """Returns when the feed has brought to one host what was done at the other. It keeps the order of commits."""
+        """Wait until the feed has delivered all earlier changes of `here` to `there`. It keeps the order of commits."""
         beat = next(self._beats)
         os.utime(here.path / "beat", ns=(beat, beat))
         until(lambda: os.stat(there.path / "beat").st_mtime_ns == beat, "a change at the other host")
@@ -92,7 +92,7 @@ Mount = Callable[..., Pair]
 
 @pytest.fixture
 def mount(postgres_dsn: str, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mount]:
-    """A function that mounts the volume twice; the second host may be one of `odd_hosts`."""
+    """Yield a function that mounts the volume twice; the second host may be one of `odd_hosts`."""
     monkeypatch.setenv("TWO_MOUNTS_DSN", postgres_dsn)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     with contextlib.ExitStack() as stack:
@@ -134,10 +134,12 @@ def run_at_random(hosts: Callable[[str], tuple[Host, Host]], steps: int, **optio
 # -- at random ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_was_closed_at_one_host_is_opened_at_the_other(pair: Pair) -> None:
     run_at_random(pair.hosts, STEPS, catch_up=pair.catch_up)
 
 
+@pytest.mark.slow
 def test_and_while_the_feed_is_cut_again_and_again(pair: Pair) -> None:
     done = threading.Event()
 
@@ -151,13 +153,14 @@ def test_and_while_the_feed_is_cut_again_and_again(pair: Pair) -> None:
     cutting = threading.Thread(target=cut)
     cutting.start()
     try:
-        # Names that are not opened, but changed by, are as late as the feed; it is not waited for here.
+        # Names that are changed without an open may lag behind by the feed's delay, so this invalidates instead.
         run_at_random(pair.hosts, STEPS // 4, catch_up=lambda _, there: there.agent.invalidate("/"))
     finally:
         done.set()
         cutting.join()
 
 
+@pytest.mark.slow
 def test_and_when_one_hosts_clock_is_an_hour_behind(mount: Mount) -> None:
     pair = mount(second="python:odd_hosts:open_slow_clock")
     run_at_random(pair.hosts, STEPS // 4, catch_up=pair.catch_up)
@@ -170,8 +173,9 @@ def test_and_when_one_hosts_clock_is_an_hour_behind(mount: Mount) -> None:
 # -- without any feed --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_host_that_hears_nothing_opens_what_is_there(mount: Mount) -> None:
-    """What it has in its caches is believed for an hour, and yet each open is right."""
+    """Its caches are valid for an hour, and yet each open is right."""
     pair = mount(second="python:odd_hosts:open_deaf")
     here, there = pair.first, pair.second
     (here / "d").mkdir()
@@ -220,6 +224,7 @@ def test_a_host_that_hears_nothing_opens_what_is_there(mount: Mount) -> None:
     assert ((here / "b").read_text(), (here / "c").read_text()) == ("ano", "b")
 
 
+@pytest.mark.slow
 def test_a_file_that_lost_its_name_elsewhere_can_be_opened_by_its_descriptor(mount: Mount) -> None:
     pair = mount(second="python:odd_hosts:open_deaf")
     (pair.first / "file").write_text("kept")
@@ -231,6 +236,7 @@ def test_a_file_that_lost_its_name_elsewhere_can_be_opened_by_its_descriptor(mou
         assert opened.read() == "kept"
 
 
+@pytest.mark.slow
 def test_status_says_whether_the_feed_is_there(mount: Mount) -> None:
     pair = mount()
     assert pair.route(1)["ttl_s"] is None and pair.route(1)["features"]["change_feed"]
@@ -319,6 +325,7 @@ def test_a_rewrite_of_what_the_other_host_has_changed_is_an_error(pair: Pair, ho
     assert (pair.second / "file").read_text() == "and now anew\n"
 
 
+@pytest.mark.slow
 def test_unless_the_last_writer_is_to_win(mount: Mount) -> None:
     pair = mount("&conflict=last-writer")
     (pair.first / "file").write_text("first\n")
@@ -330,7 +337,7 @@ def test_unless_the_last_writer_is_to_win(mount: Mount) -> None:
     assert (pair.second / "file").read_text() == "last\n"
 
 
-# -- what else is told, and what is not --------------------------------------------------------------------------------
+# -- other changes that the feed reports -------------------------------------------------------------------------------
 
 
 def test_what_the_other_host_does_is_seen_without_opening(pair: Pair) -> None:
@@ -379,7 +386,7 @@ def test_locks_hold_on_one_host_only(pair: Pair) -> None:
 
 
 def beside(serve: Serve, url: str) -> Iterator[tuple[Host, Host]]:
-    """Two mounts that have a route in common."""
+    """Start two mounts with a common route."""
     first, second = (serve("memory:", routes={"/route": url}).path for _ in range(2))
     with fusebackend.connect(first) as agent, fusebackend.connect(second) as other:
         yield Host(first, agent, "/route"), Host(second, other, "/route")
@@ -399,6 +406,7 @@ def say(host: Host, name: str, content: bytes) -> None:
     Path(host.place(name)).write_bytes(content)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["store_hosts", "bucket_hosts"])
 def test_hosts_that_share_a_route_of_whole_files_come_to_the_same(which: str, request: pytest.FixtureRequest) -> None:
     here, there = request.getfixturevalue(which)
@@ -433,6 +441,7 @@ def found(host: Host, name: str) -> bytes | None:
         return None
 
 
+@pytest.mark.slow
 def test_a_bucket_s_file_is_opened_as_it_is_whatever_the_ttl(bucket: Bucket, serve: Serve) -> None:
     for here, there in beside(serve, bucket.url("shared", ttl="600")):
         say(here, "file", b"one")

@@ -1,4 +1,4 @@
-"""What is done in a mount and what agents do, as a watcher on the control socket is told of it."""
+"""The events that a watcher on the control socket gets for changes by processes and agents."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ echo new > file
 chmod 600 file
 rm file~
 """
-"""What `:w` does with `backupcopy=no`: try to create, move the old one away, write a new one."""
+"""vim's `:w` with `backupcopy=no`: try to create, move the old file away, write a new one."""
 
 
 class Watched:
@@ -51,7 +51,7 @@ class Watched:
         subprocess.run(["sh", "-e", "-c", script], cwd=self.path, check=True, timeout=WAIT_S)
 
     def events(self) -> list[FileEvent]:
-        """All until now: a mark is set, and everything before it has to come before it."""
+        """Return all events until now: write a mark file, and read events up to its own."""
         self.marks += 1
         mark = f"/mark{self.marks}"
         (answer,) = self.agent.upload_files([(mark, b"")])
@@ -65,7 +65,7 @@ class Watched:
             events.append(event)
 
     def told(self) -> list[tuple[str, ...]]:
-        """The same, with what was repeated told once: that depends on how quickly it is taken."""
+        """Return the events as tuples, without repetitions, which depend on the speed of the reader."""
         told = [(event.kind, event.path, *filter(None, [event.moved_from])) for event in self.events()]
         return [event for event, before in zip(told, [None, *told], strict=False) if event != before]
 
@@ -161,8 +161,9 @@ def test_what_one_face_moves_away_the_other_goes_on_writing_to(watched: Watched)
         assert watched.told() == [], "it has no name any more"
 
 
+@pytest.mark.slow
 def test_an_event_can_be_seen_by_whoever_gets_it(watched: Watched) -> None:
-    """Through the mount, whose caches the kernel keeps, as soon as the event is there."""
+    """The change shows through the mount, with the kernel's caches on, as soon as the event is there."""
     seen: list[str] = []
     wrong: list[str] = []
     ready = threading.Event()
@@ -218,7 +219,7 @@ def tree_of(top: Path) -> dict[str, bool]:
 
 
 def follow(watched: Watched) -> None:
-    """Every event fits on what was before, and together they give the tree that is there."""
+    """Replay the events: each fits the tree before it, and together they give the present tree."""
     replay = Replay({"/other": True})
     for event in watched.events():
         replay.apply(event)
@@ -226,6 +227,7 @@ def follow(watched: Watched) -> None:
     assert replay.tree == {path: kind for path, kind in there.items() if not path.startswith("/mark")}
 
 
+@pytest.mark.slow
 def test_git_and_tar_are_followed(watched: Watched) -> None:
     watched.sh(
         "git init -q r && cd r && git config user.email a@b && git config user.name c"
@@ -238,8 +240,9 @@ def test_git_and_tar_are_followed(watched: Watched) -> None:
     follow(watched)
 
 
+@pytest.mark.slow
 def test_both_faces_at_once_are_followed(watched: Watched) -> None:
-    """Two processes and two agents at the same few names: whatever the order was, it is the one that is told."""
+    """Two processes and two agents change the same few names: the events come in the order of the changes."""
     program = (
         "import os, random, sys\n"
         "os.chdir(sys.argv[1])\n"
@@ -312,9 +315,10 @@ def test_a_whole_file_backend(tmp_path: Path, serve: Serve) -> None:
         watched.close()
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 def test_the_memory_of_a_name(tmp_path: Path, serve: Serve) -> None:
-    """What is kept so that a change can be told by name costs little for each inode that the kernel knows."""
+    """The names kept for events cost little memory for each inode that the kernel knows."""
     server = serve("memory:")
     (server.path / "d").mkdir()
     for number in range(20_000):

@@ -1,8 +1,8 @@
-"""A process on the mount and an agent on the API change the same few names at random; a model knows what must be there.
+"""A process on the mount and an agent on the API change the same few names at random; a model has the expected tree.
 
-`TwoActors` needs a directory of the mount and any backend that is the same files: an agent in the server, or a client
-of its control socket. After every step all that either of them can know is looked at through both: absence, kinds,
-sizes, contents, listings, and what files that are kept open or mapped show. One stale answer fails.
+`TwoActors` needs a directory of the mount and any backend with the same files: an agent in the server, or a client of
+its control socket. After every step both faces are compared with the model: absence, kinds, sizes, contents, listings,
+and the contents of open and mapped files. One stale answer fails.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ offsets = st.sampled_from([0, 1, 5, 4095, 4096, 65_530])
 
 
 class File:
-    """What a file holds, under all its names and in all its handles."""
+    """The contents of a file, shared by all its names and handles."""
 
     def __init__(self, content: bytes = b"") -> None:
         self.content = bytearray(content)
@@ -71,7 +71,7 @@ class TwoActors(RuleBasedStateMachine):
         return self.is_dir(name.rpartition("/")[0])
 
     def could_hold(self, name: str) -> bool:
-        """Is no file in the way of making the directories above?"""
+        """Return whether the directories above exist or can be made."""
         above = name.split("/")[:-1]
         return all(self.is_dir(path) or path not in self.tree for path in self.ways(above))
 
@@ -98,7 +98,7 @@ class TwoActors(RuleBasedStateMachine):
         return f"{self.base}/{name}"
 
     def system(self, wanted: bool, call: Any, *arguments: Any) -> Any:
-        """A system call that succeeds exactly if it is wanted."""
+        """Make a system call; it must succeed exactly if `wanted`."""
         try:
             result = call(*arguments)
         except OSError as error:
@@ -262,7 +262,7 @@ class TwoActors(RuleBasedStateMachine):
             self.make_parents(new)
             self.carry(old, new)
 
-    # -- what both must see --------------------------------------------------------------------------------------
+    # -- comparison on both faces --------------------------------------------------------------------------------
 
     def check_invariants(self, *arguments: Any, **options: Any) -> None:
         super().check_invariants(*arguments, **options)

@@ -1,4 +1,4 @@
-"""The test's end of `two_faces_server.py`."""
+"""The test's side of `two_faces_server.py`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SERVER = Path(__file__).with_name("two_faces_server.py")
 
 
 class TwoFaces:
-    """A mount, and the agent face of what is mounted, both of another process."""
+    """A mount and its agent face, both of another process."""
 
     def __init__(self, mounted: mounts.Mounted) -> None:
         self.mounted = mounted
@@ -25,7 +25,7 @@ class TwoFaces:
         self.status = 0  # the exit status it must end with
 
     def call(self, verb: str, *arguments: object) -> Any:
-        """One verb; fails on an error. `upload` and `download` take and give bytes."""
+        """Call a verb; fail on an error. `upload` and `download` take and return bytes."""
         result = self.ask(verb, *arguments)
         for one in result if isinstance(result, list) else [result or {}]:
             assert not one.get("error") and not one.get("raised"), (verb, arguments, one)

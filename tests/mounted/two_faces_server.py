@@ -48,7 +48,7 @@ def answer(backend: Any, verb: str, arguments: list[Any]) -> Any:
         arguments = [[(path, content.encode("latin-1")) for path, content in arguments[0]]]
     try:
         result = getattr(backend, verb)(*arguments)
-    except Exception as error:  # whatever it is, the test is told
+    except Exception as error:  # the test gets every exception as an answer
         return {"raised": repr(error)}
     if isinstance(result, list):
         return [plain(one) for one in result]

@@ -1,8 +1,8 @@
-"""Two hosts (processes here) change one tree at random, through both faces each; a model knows what must be there.
+"""Two hosts (processes here) change one tree at random, through both faces each; a model has the expected tree.
 
 After every change the names that it touched, and some others, are opened at both hosts: by processes and by agents. A
-file must have the bytes that were in it when it was last closed, a directory its names, and what is gone must be gone.
-What may be as late as the change feed, or as a TTL, is waited for: then the next change is made at either host.
+file must have the bytes of its last close, a directory its names, and removed names must be gone. `catch_up` then waits
+for changes that may lag by the change feed or a TTL, before the next change at either host.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OFFSETS = (0, 1, 4095, 4096, 65_530)
 
 
 class File:
-    """What a file holds, under all its names."""
+    """The contents of a file, shared by all its names."""
 
     def __init__(self, content: bytes = b"") -> None:
         self.content = bytearray(content)
@@ -37,7 +37,7 @@ class File:
 
 
 class Host(NamedTuple):
-    """A mount, and the agent face of what is mounted: `base` is the directory of both that is worked in."""
+    """A mount and its agent face: `base` is the working directory in both."""
 
     path: Path
     agent: Any
@@ -51,11 +51,11 @@ class TwoHosts:
     """See the module's docstring.
 
     Args:
-        hosts: who takes turns.
+        hosts: the two hosts; each change is at one of them, at random.
         seed: the same seed makes the same changes.
-        catch_up: called with the host that has changed something and the other one; returns when the other knows.
+        catch_up: called with the host of a change and the other host; returns when the other one has the change.
         links: whether there are hard and symbolic links.
-        strict: whether an open must be right at once, or may take until `PATIENCE_S`.
+        strict: whether an open must be right at once, or only within `PATIENCE_S`.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class TwoHosts:
             self.tree[new + path[len(old) :]] = file
 
     def other(self, name: str) -> str:
-        """Another name; only directories' names are such that what is below has a name of ours too."""
+        """Choose another name; for a directory one of `DIRECTORIES`, so that its files keep names of `NAMES`."""
         others = DIRECTORIES if self.is_dir(name) else [o for o in NAMES if not self.is_dir(o)]
         return self.random.choice([o for o in others if o != name] or list(NAMES))
 
@@ -122,7 +122,7 @@ class TwoHosts:
 
     @staticmethod
     def system(wanted: bool, call: Callable[..., Any], *arguments: Any) -> None:
-        """A system call that succeeds exactly if it is wanted, and is never told that something is stale."""
+        """Make a system call; it must succeed exactly if `wanted`, and never fail with ESTALE."""
         try:
             call(*arguments)
         except OSError as error:
@@ -199,7 +199,7 @@ class TwoHosts:
         return [new]
 
     def replace(self, host: Host, name: str) -> list[str]:
-        """As an editor does: a new file, renamed over the old one."""
+        """Replace a file as an editor does: a new file, renamed over the old one."""
         if self.holder_is_there(name) and not self.is_dir(name):
             data = self.content()
             Path(host.place("new")).write_bytes(data)
@@ -216,7 +216,7 @@ class TwoHosts:
         return [new]
 
     def point(self, host: Host, name: str) -> list[str]:
-        """Have the symbolic link lead there, by a new one in its place."""
+        """Point the symbolic link to `name`, by renaming a new one over it."""
         os.symlink(name, host.place("new"))
         os.rename(host.place("new"), host.place("link"))
         self.target = name
@@ -258,13 +258,13 @@ class TwoHosts:
         new = self.other(name)
         wanted = name in self.tree and new not in self.tree and self.holder_is_there(new)
         if not wanted:
-            return []  # that an agent makes directories on the way is tried elsewhere
+            return []  # `two_actors.py` tests that agents make missing parents
         answer = host.agent.move(f"{host.base}/{name}", f"{host.base}/{new}")
         assert answer.error is None, answer
         self.carry(name, new)
         return [new]
 
-    # -- what both must see ------------------------------------------------------------------------------------
+    # -- comparison at both hosts ------------------------------------------------------------------------------
 
     def check(self, host: Host, name: str) -> None:
         if self._strict:
@@ -309,7 +309,7 @@ def read(path: str) -> bytes:
 
 
 def until(seen: Callable[[], bool], what: str) -> None:
-    """Wait until something shows."""
+    """Wait until `seen` holds."""
     deadline = time.monotonic() + PATIENCE_S
     while not seen():
         assert time.monotonic() < deadline, f"{what} did not show in {PATIENCE_S:g} s"

@@ -3,9 +3,9 @@
     def test_something(docker_engine):            # the fixture in conftest.py, one engine for the session
         DockerBackend(docker_engine.image, base_url=docker_engine.url)
 
-No registry is asked: the image is made of this machine's busybox. The engine is this process's child and ended by its
-process id, as is the containerd that it starts; the kernel ends it when the tests are killed. Its directory goes with
-whatever is still mounted in it.
+No registry is used: the image is made of this machine's busybox. The engine is this process's child and ended by its
+process id, as is the containerd that it starts; the kernel ends it when the tests are killed. `remove` unmounts all
+that is still mounted in its directory, and removes it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 
 import pytest
 
-from fusebackend.backends.sandbox.engine import connect
+from fusebackend.backends.sandbox.docker_engine import connect
 
 START_LIMIT_S = 60.0
 STOP_LIMIT_S = 30.0
@@ -36,7 +36,7 @@ PASSWD = "root:x:0:0:root:/root:/bin/sh\nagent:x:1000:1000:agent:/home/agent:/bi
 
 
 def missing() -> str | None:
-    """Why no engine can be started on this machine, or None."""
+    """Return the reason why no engine can start on this machine, or None."""
     for program, package in (("dockerd", "docker.io"), ("busybox", "busybox-static")):
         if shutil.which(program) is None:
             return f"{program} is not installed (Debian: {package})"
@@ -71,13 +71,13 @@ class DockerEngine:
         return (self.directory / "log").read_text(errors="replace")
 
     def client(self) -> Any:
-        """A client of the SDK, to be closed."""
+        """Return a client of the SDK; the caller closes it."""
         import docker
 
         return docker.DockerClient(base_url=self.url, timeout=60)
 
     def start(self) -> None:
-        """Start it; a failure is a reason to skip, for not every machine lets one run."""
+        """Start the engine. If it fails the test is skipped, for some machines can't run one."""
         command = [
             "setpriv", "--pdeathsig=TERM", "--", shutil.which("dockerd"), "--host", self.url,
             "--data-root", f"{self.directory}/data", "--exec-root", f"{self.directory}/exec",
@@ -98,13 +98,13 @@ class DockerEngine:
 
     def _answers(self) -> bool:
         try:
-            with contextlib.closing(connect(self.url)):  # the SDK by itself leaves sockets open that nobody answers
+            with contextlib.closing(connect(self.url)):  # a failed ping of the SDK alone would leave its socket open
                 return True
         except OSError:
             return False
 
     def stop(self) -> None:
-        """End it, and its containers."""
+        """End the engine and its containers."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -119,7 +119,7 @@ class DockerEngine:
             self._end_containerd()
 
     def _end_containerd(self) -> None:
-        """dockerd takes its containerd with it, unless it is killed itself."""
+        """Kill a containerd that is left. dockerd ends its own, unless it was killed itself."""
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, ValueError):
             pid = int((self.directory / "exec/containerd/containerd.pid").read_text())
             if str(self.directory) in Path(f"/proc/{pid}/cmdline").read_text():
@@ -145,7 +145,7 @@ class DockerEngine:
 
     @contextlib.contextmanager
     def container(self, **options: Any) -> Iterator[Any]:
-        """A container that runs for the length of a block, started by the test and not by a backend."""
+        """Run a container for the length of a block, started by the test and not by a backend."""
         with contextlib.closing(self.client()) as client:
             made = client.containers.create(
                 IMAGE, entrypoint="sh", command=["-c", "while :; do sleep 1000; done"],
@@ -158,13 +158,13 @@ class DockerEngine:
                 made.remove(force=True)
 
     def containers(self) -> list[str]:
-        """Ids of all containers, running or not."""
+        """Return the ids of all containers, running or not."""
         with contextlib.closing(self.client()) as client:
             return [container["Id"] for container in client.api.containers(all=True)]
 
 
 def _root_filesystem() -> bytes:
-    """A tar of busybox, a link to it for each of its tools, and the directories that programs expect."""
+    """Make a tar of busybox, a link to it for each of its tools, and the directories that programs expect."""
     busybox = shutil.which("busybox")
     assert busybox is not None
     tools = subprocess.run([busybox, "--list"], capture_output=True, text=True, check=True, timeout=30).stdout.split()
@@ -192,7 +192,7 @@ def _root_filesystem() -> bytes:
 
 @contextlib.contextmanager
 def running() -> Iterator[DockerEngine]:
-    """An engine with the image for the length of a block. Skips or fails the test where there can be none."""
+    """Run an engine with the image for the length of a block. Skip or fail the test where none can run."""
     reason = missing()
     if reason is not None:
         skip(reason)

@@ -7,9 +7,9 @@
         server.refuse(507, "QuotaExceeded")   # every upload is answered so, until `accept`
     server.spoil("cut", "", "full")       # the next parts: lost, taken, refused with ENOSPC's code
 
-With `heeds = False` it ignores conditions on the last request of an upload in parts, as moto does. It keeps what it was
-asked (`requests`), its objects (`objects`) and the unfinished multipart uploads (`unfinished`).
-It is no opinion on S3: for that there are SeaweedFS and moto.
+With `heeds = False` it ignores conditions on the last request of an upload in parts, as moto does. It records the
+requests (`requests`), its objects (`objects`) and the unfinished multipart uploads (`unfinished`). It is no reference
+for S3; SeaweedFS and moto are.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that gave up is what these tests are about; anything else is shown."""
+        """Ignore connections that the client closed, which these tests cause; print any other error."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
@@ -72,7 +72,7 @@ class LosingS3:
         self._thread.join(10)
 
     def extras(self, bucket: str) -> S3Extras:
-        """What goes past obstore."""
+        """Return the requests that obstore does not offer."""
         endpoint = f"http://127.0.0.1:{self._server.server_port}"
         return S3Extras(S3Client(endpoint, "us-east-1", "access", "secret"), bucket, "")
 
@@ -113,7 +113,7 @@ class _Handler(BaseHTTPRequestHandler):
     service: LosingS3
 
     def log_message(self, *_: object) -> None:
-        """Nothing: tests look at `requests`."""
+        """Print nothing: tests look at `requests`."""
 
     def _begin(self) -> tuple[str, dict[str, list[str]], bytes]:
         parts = urlsplit(self.path)
@@ -176,7 +176,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(status, code)
 
     def _judged(self, key: str) -> tuple[int, str]:
-        """The answer to an upload, by its condition."""
+        """Return status and code for an upload, by its condition."""
         there = self.service.objects.get(key)
         if self.headers.get("If-None-Match") == "*" and there is not None:
             return 412, "PreconditionFailed"

@@ -53,7 +53,7 @@ class Moto:
 
 @contextlib.contextmanager
 def running() -> Iterator[Moto]:
-    """A server for the length of a block, on a port of its own choice."""
+    """Run a server for the length of a block, on a free port."""
     require()
     process = subprocess.Popen(
         ["setpriv", "--pdeathsig=KILL", "--", sys.executable, "-W", "ignore", "-c", _PROGRAM],

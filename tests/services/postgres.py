@@ -3,7 +3,7 @@
     def test_something(postgres):                 # the fixture in conftest.py, one server for all workers of a run
         with postgres.database() as dsn: ...      # an empty database, dropped at the end of the block
 
-`Postgres` is its address, which is all that a test of the shared server has (`shared.py`); `Server` is also its life.
+`Postgres` is its address, all that a test of the shared server needs (`shared.py`); `Server` also starts and stops it.
 The server is a child of the process that starts it and is ended by its process id; the kernel ends it when that process
 is killed. It refuses to run as root, so root starts it as the user `postgres`. Without `durable` it does not wait for
 the disk.
@@ -35,7 +35,7 @@ CARELESS = ("fsync=off", "synchronous_commit=off", "full_page_writes=off")
 
 
 def _programs() -> Path | None:
-    """Where `initdb` and `postgres` are: the newest version that Debian has installed, or what PATH finds."""
+    """Find the directory of `initdb` and `postgres`: the newest of Debian's versions, else the one in PATH."""
     versions = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: float(path.parent.name))
     found = shutil.which("initdb")
     candidates = [*reversed(versions), *([Path(os.path.realpath(found)).parent] if found else [])]
@@ -43,7 +43,7 @@ def _programs() -> Path | None:
 
 
 def missing() -> str | None:
-    """Why no server can be started on this machine, or None."""
+    """Return the reason why no server can start on this machine, or None."""
     if _programs() is None:
         return "PostgreSQL is not installed (Debian: postgresql)"
     if find_spec("psycopg") is None:
@@ -59,14 +59,14 @@ def require() -> None:
 
 
 class Postgres:
-    """A cluster, as its clients reach it, of this or another process. `directory` holds its socket and its log."""
+    """The address of a cluster, of this or another process. `directory` holds its socket and its log."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
     @property
     def runs(self) -> bool:
-        """Is the server there? One of `shared.py` is, for as long as it is held."""
+        """Return whether the server runs. One of `shared.py` runs as long as the connection to its keeper is open."""
         return True
 
     @property
@@ -74,17 +74,17 @@ class Postgres:
         return (self.directory / "log").read_text(errors="replace")
 
     def dsn(self, database: str = "postgres", user: str = "postgres") -> str:
-        """libpq's words for a connection."""
+        """Return libpq's connection string."""
         return f"host={self.directory} port={PORT} user={user} dbname={database}"
 
     def uri(self, database: str = "postgres", user: str = "postgres") -> str:
-        """The same as a URI."""
+        """Return the connection string as a URI."""
         host = str(self.directory).replace("/", "%2F")
         return f"postgresql://{user}@{host}:{PORT}/{database}"
 
     @contextlib.contextmanager
     def database(self) -> Iterator[str]:
-        """The DSN of an empty database, dropped at the end with whatever is still connected to it. Takes some 40 ms."""
+        """Create an empty database and yield its DSN; drop it at the end and end its connections. Takes some 40 ms."""
         name = f"test_{uuid.uuid4().hex[:12]}"
         self.execute(f"CREATE DATABASE {name}")
         try:
@@ -152,11 +152,11 @@ class Server(Postgres):
             time.sleep(0.01)
 
     def stop(self) -> None:
-        """A fast shutdown: open transactions are rolled back, connections closed."""
+        """Shut down fast: roll back open transactions, close connections."""
         self._end(signal.SIGINT)
 
     def crash(self) -> None:
-        """An immediate one, as if the power had failed: the next start recovers from the log."""
+        """Shut down at once, as in a power failure: the next start recovers from the log."""
         self._end(signal.SIGQUIT)
 
     def remove(self) -> None:
@@ -191,7 +191,7 @@ class Server(Postgres):
 
 @contextlib.contextmanager
 def running(*, durable: bool = False) -> Iterator[Server]:
-    """A server for the length of a block. Skips or fails the test where there is none, see `require`."""
+    """Run a server for the length of a block. Skip or fail the test where none can run, see `require`."""
     require()
     server = Server(durable=durable)
     try:

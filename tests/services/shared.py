@@ -1,11 +1,11 @@
-"""Servers that all workers of a test run share: the first worker that asks has one started, the last one ends it.
+"""Servers that all workers of a test run share: the first worker that needs one starts it, the last one ends it.
 
     with shared.postgres(directory) as server: ...      # `directory` is the run's, the same for all of its workers
 
-A keeper (`python -m services.shared NAME`) is the server's parent. It answers each worker on a socket in the abstract
-namespace, named after the run's directory, with where the server is. A worker holds its connection for as long as it
-uses the server. When the last connection has ended, by a killed worker's death too, the keeper removes the server and
-ends. So neither a process id is written down nor a file is left.
+A keeper (`python -m services.shared NAME`) is the server's parent. It sends each worker the server's address, over a
+socket in the abstract namespace named after the run's directory. A worker keeps its connection open while it uses the
+server. When the last connection has ended, by the death of a worker too, the keeper removes the server and exits. So no
+process id is written down and no file is left.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ def moto(run: Path) -> Iterator[Service]:
 
 @contextlib.contextmanager
 def _held(name: str, run: Path) -> Iterator[dict[str, str]]:
-    """Where the server is. It stays there for the length of the block."""
+    """Yield the address of the server, and keep it running for the length of the block."""
     answer: dict[str, Any] | None = None
-    while answer is None:  # a keeper that is just ending answers nothing; the next one will
+    while answer is None:  # a keeper that is just ending closes without an answer; the next one will answer
         connection = _connected(name, run)
         answer = _received(connection)
     with connection:
@@ -76,7 +76,7 @@ def _held(name: str, run: Path) -> Iterator[dict[str, str]]:
 
 
 def _connected(name: str, run: Path) -> socket.socket:
-    """A connection to the keeper, which is started if there is none."""
+    """Connect to the keeper; start one if none listens."""
     address = f"\0fusebackend-tests-{hashlib.sha256(os.fsencode(run)).hexdigest()[:16]}-{name}"
     with (run / f"{name}.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -93,7 +93,7 @@ def _connected(name: str, run: Path) -> socket.socket:
 
 
 def _start(name: str, run: Path, listener: socket.socket) -> None:
-    """Start a keeper as nobody's child: a worker has no need to wait for it."""
+    """Start a keeper in a session of its own, reparented to init: no worker waits for it, and it outlives each."""
     tests = Path(__file__).parents[1]
     path = [str(tests.parent), str(tests / "support"), str(tests), *filter(None, [os.environ.get("PYTHONPATH")])]
     with (run / f"{name}.log").open("ab") as log:
@@ -105,7 +105,7 @@ def _start(name: str, run: Path, listener: socket.socket) -> None:
 
 
 def _received(connection: socket.socket) -> dict[str, Any] | None:
-    """The keeper's answer, or None if it has ended."""
+    """Receive the keeper's answer; None if it has ended."""
     connection.settimeout(START_LIMIT_S)
     text = b""
     try:
@@ -143,7 +143,7 @@ STARTS: dict[str, Callable[[contextlib.ExitStack], dict[str, str]]] = {
 
 
 def keep(name: str, listener: socket.socket) -> None:
-    """Start the server `name`, say where it is to each connection, and remove it when the last connection has ended."""
+    """Start the server `name`, send its address to each connection, and remove it after the last connection."""
     clients: set[socket.socket] = set()
     with contextlib.ExitStack() as connections, contextlib.ExitStack() as opened:
         try:
@@ -158,7 +158,7 @@ def keep(name: str, listener: socket.socket) -> None:
                 for key, _ in ready.select():
                     if key.fileobj is listener:
                         client = connections.enter_context(listener.accept()[0])
-                        with contextlib.suppress(BrokenPipeError):  # the worker was killed; its end comes next
+                        with contextlib.suppress(BrokenPipeError):  # the worker was killed; `select` reports EOF next
                             client.sendall(json.dumps(answer).encode() + b"\n")
                         ready.register(client, selectors.EVENT_READ)
                         clients.add(client)
@@ -171,7 +171,7 @@ def keep(name: str, listener: socket.socket) -> None:
                 if not clients:
                     break
         listener.close()
-        # The last client's connection ends here, when the server has gone.
+        # The last client's connection ends here, after the server was removed.
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
         connect(network.address)                      # the same kind: (host, port), or a path
         network.latency_s = 0.05                      # every round trip takes that much longer, however many there are
         network.stall()                               # nothing gets through any more; new connections are made and wait
-        network.resume()                              # what waited goes on, in its order
+        network.resume()                              # waiting data goes on, in order
         network.cut()                                 # every connection is reset; new ones get through
 
 A loop of its own in a thread of this process moves the bytes. `stall` and `cut` hold from the moment they return. A
@@ -30,26 +30,26 @@ Address: TypeAlias = tuple[str, int] | str
 
 CHUNK_BYTES = 1 << 16
 CHUNKS_UNDER_WAY = 256
-"""In one direction of one connection; beyond that the proxy stops reading."""
+"""Chunks in flight in one direction of one connection; beyond that the proxy stops reading."""
 
 LIMIT_S = 10.0
-"""How long the loop may take to do what it is told."""
+"""The loop must carry out a command within this time."""
 
-_RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER: no orderly end, which the other side would take for one
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER: send RST; the other side would take FIN for an orderly end
 
 
 class Stall:
     """See the module's docstring.
 
     Args:
-        target: where the server listens.
+        target: the address of the server.
         listen: the path to listen on, of a Unix socket (PostgreSQL's clients want a certain file name); without it, a
             path in a new directory, or a free port of the loopback for a target that is TCP.
 
     Attributes:
-        address: where to connect instead.
-        latency_s: how much longer what a client sends takes; may be changed at any time.
-        accepted: how many connections there have been.
+        address: the address of the proxy.
+        latency_s: delay of all that a client sends; may be changed at any time.
+        accepted: number of connections so far.
     """
 
     def __init__(self, target: Address, listen: str | None = None) -> None:
@@ -76,23 +76,23 @@ class Stall:
     # -- what it can do ----------------------------------------------------------------------------------------
 
     def stall(self) -> None:
-        """Stop reading: who waits for an answer waits, and nobody is told."""
+        """Stop reading. Both ends see no error; they only wait."""
         self._do(self._open.clear)
 
     def resume(self) -> None:
         self._do(self._open.set)
 
     def cut(self) -> None:
-        """Reset every connection that there is."""
+        """Reset every open connection."""
         self._do(self._abort_all)
 
     @property
     def connections(self) -> int:
-        """How many there are now."""
+        """The number of open connections."""
         return len(self._connections)
 
     def close(self) -> None:
-        """End it, with all its connections. Twice is once."""
+        """End the proxy and all its connections. A second call does nothing."""
         if not self._thread.is_alive():
             return
         asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(LIMIT_S)
@@ -154,7 +154,7 @@ class Stall:
         return await asyncio.open_connection(*self._target)
 
     async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, delayed: bool) -> None:
-        """Move bytes until the source ends; what is on its way does not hold up what comes after it."""
+        """Move bytes until the source ends. A delayed chunk does not delay reading the next ones."""
         under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(CHUNKS_UNDER_WAY)
         sender = asyncio.create_task(self._send(under_way, sink))
         try:

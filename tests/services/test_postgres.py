@@ -1,4 +1,4 @@
-"""The PostgreSQL that tests run against: it starts, keeps databases apart, and leaves nothing behind."""
+"""The PostgreSQL of the tests starts, keeps databases apart, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ def test_both_forms_of_an_address_lead_to_it(postgres):
             assert connection.execute("SHOW listen_addresses").fetchone() == ("",)
 
 
+@pytest.mark.slow
 def test_what_was_committed_outlives_a_crash_and_the_server_leaves_nothing_behind():
     import psycopg
 

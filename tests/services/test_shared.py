@@ -1,4 +1,4 @@
-"""The servers of a run: started once, the same for all who hold them, gone with the last."""
+"""The shared servers of a run: started once, the same for all workers, removed with the last."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ def directory_of(run: Path, holders: ExitStack) -> Path:
     return holders.enter_context(shared.postgres(run)).directory
 
 
+@pytest.mark.slow
 def test_workers_who_come_at_once_get_the_same_server_and_the_last_one_ends_it(tmp_path: Path) -> None:
     with ExitStack() as first, ExitStack() as second, ThreadPoolExecutor(2) as pool:
         found = list(pool.map(lambda holders: directory_of(tmp_path, holders), (first, second)))
@@ -47,6 +48,7 @@ def test_workers_who_come_at_once_get_the_same_server_and_the_last_one_ends_it(t
             assert server.directory != found[0]
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_holds_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-c", ANOTHER_WORKER, str(tmp_path)]
     with subprocess.Popen(
@@ -64,7 +66,7 @@ def test_a_worker_that_is_killed_holds_nothing(tmp_path: Path) -> None:
 
 
 def test_why_there_is_none_reaches_the_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The keeper is a thread here, so that it finds what is patched."""
+    """The reason for a skip reaches the test. The keeper is a thread here, so that the patches apply to it."""
     keepers: list[threading.Thread] = []
 
     def start(name: str, run: Path, listener: socket.socket) -> None:

@@ -1,4 +1,4 @@
-"""The proxy does to a connection what it says, before it is used to accuse anything else."""
+"""Tests of the proxy itself, before its failures are used in other tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LIMIT_S = 10.0
 
 
 class Echo:
-    """A server that sends back what it gets."""
+    """An echo server."""
 
     def __init__(self, path: Path | None) -> None:
         self._listener = socket.socket(socket.AF_INET if path is None else socket.AF_UNIX)
@@ -111,7 +111,7 @@ def test_a_cut_ends_what_is_connected_and_nothing_later(network: Stall) -> None:
         assert network.connections == 1
         network.cut()
         try:
-            assert client.recv(100) == b""  # a Unix socket knows no reset
+            assert client.recv(100) == b""  # Unix sockets have no reset
         except ConnectionResetError:
             pass
     with connected(network) as client:

@@ -3,7 +3,7 @@
     with running(tmp_path) as server:
         WebdavBackend(server.url)                # server.root is the directory that it serves
 
-Its ETags count nanoseconds. wsgidav's own are made of whole seconds, so that two versions of one length can share one.
+Its ETags hold nanoseconds. wsgidav's own hold whole seconds, so that two versions of equal length can share one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Webdav(NamedTuple):
     root: Path
 
     def below(self, name: str) -> Webdav:
-        """A new collection in this one."""
+        """Make a new collection in this one."""
         (self.root / name).mkdir()
         return Webdav(f"{self.url}/{quote(name)}", self.root / name)
 
@@ -45,7 +45,7 @@ def require() -> None:
 
 @contextlib.contextmanager
 def running(root: Path, *, login: bool = False) -> Iterator[Webdav]:
-    """A server for the length of a block, on a port of its own choice. With `login` it lets only `USER` in."""
+    """Run a server for the length of a block, on a free port. With `login`, it accepts only `USER`."""
     require()
     process = subprocess.Popen(
         ["setpriv", "--pdeathsig=KILL", "--", sys.executable, "-W", "ignore", __file__, root, "login" * login],

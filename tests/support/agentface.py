@@ -1,4 +1,4 @@
-"""What the tests of `VolumeBackend` share: paths to nodes, files in and out, and an ear for changes."""
+"""Functions that the tests of `VolumeBackend` share: nodes by path, put and get, and published changes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def get(backend, path):
 
 @contextlib.contextmanager
 def heard(backend):
-    """The changes published meanwhile, each with whether the lock was free for another thread."""
+    """Collect the changes published in the block; fail if one is published with the volume's lock held."""
     changes = []
 
     def listen(change):

@@ -4,7 +4,7 @@
         agent = deep_agent(saver, [use(write("/notes.txt", "one")), say("done")])
         agent.invoke(user("hello"), thread("t1"))
 
-Nothing here touches a network: the model answers with the messages of its script, in order, then with "done".
+Nothing here uses a network: the model answers with the messages of its script, in order, then with "done".
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _call_ids = itertools.count(1)
 
 
 class ScriptedModel(BaseChatModel):
-    """A chat model that says what its script says. `seen` keeps what it was asked, one list of messages a turn."""
+    """A chat model that answers from its script. `seen` keeps its inputs, one list of messages a turn."""
 
     script: list[AIMessage]
     seen: list[list[BaseMessage]] = []
@@ -59,17 +59,17 @@ class ScriptedModel(BaseChatModel):
 
 
 def say(text: str) -> AIMessage:
-    """The model answers."""
+    """Make the message of a model that answers."""
     return AIMessage(text)
 
 
 def use(*calls: dict[str, Any]) -> AIMessage:
-    """The model calls tools, at once."""
+    """Make the message of a model that calls tools, all in one turn."""
     return AIMessage("", tool_calls=list(calls))
 
 
 def call(tool: str, **arguments: Any) -> dict[str, Any]:
-    """One call of a tool, for `use`."""
+    """Make one call of a tool, for `use`."""
     return {"name": tool, "args": arguments, "id": f"call-{next(_call_ids)}", "type": "tool_call"}
 
 
@@ -86,17 +86,17 @@ def delete(path: str) -> dict[str, Any]:
 
 
 def delegate(description: str, subagent: str = "general-purpose") -> dict[str, Any]:
-    """The model hands a task to a sub-agent."""
+    """Make the call that gives a task to a sub-agent."""
     return call("task", description=description, subagent_type=subagent)
 
 
 def user(text: str, **state: Any) -> dict[str, Any]:
-    """The input of a run."""
+    """Make the input of a run."""
     return {"messages": [("user", text)], **state}
 
 
 def thread(thread_id: str, **configurable: Any) -> Config:
-    """The config of a run in a thread."""
+    """Make the config of a run in a thread."""
     return {"configurable": {"thread_id": thread_id, **configurable}, "recursion_limit": 10_000}
 
 
@@ -104,7 +104,7 @@ def thread(thread_id: str, **configurable: Any) -> Config:
 
 
 def deep_agent(saver: Any, script: Sequence[AIMessage] = (), **options: Any) -> Any:
-    """A deepagents agent whose files are in its state. Its model is `agent.model`."""
+    """Make a deepagents agent with files in its state. Its model is `agent.model`."""
     model = ScriptedModel(script=list(script))
     agent = create_deep_agent(model=model, checkpointer=saver, **options)
     agent.model = model
@@ -112,7 +112,7 @@ def deep_agent(saver: Any, script: Sequence[AIMessage] = (), **options: Any) -> 
 
 
 def merge_files(left: dict[str, Any] | None, right: dict[str, Any] | None) -> dict[str, Any]:
-    """How deepagents up to 0.5 merged files: every checkpoint holds all of them."""
+    """Merge files as deepagents up to 0.5 did: every checkpoint holds all of them."""
     merged = {**(left or {}), **(right or {})}
     return {key: record for key, record in merged.items() if record is not None}
 
@@ -124,7 +124,7 @@ class OldState(TypedDict):
 
 
 def old_agent(saver: Any) -> Any:
-    """A graph as of deepagents up to 0.5: a run makes one checkpoint for each of the input's `updates` of files."""
+    """Make a graph as of deepagents up to 0.5: a run makes a checkpoint for each of the input's `updates` of files."""
 
     def work(state: OldState) -> dict[str, Any]:
         first, *rest = state["updates"]
@@ -138,12 +138,12 @@ def old_agent(saver: Any) -> Any:
 
 
 def old_record(text: str, at: str = "2025-01-02T03:04:05+00:00") -> dict[str, Any]:
-    """File data of those days: a list of lines."""
+    """Make file data as of deepagents up to 0.5: a list of lines."""
     return {"content": text.split("\n"), "created_at": at, "modified_at": at}
 
 
 def long_script(turns: int) -> list[AIMessage]:
-    """A busy agent: each turn makes two checkpoints, and writes, edits or deletes a file."""
+    """Make the script of a busy agent: each turn makes two checkpoints, and writes, edits or deletes a file."""
     script: list[AIMessage] = []
     for turn in range(turns):
         path = f"/work/part{turn % 7}/file{turn}.txt"
@@ -162,7 +162,7 @@ def long_script(turns: int) -> list[AIMessage]:
 
 @contextlib.contextmanager
 def sqlite_saver(path: Path | str, **options: Any) -> Iterator[SqliteSaver]:
-    """A SqliteSaver on a file, usable from any thread."""
+    """Open a SqliteSaver on a file, usable from any thread."""
     connection = sqlite3.connect(path, check_same_thread=False)
     try:
         saver = SqliteSaver(connection, **options)
@@ -174,7 +174,7 @@ def sqlite_saver(path: Path | str, **options: Any) -> Iterator[SqliteSaver]:
 
 @contextlib.contextmanager
 def postgres_saver(dsn: str) -> Iterator[Any]:
-    """A PostgresSaver with its tables."""
+    """Open a PostgresSaver and make its tables."""
     from langgraph.checkpoint.postgres import PostgresSaver
 
     with PostgresSaver.from_conn_string(dsn) as saver:
@@ -182,17 +182,17 @@ def postgres_saver(dsn: str) -> Iterator[Any]:
         yield saver
 
 
-# -- what LangGraph says -----------------------------------------------------------------------------------------
+# -- LangGraph's own view ----------------------------------------------------------------------------------------
 
 
 def checkpoint_ids(agent: Any, config: Config) -> list[str]:
-    """The checkpoints of a thread (and namespace), oldest first."""
+    """Return the checkpoint ids of a thread (and namespace), oldest first."""
     found = agent.checkpointer.list({"configurable": {"checkpoint_ns": "", **config["configurable"]}})
     return sorted(saved.config["configurable"]["checkpoint_id"] for saved in found)
 
 
 def state_at(agent: Any, config: Config, checkpoint_id: str | None = None) -> dict[str, Any]:
-    """The values LangGraph finds at a checkpoint; None for what it calls the state now."""
+    """Return the values of a checkpoint by LangGraph's `get_state`; without an id, of the present state."""
     configurable = dict(config["configurable"])
     if checkpoint_id is not None:
         configurable["checkpoint_id"] = checkpoint_id

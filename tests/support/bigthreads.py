@@ -16,7 +16,7 @@ _FIRST_TICK = 0x01F0_0000_0000_0000
 
 
 def make(path: Path, *, threads: int, checkpoints: int, files: int, changed: int = 10, text: str = "x" * 200) -> None:
-    """Threads `thread-0000`, …, each checkpoint of which holds all of its files, some of them changed since the last.
+    """Make threads `thread-0000`, …; each checkpoint holds all files of its thread, some changed since the last.
 
     Every file ends in a line `thread T version V`.
     """
@@ -52,7 +52,7 @@ def _rows(thread: int, checkpoints: int, files: int, changed: int, text: str) ->
 
 
 def checkpoint_id(thread: int, step: int) -> str:
-    """A UUID of version 6: the ids of a thread are in the order of its steps."""
+    """Make a UUID of version 6: the ids of a thread are in the order of its steps."""
     ticks = _FIRST_TICK + step * 10_000_000
     high = (ticks >> 12) << 16 | 0x6000 | ticks & 0xFFF
     return str(uuid.UUID(int=high << 64 | 0x8000 << 48 | thread))

@@ -1,8 +1,8 @@
-"""What the kernel's clock for files can do here."""
+"""The resolution of this kernel's time stamps."""
 
 from __future__ import annotations
 
 import os
 
 MULTIGRAIN = tuple(map(int, os.uname().release.split("-")[0].split(".")[:2])) >= (6, 13)
-"""A file that was looked at since its last change gets a time finer than the tick (fs/inode.c)."""
+"""With stat(2) since its last change, a file gets a time finer than the tick (Linux 6.13, fs/inode.c)."""

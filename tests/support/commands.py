@@ -1,6 +1,6 @@
 """The `fusebackend` command in this process, over files that are not mounted: a control server stands in for a mount.
 
-What depends on the kernel, on signals or on a terminal is tested on real mounts (`tests/mounted/test_cli_verbs.py`).
+Behaviour of the kernel, signals and terminals is tested on real mounts (`tests/mounted/test_cli_verbs.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fusebackend.control import rendezvous
 from fusebackend.linux.mount_error import MountError
 
 MOUNT = "/mnt/unmounted"
-"""Where the files seem to be mounted."""
+"""The mount point that commands see."""
 
 
 class Command:
@@ -45,7 +45,7 @@ class Command:
         return json.loads(self.ok(*words, "--json"))
 
     def refused(self, *words: object, status: int = 1, stdin: str | bytes | None = None) -> str:
-        """The one line of an error, of a command that printed nothing else."""
+        """Run a command that must fail; return its error, the only line it prints."""
         done = self(*words, stdin=stdin)
         assert (done.exit_code, done.stdout) == (status, ""), done.output
         (line,) = done.stderr.splitlines()
@@ -53,14 +53,14 @@ class Command:
         return line.removeprefix("Error: ")
 
     def wrong(self, *words: object, stdin: str | bytes | None = None) -> str:
-        """The last line of what is said of a command line that is wrong."""
+        """Run a wrong command line; return the last line of its usage error."""
         done = self(*words, stdin=stdin)
         assert (done.exit_code, done.stdout) == (2, ""), done.output
         assert done.stderr.startswith("Usage: fusebackend ")
         return done.stderr.splitlines()[-1].removeprefix("Error: ")
 
     def on_a_terminal(self) -> None:
-        """From now on, standard output seems to be a terminal."""
+        """Make standard output look like a terminal from now on."""
         self._monkeypatch.setattr(click.testing._NamedTextIOWrapper, "isatty", lambda stream: True)
         self._monkeypatch.setenv("COLUMNS", "40")
         self._monkeypatch.setenv("TERM", "xterm")
@@ -69,7 +69,7 @@ class Command:
 
 @contextlib.contextmanager
 def commands(files: Any, monkeypatch: pytest.MonkeyPatch, *, read_only: bool = False) -> Iterator[Command]:
-    """Commands on a backend that seems to be mounted on `MOUNT`."""
+    """Serve a backend for commands, as if it were mounted on `MOUNT`."""
     with serving(files, read_only=read_only) as server:
         monkeypatch.setattr(rendezvous, "split", split)
         monkeypatch.setattr(target, "open_client", lambda mountpoint: ClientOf(server))
@@ -78,7 +78,7 @@ def commands(files: Any, monkeypatch: pytest.MonkeyPatch, *, read_only: bool = F
 
 
 def split(path: str | os.PathLike[str], *, follow: bool = False) -> tuple[str, str]:
-    """`rendezvous.split`, by name alone."""
+    """Do `rendezvous.split` by name alone, without a mount."""
     text, real = os.path.abspath(path), os.path.realpath(path)
     if follow and (real == MOUNT or real.startswith(MOUNT + "/")):
         text = real

@@ -1,6 +1,6 @@
-"""A control server in this process over a backend that is not mounted, and clients of it: quick, and with nobody else.
+"""A control server in this process over a backend that is not mounted, and clients of it. It needs no /dev/fuse.
 
-What depends on the kernel is tested on real mounts (`tests/mounted/test_control.py`).
+Behaviour of the kernel is tested on real mounts (`tests/mounted/test_control.py`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from fusebackend.control.client.client import Client
 from fusebackend.control.client.client_connection import Connection
 from fusebackend.control.client.waits import Waits
 from fusebackend.control.server.control_server import ControlServer
+from fusebackend.linux.command import Command
 from fusebackend.protocol import ExecuteResponse
 from fusebackend.server.mounted import MountedBackend
 from fusebackend.vfs.mounted_tree import FileSystem
@@ -32,25 +33,25 @@ MOUNTPOINT = "/mnt/unmounted"
 
 
 class NoShell:
-    """Stands in for `Shell` where there is no mount to run anything in: it repeats what it is given."""
+    """Stands in for `Shell` where there is no mount to run commands in: it returns its arguments as output."""
 
-    def execute(self, command, *, timeout=None, stdin=None, cwd="/", on_output=None, cancelled=None):
-        if command == "wait":
-            cancelled.wait(LIMIT_S)
+    def execute(self, command: Command) -> ExecuteResponse:
+        if command.text == "wait":
+            command.cancelled.wait(LIMIT_S)
             return ExecuteResponse("ended", 130)
-        if command == "nap":
+        if command.text == "nap":
             time.sleep(0.2)
             return ExecuteResponse("slept", 0)
-        if on_output is not None:
-            on_output("stdout", command.encode())
-            on_output("stderr", b"\xff")
-        if timeout is not None and timeout <= 0:
-            raise ValueError(f"timeout must be above 0 seconds, but is {timeout}")
-        return ExecuteResponse(f"{command} in {cwd} with {stdin!r}", 0)
+        if command.on_output is not None:
+            command.on_output("stdout", command.text.encode())
+            command.on_output("stderr", b"\xff")
+        if command.timeout_s is not None and command.timeout_s <= 0:
+            raise ValueError(f"timeout must be above 0 seconds, but is {command.timeout_s}")
+        return ExecuteResponse(f"{command.text} in {command.cwd} with {command.stdin!r}", 0)
 
 
 class ClientOf(Client):
-    """A client of a server that has no mount to be found by."""
+    """A client of a server without a mount, so it takes the address from the server."""
 
     def __init__(self, server: ControlServer | Listener | SimpleNamespace) -> None:
         self.server = server
@@ -62,12 +63,12 @@ class ClientOf(Client):
 
 @contextlib.contextmanager
 def serving(backend: Any, *, read_only: bool = False) -> Iterator[ControlServer]:
-    """A server of the backend at the root of a tree, as if it were mounted on `/mnt/unmounted`."""
+    """Serve the backend at the root of a tree, as if it were mounted on `/mnt/unmounted`."""
     composite = backend if isinstance(backend, CompositeBackend) else CompositeBackend(backend)
     filesystem = FileSystem.of(composite)
     mounted = MountedBackend(composite, filesystem, MOUNTPOINT, NoShell(), lambda: {"mountpoint": "none"})
     server = ControlServer(mounted, read_only=read_only)
-    with tempfile.TemporaryDirectory(prefix="fusebackend-") as place:  # where no other server looks who is alive
+    with tempfile.TemporaryDirectory(prefix="fusebackend-") as place:  # other servers don't clean up here
         with mock.patch.dict(os.environ, XDG_RUNTIME_DIR=place):
             server.start()
         try:
@@ -77,7 +78,7 @@ def serving(backend: Any, *, read_only: bool = False) -> Iterator[ControlServer]
 
 
 class Listener:
-    """A server that has read every call and answers what `answer` makes of it; with None it hangs up instead."""
+    """A server that keeps every call (`lines`) and sends the result of `answer`; on None it closes the connection."""
 
     def __init__(self, path: Path, answer: Callable[[Any], Any]) -> None:
         self.address = str(path)
@@ -113,11 +114,11 @@ class Listener:
 
 
 class Raw:
-    """A client that sends whatever bytes a test wants, and reads lines."""
+    """A client that sends raw bytes and reads lines."""
 
     def __init__(self, address: str) -> None:
         self.stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.stream.connect(address)  # with a time-out, a full queue of connections would be an error at once
+        self.stream.connect(address)  # before settimeout: a non-blocking connect to a full queue fails with EAGAIN
         self.stream.settimeout(LIMIT_S)
         self._file = self.stream.makefile("rb")
 
@@ -125,7 +126,7 @@ class Raw:
         self.stream.sendall(data)
 
     def line(self) -> Any:
-        """The next message, None at the end."""
+        """Read the next message; None at the end."""
         line = self._file.readline()
         return json.loads(line) if line else None
 

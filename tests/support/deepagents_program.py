@@ -1,5 +1,5 @@
 """An agent of deepagents works on backends of ours given as they are, on a mount, on a client of it and on an exported
-one; prints what its tools said, as JSON. `test_deepagents_versions.py` runs it with each version of deepagents.
+one; prints the output of its tools, as JSON. `test_deepagents_versions.py` runs it with each version of deepagents.
 
     python deepagents_program.py DIRECTORY
 """

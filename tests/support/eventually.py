@@ -1,4 +1,4 @@
-"""Waiting for what comes true by itself, and soon; and for the clock that files are stamped with."""
+"""Wait for a condition that another process or thread makes true, or for the clock that stamps files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fusebackend.base.stamps import now_ns
 
 
 def eventually(condition: Callable[[], object], limit_s: float) -> None:
-    """Return when the condition holds, which is asked again and again; a file that is missing is a no."""
+    """Poll the condition every 10 ms until it holds; FileNotFoundError counts as false. Fail after `limit_s`."""
     deadline = time.monotonic() + limit_s
     while not _holds(condition):
         assert time.monotonic() < deadline, f"it did not come true within {limit_s:.0f} s"
@@ -17,7 +17,7 @@ def eventually(condition: Callable[[], object], limit_s: float) -> None:
 
 
 def tick() -> None:
-    """Until what is stamped now has another time than what was stamped before."""
+    """Wait until a new stamp differs from all earlier ones."""
     before = now_ns()
     while now_ns() <= before:
         time.sleep(0.001)

@@ -1,4 +1,4 @@
-"""`FakeKernel`: a kernel that keeps what it is told, and does nothing."""
+"""`FakeKernel`: a kernel that records notifications and does nothing else."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ class FakeKernel:
     def __init__(self) -> None:
         self.told: list[tuple[object, ...]] = []
         self.names: list[tuple[int, bytes]] = []
-        """The names that it was told to look up again."""
+        """The dentries that were invalidated: (parent inode, name)."""
 
     def invalidate_inode(self, inode: int, *, attributes_only: bool = False) -> None:
         self.told.append(("attributes" if attributes_only else "inode", inode))
@@ -22,6 +22,6 @@ class FakeKernel:
         self.told.append(("store", inode))
 
     def take(self) -> list[tuple[int, bytes]]:
-        """The names since this was last asked."""
+        """Return the names since the last call."""
         taken, self.names = self.names, []
         return taken

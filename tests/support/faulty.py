@@ -1,4 +1,4 @@
-"""A backend whose kernel face fails on command, for `python:faulty:backend` URLs.
+"""A backend with a kernel face that fails on command, for `python:faulty:backend` URLs.
 
 Looking up `arm-METHOD-…` makes each later call of that method of the volume raise a `RuntimeError`, as no volume may;
 looking up `disarm-…` ends that.

@@ -1,4 +1,4 @@
-"""Backends that run commands themselves, for `python:` URLs and tests: objects of nobody's protocol, with a marker."""
+"""Backends that run commands themselves, for `python:` URLs and tests. Their output holds a marker."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Marked(InMemoryBackend):
 
 
 class Bare(InMemoryBackend):
-    """The seeds' dialect: no time-out, and a mapping for an answer. `wait` lasts until somebody calls `release`."""
+    """The seeds' dialect: no time-out, and a mapping for an answer. `wait` blocks until `released` is set."""
 
     released = threading.Event()
 
@@ -57,10 +57,10 @@ def other(root: str) -> OtherShell:
 
 
 def hosted(directory: str) -> sandboxes.LocalSandbox:
-    """A sandbox elsewhere: a directory, reached by commands and two transfers."""
+    """Make a stand-in for a hosted sandbox: a directory, reached by commands and two transfers."""
     root = Path(directory, "root")
     root.mkdir(exist_ok=True)
     programs = sandboxes.tools("gnu", Path(directory, "tools"))
-    for program in ("ls", "touch"):  # for what tests have it do
+    for program in ("ls", "touch"):  # tests use these
         (programs / program).symlink_to(f"/bin/{program}")
     return sandboxes.LocalSandbox(root, programs)

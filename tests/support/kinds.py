@@ -1,4 +1,4 @@
-"""The volumes that real work is done on, and what each can keep."""
+"""The kinds of volumes in the tests of real work, with their features."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SOURCES = 1000
 
 @dataclass(frozen=True)
 class Kind:
-    """A volume to work on: its URL (`{tmp}` is a fresh directory), and what it can do."""
+    """A volume to work on: its URL (`{tmp}` is a fresh directory), and its features."""
 
     url: str
     features: Features = field(default_factory=Features)
@@ -34,7 +34,7 @@ FOREIGN = Features(
     durable=False,
     blocking=True,
 )
-"""What a mount of somebody else's backend, with the agent face alone, can do."""
+"""Features of a mount of a foreign backend, with the agent face alone."""
 
 KINDS = {
     "sqlite": Kind("sqlite:{tmp}/volume.db"),
@@ -46,7 +46,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Work:
-    """A directory on a mount, and what the volume below it can do."""
+    """A directory on a mount, and the features of the volume below it."""
 
     path: Path
     features: Features
@@ -57,11 +57,11 @@ class Work:
                 pytest.skip(f"needs {name}, which this volume does not have")
 
     def snapshot(self, root: Path) -> dict[bytes, trees.Entry]:
-        """What `root` holds, as far as this volume can keep it."""
+        """Return a snapshot of `root`, without the attributes that this volume can't keep."""
         kept = self.features.persistent_modes
         return trees.snapshot(root, modes=kept, times=kept, xattrs=self.features.xattrs, links=self.features.links)
 
     def zoo(self, root: Path) -> None:
-        """A tree of all kinds of files that this volume can keep."""
+        """Make a tree of all kinds of files that this volume can keep."""
         able = self.features
         trees.make_zoo(root, links=able.links, symlinks=able.symlinks, special=able.special_files, xattrs=able.xattrs)

@@ -30,13 +30,13 @@ ROOT = Path(__file__).parents[2]
 START_LIMIT_S = 120.0
 STOP_LIMIT_S = 60.0
 LIFE_LIMIT_S = 900.0
-"""How long a server may live before the watchdog kills it; the longest test takes a fraction of that."""
+"""The watchdog kills a server after this time; the longest test takes a fraction of it."""
 
 BAD_LOG_LINE = re.compile(r"^Traceback|\b(ERROR|CRITICAL)\b|^\S*(Error|Exception): ")
 
 
 def missing() -> str | None:
-    """Why nothing can be mounted on this machine, or None."""
+    """Return the reason why nothing can be mounted on this machine, or None."""
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         return "/dev/fuse is missing or closed to this user"
     if shutil.which("fusermount3") is None:
@@ -73,14 +73,14 @@ class Mounted:
         return self.process.pid
 
     def memory_kib(self, field: str = "VmRSS") -> int:
-        """A line of the server's /proc/PID/status: `VmRSS` now, `VmHWM` at its highest."""
+        """Read a line of the server's /proc/PID/status: `VmRSS` now, `VmHWM` at its highest."""
         status = Path(f"/proc/{self.pid}/status").read_text()
         found = re.search(rf"^{field}:\s+(\d+) kB", status, re.MULTILINE)
         assert found, f"no {field} in the server's status"
         return int(found[1])
 
     def known_inodes(self) -> int:
-        """How many inodes the kernel holds references to, as `fusebackend status` tells."""
+        """Return the number of inodes with a lookup count above 0, by `fusebackend status`."""
         command = [sys.executable, "-m", "fusebackend.cli.main", "status", "--json", str(self.path)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(_module_path())}
         done = subprocess.run(command, env=environment, capture_output=True, check=True, timeout=STOP_LIMIT_S)
@@ -88,7 +88,7 @@ class Mounted:
         return int(status["known_inodes"])
 
     def stop(self) -> None:
-        """Unmount by SIGTERM. The server must end well, and have had nothing to complain about."""
+        """Unmount by SIGTERM. The server must exit with 0, and must have logged no error."""
         try:
             self.process.send_signal(signal.SIGTERM)
             try:
@@ -113,7 +113,7 @@ class Mounted:
         return self.log.read_text(errors="replace")
 
     def kill(self) -> None:
-        """End the server as a crash would, and take its mount away. Also cleans up after a server that has ended."""
+        """Kill the server with SIGKILL, as a crash would, and unmount. Also cleans up after a server that has ended."""
         self.process.kill()
         self.process.wait()
         with contextlib.suppress(ProcessLookupError):
@@ -186,7 +186,7 @@ def mounted(
 
 
 def _answers(mountpoint: Path) -> bool:
-    """Is there a living server? `stat` of a dead mount may come from the kernel's cache; `statvfs` never does."""
+    """Return whether the server answers. `stat` of a dead mount may come from the kernel's cache; `statvfs` never."""
     try:
         os.statvfs(mountpoint)
     except OSError as error:
@@ -197,18 +197,18 @@ def _answers(mountpoint: Path) -> bool:
 
 
 def _module_path() -> list[str]:
-    """The tree under test first; then what only tests need, for `python:` URLs of backends that only tests need."""
+    """Return the server's PYTHONPATH: the tree under test, then the tests, for `python:` URLs of test backends."""
     return [str(ROOT), str(ROOT / "tests/support"), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
 
 
 def is_listed(mountpoint: Path) -> bool:
-    """Is there a mount in the kernel's table? Unlike `ismount` this also sees one whose server is dead."""
+    """Return whether the kernel's mount table has the mount point. Unlike `ismount`, this works with a dead server."""
     wanted = os.path.realpath(mountpoint.parent) + "/" + mountpoint.name
     return any(entry.mountpoint == wanted for entry in table.mounts())
 
 
 def drop_caches(what: int) -> None:
-    """Have the kernel forget: 1 pages, 2 dentries and inodes, 3 both. Only root may; others skip the test."""
+    """Drop the kernel's caches: 1 pages, 2 dentries and inodes, 3 both. Needs root; others skip the test."""
     os.sync()
     try:
         Path("/proc/sys/vm/drop_caches").write_text(str(what))
@@ -217,7 +217,7 @@ def drop_caches(what: int) -> None:
 
 
 def sync(mountpoint: Path) -> None:
-    """fsync the root directory of a mount: what was done before is durable then."""
+    """fsync the root directory of a mount, which makes all earlier changes durable."""
     fd = os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)

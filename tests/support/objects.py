@@ -1,4 +1,4 @@
-"""What a test of a bucket looks at: its keys and objects, and the names that a volume shows."""
+"""Read a bucket in tests: its keys and objects, and the names that a volume shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answering one request of a `FileSystem` on a loop of its own."""
+"""Run one request of a `FileSystem` on a loop of its own."""
 
 from __future__ import annotations
 

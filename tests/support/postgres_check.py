@@ -1,4 +1,4 @@
-"""What must hold in the tables of a PostgreSQL volume at every moment, whatever was killed when."""
+"""Invariants of the tables of a PostgreSQL volume. They hold at every moment, also after any process was killed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _RULES = {
 
 
 def check(dsn: str, volume: int) -> list[str]:
-    """What is wrong, in sentences; none when all is well."""
+    """Return the violations, as sentences; none when all is well."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         return [
             f"{rule}: {row}"

@@ -1,7 +1,7 @@
-"""How much of it: hypothesis profiles, and the amounts of the tests that repeat something.
+"""Amounts of work: hypothesis profiles, and the repetitions of tests.
 
 Three profiles. `dev` is `make test`'s, `ci` that of `.ci/run`, `soak` that of `make test-all`; `tiers.py` loads the one
-of the tier. A test says how many examples it wants with the profile `ci`, and gets a share of them with `dev` and a
+of the tier. A test gives its number of examples for the profile `ci`, and gets a share of them with `dev` and a
 multiple with `soak`:
 
     @settings(max_examples=examples(150))
@@ -9,7 +9,7 @@ multiple with `soak`:
 
 A variable of the environment overrides the profile:
 `FUSEBACKEND_EXAMPLES=1000 pytest tests/unit/volumes/test_volume_model.py`.
-This is read when a test's module is imported, which is after a profile was loaded.
+The variable is read when a test's module is imported, which is after a profile was loaded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import os
 import hypothesis
 
 CI_EXAMPLES = 100
-"""What hypothesis takes of itself; the other profiles are measured by it."""
+"""hypothesis' own default; the other profiles are relative to it."""
 
 FEWEST_EXAMPLES = 5
 
@@ -41,7 +41,7 @@ def load(profile: str) -> None:
 
 
 def examples(count: int) -> int:
-    """How many examples to take of something that is to have `count` of them with the profile `ci`."""
+    """Scale `count`, the number of examples for the profile `ci`, to the present profile."""
     wanted = os.environ.get("FUSEBACKEND_EXAMPLES")
     if wanted is not None:
         return int(wanted)
@@ -49,6 +49,6 @@ def examples(count: int) -> int:
 
 
 def amount(variable: str, *, dev: int, ci: int, soak: int) -> int:
-    """The number that the environment's `variable` holds; where it is not set, that of the profile."""
+    """Return the number in the environment's `variable`; where it is not set, that of the profile."""
     wanted = os.environ.get(variable)
     return int(wanted) if wanted is not None else {"dev": dev, "ci": ci, "soak": soak}[_loaded]

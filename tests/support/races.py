@@ -1,9 +1,9 @@
 """Renames that race against the start of commands, with files of the host that must stay as they are.
 
-While bwrap makes a sandbox, somebody swaps the names that are mounted on in its root (`/etc`, `/proc`, …) for links and
-directories of links that lead to this machine's files. `race` mounts, has one of `ACTORS` swap names for some seconds
-while commands start one after the other, and tells what was hit. It can run as a plain user (`as_plain_user`), for
-which this module is a program: that user needs an interpreter it may execute, and a /dev/fuse it may open.
+While bwrap makes a sandbox, an actor swaps the mount points in its root (`/etc`, `/proc`, …) for links and directories
+of links that lead to this machine's files. `race` mounts, has one of `ACTORS` swap names for some seconds while
+commands start one after the other, and returns the damage. It can run as a plain user (`as_plain_user`), for which this
+module is a program: that user needs an interpreter it may execute, and a /dev/fuse it may open.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ import mounts
 import fusebackend
 
 START_LIMIT_S = 60.0
-"""No command that prints a line may take longer, whatever happens to names meanwhile."""
+"""No command that prints a line may take longer, with names swapped all the time."""
 
 PLAIN_UID = 65534
 
 NAMES = ("etc", "proc", "dev", "tmp", "usr", "bin")
-"""What is swapped in the root."""
+"""The names that are swapped in the root."""
 
 FILES = ("passwd", "group", "hosts", "nsswitch.conf", "localtime", "timezone", "ld.so.cache", "services", "protocols")
 NODES = ("null", "zero", "full", "random", "urandom", "tty", "fd", "stdin", "stdout", "stderr", "core", "ptmx")
@@ -67,7 +67,7 @@ while True:
 
 @dataclass
 class Outcome:
-    """What came of a race."""
+    """The result of a race: `hits` are escapes from the sandbox, `refusals` the output of failed commands."""
 
     commands: int = 0
     refused: int = 0
@@ -91,7 +91,7 @@ class Outcome:
 
 
 class Canaries:
-    """Files of this machine that only the server's user may change, where links in the mount lead."""
+    """Files of this machine that only the server's user may change: the targets of the links in the mount."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(mode=0o700)
@@ -138,7 +138,7 @@ def prepare(root: Path, canaries: Path, names: tuple[str, ...]) -> None:
             evil.mkdir(exist_ok=True)
 
 
-# -- who swaps ---------------------------------------------------------------------------------------------------------
+# -- actors ------------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -153,7 +153,7 @@ def _program(command: list[str]) -> Iterator[None]:
 
 
 def _system_python() -> str:
-    """An interpreter that every user may execute."""
+    """Find an interpreter that every user may execute."""
     found = shutil.which("python3", path="/usr/bin:/bin")
     if found is None:
         raise RuntimeError("needs a python3 of the system's")
@@ -243,8 +243,8 @@ def race(
         place: an empty directory. `{files}` in `default` is one below it, that the other user may write to.
         default: the URL of the default route.
         actor: one of `ACTORS`.
-        seconds: how long.
-        names: what is swapped. Fewer names meet a start more often.
+        seconds: the length of the race.
+        names: the names that are swapped. Fewer names collide with a start more often.
     """
     files = place / "files"
     files.mkdir()
@@ -281,7 +281,7 @@ def race(
 
 
 def as_plain_user(place: Path, default: str, actor: str, seconds: float, names: tuple[str, ...] = NAMES) -> Outcome:
-    """The same, with a server of a user without privileges. For root, in a mount namespace with a /dev/fuse for all."""
+    """Run `race` with a server of a plain user, in a mount namespace with a /dev/fuse for all. Needs root."""
     place.chmod(0o755)
     mine = place / "plain"
     mine.mkdir()

@@ -1,4 +1,4 @@
-"""Databases of LangGraph as README.md speaks of them: `store.db`, and `checkpoints.db` with a conversation `THREAD`."""
+"""Databases of LangGraph as README.md assumes them: `store.db`, and `checkpoints.db` with a conversation `THREAD`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model of names that follows `FileEvent`s, and does not take one that can't be true: told twice, or out of order."""
+"""A model of names that follows `FileEvent`s, and fails on an impossible one: sent twice, or out of order."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from fusebackend.protocol import FileEvent
 
 
 class Replay:
-    """What a watcher knows of a tree: path without its last `/` → is it a directory."""
+    """The tree as a watcher knows it: path without its last `/` → whether it is a directory."""
 
     def __init__(self, tree: dict[str, bool] | None = None) -> None:
         self.tree = dict(tree or {})
-        self.touched: list[tuple[str, str]] = []  # (kind, path) of what changed no name
+        self.touched: list[tuple[str, str]] = []  # (kind, path) of events that change no name
 
     def apply(self, event: FileEvent) -> None:
         path = event.path.rstrip("/")
@@ -56,7 +56,7 @@ class Replay:
         assert above == "" or self.tree.get(above), f"in no directory: {event}"
 
     def _take(self, top: str) -> dict[str, bool]:
-        """Take a tree out; paths in the answer are relative to its top."""
+        """Remove a subtree and return it, with paths relative to its top."""
         taken = {path: kind for path, kind in self.tree.items() if path == top or path.startswith(top + "/")}
         for path in taken:
             del self.tree[path]

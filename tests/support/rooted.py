@@ -1,4 +1,4 @@
-"""`Rooted`: one directory of a backend as a backend of its own, for suites that want the root."""
+"""`Rooted`: one directory of a backend as a backend of its own, for suites that need a root."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ PATHS = {
     "ls": (0,), "read": (0,), "write": (0,), "edit": (0,), "grep": (1,), "glob": (1,), "delete": (0,), "move": (0, 1),
     "ls_info": (0,), "grep_raw": (1,), "glob_info": (1,),
 }  # fmt: skip
-"""Which arguments of a verb are paths."""
+"""The positions of a verb's arguments that are paths."""
 
 KEYWORDS = ("path", "file_path", "source", "destination")
 
 
 class Rooted(BackendProtocol):
-    """`directory` of `reader`, with what changes something done by `writer`."""
+    """`directory` as a root: `reader` runs the verbs that look, `writer` those that change."""
 
     def __init__(self, directory: str, writer: Any, reader: Any) -> None:
         self.directory = directory
@@ -31,7 +31,7 @@ class Rooted(BackendProtocol):
         try:
             return paths.join(self.directory, paths.normalise(path)[1:]) if path is not None else self.directory
         except PathError:
-            return path  # to be refused there
+            return path  # the inner backend refuses it
 
     def outer(self, value: Any) -> Any:
         if isinstance(value, str):

@@ -1,7 +1,7 @@
 """Sandboxes for tests: a directory of this machine, reached by commands alone, as a hosted sandbox would be.
 
-`LocalSandbox` is what an author writes who reads the docstring of `BaseSandbox` and no more: its uploads and downloads
-are a few lines. Its commands have GNU's tools or busybox's, and nothing else, in their PATH.
+`LocalSandbox` needs no more than the docstring of `BaseSandbox` asks for: its uploads and downloads are a few lines.
+Its commands have GNU's tools or busybox's, and nothing else, in their PATH.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TOOLS = (
 
 
 def tools(kind: str, directory: Path) -> Path:
-    """A directory with the tools of one kind and no others: GNU's under dash or bash, or busybox's."""
+    """Make a directory with the tools of one kind and no others: GNU's under dash or bash, or busybox's."""
     directory.mkdir(parents=True)
     busybox = shutil.which("busybox")
     for tool in TOOLS:
@@ -41,7 +41,7 @@ def tools(kind: str, directory: Path) -> Path:
 
 
 class LocalSandbox(BaseSandbox):
-    """Commands by `sh -c`, whose output is cut at `limit` and decorated as the seeds have it."""
+    """Runs commands by `sh -c`; cuts their output at `limit` and decorates it as the seeds do."""
 
     def __init__(self, root: Path, path: Path, *, limit: int = 100_000, **options: Any) -> None:
         super().__init__(root=str(root), **options)

@@ -1,8 +1,8 @@
 """Runs a program of `examples/` with a model that reads from a script: `scripted_example.py NAME SCRIPT ARGUMENTS…`.
 
 SCRIPT is a JSON file, a list of turns: a text is an answer, a list holds calls of tools, each a mapping with the tool's
-name under `tool`. `{memory}` in an answer stands for what the model was told to remember. The argument `MODEL` becomes
-the model itself.
+name under `tool`. `{memory}` in an answer stands for the memory in the system prompt. The argument `MODEL` becomes the
+model itself.
 """
 
 from __future__ import annotations

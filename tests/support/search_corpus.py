@@ -1,4 +1,4 @@
-"""One corpus for searches of every kind, and what is asked of it."""
+"""One corpus for searches of every kind, and the patterns, globs and paths of the searches."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ODD: dict[str, bytes] = {
     "/new\nline.txt": b"needle\n",
     "/\udcff.txt": b"needle of a name that is no text\n",
 }
-"""What this package's rules have an answer for, and other people's may have another."""
+"""Files on which this package's rules differ from those of other programs."""
 
 PATTERNS = (
     "needle", "n", "ne", "nee", "of the log", "absent", "日本語", "..........needle", "(", LONG, "needle.find",
@@ -58,7 +58,7 @@ ODD_PATTERNS = (
 
 GLOBS = (None, "*.txt", "*.py", "src/**/*.py", "/notes.txt", "**/*.txt", "{README.md,*.py}", "[nd]*", "data/*", "*.rs")
 NAME_GLOBS = (None, "*.txt", "*.py", "*.rs", "*")
-"""Those that mean the same to `fnmatch` over the whole path."""
+"""Globs that mean the same to `fnmatch` over the whole path."""
 
 PATHS = (None, "/", "/src", "/src/lib", "/data", "/a b", "/notes.txt", "/data/log.txt", "/nowhere")
 

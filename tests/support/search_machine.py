@@ -38,7 +38,7 @@ PATTERNS = st.one_of(
 
 
 class SearchMachine(RuleBasedStateMachine):
-    """A subclass has a `backend`, and says how its index is brought up to date."""
+    """A subclass has a `backend`, and implements `index_portion`."""
 
     backend: Any
     always: ClassVar = ("needle", "common", "foo_bar", "文字")
@@ -58,7 +58,7 @@ class SearchMachine(RuleBasedStateMachine):
             put(self.backend, f"/dir/{number}.txt", content)
 
     def index(self, portions: int) -> None:
-        """So much is done in the background before a change."""
+        """Index up to `portions` portions, as the background thread would before a change."""
         for _ in range(portions):
             if not self.index_portion():
                 return
@@ -71,7 +71,7 @@ class SearchMachine(RuleBasedStateMachine):
 
     @rule(portions=PORTIONS, pick=PICKS, at=st.sampled_from([0, 3, None]), data=TEXTS)
     def write(self, portions: int, pick: int, at: int | None, data: bytes) -> None:
-        """In the middle, or at the end."""
+        """Write in the middle, or at the end."""
         self.index(portions)
         node = self.file(pick)
         if node is not None:
@@ -81,7 +81,7 @@ class SearchMachine(RuleBasedStateMachine):
 
     @rule(portions=PORTIONS, pick=PICKS, at=st.sampled_from([BORDER - 3, BORDER, 2 * BORDER - 1]), data=TEXTS)
     def write_across_a_border(self, portions: int, pick: int, at: int, data: bytes) -> None:
-        """Between chunks, with text before it."""
+        """Write across the border of two chunks, with text before it."""
         self.index(portions)
         node = self.file(pick)
         if node is not None:
@@ -100,7 +100,7 @@ class SearchMachine(RuleBasedStateMachine):
 
     @rule(portions=PORTIONS, pick=PICKS)
     def stretch_and_shrink(self, portions: int, pick: int) -> None:
-        """A hole at the end, so that it is no text any more, and then is again."""
+        """Extend a file by a hole, so that it is no text any more, and cut the hole off again."""
         node = self.file(pick)
         if node is not None:
             size = self.volume.getattr(node).size
@@ -125,12 +125,12 @@ class SearchMachine(RuleBasedStateMachine):
                 self.volume.unlink(ROOT_NODE, name)
             else:
                 self.volume.rename(ROOT_NODE, name, node_at(self.backend, "/dir"), other, 2 * exchange)
-        except OSError:  # nothing there, or not allowed: as good as any other outcome
+        except OSError:  # missing or refused, which is fine here
             return
 
     @rule(portions=PORTIONS, pick=PICKS, byte=st.sampled_from([b"\0", b"\xff", b"\xc3"]))
     def spoil(self, portions: int, pick: int, byte: bytes) -> None:
-        """Binary at its end; cut again at times."""
+        """Append binary data; sometimes cut it off again."""
         self.write(portions, pick, None, byte)
         if portions == 2:
             self.resize(10_000, pick, -1)
@@ -157,7 +157,7 @@ class SearchMachine(RuleBasedStateMachine):
         elif path != "/dir":
             self.backend.delete(path)
 
-    # what must hold
+    # searches
 
     @rule(
         pattern=PATTERNS,

@@ -224,8 +224,8 @@ class SeedInMemoryBackend(BackendProtocol):
 
 
 class SeedS3Backend(BackendProtocol):
-    """The sample of the seeds (*custom backends*, Korean), which stops at `read`, `write` and `ls_info`. Its root can
-    only be listed with a prefix: without one it asks for keys below `/`."""
+    """The sample of the seeds (*custom backends*, Korean), with `read`, `write` and `ls_info` alone. Its root can only
+    be listed with a prefix: without one it lists keys below `/`."""
 
     def __init__(self, bucket: str, prefix: str = "", region: str = "us-east-1"):
         import boto3
@@ -308,13 +308,13 @@ class SeedS3Backend(BackendProtocol):
 
 
 def sample_in_s3() -> SeedS3Backend:
-    """For `python:seed_backends:sample_in_s3`; the bucket is in the environment."""
+    """Make the sample for `python:seed_backends:sample_in_s3`; the bucket is in the environment."""
     return SeedS3Backend(bucket=os.environ["SAMPLE_BUCKET"], prefix="agent")
 
 
 @dataclass
 class Answer:
-    """A record of deepagents 0.7: the same attributes, another class."""
+    """A record with the attributes of deepagents 0.7, of another class."""
 
     error: str | None = None
     path: str | None = None
@@ -332,7 +332,7 @@ class Answer:
 
 
 class DuckBackend:
-    """No subclass of anything, 0.7's vocabulary: no `move`, sizes in bytes, binary files."""
+    """A backend with the verbs of deepagents 0.7 and no base class: no `move`, sizes in bytes, binary files."""
 
     exact_sizes = True
 

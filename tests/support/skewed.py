@@ -1,6 +1,6 @@
-"""A host whose clock is wrong, for `python:skewed:backend?hours=-20&url=s3%3A%2F%2F…` URLs: all of its process.
+"""A host with a wrong clock, for `python:skewed:backend?hours=-20&url=s3%3A%2F%2F…` URLs. It holds for all its process.
 
-What signs requests does so by the true time: no service would take them otherwise.
+Requests are still signed by the true time, or services would refuse them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CLOCKS = (time.CLOCK_REALTIME, stamps.CLOCK_REALTIME_COARSE)
 
 
 def skew(patch: pytest.MonkeyPatch, seconds: float) -> None:
-    """Every clock of this process that says what the time is, the one that files are stamped with among them."""
+    """Move every wall clock of this process by `seconds`, also the clock of file stamps."""
     true_s, true_ns, true_of, ahead_ns = time.time, time.time_ns, time.clock_gettime_ns, int(seconds * 1e9)
     patch.setattr(time, "time", lambda: true_s() + seconds)
     patch.setattr(time, "time_ns", lambda: true_ns() + ahead_ns)

@@ -1,8 +1,8 @@
-"""Skipped tests fail in CI, unless the reason lies in what is tested.
+"""Skipped tests fail in CI, unless the reason lies in the volume or backend under test.
 
-A machine without a program, a service or a package skips its tests, and in CI nobody would notice: with `CI` set such a
-skip is a failure. Allowed are features that a volume or backend does not declare, numbers of another processor, and
-what needs root where the user is not.
+A machine without a program, a service or a package skips its tests, and CI would be green without them: with `CI` set,
+such a skip is a failure. CI allows skips for features that a volume or backend does not declare, for numbers of another
+processor, and for tests that need root where the user is not root.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def answer(request: Coroutine[Any, Any, T]) -> T:
-    """What a request is answered, at once."""
+    """Run a request to its end; fail if it waits."""
     try:
         request.send(None)
     except StopIteration as end:
@@ -33,21 +33,21 @@ class SmallKernel:
     def __init__(self, filesystem: FileSystem) -> None:
         self.filesystem = filesystem
         self.dentries: dict[tuple[int, bytes], int] = {}
-        self.above: dict[int, tuple[int, bytes]] = {}  # as this kernel believes
+        self.above: dict[int, tuple[int, bytes]] = {}  # inode → (parent, name) in this kernel's dentry cache
         self.lookups: dict[int, int] = {}
         self.opened: dict[int, int] = {}  # handle → inode
         filesystem.attach(self)
 
-    # -- what a file system tells --------------------------------------------------------------------------------
+    # -- notifications -------------------------------------------------------------------------------------------
 
     def invalidate_inode(self, inode: int, *, attributes_only: bool = False) -> None:
-        """No attributes and no pages are kept."""
+        """Do nothing: this kernel caches no attributes and no pages."""
 
     def invalidate_entry(self, parent: int, name: bytes) -> None:
         self.dentries.pop((parent, name), None)
 
     def store(self, inode: int, content: bytes) -> None:
-        """No pages are kept."""
+        """Do nothing: this kernel caches no pages."""
 
     # -- names -------------------------------------------------------------------------------------------------
 
@@ -153,7 +153,7 @@ class SmallKernel:
     # -- memory ------------------------------------------------------------------------------------------------
 
     def forget(self) -> None:
-        """Give back every inode but those that are open, and the directories above them."""
+        """Forget every inode but the open ones and the directories above them."""
         kept = {ROOT_INODE}
         for inode in self.opened.values():
             while inode not in kept:

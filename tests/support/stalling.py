@@ -1,7 +1,8 @@
-"""A backend in memory whose every call can be made slow, or hang, for `python:stalling:backend` URLs.
+"""A backend in memory with calls that a test can slow down or hang, for `python:stalling:backend` URLs.
 
-The file that `FUSEBACKEND_TEST_STALL` names says how: `0.05` is a latency in seconds, `hang` is until it says something
-else; without the file, calls take no time. Nothing is locked meanwhile, as in a volume that waits for a network.
+The file in `FUSEBACKEND_TEST_STALL` controls it: `0.05` is a latency in seconds, `hang` blocks calls until the file
+changes; without the file, calls take no time. The volume's lock is released meanwhile, as in a volume that waits for a
+network.
 
     with control(tmp_path, monkeypatch) as stall:
         serve("memory:", routes={"/hung": "python:stalling:backend"})
@@ -79,7 +80,7 @@ def backend() -> VolumeBackend:
 
 
 class Control:
-    """What a test says to the volumes of the servers it starts from now on."""
+    """Controls the volumes of the servers that a test starts from now on."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._file = directory / "stall"

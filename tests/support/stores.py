@@ -20,13 +20,13 @@ _numbers = itertools.count()
 
 
 def fresh_namespace() -> tuple[str, ...]:
-    """One that no test has used."""
+    """Return a namespace that no test has used."""
     return ("test", f"n{next(_numbers)}")
 
 
 @contextlib.contextmanager
 def opened(kind: str, tmp_path: Path, postgres_dsn: str | None) -> Iterator[Any]:
-    """A store, set up."""
+    """Open a store and make its tables."""
     if kind == "memory":
         from langgraph.store.memory import InMemoryStore
 
@@ -48,7 +48,7 @@ def opened(kind: str, tmp_path: Path, postgres_dsn: str | None) -> Iterator[Any]
 
 @contextlib.contextmanager
 def module_store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The store of a fixture with module scope and a kind as its parameter; tests take a namespace each."""
+    """Open the store for a fixture with module scope and a kind as its parameter; tests take a namespace each."""
     kind = request.param
     with contextlib.ExitStack() as stack:
         dsn = None
@@ -60,6 +60,6 @@ def module_store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
 
 @contextlib.contextmanager
 def other_program(store: Any, namespace: tuple[str, ...], **options: Any) -> Iterator[StoreBackend]:
-    """A backend over a store as another process would have one: it shares nothing with the backends here."""
+    """Open a backend over a store as another process would: it shares nothing with the backends here."""
     with StoreBackend.over(items_of(store, database_of(store), namespace), **options) as backend:
         yield backend

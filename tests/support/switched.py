@@ -3,8 +3,8 @@
     @pytest.mark.fails_without("hold_back")
     def test_a_notice_waits_...
 
-The names are those of `fusebackend.vfs.switches.Switches`. What a test makes without saying which features it has
-(`FileSystem(...)`) has all but that one. A plugin of `conftest.py`.
+The names are those of `fusebackend.vfs.switches.Switches`. In the second run, a `FileSystem(...)` without explicit
+switches has all features but that one. `conftest.py` loads this plugin.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`skips.py`: what CI must not skip."""
+"""Tests of `skips.py`: skips that CI allows, and skips that fail there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tiers.py`: what a run takes, what it says that it left out, and what runs alone."""
+"""Tests of `tiers.py`: the tests of a tier, the summary of those left out, and tests that run alone."""
 
 from __future__ import annotations
 
@@ -53,11 +53,12 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.
 
 
 def run(suite: pytest.Pytester, *arguments: str) -> tuple[int, str]:
-    """How many tests passed, and what the run says."""
+    """Run the suite; return the number of passed tests and the output."""
     result = suite.runpytest_subprocess("-p", "no:cacheprovider", *arguments, timeout=120)
     return result.parseoutcomes()["passed"], result.stdout.str()
 
 
+@pytest.mark.slow
 def test_a_tier_takes_its_share_and_says_what_it_leaves_out(suite: pytest.Pytester) -> None:
     suite.makepyfile(test_posix_plain=CASES)
     workers, said = run(suite, "-n", "2", "--tier", "quick")
@@ -72,12 +73,14 @@ def test_a_tier_takes_its_share_and_says_what_it_leaves_out(suite: pytest.Pytest
     assert (passed, "left out" in said) == (61, False)
 
 
+@pytest.mark.slow
 def test_what_is_asked_for_is_not_left_out(suite: pytest.Pytester) -> None:
     suite.makepyfile(test_posix_plain=CASES)
     assert run(suite, "-m", "soak")[0] == 1
     assert run(suite, "--tier", "quick", "test_posix_plain.py::test_a_case")[0] == 60
 
 
+@pytest.mark.slow
 def test_one_that_is_alone_runs_beside_no_other(suite: pytest.Pytester, tmp_path: Path) -> None:
     path = tmp_path / "intervals"
     source = INTERVALS.format(path=str(path))
@@ -104,7 +107,7 @@ def test_what_stays_together(nodeid: str, scope: str) -> None:
 
 
 def test_every_sample_is_of_tests_that_there_are() -> None:
-    """A pattern that matches no file has lost its tests, by a new name of theirs."""
+    """A pattern without a match has lost its tests, which were renamed."""
     root = Path(__file__).parents[2]
     there = [str(path.relative_to(root)) for path in root.glob("tests/**/test_*.py")]
     for sample in tiers.SAMPLES:

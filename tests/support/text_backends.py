@@ -8,15 +8,15 @@ from seed_backends import Answer
 
 
 class TextBackend:
-    """Files of text in a dict, `files`; what the verbs don't say is lost to the caller.
+    """Text files in a dict, `files`. A caller can't get more information than the verbs return.
 
     Args:
         verbs: of `edit` and `delete`, those it has.
-        reads: `numbered` lines as the seeds have them, `records` with windows as deepagents (CRLF is read as LF), or
-            `plain` text.
-        sizes: what a listing says: `bytes`, `characters`, or None for nothing.
-        replaces: does `write` replace a file that is there?
-        page: the most lines that one `read` gives.
+        reads: `numbered` lines like the seeds, `records` with windows like deepagents (CRLF is read as LF), or `plain`
+            text.
+        sizes: the unit of the sizes in a listing: `bytes`, `characters`, or None for no sizes.
+        replaces: whether `write` replaces an existing file.
+        page: the most lines that one `read` returns.
     """
 
     def __init__(
@@ -90,12 +90,12 @@ class TextBackend:
 
 
 def make() -> TextBackend:
-    """For `python:text_backends:make`: the three verbs, and one file whose line ends nobody can tell."""
+    """Make a backend for `python:text_backends:make`: the three verbs, and a file with line ends that `read` hides."""
     backend = TextBackend()
     backend.files["/mixed.txt"] = "one\r\ntwo\n"
     return backend
 
 
 def make_editing() -> TextBackend:
-    """For `python:text_backends:make_editing`."""
+    """Make a backend for `python:text_backends:make_editing`: it has `edit` too."""
     return TextBackend(("edit",))

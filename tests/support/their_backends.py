@@ -40,8 +40,8 @@ class DictState(StateBackend):
 
 
 class OldRemote(BackendProtocol):
-    """A remote store from before deepagents 0.5 that was never touched again: the old names, asynchronous inside, lines
-    without their last newline, regular expressions, sizes in lines, and records with `files_update`, which fail now."""
+    """A remote store from before deepagents 0.5, never updated: the old names, asynchronous inside, lines without their
+    last newline, regular expressions, sizes in lines, and records with `files_update`, which fail now."""
 
     def __init__(self) -> None:
         self.rows: dict[str, list[str]] = {}
@@ -122,20 +122,20 @@ class OldRemote(BackendProtocol):
 
 
 class Sandbox(SandboxBackendProtocol):
-    """Commands, and nothing else."""
+    """A backend that only runs commands."""
 
     @property
     def id(self) -> str:
         return "sandbox-1"
 
-    def execute(self, command: str) -> Any:  # as of before time-outs
+    def execute(self, command: str) -> Any:  # the signature from before time-outs
         from deepagents.backends.protocol import ExecuteResponse
 
         return ExecuteResponse(output=f"ran {command}", exit_code=0)
 
 
 def make() -> Any:
-    """For `python:their_backends:make`: deepagents' own composite over two of its own backends."""
+    """Make deepagents' own composite over two of its own backends, for `python:their_backends:make`."""
     from deepagents.backends import CompositeBackend
 
     return CompositeBackend(
@@ -144,5 +144,5 @@ def make() -> Any:
 
 
 def make_state() -> Any:
-    """For `python:their_backends:make_state`: what can't be mounted."""
+    """Make a backend that can't be mounted, for `python:their_backends:make_state`."""
     return StateBackend()

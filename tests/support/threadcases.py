@@ -1,5 +1,5 @@
-"""What agents do to their threads: one function for each story, run on a real checkpointer. Each gives the agent, which
-can be asked for the thread's state, and the thread's id is the story's name."""
+"""Histories of threads: one function for each story, run on a real checkpointer. Each returns the agent, which knows
+the thread's state; the thread's id is the story's name."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def plain(saver: Any, name: str = "plain") -> Any:
 
 
 def parallel_writes_of_one_file(saver: Any, name: str = "parallel_writes_of_one_file") -> Any:
-    """The last call wins, whichever task was done first."""
+    """The last call wins, in any order of the tasks."""
 
     class State(TypedDict):
         files: Annotated[dict[str, Any], DeltaChannel(_file_data_delta_reducer, snapshot_frequency=3)]

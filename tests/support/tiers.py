@@ -1,13 +1,13 @@
-"""Which tests a run takes, and where each of them runs: a plugin that `conftest.py` loads.
+"""The tests of a tier, and the worker that each of them runs on: a plugin that `conftest.py` loads.
 
     --tier quick    `make test`: ten minutes on two cores. Every promise, every backend's conformance, mounts of
-                    `sqlite:` and `memory:` in full; the rest sampled, see `SAMPLES`; nothing that is marked `slow`.
+                    `sqlite:` and `memory:` in full; the rest sampled, see `SAMPLES`; no test marked `slow`.
                     Hypothesis profile `dev`.
-    --tier ci       `.ci/run`, and the default: all but what is marked `soak`. Profile `ci`.
+    --tier ci       `.ci/run`, and the default: all but tests marked `soak`. Profile `ci`.
     --tier all      `make test-all`: everything. Profile `soak`.
 
-A sample is the same in every run, on every machine: the hash of a test's id decides. A run says at its end what it left
-out. Where the command line names a test or a class (`file::name`), nothing is sampled.
+A sample is the same in every run, on every machine: the hash of a test's id decides. A run lists at its end the tests
+that it left out. Where the command line names a test or a class (`file::name`), nothing is sampled.
 
 With `pytest -n`, a class and its fixtures stay on one worker, and so do the tests of Docker, which look at all of an
 engine's containers. A test marked `alone` waits until no other test runs, and no other test starts beside it: it
@@ -31,12 +31,12 @@ import profiles
 import pytest
 
 TIERS = {"quick": "dev", "ci": "ci", "all": "soak"}
-"""Each with its hypothesis profile."""
+"""Tiers and their hypothesis profiles."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Of the tests whose ids match, one in so many runs."""
+    """A group of tests by patterns of their ids; one in `quick` or `ci` of them runs."""
 
     what: str
     patterns: tuple[str, ...]
@@ -63,7 +63,7 @@ SAMPLES = (
     ),
     _sample("POSIX cases on plain directories", r"test_posix_plain\.py::", quick=6),
     _sample("rows of likeness on a plain directory", r"test_likeness\.py::TestSharedMemory::", quick=3),
-    # One class of each backend in full; what follows is the same backend with another option, or behind another one.
+    # One class of each backend runs in full; these test the same backend with another option, or behind another one.
     _sample(
         "conformance of a backend's second configuration",
         r"test_(conformance|\w+_conformance|filesystem_backend)\.py::Test(\w*Replac\w*|TheSeedsFormat|ReadOnly|WithoutRipgrep)::",
@@ -80,10 +80,18 @@ SAMPLES = (
     _sample(
         "searches on every backend besides sqlite and memory",
         r"test_search_matrix\.py::\w+\[(?!sqlite[]-]|memory[]-])",
-        quick=4,
+        quick=6,
     ),
-    _sample("threads on a second database", r"test_threads_\w+\.py::\w+\[postgres\b", quick=3),
-    # Promises come first: of `test_semantics.py` nothing is left out.
+    _sample(
+        "directories of thousands of entries, on every backend",
+        r"(?<!test_memory\.py)(?<!test_sqlite\.py)::test_(a_directory_of_many_entries|delete_a_wide_and_deep_tree)\b",
+        r"::test_a_cancelled_crowd_ends_at_once\b",
+        quick=6,
+    ),
+    _sample("the twins of a verb, on services", r"::Test(SeaweedFS|Postgres|Docker)\w*::test_the_twin_of_", quick=4),
+    _sample("threads on a second database", r"test_threads_\w+\.py::\w+\[postgres\b", quick=4),
+    _sample("checkpoints as LangGraph finds them", r"test_threads_\w+\.py::test_every_checkpoint_is_as_\w+\[", quick=4),
+    # `test_semantics.py` holds the promises, so all of it runs.
     _sample("", r"mounted/test_semantics\.py::", quick=1),
     _sample(
         "work on mounts of other volumes than sqlite: and memory:",
@@ -103,17 +111,19 @@ SAMPLES = (
         r"mounted/test_coherence\.py::test_random_changes\w+\[",
         quick=4,
     ),
+    _sample(
+        "hostile clients, each in another way", r"test_hostile_clients\.py::test_the_mount_and_newcomers\w+\[", quick=4
+    ),
     _sample("options and odd names of the command line", r"mounted/test_cli\w*\.py::.*\[", quick=4),
     _sample("agreements with other deepagents and back", r"test_deepagents_(versions|roundtrip)\.py::", quick=3),
     _sample("snippets of README and examples", r"test_(readme|examples)\.py::", quick=3),
     _sample("benchmarks that are run once", r"test_bench\.py::TestScripts::", quick=4),
 )
-"""The first that matches a test's id decides."""
-
+"""The first one that matches a test's id applies."""
 
 
 def leaves_out(item: pytest.Item, tier: str, *, sampled: bool) -> str | None:
-    """Why this tier has no such test, in the words of the summary, or None."""
+    """Return the reason why this tier leaves the test out, in the words of the summary, or None."""
     if tier != "all" and item.get_closest_marker("soak") is not None:
         return "soak"
     if tier == "quick" and sampled and item.get_closest_marker("slow") is not None:
@@ -159,7 +169,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """What a worker left out is told to the process that reports."""
+    """Send the counts of a worker's left-out tests to the process that reports."""
     output = getattr(session.config, "workeroutput", None)
     if output is not None:
         output["left_out"] = dict(session.config.stash[LEFT_OUT])
@@ -167,7 +177,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Every worker has collected the same, so that the last one's word is as good as all of theirs."""
+    """Take the counts of the last worker: all workers collect the same tests."""
     left_out = getattr(node, "workeroutput", {}).get("left_out")
     if left_out:
         node.config.stash[LEFT_OUT] = Counter(left_out)
@@ -187,7 +197,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def scope(nodeid: str) -> str:
-    """What is run by one worker, one test after another: a class, a module of tests that mount nothing, one test."""
+    """Return the unit that one worker runs in order: a class, a module of tests that mount nothing, or one test."""
     path, *names = nodeid.split("::")
     if "docker" in path:
         return "docker"
@@ -215,9 +225,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @contextlib.contextmanager
 def _admitted(item: pytest.Item) -> Iterator[None]:
-    """Hold what keeps tests that are `alone` and all others apart. Without workers there is nothing to hold.
+    """Hold the lock that keeps tests marked `alone` and all others apart. Without workers there is no lock.
 
-    The door is passed one at a time. A test that waits to be alone holds it, so that the others cannot go on for ever.
+    Each test first takes `door.lock`. A test that waits to be alone keeps it, so that no further test can start.
     """
     if "PYTEST_XDIST_WORKER" not in os.environ:
         yield

@@ -17,7 +17,7 @@ RUN_LIMIT_S = 300.0
 
 
 class Entry(NamedTuple):
-    """What is kept of one file, directory or link."""
+    """The recorded attributes and content of one file, directory or link."""
 
     kind: str
     mode: int
@@ -27,13 +27,13 @@ class Entry(NamedTuple):
     content: str
     xattrs: tuple[tuple[str, bytes], ...]
     same_as: bytes
-    """The first path (in order of names) that is the same inode; hard links have it in common."""
+    """The first path (in order of names) of the same inode; it is equal for hard links."""
 
 
 def snapshot(
     root: Path, *, modes: bool = True, times: bool = True, xattrs: bool = True, links: bool = True
 ) -> dict[bytes, Entry]:
-    """Every path below `root`, relative to it. What the file system can't keep can be left out of the comparison."""
+    """Record every path below `root`, relative to it. The arguments leave out attributes that a volume can't keep."""
     top = os.fsencode(root)
     first_path: dict[int, bytes] = {}
     entries = {}
@@ -75,7 +75,7 @@ def sha256(path: Path | bytes | str) -> str:
 
 
 def make_sources(root: Path, files: int, *, seed: int = 1) -> None:
-    """A source tree: `files` text files of 1 to 20 KB in directories of some twenty, the same for the same seed."""
+    """Make a source tree: `files` text files of 1 to 20 KB, some twenty a directory, the same for the same seed."""
     chance = random.Random(seed)
     words = [f"word{number}" for number in range(400)] + ["def", "return", "import", "class", "self", "None"]
     for number in range(files):
@@ -89,7 +89,7 @@ def make_sources(root: Path, files: int, *, seed: int = 1) -> None:
 def make_zoo(
     root: Path, *, links: bool = True, symlinks: bool = True, special: bool = True, xattrs: bool = True
 ) -> None:
-    """One of each kind: hard and symbolic links, FIFOs, odd names, modes, times, holes, attributes."""
+    """Make a file of each kind: hard and symbolic links, FIFOs, odd names, modes, times, holes, attributes."""
     (root / "empty dir").mkdir(parents=True)
     (root / "deep" / "a" / "b" / "c").mkdir(parents=True)
     (root / "deep" / "a" / "b" / "c" / "leaf").write_bytes(b"leaf\n")
@@ -118,7 +118,7 @@ def make_zoo(
 
 
 def tool(name: str) -> str:
-    """The path of a program; where it is missing the test is skipped, and in CI it fails."""
+    """Return the path of a program. Where it is missing the test is skipped, and in CI it fails."""
     path = shutil.which(name)
     if path is None:
         pytest.skip(f"{name} is not installed")
@@ -155,5 +155,5 @@ GIT = {
 
 
 def git(directory: Path, *words: str | Path) -> str:
-    """Run git in a directory, untouched by the settings of whoever runs the tests."""
+    """Run git in a directory, without the user's settings."""
     return run("git", *words, cwd=directory, env=GIT)

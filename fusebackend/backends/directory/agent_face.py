@@ -9,23 +9,19 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from typing import Literal, TypeAlias
 
-from fusebackend.backends.directory.local_tree import SWAPPED, LocalFile, LocalTree
-from fusebackend.backends.directory.ripgrep import Candidates, find_candidates
+from fusebackend.backends.directory.search import SWAPPED, Candidates, LocalFile, LocalTree, find_candidates
 from fusebackend.backends.directory.volume import DirectoryVolume
 from fusebackend.base import budget, paths
 from fusebackend.base.budget import Budget, Spent
 from fusebackend.base.errors import VANISHED, oserror
 from fusebackend.base.globs import Matcher, compile_glob
-from fusebackend.protocol import Change, Changes, FileInfo, GlobResult, GrepMatch, GrepResult
+from fusebackend.protocol import GLOB, GREP, Change, Changes, FileInfo, GlobResult, GrepMatch, GrepResult, OnExists
 from fusebackend.text import grep_pieces, iso_time
 from fusebackend.volumes.agent_face import Refusal, VolumeBackend
 from fusebackend.volumes.contents import LOCKED_BYTES, PIECE_BYTES
 from fusebackend.volumes.removal import REMOVED_AT_ONCE, Doomed
 from fusebackend.volumes.walk import UNREADABLE, resolve
-
-OnExists: TypeAlias = Literal["error", "replace"]
 
 
 class DirectoryFace(VolumeBackend):
@@ -68,7 +64,7 @@ class DirectoryFace(VolumeBackend):
             try:
                 return self._glob(*found)
             except OSError as error:
-                return GlobResult(error=_searching(path, error))
+                return GLOB.refused(error, path)
 
     def _glob(self, base: str, tree: LocalTree, matcher: Matcher | None) -> GlobResult:
         infos: list[FileInfo] = []
@@ -101,7 +97,7 @@ class DirectoryFace(VolumeBackend):
             except Spent:
                 complete = False
             except OSError as error:
-                return GrepResult(error=_searching(path, error))
+                return GREP.refused(error, path)
         return GrepResult(matches=matches[:limit], truncated=not complete)
 
     def _grep(
@@ -198,8 +194,8 @@ class DirectoryFace(VolumeBackend):
             if error.errno not in VANISHED | {errno.EISDIR}:
                 raise
         else:
-            changes.append(Change(child.node, doomed.node, name))
-            changes.report("deleted", paths.join(doomed.path, paths.to_text(name)))
+            path = paths.join(doomed.path, paths.to_text(name))
+            changes.append(Change(child.node, doomed.node, name, "deleted", path))
         return None
 
     def _delete_emptied(self, doomed: Doomed, names: list[bytes], changes: Changes) -> bool:
@@ -213,8 +209,7 @@ class DirectoryFace(VolumeBackend):
             if error.errno not in VANISHED:
                 raise
         else:
-            changes.append(Change(doomed.node, doomed.parent, doomed.name))
-            changes.report("deleted", doomed.path + "/")
+            changes.append(Change(doomed.node, doomed.parent, doomed.name, "deleted", doomed.path + "/"))
         return True
 
 
@@ -234,7 +229,3 @@ def _info(base: str, file: LocalFile) -> FileInfo:
         size=file.status.st_size,
         modified_at=iso_time(file.status.st_mtime_ns),
     )
-
-
-def _searching(path: str, error: OSError) -> str:
-    return f"Error searching '{path}': {error.strerror or error}"

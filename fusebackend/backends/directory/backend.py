@@ -13,24 +13,40 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+import signal
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, Any, Self, TypeVar
 
-from fusebackend.backends.directory.agent_face import DirectoryFace, OnExists
+from fusebackend.backends.directory.agent_face import DirectoryFace
 from fusebackend.backends.directory.volume import DirectoryVolume
 from fusebackend.base import paths
-from fusebackend.base.errors import INVALID_PATH
 from fusebackend.base.paths import PathError
+from fusebackend.linux.command import End, Process, nothing_to_run, require_positive
 from fusebackend.protocol import (
+    DELETE,
+    DOWNLOAD_FILES,
+    EDIT,
+    GLOB,
+    GREP,
+    LS,
+    MOVE,
+    READ,
     READ_LIMIT_LINES,
+    UPLOAD_FILES,
+    WRITE,
     BackendProtocol,
     Change,
     ContextLine,
     DeleteResult,
     EditResult,
+    ExecuteResponse,
     FileDownloadResponse,
     FileUploadResponse,
     GlobResult,
@@ -38,10 +54,15 @@ from fusebackend.protocol import (
     GrepResult,
     LsResult,
     MoveResult,
+    OnExists,
     ReadResult,
-    Report,
+    SandboxBackendProtocol,
+    Verb,
     WriteResult,
 )
+
+R = TypeVar("R")
+Item = TypeVar("Item", FileUploadResponse, FileDownloadResponse)
 
 
 class HostVolume(DirectoryVolume):
@@ -109,8 +130,8 @@ class FilesystemBackend(BackendProtocol):
             if node is not None or parent is not None:  # else the mount does not know what was changed
                 self.volume.tell([Change(node, parent, change.name if parent is not None else None)])
 
-        def relay_reports(reports: Sequence[Report]) -> Callable[[], None]:
-            return self.volume.report([seen for report in reports if (seen := self._seen(host, report)) is not None])
+        def relay_paths(changes: Sequence[Change]) -> Callable[[], None]:
+            return self.volume.report([seen for change in changes if (seen := self._seen(host, change)) is not None])
 
         def relay_guard(node: int) -> Callable[[], None]:
             stack = contextlib.ExitStack()
@@ -120,21 +141,21 @@ class FilesystemBackend(BackendProtocol):
             return stack.close
 
         host.subscribe(relay)
-        host.observe(relay_reports)
+        host.observe(relay_paths)
         host.guard(relay_guard)
         return host
 
-    def _seen(self, host: HostVolume, report: Report) -> Report | None:
-        """A report of the machine's paths as one of `root_dir`, None for what is outside of it."""
-        path = self._inner(report.path)
-        if report.moved_from is None:
-            return None if path is None else report._replace(path=path)
-        before = self._inner(report.moved_from)
+    def _seen(self, host: HostVolume, change: Change) -> Change | None:
+        """A change with paths of the machine as one of `root_dir`, None for one outside of it."""
+        path = self._inner(change.path)
+        if change.moved_from is None:
+            return None if path is None else change._replace(path=path)
+        before = self._inner(change.moved_from)
         if path is not None and before is not None:
-            return report._replace(path=path, moved_from=before, node=self.volume.twin(host, report.node))
+            return change._replace(path=path, moved_from=before, node=self.volume.twin(host, change.node))
         if path is not None:
-            return Report("created", path)
-        return None if before is None else Report("deleted", before)
+            return Change(kind="created", path=path)
+        return None if before is None else Change(kind="deleted", path=before)
 
     def _inner(self, path: str) -> str | None:
         root = str(self.cwd)
@@ -173,29 +194,56 @@ class FilesystemBackend(BackendProtocol):
 
     # -- verbs -------------------------------------------------------------------------------------------------
 
-    def ls(self, path: str) -> LsResult:
+    def _asked(self, verb: Verb[R], path: str, *others: Any) -> R:
+        """Ask the face for a verb of one path."""
         try:
-            return self._face.ls(self._path(path))
+            inner = self._path(path)
         except PathError as error:
-            return LsResult(error=str(error))
+            return verb.refused(error, path)
+        answer: R = getattr(self._face, verb.name)(inner, *others)
+        return answer
+
+    def ls(self, path: str) -> LsResult:
+        return self._asked(LS, path)
 
     def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
-        try:
-            return self._face.read(self._path(file_path), offset, limit)
-        except PathError as error:
-            return ReadResult(error=str(error))
+        return self._asked(READ, file_path, offset, limit)
 
     def write(self, file_path: str, content: str) -> WriteResult:
-        try:
-            return self._face.write(self._path(file_path), content)
-        except PathError as error:
-            return WriteResult(error=str(error))
+        return self._asked(WRITE, file_path, content)
 
     def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
+        return self._asked(EDIT, file_path, old_string, new_string, replace_all)
+
+    def delete(self, file_path: str) -> DeleteResult:
+        return self._asked(DELETE, file_path)
+
+    def move(self, source: str, destination: str) -> MoveResult:
         try:
-            return self._face.edit(self._path(file_path), old_string, new_string, replace_all)
+            return self._asked(MOVE, source, self._path(destination))
         except PathError as error:
-            return EditResult(error=str(error))
+            return MOVE.refused(error)
+
+    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
+        return [self._item(UPLOAD_FILES, path, partial(self._face.upload, content=data)) for path, data in files]
+
+    def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
+        return [self._item(DOWNLOAD_FILES, path, self._face.download) for path in paths]
+
+    def upload_from(self, path: str, file: IO[bytes]) -> FileUploadResponse:
+        """`upload_files` of one that is in a file, piece by piece."""
+        return self._item(UPLOAD_FILES, path, partial(self._face.upload_from, file=file))
+
+    def download_to(self, path: str, file: IO[bytes]) -> FileDownloadResponse:
+        """`download_files` of one file into another, which is empty, piece by piece. The answer has no content."""
+        return self._item(DOWNLOAD_FILES, path, partial(self._face.download_to, file=file))
+
+    def _item(self, verb: Verb[Item], path: str, ask: Callable[[str], Item]) -> Item:
+        """Ask the face for one item of a batch; its answer has the caller's path."""
+        try:
+            return replace(ask(self._path(path)), path=path)
+        except PathError as error:
+            return verb.refused(error, path)
 
     def grep(
         self,
@@ -212,7 +260,7 @@ class FilesystemBackend(BackendProtocol):
         try:
             result = self._face.grep(pattern, self._start(path), glob, max_count=max_count)
         except PathError as error:
-            return GrepResult(error=str(error))
+            return GREP.refused(error)
         if context_lines and result.matches:
             self._add_context(result, pattern, context_lines)
         return result
@@ -243,57 +291,97 @@ class FilesystemBackend(BackendProtocol):
         try:
             return self._face.glob(pattern, self._start(None if path == "/" else path))
         except PathError as error:
-            return GlobResult(error=str(error))
-
-    def delete(self, file_path: str) -> DeleteResult:
-        try:
-            return self._face.delete(self._path(file_path))
-        except PathError as error:
-            return DeleteResult(error=str(error))
-
-    def move(self, source: str, destination: str) -> MoveResult:
-        try:
-            return self._face.move(self._path(source), self._path(destination))
-        except PathError as error:
-            return MoveResult(error=str(error))
-
-    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
-        return [self._upload(path, content) for path, content in files]
-
-    def _upload(self, path: str, content: bytes) -> FileUploadResponse:
-        try:
-            (response,) = self._face.upload_files([(self._path(path), content)])
-        except PathError:
-            return FileUploadResponse(path=path, error=INVALID_PATH)
-        return replace(response, path=path)
-
-    def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
-        return [self._download(path) for path in paths]
-
-    def upload_from(self, path: str, file: IO[bytes]) -> FileUploadResponse:
-        """`upload_files` of one that is in a file, piece by piece."""
-        try:
-            response = self._face.upload_from(self._path(path), file)
-        except PathError:
-            return FileUploadResponse(path=path, error=INVALID_PATH)
-        return replace(response, path=path)
-
-    def download_to(self, path: str, file: IO[bytes]) -> FileDownloadResponse:
-        """`download_files` of one file into another, which is empty, piece by piece. The answer has no content."""
-        try:
-            response = self._face.download_to(self._path(path), file)
-        except PathError:
-            return FileDownloadResponse(path=path, error=INVALID_PATH)
-        return replace(response, path=path)
-
-    def _download(self, path: str) -> FileDownloadResponse:
-        try:
-            (response,) = self._face.download_files([self._path(path)])
-        except PathError:
-            return FileDownloadResponse(path=path, error=INVALID_PATH)
-        return replace(response, path=path)
+            return GLOB.refused(error)
 
 
 def _lines_without(pattern: str, lines: list[str], numbers: range) -> list[ContextLine]:
     """Those of these lines, counted from 1, that don't match themselves."""
     return [ContextLine(line=n, text=lines[n - 1]) for n in numbers if pattern not in lines[n - 1]]
+
+
+class LocalShellBackend(FilesystemBackend, SandboxBackendProtocol):
+    """Files in a directory on disk, and its shell.
+
+    A command runs as this process's user, in `root_dir`, and nothing confines it: `virtual_mode` is about the paths of
+    the file verbs alone. To confine commands to the files, mount the backend and use the mount's `execute`.
+
+    Args:
+        root_dir: a directory that exists, where commands start; the current one when None.
+        virtual_mode: confine the paths of the file verbs to `root_dir`.
+        timeout: seconds that a command may take, unless `execute` is told otherwise.
+        max_output_bytes: output beyond this is dropped, and the answer says `truncated`.
+        env: environment variables of the commands.
+        inherit_env: start from this process's environment. By default commands know none of it, for it may hold keys.
+        max_file_size_mb, on_exists: as for `FilesystemBackend`.
+    """
+
+    def __init__(
+        self,
+        root_dir: str | os.PathLike[str] | None = None,
+        virtual_mode: bool = True,
+        timeout: int = 120,
+        max_output_bytes: int = 100_000,
+        env: Mapping[str, str] | None = None,
+        inherit_env: bool = False,
+        *,
+        max_file_size_mb: int = 10,
+        on_exists: OnExists = "error",
+    ) -> None:
+        require_positive(timeout)
+        if max_output_bytes < 0:
+            raise ValueError(f"max_output_bytes must not be negative, but is {max_output_bytes}")
+        super().__init__(root_dir, virtual_mode, max_file_size_mb, on_exists=on_exists)
+        self.timeout = timeout
+        self.max_output_bytes = max_output_bytes
+        self.env = {**(os.environ if inherit_env else {}), **(env or {})}
+        self._id = f"local-{uuid.uuid4().hex[:8]}"
+
+    @property
+    def id(self) -> str:
+        return self._id
+
+    def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
+        """Run `command` with `sh -c` in `root_dir`, with no input.
+
+        What it leaves running in the background goes on, unless it ran out of time or `aexecute` was cancelled: then
+        its whole process group is killed. Output is stdout, then the lines of stderr prefixed `[stderr] `.
+
+        Raises:
+            ValueError: `timeout` is not above 0.
+        """
+        seconds = self.timeout if timeout is None else timeout
+        require_positive(seconds)
+        refusal = nothing_to_run(command)
+        if refusal is not None:
+            return refusal
+        try:
+            process = subprocess.Popen(
+                ["/bin/sh", "-c", command],
+                cwd=self.cwd,
+                env=self.env,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except (OSError, ValueError, UnicodeError) as error:  # the directory is gone; a NUL; longer than 128 KiB
+            return ExecuteResponse(output=f"Error executing command: {error}", exit_code=1)
+        with process:
+            run = Process(process, self.max_output_bytes)
+            end = None
+            try:
+                end = run.wait(time.monotonic() + seconds)
+            finally:
+                if end is not End.EXIT:
+                    _kill_group(process)
+            run.drain()
+        with self.volume.changing() as changes:  # it may have changed any file
+            changes += [Change(), Change(path="/")]
+        return run.response(end, process.returncode, seconds, self.max_output_bytes)
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    # The group's number is the child's, which is not reaped yet, so no other group can have it.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

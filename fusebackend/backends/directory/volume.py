@@ -19,10 +19,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
 from fusebackend.backends.directory import dirfd
-from fusebackend.backends.directory.descriptors import Places, attr_of, check_name, group_of_new
-from fusebackend.backends.directory.dirfd import FILE_FLAGS, PATH_FLAGS, Descriptor
-from fusebackend.backends.directory.nodes import Node
-from fusebackend.backends.directory.open_file import OpenFile
+from fusebackend.backends.directory.dirfd import FILE_FLAGS, PATH_FLAGS, Descriptor, OpenFile
+from fusebackend.backends.directory.nodes import Node, Places, attr_of, check_name, group_of_new
 from fusebackend.base.errors import oserror
 from fusebackend.protocol import RENAME_EXCHANGE, Attr, AttrChanges, Caller, Features, StatFs
 from fusebackend.volumes.native import NativeVolume

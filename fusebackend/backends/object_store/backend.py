@@ -92,19 +92,17 @@ class ObjectStoreBackend(VolumeBackend):
         if place.attr is not None:
             require_regular(place.attr)
             self.volume.rewrite(place.attr.node, lambda before: data)
-            changes.append(Change(node=place.attr.node))
-            changes.report("modified", place.path)
+            changes.append(Change(node=place.attr.node, kind="modified", path=place.path))
             return
         with self._parents(place, changes) as parent:
             node = self.volume.make_file(parent, place.name, FILE_MODE, data, caller()).node
-        changes.append(Change(node=node, parent=parent, name=place.name))
-        changes.report("created", place.path)
+        changes.append(Change(node, parent, place.name, "created", place.path))
 
     @contextlib.contextmanager
     def _parents(self, place: Place, changes: Changes) -> Iterator[int]:
         """As everywhere, but somebody else may make the same directories, or put something in those that are made."""
         changes.append(Change(node=place.parent))
-        made: list[tuple[Change, str]] = []
+        made: Changes = []
         parent = place.parent
         try:
             for name, path in zip(place.missing, place.missing_paths, strict=True):
@@ -113,19 +111,17 @@ class ObjectStoreBackend(VolumeBackend):
                 except FileExistsError:
                     node = self.volume.lookup(parent, name).node
                 else:
-                    made.append((Change(node=node, parent=parent, name=name), path + "/"))
+                    made.append(Change(node, parent, name, "created", path + "/"))
                 parent = node
             yield parent
         except OSError:
-            for change, _ in reversed(made):
+            for change in reversed(made):
                 assert change.parent is not None
                 assert change.name is not None
                 with contextlib.suppress(OSError):
                     self.volume.rmdir(change.parent, change.name)
             raise
-        for change, shown in made:
-            changes.append(change)
-            changes.report("created", shown)
+        changes += made
 
     def _edit(self, path: str, old: str, new: str, replace_all: bool) -> int | str:
         outcome: str | tuple[str, int] = ""
@@ -148,8 +144,7 @@ class ObjectStoreBackend(VolumeBackend):
             except _Unchanged:
                 assert isinstance(outcome, str)
                 return outcome
-            changes.append(Change(node=attr.node))
-            changes.report("modified", place.path)
+            changes.append(Change(node=attr.node, kind="modified", path=place.path))
         assert isinstance(outcome, tuple)
         return outcome[1]
 
@@ -161,7 +156,7 @@ class ObjectStoreBackend(VolumeBackend):
 
         def upload(numbers: list[int]) -> None:
             for number in numbers:
-                answers[number] = self._upload(*files[number])
+                answers[number] = self.upload(*files[number])
 
         each(upload, together.values())
         return [answers[number] for number in range(len(files))]
@@ -170,10 +165,10 @@ class ObjectStoreBackend(VolumeBackend):
         """`upload_files` of one that is in a file. It is one object, and held in memory."""
         budget.current().hold(file.seek(0, os.SEEK_END))
         file.seek(0)
-        return self._upload(path, file.read())
+        return self.upload(path, file.read())
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
-        return each(self._download, paths)
+        return each(self.download, paths)
 
 
 class S3Backend(ObjectStoreBackend):

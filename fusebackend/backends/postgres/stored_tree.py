@@ -120,7 +120,7 @@ class StoredTree(TreeVolume):
 
         Observers and subscribers are called when it has been committed.
         """
-        changes = Changes()
+        changes: Changes = []
         scope = self._scope
         if scope.transaction is not None:  # the outer one notifies
             scope.nested.append(changes)
@@ -142,7 +142,7 @@ class StoredTree(TreeVolume):
 
     def _tell_all(self, found: Sequence[Changes], *, reports: bool) -> None:
         """A failed change is announced as well: it may have happened, and if not, an invalidation does no harm."""
-        shown = [self.report(changes.reports) for changes in found if reports]
+        shown = [self.report(changes) for changes in found if reports]
         for changes in found:
             self.tell(changes)
         for tell in shown:

@@ -1,5 +1,8 @@
-"""Backends whose files are reached by running commands: `BaseSandbox`, and what is built on it.
+"""Backends that reach their files by running commands.
 
-`base.py` makes the verbs, from the shell scripts in `scripts.py`, whose answers `script_answers.py` reads. `staged.py`
-is for sandboxes with plain transports, and so for Docker, E2B and Modal.
+base.py               `BaseSandbox`: the verbs, made from `execute`, `upload_files` and `download_files`
+scripts.py            its shell scripts; script_answers.py reads their output
+staged.py             `StagedSandbox`, for sandboxes with plain transports
+hosted.py             `E2BBackend` and `ModalBackend`
+docker.py             `DockerBackend`; docker_container.py, docker_shell.py, docker_engine.py are parts of it
 """

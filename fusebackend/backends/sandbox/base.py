@@ -26,17 +26,19 @@ from __future__ import annotations
 
 import abc
 import base64
+import binascii
 import contextlib
 import errno
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
 
 from fusebackend import text
-from fusebackend.backends.sandbox import channel
 from fusebackend.backends.sandbox.script_answers import (
     END,
     ERRNO,
+    Entry,
+    Found,
     Piece,
     entries_of,
     failure,
@@ -44,20 +46,24 @@ from fusebackend.backends.sandbox.script_answers import (
     pieces_of,
     status_of,
 )
-from fusebackend.backends.sandbox.scripts import Script, nonce
-from fusebackend.backends.sandbox.search import Search
-from fusebackend.base import errors, paths
-from fusebackend.base.errors import oserror
+from fusebackend.backends.sandbox.scripts import LIBRARY, SETTINGS, Script, nonce
+from fusebackend.base import budget, errors, paths
+from fusebackend.base.budget import Spent
+from fusebackend.base.errors import VANISHED, oserror
 from fusebackend.base.globs import Matcher
 from fusebackend.base.paths import AgentPath
+from fusebackend.linux.command import TIMED_OUT
 from fusebackend.protocol import (
+    NAME_MAX_BYTES,
+    UPLOAD_FILES,
     ExecuteResponse,
     FileDownloadResponse,
     FileInfo,
     FileUploadResponse,
+    OnExists,
     SandboxBackendProtocol,
 )
-from fusebackend.remote.agent_verbs import FileVerbs, Loaded, Refusal, checked, code_of
+from fusebackend.remote.agent_verbs import FileVerbs, Loaded, Refusal, Unreadable, checked
 from fusebackend.remote.buffer import digest_of
 
 PATH_MAX_BYTES = 4095
@@ -95,7 +101,7 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
     script_timeout_s: float = 25.0
     max_search_bytes: int = 64 << 20
 
-    def __init__(self, *, root: str = "/", on_exists: Literal["error", "replace"] = "error") -> None:
+    def __init__(self, *, root: str = "/", on_exists: OnExists = "error") -> None:
         super().__init__(on_exists=on_exists)
         self.root = paths.normalise(root)
         self._others: tuple[str, ...] = ()
@@ -149,7 +155,7 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
         `looks`: it changes nothing, so its answer may be long. `cut`: when the time is over, what there is by then may
         be the answer. OSError: ETIMEDOUT, or whatever keeps the sandbox from answering.
         """
-        return channel.ask(self, script, timeout_s, looks)
+        return _ask(self, script, timeout_s, looks)
 
     def _shown(self, path: str) -> str:
         """A path of the sandbox below the root, as the author's verbs know it."""
@@ -251,7 +257,7 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
             self._swap(found, before, content)
         except Refusal as error:
             lost = isinstance(error, OSError) and error.errno in (errno.ESTALE, errno.EEXIST, errno.ENOENT)
-            return FileUploadResponse(path=path, error=errors.CONFLICT if lost else code_of(error))
+            return FileUploadResponse(path=path, error=errors.CONFLICT) if lost else UPLOAD_FILES.refused(error, path)
         return FileUploadResponse(path=path)
 
     def _remove(self, path: AgentPath) -> None:
@@ -295,3 +301,196 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
 def inline(data: bytes) -> str:
     """Bytes as lines that a script reads."""
     return base64.encodebytes(data).decode("ascii").rstrip("\n")
+
+
+# -- scripts over execute -----------------------------------------------------------------------------------
+
+SHOWN = 200
+"""How much of an answer that is none is shown."""
+
+
+def _ask(sandbox: BaseSandbox, script: Script, timeout_s: float, looks: bool) -> bytes:
+    """Run a script by `execute`, and return the bytes that it prints.
+
+    It prints base64 between two random marks, so that prompts, stderr and remarks about the exit code are no part of
+    the answer. Output that was cut is written to a file by a second run, and fetched; only for a script that changes
+    nothing (`looks`).
+
+    Raises:
+        OSError: ETIMEDOUT, or EIO with the output instead of an answer.
+    """
+    mark = nonce()
+    quiet = f"{{\n{script.text}\n}} 2>/dev/null </dev/null"
+    command = f"{SETTINGS}{LIBRARY}printf '\\n%s\\n' {mark}\n{quiet} | base64\nprintf '%s~\\n' {mark}"
+    response = _execute(sandbox, command, timeout_s)
+    _, begun, rest = response.output.partition(f"\n{mark}\n")
+    encoded, ended, _ = rest.partition(f"{mark}~")
+    if ended:
+        try:
+            return base64.b64decode(encoded)
+        except binascii.Error:
+            raise OSError(errno.EIO, "The sandbox's shell has no base64") from None
+    if response.exit_code == TIMED_OUT:
+        raise oserror(errno.ETIMEDOUT)
+    if begun and looks and (response.truncated or encoded):
+        return _ask_for_file(sandbox, script, timeout_s)
+    line = response.output.replace(mark, "").strip().partition("\n")[0]
+    raise OSError(errno.EIO, f"The sandbox's shell gave no answer: {line[:SHOWN] or 'nothing at all'}")
+
+
+def _ask_for_file(sandbox: BaseSandbox, script: Script, timeout_s: float) -> bytes:
+    path = sandbox.path_of(AgentPath(f"/.fusebackend-{nonce()}~"))
+    body = f'fb_body() {{\n{script.text}\n}}\nfb_keep() {{ fb_body 2>/dev/null </dev/null >"$1"; }}\n'
+    try:
+        _execute(sandbox, SETTINGS + LIBRARY + body + Script().call("fb_keep", path).text, timeout_s)
+        return sandbox.fetch(path)
+    finally:
+        _execute(sandbox, Script().call("rm -f", path).text, timeout_s)
+
+
+def _execute(sandbox: BaseSandbox, command: str, timeout_s: float) -> ExecuteResponse:
+    """Call `execute`; any error of it becomes an `OSError`."""
+    try:
+        return sandbox.execute(command, timeout=max(1, math.ceil(timeout_s)))
+    except OSError:
+        raise
+    except Exception as error:  # an SDK's own
+        raise OSError(errno.EIO, f"{type(error).__name__}: {error}".partition("\n")[0]) from error
+
+
+# -- grep and glob --------------------------------------------------------------------------------------------
+
+LONGEST_S = 600.0
+"""For a search that nobody limits."""
+
+READ_FILES = 50
+"""Candidates that are read at a time, so that a search that is limited does not read all."""
+
+
+class Search:
+    """`grep` and `glob`: the regular files below a path, or the one at it, whose path relative to it matches.
+
+    The sandbox's `find` and `grep` list the files, and those that hold the literal. Patterns are matched here, by the
+    rules of all backends, and so are the lines of a file. A `glob` is one command; a `grep` is one, and another for
+    each two hundred files that hold the literal.
+
+    `files` and `lines` raise, besides `OSError` for a path that can't be searched: `Spent` when the budget is, and
+    `Unreadable` at the end of a search that was not allowed to see everything.
+    """
+
+    def __init__(self, sandbox: BaseSandbox, path: AgentPath, matcher: Matcher | None) -> None:
+        self._sandbox = sandbox
+        self._path = path
+        self._matcher = matcher
+        self._budget = budget.current()
+        self._below = matcher.prefix if matcher is not None else ()
+        self._depth = ""
+        if matcher is not None and matcher.depth is not None:
+            self._depth = str(matcher.depth - len(self._below))
+
+    def files(self) -> Iterator[FileInfo]:
+        found = self._ask("fb_find", self._depth)
+        for path, entry in self._matching(found):
+            yield info_of(path, entry)
+        self._finish(found)
+
+    def lines(self, pattern: str, limit: int | None) -> Iterator[tuple[str, Sequence[tuple[int, str]]]]:
+        if not _is_in_a_line(pattern):
+            self._ask("fb_find", "0")  # whether the path can be searched is to be said all the same
+            return
+        max_bytes = self._sandbox.max_search_bytes
+        found = self._ask("fb_grep", self._depth, str(max_bytes // 512), pattern)
+        incomplete = found.unreadable
+        matching = self._matching(found)
+        incomplete |= any(entry.size > max_bytes for _, entry in matching)
+        left = limit
+        candidates = [path for path, entry in matching if entry.size <= max_bytes]
+        for start in range(0, len(candidates), READ_FILES):
+            for path, data in self._read(candidates[start : start + READ_FILES]):
+                if data is None or len(data) > max_bytes:
+                    incomplete = True
+                    continue
+                lines = text.grep_lines(data, pattern, left)
+                if lines:
+                    yield path, lines
+                if left is not None:
+                    left -= len(lines)
+                    if left <= 0:
+                        return
+        self._finish(found._replace(unreadable=incomplete))
+
+    def _read(self, candidates: Sequence[str]) -> Iterator[tuple[str, bytes | None]]:
+        """The bytes of files, None for those that can't be read; those that are gone are left out."""
+        there = [self._sandbox.path_of(AgentPath(path)) for path in candidates]
+        self._budget.require()
+        for path, source, piece in zip(candidates, there, self._sandbox.pieces(there), strict=True):
+            self._budget.require()
+            try:
+                if piece.code == "b":
+                    yield path, self._sandbox.fetch(source)
+                elif piece.code == "f":
+                    yield path, piece.data
+                else:
+                    raise failure(piece.code)
+            except OSError as error:
+                if error.errno not in VANISHED:
+                    yield path, None
+
+    # -- asking ------------------------------------------------------------------------------------------------
+
+    def _ask(self, function: str, *arguments: str) -> Found:
+        """What the sandbox finds; paths are relative to the path that is searched, the file at it being ``."""
+        empty = Found([], True, False)
+        below = []
+        for segment in self._below:
+            try:
+                if len(paths.to_name(segment)) > NAME_MAX_BYTES:
+                    return empty
+            except UnicodeEncodeError:
+                return empty
+            below.append(segment)
+        script = self._sandbox.search_script().call(function, *arguments, self._sandbox.path_of(self._path), *below)
+        self._budget.require()
+        try:
+            answer = self._sandbox.ask(script, min(self._budget.left_s, LONGEST_S), looks=True, cut=True)
+        except OSError as error:
+            if error.errno == errno.ETIMEDOUT:
+                raise Spent from None
+            raise
+        status, listing = status_of(answer)
+        if status == "f":
+            return entries_of(listing + END)
+        if status == "ok":
+            return entries_of(listing)
+        if status == "n":
+            return empty
+        if status == "x":
+            return empty._replace(unreadable=True)
+        raise failure(status)
+
+    def _matching(self, found: Found) -> list[tuple[str, Entry]]:
+        """Files by their whole paths, in their order."""
+        matching: list[tuple[str, Entry]] = []
+        prefix = "".join(f"{segment}/" for segment in self._below)
+        matches = self._matcher.matches if self._matcher is not None else None
+        for entry in found.entries:
+            relative = prefix + paths.to_text(entry.path)
+            path = paths.join(self._path, relative) if entry.path else self._path
+            if matches is None or matches(relative if entry.path else paths.parent_and_name(self._path)[1]):
+                matching.append((path, entry))
+        return sorted(matching, key=lambda item: item[0])
+
+    def _finish(self, found: Found) -> None:
+        if not found.ended:
+            raise Spent
+        if found.unreadable:
+            raise Unreadable
+
+
+def _is_in_a_line(pattern: str) -> bool:
+    """Can a line of a text file hold this?"""
+    try:
+        pattern.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return "\n" not in pattern and "\0" not in pattern

@@ -9,7 +9,7 @@ at the first call, and removed with its files by `close`, at the end of the proc
 the next one that opens a `docker:` backend on this machine. One that runs already is never stopped or removed, and any
 number of servers may share it.
 
-Commands and file verbs are run by shells that stay (`dockershell.py`), some milliseconds each; several at the same time
+Commands and file verbs are run by shells that stay (`docker_shell.py`), some milliseconds each, and several at a time
 where they are asked for at the same time. Large files go by the engine's archive calls. When a container is gone,
 stopped or paused, or the engine is, a verb says so in one line, and the next one tries again.
 
@@ -27,9 +27,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from fusebackend.backends.sandbox import dockerarchive
-from fusebackend.backends.sandbox.dockercontainer import DockerContainer
-from fusebackend.backends.sandbox.dockershell import kill_script, send_to
+from fusebackend.backends.sandbox.docker_container import DockerContainer, get_file, put_files
+from fusebackend.backends.sandbox.docker_engine import connect, speaking
+from fusebackend.backends.sandbox.docker_shell import kill_script, send_to
 from fusebackend.backends.sandbox.script_answers import failure, pieces_of, status_of
 from fusebackend.backends.sandbox.scripts import Script, nonce
 from fusebackend.backends.sandbox.staged import StagedSandbox
@@ -37,6 +37,7 @@ from fusebackend.base import budget
 from fusebackend.base.errors import oserror
 from fusebackend.linux.command import OnOutput, nothing_to_run, require_positive
 from fusebackend.protocol import ExecuteResponse
+from fusebackend.protocol.scheme import Url, UrlError
 
 IMAGE = "python:3.11-slim"
 """The seeds' default."""
@@ -204,7 +205,7 @@ class DockerBackend(StagedSandbox):
         uid, gid = map(int, self.ask(Script().call("fb_owner"), self.script_timeout_s).split()[:2])
         container = self.container.shells().container
         try:
-            dockerarchive.put(self.container.api, container, files, (uid, gid))
+            put_files(self.container.api, container, files, (uid, gid))
         except OSError as error:
             raise self.container.lost(error) from error
         arrived = self.statuses(Script().call("fb_arrived", *(path for path, _ in files)))
@@ -214,7 +215,7 @@ class DockerBackend(StagedSandbox):
 
     def fetch(self, path: str) -> bytes:
         try:
-            return dockerarchive.get(self.container.api, self.container.shells().container, path)
+            return get_file(self.container.api, self.container.shells().container, path)
         except OSError:  # a link, or a file that the engine does not see: the shell does
             return self._fetch_by_shell(path)
 
@@ -225,3 +226,47 @@ class DockerBackend(StagedSandbox):
         if not pieces or pieces[0].code != "f":
             raise oserror(errno.ENOENT)
         return pieces[0].data
+
+
+# -- opening ---------------------------------------------------------------------------------------------------
+#
+# `docker:` URLs: a container of that name if there is one, and else an image.
+
+def open_docker(url: Url) -> DockerBackend:
+    """The backend of a URL. Whatever can't be used is said now, and in one line: by the first call nobody would see it.
+
+    Raises:
+        UrlError: no SDK, no engine, a container that does not run, an image that can't be had.
+    """
+    parameters: dict[str, Any] = dict(url.parameters)
+    network = parameters.pop("network", None)
+    options = {"network_mode": network} if network is not None else {}
+    backend = None
+    try:
+        if _is_container(url.rest):
+            if options:
+                raise UrlError(f"'{url.masked}': container '{url.rest}' runs already and has its network")
+            backend = DockerBackend(container=url.rest, **parameters)
+        else:
+            backend = DockerBackend(url.rest, options=options, **parameters)
+        backend.check()
+    except (OSError, ValueError) as error:
+        if backend is not None:
+            backend.close()
+        if isinstance(error, UrlError):
+            raise
+        words = error.strerror if isinstance(error, OSError) else None
+        raise UrlError(f"'{url.masked}': {words or error}") from error
+    return backend
+
+
+def _is_container(name: str) -> bool:
+    client = connect()
+    try:
+        with speaking():
+            client.api.inspect_container(name)
+    except FileNotFoundError:
+        return False
+    finally:
+        client.close()
+    return True

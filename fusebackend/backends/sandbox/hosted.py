@@ -9,11 +9,13 @@ from __future__ import annotations
 import abc
 import contextlib
 import errno
+import importlib
 import math
-from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, NamedTuple
 
 from fusebackend.backends.sandbox.staged import StagedSandbox
+from fusebackend.base.extras import needed_by
 from fusebackend.linux.command import End, Kept, nothing_to_run, require_positive, response
 from fusebackend.protocol import ExecuteResponse
 
@@ -87,3 +89,89 @@ def telling() -> Iterator[None]:
     except Exception as error:  # each SDK has its own, and those of its transport
         line = " ".join(str(error).split())
         raise OSError(errno.EIO, f"{type(error).__name__}: {line}" if line else type(error).__name__) from error
+
+
+class E2BBackend(HostedSandbox):
+    """The files and the shell of an E2B sandbox (extra `e2b`).
+
+        E2BBackend(e2b.Sandbox.create())
+
+    Tested against a stand-in that has the calls of e2b 2.63 that are used here (`commands.run`, `files.write_files`,
+    `files.read`, `sandbox_id`), and not against the service.
+
+    Args:
+        sandbox: an `e2b.Sandbox`. It is its owner's: `kill` ends it.
+        options: as for `HostedSandbox`.
+    """
+
+    def __init__(self, sandbox: Any, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.sandbox = sandbox
+
+    @property
+    def id(self) -> str:
+        return str(self.sandbox.sandbox_id)
+
+    def run(self, command: str, timeout_s: int) -> Ran:
+        with needed_by("E2BBackend"):
+            e2b = importlib.import_module("e2b")
+        try:
+            result = self.sandbox.commands.run(command, cwd=str(self.root), timeout=timeout_s)
+        except e2b.CommandExitException as error:  # the SDK's way to tell of a code that is not 0
+            result = error
+        except e2b.TimeoutException:
+            return Ran(b"", b"", None)
+        return Ran(_bytes(result.stdout), _bytes(result.stderr), int(result.exit_code))
+
+    def send(self, files: Sequence[tuple[str, bytes]]) -> None:
+        with telling():
+            self.sandbox.files.write_files([{"path": path, "data": data} for path, data in files])
+
+    def fetch(self, path: str) -> bytes:
+        with telling():
+            return bytes(self.sandbox.files.read(path, format="bytes"))
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "replace")
+
+
+OUT_OF_TIME = -1
+"""What `ContainerProcess.wait` answers when the time is over."""
+
+
+class ModalBackend(HostedSandbox):
+    """The files and the shell of a Modal sandbox (extra `modal`).
+
+        ModalBackend(modal.Sandbox.create(app=app))
+
+    Tested against a stand-in that has the calls of modal 1.6 that are used here (`exec`, `filesystem.write_bytes`,
+    `filesystem.read_bytes`, `object_id`), and not against the service.
+
+    Args:
+        sandbox: a `modal.Sandbox`. It is its owner's: `terminate` ends it.
+        options: as for `HostedSandbox`.
+    """
+
+    def __init__(self, sandbox: Any, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.sandbox = sandbox
+
+    @property
+    def id(self) -> str:
+        return str(self.sandbox.object_id)
+
+    def run(self, command: str, timeout_s: int) -> Ran:
+        process = self.sandbox.exec("sh", "-c", command, timeout=timeout_s, workdir=str(self.root), text=False)
+        stdout, stderr = process.stdout.read(), process.stderr.read()
+        code = process.wait()
+        return Ran(stdout, stderr, None if code == OUT_OF_TIME else int(code))
+
+    def send(self, files: Sequence[tuple[str, bytes]]) -> None:
+        with telling():
+            for path, data in files:
+                self.sandbox.filesystem.write_bytes(data, path)
+
+    def fetch(self, path: str) -> bytes:
+        with telling():
+            return bytes(self.sandbox.filesystem.read_bytes(path))

@@ -23,9 +23,9 @@ from fusebackend.backends.sandbox.base import BaseSandbox, inline
 from fusebackend.backends.sandbox.script_answers import failure
 from fusebackend.backends.sandbox.scripts import Script, nonce
 from fusebackend.base import paths
-from fusebackend.base.errors import oserror
+from fusebackend.base.errors import code_of, oserror
 from fusebackend.protocol import FileDownloadResponse, FileUploadResponse
-from fusebackend.remote.agent_verbs import Refusal, checked, code_of
+from fusebackend.remote.agent_verbs import Refusal, checked
 
 INLINE_FILES = 8
 """More files than this are sent: each of them costs a command two processes more, and sending costs a request."""

@@ -32,7 +32,17 @@ from fusebackend.base.budget import Spent
 from fusebackend.base.globs import GlobError, Matcher, compile_glob
 from fusebackend.base.paths import ROOT, AgentPath, PathError
 from fusebackend.protocol import (
+    DELETE,
+    DOWNLOAD_FILES,
+    EDIT,
+    GLOB,
+    GREP,
+    LS,
+    MOVE,
+    READ,
     READ_LIMIT_LINES,
+    UPLOAD_FILES,
+    WRITE,
     BackendProtocol,
     DeleteResult,
     EditResult,
@@ -44,12 +54,17 @@ from fusebackend.protocol import (
     GrepResult,
     LsResult,
     MoveResult,
+    OnExists,
     ReadResult,
     WriteResult,
+    not_bytes,
 )
 from fusebackend.protocol.registered import registered_with
 from fusebackend.remote.files_update import apply_files_update
 from fusebackend.volumes.walk import names_of
+
+Refusal = (PathError, GlobError, OSError, UnicodeError)
+"""Exceptions that become errors of a record."""
 
 _MALFORMED = (TypeError, ValueError)
 """What `text.decode_file_data` raises for a record that is no file data."""
@@ -77,7 +92,7 @@ class StateBackend(BackendProtocol):
         runtime: Any = None,
         *,
         file_format: Literal["v1", "v2"] = "v2",
-        on_exists: Literal["error", "replace"] = "error",
+        on_exists: OnExists = "error",
     ) -> None:
         if file_format not in ("v1", "v2"):
             raise ValueError(f"file_format must be 'v1' or 'v2', not {file_format!r}")
@@ -105,7 +120,7 @@ class StateBackend(BackendProtocol):
         view._view = StateView(self.runtime, self._view.prefix + prefix)
         return view
 
-    def beside(self, other: Any, prefix: AgentPath) -> StateBackend:
+    def beside(self, other: Any, prefix: str) -> StateBackend:
         """This backend as it is attached at `prefix` to another. If both keep their files in one state, its own are
         there under the paths an agent sees; of two that have yet to find their state, that is known when they have. A
         named table is the same at each place."""
@@ -139,17 +154,18 @@ class StateBackend(BackendProtocol):
         """Are they, for good? Asking settles it: so a mount, which asks, and an agent that runs later share a state."""
         return self.runtime.state is GRAPH_STATE
 
-    def apply(self, update: Mapping[str, Any]) -> None:
+    def apply_update(self, update: Mapping[str, Any]) -> bool:
         """Merge a `files_update` with paths of this backend into the state."""
         apply_files_update(self.runtime, {self._view.prefix + path: record for path, record in update.items()})
+        return True
 
     # -- reading -----------------------------------------------------------------------------------------------
 
     def ls(self, path: str) -> LsResult:
         try:
             base, files = _checked(path), self._view.now()
-        except (PathError, OSError) as error:
-            return LsResult(error=_words(error))
+        except Refusal as error:
+            return LS.refused(error, path)
         entries: dict[str, FileInfo] = {}
         for found, key in files.tree(base):
             name, slash, _ = found[len(base) :].lstrip("/").partition("/")
@@ -167,13 +183,10 @@ class StateBackend(BackendProtocol):
         try:
             path, files = _checked(file_path), self._view.now()
             result = text.read_bytes(path, files.data(path), offset, limit)
-        except PathError as error:
-            return ReadResult(error=str(error))
-        except OSError as error:
-            missing = error.errno == errno.ENOENT
-            return ReadResult(error=f"File '{file_path}' not found" if missing else _sentence(file_path, error))
+        except Refusal as error:
+            return READ.refused(error, file_path)
         except _MALFORMED as error:
-            return ReadResult(error=_sentence(file_path, error))
+            return ReadResult(error=f"File '{file_path}': {error}")
         record = files.record(files.key(path) or path)
         if result.file_data is not None and record.get("created_at"):
             result.file_data["created_at"] = str(record["created_at"])
@@ -209,8 +222,8 @@ class StateBackend(BackendProtocol):
                         return GrepResult(matches=matches[:limit], truncated=True)
         except Spent:
             return GrepResult(matches=matches, truncated=True)
-        except (PathError, GlobError, OSError) as error:
-            return GrepResult(error=_words(error))
+        except Refusal as error:
+            return GREP.refused(error, path or ROOT)
         return GrepResult(matches=matches)
 
     def glob(self, pattern: str, path: str | None = None) -> GlobResult:
@@ -224,8 +237,8 @@ class StateBackend(BackendProtocol):
             return GlobResult(matches=matches)
         except Spent:
             return GlobResult(matches=matches, truncated=True, truncation_reason="budget")
-        except (PathError, GlobError, OSError) as error:
-            return GlobResult(error=_words(error))
+        except Refusal as error:
+            return GLOB.refused(error, path or ROOT)
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
         try:
@@ -241,17 +254,8 @@ class StateBackend(BackendProtocol):
             path, data = _checked(file_path), content.encode("utf-8")
             with self._view.changing() as files:
                 self._put(files, path, data, replace=self.on_exists == "replace")
-        except PathError as error:
-            return WriteResult(error=str(error))
-        except UnicodeEncodeError as error:
-            return WriteResult(error=f"Error writing file '{file_path}': content is not valid text: {error}")
-        except FileExistsError:
-            return WriteResult(
-                error=f"Cannot write to {file_path} because it already exists. "
-                "Read and then make an edit, or write to a new path."
-            )
-        except OSError as error:
-            return WriteResult(error=f"Error writing file '{file_path}': {error.strerror}")
+        except Refusal as error:
+            return WRITE.refused(error, file_path)
         return WriteResult(path=path, files_update=files.update)
 
     def _put(self, files: StateFiles, path: AgentPath, data: bytes, *, replace: bool) -> None:
@@ -276,16 +280,14 @@ class StateBackend(BackendProtocol):
             return [FileUploadResponse(path=path, error=_words(error)) for path, _ in files]
 
     def _upload(self, files: StateFiles, path: str, content: bytes) -> FileUploadResponse:
-        if not isinstance(content, (bytes, bytearray, memoryview)):
-            return FileUploadResponse(path=path, error=f"content must be bytes, not {type(content).__name__}")
+        if (refusal := not_bytes(path, content)) is not None:
+            return refusal
         earlier, files.update = files.update, {}
         try:
             self._put(files, _checked(path), bytes(content), replace=True)
             return FileUploadResponse(path=path, files_update=files.update)
-        except PathError:
-            return FileUploadResponse(path=path, error=errors.INVALID_PATH)
-        except OSError as error:
-            return FileUploadResponse(path=path, error=errors.code_of(error))
+        except Refusal as error:
+            return UPLOAD_FILES.refused(error, path)
         finally:
             files.update = {**earlier, **files.update}
 
@@ -298,16 +300,8 @@ class StateBackend(BackendProtocol):
                 if isinstance(outcome, str):
                     return EditResult(error=outcome)
                 self._put(files, path, outcome[0].encode("utf-8"), replace=True)
-        except PathError as error:
-            return EditResult(error=str(error))
-        except UnicodeDecodeError:
-            return EditResult(error=f"Error: File '{file_path}' is not UTF-8 text and can't be edited")
-        except UnicodeEncodeError as error:
-            return EditResult(error=f"Error editing file '{file_path}': new_string is not valid text: {error}")
-        except OSError as error:
-            if error.errno == errno.ENOENT:
-                return EditResult(error=f"Error: File '{file_path}' not found")
-            return EditResult(error=f"Error editing file '{file_path}': {error.strerror}")
+        except Refusal as error:
+            return EDIT.refused(error, file_path)
         except _MALFORMED as error:
             return EditResult(error=f"Error editing file '{file_path}': {error}")
         return EditResult(path=path, files_update=files.update, occurrences=outcome[1])
@@ -320,12 +314,10 @@ class StateBackend(BackendProtocol):
             with self._view.changing() as files:
                 for _, key in files.tree(path):
                     files.remove(key)
-        except PathError as error:
-            return DeleteResult(error=str(error))
-        except OSError as error:
-            return DeleteResult(error=f"Error deleting '{file_path}': {error.strerror}")
-        if not files.update:
-            return DeleteResult(error=f"Error: File '{file_path}' not found")
+            if not files.update:
+                raise errors.oserror(errno.ENOENT)
+        except Refusal as error:
+            return DELETE.refused(error, file_path)
         return DeleteResult(path=path, files_update=files.update)
 
     def move(self, source: str, destination: str) -> MoveResult:
@@ -333,14 +325,8 @@ class StateBackend(BackendProtocol):
             old, new = _checked(source), _checked(destination)
             with self._view.changing() as files:
                 _move(files, old, new)
-        except PathError as error:
-            return MoveResult(error=str(error))
-        except FileNotFoundError:
-            return MoveResult(error=f"Error: File '{source}' not found")
-        except FileExistsError:
-            return MoveResult(error=f"Cannot move to {destination} because it already exists.")
-        except OSError as error:
-            return MoveResult(error=f"Error moving '{source}' to '{destination}': {error.strerror}")
+        except Refusal as error:
+            return MOVE.refused(error, source, destination)
         return MoveResult(path=new, files_update=files.update)
 
 
@@ -368,10 +354,8 @@ def _move(files: StateFiles, old: AgentPath, new: AgentPath) -> None:
 def _download(files: StateFiles, path: str) -> FileDownloadResponse:
     try:
         return FileDownloadResponse(path=path, content=files.data(_checked(path)))
-    except PathError:
-        return FileDownloadResponse(path=path, error=errors.INVALID_PATH)
-    except OSError as error:
-        return FileDownloadResponse(path=path, error=errors.code_of(error))
+    except Refusal as error:
+        return DOWNLOAD_FILES.refused(error, path)
     except _MALFORMED as error:
         return FileDownloadResponse(path=path, error=str(error))
 
@@ -388,10 +372,6 @@ def _checked(path: str) -> AgentPath:
 
 def _words(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
-
-
-def _sentence(path: str, error: Exception) -> str:
-    return f"File '{path}': {_words(error)}"
 
 
 def _file_info(path: str, record: Any) -> FileInfo:

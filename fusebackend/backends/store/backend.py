@@ -37,12 +37,13 @@ from fusebackend.backends.store.items import Conflict, Items, StoreDatabase
 from fusebackend.backends.store.namespaces import NamespaceTree, Spaces
 from fusebackend.backends.store.source import Namespace, StoreSource
 from fusebackend.base import errors, paths
+from fusebackend.base.errors import code_of
 from fusebackend.base.globs import Matcher
 from fusebackend.base.paths import AgentPath
 from fusebackend.databases.urls import conninfo_of, require_modules, url_errors
 from fusebackend.protocol import FileDownloadResponse, FileInfo, FileUploadResponse
 from fusebackend.protocol.scheme import Url, UrlError
-from fusebackend.remote.agent_verbs import FileVerbs, Loaded, Refusal, checked, code_of
+from fusebackend.remote.agent_verbs import FileVerbs, Loaded, Refusal, checked
 
 LISTED = 100
 """Namespaces that an error names."""

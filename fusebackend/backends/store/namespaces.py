@@ -39,11 +39,12 @@ from fusebackend.backends.store.items import Change, Conflict, Hub, Items, Store
 from fusebackend.backends.store.source import SharedStore, checked_namespace, require_store
 from fusebackend.backends.store.tree import FILE_MARK, ROOT_PLACE, Node, StoreTree
 from fusebackend.base import budget, errors, paths
+from fusebackend.base.errors import code_of
 from fusebackend.base.globs import Matcher
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.databases.langgraph import translate_errors
 from fusebackend.protocol import FileInfo, FileUploadResponse
-from fusebackend.remote.agent_verbs import FileVerbs, Loaded, Refusal, checked, code_of
+from fusebackend.remote.agent_verbs import FileVerbs, Loaded, Refusal, checked
 from fusebackend.remote.keys import name_of, text_of
 
 Namespace: TypeAlias = tuple[str, ...]

@@ -244,11 +244,12 @@ class HeadFiles(BackendProtocol):
             if any(now.get(key) is not record for key, record in before.items()):
                 raise errors.oserror(errno.ESTALE)
             append(lineage.place, newest.saved.id, "files", pack(update))
-        reports = self._line().found.reports
+        changes = self._line().found.changes
         self._poll()
-        others = len(reports)
+        others = len(changes)
         self._look()
-        del reports[others:]  # the writer announces its own change
+        # The writer reports its own paths; caches have to look again.
+        changes[others:] = [change._replace(path="") for change in changes[others:] if change.is_for_caches]
 
     def _look(self) -> Layout:
         """The current layout."""

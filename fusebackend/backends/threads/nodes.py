@@ -26,7 +26,7 @@ from fusebackend import text
 from fusebackend.base import heap, paths
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import ROOT, AgentPath
-from fusebackend.protocol import BLOCK_BYTES, ROOT_NODE, Attr, Change, EventKind, Report
+from fusebackend.protocol import BLOCK_BYTES, ROOT_NODE, Attr, Change, EventKind
 from fusebackend.remote.entry import time_ns
 
 DIRECTORY_BYTES = 4096
@@ -322,14 +322,13 @@ def _mtime_ns(source: Any) -> int:
 
 
 class Difference:
-    """The changes of the tree that follow from writes of others: for caches, and as reports for watchers."""
+    """The changes of the tree that follow from writes of others, for caches and watchers."""
 
     def __init__(self) -> None:
         self.changes: list[Change] = []
-        self.reports: list[Report] = []
 
     def __bool__(self) -> bool:
-        return bool(self.changes or self.reports)
+        return bool(self.changes)
 
     def created(self, parent: DirectoryNode, name: bytes, node: Node) -> None:
         self._entry("created", parent, name, node)
@@ -343,12 +342,12 @@ class Difference:
 
     def modified(self, parent: DirectoryNode, name: bytes, node: Node) -> None:
         """The bytes of a file have changed."""
-        self.attributes(node)
-        self._report("modified", parent, name, node)
+        path = _path(parent, name, node)
+        self.changes.append(Change(node=node.node, kind="modified", path=path, source="elsewhere"))
 
     def unknown(self, directory: DirectoryNode) -> None:
         """Anything below may have changed: it is not cached."""
-        self.reports.append(Report("unknown", directory.path() + "/", node=directory.node, source="elsewhere"))
+        self.changes.append(Change(path=directory.path() + "/", source="elsewhere"))
 
     def forgotten(self, parent: DirectoryNode, name: bytes) -> None:
         """This name may have come or gone."""
@@ -359,13 +358,14 @@ class Difference:
         self.changes.append(Change(node=node.node))
 
     def _entry(self, kind: EventKind, parent: DirectoryNode, name: bytes, node: Node) -> None:
-        self.changes.append(Change(node=node.node, parent=parent.node, name=name))
+        path = _path(parent, name, node)
+        self.changes.append(Change(node.node, parent.node, name, kind, path, source="elsewhere"))
         self.changes.append(Change(node=parent.node))
-        self._report(kind, parent, name, node)
 
-    def _report(self, kind: EventKind, parent: DirectoryNode, name: bytes, node: Node) -> None:
-        path = paths.join(parent.path(), paths.to_text(name))
-        self.reports.append(Report(kind, path + "/" if node.is_dir else path, node=node.node, source="elsewhere"))
+
+def _path(parent: DirectoryNode, name: bytes, node: Node) -> str:
+    path = paths.join(parent.path(), paths.to_text(name))
+    return path + "/" if node.is_dir else path
 
 
 class Untold(Difference):

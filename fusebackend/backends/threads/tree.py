@@ -105,7 +105,6 @@ class Tree:
         """The changes that were found since the last call."""
         found = Difference()
         found.changes, self.found.changes = self.found.changes, []
-        found.reports, self.found.reports = self.found.reports, []
         return found
 
 

@@ -134,7 +134,7 @@ class ThreadsVolume(ReadOnlyVolume):
             self._tree.refresh()
             found = self._tree.take()
         if found:
-            self.publish(*found.changes, reports=found.reports)
+            self.publish(*found.changes)
 
     def tidy(self) -> None:
         """Give memory back after the kernel has dropped most of its inodes."""
@@ -458,7 +458,7 @@ class WritableThreadsVolume(ThreadsVolume):
             above = paths.join(paths.join(ROOT, paths.to_text(thread)), paths.to_text(HEAD))
             for (path, _), error in zip(files, found, strict=True):
                 if error is None:
-                    changes.report("modified" if path in replaced else "created", above + path)
+                    changes.append(Change(kind="modified" if path in replaced else "created", path=above + path))
             return [None if error is None else errors.code_of(oserror(errors.errno_of(error))) for error in found]
 
     # -- data --------------------------------------------------------------------------------------------------

@@ -8,13 +8,13 @@ number of threads, and after a fork in both processes: each call has a connectio
 connections are kept for the next one. A server that has no room for another one is asked again for a while.
 
 Each verb is a coroutine, and its plain form the same one run to its end (`waits.py`). Awaited, under asyncio or trio,
-it needs no thread, and when it is cancelled the server is told: a command is killed, a search ends, a change that has
-begun is carried out, and one that has not never is.
+it needs no thread, and when it is cancelled it cancels the call at the server: a command is killed, a search ends, and
+a change is carried out if it has begun.
 
 A server that can't be reached is an error in the record (`execute`: in the output), and `ServerLost` from the methods
 that have no record. The next call looks for the server of the mount again, so a client outlives a remount. A call that
-changes something is sent once only: when the connection breaks while the answer is awaited, nobody knows whether it
-was carried out, and the error says so.
+changes something is sent once only: when the connection breaks while the answer is awaited, the outcome is unknown, and
+the error says so.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import errno
+import functools
+import inspect
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -39,8 +41,7 @@ from fusebackend.control.verbs import PIECE_BYTES
 from fusebackend.linux.mount_error import MountError
 from fusebackend.protocol import (
     READ_LIMIT_LINES,
-    DeleteResult,
-    EditResult,
+    VERBS,
     ExecuteResponse,
     FileDownloadResponse,
     FileInfo,
@@ -48,13 +49,12 @@ from fusebackend.protocol import (
     GlobResult,
     GrepMatch,
     GrepResult,
-    LsResult,
-    MoveResult,
     ReadResult,
     SandboxBackendProtocol,
     StatResult,
     StatsResult,
-    WriteResult,
+    Verb,
+    not_bytes,
 )
 from fusebackend.text import iso_time, read_bytes
 from fusebackend.vfs.watch.async_watch import AsyncWatch
@@ -120,7 +120,7 @@ class Client(SandboxBackendProtocol):
         self._pool = Pool(self._connect)
         self._sharing: dict[object, Sharing] = {}  # by loop, as long as it has calls under way
         self._waits = AWAITING
-        self._now = copy.copy(self)  # the same client, whose coroutines never suspend
+        self._now = copy.copy(self)  # the same client, but its coroutines block and never suspend
         self._now._waits = BLOCKING
 
     def _where(self) -> str:
@@ -140,16 +140,7 @@ class Client(SandboxBackendProtocol):
     def id(self) -> str:
         return f"fusebackend:{self.mountpoint}"
 
-    # -- reading -----------------------------------------------------------------------------------------------
-
-    def ls(self, path: str) -> LsResult:
-        return finished(self._now.als(path))
-
-    async def als(self, path: str) -> LsResult:
-        return await self._record(LsResult, "ls", {"path": path})
-
-    def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
-        return finished(self._now.aread(file_path, offset, limit))
+    # -- reading: other agent verbs are made from the table of verbs, at the end -------------------------------
 
     async def aread(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
         params = {"file_path": file_path, "offset": offset, "limit": limit}
@@ -172,11 +163,6 @@ class Client(SandboxBackendProtocol):
             result.file_data["modified_at"] = iso_time(found.mtime_ns)
         return result
 
-    def grep(
-        self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
-    ) -> GrepResult:
-        return finished(self._now.agrep(pattern, path, glob, max_count=max_count))
-
     async def agrep(
         self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
     ) -> GrepResult:
@@ -185,17 +171,11 @@ class Client(SandboxBackendProtocol):
         result = await self._record(GrepResult, "grep", params, _collecting(list[GrepMatch], matches))
         return result if result.error is not None else replace(result, matches=matches)
 
-    def glob(self, pattern: str, path: str | None = None) -> GlobResult:
-        return finished(self._now.aglob(pattern, path))
-
     async def aglob(self, pattern: str, path: str | None = None) -> GlobResult:
         matches: list[FileInfo] = []
         params = {"pattern": pattern, "path": path, "stream": True}
         result = await self._record(GlobResult, "glob", params, _collecting(list[FileInfo], matches))
         return result if result.error is not None else replace(result, matches=matches)
-
-    def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
-        return finished(self._now.adownload_files(paths))
 
     async def adownload_files(self, paths: list[str]) -> list[FileDownloadResponse]:
         contents: dict[int, bytearray] = {}
@@ -230,7 +210,7 @@ class Client(SandboxBackendProtocol):
             return [FileDownloadResponse(path, error=str(error)) for path in paths]
 
     def stat(self, path: str, *, follow: bool = False) -> StatResult:
-        """What a path is; a symbolic link itself, unless `follow` says otherwise."""
+        """Return the attributes of a path; a symbolic link itself, unless `follow` says otherwise."""
         return finished(self._now._record(StatResult, "stat", {"path": path, "follow": follow}))
 
     def stats(self, path: str) -> StatsResult:
@@ -239,48 +219,15 @@ class Client(SandboxBackendProtocol):
 
     # -- changing ----------------------------------------------------------------------------------------------
 
-    def write(self, file_path: str, content: str) -> WriteResult:
-        return finished(self._now.awrite(file_path, content))
-
-    async def awrite(self, file_path: str, content: str) -> WriteResult:
-        params = {"file_path": file_path, "content": content}
-        return await self._record(WriteResult, "write", params, staged={"content": "staged"})
-
-    def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
-        return finished(self._now.aedit(file_path, old_string, new_string, replace_all))
-
-    async def aedit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
-        params = {
-            "file_path": file_path, "old_string": old_string, "new_string": new_string, "replace_all": replace_all,
-        }  # fmt: skip
-        staged = {"old_string": "staged_old", "new_string": "staged_new"}
-        return await self._record(EditResult, "edit", params, staged=staged)
-
-    def delete(self, file_path: str) -> DeleteResult:
-        return finished(self._now.adelete(file_path))
-
-    async def adelete(self, file_path: str) -> DeleteResult:
-        return await self._record(DeleteResult, "delete", {"file_path": file_path})
-
-    def move(self, source: str, destination: str) -> MoveResult:
-        return finished(self._now.amove(source, destination))
-
-    async def amove(self, source: str, destination: str) -> MoveResult:
-        return await self._record(MoveResult, "move", {"source": source, "destination": destination})
-
-    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
-        return finished(self._now.aupload_files(files))
-
     async def aupload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
         answers: list[FileUploadResponse] = []
         batch: list[dict[str, Any]] = []
         size = 0
         for path, content in files:
-            if not isinstance(content, (bytes, bytearray, memoryview)):
+            if (refusal := not_bytes(path, content)) is not None:
                 answers += await self._upload(batch)
                 batch, size = [], 0
-                error = f"content must be bytes, not {type(content).__name__}"
-                answers.append(FileUploadResponse(path, error))
+                answers.append(refusal)
                 continue
             if len(content) > BATCH_BYTES:
                 answers += await self._upload(batch)
@@ -305,7 +252,7 @@ class Client(SandboxBackendProtocol):
     def send(self, path: str, pieces: Iterable[bytes]) -> FileUploadResponse:
         """`upload_files` of one file that comes in pieces, each taken when the one before it is sent.
 
-        They go over one connection: what is staged belongs to it. The file changes when all of them have arrived.
+        They go over one connection: staged content belongs to it. The file changes when all of them have arrived.
         """
         return finished(self._now._send(path, pieces))
 
@@ -361,11 +308,11 @@ class Client(SandboxBackendProtocol):
     # -- the mount ---------------------------------------------------------------------------------------------
 
     def hello(self) -> dict[str, Any]:
-        """What the server says of itself: protocol, version, mount point, process id, verbs."""
+        """Return the server's description of itself: protocol, version, mount point, process id, verbs."""
         return finished(self._now._call(dict[str, Any], "hello", {}))
 
     def ping(self, payload: Any = None) -> Any:
-        """What was sent, back again."""
+        """Return the payload."""
         return finished(self._now._call(object, "ping", {"payload": payload}))
 
     def status(self) -> dict[str, Any]:
@@ -373,7 +320,7 @@ class Client(SandboxBackendProtocol):
         return finished(self._now._call(dict[str, Any], "status", {}))
 
     def invalidate(self, path: str = "/") -> None:
-        """Something behind `path` has been changed by others: believe nothing that is known of it.
+        """Forget everything that is cached of `path`, because others have changed it.
 
         Raises:
             ValueError: the path is malformed.
@@ -429,7 +376,7 @@ class Client(SandboxBackendProtocol):
         take: Take | None = None,
         staged: Mapping[str, str] = NOTHING,
     ) -> T:
-        """An agent verb: whatever goes wrong is an error in its record."""
+        """An agent verb: errors become its record's `error`."""
         try:
             return await self._call(kind, verb, params, take, staged)
         except Failures as error:
@@ -471,7 +418,8 @@ class Client(SandboxBackendProtocol):
 
     @contextlib.contextmanager
     def _shared(self) -> Iterator[Sharing]:
-        """What the calls of this loop share, as long as there are any: a client is bound to no loop between calls."""
+        """The state that calls of this loop share, as long as there are calls: a client is bound to no loop between
+        calls."""
         from fusebackend.control.client.sharing import MAX_CALLS, Sharing, running_loop
 
         loop = running_loop()
@@ -498,7 +446,7 @@ class Client(SandboxBackendProtocol):
 
 
 async def _ran(call: Awaitable[ExecuteResponse]) -> ExecuteResponse:
-    """The answer to a command; whatever goes wrong is its output."""
+    """The answer to a command; errors become its output."""
     try:
         return await call
     except Refused as error:
@@ -514,7 +462,8 @@ def _collecting(kind: Any, found: list[Any]) -> Callable[[Mapping[str, Any]], No
 
 
 def _content(value: Any) -> bytes | None:
-    """What has to be staged of a parameter; None if it fits into a message, or can't be of the right type."""
+    """Return the content of a parameter that has to be staged; None if it fits into a message, or can't be of the right
+    type."""
     if isinstance(value, str) and len(value) > STAGED_CHARACTERS:
         return value.encode("utf-8", "surrogatepass")
     return value if isinstance(value, bytes) and len(value) > PIECE_BYTES else None
@@ -529,3 +478,43 @@ async def _stage(connection: Connection, waits: Waits, token: str, pieces: Itera
 def _pieces(content: bytes | bytearray | memoryview) -> Iterator[bytes]:
     view = memoryview(content).cast("B")
     return (bytes(view[start : start + PIECE_BYTES]) for start in range(0, len(view), PIECE_BYTES))
+
+
+# -- agent verbs ----------------------------------------------------------------------------------------------
+
+_STAGED = {"content": "staged", "old_string": "staged_old", "new_string": "staged_new"}
+"""Parameters whose long values are staged, and the parameters that then have the token."""
+
+
+def _over_socket(verb: Verb[Any]) -> Callable[..., Any]:
+    """Return the `a…` form of a verb whose parameters and record go over the socket as they are."""
+    plain = getattr(SandboxBackendProtocol, verb.name)
+    signature = inspect.signature(plain)
+    names = list(signature.parameters)[1:]
+    staged = {name: token for name, token in _STAGED.items() if name in names}
+
+    @functools.wraps(getattr(SandboxBackendProtocol, f"a{verb.name}"))
+    async def asked(self: Client, *args: Any, **options: Any) -> Any:
+        given = signature.bind(self, *args, **options)
+        given.apply_defaults()
+        params = {name: given.arguments[name] for name in names}
+        return await self._record(verb.record, verb.name, params, staged=staged)
+
+    asked.is_twin = False  # type: ignore[attr-defined]  # `wraps` copied it; this one is the client's own
+    return asked
+
+
+def _run_to_its_end(verb: Verb[Any]) -> Callable[..., Any]:
+    """Return the plain form of a verb: its coroutine, run by a client that blocks."""
+
+    @functools.wraps(getattr(SandboxBackendProtocol, verb.name))
+    def plain(self: Client, *args: Any, **options: Any) -> Any:
+        return finished(getattr(self._now, f"a{verb.name}")(*args, **options))
+
+    return plain
+
+
+for _verb in VERBS.values():
+    if f"a{_verb.name}" not in vars(Client):
+        setattr(Client, f"a{_verb.name}", _over_socket(_verb))
+    setattr(Client, _verb.name, _run_to_its_end(_verb))

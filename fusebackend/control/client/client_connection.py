@@ -1,8 +1,8 @@
 """`Connection`: a client's end of one connection to a control server, carrying one call at a time.
 
 A call may take as long as it likes, for a server that is alive: when nothing has come for a while, that is asked over
-another connection. Whoever makes a call says how it waits (`waits.py`): a connection is bound to no loop and no thread,
-and the next call over it may wait in the other way.
+another connection. Each call is given its way to wait (`waits.py`): a connection is bound to no loop and no thread, and
+the next call over it may wait in the other way.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Refused(Exception):
         self.data = error.data or {}
 
     def as_exception(self) -> Exception:
-        """What the same call raises in the server's own process."""
+        """Return the exception that the same call raises in the server's own process."""
         if self.code == wire.INVALID_PARAMS:
             return ValueError(str(self))
         if self.code == wire.SYSTEM_ERROR:
@@ -71,7 +71,7 @@ class Connection:
     """See the module's docstring.
 
     Attributes:
-        mountpoint: whose server this is.
+        mountpoint: the mount point of the server.
         used: it has carried a call before, so the server may have closed it since.
         answering: something of the answer to the last call has come.
         hung: the server lives, but does nothing.
@@ -95,7 +95,7 @@ class Connection:
         """A new connection.
 
         Raises:
-            ServerLost: nobody listens.
+            ServerLost: no server listens.
         """
         try:
             stream = await _connected(waits, address)
@@ -111,7 +111,7 @@ class Connection:
         return cls(stream, address, mountpoint)
 
     async def waiting(self, waits: Waits, timeout_s: float | None) -> bool:
-        """Is there a message, or the beginning of one, within so many seconds? None waits for ever."""
+        """Return True if a message, or the beginning of one, comes within so many seconds. None waits for ever."""
         return self._lines.begun or await waits.readable(self._stream, timeout_s)
 
     def close(self) -> None:
@@ -120,7 +120,7 @@ class Connection:
         self._stream.close()
 
     def hang_up(self) -> None:
-        """End it, and leave closing it to whoever waits for it."""
+        """End it; the caller that waits for it closes it."""
         if self._process == os.getpid():
             with contextlib.suppress(OSError):  # it has ended already
                 self._stream.shutdown(socket.SHUT_RDWR)
@@ -137,7 +137,7 @@ class Connection:
 
         Raises:
             Refused, TurnedAway, NotSent, ServerLost: see there.
-            NotImplementedError: what is mounted can't do this.
+            NotImplementedError: the mounted backend can't do this.
         """
         number, line = self.numbered(verb, params)
         self.answering = False
@@ -190,7 +190,7 @@ class Connection:
         raise kind(f"the server of '{self.mountpoint}' {what}: it hangs, or is stopped")
 
     async def _last_words(self, waits: Waits) -> TurnedAway | None:
-        """What a server has said before it closed a connection over which nothing can be sent any more."""
+        """Return the last message of a server that has closed the connection."""
         with contextlib.suppress(ServerLost):
             message = await self.next(waits)
             return None if message.error is None else TurnedAway(self._turned_away(message.error))
@@ -200,7 +200,7 @@ class Connection:
         return f"the server of '{self.mountpoint}' takes no calls: {error.message}"
 
     async def next(self, waits: Waits) -> Incoming:
-        """The next message, whatever it is. Raises `ServerLost` at the end."""
+        """Return the next message. Raises `ServerLost` at the end."""
         while True:
             try:
                 line = self._lines.next()
@@ -221,7 +221,7 @@ class Connection:
         return self._stream.recv(wire.RECEIVE_BYTES, socket.MSG_DONTWAIT)
 
     def result(self, kind: type[T], message: Incoming) -> T:
-        """What an answer holds, as `kind`; or what it says went wrong, raised."""
+        """Return the result in an answer, as `kind`; raise its error."""
         if message.error is not None:
             if message.error.code == wire.BUSY and message.id is None:
                 raise TurnedAway(self._turned_away(message.error))

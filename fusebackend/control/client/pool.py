@@ -1,8 +1,8 @@
 """`Pool`: a client's connections, one for each call while it lasts, kept for the next one.
 
-What is kept may be dead when it is used again: the server has ended, or has made room for others. A call that was not
-sent is sent again over a new connection; one that was, and changes nothing, too. A call that may have changed something
-is never repeated.
+A kept connection may be dead when it is used again: the server has ended, or has made room for others. A call that was
+not sent is sent again over a new connection; so is a call that was sent, if it changes nothing. A call that may have
+changed something is never repeated.
 
 A call that is given up, by an exception or because its task was cancelled, closes its connection, and so the server
 cancels it. A connection that is kept belongs to no loop: plain calls and awaited ones share them.
@@ -74,7 +74,7 @@ class Pool:
         Raises:
             Refused: the server answers with an error.
             ServerLost: it can't be reached, or is gone before it answered.
-            NotImplementedError: what is mounted can't do this.
+            NotImplementedError: the mounted backend can't do this.
         """
         connection, answer = await self.ask(waits, kind, verb, params, take)
         self._give_back(connection)
@@ -84,7 +84,7 @@ class Pool:
     async def begun(
         self, waits: Waits, kind: type[T], verb: str, params: Mapping[str, Any]
     ) -> AsyncIterator[tuple[Connection, T]]:
-        """`call`, with the connection that it was made over for what belongs to it, for the length of a block."""
+        """`call`, and its connection for further calls in the block."""
         connection, answer = await self.ask(waits, kind, verb, params)
         try:
             yield connection, answer
@@ -132,7 +132,7 @@ class Pool:
         connection.close()
 
     def _notice_fork(self) -> None:
-        """In a child, the connections are the parent's, and whoever held the lock there will not release it here."""
+        """In a child, the connections are the parent's, and a lock that was held there is never released here."""
         if self._owner != os.getpid():
             for connection in self._idle:
                 connection.close()
@@ -140,7 +140,8 @@ class Pool:
 
 
 def _may_repeat(connection: Connection, verb: str, error: BaseException) -> bool:
-    """May a call that failed so be made again? Only when it is the fault of a connection that had been kept."""
+    """Return True if a call that failed in this way may be made again. Only when it is the fault of a connection that
+    had been kept."""
     if not connection.used or connection.hung or not isinstance(error, ServerLost):
         return False
     harmless = not (VERBS[verb].changes or verb == "execute" or connection.answering)

@@ -1,4 +1,4 @@
-"""`Sharing`: what the awaited calls of one client in one loop have in common, for as long as there are any.
+"""`Sharing`: the shared state of one client's awaited calls in one loop, as long as there are any.
 
 Commands go over one connection, all of them: a program that runs two hundred at a time has no thread and takes one of
 the server's places for connections. Whichever of the calls comes first to wait reads for all of them; when it has its
@@ -59,7 +59,7 @@ class Sharing:
         self._line: _SharedConnection | None = None
 
     async def command(self, kind: type[T], verb: str, params: Mapping[str, Any]) -> T:
-        """`Pool.call` of a command. A cancelled one is killed; one that waits for its turn is never sent."""
+        """`Pool.call` of a command. A cancelled one is killed; a call that waits for its turn is never sent."""
         deadline = time.monotonic() + PATIENCE_S
         async with self._commands:
             while True:
@@ -83,7 +83,7 @@ class Sharing:
 
 
 class _Answer:
-    """What one call waits for."""
+    """One call that waits."""
 
     def __init__(self) -> None:
         self.message: Incoming | None = None
@@ -154,7 +154,7 @@ class _SharedConnection:
     def _take(self, message: Incoming) -> None:
         if message.id is None and message.error is not None:
             self._fail(_refusal(self._connection, message))
-        found = self._answers.get(message.id)  # None: nobody waits for it any more
+        found = self._answers.get(message.id)  # None: it was cancelled
         if found is not None and message.method is None:
             found.message = message
             found.turn.set()
@@ -165,7 +165,7 @@ class _SharedConnection:
             answer.turn.set()
 
     def _pass_on(self) -> None:
-        """Have one of those that wait read, if nobody does."""
+        """Make one of the waiting calls read, if none does."""
         waiting = (answer for answer in self._answers.values() if answer.message is None)
         following = None if self._reading else next(waiting, None)
         if following is not None:
@@ -173,7 +173,7 @@ class _SharedConnection:
 
 
 def _refusal(connection: Connection, message: Incoming) -> ServerLost:
-    """What the server says of the whole connection."""
+    """Take a message about the whole connection."""
     try:
         connection.result(object, message)
     except ServerLost as error:

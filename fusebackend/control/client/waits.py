@@ -19,10 +19,10 @@ class Waits(Protocol):
     """See the module's docstring. A timeout of None is for ever."""
 
     async def readable(self, stream: socket.socket, timeout_s: float | None) -> bool:
-        """Is there something to read, or the end, within so many seconds?"""
+        """Return True if bytes, or the end, come within so many seconds."""
 
     async def writable(self, stream: socket.socket, timeout_s: float | None) -> bool:
-        """Can something be written within so many seconds?"""
+        """Return True if bytes can be written within so many seconds."""
 
     async def sleep(self, seconds: float) -> None: ...
 
@@ -66,7 +66,7 @@ AWAITING: Waits = _Awaiting()
 
 
 def finished(work: Coroutine[Any, Any, T]) -> T:
-    """What a coroutine returns or raises that waits through `BLOCKING` alone."""
+    """Run a coroutine that waits through `BLOCKING` alone, and return or raise its outcome."""
     try:
         work.send(None)
     except StopIteration as end:

@@ -1,7 +1,7 @@
 """The server's side of the control socket.
 
-control_server.py     it accepts connections
-server_connection.py  one client, served
-calls.py              what a connection has under way
-turns.py              whose call works next
+control_server.py     accepts connections
+server_connection.py  serves one client
+calls.py              calls and subscriptions of a connection
+turns.py              the order in which calls work
 """

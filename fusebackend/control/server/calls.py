@@ -1,14 +1,15 @@
-"""What a connection has under way: calls, and subscriptions to changes."""
+"""Calls of a connection that are under way, and its subscriptions to changes."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import random
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -17,12 +18,12 @@ from fusebackend.base.budget import Cancellation, Spent
 from fusebackend.control import wire
 from fusebackend.control.limits import MAX_ANSWER_BYTES, Share
 from fusebackend.control.server.turns import Turn
-from fusebackend.control.verbs import Params, Verb
+from fusebackend.control.verbs import Params, ServedMount, SocketVerb
 from fusebackend.control.wire import CallId, Closed, ErrorObject, Failure, Notification, Response, WireError
 from fusebackend.protocol import FileEvent
 
 if TYPE_CHECKING:
-    from fusebackend.control.server.server_connection import Connection
+    from fusebackend.control.staging import Staging
 
 AT_EASE = 32
 """Up to so many subscriptions, events are sent as they come."""
@@ -39,14 +40,37 @@ EVENTS_AT_ONCE = 100
 log = logging.getLogger(__name__)
 
 
+class Owner(Protocol):
+    """The connection of a call or subscription (`server_connection.py`), as they use it."""
+
+    backend: ServedMount
+    staging: Staging
+
+    @property
+    def read_only(self) -> bool: ...
+    @property
+    def subscribers(self) -> int:
+        """Subscriptions of all connections."""
+
+    @property
+    def why_cancelled(self) -> str: ...
+    def turn(self) -> contextlib.AbstractContextManager[Turn]: ...
+    def send(self, line: bytes | bytearray | Callable[[], bytes | bytearray]) -> None: ...
+    def call_done(self, call: RunningCall) -> None: ...
+    def call_ended(self, call: RunningCall) -> None: ...
+    def cancel(self, call: CallId) -> bool: ...
+    def subscribe(self, path: str) -> Subscription: ...
+    def unsubscribe(self, name: str) -> bool: ...
+
+
 class RunningCall:
     """One call: run in the connection's thread, or with `start` in one of its own. Verbs see it as their `Call`.
 
-    It is the `Host` of the budget of what it does: `share` is the memory it holds.
+    It is the `Host` of its budget: `share` is the memory it holds.
     """
 
     def __init__(
-        self, connection: Connection, id: CallId | msgspec.UnsetType, verb: Verb, params: Params, share: Share
+        self, connection: Owner, id: CallId | msgspec.UnsetType, verb: SocketVerb, params: Params, share: Share
     ) -> None:
         self.backend = connection.backend
         self.staging = connection.staging
@@ -72,13 +96,13 @@ class RunningCall:
                 self._connection.call_done(self)
             self._send(answer)
         except Closed:
-            log.debug("nobody waits for the answer any more")
+            log.debug("the client of an answer is gone")
         finally:
             self._share.close()
             self._connection.call_ended(self)
 
     def finish(self, answer: bytes | bytearray) -> None:
-        """Send the answer of a call that has no thread. Raises `Closed` when there is nobody to send it to."""
+        """Send the answer of a call that has no thread. Raises `Closed` when the client is gone."""
         self._send(answer)
         if self._subscribed is not None:
             self._subscribed.start()  # its events come after the answer that names it
@@ -88,9 +112,9 @@ class RunningCall:
             self._connection.send(answer)
 
     def outcome(self) -> bytes | bytearray:
-        """Carry out the call; the answer, as it is sent. Raises `Closed` when nobody can be told of what it finds."""
+        """Carry out the call; the answer, as it is sent. Raises `Closed` when the client is gone."""
         try:
-            if self.verb.changes and self._connection.server.read_only:
+            if self.verb.changes and self._connection.read_only:
                 raise OSError(errno.EROFS, "Read-only file system: this mount is read-only")
             with budget.limited(None, cancelled=self.cancelled, host=self):
                 if not self.verb.works:
@@ -105,7 +129,7 @@ class RunningCall:
     def _answer(self) -> bytes | bytearray:
         params, self._params = self._params, None
         result = self.verb.run(self, params)
-        if self.cancelled.is_set() and not self.verb.changes:  # what has been changed is told in any case
+        if self.cancelled.is_set() and not self.verb.changes:  # the outcome of a change is sent in any case
             raise WireError(wire.CANCELLED, self._connection.why_cancelled)
         if not self.answered:
             return b""
@@ -148,7 +172,7 @@ class RunningCall:
 
 
 def _told(error: Exception) -> ErrorObject:
-    """An exception as JSON-RPC says it. What nobody expected is logged."""
+    """An exception as JSON-RPC says it. Unexpected exceptions are logged."""
     if isinstance(error, WireError):
         return error.error
     if isinstance(error, (Spent, MemoryError)):
@@ -164,9 +188,9 @@ def _told(error: Exception) -> ErrorObject:
 
 
 class Subscription:
-    """The changes below a path, sent as they happen. A reader that falls behind is told so (`overflow`)."""
+    """The changes below a path, sent as they happen. A reader that falls behind gets `overflow`."""
 
-    def __init__(self, connection: Connection, path: str, name: str) -> None:
+    def __init__(self, connection: Owner, path: str, name: str) -> None:
         """Raises `PathError` for a path that is none."""
         self.name = name
         self._connection = connection
@@ -191,7 +215,7 @@ class Subscription:
     def _next(self) -> list[FileEvent] | None:
         """Events, perhaps none; None at the end."""
         wait_s: float | None = LOOK_S
-        crowd = self._connection.server.subscriptions.taken
+        crowd = self._connection.subscribers
         if crowd > AT_EASE:
             time.sleep(random.uniform(0.5, 1.5) * crowd / WAKES_PER_S)
             wait_s = 0.0

@@ -1,8 +1,8 @@
 """The server of the control socket: it accepts connections (`server_connection.py`), as many as there is room for.
 
 When all places are taken, the connection that has been idle longest makes room, or one over which nothing has ever
-come. When all are at work, there are some more places for short calls, so that a newcomer is answered. What they may
-ask for together is in `control/limits.py`.
+come. When all are at work, there are some more places for short calls, so that a newcomer is answered.
+`control/limits.py` has their common limits.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from fusebackend.control.limits import (
     Places,
     Room,
 )
-from fusebackend.control.served import ServedMount
 from fusebackend.control.server.server_connection import Connection
 from fusebackend.control.server.turns import Turns
+from fusebackend.control.verbs import ServedMount
 from fusebackend.control.wire import ErrorObject, Failure
 
 log = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class ControlServer:
 
     def close(self) -> None:
         """Stop listening and end every connection. Calls under way are cancelled, and waited for a little."""
-        with self._ending:  # who comes second returns when all is done, too
+        with self._ending:  # a second caller returns when all is done, too
             if self._closing or self._listener is None:
                 return
             with self._guard:
@@ -120,7 +120,7 @@ class ControlServer:
             return {"connections": len(self._connections), "held_bytes": held}
 
     def crowded(self, connection: Connection) -> bool:
-        """Has this connection a place for newcomers, as all others are taken?"""
+        """Return True if this connection has a place for newcomers, because all others are taken."""
         return len(self._connections) > MAX_CONNECTIONS and connection in self._newcomers()
 
     def _newcomers(self) -> list[Connection]:
@@ -156,7 +156,7 @@ class ControlServer:
                     if not self._closing:
                         log.error("could not accept a connection: %s", error)
                         time.sleep(ACCEPT_RETRY_S)
-                if self._closing:  # those that came before the end have been told of it
+                if self._closing:  # connections that came before the end got a message
                     return
 
     def _look(self) -> None:
@@ -191,7 +191,7 @@ class ControlServer:
         self._poll.register(stream, select.EPOLLIN)
 
     def _begin(self, connection: Connection) -> None:
-        """Serve a connection over which something has come; end one that is closed."""
+        """Serve a connection over which something has come; end it if it is closed."""
         self._forget_silent(connection)
         if connection.is_closed:
             connection.end_silent()

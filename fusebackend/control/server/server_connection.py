@@ -5,11 +5,11 @@ its message. Long verbs (a search, a command, a tree) have a thread of their own
 cancel them, and cancels all of them when it ends. A reader that does not read holds up its own connection and nothing
 else: no lock but that of sending is held while a message is sent.
 
-What a call holds in memory is counted (`control/limits.py`), from its message to its answer, and calls that work take
-turns (`turns.py`).
+The memory of a call is counted (`control/limits.py`), from its message to its answer, and calls that work take turns
+(`turns.py`).
 
 A client that sends no more may still read (`socat`, when its input has ended): it gets its answers and events as long
-as it is there. Whatever a client sends, it gets a JSON-RPC error, and its connection goes on.
+as it is there. Malformed messages get a JSON-RPC error, and the connection goes on.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 
@@ -37,17 +37,17 @@ from fusebackend.control.limits import (
     PATIENCE_S,
     TYPED_FACTOR,
     WORK_FACTOR,
+    Arrivals,
     NoRoom,
+    Places,
+    Room,
     Share,
 )
 from fusebackend.control.server.calls import RunningCall, Subscription
-from fusebackend.control.server.turns import Client, Turn
+from fusebackend.control.server.turns import Client, Turn, Turns
 from fusebackend.control.staging import Staging
-from fusebackend.control.verbs import VERBS, OfPing, Verb
+from fusebackend.control.verbs import VERBS, OfPing, ServedMount, SocketVerb
 from fusebackend.control.wire import CallId, Closed, ErrorObject, Failure, Lines, WireError
-
-if TYPE_CHECKING:
-    from fusebackend.control.server.control_server import ControlServer
 
 log = logging.getLogger(__name__)
 
@@ -67,10 +67,27 @@ HANGUP_S = 0.1
 """How often a connection that can't send any more is looked at: is the client still there?"""
 
 
+class Server(Protocol):
+    """The server of a connection (`control_server.py`), as connections use it: everything that they share."""
+
+    backend: ServedMount
+    read_only: bool
+    room: Room
+    arrivals: Arrivals
+    turns: Turns
+    brief_turns: Turns
+    calls: Places
+    subscriptions: Places
+    commands: threading.BoundedSemaphore
+
+    def crowded(self, connection: Connection) -> bool: ...
+    def ended(self, connection: Connection) -> None: ...
+
+
 class Connection:
     """See the module's docstring. `start` serves it in a thread of its own until it or the server ends."""
 
-    def __init__(self, server: ControlServer, stream: socket.socket, number: int = 0) -> None:
+    def __init__(self, server: Server, stream: socket.socket, number: int = 0) -> None:
         self.server = server
         self.backend = server.backend
         self.staging = Staging()
@@ -87,7 +104,7 @@ class Connection:
         self._sending = threading.Lock()
         self._sending_since: float | None = None
         self._guard = threading.Condition()  # notified when a call has ended
-        self._notice: ErrorObject | None = None  # why no more calls are taken: the last thing that the client is told
+        self._notice: ErrorObject | None = None  # why no more calls are taken: the last message to the client
         self._busy = False
         self._calls: dict[CallId, RunningCall] = {}
         self._threads = 0  # of long calls, also while they send their answers
@@ -113,7 +130,7 @@ class Connection:
 
     @property
     def is_closed(self) -> bool:
-        """Has the client of a silent connection ended it?"""
+        """Return True if the client of a silent connection has closed it."""
         try:
             return not self._stream.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except OSError as error:
@@ -133,7 +150,7 @@ class Connection:
 
     @property
     def retired(self) -> bool:
-        """Does it take no more calls?"""
+        """True if it takes no more calls."""
         return self._notice is not None
 
     def make_room(self) -> bool:
@@ -164,7 +181,8 @@ class Connection:
         self._cancel_all()
 
     def finish(self, deadline: float) -> None:
-        """Wait for the end of one that was retired: until then, by the monotonic clock, or until nobody reads."""
+        """Wait for the end of one that was retired: until then, by the monotonic clock, or until the client reads no
+        more."""
         if self._thread is None:
             self.end_silent()
             return
@@ -201,7 +219,7 @@ class Connection:
                 self.server.ended(self)
 
     def _say_why(self) -> None:
-        """Why this is the end, if the client does not know and can be told without waiting."""
+        """Send the reason of the end, if the client does not know it and that does not wait."""
         if self._notice is not None and self._sending.acquire(blocking=False):
             with contextlib.suppress(OSError):
                 self._stream.send(wire.encode(Failure(None, self._notice)), socket.MSG_DONTWAIT)
@@ -224,26 +242,26 @@ class Connection:
                     return
                 self.send(wire.encode(Failure(error.call, error.error)))
                 if error.error.code == wire.BUSY and error.call is None:
-                    return  # what it has begun to send can't be held, so what follows can't be understood
+                    return  # the message that has begun can't be held, so its rest would be taken for a message
             finally:
                 self._busy = False
                 self.active_at = time.monotonic()
 
     def _linger(self) -> None:
-        """Nothing more will be taken. Go on with what is under way until it is done, or the client is gone."""
+        """Nothing more will be taken. Wait for calls under way until they are done, or the client is gone."""
         with self._guard:
             while self._has_work() and not self._client_is_gone():
                 self._guard.wait(HANGUP_S)
 
     def _client_is_gone(self) -> bool:
-        """Has it closed its end, so that it can't even read any more?"""
+        """Return True if the client has closed its end, so that it can't read any more."""
         return bool(self._hangup.poll(0))
 
     def _has_work(self) -> bool:
         return bool(self._threads or self._subscriptions)
 
     def _stalled(self, seconds: float) -> bool:
-        """Has the client not read what it is being sent for so long?"""
+        """Return True if the client has not read for so long while a message is sent."""
         since = self._sending_since
         return since is not None and time.monotonic() - since > seconds
 
@@ -299,7 +317,7 @@ class Connection:
         return self.server.brief_turns.turn(self._client)
 
     def _understood(self, line: bytes, share: Share) -> RunningCall:
-        """The call that a message asks for. Raises `WireError`, and `Closed` for a change that nobody waits for."""
+        """The call that a message asks for. Raises `WireError`, and `Closed` for a change whose client is gone."""
         try:
             request = wire.parse_request(line)
             call = None if request.id is msgspec.UNSET else request.id
@@ -339,7 +357,7 @@ class Connection:
             self._threads += 1
             self._commands += verb.command
 
-    def _require_place(self, verb: Verb, call: CallId) -> None:
+    def _require_place(self, verb: SocketVerb, call: CallId) -> None:
         """Raises `WireError` when as many are under way as may be: of commands, or of all other long verbs."""
         if verb.command:
             if self._commands >= MAX_COMMANDS:
@@ -349,7 +367,7 @@ class Connection:
         if calls >= MAX_CALLS or self._threads - self._commands >= MAX_THREADS:
             raise WireError(wire.BUSY, f"{MAX_CALLS} calls of this connection are under way", call=call)
 
-    def _enter(self, verb: Verb, call: CallId) -> None:
+    def _enter(self, verb: SocketVerb, call: CallId) -> None:
         """Take a place among those of all connections. Raises `WireError` when there is none."""
         if verb.command:
             if not self.server.commands.acquire(blocking=False):
@@ -369,7 +387,7 @@ class Connection:
             del self._calls[call.key]
 
     def call_ended(self, call: RunningCall) -> None:
-        """The answer to a long call is sent, if there is anybody to send it to."""
+        """The answer to a long call is sent, or its client is gone."""
         with self._guard:
             self._threads -= 1
             if call.verb.command:
@@ -385,6 +403,14 @@ class Connection:
             if found is not None:
                 found.cancelled.set()
         return found is not None
+
+    @property
+    def read_only(self) -> bool:
+        return self.server.read_only
+
+    @property
+    def subscribers(self) -> int:
+        return self.server.subscriptions.taken
 
     @property
     def why_cancelled(self) -> str:

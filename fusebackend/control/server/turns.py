@@ -1,12 +1,12 @@
-"""`Turns`: how many calls of control clients may work at the same time, and whose turn is next.
+"""`Turns`: the number of calls of control clients that work at the same time, and their order.
 
 A thread that computes keeps Python's lock for a switch interval at a time, and a mount's request needs it several
 times: beside 256 searches a `stat` took seconds. So `PLACES` calls work at once and the others wait. A search gives its
 turn up for a while when others wait (`rest`). A call that only waits (a route that hangs) is seen by the processor time
 of its thread, and no longer counted; nor are up to `LONG` that can't be interrupted and take long.
 
-Next is whose connection has worked least, and of those that have not worked at all the newest, so a new client is
-served at once whatever the others do.
+Next is the call of the connection that has worked least, and of connections that have not worked at all the newest, so
+a new client is served at once.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Turns:
             self._begin(chosen)
 
     def _look(self) -> None:
-        """While anybody waits: which of those at work wait themselves, and which take long?"""
+        """While calls wait, find working calls that only wait themselves, and those that take long."""
         while True:
             time.sleep(LOOK_S)
             with self._guard:

@@ -1,4 +1,4 @@
-"""Backend conformance: what an agent face must do, as a class to subclass.
+"""Backend conformance: the required behaviour of an agent face, as a class to subclass.
 
     from fusebackend.testing.conformance import BackendConformance
 
@@ -9,8 +9,8 @@
         def backend(self):
             return MyBackend()            # a new and empty one for each case
 
-What backends may differ in is declared on the class; `case.Case` says what there is, and what each word means. A
-backend written with the names and the habits of the seeds alone runs with `SeedConformance`.
+The class declares the differences that a backend may have; `case.Case` lists and explains them. A backend with only
+the names and the habits of the seeds runs with `SeedConformance`.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class BackendConformance(
 
 
 class SeedConformance(BackendConformance):
-    """What holds for a backend of the seeds' time too: the old names, numbered text from `read`, paths taken by the
-    letter, `fnmatch` for globs. A verb that raises `NotImplementedError` is skipped."""
+    """The cases that a backend of the seeds passes too: the old names, numbered text from `read`, paths not normalised,
+    `fnmatch` for globs. A verb that raises `NotImplementedError` is skipped."""
 
     seed_vocabulary = True
     supports_delete = False

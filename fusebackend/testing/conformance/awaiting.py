@@ -14,7 +14,7 @@ import pytest
 from fusebackend.protocol import SandboxBackendProtocol
 from fusebackend.testing.conformance.case import Case, Probe, needs
 
-# Those that only look give the same answer twice, so that sync and async can be compared.
+# Verbs that only look give the same answer twice, so that sync and async can be compared.
 LOOKING: list[tuple[str, tuple[Any, ...]]] = [
     ("ls", ("/dir",)),
     ("read", ("/dir/file.txt", 1, 1)),
@@ -41,13 +41,13 @@ CHANGED: dict[str, dict[str, bytes | None]] = {
     "move": {"/moved.txt": b"one\nthe needle\n", "/dir/file.txt": None},
     "delete": {"/dir/file.txt": None},
 }
-"""What each of `CHANGING` leaves, or takes away."""
+"""Contents of files after each of `CHANGING`; None for a file that must be gone."""
 
 
 CROWD = 100
 
 CANCELLED_S = 2.0
-"""How long it may take until what was cancelled has returned: some milliseconds, where nothing else runs."""
+"""A cancelled call must return within this time; on a quiet machine it takes some milliseconds."""
 
 
 def run(loop: str, function: Callable[[], Awaitable[Any]]) -> Any:
@@ -120,7 +120,7 @@ class AwaitingCases(Case):
     @needs("ends_when_cancelled")
     @pytest.mark.parametrize("loop", ["asyncio", "trio"])
     def test_a_cancelled_crowd_ends_at_once(self, b: Probe, loop: str) -> None:
-        """More than have places, and those that wait are left out: the backend is not busy with them afterwards."""
+        """More calls than run at once: cancelled ones that still wait never begin, so the backend is free at once."""
         self._know(loop)
         b.put("/dir/file.txt", "one\nthe needle\n")
 
@@ -154,7 +154,7 @@ class AwaitingCases(Case):
         assert time.monotonic() - began < 0.2 + CANCELLED_S
 
     def test_records_are_plain_dataclasses(self, b: Probe) -> None:
-        """They cross sockets and end in checkpoints."""
+        """Records cross sockets and are stored in checkpoints, so `dataclasses.asdict` must take them."""
         b.put("/file.txt", "x")
         for result in (b.ls("/"), b.grep("x"), b.glob("*"), *b.download_files(["/file.txt"])):
             assert dataclasses.asdict(result)

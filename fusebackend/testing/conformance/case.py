@@ -1,4 +1,4 @@
-"""What every conformance case stands on: a new backend, declared differences, and a probe to call it through.
+"""The base of the conformance cases: a new backend, declared differences, and a probe to call it through.
 
 A case is a method with the argument `b`, a `Probe` around the backend under test. `needs(...)` names the words of
 `Case` without which it is skipped.
@@ -27,11 +27,11 @@ def needs(*words: str) -> Callable[[_C], _C]:
 
 
 class Case:
-    """The ground of the cases. A subclass overrides the fixture `backend`, and the words below where it must."""
+    """The base class of the cases. A subclass overrides the fixture `backend`, and those words below that differ."""
 
     seed_vocabulary: bool = False
-    """It has the verbs of the seeds only, and not all of them: a case that meets `NotImplementedError` is skipped. For
-    any other backend that is a failure, but for `delete` and `move` where these are declared to be missing."""
+    """The backend has verbs of the seeds only, and not all of them: a case that meets `NotImplementedError` is skipped.
+    For any other backend it fails, except for `delete` and `move` where these are declared to be missing."""
     supports_delete: bool = True
     supports_move: bool = True
     reads_records: bool = True
@@ -41,10 +41,10 @@ class Case:
     byte_exact: bool = True
     """`upload_files` and `download_files` carry any bytes."""
     keeps_empty_directories: bool = True
-    """A directory outlives its last file; False where directories are only parts of paths. Below a file there is then
-    nothing to be found, which `grep`, `glob` and `download_files` may say instead of calling the path bad."""
+    """A directory outlives its last file; False where directories are only parts of paths. For a path below a file,
+    `grep`, `glob` and `download_files` may then answer that there is nothing, instead of an error for a bad path."""
     checks_paths: bool = True
-    """Bad paths are errors: empty, above the root, `~`, NUL, a file used as a directory, what UTF-8 can't say."""
+    """Bad paths are errors: empty, above the root, `~`, NUL, a file used as a directory, a lone surrogate."""
     limits_names: bool = True
     """Names over 255 bytes and paths over 4,096 are errors, as on Linux. Only with `checks_paths`."""
     normalises_paths: bool = True
@@ -54,15 +54,15 @@ class Case:
     shell_globs: bool = True
     """`glob`, and the filter of `grep`, follow the rules of `fusebackend.base.globs`."""
     finds_text_only: bool = True
-    """`grep` takes files with a NUL byte, or that are not UTF-8, for binary, and finds nothing in them."""
+    """`grep` treats files with a NUL byte, or that are not UTF-8, as binary, and finds nothing in them."""
     preserves_crlf: bool = True
-    """`edit` leaves a file that ends its lines in CRLF so."""
+    """`edit` keeps CRLF in a file whose lines end in CRLF."""
     sizes_in_bytes: bool = True
     """The size in a listing is that of the bytes, not of the characters."""
     awaits_under_trio: bool = True
     """The a* twins can be awaited under trio as well as under asyncio."""
     ends_when_cancelled: bool = True
-    """A cancelled a* twin ends at once. One that has not begun never does; a change that has may be carried out."""
+    """A cancelled a* twin ends at once. If it has not begun, it never does; a change that has begun may finish."""
     big_file_bytes: int = (9 << 20) + 5
     """The size of the large file in the cases that have one."""
 
@@ -79,11 +79,11 @@ class Case:
         return Probe(backend, self)
 
     def settle(self, backend: BackendProtocol, result: Any) -> None:
-        """Called with each result: a state-backed backend that waits for its graph merges `files_update` here."""
+        """Receive each result. For a state-backed backend, override it to merge `files_update`, as its graph would."""
 
 
 class Probe:
-    """A backend as the cases call it: each verb under its name. Tells a missing verb from a failing one."""
+    """Calls each verb of the backend under its name. A missing verb skips the case or fails it (`without`)."""
 
     def __init__(self, backend: BackendProtocol, case: Case) -> None:
         self.backend = backend
@@ -106,7 +106,7 @@ class Probe:
         return call
 
     def without(self, error: NotImplementedError) -> None:
-        """A verb is not there: skip where that is declared, fail where it isn't."""
+        """Handle a missing verb: skip the case where that is declared, else fail it."""
         if self.case.seed_vocabulary:
             pytest.skip(f"a verb is missing: {error}")
         pytest.fail(f"{type(self.backend).__name__} lacks a verb and does not declare it: {error}")
@@ -133,19 +133,19 @@ class Probe:
         return bool(response.error != "file_not_found")
 
     def names(self, path: str = "/") -> list[str]:
-        """Paths in a directory, or fail."""
+        """List the paths in a directory, or fail."""
         result = self.ls(path)
         assert result.error is None, result.error
         return [entry["path"] for entry in result.entries]
 
     def globbed(self, pattern: str, path: str | None = None) -> list[str]:
-        """Paths that `glob` finds, or fail."""
+        """Return the paths that `glob` finds, or fail."""
         result = self.glob(pattern, path)
         assert result.error is None, result.error
         return [entry["path"] for entry in result.matches]
 
     def grepped(self, *args: Any, **kwargs: Any) -> list[tuple[str, int, str]]:
-        """What `grep` finds, as tuples, or fail."""
+        """Return the matches of `grep` as tuples (path, line, text), or fail."""
         result = self.grep(*args, **kwargs)
         assert result.error is None, result.error
         return [(match["path"], match["line"], match["text"]) for match in result.matches]

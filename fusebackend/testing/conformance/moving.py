@@ -7,7 +7,7 @@ from fusebackend.testing.conformance.case import Case, Probe, needs
 
 class MovingCases(Case):
     def test_what_is_declared_missing_is_missing(self, b: Probe) -> None:
-        """A backend that can delete or move is to say so, else those cases would be skipped for nothing."""
+        """A backend that can delete or move must declare it, or those cases would be skipped without reason."""
         if not self.supports_delete:
             self._refuses(b, "delete", "/none.txt")
         if not self.supports_move:

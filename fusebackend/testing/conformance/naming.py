@@ -1,4 +1,4 @@
-"""Cases of paths: what is refused, what is the same, and what names may be."""
+"""Cases of paths: refused ones, equal ones, and the names that must work."""
 
 from __future__ import annotations
 

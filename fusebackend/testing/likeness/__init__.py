@@ -1,4 +1,4 @@
-"""Is a file system like a plain directory? A large table of calls, each made in both, and everything compared.
+"""Likeness cases: make each call of a large table on a mount and in a plain directory, and compare every outcome.
 
     from fusebackend.testing.likeness import LikenessCases
 
@@ -8,10 +8,10 @@
         def root(cls):
             yield pathlib.Path("/mnt/mine")
 
-A row is a scene (files of all kinds with owners and modes), a user, and one call. Compared are what the call returned
-or its errno, and of everything in the scene afterwards: type, mode, owner, link count, size, contents, target, which
-name it had before, and whether its modification and change time have moved. So no row says what is right: the plain
-directory does, on the same kernel. Any two of ext4 and tmpfs agree on all of it.
+A row is a scene (files of all kinds with owners and modes), a user, and one call. The comparison covers the call's
+result or errno, and for everything in the scene afterwards: type, mode, owner, link count, size, contents, target,
+device number, the name it had before, and whether its modification and change time have moved. No row holds an expected
+outcome; the plain directory gives it, on the same kernel. ext4 and tmpfs agree on all rows.
 
 There are tens of thousands of rows; `rows_per_table` of them are drawn, the same each time. Needs root, for the users.
 """
@@ -51,7 +51,7 @@ class LikenessCases:
     @pytest.fixture(scope="class")
     @classmethod
     def plain(cls) -> Iterator[Path]:
-        """The directory that is right."""
+        """A plain directory, the reference."""
         if os.geteuid() != 0:
             pytest.skip("needs root")
         with tempfile.TemporaryDirectory() as directory:

@@ -41,7 +41,7 @@ OPENINGS = {
 
 
 def opening(path: str, flags: int, then: Callable[[int], Any] = lambda fd: "opened") -> Any:
-    """Open and close; a FIFO that nobody reads is ENXIO and not waited for."""
+    """Open, call `then`, close. O_NONBLOCK makes a FIFO without a reader ENXIO, so no row blocks."""
     fd = os.open(path, flags | os.O_NONBLOCK, 0o6777)
     try:
         return then(fd)
@@ -50,7 +50,7 @@ def opening(path: str, flags: int, then: Callable[[int], Any] = lambda fd: "open
 
 
 def on_names(p: str) -> Iterator[Call]:
-    """Everything that takes a name."""
+    """Yield the calls that take a name."""
     yield f"stat {p}", lambda: stat.S_IFMT(os.stat(p).st_mode)
     yield f"lstat {p}", lambda: stat.S_IFMT(os.lstat(p).st_mode)
     yield f"unlink {p}", lambda: os.unlink(p)
@@ -81,11 +81,11 @@ def on_names(p: str) -> Iterator[Call]:
 
 
 def on_attributes(kind: str) -> Iterator[Call]:
-    """Everything whose outcome hangs on owner and mode of `p`."""
+    """Yield the calls with an outcome that depends on owner and mode of `p`."""
     for mode in (0, 0o1, 0o444, 0o755, 0o1755, 0o2755, 0o4755, 0o6755, 0o7777):
         yield f"chmod {mode:o}", partial(os.chmod, "p", mode)
     for owner in itertools.product((-1, 0, NOBODY, OTHER), repeat=2):
-        if owner != (-1, -1):  # a FUSE mount can't tell it from what the kernel does before some writes
+        if owner != (-1, -1):  # in FUSE it looks like the SETATTR that clears set-ID bits before some writes
             yield f"chown {owner}", partial(os.chown, "p", *owner)
             yield f"lchown {owner}", partial(os.lchown, "p", *owner)
     for times in itertools.product(((0, UTIME_NOW), (0, UTIME_OMIT), (5, 7), (-7, 5), (1 << 33, 9)), repeat=2):
@@ -96,7 +96,7 @@ def on_attributes(kind: str) -> Iterator[Call]:
     for mode in range(8):
         yield f"access {mode}", partial(os.access, "p", mode)
         yield f"faccessat {mode}", partial(os.access, "p", mode, effective_ids=True)
-    if kind not in ("fifo", "character device"):  # a FUSE mount is not told what passes through these
+    if kind not in ("fifo", "character device"):  # their reads and writes send no FUSE request
         yield from _on_handles()
     yield from (
         ("open p/new", lambda: opening("p/new", os.O_WRONLY | os.O_CREAT)),
@@ -157,7 +157,7 @@ XATTRS = (
 
 
 def on_extended_attributes() -> Iterator[Call]:
-    """All but ACLs, and both flags at once, of which a FUSE mount is not told."""
+    """Yield calls on all namespaces but ACLs. XATTR_CREATE with XATTR_REPLACE is left out: it never reaches a mount."""
     for name in XATTRS:
         for flags in (0, os.XATTR_CREATE, os.XATTR_REPLACE):
             yield f"setxattr {name} {flags}", partial(os.setxattr, "p", name, b"v", flags)

@@ -1,4 +1,4 @@
-"""Making the calls of many rows in one directory, and writing down all that can be seen of it."""
+"""Make the calls of many rows in one directory, and record everything that is visible afterwards."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 from fusebackend.testing.likeness.scenes import Scene, build
 
 BATCH = 200
-"""So many scenes are made, then the clock that stamps files is waited for once, then the calls are made."""
+"""This many scenes are made, then one wait for the clock that stamps files (`TICK_S`), then the calls."""
 
 TICK_S = 0.03
 
 
 class User(NamedTuple):
-    """Who makes a call. Root's own calls are made by `ROOT`."""
+    """The user that makes a call; `ROOT` for root's own."""
 
     name: str
     uid: int
@@ -40,7 +40,7 @@ class Row(NamedTuple):
 
 
 def observe(root: Path, rows: Sequence[Row]) -> list[Any]:
-    """What comes of each row. The process becomes other users, and back: call it in a child."""
+    """Return the outcome of each row. The process becomes other users, and back: call it in a child."""
     seen: list[Any] = []
     for start in range(0, len(rows), BATCH):
         batch = rows[start : start + BATCH]
@@ -82,7 +82,7 @@ def _walk(path: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _shown(path: str, status: os.stat_result, case: str, known: dict[int, tuple[str, os.stat_result]]) -> Any:
-    """Access times are left out: what counts as access, and on which mounts, each file system decides."""
+    """Record one file. Access times are left out: file systems and mount options differ in the rules for them."""
     was, old = known.get(status.st_ino, ("new", status))
     moved = [
         name

@@ -1,4 +1,4 @@
-"""Scenes: files of all kinds, made with one word each."""
+"""Scenes: directories of files of all kinds, each kind made by its name in `KINDS`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OLD_NS = 1_000_000_000 * 10**9
 
 
 class Thing(NamedTuple):
-    """Something to be made in a scene. `mode` None leaves that of its kind."""
+    """A file to make in a scene. With `mode` None it has the mode of its kind."""
 
     kind: str
     name: str
@@ -22,7 +22,7 @@ class Thing(NamedTuple):
 
 
 class Scene(NamedTuple):
-    """A directory and what is in it."""
+    """A directory and its contents."""
 
     things: tuple[Thing, ...]
     mode: int = 0o755
@@ -54,7 +54,7 @@ def _node(kind: int, device: int = 0) -> Callable[[str], list[str]]:
 
 
 def _link(target: str, beside: Callable[[str], list[str]] | None = None) -> Callable[[str], list[str]]:
-    """`target` may have `{}` in it, which is the link's own name."""
+    """Return a maker of symbolic links; `{}` in `target` stands for the link's own name."""
 
     def make(path: str) -> list[str]:
         made = beside(path + ".to") if beside is not None else []
@@ -85,13 +85,13 @@ KINDS: dict[str, Callable[[str], list[str]]] = {
     "file with two names": _two_names,
     "nothing": lambda path: [],
 }
-"""Each makes something at a path, and gives the paths of all it has made."""
+"""Makers of files at a path; each returns the paths of all it has made."""
 
 DEVICES = ("character device", "block device")
 
 
 def build(case: str, scene: Scene) -> dict[str, os.stat_result]:
-    """Make a scene as the directory `case`; gives what is in it. All times are old, but those of the last change."""
+    """Make a scene as the directory `case`; return `lstat` by path. All times but the change times are old."""
     os.mkdir(case)
     made = [case]
     for thing in scene.things:

@@ -1,4 +1,4 @@
-"""The tables: which scenes, which users and which calls are put together."""
+"""The tables: rows that combine scenes, users and calls."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ BESIDE = (Thing("file", "o", (NOBODY, NOBODY)), Thing("directory", "od", (NOBODY
 
 
 def names() -> Iterator[Row]:
-    """Every kind of file, under its name and with every ending that a path can have."""
+    """Yield rows for every kind of file, under its name and with every ending that a path can have."""
     for kind, user, ending in itertools.product(KINDS, (ROOT, USER), ("", "/", "/.", "/..", "/x", "/../p")):
         scene = Scene((Thing(kind, "p", (user.uid, user.gid)), *BESIDE), 0o777)
         for label, call in calls.on_names("p" + ending):
             if kind in DEVICES and label.startswith("open") and "O_PATH" not in label:
-                continue  # of the devices themselves, and of mounts that have none
+                continue  # the driver answers, and a mount with `nodev` refuses it
             yield Row(f"{kind}, {user.name}: {label}", scene, user, call)
 
 
@@ -33,7 +33,7 @@ MODES = (None, 0o6777, 0o0700, 0o2770, 0o1777, 0o4711, 0o2755, 0o0077)
 
 
 def attributes() -> Iterator[Row]:
-    """Owners, groups and modes against every user."""
+    """Yield rows that combine owners, groups and modes with every user."""
     for kind, mode, owner, user in _owned():
         for label, call in calls.on_attributes(kind):
             yield _owned_row(kind, mode, owner, user, label, call)
@@ -62,7 +62,7 @@ def _owned_row(kind: str, mode: int | None, owner: tuple[int, int], user: User, 
 
 
 def renaming() -> Iterator[Row]:
-    """Every kind over every kind, in one directory and between two, and with names that are none."""
+    """Yield renames of every kind over every kind, in one directory and between two, and with invalid names."""
     for kind, target, flags, source in itertools.product(KINDS, KINDS, (0, 1, 2, 3, 8), ("a/s", "b/s")):
         things = (Thing("directory", "a"), Thing("directory", "b"), Thing(kind, source), Thing(target, "b/d"))
         call = partial(renameat2, Path(source), Path("b/d"), flags)
@@ -83,12 +83,12 @@ def renaming() -> Iterator[Row]:
 
 
 def _rename_as_written(old: str, new: str, flags: int) -> None:
-    """Without `Path`, which would tidy the names up."""
+    """Call `renameat2` without `Path`, which would normalise the names."""
     renameat2(old, new, flags)  # type: ignore[arg-type]
 
 
 def sticky_directories() -> Iterator[Row]:
-    """A user in directories of every mode and owner, at files of every owner."""
+    """Yield calls of one user in directories of every mode and owner, on files of every owner."""
     kinds = ("file", "directory", "full directory", "dangling link", "fifo")
     for mode, above, kind, owner, other in itertools.product(
         (0o1777, 0o777, 0o755, 0o1755, 0o555, 0o333, 0o1733), OWNERS, kinds, OWNERS, OWNERS

@@ -12,7 +12,7 @@
 `VolumeMachine` drives a `Volume` through its methods; with `reopen_volume` it also closes and opens it again.
 `DirectoryMachine` drives a directory with system calls: give it a mounted one in `make_directory`, and a plain one
 first, which proves the machine. After every step all names, link counts, sizes and modes are compared with the model
-(`tree.py`), and after every write the whole of the file. What a volume's `features` leave out is not asked of it.
+(`tree.py`), and after every write the whole of the file. Operations that a volume's `features` exclude are skipped.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`DirectoryMachine`: the rules against a directory, with system calls.
+"""`DirectoryMachine`: runs the rules on a directory, with system calls.
 
-Open files are real descriptors, kept over renames and unlinks; files are also read through `mmap`, and listings are
-continued while the directory changes. Run it on a plain directory first: what fails there is the machine's fault.
+Open files are real descriptors, kept over renames and unlinks; files are also read through `mmap`, and listings
+continue while the directory changes. Run it on a plain directory first: a failure there is a defect of the machine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class DirectoryMachine(TreeMachine):
-    """Subclass it, override `make_directory`, and say in `features` what the directory can't do."""
+    """Subclass it, override `make_directory`, and declare in `features` the features of the directory."""
 
     features = Features()
 
@@ -41,11 +41,11 @@ class DirectoryMachine(TreeMachine):
         self._listing: tuple[Node, Any, set[bytes]] | None = None
 
     def make_directory(self) -> Path:
-        """A new and empty directory."""
+        """Return a new and empty directory."""
         raise NotImplementedError("override make_directory")
 
     def teardown(self) -> None:
-        """Override to remove the directory, after this."""
+        """Close everything. An override that removes the directory calls this first."""
         os.umask(self._umask)
         self._end_listing()
         for handle in self.handles:
@@ -57,7 +57,7 @@ class DirectoryMachine(TreeMachine):
     @precondition(lambda self: self.handles)
     @rule(data=st.data(), content=contents)
     def append(self, data: st.DataObject, content: bytes) -> None:
-        """Through a descriptor of its own, opened for appending; other descriptors see it."""
+        """Append through a descriptor of its own; other descriptors must see it."""
         node = self.draw_file(data)
         if node is not None and node.links and len(node.data) + len(content) < 600_000:
             fd = os.open(self.path(node), os.O_WRONLY | os.O_APPEND)
@@ -77,7 +77,7 @@ class DirectoryMachine(TreeMachine):
 
     @rule(data=st.data(), content=contents)
     def save(self, data: st.DataObject, content: bytes) -> None:
-        """As editors do: a temporary file beside the old one, synced and renamed over it."""
+        """Save as editors do: write a temporary file beside the old one, sync it, rename it over."""
         parent = data.draw(st.sampled_from(self.tree.directories()))
         name = data.draw(st.sampled_from(NAMES))
         old = parent.children.get(name)
@@ -103,7 +103,7 @@ class DirectoryMachine(TreeMachine):
     @precondition(lambda self: self._listing is not None)
     @rule()
     def finish_listing(self) -> None:
-        """What was there all the time is seen, and once."""
+        """End a listing: names that existed all the time must appear exactly once."""
         assert self._listing is not None
         _, iterator, stayed = self._listing
         seen = [os.fsencode(entry.name) for entry in iterator]
@@ -129,7 +129,7 @@ class DirectoryMachine(TreeMachine):
         return b"/".join((self.top, *above, *names))
 
     def place(self, node: Node) -> bytes | int:
-        """The path of a node, or a descriptor of one that has none."""
+        """Return the path of a node, or an open descriptor if it has no name left."""
         if node.links:
             return self.path(node)
         tokens: list[int] = [handle.token for handle in self.handles if handle.node is node]
@@ -168,7 +168,7 @@ class DirectoryMachine(TreeMachine):
             renameat2(Path(os.fsdecode(source)), Path(os.fsdecode(target)), flags)
         else:
             os.rename(source, target)
-        if self._listing is not None:  # a name that moved within the directory may be seen under either, or not at all
+        if self._listing is not None:  # a listing may show a renamed entry under either name, or not at all
             self._listing[2].difference_update({name, new_name})
 
     def do_setattr(self, node: Node, changes: AttrChanges) -> None:

@@ -1,8 +1,8 @@
-"""`TreeMachine`: the rules of both machines, and what must hold after each of them.
+"""`TreeMachine`: the rules of both machines, and the invariants checked after each of them.
 
-A subclass says how each operation is done (the methods from `do_create` to `do_list`); they return numbers that
-identify nodes, and raise `OSError`. Every rule draws its operands from the model, asks it which errnos are allowed,
-does the operation, and then does it to the model.
+A subclass implements each operation (the methods from `do_create` to `do_list`); they return numbers that identify
+nodes, and raise `OSError`. Every rule draws its operands from the model, gets from it the errnos that are allowed, does
+the operation, and then repeats it on the model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fusebackend.testing.model.values import MAX_FILE_BYTES, NAMES, XATTRS, cont
 
 
 class Handle(NamedTuple):
-    """An open file: the node, and whatever the subclass reads and writes it with."""
+    """An open file: its node, and the subclass's token for reading and writing it."""
 
     node: Node
     token: Any
@@ -46,18 +46,18 @@ class TreeMachine(RuleBasedStateMachine):
         super().__init__()
         self.tree = tree
         self.handles: list[Handle] = []
-        self.orphans: list[Node] = []  # nodes without a name that can still be asked for
+        self.orphans: list[Node] = []  # nodes without a name that are still open or held
         self.recent: Node | None = None  # the file that data rules used last
 
     # -- how it is done ----------------------------------------------------------------------------------------
 
     @abc.abstractmethod
     def do_create(self, parent: Node, name: bytes, mode: int, owner: tuple[int, int]) -> tuple[int, Any]:
-        """Make a file and open it: its number and the token of the handle."""
+        """Make a file and open it; return its number and the token of the handle."""
 
     @abc.abstractmethod
     def do_make(self, parent: Node, name: bytes, mode: int, target: bytes, owner: tuple[int, int]) -> int:
-        """Make a directory, a link to `target` or a special file, as `mode` says; its number."""
+        """Make a directory, a link to `target` or a special file, by the type in `mode`; return its number."""
 
     @abc.abstractmethod
     def do_link(self, node: Node, parent: Node, name: bytes) -> None: ...
@@ -106,22 +106,22 @@ class TreeMachine(RuleBasedStateMachine):
 
     @abc.abstractmethod
     def do_list(self, directory: Node) -> list[tuple[bytes, int]]:
-        """All names of a directory, sorted, with their numbers."""
+        """Return all names of a directory, sorted, with their numbers."""
 
     def draw_owner(self, data: st.DataObject) -> tuple[int, int]:
-        """Whose the next new node will be."""
+        """Choose uid and gid of the next new node."""
         return os.geteuid(), os.getegid()
 
     def made(self, node: Node) -> None:
-        """A new node is in the model."""
+        """Note that a new node is in the model."""
 
     def lost_name(self, node: Node) -> None:
-        """A name of `node` has gone."""
+        """Note that a name of `node` is gone."""
         if node.links == 0 and self.is_open(node):
             self.orphans.append(node)
 
     def closed(self, node: Node) -> None:
-        """A handle of `node` has gone."""
+        """Note that a handle of `node` is closed."""
         if node in self.orphans and not self.is_open(node):
             self.orphans.remove(node)
 
@@ -131,7 +131,7 @@ class TreeMachine(RuleBasedStateMachine):
     # -- choosing ----------------------------------------------------------------------------------------------
 
     def attempt(self, refusals: Refusals, call: Callable[..., Any], *arguments: Any) -> Done | None:
-        """Call; one of `refusals` must come of it if there are any, and nothing else may."""
+        """Call. With `refusals` it must fail with one of these errnos, and without any it must succeed."""
         try:
             result = call(*arguments)
         except OSError as error:
@@ -142,7 +142,7 @@ class TreeMachine(RuleBasedStateMachine):
         return Done(result)
 
     def draw_directory(self, data: st.DataObject) -> Node:
-        """Mostly a directory; sometimes something that is none, where names can't be."""
+        """Draw mostly a directory; sometimes another kind of file, where every name is ENOTDIR."""
         lost = [node for node in self.orphans if node.is_directory]
         others = [node for node in self.tree.nodes() if not node.is_link]
         return data.draw(st.sampled_from(self.tree.directories() * 8 + lost * 4 + others))
@@ -154,7 +154,7 @@ class TreeMachine(RuleBasedStateMachine):
         return data.draw(st.sampled_from(nodes)) if nodes else None
 
     def draw_file(self, data: st.DataObject) -> Node | None:
-        """A file; half of the time the same as the last time, since defects take more than one change to show."""
+        """Draw a file; about half of the time the last one again, since most defects need several changes to show."""
         file = self.draw_node(data, lambda node: node.is_file)
         self.recent = file or self.recent
         return file
@@ -166,7 +166,7 @@ class TreeMachine(RuleBasedStateMachine):
         return handle
 
     def draw_places(self, data: st.DataObject) -> tuple[Node, bytes, Node, bytes]:
-        """From where to where a name goes: mostly from what is there, half of the time to where the like is."""
+        """Draw source and target of a rename: mostly an existing source, half of the time over a file of its kind."""
         entries = [(holder, name) for holder in self.tree.directories() for name in sorted(holder.children)]
         source = self.draw_directory(data)
         parent, name = data.draw(st.sampled_from(entries * 4 + [(source, self.draw_name(data, source))]))
@@ -181,7 +181,7 @@ class TreeMachine(RuleBasedStateMachine):
         return parent, name, *data.draw(st.sampled_from(like + anywhere * max(len(like), 1)))
 
     def draw_name(self, data: st.DataObject, directory: Node) -> bytes:
-        """Mostly one that is there."""
+        """Draw a name, mostly an existing one."""
         return data.draw(st.sampled_from(NAMES + tuple(sorted(directory.children)) * len(NAMES)))
 
     # -- rules: names ------------------------------------------------------------------------------------------
@@ -332,7 +332,7 @@ class TreeMachine(RuleBasedStateMachine):
 
     @rule()
     def read_everything(self) -> None:
-        """Every file, link and attribute, whole."""
+        """Read every file, link and extended attribute, and compare them with the model."""
         for node in self.tree.nodes():
             if node.is_file:
                 self._open_and_compare(node)

@@ -1,7 +1,7 @@
-"""The model: a POSIX tree in dicts, without any of the questions that make a file system hard.
+"""The model: a POSIX tree in dicts, without storage, caches or concurrency.
 
-It says which errnos an operation may fail with (`may_…`, an empty set means that it must succeed) and, apart from
-that, what the tree is after it. Where POSIX leaves the order of the checks open, every errno that applies is allowed.
+The `may_…` methods return the errnos that an operation may fail with (an empty set: it must succeed), the others apply
+it to the tree. Where POSIX leaves the order of the checks open, every errno that applies is allowed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Refusals = set[int]
 
 
 class Node:
-    """A file, directory, link or special file, and what a machine has to remember about it."""
+    """A file, directory, link or special file, with the notes that a machine keeps about it."""
 
     def __init__(self, serial: int, mode: int, uid: int, gid: int) -> None:
         self.serial = serial  # in the order of making
@@ -29,7 +29,7 @@ class Node:
         self.data = bytearray()  # of a file; the target of a link
         self.xattrs: dict[bytes, bytes] = {}
         self.mtime_ns: int | None = None  # when it was set and not changed since
-        self.number = 0  # what the volume calls it, as long as the machine holds it
+        self.number = 0  # its node number in the volume while the machine holds it, else 0
 
     def __repr__(self) -> str:
         return f"<{self.serial} {self.mode:o} {self.links} names>"
@@ -58,7 +58,7 @@ class Node:
 
 
 class Tree:
-    """All nodes that have a name, and those without one that somebody still has."""
+    """A tree of nodes with names. The machine keeps the nodes that lost their last name (`TreeMachine.orphans`)."""
 
     def __init__(self, mode: int, uid: int, gid: int) -> None:
         self._serial = 0
@@ -71,7 +71,7 @@ class Tree:
         return Node(self._serial, mode, uid, gid)
 
     def walk(self) -> Iterator[tuple[tuple[bytes, ...], Node]]:
-        """Every name from the root on, as a path, parents first, in the order of names. A hard link comes twice."""
+        """Yield every name as a path, parents first, in the order of names. A file with two names comes twice."""
         waiting: list[tuple[tuple[bytes, ...], Node]] = [((), self.root)]
         while waiting:
             path, node = waiting.pop(0)
@@ -79,14 +79,14 @@ class Tree:
             waiting += [((*path, name), child) for name, child in sorted(node.children.items())]
 
     def nodes(self) -> list[Node]:
-        """Every node that has a name, once, in the order of making."""
+        """Return every node that has a name, once, in the order of making."""
         return sorted({node for _, node in self.walk()}, key=lambda node: node.serial)
 
     def directories(self) -> list[Node]:
         return [node for node in self.nodes() if node.is_directory]
 
     def path_of(self, wanted: Node) -> tuple[bytes, ...] | None:
-        """The first path to a node; None when it has no name left."""
+        """Return the first path to a node; None when it has no name left."""
         return next((path for path, node in self.walk() if node is wanted), None)
 
     def add(self, parent: Node, name: bytes, mode: int, uid: int, gid: int) -> Node:
@@ -136,7 +136,7 @@ class Tree:
         return {errno.ENOTEMPTY} if node.children else set()
 
     def remove(self, parent: Node, name: bytes) -> Node:
-        """Take a name away; the node is returned."""
+        """Remove a name; return its node."""
         node = parent.children.pop(name)
         node.links -= 1
         if node.is_directory:
@@ -166,7 +166,7 @@ class Tree:
         return refusals
 
     def rename(self, parent: Node, name: bytes, new_parent: Node, new_name: bytes, flags: int) -> Node | None:
-        """Move a name. The node that lost its name to it is returned."""
+        """Rename. Return the node that was replaced, if any."""
         node, target = parent.children[name], new_parent.children.get(new_name)
         if target is node:
             return None
@@ -187,7 +187,7 @@ class Tree:
         return {errno.ENOTEMPTY} if target.children else set()
 
     def _is_above(self, node: Node, directory: Node) -> bool:
-        """Is `node` the directory itself, or one of those above it?"""
+        """Return whether `node` is the directory itself, or one above it."""
         above: Node | None = directory
         while above is not None and above is not node and above is not self.root:
             above = above.parent

@@ -1,4 +1,4 @@
-"""What names, offsets and contents the machines try: few, so that they meet, and on both sides of every border."""
+"""Names, offsets and contents that the machines try: few, so that they collide, and on both sides of every border."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 NAMES = (b"a", b"b", b"c", b"d.txt", b"\xff\xfe", b"new\nline", "ü 字".encode(), b"n" * 255)
 XATTRS = (b"user.a", b"user.b")
 BORDERS = (0, 1, 100, 4095, 4096, 4097, 65535, 65536, 65537, 131071, 131072, 131073, 200_000)
-"""Around pages and chunks is where off-by-one errors live."""
+"""Offsets and sizes around pages and chunks, where off-by-one errors show."""
 
 MAX_FILE_BYTES = 320_000
 
 NOISE = random.Random(0).randbytes(2 * MAX_FILE_BYTES)
-"""What files are filled with: no two places of it look the same, so that bytes in the wrong place are seen."""
+"""The bytes of files. No two places of it look the same, so that misplaced bytes show."""
 
 offsets = st.sampled_from(BORDERS) | st.integers(0, 200_000)
 lengths = st.sampled_from(BORDERS[1:8]) | st.integers(1, 100_000)

@@ -1,7 +1,7 @@
-"""`VolumeMachine`: the rules against a volume's kernel face, used as the mount uses it.
+"""`VolumeMachine`: runs the rules on a volume's kernel face, called as the mount calls it.
 
-What the mount knows is held, and forgotten from time to time, parents after their children; what has no name, no
-handle and nobody who holds it must be gone. Listings are asked for in small pages from anywhere.
+The machine holds every node that it has looked up or made, and forgets them from time to time, parents after their
+children. A node without a name, a handle or a hold must be gone. Listings are read in small pages, after any name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class VolumeMachine(TreeMachine):
     """Subclass it and override `make_volume`; see the package's docstring."""
 
     owners: tuple[tuple[int, int], ...] = ((0, 0), (1000, 1000))
-    """(uid, gid) of the callers that make things."""
+    """(uid, gid) of the callers that make nodes."""
 
     keeps_numbers = False
     """Nodes have the same numbers after `reopen_volume`."""
@@ -37,15 +37,15 @@ class VolumeMachine(TreeMachine):
         self.features = self.volume.features
         root = self.volume.getattr(ROOT_NODE)
         super().__init__(Tree(root.mode, root.uid, root.gid))
-        self.held: set[Node] = set()  # what the kernel would know
+        self.held: set[Node] = set()  # nodes with a lookup count above 0
         self.tree.root.number = ROOT_NODE
 
     def make_volume(self) -> Volume:
-        """A new and empty volume."""
+        """Return a new and empty volume."""
         raise NotImplementedError("override make_volume")
 
     def reopen_volume(self) -> Volume | None:
-        """The volume, opened again after it was closed; None when nothing outlives it."""
+        """Open the volume again after it was closed; None when nothing outlives it."""
         return None
 
     def teardown(self) -> None:
@@ -61,7 +61,7 @@ class VolumeMachine(TreeMachine):
     @precondition(lambda self: type(self).reopen_volume is not VolumeMachine.reopen_volume)
     @rule(release=st.booleans())
     def reopen(self, release: bool) -> None:
-        """Close and open the volume, as a mount that ends well (`release`) or one that leaves files open."""
+        """Close and reopen the volume: after a clean unmount (`release`), or with files still open."""
         if release:
             for handle in self.handles:
                 self.do_close(handle.token)
@@ -80,7 +80,7 @@ class VolumeMachine(TreeMachine):
 
     @rule(data=st.data())
     def forget(self, data: st.DataObject) -> None:
-        """As the kernel forgets: not the root, and no directory before what it knows in it."""
+        """Forget a node as the kernel does: never the root, and a directory after its children."""
         node = self.draw_node(data, lambda node: node in self.held and self.held.isdisjoint(node.children.values()))
         if node is not None:
             self.held.remove(node)
@@ -98,7 +98,7 @@ class VolumeMachine(TreeMachine):
         self._let_go(node)
 
     def _let_go(self, node: Node) -> None:
-        """What becomes of a node that the kernel has forgotten, or that was closed."""
+        """Check a node after a forget or a close: without a name, a handle or a hold it must be gone."""
         if node in self.held or self.is_open(node):
             return
         if node.links:
@@ -113,7 +113,7 @@ class VolumeMachine(TreeMachine):
             raise AssertionError(f"{node!r} has no name, no handle, nobody holds it, and it is still there: {attr!r}")
 
     def number(self, node: Node) -> int:
-        """The node as the volume knows it; looked up and held if it was forgotten."""
+        """Return the volume's number of a node; look it up and hold it if it was forgotten."""
         if node.links and node is not self.tree.root and node not in self.held:
             path = self.tree.path_of(node)
             assert path, f"{node!r} has no name to look it up by"
@@ -129,7 +129,7 @@ class VolumeMachine(TreeMachine):
         return node.number
 
     def _held(self, call: Callable[..., Attr], *arguments: Any) -> Attr:
-        """As the mount does it: nobody may free the node between the two."""
+        """Call and hold under the volume's lock, as the mount does: the node can't be freed between the two."""
         with self.volume.lock:
             attr = call(*arguments)
             self.volume.hold(attr.node)
@@ -139,7 +139,7 @@ class VolumeMachine(TreeMachine):
 
     @rule(data=st.data(), after=st.sampled_from((b"", *NAMES)), limit=st.integers(1, 5))
     def list_page(self, data: st.DataObject, after: bytes, limit: int) -> None:
-        """Whatever came and went before, a page holds the next names that are there now, in order."""
+        """Read a page after any name: it must hold the present names that follow, in order, after any changes."""
         directory = self.draw_directory(data)
         refusals = set() if directory.is_directory else {errno.ENOTDIR}
         done = self.attempt(refusals, self.volume.readdir, self.number(directory), after, limit)

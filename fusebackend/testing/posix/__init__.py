@@ -1,4 +1,4 @@
-"""POSIX cases: what a directory must do, as a class to subclass.
+"""POSIX cases: the required behaviour of a directory, as a class to subclass.
 
 A plain directory passes them, which proves the cases before they accuse a file system. To run them on yours:
 
@@ -12,8 +12,8 @@ A plain directory passes them, which proves the cases before they accuse a file 
         def root(cls):
             yield pathlib.Path("/mnt/mine")
 
-What differs between file systems that are right in their own way is declared on the class; `case.Limits` says what
-there is. Cases that need another user run only as root, and with `limits.other_users`.
+The class declares the differences that POSIX allows between file systems; `case.Limits` lists them. Cases that need
+another user run only as root, and with `limits.other_users`.
 """
 
 from __future__ import annotations
@@ -49,4 +49,4 @@ class PosixCases(
     ExtendedAttributeCases,
     LockCases,
 ):
-    """Every case. Give it a `root`, and say in `features` and `limits` what the file system can't do."""
+    """Every case. Give it a `root`, and declare missing features and narrower limits in `features` and `limits`."""

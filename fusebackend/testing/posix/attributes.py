@@ -1,4 +1,4 @@
-"""chmod, access and statvfs; what is the caller's own to change."""
+"""chmod, access, statvfs, and the attributes of a new file."""
 
 from __future__ import annotations
 

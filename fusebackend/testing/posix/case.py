@@ -1,4 +1,4 @@
-"""What every POSIX case stands on: a fresh directory, declared limits, and a few calls that Python lacks.
+"""The base of the POSIX cases: a fresh directory, declared limits, and a few calls that Python lacks.
 
 A case is a method with the argument `d`: an empty directory of its own, removed afterwards. `needs(...)` names the
 features and limits without which a case is skipped; `fails(errno, ...)` expects one of those errnos and no other.
@@ -35,7 +35,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True)
 class Limits:
-    """In what file systems differ while each is right; the defaults are what a native volume's mount gives."""
+    """Differences that POSIX allows between file systems; the defaults are those of a native volume's mount."""
 
     huge_files: bool = True
     """A sparse file may be 2^50 bytes long (ext4 ends at 2^44)."""
@@ -46,7 +46,7 @@ class Limits:
     direct_any_size: bool = True
     """O_DIRECT takes any offset, size and address, as FUSE does; disks want whole sectors."""
     other_users: bool = True
-    """Other users may come in (a mount with `allow_other`)."""
+    """Other users have access (a mount with `allow_other`)."""
     wide_times: bool = True
     """Times from 1901 to 2262 (what 64 bits of nanoseconds hold) are kept to the nanosecond."""
     byte_names: bool = True
@@ -54,7 +54,7 @@ class Limits:
     noatime: bool = True
     """O_NOATIME is heeded."""
     many_entries: int = 3000
-    """How many entries a large directory has in the cases that read one while it changes."""
+    """Entries of a large directory in the cases that change it while they read it."""
 
 
 def needs(*words: str) -> Callable[[_C], _C]:
@@ -68,7 +68,7 @@ def needs(*words: str) -> Callable[[_C], _C]:
 
 
 class Case:
-    """The ground of the cases. A subclass overrides the fixture `root`, and `features` and `limits` where it must."""
+    """The base class of the cases. A subclass overrides the fixture `root`, and `features` and `limits` as needed."""
 
     features: Features = Features()
     limits: Limits = Limits()
@@ -85,7 +85,7 @@ class Case:
                 pytest.skip(f"needs {word}, which is not declared here" if word != "root" else "needs root")
         directory = root / f"case-{request.node.originalname}"
         directory.mkdir()
-        # A directory made by root takes its group from a setgid parent; the cases start from a known mode.
+        # Below a setgid parent, a new directory has the bit too; the cases start from a known mode.
         if self.features.persistent_modes:
             directory.chmod(0o755)
         with umask(0o022):
@@ -93,7 +93,7 @@ class Case:
         remove_tree(directory)
 
     def has(self, word: str) -> bool:
-        """Does the file system under test declare this feature or limit?"""
+        """Return whether the class declares this feature or limit; `root` means that the tests run as root."""
         if word == "root":
             return os.geteuid() == 0
         source: object = self.features if hasattr(self.features, word) else self.limits
@@ -102,7 +102,7 @@ class Case:
 
 @contextlib.contextmanager
 def fails(*numbers: int) -> Iterator[None]:
-    """The body must raise `OSError` with one of these errnos."""
+    """Fail unless the body raises `OSError` with one of these errnos."""
     try:
         yield
     except OSError as error:
@@ -132,7 +132,7 @@ def opened(path: Path | bytes | str, flags: int, mode: int = 0o644, *, dir_fd: i
 
 
 def remove_tree(directory: Path) -> None:
-    """Remove a case's directory with all below it, whatever a failed case has left of its modes."""
+    """Remove a case's directory with all below it."""
     shutil.rmtree(os.fsencode(directory))
 
 
@@ -145,9 +145,9 @@ def renameat2(source: Path, target: Path, flags: int) -> None:
 
 
 def as_user(directory: Path, action: Callable[[], Any], uid: int = NOBODY, groups: tuple[int, ...] = ()) -> Any:
-    """Run `action` in a child that is another user and whose working directory is `directory`; return its result.
+    """Run `action` as another user in a child with the working directory `directory`; return its result.
 
-    The child goes to the directory first, as root: what lies above it need not be open to the user. An exception
+    The child changes its directory first, as root, so the user needs no access to the directories above. An exception
     in the child is raised here; an OSError keeps its errno.
     """
 
@@ -162,27 +162,27 @@ def as_user(directory: Path, action: Callable[[], Any], uid: int = NOBODY, group
 
 
 def drop_capabilities() -> None:
-    """Keep root's number and give up its powers, in a child that may be told to (capset(2), version 3)."""
+    """Drop all capabilities and keep the user id, by capset(2), version 3. Call it in a child: there is no way back."""
     header, data = struct.pack("Ii", 0x20080522, 0), bytes(24)
     if _libc.capset(header, data) != 0:
         raise OSError(ctypes.get_errno(), "capset")
 
 
 def in_child(action: Callable[[], Any], timeout_s: float = 60.0) -> Any:
-    """Run `action` in a forked child and return (or raise) what it did; the child is killed after `timeout_s`."""
+    """Run `action` in a forked child; return its result or raise its exception. See `Child.result` for the time-out."""
     child = fork(action)
     return child.result(timeout_s)
 
 
 class Child:
-    """A forked process that runs one function and tells its parent, through a pipe, what came of it."""
+    """A forked process that runs one function and sends its result to the parent through a pipe."""
 
     def __init__(self, pid: int, pipe: int) -> None:
         self.pid = pid
         self._pipe = pipe
 
     def result(self, timeout_s: float = 60.0) -> Any:
-        """What the function returned, or the exception it raised."""
+        """Return the function's result, or raise its exception. Kill the child after `timeout_s` without data."""
         import select
         import signal
 

@@ -217,7 +217,7 @@ class DataCases(Case):
         with opened(d / "file", RDWR_NEW) as fd:
             os.ftruncate(fd, size)
             os.pwrite(fd, b"D" * 65536, 2 << 20)
-            # A file system may call everything data; what it may not do is call data a hole.
+            # A file system may report everything as data, but no data as a hole.
             data = os.lseek(fd, 0, os.SEEK_DATA)
             assert 0 <= data <= 2 << 20
             hole = os.lseek(fd, 2 << 20, os.SEEK_HOLE)

@@ -36,7 +36,7 @@ _libc.closedir.argtypes = [ctypes.c_void_p]
 
 
 class Listing:
-    """opendir, readdir, telldir, seekdir and rewinddir, which Python keeps to itself. `.` and `..` are left out."""
+    """opendir, readdir, telldir, seekdir and rewinddir, which Python does not offer. `.` and `..` are left out."""
 
     def __init__(self, path: Path) -> None:
         self._stream = _libc.opendir(os.fsencode(path))
@@ -208,7 +208,7 @@ class DirectoryCases(Case):
         for name in ("a", "b", "c"):
             (d / name).mkdir()
         (d / "file").touch()
-        # 1 for all directories is how some file systems (btrfs, FUSE ones) say that they don't count.
+        # Some file systems (btrfs, FUSE ones) do not count: all their directories have the link count 1.
         assert d.stat().st_nlink == (base + 3 if base > 1 else 1)
         os.rmdir(d / "a")
         os.rename(d / "b", d / "c" / "b")

@@ -144,7 +144,7 @@ class ExtendedAttributeCases(Case):
         "flags", [os.O_WRONLY, os.O_RDWR, os.O_WRONLY | os.O_APPEND, os.O_RDWR | os.O_APPEND, os.O_WRONLY | os.O_TRUNC]
     )
     def test_a_write_takes_the_capabilities_of_a_file(self, d: Path, flags: int) -> None:
-        for _ in range(2):  # the second time the file is known
+        for _ in range(2):  # the second time, the kernel has the inode cached
             (d / "file").write_bytes(b"x")
             os.setxattr(d / "file", "security.capability", CAPABILITIES)
             assert os.getxattr(d / "file", "security.capability") == CAPABILITIES
@@ -174,5 +174,5 @@ class ExtendedAttributeCases(Case):
 
 
 def _listed(path: Path) -> list[str]:
-    """The names in the `user.` namespace; a security module may add its own to the rest."""
+    """Return the names in the `user.` namespace; a security module may add names in others."""
     return [name for name in os.listxattr(path) if name.startswith("user.")]

@@ -56,10 +56,10 @@ class LockCases(Case):
         with opened(d / "lock", os.O_RDWR) as mine:
             fcntl.flock(mine, fcntl.LOCK_EX)
             children = [fork(count_up) for _ in range(WAITERS)]
-            # The mount must go on serving while all of them wait.
+            # The mount must serve other requests while all of them wait.
             (d / "meanwhile").write_bytes(b"x")
             assert (d / "count").read_text() == "0"
-            fcntl.flock(mine, fcntl.LOCK_UN)  # closing would not do: the children were born with this handle
+            fcntl.flock(mine, fcntl.LOCK_UN)  # close(2) would not: the children inherited this handle
         for child in children:
             child.result()
         assert (d / "count").read_text() == str(WAITERS)
@@ -126,7 +126,7 @@ class LockCases(Case):
 
 
 def _try_lock(fd: int, start: int, length: int, kind: int = fcntl.LOCK_EX) -> bool:
-    """Could this process take the lock? It is given back at once."""
+    """Return whether this process can take the lock; release it at once."""
     try:
         fcntl.lockf(fd, kind | fcntl.LOCK_NB, length, start)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Names and paths: what Linux allows in a name, how long it may be, and making and removing directories."""
+"""Names and paths: bytes and lengths that Linux allows in a name, and making and removing directories."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class NameCases(Case):
     def test_a_path_of_4095_bytes_works_and_4096_does_not(self, d: Path) -> None:
         (d / "file").write_bytes(b"x")
         path = os.fsencode(d / "file")
-        # Slashes count and mean nothing: the path grows without the tree.
+        # Repeated slashes lengthen the path without another directory.
         start, end = os.fsencode(d), b"file"
         longest = start + b"/" * (4095 - len(start) - len(end)) + end
         assert len(longest) == 4095 and os.stat(longest).st_ino == os.stat(path).st_ino
@@ -187,7 +187,7 @@ class NameCases(Case):
         assert (d / "Name").read_text() == "Name"
 
     def test_a_missing_name_that_is_then_made_is_found(self, d: Path) -> None:
-        for number in range(20):  # the absence may be cached; making the name must end that
+        for number in range(20):  # creating the name must invalidate a negative dentry
             assert not (d / f"name-{number}").exists()
             (d / f"name-{number}").write_bytes(b"x")
             assert (d / f"name-{number}").exists()

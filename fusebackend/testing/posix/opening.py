@@ -269,7 +269,7 @@ class OpenCases(Case):
         with opened(d, os.O_RDONLY | os.O_DIRECTORY) as directory, opened(d / "file", os.O_RDWR | os.O_CREAT) as fd:
             os.write(fd, b"x")
             os.unlink(d / "file")
-            with fails(errno.ENOENT):  # the directory handle is there to have Python call linkat, which follows
+            with fails(errno.ENOENT):  # with a directory handle, Python calls linkat, which follows the link
                 os.link(f"/proc/self/fd/{fd}", "again", src_dir_fd=directory, dst_dir_fd=directory)
         assert os.listdir(d) == []
 
@@ -344,7 +344,7 @@ class OpenCases(Case):
 
 
 def _aligned(size: int) -> memoryview:
-    """A buffer at the start of a page, as O_DIRECT on a disk wants it."""
+    """Return a page-aligned buffer, as O_DIRECT on a disk requires."""
     import mmap
 
     return memoryview(mmap.mmap(-1, size))

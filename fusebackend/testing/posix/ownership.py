@@ -164,7 +164,7 @@ class OwnershipCases(Case):
                 os.chown("file", NOBODY, -1)
             with fails(errno.EPERM):
                 os.utime("file", ns=(1, 1))
-            os.utime("file")  # now: allowed to whoever may write
+            os.utime("file")  # the time of now: write permission is enough
             os.truncate("file", 0)
 
         as_user(d, try_all)
@@ -222,7 +222,7 @@ class OwnershipCases(Case):
     def test_changing_contents_without_privileges_clears_the_bits(
         self, d: Path, how: str, mode: int, left: int
     ) -> None:
-        """POSIX, write() and truncate(); a set-group-ID bit without the right to execute is left alone by Linux."""
+        """POSIX, write() and truncate(). Linux keeps a set-group-ID bit without group execute permission."""
         (d / "file").write_bytes(b"x" * 100)
         os.chown(d / "file", NOBODY, NOBODY)
         os.chmod(d / "file", mode)
@@ -261,7 +261,7 @@ class OwnershipCases(Case):
     def test_a_stranger_to_the_group_clears_its_bit(
         self, d: Path, how: str, group: int, groups: tuple[int, ...], left: int
     ) -> None:
-        """A set-group-ID bit without the right to execute stays where whoever changes the file is in the group."""
+        """A set-group-ID bit without group execute permission stays if the writing user is in the file's group."""
         (d / "file").write_bytes(b"x" * 100)
         os.chown(d / "file", OTHER, group)
         os.chmod(d / "file", 0o2666)

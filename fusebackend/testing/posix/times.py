@@ -38,7 +38,7 @@ def utimensat(path: Path, atime: tuple[int, int], mtime: tuple[int, int], flags:
 
 @contextlib.contextmanager
 def changes(*paths: Path, mtime: bool = True) -> Iterator[None]:
-    """The body must move the change time (and by default the modification time) of each path forwards."""
+    """Fail unless the body moves the change time (and with `mtime` the modification time) of each path forwards."""
     before = {path: path.lstat() for path in paths}
     _tick(max(status.st_ctime_ns for status in before.values()))
     yield
@@ -53,7 +53,7 @@ def changes(*paths: Path, mtime: bool = True) -> Iterator[None]:
 
 @contextlib.contextmanager
 def leaves(*paths: Path) -> Iterator[None]:
-    """The body must leave modification and change time of each path alone."""
+    """Fail if the body changes modification or change time of a path."""
     before = {path: path.lstat() for path in paths}
     _tick(max(status.st_ctime_ns for status in before.values()))
     yield
@@ -63,10 +63,10 @@ def leaves(*paths: Path) -> Iterator[None]:
 
 
 def _tick(stamp_ns: int) -> None:
-    """Let the kernel's coarse clock, which stamps files, pass a stamp it gave and one tick (up to 10 ms) more.
+    """Wait until the kernel's coarse clock, which stamps files, is past a stamp, and one tick (up to 10 ms) more.
 
-    The stamp may be ahead of what this processor reads: other processors advance the clock, and some kernels stamp
-    finer than they tick.
+    The stamp may be ahead of the clock that this processor reads: other processors advance it, and some kernels stamp
+    files with a finer resolution than the tick.
     """
     start = max(stamp_ns, now_ns())
     while now_ns() <= start:

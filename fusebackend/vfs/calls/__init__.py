@@ -1,9 +1,7 @@
-"""The way into one volume.
+"""Calls into one volume.
 
 executor.py         `Offload`: inline, or in threads under a deadline
-route_limits.py     how long, and how many at once
-circuit_breaker.py  `Health`: is a route asked at all?
-retry.py            a call whose connection was lost
-request.py          whose request is being answered
-route_guard.py      the agent face of a route, under the same limits
+route_limits.py     the deadline of a route, and how many calls run at once
+circuit_breaker.py  `Health`: fail calls at once while a route is down
+request.py          the thread and user of the request that a task answers
 """

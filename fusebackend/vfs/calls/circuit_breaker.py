@@ -1,15 +1,15 @@
-"""`Health`: how a route answers, and whether it is asked at all. A circuit breaker, and what `status` says of it.
+"""`Health`: the circuit breaker of a route, and the state that `status` shows.
 
-A call that ends in time is an answer, whatever its error: ENOENT says that the backend is there. A time-out or a lost
+A call that ends in time is an answer, also with an error: ENOENT says that the backend is there. A time-out or a lost
 connection (`TROUBLE`) is a failure. After `FAILURES_TO_OPEN` of them in a row the route is *down*: calls fail at once
-with the error of the last one, so that whoever works in a tree does not wait for the same silence again and again.
-Then, each time a pause has passed and somebody calls or asks for the status, one probe is made; when it is answered,
-calls go through again. Pauses double up to a limit, and vary, so that many mounts of one server don't ask in step.
+with the error of the last one, so that a walk through a tree does not wait for the same silence again and again. Then,
+each time a pause has passed, the next call or `status` makes one probe; when it is answered, calls go through again.
+Pauses double up to a limit, and vary, so that many mounts of one server don't ask in step.
 
-Failures are counted for each kind of call by itself: a volume may answer `lookup` from what it remembers while every
-`read` hangs, and such an answer proves nothing.
+Failures are counted for each kind of call by itself: a volume may answer `lookup` from its cache while every `read`
+hangs, and such an answer proves nothing.
 
-`Health` decides and never waits; it may be asked by any thread. Who makes the probe is `executor.py`.
+`Health` decides and never waits; any thread may call it. `executor.py` makes the probe.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ JITTER = 0.25
 """By which part of itself a pause varies."""
 
 REMEMBERED_S = 60.0
-"""For how long a failure that nothing has followed is worth telling."""
+"""A route counts as degraded for this long after its last failure."""
 
 LOST = frozenset({
     errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE, errno.ENOTCONN, errno.ESHUTDOWN,
@@ -53,7 +53,7 @@ class Health:
     """See the module's docstring.
 
     Args:
-        name: what the log calls the route.
+        name: of the route, in the log.
         clock: seconds that only grow.
         vary: a random number between two.
 
@@ -123,7 +123,7 @@ class Health:
         self._probe_at = self._clock() + self._pause_s * self._vary(1 - JITTER, 1 + JITTER)
 
     def begin_probe(self) -> bool:
-        """May the caller make a probe now? Then it must say how it went, with `recovered` or `still_down`."""
+        """True if the caller may make a probe now. It must then call `recovered` or `still_down`."""
         with self._lock:
             if not self._down or self._probing or self._clock() < self._probe_at:
                 return False

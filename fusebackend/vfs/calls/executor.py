@@ -1,15 +1,18 @@
-"""`Offload`: the way into one volume. Inline where it doesn't block; in threads, under a deadline, where it may.
+"""`Offload`: calls into one volume. Inline where it doesn't block; in threads, under a deadline, where it may.
 
 A thread hop costs about as much as a whole FUSE request, so memory, SQLite and local directories are called on the
-loop's own thread. A blocking volume has so many places for calls (`max_calls`), a deadline for each call, the wait for
-a place included, and a `Health`, which has calls fail at once while the volume does not answer. When it hangs, its
-callers get ETIMEDOUT and nobody else notices.
+loop's own thread. A blocking volume has `max_calls` places for calls, a deadline for each call, which includes the wait
+for a place, and a circuit breaker (`Health`). When it hangs, its callers get ETIMEDOUT and other routes go on.
 
-A thread can't be ended. One whose call was given up goes on until the backend answers, and keeps its place until then,
-so there are never more than `max_calls` of them; agents, who come from threads of their own (`run`), have as many
-places again. What such a thread was to change may be changed or not: the log says so.
+A thread can't be ended. After its call was given up it goes on until the backend answers, and keeps its place until
+then, so there are never more than `max_calls` of them. Agents call in other threads (`run`), and have as many places
+again. A change that was given up may have been made or not: the log says so. A call is given up, too, when the process
+that waits for it was killed (`request.py`); if it has not begun, it never does.
 
-A call is given up too when the process that waits for it was killed (`request.py`); if it has not begun, it never does.
+This is the only place where the mount repeats a call, and it repeats only questions whose connection was lost: asking
+again does no harm. A change is never repeated, since it may have been made. After a time-out the first thread is still
+busy, and the caller has waited enough. (A backend repeats calls that only it can tell to be harmless: a conditional
+write after a conflict, a statement on a new connection of a pool.)
 
 The `async` methods belong to the loop; `run` and `finish` to any other thread.
 """
@@ -20,6 +23,7 @@ import contextlib
 import contextvars
 import errno
 import logging
+import random
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -28,13 +32,13 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 import trio
 
+from fusebackend.base import budget
 from fusebackend.base.deadline import Calls, GivenUp, Pending
 from fusebackend.base.errors import oserror
 from fusebackend.base.waiting import WouldWait, at_once
 from fusebackend.protocol import Volume
 from fusebackend.vfs.calls import request
-from fusebackend.vfs.calls.circuit_breaker import TROUBLE, Health
-from fusebackend.vfs.calls.retry import repeated
+from fusebackend.vfs.calls.circuit_breaker import LOST, TROUBLE, Health
 from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S, DEFAULT_MAX_CALLS
 
 log = logging.getLogger(__name__)
@@ -46,10 +50,24 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 PATIENCE_S = 0.25
-"""How long a call has waited before it is looked whether anybody waits for it."""
+"""How long a call waits before the first look whether its process was killed."""
 
 PROBE_PATIENCE_S = 1.0
 """How long a call waits for a probe of a volume that is down: it may have just come back."""
+
+ATTEMPTS = 5
+
+PAUSE_S = 0.1
+"""Before the second attempt of a question, at most; doubled for each further one. Together a second and a half: a
+server restarts in that time, and a pool finds out that its connections are gone."""
+
+SEARCHES = ("grep", "grep_raw", "glob", "glob_info")
+
+GRACE_S = 1.0
+"""How long a search may go on after its budget is spent."""
+
+FILE_S = 0.5
+"""How much more time a batch has for each file but the first."""
 
 
 class _Call(Generic[T]):
@@ -75,11 +93,11 @@ class Offload:
     """See the module's docstring.
 
     Args:
-        blocking: may calls wait for a network or a slow disk? Otherwise everything else here is idle.
+        blocking: calls may wait for a network or a slow disk. Otherwise everything else here is idle.
         deadline_s: how long one call may take.
         max_calls: how many may run at once.
-        name: what the log and errors call the route.
-        probe: asks the volume something harmless that it can't know without its backend.
+        name: of the route, in the log and in errors.
+        probe: a harmless call that the volume can't answer without its backend.
     """
 
     def __init__(
@@ -97,7 +115,7 @@ class Offload:
         self.max_calls = max_calls
         self.name = name
         self.health = Health(name)
-        self.abandoned = 0  # calls whose process was killed while they waited
+        self.abandoned = 0  # calls of processes that were killed meanwhile
         self._probe = probe
         self._volume = volume
         self._at_once = volume.at_once if volume is not None else frozenset()
@@ -114,7 +132,7 @@ class Offload:
         return self.health.timeouts
 
     def describe(self) -> dict[str, Any]:
-        """For `status`. Asking for it is a reason to look whether a volume that was down is back."""
+        """For `status`. Begins a probe of a volume that is down, if one is due."""
         trouble = self._volume.trouble if self._volume is not None else None
         if trouble is not None:
             return {"state": "degraded", "since": trouble[0], "why": trouble[1]}
@@ -128,7 +146,7 @@ class Offload:
     # -- the loop's --------------------------------------------------------------------------------------------
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The function's result; ETIMEDOUT when the deadline passes, and at once while the volume is down."""
+        """Return the function's result; ETIMEDOUT when the deadline passes, and at once while the volume is down."""
         if not self.blocking:
             return function(*args, **kwargs)
         if getattr(function, "__self__", self) is self._volume and getattr(function, "__name__", "") in self._at_once:
@@ -138,17 +156,17 @@ class Offload:
         return await self._judged(change)
 
     async def ask(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """`call` of something that changes nothing: it is repeated when its connection was lost."""
+        """`call` a function that changes nothing: it is repeated when its connection was lost."""
         if not self.blocking:
             return function(*args, **kwargs)
         if self._at_once:
             with contextlib.suppress(WouldWait):
                 return self._tried(partial(function, *args, **kwargs))
         question = partial(self._in_thread, partial(function, *args, **kwargs), False)
-        return await self._judged(lambda: repeated(question))
+        return await self._judged(lambda: _repeated(question))
 
     def _tried(self, function: Callable[[], T]) -> T:
-        """What it returns if it need not wait. `WouldWait` else; while the volume is down, nothing is tried."""
+        """Return the result of a function that need not wait; `WouldWait` if it must, or while the volume is down."""
         if self.health.down:
             raise WouldWait
         return at_once(function)
@@ -172,7 +190,7 @@ class Offload:
             self._sync_s += (time.perf_counter() - start - self._sync_s) / 8
 
     async def _judged(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """What an attempt gives, if the volume's health allows one, and what that says of its health."""
+        """Make an attempt if the circuit breaker allows one, and count its outcome there."""
         if self.health.down:
             await self._wait_for_probe()
         kind = request.current().verb
@@ -188,7 +206,7 @@ class Offload:
         return answer
 
     async def _wait_for_probe(self) -> None:
-        """Go on if the volume answers a probe that has just been begun."""
+        """Wait for a probe of a volume that is down. Raises `RouteDown` if it is not answered."""
         self._begin_probe()
         while self.health.down and self._probe_left_s():
             await trio.sleep(PROBE_PATIENCE_S / 100)
@@ -196,10 +214,10 @@ class Offload:
             raise self.health.refusal()
 
     async def _in_thread(self, function: Callable[[], T], changes: bool) -> T:
-        """Run in a thread of its own, until the deadline or until nobody waits for it any more.
+        """Run in a thread of its own, until the deadline or until the process that waits was killed.
 
         Args:
-            changes: may the function change something? For the log.
+            changes: the function may change something. For the log.
         """
         asked = request.current()
         give_up_at = trio.current_time() + self.deadline_s
@@ -219,7 +237,7 @@ class Offload:
         return call.answer
 
     async def _take_place(self, asked: request.Request, give_up_at: float) -> None:
-        """Be one of `max_calls`; those who come first are first."""
+        """Wait for one of `max_calls` places, in the order of the calls."""
         if self._running < self.max_calls:
             self._running += 1
             return
@@ -241,7 +259,7 @@ class Offload:
             self._running -= 1
 
     async def _until(self, event: trio.Event, asked: request.Request, give_up_at: float) -> None:
-        """Wait for an event. ETIMEDOUT at the deadline; EINTR when whoever asks has been killed."""
+        """Wait for an event. ETIMEDOUT at the deadline; EINTR when the process that waits was killed."""
         while not event.is_set():
             with trio.move_on_at(min(give_up_at, trio.current_time() + PATIENCE_S)):
                 await event.wait()
@@ -270,46 +288,47 @@ class Offload:
 
     # -- any other thread's ------------------------------------------------------------------------------------
 
-    def run(
-        self, kind: str, function: Callable[[], T], *, more_s: float = 0.0, left_s: Callable[[], float] | None = None
-    ) -> T:
-        """What `call` is for the loop, for everybody else.
+    def run(self, verb: str, call: Callable[[], T], files: int = 1) -> T:
+        """Run a call of an agent or the server in a thread of its own, with the same limits as the kernel's.
+
+        A search has the time of its budget (`base/budget.py`) and a moment more, so that one that ends by itself gives
+        its results. Giving one up says nothing about the volume.
 
         Args:
-            kind: of call, for the volume's health.
-            function: what to run, in a thread of its own.
-            more_s: by how much later than usual its deadline is.
-            left_s: how much time it has, if something else than the deadline says so. A call that is given up then
-                says nothing about the volume.
+            verb: of the agent, or another name for the kind of call.
+            call: runs in the thread.
+            files: how many files a batch is about. It has more time for each but the first.
 
         Raises:
-            GivenUp: it took too long.
-            OSError: the volume is down, or what the function raises.
+            GivenUp: it took too long; it may still be carried out.
+            RouteDown: the volume is down, and the call was not made.
+            OSError: from the call.
         """
         if not self.blocking:
-            return function()
+            return call()
         if self.health.down and not self._is_back():
             raise self.health.refusal()
-        most_s = self.deadline_s + more_s
+        is_search = verb in SEARCHES
+        most_s = self.deadline_s + (files - 1) * FILE_S
         try:
-            answer = self._calls.run(function, _countdown(most_s) if left_s is None else left_s)
+            answer = self._calls.run(call, _time_for_search() if is_search else _countdown(most_s))
         except GivenUp:
-            gone = GivenUp(f"no answer to {kind} {'in time' if left_s is not None else f'within {most_s:g} s'}")
-            if left_s is None:
-                self.health.failed(kind, gone)
+            gone = GivenUp(f"no answer to {verb} {'in time' if is_search else f'within {most_s:g} s'}")
+            if not is_search:
+                self.health.failed(verb, gone)
                 log.warning("%s: %s; whether it is still done is not known", self.name, gone)
             raise gone from None
         except OSError as error:
             if error.errno in TROUBLE:
-                self.health.failed(kind, error)
+                self.health.failed(verb, error)
             raise
-        self.health.answered(kind)
+        self.health.answered(verb)
         return answer
 
     def finish(self, function: Callable[[], None]) -> None:
-        """The last words to a volume, whatever its health, in a thread of their own.
+        """Run the last call into a volume in a thread of its own, also while the volume is down.
 
-        ETIMEDOUT when the deadline passes and it has stored no file more in that time.
+        ETIMEDOUT when the deadline passes and the volume has stored no more files in that time.
         """
         if not self.blocking:
             function()
@@ -339,7 +358,7 @@ class Offload:
     # -- probes ------------------------------------------------------------------------------------------------
 
     def _begin_probe(self) -> None:
-        """Begin a probe, if it is time for one."""
+        """Begin a probe, if one is due."""
         if self.health.begin_probe():
             self._probe_began = time.monotonic()
             self._probing = Pending(self._probe_now)
@@ -351,7 +370,7 @@ class Offload:
         return max(0.0, self._probe_began + PROBE_PATIENCE_S - time.monotonic())
 
     def _is_back(self) -> bool:
-        """Does a volume that was down answer a probe now?"""
+        """True if a volume that was down answers a probe now."""
         self._begin_probe()
         if self._probing is not None:
             with contextlib.suppress(GivenUp):
@@ -366,8 +385,37 @@ class Offload:
                 self.health.still_down(error)
                 return
         except Exception:
-            log.exception("defect in a probe of %s", self.name)  # an answer of a kind: whoever calls will see it
+            log.exception("defect in a probe of %s", self.name)  # an answer of a kind: the next call shows it
         self.health.recovered()
+
+
+async def _repeated(
+    attempt: Callable[[], Awaitable[T]], *, vary: Callable[[float, float], float] = random.uniform
+) -> T:
+    """Return the result of `attempt`; try again after an error of a lost connection."""
+    for number in range(ATTEMPTS - 1):
+        try:
+            return await attempt()
+        except OSError as error:
+            if error.errno not in LOST:
+                raise
+        most_s = PAUSE_S * 2**number
+        await trio.sleep(vary(most_s / 2, most_s))
+    return await attempt()
+
+
+def _time_for_search() -> Callable[[], float]:
+    left = budget.current()
+    spent_at: float | None = None
+
+    def left_s() -> float:
+        nonlocal spent_at
+        if not left.spent:
+            return left.left_s + GRACE_S
+        spent_at = time.monotonic() if spent_at is None else spent_at
+        return max(0.0, spent_at + GRACE_S - time.monotonic())
+
+    return left_s
 
 
 def _countdown(seconds: float) -> Callable[[], float]:
@@ -376,5 +424,5 @@ def _countdown(seconds: float) -> Callable[[], float]:
 
 
 def _tell_loop(token: trio.lowlevel.TrioToken, ended: Callable[[], None]) -> None:
-    with contextlib.suppress(trio.RunFinishedError):  # the mount has ended; nobody waits
+    with contextlib.suppress(trio.RunFinishedError):  # the mount has ended
         token.run_sync_soon(ended)

@@ -1,10 +1,9 @@
-"""`Request`: whose request is being answered, for whoever waits on its behalf.
+"""`Request`: the thread and user of the request that a task answers.
 
-It travels in a context variable of the task that answers, since only those who wait need it. A process that was killed
-can't go before its request is answered (fs/fuse/dev.c, `request_wait_answer`), and pyfuse3 does not pass on the
-kernel's FUSE_INTERRUPT. But the kernel marks such a thread with a pending SIGKILL, whatever fatal signal it was, and
-that can be seen from here. Signals that a process handles are none of these: system calls on files are not expected to
-end with EINTR for them.
+It travels in a context variable of the task, since only calls that wait need it. A process that was killed can't end
+before its request is answered (fs/fuse/dev.c, `request_wait_answer`), and pyfuse3 does not pass on the kernel's
+FUSE_INTERRUPT. But after any fatal signal the kernel marks the thread with a pending SIGKILL, which /proc shows.
+Signals that a process handles don't count: system calls on files are not expected to end with EINTR for them.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ CAP_FOWNER, CAP_FSETID = 3, 4
 
 
 class Request(NamedTuple):
-    """What is asked, by which thread (0 for the kernel's own, or where it is not known) and which user."""
+    """A request: its kind, its thread (0 for the kernel's own, or if not known) and its user."""
 
     verb: str
     thread: int = 0
@@ -29,25 +28,25 @@ class Request(NamedTuple):
 
     @property
     def is_abandoned(self) -> bool:
-        """Has whoever waits for the answer been killed?"""
+        """True if the thread that waits for the answer was killed."""
         pending = self._status(b"SigPnd:")
-        return bool(pending and int(pending[0], 16) & _KILLED)  # if it has ended, somebody else waits for this
+        return bool(pending and int(pending[0], 16) & _KILLED)  # if it has ended, another one waits for this
 
     def can(self, capability: int) -> bool:
-        """Has the thread this capability? Where that is not to be found out, root has all and others none."""
+        """True if the thread has this capability. If /proc does not show it, root has all and others none."""
         effective = self._status(b"CapEff:")
         return bool(int(effective[0], 16) >> capability & 1) if effective else self.uid == 0
 
     def is_in(self, group: int) -> bool:
-        """Is the user in a group, by its first one or by the others that the thread has?"""
+        """True if the group is the user's first one, or a supplementary group of the thread."""
         return self.gid == group or b"%d" % group in (self._status(b"Groups:") or ())
 
     @property
     def is_confined(self) -> bool:
-        """Is the thread one of a command in a sandbox? By what it can't change of itself: it is in a pid namespace
-        below ours, without a capability that it could get, and can gain none by executing a file (shell/bubblewrap.py).
+        """True for a thread of a command in a sandbox, by properties that it can't change: it is in a pid namespace
+        below ours, has no capability that it could get, and gains none by executing a file (shell/bubblewrap.py).
 
-        Whoever can't be looked at is taken for one; the kernel's own requests are not.
+        A thread that /proc does not show counts as confined; the kernel's own requests don't.
         """
         if self.thread == 0:
             return False
@@ -60,7 +59,7 @@ class Request(NamedTuple):
         return gains_nothing and len(fields.get(b"NSpid:", ())) > 1
 
     def _status(self, field: bytes) -> list[bytes] | None:
-        """The words of a line in the thread's /proc/…/status; None when it is not known or has ended."""
+        """Return the words of a line in the thread's /proc/…/status; None if it is not known or has ended."""
         if self.thread == 0:
             return None
         try:
@@ -74,7 +73,7 @@ NOBODYS = Request("a call")
 
 
 class Asker(Protocol):
-    """As the kernel says who asks (pyfuse3's `RequestContext`)."""
+    """pyfuse3's `RequestContext`."""
 
     @property
     def pid(self) -> int: ...
@@ -86,14 +85,14 @@ class Asker(Protocol):
     def gid(self) -> int: ...
 
 
-# What is asked, and by whom. Most requests are answered before anybody wants to know: no `Request` is made of it yet.
+# Most requests are answered before a `Request` is needed: it is made by `current`.
 _Asked: TypeAlias = Request | tuple[str, Asker | None]
 
 _current: contextvars.ContextVar[_Asked] = contextvars.ContextVar("fusebackend_request", default=NOBODYS)
 
 
 def current() -> Request:
-    """The request that this task answers."""
+    """Return the request that this task answers."""
     asked = _current.get()
     if isinstance(asked, Request):
         return asked
@@ -102,10 +101,10 @@ def current() -> Request:
 
 
 def answer(verb: str, asker: Asker | None) -> None:
-    """This task answers another request from now on; None where the kernel does not say whose."""
+    """Note that this task answers another request now. `asker` is None where the kernel does not give one."""
     _current.set((verb, asker))
 
 
 def on_behalf_of(thread: int) -> None:
-    """The kernel has not said who asks, but this is who has opened what is asked for."""
+    """Attribute a request without an asker to the thread that opened the handle."""
     _current.set(current()._replace(thread=thread))

@@ -1,28 +1,29 @@
-"""What the kernel has in its caches, and how it is kept true: a file for each feature.
+"""The kernel's caches, and the rules that keep them valid: a file for each feature.
 
-Each file opens with the race that it closes or what it saves, what it costs, and its switch (`vfs/switches.py`).
+Each file opens with the race that it closes or the requests that it saves, its cost, and its switch
+(`vfs/switches.py`).
 
-kernel_cache.py    what the kernel can be told
-timeouts.py        what it may keep, and for how long
+kernel_cache.py    notices to the kernel
+timeouts.py        entry and attribute timeouts
 
 Rules, against races:
 
-invalidation.py    it is told of changes by the other face and other hosts
-overtaken.py       an answer that a change has overtaken is not believed
-hold_back.py       it is told after it has taken in what it asks
-page_versions.py   its pages are kept over an open while the file is the same
-dentries.py        the names that it has, where other hosts change them too
-revalidation.py    … looked at again before an open
-write_barrier.py   an agent's change waits for those who have just opened
-range_order.py     overlapping reads and writes in its order
-append_end.py      an append goes to the end, wherever it thinks that is
-capabilities.py    a write takes them
-twins.py           a change through one tree, in the others
+invalidation.py    notices of changes by the other face and other hosts
+overtaken.py       timeout zero for an answer that a change may have overtaken
+hold_back.py       notices wait until the kernel has applied an answer
+page_versions.py   pages are kept across opens of one version
+dentries.py        the kernel's dentries on routes that other hosts change
+revalidation.py    … compared with the volume at open
+write_barrier.py   an agent's edit waits for fresh opens
+range_order.py     overlapping reads and writes keep their order
+append_end.py      an append goes to the real end of the file
+capabilities.py    a write removes them
+twins.py           changes through one tree, in the others
 
 Optimisations:
 
-negative.py        names that are not there (and a rule)
-prefill.py         pages of small files, given at open
-cached_readdir.py  listings that it keeps
-direct_writes.py   writes that pass its page cache by
+negative.py        negative dentries (and a rule)
+prefill.py         pages of small files, pushed at open
+cached_readdir.py  listings that the kernel keeps
+direct_writes.py   writes past the page cache (and a rule)
 """

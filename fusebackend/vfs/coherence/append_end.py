@@ -1,13 +1,13 @@
-"""`AppendEnd`: an append goes to the end that the file has when it arrives, not to the one that the kernel believes in.
+"""`AppendEnd`: an append goes to the end of the file at its arrival, not to the end that the kernel assumes.
 
-Race: with O_APPEND the kernel chooses the offset, by the size it believes (`generic_write_checks`, fs/read_write.c).
-If another face or host has appended meanwhile, that is in the middle of the file, and would destroy what was appended.
-So what a handle with O_APPEND writes at the end that the kernel believes in is appended. Elsewhere go only pages of a
-shared mapping, where they are mapped, and what is written after `fcntl` has taken O_APPEND back, of which a server is
-not told.
+Race: with O_APPEND the kernel chooses the offset, by its own size of the file (`generic_write_checks`,
+fs/read_write.c). If another face or host has appended meanwhile, that is in the middle of the file, and would overwrite
+its data. So a write at the kernel's end of the file, through a handle with O_APPEND, becomes an append. Two kinds of
+writes keep their offset: pages of a shared mapping, and writes after `fcntl` has cleared O_APPEND, which no request
+reports.
 
-The kernel may believe in one of several ends: it throws away attributes that arrive together with another notice of
-the file, and a write may have been sent before it was told of a new size. The earlier ones are kept for that.
+The kernel may have one of several sizes: it drops attributes that arrive together with another notice of the file, and
+a write may have been sent before a notice of a new size. The earlier ones are kept for that.
 
 Cost: nothing for a file that others don't change; 150 bytes for one that they do, while the kernel knows it.
 Switch: `append_end`.
@@ -19,7 +19,7 @@ from fusebackend.vfs.handles import FileHandle
 from fusebackend.vfs.inodes import InodeTable, KnownInode
 
 EARLIER_SIZES = 16
-"""So many changes of a file's size may be told of while one write is on its way."""
+"""So many changes of a file's size may be sent to the kernel while one write is on its way."""
 
 PAGE_BYTES = 4096
 """Pages of a mapping are written from a multiple of this on. The kernel's are as large or larger."""
@@ -44,16 +44,16 @@ class AppendEnd:
             if left:
                 self._mappers[handle.inode] = left
 
-    def told(self, inode: int, known: KnownInode, size: int) -> None:
-        """The kernel is told another size than it believes."""
+    def size_sent(self, inode: int, known: KnownInode, size: int) -> None:
+        """Note that the kernel gets another size than it has."""
         if not known.is_dir:
             self._remember(inode, known.size)
         known.size = size
 
     def wrote(self, inode: int, known: KnownInode, end: int, appending: bool) -> None:
-        """The kernel has written up to here, and believes that the file goes as far, if no further.
+        """Note a write by the kernel up to `end`: its size of the file is at least that.
 
-        `known.size` may be one of which it knows nothing; the next append then comes to where this one has ended.
+        `known.size` may be one that the kernel does not have; its next append then begins at `end`.
         """
         if end > known.size:
             known.size = end
@@ -71,10 +71,10 @@ class AppendEnd:
         return handle.write(offset, data)
 
     def may_be_end(self, inode: int, known: KnownInode, offset: int) -> bool:
-        """Did the kernel take this offset for the end of the file, when it sent what has just arrived?
+        """True if this offset may have been the kernel's end of the file when it sent the write.
 
-        It may have been told another size since then, but not when the offset is one that pages of a mapping have,
-        which are written where they are.
+        Also a size from before the last one counts, but not at an offset of a mapped page: that page is written where
+        it is.
         """
         if offset == known.size:
             return True

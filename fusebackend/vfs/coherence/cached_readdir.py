@@ -1,37 +1,34 @@
-"""`CachedReaddir`: the kernel keeps listings of small directories, of volumes that tell at once what is changed.
+"""`CachedReaddir`: the kernel keeps listings of small directories, of volumes that report every change at once.
 
-With FOPEN_CACHE_DIR the kernel keeps what one listing has shown for all that follow, until the directory's time moves,
-it changes a name there itself, or it is told to let go of it (fs/fuse/readdir.c;
-`mount/pyfuse3_patches/cached_opendir.py` asks for it).
+With FOPEN_CACHE_DIR the kernel keeps a listing until the directory's time moves, it changes a name there itself, or a
+notice drops it (fs/fuse/readdir.c; `mount/pyfuse3_patches/cached_opendir.py` sets the flag).
 
-Saves: a listing that is read again, as by `git status`, is no request but open and release: a third of its time.
+Saves: a second listing takes 2 requests instead of 4 or more. Twenty listings of 20 directories: 921 requests instead
+of 1,981, a third of the processor time; `git status` in 1,000 files: 387 instead of 642.
 Costs: a listing is read as a whole; 60 bytes for each small directory. Switch: `cached_readdir`.
 
-Whoever reads what is kept may have to go on here, when the kernel has given a page of it up: with a position that was
-given out to another handle, closed since, perhaps of a listing that looked different. So a position means the same to
-everyone at any time, as in ext4: it is a hash of the name before it, and the names are listed in the order of their
-hashes. What stays is then seen exactly once, whatever else comes and goes.
+When the kernel drops a page of a cached listing, a reader goes on here, at a position that another handle, closed
+since, gave out for a listing with other names. So a position means the same in every handle at any time, as in ext4: it
+is a hash of the name before it, and names are listed in the order of their hashes. An entry that stays is then seen
+exactly once, while others come and go.
 
-For that order the directory is read as a whole when a listing begins, which is why a large one isn't kept: one that has
-grown large since it was last seen gets positions of the other kind, where nobody has been given any of these. And what
-one handle shows may be kept for others: so it is never older than the last change of the directory.
+That order needs the whole directory when a listing begins, so a large one isn't kept: one that has grown large gets
+counted positions, if no handle has given out any of these. And since the kernel may keep the listing for other readers,
+it is never older than the last change of the directory.
 """
 
 from __future__ import annotations
 
 import bisect
 import sys
-from typing import TYPE_CHECKING
 
 import trio
 
 from fusebackend.protocol import Attr
 from fusebackend.vfs.handles import DirectoryHandle
+from fusebackend.vfs.inode_resolver import InodeResolver
 from fusebackend.vfs.inodes import Emit, InodeTable
 from fusebackend.vfs.junctions import Route
-
-if TYPE_CHECKING:
-    from fusebackend.vfs.inode_resolver import Places
 
 SMALL_ENTRIES = 16_384
 """The largest directory whose listing the kernel may keep."""
@@ -43,7 +40,7 @@ _HASH_BITS = 62
 
 
 def position_after(name: bytes) -> int:
-    """Where a listing goes on that has shown this name last: above all positions that count names."""
+    """Return the position after a name: above all positions that count names."""
     return 1 << _HASH_BITS | hash(name) & (1 << _HASH_BITS) - 1
 
 
@@ -68,9 +65,9 @@ async def _fingerprint(route: Route, node: int) -> tuple[int, ...]:
     return attr.fingerprint
 
 
-async def _read(places: Places, route: Route, node: int, bound: int) -> KeptListing | None:
+async def _read(resolver: InodeResolver, route: Route, node: int, bound: int) -> KeptListing | None:
     """All of a directory; None when it has more than so many entries."""
-    changes, fingerprint = places.changes, await _fingerprint(route, node)
+    changes, fingerprint = resolver.changes, await _fingerprint(route, node)
     entries: list[tuple[bytes, Attr]] = []
     while page := await route.ask(route.volume.readdir, node, entries[-1][0] if entries else b"", PAGE_ENTRIES):
         entries += page
@@ -91,6 +88,11 @@ class CachedReaddir:
         """Directories known to have few entries, and …"""
         self.kept: set[int] = inodes.by_inode(set())
         """… those whose listing the kernel may have."""
+        self._listings: dict[DirectoryHandle, KeptListing] = {}
+
+    def closed(self, handle: DirectoryHandle) -> None:
+        """Drop the listing of an open directory."""
+        self._listings.pop(handle, None)
 
     def listed(self, inode: int, entries: int) -> None:
         """A directory has been seen from its beginning to its end."""
@@ -100,10 +102,10 @@ class CachedReaddir:
             self.small.discard(inode)
 
     async def may_keep(self, route: Route, inode: int, node: int) -> bool:
-        """May the kernel keep the listing of a directory?
+        """True if the kernel may keep the listing of a directory.
 
-        What it has kept moves no access time. So a listing that has to move it is asked for here, except where the
-        kernel asks anyway: it has kept none, or one from before the last change.
+        A read of a cached listing moves no access time. So a listing that has to move it is not kept, except where the
+        kernel asks anyway: it has none, or one from before the last change.
         """
         if inode not in self.small or not self._on or not route.keeps_listings:
             return False
@@ -113,30 +115,34 @@ class CachedReaddir:
         self.kept.add(inode)
         return True
 
-    async def list(self, places: Places, handle: DirectoryHandle, position: int, first: int, emit: Emit) -> bool:
+    async def list(
+        self, resolver: InodeResolver, handle: DirectoryHandle, position: int, first: int, emit: Emit
+    ) -> bool:
         """As `Listing.list`, from `position` on. The volume's own names begin at the position `first`.
 
         False, and nothing is emitted, when a listing that begins is of a directory too large for that.
         """
         route = handle.route
         assert route is not None, "a directory without a route is not kept"
-        listing = handle.listing
+        listing = self._listings.get(handle)
         if position <= first or listing is None or listing.fingerprint != await _fingerprint(route, handle.node):
             bound = SMALL_ENTRIES if position <= first else sys.maxsize
-            listing = handle.listing = await _read(places, route, handle.node, bound)
+            listing = await _read(resolver, route, handle.node, bound)
             self.listed(handle.inode, bound + 1 if listing is None else len(listing))
             if listing is None:
+                self.closed(handle)
                 return False
+            self._listings[handle] = listing
         left = listing.after(position)
         if not left:
-            handle.listing = None  # read to its end: who keeps the directory open need not keep this
+            self.closed(handle)  # read to its end: a directory that stays open needs it no more
         for following, name, attr in left:
-            heard = places.overtaken.heard
-            if listing.changes != places.changes:
+            generation = resolver.overtaken.generation
+            if listing.changes != resolver.changes:
                 try:
                     attr = await route.ask(route.volume.lookup, handle.node, name)
                 except FileNotFoundError:
                     continue
-            if not places.give(route, handle.inode, name, attr, heard, emit, following):
+            if not resolver.emit_entry(route, handle.inode, name, attr, generation, emit, following):
                 break
         return True

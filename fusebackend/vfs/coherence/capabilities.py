@@ -1,22 +1,17 @@
-"""`Capabilities`: a write that passes the page cache by takes the file's capabilities away (capabilities(7)).
+"""`Capabilities`: a write past the page cache removes the file's capabilities (capabilities(7)).
 
 Race: none; a duty that the kernel leaves to us. It removes `security.capability` before a cached write
-(`file_remove_privs`, fs/inode.c) and not before one with FOPEN_DIRECT_IO (`direct_writes.py`). A file that anybody may
-append to would keep the right to run with privileges, with other bytes.
+(`file_remove_privs`, fs/inode.c) and not before one with FOPEN_DIRECT_IO (`direct_writes.py`). A program that any user
+may append to would run other bytes with the same privileges.
 
-Cost: one `listxattr` of the volume for the first append to a file that was there before. Switch: `capabilities`.
+Cost: one `listxattr` of the volume for the first append to a file that existed before. Switch: `capabilities`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from fusebackend.protocol import Volume
+from fusebackend.protocol import Volume, Writable
 from fusebackend.vfs.handles import FileHandle, HandleTable
 from fusebackend.vfs.inodes import InodeTable
-
-if TYPE_CHECKING:
-    from fusebackend.vfs.watch.emitting import ReportingVolume
 
 CAPABILITY = b"security.capability"
 """The extended attribute in which a file has capabilities."""
@@ -31,20 +26,20 @@ class Capabilities:
         self._bare: set[int] = inodes.by_inode(set())  # files that were looked at, and have none
 
     def given(self, inode: int) -> None:
-        """A file is given capabilities."""
+        """Note that a file gets capabilities."""
         self._bare.discard(inode)
         for _, handle in self._files.items():
             if handle.inode == inode:
                 handle.bare = False
 
     async def written(self, handle: FileHandle) -> None:
-        """Bytes have been written through a handle that passes the page cache by, and is not known to be `bare`."""
+        """Remove capabilities after a write past the page cache, through a handle that is not known to be `bare`."""
         handle.bare = True
         if self._on and handle.inode not in self._bare:
             self._bare.add(handle.inode)
             await handle.route.call(_discharge, handle.route.volume, handle.route.changing, handle.node)
 
 
-def _discharge(volume: Volume, changing: Volume | ReportingVolume, node: int) -> None:
+def _discharge(volume: Volume, changing: Writable, node: int) -> None:
     if volume.features.xattrs and CAPABILITY in volume.listxattr(node):
         changing.removexattr(node, CAPABILITY)

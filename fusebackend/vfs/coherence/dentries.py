@@ -1,10 +1,10 @@
-"""`Dentries`: which names the kernel believes to lead where, on routes that other hosts change too.
+"""`Dentries`: the kernel's dentries, on routes that other hosts change too.
 
-The kernel does not say by which name it opens an inode. So every name that it was given and has not been told to drop
-is kept here, both ways, for `revalidation.py` to compare with the volume. One name leads to one inode; an inode has as
-many as it was found by. Only shared routes are kept, for it costs some hundred bytes for each name.
+The kernel does not say by which name it opens an inode. So every name that it was given, and no notice has dropped, is
+kept here, both ways, for `revalidation.py` to compare with the volume. One name leads to one inode; an inode has all
+names by which it was found. Only for shared routes, since it costs some hundred bytes for each name.
 
-Noted on the mount's loop, dropped there and by the threads that tell the kernel of changes.
+Added on the mount's loop, dropped there and by the threads that notify the kernel.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from fusebackend.vfs.inodes import SYNTHETIC_INDEX, node_of, route_index
 from fusebackend.vfs.junctions import MountTree, Route
 
 LINGER_S = 5.0
-"""How long a dropped name is kept: longer than it takes from the kernel's finding it to our hearing of that."""
+"""How long a dropped name is kept: longer than from a walk through the dentry to the request that follows."""
 
 Name: TypeAlias = tuple[int, bytes]
 """A directory's inode number, and a name in it."""
 
 
 class Dentry:
-    """What a name was found to lead to, at one time: found again, it is another one."""
+    """The inode of a name, from one lookup: the next lookup makes another one."""
 
     __slots__ = ("inode",)
 
@@ -55,7 +55,7 @@ class Dentries:
         return self._dentries.get(name)
 
     def found(self, name: Name, inode: int) -> None:
-        """The kernel is told that this name leads to this inode."""
+        """Add the dentry that the kernel gets."""
         with self._guard:
             self._purge()
             before = self._dentries.get(name)
@@ -65,13 +65,13 @@ class Dentries:
                     self._unname(before.inode, name)
                 self._names[inode] = (*self._names.get(inode, ()), name)
 
-    def gone(self, name: Name) -> None:
-        """The kernel has removed a name itself."""
+    def removed(self, name: Name) -> None:
+        """Remove a name that the kernel has removed itself."""
         with self._guard:
             self._remove(name, self._dentries.get(name))
 
     def dropped(self, name: Name, dentry: Dentry) -> None:
-        """The kernel was told to drop a name, and has done it. Somebody may have come by it just before."""
+        """Let a name linger that a notice has dropped: a walk may have used it just before."""
         with self._guard:
             self._purge()
             self._lingering.append((time.monotonic() + LINGER_S, name, dentry))
@@ -89,10 +89,10 @@ class Dentries:
             self._unname(dentry.inode, name)
 
     def renamed(self, name: Name, new_name: Name, flags: int) -> list[tuple[int, Name]]:
-        """The kernel has renamed what it has under a name; returns the inodes that have other names since."""
+        """Move the dentries of a rename by the kernel; returns the inodes that have other names now."""
         one, other = self._dentries.get(name), self._dentries.get(new_name)
-        self.gone(name)
-        self.gone(new_name)
+        self.removed(name)
+        self.removed(new_name)
         places = [(one, new_name), (other if flags & RENAME_EXCHANGE else None, name)]
         moved = [(dentry.inode, place) for dentry, place in places if dentry is not None]
         for inode, place in moved:
@@ -100,7 +100,7 @@ class Dentries:
         return moved
 
     def forget(self, inodes: Iterable[int]) -> None:
-        """The kernel does not know these any more."""
+        """Remove all names of inodes that the kernel has forgotten."""
         with self._guard:
             for inode in inodes:
                 for name in self._names.pop(inode, ()):
@@ -115,7 +115,7 @@ class Dentries:
 
 
 def links_of(tree: MountTree, dentries: Dentries, route: Route, inode: int) -> dict[Link, list[Name]]:
-    """The names of an inode, by the links of its volume that they are taken for: one in each tree."""
+    """Return the names of an inode by their links in the volume: one name in each tree."""
     links: dict[Link, list[Name]] = {}
     for parent, name in dentries.of(inode):
         directory = _node(tree, route, parent)
@@ -125,7 +125,7 @@ def links_of(tree: MountTree, dentries: Dentries, route: Route, inode: int) -> d
 
 
 def _node(tree: MountTree, route: Route, directory: int) -> int | None:
-    """The node of a directory, of which the kernel may know a junction that stands for it."""
+    """Return the node of a directory, which may be a junction in the kernel's numbers."""
     if route_index(directory) in (route.index, *(twin.index for twin in route.twins)):
         return node_of(directory)
     if route_index(directory) != SYNTHETIC_INDEX:

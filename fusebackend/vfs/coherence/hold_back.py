@@ -1,15 +1,15 @@
-"""`HoldBack`: the kernel takes in what it is about to ask, before it is told of more.
+"""`HoldBack`: notices wait until the kernel has applied the attributes that it asks for after an open.
 
-Race: when a file of a shared volume is opened and has changed, the kernel is told to forget its attributes, and asks
-for them with the first read: it has to, for it reads as far as the size it believes. But if anything is told of that
-file while the answer is on its way, the kernel throws the answer away, as it can't know which is newer, and reads by
-the old size (`fuse_change_attributes`, fs/fuse/inode.c). What is told of is most likely the very change that the open
-has found. So for a moment after such an open, notices of that inode wait.
+Race: when a file of a shared volume is opened and has changed, a notice expires its attributes, and the kernel asks for
+them with the first read: it reads as far as its size of the file. But if another notice of that file arrives while the
+answer is on its way, the kernel drops the answer, since it can't know which is newer, and reads by the old size
+(`fuse_change_attributes`, fs/fuse/inode.c). That notice is most likely of the very change that the open has found. So
+for a moment after such an open, notices of that inode wait.
 
 Cost: on shared volumes alone, a notice of a file that was opened a moment ago comes a quarter of a second later.
 Switch: `hold_back`.
 
-`begin` and `is_taken_in` belong to the mount's loop, `tell` to the threads of those who tell.
+`begin` and `is_taken_in` belong to the mount's loop, `tell` to the threads that notify.
 """
 
 from __future__ import annotations
@@ -50,27 +50,27 @@ class HoldBack:
         self._on = on
         self._opened: dict[int, _Opened] = {}
         self._waiting: dict[int, Callable[[], None]] = {}  # the last notice of each inode: they say the same
-        self._telling: Counter[int] = Counter()  # inodes of which the kernel is being told something
+        self._telling: Counter[int] = Counter()  # inodes with a notice on its way
         self._guard = threading.Lock()
 
     async def begin(self, inode: int, version: object) -> None:
-        """An inode is being opened with a version of which the kernel knows nothing yet."""
+        """Hold notices back for an inode that is opened with a version that the kernel does not have."""
         if not self._on:
             return
         with self._guard:
             if len(self._opened) >= MAX_OPENED:
-                self._drop_settled()
+                self._drop_expired()
             self._opened[inode] = _Opened(version)
         while self._telling[inode]:
             await trio.sleep(POLL_S)
 
     def is_taken_in(self, inode: int, version: object) -> bool:
-        """Does the kernel's cache become of this version, if it is given its attributes now?"""
+        """True if the kernel will apply the attributes of this version, if it gets them now."""
         opened = self._opened.get(inode)
         return opened is not None and opened.version == version and time.monotonic() < opened.until - CERTAIN_S
 
     def tell(self, inode: int, notice: Callable[[], None]) -> None:
-        """Tell the kernel of an inode, now or in a moment. With no lock held: it may have to wait for a request."""
+        """Send a notice of an inode, now or in a moment. With no lock held: it may have to wait for a request."""
         with self._guard:
             opened = self._opened.get(inode)
             if opened is not None and (inode in self._waiting or time.monotonic() < opened.until):
@@ -85,7 +85,7 @@ class HoldBack:
             with self._guard:
                 self._telling -= Counter([inode])
 
-    def _drop_settled(self) -> None:
+    def _drop_expired(self) -> None:
         now = time.monotonic()
         for inode, opened in list(self._opened.items()):
             if opened.until <= now and inode not in self._waiting:

@@ -1,10 +1,10 @@
-"""`Invalidation`: the kernel is told what the other face, or another host, has changed.
+"""`Invalidation`: notices to the kernel of changes by the other face and other hosts.
 
-Race: the kernel believes names, attributes and pages for an hour (`timeouts.py`), and does not ask in between. Whoever
-changes them in another way than through it has to tell it (FUSE_NOTIFY_INVAL_INODE, FUSE_NOTIFY_INVAL_ENTRY).
+Race: the kernel caches names, attributes and pages for an hour (`timeouts.py`), and does not ask in between. A change
+that it has not made itself needs a notice (FUSE_NOTIFY_INVAL_INODE, FUSE_NOTIFY_INVAL_ENTRY).
 
-A volume publishes each change in the thread that made it, with no lock held; the kernel is told in that thread too,
-so that whoever wrote through the API finds the mount up to date when the call returns.
+A volume publishes each change in the thread that made it, with no lock held. The notice is sent in that thread too, so
+that the mount is up to date when an agent's call returns.
 
 Cost: 0.1 ms for each change by an agent; a notice of a name waits for a request in the same directory. Switch:
 `invalidation`.
@@ -23,7 +23,6 @@ from fusebackend.vfs.coherence.hold_back import HoldBack
 from fusebackend.vfs.coherence.kernel_cache import KernelCache
 from fusebackend.vfs.coherence.negative import NegativeDentries
 from fusebackend.vfs.coherence.overtaken import Overtaken
-from fusebackend.vfs.coherence.prefill import Prefill
 from fusebackend.vfs.inodes import SYNTHETIC_INDEX, InodeTable, inode_number, node_of, route_index
 from fusebackend.vfs.junctions import MountTree, Route
 
@@ -41,7 +40,7 @@ class Invalidation:
         hold_back: HoldBack,
         overtaken: Overtaken,
         negative: NegativeDentries,
-        prefill: Prefill,
+        filled: set[int],
         on: bool,
     ) -> None:
         self._tree = tree
@@ -49,7 +48,7 @@ class Invalidation:
         self._dentries = dentries
         self._hold_back = hold_back
         self._negative = negative
-        self._prefill = prefill
+        self._filled = filled  # of `Prefill`
         self._on = on
         self.overtaken = overtaken
         self.kernel: KernelCache | None = None
@@ -62,7 +61,7 @@ class Invalidation:
         self.follow()
 
     def follow(self) -> None:
-        """Subscribe to what has been attached since this was last done, if the kernel listens. In any thread."""
+        """Subscribe to routes that were attached since the last call, if there is a kernel. In any thread."""
         with self._guard:
             if self.kernel is not None:
                 new = self._tree.attached[self._followed :]
@@ -77,11 +76,11 @@ class Invalidation:
             self.kernel = None
 
     def expire(self, route: Route) -> None:
-        """Others may have changed anything in this route unseen: let the kernel believe nothing it knows of it.
+        """Expire everything that the kernel has of this route: others may have changed anything.
 
-        It keeps the names of directories: had it to drop them, whoever works in one would lose it, and with it what is
-        mounted there. But it has to ask for their attributes, and for what is not where it was the volume answers
-        ESTALE, which makes the kernel look the name up again.
+        It keeps the dentries of directories: without them a process that works in one would lose it, and a sandbox the
+        file systems mounted there. But it has to ask for their attributes, and the volume answers ESTALE for a
+        directory that has moved, which makes the kernel look the name up again.
         """
         route.volume.expire()
         family = (route, *route.twins)
@@ -98,7 +97,7 @@ class Invalidation:
         self.drop(*absent)
 
     def drop(self, *names: Name) -> None:
-        """Let the kernel look these names up again. Not those of the server's: something may be mounted there."""
+        """Drop these dentries. Not those of the server's: something may be mounted there."""
         if self.kernel is not None:
             for name in names:
                 if self._tree.is_volumes(*name):
@@ -121,8 +120,8 @@ class Invalidation:
                     yield number, name[1]
 
     def changed(self, route: Route, change: Change) -> None:
-        """A node or a name of a route is another one than the kernel knows, in this tree. May wait for a request."""
-        self.overtaken.heard += 1
+        """Notify the kernel of one change of a route, in this tree. May wait for a request."""
+        self.overtaken.generation += 1
         anything = change.node is None and change.parent is None
         if anything and route.shared:
             route.follow_feed()
@@ -143,12 +142,12 @@ class Invalidation:
             for inode in self._numbers(route, change.parent):
                 if self._tree.is_volumes(inode, change.name):
                     self._drop_name(kernel, (inode, change.name))
-                # A directory's pages are what the kernel has kept of its listing. They go even though its time has
-                # moved, for somebody may set that back.
+                # A directory's pages are its cached listing. They go even though its time has moved, for utimes(2) may
+                # set that back.
                 kernel.invalidate_inode(inode, attributes_only=not route.keeps_listings)
 
     def _invalidate(self, route: Route, kernel: KernelCache, inode: int) -> None:
-        self._prefill.filled.discard(inode)
+        self._filled.discard(inode)
         if route.shared:
             self._hold_back.tell(inode, partial(kernel.invalidate_inode, inode))
         else:
@@ -161,7 +160,7 @@ class Invalidation:
             self._dentries.dropped(name, dentry)
 
     def _drop_names(self, route: Route, kernel: KernelCache) -> None:
-        """Of a shared route: of files all, of directories those that are wrong, if there is somebody to ask."""
+        """Drop all dentries of files, and those of directories that are wrong, if the volume answers."""
         directories: dict[Link, Name] = {}
         for inode, known in self._inodes.records():
             if route_index(inode) != route.index:
@@ -181,6 +180,6 @@ class Invalidation:
             log.info("route %s: directories are looked at when they are opened: %s", route.prefix, error)
 
     def _numbers(self, route: Route, node: int) -> list[int]:
-        """The numbers under which the kernel knows a node: its own, and a junction's that stands for it."""
+        """Return the inodes by which the kernel knows a node: its own, and that of a junction."""
         numbers = {inode_number(route.index, node), self._tree.directory(route, node)}
         return [number for number in numbers if self._inodes.get(number) is not None]

@@ -1,4 +1,4 @@
-"""`KernelCache`: what the kernel can be told of its caches, seen from the mounted tree."""
+"""`KernelCache`: the notices that the mounted tree can send to the kernel."""
 
 from __future__ import annotations
 

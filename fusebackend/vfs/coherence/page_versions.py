@@ -1,9 +1,9 @@
 """`PageVersions`: the kernel keeps a file's pages over an `open` only while they are of the version that is opened.
 
-Race: of a route that others change without telling (a TTL instead of a change feed), and of one that other hosts share,
-the pages that the kernel has may be of an older version, and it never asks by itself. Each open compares the version
-that was opened last with the one that is there: size and times, or the version that a shared volume counts. If it is
-another one, the kernel drops the pages (no FOPEN_KEEP_CACHE) and is told to forget the size, by which it reads.
+Race: on a route that others change without a feed (TTL), or that other hosts share, the kernel's pages may be of an
+older version, and it never asks by itself. Each open compares the version of the last open with the present one: size
+and times, or the version that a shared volume counts. If they differ, the kernel drops the pages (no FOPEN_KEEP_CACHE),
+and a notice expires its size, by which it reads.
 
 Cost: routes with a change feed of their own pay nothing. Elsewhere a file that was opened takes 150 bytes while the
 kernel knows it. Switch: `page_versions`.
@@ -24,7 +24,7 @@ class PageVersions:
     """See the module's docstring. On the mount's loop.
 
     Args:
-        kernel: gives what is to be told; None when nobody is there.
+        kernel: gives the kernel's caches, None before `FileSystem.attach`.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class PageVersions:
         self._versions: dict[int, object] = inodes.by_inode({})
 
     async def are_good(self, route: Route, inode: int, attr: Attr) -> bool:
-        """May the kernel keep the pages that it has of a file that is being opened?"""
+        """True if the pages that the kernel has of a file are of the version that is being opened."""
         if not self._on or (route.policy.coherent and not route.shared):
             return True
         known, kernel = self._inodes.get(inode), self._kernel()
@@ -57,6 +57,6 @@ class PageVersions:
         return False
 
     def answered(self, inode: int, version: object) -> None:
-        """The kernel is given the attributes of a version of a shared volume's file, because it has asked."""
+        """Note the answer to a GETATTR of a shared volume's file: the kernel's pages become of this version."""
         if self._hold_back.is_taken_in(inode, version) and self._inodes.get(inode) is not None:
             self._versions[inode] = version

@@ -1,9 +1,9 @@
 """`RangeOrder`: where they overlap, reads and writes of a file reach its volume in the order in which the kernel asked.
 
 Race: while a write through the page cache is on its way, the kernel has its pages unlocked (fs/fuse/file.c,
-`fuse_fill_write_pages`). If they are dropped meanwhile, as by an open of a file that has changed, whoever touches one
-of them next has it read again. A read that overtook the write in another thread would leave in the page cache what was
-there before, for good (seen with four processes at one file of a `postgres:` volume).
+`fuse_fill_write_pages`). If they are dropped meanwhile, as by an open of a changed file, the next access reads one of
+them again. A read that overtook the write in another thread would leave the old bytes in the page cache for good (seen
+with four processes at one file of a `postgres:` volume).
 
 Only volumes that block need it: others answer one request after the other. All calls are made on the mount's own loop.
 
@@ -31,13 +31,13 @@ class RangeOrder:
         self._on = on
         self._under_way: dict[int, list[_Write]] = {}  # by inode
 
-    async def settled(self, inode: int, start: int, end: int) -> None:
-        """Wait until what was to be written to these bytes before now has been, or has failed."""
+    async def wait_for_writes(self, inode: int, start: int, end: int) -> None:
+        """Wait until earlier writes to these bytes are done, or have failed."""
         for write in self._meeting(inode, start, end):
             await write.done.wait()
 
     async def write(self, inode: int, offset: int, size: int, call: Callable[[], Awaitable[int]]) -> int:
-        """Have bytes of a file written by `call`, after those who came before; returns what it does."""
+        """Write bytes of a file by `call`, after earlier writes that overlap; returns its result."""
         earlier = self._meeting(inode, offset, offset + size)
         mine = _Write(offset, offset + size, trio.Event())
         writes = self._under_way.setdefault(inode, [])

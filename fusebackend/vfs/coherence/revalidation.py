@@ -1,15 +1,14 @@
-"""`Revalidation`: what other hosts may have put in a name's place is not opened by that name.
+"""`Revalidation`: an open by a name that another host has changed is not answered with the old file (d_revalidate).
 
-Race: the kernel walks a path through the dentries it has, without a word to us, and asks to open an inode. On a volume
-that other hosts change too (`Features.shared`) its dentries are as fresh as the change feed. So whatever is done to a
-file that was reached by a path, and has to be done to the right one, asks the volume in the same step whether every
-name that the kernel has for it, and every name of the directories above, still leads there. If one does not, the answer
-is ESTALE, which Linux keeps from the caller: it walks the path once more and looks up each name of it (LOOKUP_REVAL).
+Race: the kernel walks a path through its dentries without a request, and asks to open an inode. On a volume that other
+hosts change too (`Features.shared`) its dentries are as fresh as the change feed. So an operation on a file that was
+reached by a path asks the volume in the same step whether every name that the kernel has for it, and every name of the
+directories above, still leads there. If one does not, the answer is ESTALE, which Linux keeps from the caller: it walks
+the path once more and looks up each name of it (LOOKUP_REVAL).
 
-What comes from the same thread next is that second walk, or a file that has no path, as /proc/self/fd/N: it is
-believed. In a second walk each name is looked up, so what was found last is what the path leads to, whatever other
-names it had. Names that proved wrong are dropped from the kernel's cache in the background, and counted as known until
-they are.
+The next request of that thread ends the second walk, or is for a file without a path, as /proc/self/fd/N: it is
+trusted. A second walk looks up each name, so the inode found last is the one of the path, whatever its other names.
+Names that proved wrong are dropped from the kernel's cache in the background, and count as known until then.
 
 Cost: on shared volumes alone, one question more in the same step for each open. Switch: `revalidation`.
 """
@@ -29,7 +28,7 @@ from fusebackend.protocol import Attr, Link, Volume
 from fusebackend.vfs.calls import request
 from fusebackend.vfs.coherence.dentries import Dentries, Dentry, Name, links_of
 from fusebackend.vfs.coherence.kernel_cache import KernelCache
-from fusebackend.vfs.junctions import MountTree, Route, held
+from fusebackend.vfs.junctions import MountTree, Route, call_and_hold
 
 SECOND_WALK_S = 2.0
 """How long after an ESTALE its caller is expected back."""
@@ -41,7 +40,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Misled(OSError):
+class StaleDentry(OSError):
     """ESTALE: these links, by which the kernel may have come, do not exist."""
 
     def __init__(self, links: Sequence[Link]) -> None:
@@ -53,7 +52,7 @@ class Revalidation:
     """See the module's docstring. On the mount's loop.
 
     Args:
-        kernel: gives what is to be told of wrong names; None when nobody is there.
+        kernel: gives the kernel's caches, None before `FileSystem.attach`.
     """
 
     def __init__(
@@ -71,9 +70,9 @@ class Revalidation:
         Raises:
             Misled: it may be not.
         """
-        believed = self._is_believed(inode)
+        trusted = self._is_second_walk(inode)
         self.arrived()
-        return await self._call(_checked, route, inode, believed, partial(function, *args, **kwargs))
+        return await self._call(_checked, route, inode, trusted, partial(function, *args, **kwargs))
 
     def arrived(self) -> None:
         """This thread's walk has ended with something else."""
@@ -82,7 +81,7 @@ class Revalidation:
     async def readlink(self, route: Route, inode: int, node: int) -> bytes:
         """`call` in the middle of a walk."""
         volume = route.volume
-        return await self._call(_checked, route, inode, self._is_believed(inode), partial(volume.readlink, node))
+        return await self._call(_checked, route, inode, self._is_second_walk(inode), partial(volume.readlink, node))
 
     async def check(self, route: Route, inode: int) -> None:
         """`call` of nothing."""
@@ -91,12 +90,12 @@ class Revalidation:
         self.arrived()
 
     async def lookup(self, route: Route, parent: int, node: int, name: bytes) -> Attr:
-        """What a name is, held. The way to its directory is of interest only if there is no such name."""
-        look = partial(held, route.volume, route.volume.lookup, node, name)
-        thread, believed = request.current().thread, self._is_believed(parent)
+        """Look a name up and hold its node. The names of its directory are compared only if it is absent."""
+        look = partial(call_and_hold, route.volume, route.volume.lookup, node, name)
+        thread, trusted = request.current().thread, self._is_second_walk(parent)
         try:
-            attr = await self._call(_found, route, parent, believed, look)
-        except Misled:
+            attr = await self._call(_found, route, parent, trusted, look)
+        except StaleDentry:
             raise
         except OSError:
             self._walks.pop(thread, None)
@@ -110,14 +109,14 @@ class Revalidation:
         check: Callable[[Volume, Sequence[Link], Callable[[], T]], T],
         route: Route,
         inode: int,
-        believed: bool,
+        trusted: bool,
         function: Callable[[], T],
     ) -> T:
-        names = {} if believed or not self._on else self._names(route, inode)
+        names = {} if trusted or not self._on else self._names(route, inode)
         way = route.ask if check is _found else route.call
         try:
             return await way(check, route.volume, list(names), function)
-        except Misled as error:
+        except StaleDentry as error:
             if len(self._walks) >= MAX_WALKS:
                 self._walks.pop(next(iter(self._walks)))
             self._walks[request.current().thread] = (inode, time.monotonic())
@@ -126,8 +125,8 @@ class Revalidation:
                     self.drop(name)
             raise
 
-    def _is_believed(self, inode: int) -> bool:
-        """Is this thread on its second walk, and has come here by it?"""
+    def _is_second_walk(self, inode: int) -> bool:
+        """True if this thread is on its second walk, and has reached this inode."""
         reached, at = self._walks.get(request.current().thread, (0, 0.0))
         return reached == inode and time.monotonic() < at + SECOND_WALK_S
 
@@ -162,19 +161,19 @@ class Revalidation:
 
 
 def _checked(volume: Volume, links: Sequence[Link], function: Callable[[], T]) -> T:
-    """In the volume's thread: what the function answers, unless a link is wrong."""
+    """Compare links, then call the function; in the volume's thread."""
     if links and (wrong := volume.wrong_links(links)):
-        raise Misled(wrong)
+        raise StaleDentry(wrong)
     return function()
 
 
 def _found(volume: Volume, links: Sequence[Link], function: Callable[[], T]) -> T:
-    """The same for a function that looks for a name, which is right if it finds one."""
+    """Call a function that looks for a name, and compare links only if it finds none."""
     try:
         return function()
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.ENOTDIR):
             raise
         if links and (wrong := volume.wrong_links(links)):
-            raise Misled(wrong) from None
+            raise StaleDentry(wrong) from None
         raise

@@ -1,11 +1,10 @@
-"""What the kernel may keep, and for how long.
+"""Entry and attribute timeouts: how long the kernel may cache names, attributes and pages.
 
-The kernel's dentry, attribute and page caches are the performance plan: for a volume whose every change
-passes through this process or arrives by its feed they are kept for an hour, with active invalidation, and absence is
-cached as well. A volume that other hosts change too is cached the same way while its feed tells of that, and opened as
-`revalidation.py` says; absence is not cached, for a new name is worth a question. For a volume that others may write to
-unseen, everything expires after the route's TTL, and pages are kept across opens only while the file's size and times
-have not moved.
+The kernel's dentry, attribute and page caches are the performance plan. A volume whose every change passes through this
+process or arrives by its feed is cached for an hour, with active invalidation; absence is cached as well. A volume that
+other hosts change too is cached the same way while its feed works, and opened as in `revalidation.py`; absence is not
+cached, for a new name is worth a question. On a volume that others may write to without a feed, everything expires
+after the route's TTL, and pages are kept across opens only while the file's size and times are the same.
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ class CachePolicy:
         return cls(ttl_s, False)
 
     def version(self, attr: Attr) -> object:
-        """What to compare at open: pages stay in the kernel's cache while this is the same."""
+        """Return the version to compare at open: pages stay in the kernel's cache while it is the same."""
         return True if self.coherent else attr.fingerprint
 
     def timeout(self, attr: Attr) -> float:
-        """For how many seconds the kernel may believe an entry of a shared volume."""
+        """Return the entry timeout of a shared volume, in seconds."""
         return min(self.timeout_s, SHARED_DIRECTORY_TIMEOUT_S) if attr.is_dir else self.timeout_s

@@ -1,14 +1,14 @@
-"""`WriteBarrier`: an agent's change of contents waits for handles that were just opened, and an open for the change.
+"""`WriteBarrier`: an agent's edit waits for fresh opens, and an open for an edit in progress.
 
-Race: the kernel reads a file page by page, and its pages are invalidated one by one. Who reads while the contents are
-being replaced may get the first page of before and the next one of after (measured: one of 500 reads of 16 KiB beside
-an agent that does nothing but edit). So nobody is let into the file while it is being changed, and it is not changed
-while somebody has had it open for less than `GRACE_S`: whoever opens a file and reads it at once has it as it was, or
-as it is. Who keeps it open for longer is not waited for, and sees the change at once.
+Race: the kernel reads a file page by page, and its pages are invalidated one by one. A process that reads while an
+agent replaces the contents may get pages of both versions (measured: one of 500 reads of 16 KiB beside an agent that
+does nothing but edit). So an open waits while the file is being changed, and an edit waits for handles younger than
+`GRACE_S`: a process that opens a file and reads it at once gets one version. Older handles are not waited for; their
+next read shows the change.
 
-`begin` is called in the thread of whoever changes something, with no lock held; the rest on the mount's own loop. A
-handle is in the table before `admit` looks whether its file is being changed, and a change is noted before `begin`
-looks for handles: one of the two sees the other.
+`begin` is called in the thread of the edit, with no lock held; the rest on the mount's own loop. A handle is in the
+table before `admit` looks whether its file is being changed, and a change is noted before `begin` looks for handles:
+one of the two sees the other.
 
 Cost: an edit of a file that was just opened takes up to 30 ms longer. Switch: `write_barrier`.
 """
@@ -44,10 +44,10 @@ class WriteBarrier:
         self._on = on
         self._closed = threading.Condition()
         self.changing: Counter[int] = Counter()
-        """Inodes whose contents are being changed: empty nearly always, and then nobody does anything here."""
+        """Inodes whose contents are being changed: empty nearly always."""
 
     def begin(self, routes: Iterable[Route], node: int) -> Callable[[], None]:
-        """Wait until a node of a volume, mounted as these routes, can be changed; returns what ends the change."""
+        """Wait until a node of a volume, mounted as these routes, can be changed; returns the end of the change."""
         if not self._on:
             return lambda: None
         inodes = [inode_number(route.index, node) for route in routes]

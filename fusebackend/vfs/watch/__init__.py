@@ -1,9 +1,8 @@
-"""Changes of the mounted tree, for those who watch.
+"""Changes of the mounted tree, for watchers.
 
-feed.py          `ChangeFeed`: every change, from either face
+feed.py          `ChangeFeed`: every change, from either face, in paths of the mount
 queue.py         `Watch`: the events for one watcher
 async_watch.py   … as an async iterator
-emitting.py      changes by the kernel
-visibility.py    changes by volumes: which show, and where
-node_paths.py    where the nodes are that the kernel knows
+emitting.py      `ReportingVolume`: changes by the kernel
+node_paths.py    `NodePaths`: the paths of nodes that the kernel knows
 """

@@ -30,14 +30,15 @@ class Source(Protocol):
         """Have an `aget` that waits return None."""
 
     def close(self) -> None:
-        """Let go of it, when nobody waits."""
+        """Release it, when no `aget` waits."""
 
 
 class AsyncWatch:
     """See the module's docstring.
 
     Args:
-        source: where the changes come from; or what gives that, called when the block begins or with the first step.
+        source: where the changes come from; or a function that gives it, called when the block begins or with the first
+            step.
     """
 
     def __init__(self, source: Source | Callable[[], Awaitable[Source]]) -> None:

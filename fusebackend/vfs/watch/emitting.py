@@ -1,10 +1,10 @@
-"""`ReportingVolume`: a route's volume, for the calls that change something, while somebody watches.
+"""`ReportingVolume`: a route's volume while a `Watch` is open, for the calls that change something.
 
-Each call is made, and what it has changed is told, in one step under the volume's lock: nobody else's change can come
-in between, so what is told is in order. While nobody watches, the mount calls the volume itself.
+Each call is made, and its change reported, in one step under the volume's lock, so that events come in the order of the
+changes. Without a watcher, the mount calls the volume itself.
 
-Whole-file volumes are told of twice: when the mount shows new bytes, and when they are stored, for the other face does
-not see them before that.
+Whole-file volumes give two events: when the mount shows new bytes, and when they are stored, for only then the other
+face sees them.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fusebackend.base import paths
-from fusebackend.protocol import RENAME_EXCHANGE, Attr, AttrChanges, Caller, EventKind, Report
+from fusebackend.protocol import RENAME_EXCHANGE, Attr, AttrChanges, Caller, Change, EventKind
 from fusebackend.vfs.junctions import Route
-from fusebackend.vfs.watch.node_paths import Names
+from fusebackend.vfs.watch.node_paths import NodePaths
 
 
 class ReportingVolume:
     """See the module's docstring. Each method is as in `Volume`.
 
-    `tell` is called with the lock held. Besides the report it is given the inode whose lock the kernel holds until the
-    request is over: of the directory for a change of names, of the file for others. `unstored` holds the nodes with
-    bytes that are not stored yet, for all routes of the volume.
+    `tell` is called with the lock held, with the change and the inode whose lock the kernel holds until the request is
+    over: of the directory for a change of names, of the file for others. `unstored` holds the nodes with bytes that are
+    not stored yet, for all routes of the volume.
     """
 
     def __init__(
-        self, route: Route, names: Names, tell: Callable[[Report, int], None], unstored: set[int]
+        self, route: Route, names: NodePaths, tell: Callable[[Change, int], None], unstored: set[int]
     ) -> None:
         self._route = route
         self._volume = route.volume
@@ -82,12 +82,13 @@ class ReportingVolume:
                 return  # two names of one file: POSIX leaves both
             new = self._path(new_parent, new_name, moved.is_dir)
             if old is None or new is None:
-                report = Report("unknown", "/")
+                change = Change(path="/")
             elif flags & RENAME_EXCHANGE and replaced is not None:
-                report = Report("exchanged", new, old.rstrip("/") + ("/" if replaced.is_dir else ""))
+                before = old.rstrip("/") + ("/" if replaced.is_dir else "")
+                change = Change(kind="exchanged", path=new, moved_from=before)
             else:
-                report = Report("moved", new, old)
-            self._tell(report, self._names.inode(self._route, new_parent))
+                change = Change(kind="moved", path=new, moved_from=old)
+            self._tell(change, self._names.inode(self._route, new_parent))
 
     def _look(self, parent: int, name: bytes) -> Attr | None:
         try:
@@ -148,7 +149,7 @@ class ReportingVolume:
             self._unstored.discard(node)
             self._changed("modified", node, False)
 
-    # -- telling -----------------------------------------------------------------------------------------------
+    # -- reports -----------------------------------------------------------------------------------------------
 
     def _path(self, parent: int, name: bytes, is_dir: bool) -> str | None:
         above = self._names.directory(self._route, parent)
@@ -156,13 +157,13 @@ class ReportingVolume:
 
     def _named(self, kind: EventKind, parent: int, name: bytes, is_dir: bool) -> None:
         path = self._path(parent, name, is_dir)
-        report = Report("unknown", "/") if path is None else Report(kind, path)
-        self._tell(report, self._names.inode(self._route, parent))
+        change = Change(path="/") if path is None else Change(kind=kind, path=path)
+        self._tell(change, self._names.inode(self._route, parent))
 
     def _changed(self, kind: EventKind, node: int, is_dir: bool) -> None:
         path = self._names.of(self._route, node)
         inode = self._names.inode(self._route, node)
         if path is not None:
-            self._tell(Report(kind, path + "/" if is_dir and path != "/" else path), inode)
+            self._tell(Change(kind=kind, path=path + "/" if is_dir and path != "/" else path), inode)
         elif not is_dir and self._volume.getattr(node).nlink > 0:
-            self._tell(Report("unknown", "/"), inode)  # it has a name, and nobody knows which
+            self._tell(Change(path="/"), inode)  # it has a name that is not known

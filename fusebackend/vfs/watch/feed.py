@@ -1,13 +1,15 @@
-"""`ChangeFeed`: every change of the mounted tree, from either face, for those who watch.
+"""`ChangeFeed`: every change of the mounted tree, from either face, for watchers.
 
-What the kernel does is told by `ReportingVolume`s, which stand before the volumes while somebody watches; what agents
-do is told by the volumes themselves (`Volume.observe`). Both tell with the volume's lock held, so `ChangeFeed` and
-`Watch` never wait: they put an event into queues, each of which has a bound.
+`ReportingVolume`s report the kernel's changes; while a `Watch` is open they stand before the volumes. Volumes
+themselves report those of agents (`Volume.observe`). Both call with the volume's lock held, so `ChangeFeed` and `Watch`
+never wait: they put events into queues with a bound.
 
-Whoever reacts to an event through the mount must not be shown what was there before. So an event of the agent face gets
-its place in the queues at once, and is given out when the kernel has been told to forget what it knew. The kernel's own
-are told while it waits for its answer; it still has to note that, which is done when it lets go of the directory or
-file: whoever takes the event waits for that (`Watch.get`).
+A watcher that looks at the mount because of an event must not see the state before it:
+
+- An event of the agent face gets its place in the queues at once, and is released after the kernel was notified
+  (`Gate`).
+- The kernel applies its own change when it has the answer, and then lets go of the directory or file. `Watch.get` waits
+  for that (`_wait_for_kernel`).
 """
 
 from __future__ import annotations
@@ -15,25 +17,27 @@ from __future__ import annotations
 import errno
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Literal
 
 from fusebackend.base import paths
-from fusebackend.protocol import EventSource, FileEvent, ObservableVolume, Report, Volume
+from fusebackend.base.paths import ROOT, AgentPath
+from fusebackend.composite.route_table import RouteTable
+from fusebackend.protocol import Change, EventSource, FileEvent, ObservableVolume, Volume
 from fusebackend.vfs.coherence.kernel_cache import KernelCache
 from fusebackend.vfs.junctions import MountTree, Route
 from fusebackend.vfs.watch.emitting import ReportingVolume
-from fusebackend.vfs.watch.node_paths import Names
+from fusebackend.vfs.watch.node_paths import NodePaths
 from fusebackend.vfs.watch.queue import Gate, Queued, Watch
-from fusebackend.vfs.watch.visibility import Sight
 
 NO_NAME = b"/"
 """A name that no directory has."""
 
 
 class _Once:
-    """Does something for the first who asks; the others wait until it is done, and not at all later. Without it, each
-    of 512 watchers asked the kernel of each change."""
+    """Run an action in the first call; others wait for its end, and later ones return at once. Without it, each of 512
+    watchers asked the kernel for each change."""
 
     __slots__ = ("_action", "_guard")
 
@@ -50,12 +54,11 @@ class _Once:
 
 
 class ChangeFeed:
-    """See the module's docstring. One for each mounted tree; `start` and `stop` come from the `FileSystem`."""
+    """See the module's docstring. One for each mounted tree; the `FileSystem` calls `start` and `stop`."""
 
-    def __init__(self, tree: MountTree, names: Names) -> None:
+    def __init__(self, tree: MountTree, names: NodePaths) -> None:
         self._tree = tree
         self._names = names
-        self._sight = Sight(tree)
         self._kernel: KernelCache | None = None
         self._watches: tuple[Watch, ...] = ()  # replaced as a whole: it is read with no lock
         self._guard = threading.Lock()
@@ -91,32 +94,33 @@ class ChangeFeed:
                 volume.watched = bool(watches)
 
     def follow(self) -> None:
-        """Routes have been attached, in other trees: what is changed there is told like the rest. In any thread."""
+        """Report the kernel's changes of routes that have been attached in other trees. In any thread."""
         with self._guard:
             for volume, routes in self._tree.volumes():
                 self._report(volume, routes)
 
     def _report(self, volume: Volume, routes: list[Route]) -> None:
-        """Whoever watches is told of what the kernel changes in a volume, once for each prefix that it has."""
+        """Report the kernel's changes of a volume to watchers, if there are any, once for each prefix that it has."""
         unstored: set[int] = set()
         for route in routes:
             for each in (route, *route.twins):
-                tell = partial(self._told, each, routes)
-                each.changing = ReportingVolume(each, self._names, tell, unstored) if self._watches else volume
+                emit = partial(self._changed_by_kernel, each, routes)
+                each.changing = ReportingVolume(each, self._names, emit, unstored) if self._watches else volume
 
     def start(self, kernel: KernelCache) -> None:
-        """Follow what agents do, also while nobody watches: names must be right when somebody does."""
+        """Follow the changes of agents, also without a watcher: the paths in `Names` must be right for the next one."""
         with self._guard:
             self._kernel = kernel
             self._observe()
 
     def _observe(self) -> None:
-        if self._unobserve:
-            return
-        self._unobserve = [volume.observe(partial(self._observed, routes)) for volume, routes in self._tree.volumes()]
+        if not self._unobserve:
+            self._unobserve = [
+                volume.observe(partial(self._changed_by_others, routes)) for volume, routes in self._tree.volumes()
+            ]
 
     def stop(self) -> None:
-        """The mount has ended, and with it every watch."""
+        """End every watch with the mount."""
         with self._guard:
             self._stopped = True
             for unobserve in self._unobserve:
@@ -126,46 +130,88 @@ class ChangeFeed:
         for watch in watches:
             watch.end()
 
-    # -- what is told ------------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------------------
 
-    def _told(self, through: Route, routes: list[Route], report: Report, inode: int) -> None:
-        """The kernel has changed something, through one of the routes that have this volume."""
+    def _changed_by_kernel(self, through: Route, routes: list[Route], change: Change, inode: int) -> None:
+        """Queue a change that the kernel has made through one of the routes of this volume."""
         # A route that may hang holds its directories' locks for as long.
-        settle = None if through.offload.blocking else _Once(partial(self._settle, report, inode))
-        self._emit(routes, report, "mount", self._watches, None, settle)
+        wait = None if through.offload.blocking else _Once(partial(self._wait_for_kernel, change, inode))
+        self._emit(routes, change, "mount", self._watches, None, wait)
 
-    def _settle(self, report: Report, inode: int) -> None:
+    def _wait_for_kernel(self, change: Change, inode: int) -> None:
+        """Return when the kernel has applied the answer that carried a change."""
         kernel = self._kernel
         if kernel is None or self._stopped:
             return
-        if report.kind in ("modified", "attributes"):
+        if change.kind in ("modified", "attributes"):
             kernel.invalidate_inode(inode, attributes_only=True)  # it asks again: for the size, the mode, the times
         else:
             kernel.invalidate_entry(inode, NO_NAME)  # does nothing, as soon as it has the directory's lock
 
-    def _observed(self, routes: list[Route], reports: Sequence[Report]) -> Callable[[], None]:
-        """An agent, or somebody elsewhere, has changed something of the volume that these routes have."""
+    def _changed_by_others(self, routes: list[Route], changes: Sequence[Change]) -> Callable[[], None]:
+        """Queue changes that an agent, or another host, has made to the volume of these routes."""
         watches = self._watches
         gate = Gate(watches)
-        for report in reports:
-            if report.moved_from is not None:
-                self._names.adopt(routes, report.node, report.moved_from, report.path)
+        for change in changes:
+            if change.moved_from is not None:
+                self._names.adopt(routes, change.node, change.moved_from, change.path)
             if watches:
-                self._emit(routes, report, report.source, watches, gate)
+                self._emit(routes, change, change.source, watches, gate)
         return gate.open
 
     def _emit(
         self,
         routes: list[Route],
-        report: Report,
+        change: Change,
         source: EventSource,
         watches: tuple[Watch, ...],
         gate: Gate | None,
-        settle: Callable[[], None] | None = None,
+        wait: Callable[[], None] | None = None,
     ) -> None:
         now = time.time_ns()
         for route in routes:
-            for seen in self._sight.of(route, report):
+            for seen in visible(self._tree.table, route.prefix, change):
                 event = FileEvent(seen.kind, seen.path, seen.path.endswith("/"), source, seen.moved_from, now)
                 for watch in watches:
-                    watch.put(Queued(event, gate, settle))
+                    watch.put(Queued(event, gate, wait))
+
+
+# -- visibility ------------------------------------------------------------------------------------------------
+
+
+def visible(table: RouteTable, prefix: AgentPath, change: Change) -> Iterator[Change]:
+    """Give a volume's change in paths of the mounted tree, as far as it is visible there.
+
+    A path gets the prefix of its route. A path that another route covers is invisible. A directory on the way to
+    another route exists with or without the volume's own: creating that changes nothing, and after deleting or moving
+    it the whole directory has to be looked at again (`unknown`).
+    """
+    outer = "" if prefix == ROOT else prefix
+    before = None if change.moved_from is None else outer + change.moved_from
+    change = change._replace(path=outer + change.path, moved_from=before)
+    if not table.names_below(prefix):
+        yield change
+        return
+    place = _place(table, prefix, change.path)
+    if before is None:
+        if place == "way" and change.kind == "deleted":
+            yield change._replace(kind="unknown")
+        elif place == "open" or (place == "way" and change.kind != "created"):
+            yield change
+        return
+    place_before = _place(table, prefix, before)
+    if place == place_before == "open":
+        yield change
+        return
+    for path, where in ((before, place_before), (change.path, place)):
+        if where == "way" or (where == "open" and change.kind == "exchanged"):
+            yield Change(path=path)
+        elif where == "open":
+            yield Change(kind="deleted" if path == before else "created", path=path)
+
+
+def _place(table: RouteTable, prefix: AgentPath, path: str) -> Literal["open", "covered", "way"]:
+    bare = AgentPath(path.rstrip("/") or ROOT)
+    if (table.route(bare)[0] or ROOT) != prefix:
+        return "covered"
+    return "way" if bare != ROOT and table.names_below(bare) else "open"

@@ -1,18 +1,22 @@
-"""`Names`: where in the mounted tree the nodes are that the kernel knows, for those who watch.
+"""`NodePaths`: the paths of the nodes that the kernel knows, for watchers.
 
-The kernel speaks of inodes. For each one it knows, the inode table keeps the directory and the name by which it was
-last found, so a path is the way up to the next junction. A file's directory is noted by its number in the main tree,
-and may be known by that of another tree only; a path is the same in all trees. That stays true when
+The kernel speaks of inodes. For each one it knows, the inode table keeps the directory and the name of the last lookup,
+so a path is the way up to the next junction. A file's directory is noted by its number in the main tree, even if the
+kernel knows it in another tree only; a path is the same in all trees. Paths stay right when
 
 - the kernel renames: `rename` does it and notes it in one step;
-- the other face moves something that is known: its descendants are known by it, and its new directory may not be known
-  at all, so it is noted with its whole path below the route (`adopt`) until the kernel finds it there;
-- a file has several names: those it was found by before are kept beside the last one.
+- the other face moves a known node: its descendants are known by it, and its new directory may not be known at all, so
+  it is noted with its whole path below the route (`adopt`) until the kernel finds it there;
+- a file has several names: earlier ones are kept beside the last one.
 
-A name that went away is not noted, for that would cost every `unlink` a question. So a name is only believed when the
-volume says that it leads to the node (`leads_to`).
+A name that was removed is not noted, for that would cost every `unlink` a question. So a name counts only if the volume
+says that it leads to the node (`_leads_to`).
 
 All is called with the volume's lock held, in any thread; the table's records are changed one by one.
+
+Race: an agent puts another file under a name while the kernel renames it. The notice waits for the kernel's directory
+lock, and the kernel applies its rename to dentries that no longer match (`fuse_rename_common`, fs/fuse/dir.c). So a
+rename beside an unpublished change drops both names. Cost: a comparison for each rename. Switch: `crossed_renames`.
 """
 
 from __future__ import annotations
@@ -32,31 +36,31 @@ DEEPEST = 4096
 
 
 class Renamed(NamedTuple):
-    """What came of a rename."""
+    """The outcome of a rename."""
 
-    untold: bool
-    """The kernel may think that it was something else: an agent has put another file under the name, and the kernel,
-    which holds its directories until it is answered, has not been told."""
+    crossed: bool
+    """An agent's change is not published yet: the kernel's dentries may lead to other files."""
     directory: int | None
     """The node that has another name, if it is a directory."""
 
 
-class Names:
+class NodePaths:
     """See the module's docstring."""
 
-    def __init__(self, tree: MountTree, inodes: InodeTable) -> None:
+    def __init__(self, tree: MountTree, inodes: InodeTable, drops_crossed: bool) -> None:
         self._tree = tree
         self._inodes = inodes
+        self._drops_crossed = drops_crossed
         self._adopted: set[int] = set()
 
     # -- paths -------------------------------------------------------------------------------------------------
 
     def directory(self, route: Route, node: int) -> str | None:
-        """The path, inside its volume, of a directory that something has just been done in. None: nobody knows."""
+        """Return the path, inside its volume, of a directory that has just been changed. None if not known."""
         return self._path(route, self.inode(route, node))
 
     def of(self, route: Route, node: int) -> str | None:
-        """The path of a node, by a name that leads to it now; None for one that has none, as far as is known."""
+        """Return the path of a node by a name that leads to it now; None without a known name."""
         inode = self.inode(route, node)
         known = self._inodes.get(inode)
         if self._tree.junction(inode) is not None or known is None:
@@ -69,7 +73,7 @@ class Names:
         return self._path(route, inode)
 
     def inode(self, route: Route, node: int) -> int:
-        """The number under which the kernel knows a node: its own, or a junction's that stands for it."""
+        """Return the inode by which the kernel knows a node: its own, or that of a junction."""
         number = self._tree.directory(route, node)
         if route.files is route or self._inodes.get(number) is not None:
             return number
@@ -90,7 +94,7 @@ class Names:
         return None
 
     def _elsewhere(self, inode: int) -> KnownInode | None:
-        """A directory that the kernel does not know by this number, as it knows it in another tree."""
+        """Return the record of a directory in another tree, if the kernel knows it only there."""
         for twin in self._tree.attached[route_index(inode)].twins if route_index(inode) != SYNTHETIC_INDEX else ():
             known = self._inodes.get(inode_number(twin.index, node_of(inode)))
             if known is not None:
@@ -98,7 +102,7 @@ class Names:
         return None
 
     def _leads_to(self, route: Route, directory: int, name: bytes, node: int) -> bool:
-        """Is `name` in this directory that node? What can't be asked is believed."""
+        """True if `name` in this directory leads to that node, or if the volume can't answer."""
         junction = self._tree.junction(directory)
         underlying = junction.underlying if junction is not None else (route, node_of(directory))
         if underlying is None:
@@ -130,15 +134,16 @@ class Names:
                 self._renamed(route, other, parent, name)
             if before is not None:
                 self._carry(route, before, self._inner(route, new_parent, new_name), other is not None)
-            return Renamed(volume.untold > 0, moved.node if self._inodes.beside and moved.is_dir else None)
+            crossed = self._drops_crossed and volume.unpublished > 0
+            return Renamed(crossed, moved.node if self._inodes.beside and moved.is_dir else None)
 
     def _renamed(self, route: Route, attr: Attr, parent: tuple[int, int], name: bytes) -> None:
         self._inodes.renamed(route.number(attr), route.above(attr, parent[0]), name, attr)
         for twin in route.twins if attr.is_dir else ():
             self._inodes.renamed(inode_number(twin.index, attr.node), self._tree.directory(twin, parent[1]), name, attr)
 
-    def found(self, inode: int, place: tuple[int, bytes]) -> None:
-        """The kernel has an inode under another (directory, name)."""
+    def moved(self, inode: int, place: tuple[int, bytes]) -> None:
+        """Note that the kernel has an inode under another (directory, name)."""
         known = self._inodes.get(inode)
         if known is not None:
             known.parent, known.name = place
@@ -148,7 +153,7 @@ class Names:
         return None if above is None else paths.join(above, paths.to_text(name))
 
     def adopt(self, routes: Iterable[Route], node: int | None, before: str, after: str) -> None:
-        """The other face has moved something from one path of a volume, mounted as these routes, to another."""
+        """Note a move by the other face from one path of a volume, mounted as these routes, to another."""
         for route in routes:
             self._carry(route, before, after, False)
             for each in (route, *route.twins):
@@ -160,7 +165,7 @@ class Names:
                     self._adopted.add(inode)
 
     def _carry(self, route: Route, before: str, after: str | None, exchanged: bool) -> None:
-        """What was adopted below a directory goes with it."""
+        """Move adopted nodes below a directory with it."""
         indexes = (route.index, *(twin.index for twin in route.twins))
         for inode in tuple(self._adopted):
             known = self._inodes.get(inode)

@@ -1,4 +1,4 @@
-"""`Watch`: the queue of events between the mounted tree and one watcher, who may be slow and may be in any thread.
+"""`Watch`: the queue of events between the mounted tree and one watcher, which may be slow and in any thread.
 
 `feed.py` puts events in while a volume's lock is held, so `put` never waits: the queue has a bound. An event may have
 to wait in its place for a `Gate`, and those behind it with it.
@@ -21,12 +21,12 @@ QUEUE_EVENTS = 10_000
 """What is kept for a watcher that does not keep up. Beyond that there is one `overflow`, and the rest is dropped."""
 
 _REPEATED = frozenset({"modified", "attributes", "unknown"})
-"""Told once, however often they happen before a watcher takes them."""
+"""Queued once until a watcher takes them."""
 
 _SOURCES = typing.get_args(EventSource)
 
 _WHOLE_TREES = frozenset({"deleted", "moved", "exchanged", "unknown"})
-"""Told of a directory, these are of everything below it too."""
+"""For a directory, these concern everything below it too."""
 
 
 class Gate:
@@ -47,16 +47,16 @@ class Gate:
 class Queued(NamedTuple):
     event: FileEvent
     gate: Gate | None
-    settle: Callable[[], None] | None = None
-    """Called without any lock when the event is taken; returns when the kernel has noted what it has been answered."""
+    wait: Callable[[], None] | None = None
+    """Called without any lock when the event is taken; returns when the kernel has applied the answer."""
 
 
 class Watch:
     """The changes at and below one path, from its making on. Take them with `get` or by iterating; thread-safe.
 
     It ends with `close`, from any thread, or with the mount: then what is left can still be taken. A path need not
-    exist, and a watch stays with its path when what was there moves away. What moves in or out is told as `moved`, with
-    one of its paths outside.
+    exist, and a watch stays with its path when the file there moves away. A move in or out gives `moved`, with one of
+    its paths outside.
     """
 
     def __init__(self, path: AgentPath, on_close: Callable[[Watch], None]) -> None:
@@ -76,12 +76,12 @@ class Watch:
             self._changed.wait_for(self._is_ready, timeout_s)
             if not self._queue or not self._may_go(self._queue[0]):
                 return None
-            event, _, settle = self._queue.popleft()
+            event, _, wait = self._queue.popleft()
             self._repeated.discard((event.kind, event.path, event.source))
             if len(self._queue) < QUEUE_EVENTS:
                 self._overflowed = False
-        if settle is not None:
-            settle()
+        if wait is not None:
+            wait()
         return event
 
     @property
@@ -163,7 +163,7 @@ class Watch:
             self._changed.notify_all()
 
     def end(self) -> None:
-        """Nothing more will be put; what was can be taken."""
+        """Take no more events; queued ones can still be taken."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()

@@ -1,8 +1,8 @@
-"""A disk that loses its power: what may be left of a few files, by the records of `recorder.c`.
+"""A disk that loses power: possible contents of a few files afterwards, by the records of `recorder.c`.
 
-What was written to a file before its last complete sync is there. Of what was written since, any part may be: each
-write as a whole, torn between sectors, or not at all, whatever the order. Names are kept in the order in which they
-were made and removed, up to some moment since the directory was last synced.
+Writes to a file before its last complete sync survive. Of the later ones any subset may survive, in any order: each as
+a whole, torn between sectors, or not at all. Changes of names survive in order, up to some moment after the last sync
+of the directory.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ def records(log: Path) -> Iterator[Record]:
 
 
 class File:
-    """One file: what is safe, and what has been done to it since."""
+    """One file: its synced contents, and the writes since."""
 
     def __init__(self) -> None:
         self.safe = bytearray()
         self.pending: list[Record] = []
-        self.syncing: dict[int, int] = {}  # sync → how many of `pending` were there when it began
+        self.syncing: dict[int, int] = {}  # sync → length of `pending` when it began
 
     def after(self, chance: random.Random) -> bytes:
-        """What may be left of it. Often all or nothing of the last writes; else each of them has its own fate."""
+        """Draw possible contents. Often all or none of the last writes survive; else each is drawn on its own."""
         data = bytearray(self.safe)
         likely = chance.choice((0.0, 0.5, 0.9, 1.0))
         for record in self.pending:
@@ -60,8 +60,8 @@ class Disk:
 
     def __init__(self) -> None:
         self._files: dict[int, File] = {}
-        self._names: dict[int, int] = {}  # as they are on the disk for certain
-        self._changes: list[Record] = []  # of names, since
+        self._names: dict[int, int] = {}  # synced
+        self._changes: list[Record] = []  # changes of names since
         self._syncing: dict[int, int] = {}
 
     def take(self, record: Record) -> None:
@@ -93,7 +93,7 @@ class Disk:
         self._syncing = {sync: max(0, count - done) for sync, count in self._syncing.items()}
 
     def lose_power(self, path: Path, chance: random.Random) -> None:
-        """Make `path` and the files beside it what may be left of them."""
+        """Write possible contents to `path` and the files beside it."""
         names = dict(self._names)
         for change in self._changes[: chance.randint(0, len(self._changes))]:
             _rename(names, change)

@@ -1,9 +1,9 @@
-"""What is done to a volume while `recorder.c` writes down what becomes of its file, and what the volume holds then.
+"""Steps on a volume while `recorder.c` records the system calls on its file, and the expected tree after each step.
 
     python work.py FILE LOG SEED STEPS
 
-`steps` gives the same for the same seed, in the process that does them and in the test that judges. Every step is one
-call of the kernel face, so a volume that keeps its promise holds, after a power loss, what it held after one of them.
+`steps` gives the same for the same seed, in the process that does them and in the test that checks. Every step is one
+call of the kernel face, so after a power loss a correct volume has the tree of one of the steps.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 HEADER = struct.Struct("<cBHIQQ")
-"""As in `recorder.c`; `S` marks the start of a step, `P` that the volume has promised to keep it and all before it."""
+"""As in `recorder.c`; `S` marks the start of a step, `P` that it and all before it are durable."""
 
 Tree = dict[str, bytes]
 """Name → contents of a file; directories end in a slash and hold b""."""
@@ -25,7 +25,7 @@ SIZES = (0, 1, 100, 4096, 5000, 20_000, 65_536, 100_000)
 
 
 class Step(NamedTuple):
-    """`verb` is a call of the volume, or `fsync` or `reopen`; `tree` is what the volume holds after it."""
+    """`verb` is a call of the volume, or `fsync` or `reopen`; `tree` holds the expected files after it."""
 
     verb: str
     arguments: tuple[Any, ...]
@@ -78,7 +78,7 @@ def main(file: str, log: str, seed: str, count: str) -> None:
     from fusebackend.backends.sqlite import flusher
     from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
 
-    # As small as they can be, so that a short run has everything in it that a long one has.
+    # As small as they can be, so that a short run flushes and checkpoints as often as a long one.
     sqlite.MAX_DIRTY_ITEMS, sqlite.MAX_WAL_BYTES = 20, 3 << 20
     flusher.FLUSH_AFTER_S, flusher.CHECKPOINT_BYTES = 0.05, 1 << 20
     me = Caller(0, 0)

@@ -19,7 +19,7 @@ from seed_backends import DuckBackend
 
 from fusebackend.backends.composite import CompositeBackend
 from fusebackend.backends.directory import agent_face as directoryface
-from fusebackend.backends.directory import ripgrep
+from fusebackend.backends.directory import search
 from fusebackend.backends.directory.backend import FilesystemBackend
 from fusebackend.backends.memory import InMemoryBackend
 from fusebackend.backends.sqlite.backend import SqliteBackend
@@ -160,6 +160,7 @@ def test_it_reaches_the_threads_of_the_async_verbs(backend: Any) -> None:
         assert found.truncated and listed.truncated and not found.matches and not listed.matches
 
 
+@pytest.mark.slow
 def test_a_large_file_is_given_up_half_way() -> None:
     with InMemoryBackend() as backend:
         put(backend, "/a.txt", b"needle\n")
@@ -248,7 +249,7 @@ def test_ripgrep_is_ended_when_the_search_is_called_off(endless: Path, monkeypat
         return begin(process, *arguments, **options)
 
     monkeypatch.setattr(subprocess.Popen, "communicate", communicate)
-    monkeypatch.setattr(ripgrep, "SHARE", 1.0)
+    monkeypatch.setattr(search, "SHARE", 1.0)
     with FilesystemBackend(endless / "root") as backend, budget.limited(60, event):
         found = backend.grep("needle")
     assert (found.matches, found.truncated) == ([], True)

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from fusebackend.linux import mount_table as table
-from fusebackend.shell import cgroups, limits, owner
-from fusebackend.shell.cgroups import ControlGroups, Place, places
-from fusebackend.shell.limits import Limits
+from fusebackend.linux import runtime_directory
+from fusebackend.shell import cgroups
+from fusebackend.shell.cgroups import ControlGroups, Limits, Place, places
 from fusebackend.shell.options import ShellOptions
 
 V1 = """\
@@ -144,7 +144,7 @@ class TestGroups:
         def refuse(directory: str, remove: object) -> None:
             raise PermissionError(13, "Permission denied", directory)
 
-        monkeypatch.setattr(owner, "remove_stale", refuse)
+        monkeypatch.setattr(runtime_directory, "remove_stale", refuse)
         groups = ControlGroups([Place(str(kernel), 2, BOTH)])
         assert groups.version_for("memory") == 2, "that is no reason to do without"
         assert "control groups of a server that was killed stay in" in caplog.text
@@ -175,7 +175,7 @@ class TestOwner:
     def test_names_of_processes_that_are_gone(self, tmp_path: Path) -> None:
         ended = subprocess.Popen(["true"])
         ended.wait()
-        mine = owner.name(3)
+        mine = runtime_directory.own_name(3)
         prefix, namespace, pid, began, _ = mine.split("-")
         stale = {
             f"{prefix}-{namespace}-{ended.pid}-{began}-1",
@@ -183,7 +183,7 @@ class TestOwner:
         }
         others = {
             mine,
-            owner.name(0),
+            runtime_directory.own_name(0),
             f"{prefix}-1-{ended.pid}-{began}-1",
             "fusebackend-x",
             "other",
@@ -192,7 +192,7 @@ class TestOwner:
         for name in stale | others:
             (tmp_path / name).mkdir()
         removed: list[str] = []
-        owner.remove_stale(str(tmp_path), removed.append)
+        runtime_directory.remove_stale(str(tmp_path), removed.append)
         assert {os.path.basename(path) for path in removed} == stale
 
 
@@ -230,8 +230,8 @@ class TestLimits:
     )
     def test_what_they_say_of_themselves(self, monkeypatch, tmp_path: Path, uid: int, uid_map: str, words: str) -> None:
         (tmp_path / "uid_map").write_text(uid_map)
-        monkeypatch.setattr(limits.os, "geteuid", lambda: uid)
-        monkeypatch.setattr(limits, "UID_MAP", str(tmp_path / "uid_map"))
+        monkeypatch.setattr(cgroups.os, "geteuid", lambda: uid)
+        monkeypatch.setattr(cgroups, "UID_MAP", str(tmp_path / "uid_map"))
         described = Limits(ShellOptions(memory_bytes=1 << 30, max_processes=9), ControlGroups([])).describe()
         assert described == {
             "memory_bytes": 1 << 30,

@@ -14,12 +14,13 @@ import pytest
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.base.paths import AgentPath
 from fusebackend.linux import mount_table as table
+from fusebackend.linux.command import Command
 from fusebackend.linux.mount_table import MountEntry
-from fusebackend.shell import Shell, ShellOptions, bubblewrap, devices, etc, mountwatch, system
+from fusebackend.shell import Shell, ShellOptions, bubblewrap, system
+from fusebackend.shell import shell as shell_module
 from fusebackend.shell.bubblewrap import Bind, Fresh, SandboxError, View
-from fusebackend.shell.devices import Devices
-from fusebackend.shell.etc import Etc
 from fusebackend.shell.mountcheck import MountCheck
+from fusebackend.shell.system import Devices, Etc
 from fusebackend.shell.usernamespace import UserNamespace
 from fusebackend.vfs.mounted_tree import FileSystem
 
@@ -107,7 +108,7 @@ class TestSystem:
             files = system.etc_files(network)
             assert not [path for path in files if "shadow" in path or "private" in path or "sudo" in path]
             assert (b"localhost" in files["/etc/hosts"], b":x:" in files["/etc/passwd"]) == (True, True)
-        assert "/etc/ssl" not in [piece.path for piece in system.etc_directories()], "its keys are below it"
+        assert "/etc/ssl" not in [bind.path for bind in system.etc_directories()], "its keys are below it"
 
     def test_accounts_are_the_user_and_nobody(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(system.os, "geteuid", lambda: 4711)
@@ -124,22 +125,22 @@ class TestSystem:
 class TestDevices:
     @pytest.fixture
     def place(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-        for name in devices.NAMES:
+        for name in system.DEVICES:
             (tmp_path / name).touch()
-        monkeypatch.setattr(devices, "PLACE", str(tmp_path))
-        monkeypatch.setattr(devices.os, "geteuid", lambda: 0)
+        monkeypatch.setattr(system, "PLACE", str(tmp_path))
+        monkeypatch.setattr(system.os, "geteuid", lambda: 0)
         return tmp_path
 
     def test_they_belong_to_nobody_and_go(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         owners: dict[str, tuple[int, int]] = {}
-        monkeypatch.setattr(devices.os, "mknod", lambda path, mode, device: Path(path).touch())
-        monkeypatch.setattr(devices.os, "chown", lambda path, *owner: owners.update({os.path.basename(path): owner}))
+        monkeypatch.setattr(system.os, "mknod", lambda path, mode, device: Path(path).touch())
+        monkeypatch.setattr(system.os, "chown", lambda path, *owner: owners.update({os.path.basename(path): owner}))
         made = Devices()
         made.make()
         made.make()
         (directory,) = (path for path in place.iterdir() if path.is_dir())
-        assert owners == dict.fromkeys(devices.NAMES, (65534, 65534))
-        assert made.nodes() == {name: f"{directory}/{name}" for name in devices.NAMES}
+        assert owners == dict.fromkeys(system.DEVICES, (65534, 65534))
+        assert made.nodes() == {name: f"{directory}/{name}" for name in system.DEVICES}
         assert directory.stat().st_mode & 0o777 == 0o700
         made.close()
         assert not directory.exists()
@@ -149,7 +150,7 @@ class TestDevices:
         def refuse(*arguments: object) -> None:
             raise PermissionError(1, "Operation not permitted")
 
-        monkeypatch.setattr(devices.os, "mknod", refuse)
+        monkeypatch.setattr(system.os, "mknod", refuse)
         made = Devices()
         made.make()
         assert made.nodes() == {}
@@ -157,7 +158,7 @@ class TestDevices:
         assert "commands can change the modes of this machine's devices: " in caplog.text
 
     def test_only_root_needs_them(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(devices.os, "geteuid", lambda: 1000)
+        monkeypatch.setattr(system.os, "geteuid", lambda: 1000)
         made = Devices()
         made.make()
         assert made.nodes() == {}
@@ -168,12 +169,12 @@ class TestEtc:
     def runtime(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         directory = tmp_path / "fusebackend"
         directory.mkdir(mode=0o700)
-        monkeypatch.setattr(etc.runtime_directory, "directory", lambda: str(directory))
-        monkeypatch.setattr(etc, "ROOTS_PLACE", "/nonexistent")
+        monkeypatch.setattr(system.runtime_directory, "directory", lambda: str(directory))
+        monkeypatch.setattr(system, "ROOTS_PLACE", "/nonexistent")
         return directory
 
     def test_roots_is_where_nobody_else_makes_any(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(etc, "ROOTS_PLACE", str(tmp_path))
+        monkeypatch.setattr(system, "ROOTS_PLACE", str(tmp_path))
         made = Etc(False)
         assert Path(made.binds()[0].source).parents[1] == tmp_path
         made.close()
@@ -353,7 +354,7 @@ class TestMountCheck:
 def mounted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[MountEntry | None]]:
     """What is mounted at the mount point, in a list of one."""
     there: list[MountEntry | None] = [MountEntry("/mnt", "fuse.fusebackend", "fusebackend", ())]
-    monkeypatch.setattr(mountwatch.table, "mount_at", lambda path: there[0])
+    monkeypatch.setattr(shell_module.table, "mount_at", lambda path: there[0])
     return there  # type: ignore[return-value]
 
 
@@ -366,7 +367,7 @@ class TestRefusals:
     def test_without_bubblewrap(self, tmp_path: Path, mounted: object, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(bubblewrap, "PROGRAM_PATHS", "/nonexistent")
         shell = shell_at(tmp_path)
-        refused = shell.execute("touch /tmp/must-not-be")
+        refused = shell.execute(Command("touch /tmp/must-not-be"))
         assert refused.exit_code == 126
         assert refused.output == (
             "Error: bubblewrap is not installed, which confines commands to the mount: 'apt-get install bubblewrap'; "
@@ -380,7 +381,7 @@ class TestRefusals:
         (tmp_path / "bwrap").write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
         (tmp_path / "bwrap").chmod(0o755)
         monkeypatch.setattr(bubblewrap, "PROGRAM_PATHS", str(tmp_path))
-        refused = shell_at(tmp_path).execute("true")
+        refused = shell_at(tmp_path).execute(Command("true"))
         assert (refused.exit_code, refused.output) == (
             126,
             "Error: this machine does not let bubblewrap make a sandbox (No permissions to create new namespace)",
@@ -389,19 +390,19 @@ class TestRefusals:
     def test_when_nothing_is_mounted(self, tmp_path: Path, mounted: list[MountEntry | None]) -> None:
         for there in (None, MountEntry("/mnt", "ext4", "/dev/sda", ())):
             mounted[0] = there
-            refused = shell_at(tmp_path).execute("true")
+            refused = shell_at(tmp_path).execute(Command("true"))
             assert (refused.exit_code, refused.output) == (126, f"Error: nothing is mounted on '{tmp_path}' any more")
 
     def test_after_the_end(self, tmp_path: Path, mounted: object) -> None:
         shell = shell_at(tmp_path, sandbox="none")
         shell.close()
         shell.close()
-        assert shell.execute("true").output == "Error: the mount is ending, and takes no more commands"
+        assert shell.execute(Command("true")).output == "Error: the mount is ending, and takes no more commands"
 
     @pytest.mark.parametrize("timeout", [0, -1])
     def test_a_timeout_must_be_above_0(self, tmp_path: Path, timeout: int) -> None:
         with pytest.raises(ValueError, match="above 0"):
-            shell_at(tmp_path).execute("true", timeout=timeout)
+            shell_at(tmp_path).execute(Command("true", timeout_s=timeout))
 
     def test_words_of_bubblewrap(self) -> None:
         said = b"bwrap: Can't mkdir /newroot/usr: Device or resource busy\n\nbwrap: more\xff\n"
@@ -415,7 +416,7 @@ class TestUnconfined:
         begun = threading.Event()
         thread = threading.Timer(0, lambda: (begun.wait(30), shell.close()))
         thread.start()
-        response = shell.execute("echo begun; sleep 1000", on_output=lambda stream, piece: begun.set())
+        response = shell.execute(Command("echo begun; sleep 1000", on_output=lambda stream, piece: begun.set()))
         thread.join()
         assert (response.output, response.exit_code) == ("Error: Command was stopped.\n\nbegun\n", 130)
 
@@ -429,7 +430,7 @@ class TestUnconfined:
             for command in (["mount", "-t", "tmpfs", "none", tmp_path], ["umount", tmp_path]):
                 subprocess.run(command, check=True)
 
-        assert shell.execute("echo begun; sleep 1000", on_output=unmount).exit_code == 130
+        assert shell.execute(Command("echo begun; sleep 1000", on_output=unmount)).exit_code == 130
 
     def test_what_it_says_of_itself(self, tmp_path: Path) -> None:
         described = shell_at(tmp_path, sandbox="none", timeout_s=7).describe()

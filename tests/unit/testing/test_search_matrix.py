@@ -17,8 +17,7 @@ from services.postgres import Postgres
 from fusebackend.backends import PostgresBackend, StoreBackend
 from fusebackend.backends.composite import CompositeBackend
 from fusebackend.backends.directory import agent_face as directoryface
-from fusebackend.backends.directory.backend import FilesystemBackend
-from fusebackend.backends.directory.local_shell import LocalShellBackend
+from fusebackend.backends.directory.backend import FilesystemBackend, LocalShellBackend
 from fusebackend.backends.memory import InMemoryBackend
 from fusebackend.backends.sqlite.backend import SqliteBackend
 from fusebackend.backends.sqlite.index import Indexer

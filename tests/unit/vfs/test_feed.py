@@ -19,13 +19,12 @@ from replay import Replay
 from seed_backends import DuckBackend
 from smallkernel import SmallKernel
 
-from fusebackend.backends.directory.backend import FilesystemBackend
-from fusebackend.backends.directory.local_shell import LocalShellBackend
+from fusebackend.backends.directory.backend import FilesystemBackend, LocalShellBackend
 from fusebackend.backends.memory import InMemoryBackend
 from fusebackend.backends.state.backend import StateBackend
 from fusebackend.base.paths import PathError
 from fusebackend.composite.backend import CompositeBackend
-from fusebackend.protocol import RENAME_EXCHANGE, RENAME_NOREPLACE, Change, FileEvent, Report
+from fusebackend.protocol import RENAME_EXCHANGE, RENAME_NOREPLACE, Change, FileEvent
 from fusebackend.vfs.mounted_tree import FileSystem
 from fusebackend.vfs.watch import feed as feed_module
 from fusebackend.vfs.watch import queue as watch_module
@@ -336,7 +335,7 @@ class TestAgents:
     def test_what_a_volume_hears_from_elsewhere(self, mount: Mount) -> None:
         volume: Any = mount.agent.routes["/m/"].volume
         volume.publish(Change(node=1))
-        volume.publish(Change(node=7), reports=[Report("modified", "/f", source="elsewhere")])
+        volume.publish(Change(node=7, kind="modified", path="/f", source="elsewhere"))
         assert mount.told() == [("unknown", "elsewhere", "/m/"), ("modified", "elsewhere", "/m/f")]
 
     def test_an_unconfined_directory_is_told_of_as_far_as_it_is_shown(self, tmp_path: Path) -> None:

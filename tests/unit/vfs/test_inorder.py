@@ -39,7 +39,7 @@ class Writes:
 
 
 async def read(order: RangeOrder, seen: list[str], name: str, start: int, end: int, inode: int = 1) -> None:
-    await order.settled(inode, start, end)
+    await order.wait_for_writes(inode, start, end)
     seen.append(name)
 
 
@@ -101,7 +101,7 @@ async def test_a_write_that_fails_or_is_given_up_holds_nobody_back(autojump_cloc
         assert seen == []
         writes.end[0].set()
     assert seen == ["read"]
-    await order.settled(1, 0, 1 << 62)
+    await order.wait_for_writes(1, 0, 1 << 62)
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_the_end_that_the_kernel_believes_in(file: tuple[AppendEnd, InodeTable, 
     assert end.may_be_end(5, known, 10_000)
     assert not any(end.may_be_end(5, known, offset) for offset in (0, 9_999, 20_000))
     for size in (8192, 20_000):
-        end.told(5, known, size)
+        end.size_sent(5, known, size)
     assert all(end.may_be_end(5, known, offset) for offset in (20_000, 10_000, 8192))
     mapping: Any = SimpleNamespace(inode=5, can_map=True)
     end.opened(mapping)
@@ -126,7 +126,7 @@ def test_the_end_that_the_kernel_believes_in(file: tuple[AppendEnd, InodeTable, 
     end.closed(mapping)
     assert end.may_be_end(5, known, 8192)
     for size in range(30_001, 30_001 + 2 * EARLIER_SIZES):
-        end.told(5, known, size)
+        end.size_sent(5, known, size)
     assert len(end._earlier[5]) == EARLIER_SIZES and not end.may_be_end(5, known, 10_000)
     inodes.forget([(5, 1)])
     assert not end._earlier and not end._mappers, "what is remembered goes with the inode"
@@ -136,7 +136,7 @@ def test_the_end_of_an_append_is_where_the_next_one_comes_if_the_kernel_has_not_
     file: tuple[AppendEnd, InodeTable, KnownInode],
 ) -> None:
     end, _, known = file
-    end.told(5, known, 19_001)  # thrown away: it was told of something else at that moment
+    end.size_sent(5, known, 19_001)  # thrown away: it was told of something else at that moment
     assert end.may_be_end(5, known, 10_000)
     end.wrote(5, known, 10_100, True)
     assert end.may_be_end(5, known, 10_100) and known.size == 19_001

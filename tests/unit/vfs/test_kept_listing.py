@@ -213,9 +213,10 @@ def test_who_has_read_to_the_end_keeps_nothing(directory: Directory) -> None:
     directory.make(b"a", b"b")
     number = directory.open()
     last = directory.read(number, 0)[-1][1]
-    assert directory.tree.directories[number].listing is not None
+    handle = directory.tree.directories[number]
+    assert handle in directory.tree.cached_readdir._listings
     assert directory.read(number, last) == []
-    assert directory.tree.directories[number].listing is None
+    assert handle not in directory.tree.cached_readdir._listings
     directory.make(b"c")
     assert sorted(name for name, _ in directory.read(number, 0)) == [b".", b"..", b"a", b"b", b"c"]
 

@@ -18,10 +18,10 @@ import pytest
 import trio
 import trio.testing
 
+from fusebackend.base import budget
 from fusebackend.base.deadline import Calls, GivenUp, RouteDown
 from fusebackend.protocol import Caller
-from fusebackend.vfs.calls import executor as offload_module
-from fusebackend.vfs.calls import request, retry
+from fusebackend.vfs.calls import executor, request
 from fusebackend.vfs.calls.circuit_breaker import FAILURES_TO_OPEN
 from fusebackend.vfs.calls.executor import Offload
 
@@ -203,7 +203,7 @@ def test_nobody_waits_for_a_call_whose_process_was_killed(hanging: Hanging, monk
     """That a killed process looks like this, `mounted/test_route_health.py` knows."""
     killed: set[int] = set()
     monkeypatch.setattr(request.Request, "is_abandoned", property(lambda self: self.thread in killed))
-    monkeypatch.setattr(offload_module, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(executor, "PATIENCE_S", 0.01)
     offload = Offload(True, deadline_s=LIMIT_S, max_calls=1)
 
     async def main() -> None:
@@ -242,7 +242,7 @@ class Flaky:
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "PAUSE_S", 0.001)
+    monkeypatch.setattr(executor, "PAUSE_S", 0.001)
 
 
 @pytest.mark.usefixtures("hasty")
@@ -257,7 +257,7 @@ def test_a_question_is_asked_again_when_its_connection_was_lost() -> None:
 def test_not_for_ever() -> None:
     flaky = Flaky(*[errno.ECONNRESET] * 100)
     run(lambda: fails(errno.ECONNRESET, lambda: Offload(True).ask(flaky)))
-    assert flaky.calls == retry.ATTEMPTS
+    assert flaky.calls == executor.ATTEMPTS
 
 
 def test_a_change_is_never_made_twice() -> None:
@@ -284,10 +284,10 @@ def test_pauses_between_attempts_grow_and_vary() -> None:
         raise ConnectionResetError(errno.ECONNRESET, "")
 
     async def main() -> None:
-        await fails(errno.ECONNRESET, lambda: retry.repeated(attempt, vary=vary))
+        await fails(errno.ECONNRESET, lambda: executor._repeated(attempt, vary=vary))
 
     run(main)
-    assert asked == [(retry.PAUSE_S * 2**n / 2, retry.PAUSE_S * 2**n) for n in range(retry.ATTEMPTS - 1)]
+    assert asked == [(executor.PAUSE_S * 2**n / 2, executor.PAUSE_S * 2**n) for n in range(executor.ATTEMPTS - 1)]
 
 
 # -- down, and up again ------------------------------------------------------------------------------------------
@@ -358,7 +358,7 @@ def test_the_call_that_finds_it_back_is_answered(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_probe_that_hangs_holds_nobody_up_and_there_is_one(hanging: Hanging, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(offload_module, "PROBE_PATIENCE_S", 0.05)
+    monkeypatch.setattr(executor, "PROBE_PATIENCE_S", 0.05)
     service = Service()
     offload = Offload(True, probe=hanging)
 
@@ -407,11 +407,14 @@ def test_an_agent_is_given_the_same_deadline_and_the_same_health(hanging: Hangin
     assert hanging.calls == FAILURES_TO_OPEN
 
 
-def test_who_has_a_time_of_its_own_says_nothing_of_the_route(hanging: Hanging) -> None:
+def test_a_search_that_is_given_up_says_nothing_of_the_route(
+    hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor, "GRACE_S", 0.0)
     offload = Offload(True, deadline_s=LIMIT_S)
     for _ in range(FAILURES_TO_OPEN):
-        with pytest.raises(GivenUp):
-            offload.run("grep", hanging, left_s=lambda: 0.0)
+        with budget.granted(0.0), pytest.raises(GivenUp, match=r"^no answer to grep in time$"):
+            offload.run("grep", hanging)
     assert offload.describe()["state"] == "healthy"
 
 
@@ -450,6 +453,7 @@ def test_the_last_words_are_said_to_a_volume_that_is_down_and_end_at_the_deadlin
     assert said[1:] == [threading.get_ident()]
 
 
+@pytest.mark.slow
 def test_the_last_words_may_take_as_long_as_files_are_stored():
     volume = Storing()
     offload = Offload(True, deadline_s=0.3, volume=volume)
@@ -485,7 +489,7 @@ class Storing:
 
 def test_a_slow_disk_is_waited_for_in_a_thread_and_a_fast_one_where_we_are(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr(offload_module.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(executor.time, "perf_counter", lambda: clock[0])
     offload = Offload(False)
 
     async def where(takes_s: float) -> bool:

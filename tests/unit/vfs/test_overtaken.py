@@ -131,11 +131,13 @@ def test_what_does_not_fit_into_a_listing_is_not_held(filesystem: FileSystem, ro
 # -- the kernel takes some answers whatever it is told -------------------------------------------------------------
 
 
+@pytest.mark.fails_without("unordered_replies")
 def test_the_attributes_that_a_new_link_is_given_are_asked_for_again(filesystem: FileSystem) -> None:
     file = run(filesystem.lookup(ROOT_INODE, b"file"))
     assert run(filesystem.link(file.inode, ROOT_INODE, b"other name")).timeout_s == 0
 
 
+@pytest.mark.fails_without("unordered_replies")
 def test_a_file_that_was_made_meanwhile_is_opened(filesystem: FileSystem) -> None:
     entry, opened = run(filesystem.create(ROOT_INODE, b"file", 0o644, os.O_WRONLY | os.O_CREAT, ME))
     assert entry.timeout_s == 0 and entry.inode == run(filesystem.lookup(ROOT_INODE, b"file")).inode
@@ -173,6 +175,7 @@ def test_a_name_that_is_gone_again_is_left_to_the_kernel(
     assert failure.value.errno == errno.ESTALE
 
 
+@pytest.mark.fails_without("crossed_renames")
 def test_what_was_renamed_while_an_agent_changes_names_is_looked_up_again(
     filesystem: FileSystem, volume: OvertakenVolume, kernel: FakeKernel
 ) -> None:
@@ -185,6 +188,7 @@ def test_what_was_renamed_while_an_agent_changes_names_is_looked_up_again(
     assert len(kernel.names) == 2
 
 
+@pytest.mark.fails_without("late_forget")
 def test_a_node_that_was_looked_up_again_while_its_forgetting_waited_is_kept(
     filesystem: FileSystem, volume: OvertakenVolume, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,7 +223,7 @@ def test_a_node_that_was_looked_up_again_while_its_forgetting_waited_is_kept(
     ],
 )
 def test_writes_pass_the_page_cache_where_no_mapped_page_can_undo_them(flags: int, mode: int, passes: bool) -> None:
-    assert DirectWrites(on=True).are_for(flags, mode) is passes
+    assert DirectWrites(on=True, appends=True).are_for(flags, mode) is passes
 
 
 # -- the kernel is told again --------------------------------------------------------------------------------------

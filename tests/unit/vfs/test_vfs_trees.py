@@ -266,12 +266,12 @@ def test_a_change_through_one_is_told_of_the_other(filesystem: FileSystem, kerne
     assert told(kernel) == [("attributes", directory)]
     run(filesystem.setxattr(directory, b"user.a", b"1"))
     assert told(kernel) == [("attributes", twin)]
-    before = filesystem.overtaken.heard
+    before = filesystem.overtaken.generation
     run(filesystem.rename(root, b"d", root, b"e", 0))
     notices = [("entry", ROOT_INODE, b"d"), ("inode", ROOT_INODE), ("inode", directory),
                ("entry", ROOT_INODE, b"e"), ("inode", ROOT_INODE)]  # fmt: skip
     assert sorted(told(kernel), key=str) == sorted(notices, key=str)
-    assert filesystem.overtaken.heard > before, "answers that are on their way are not believed"
+    assert filesystem.overtaken.generation > before, "answers that are on their way are not believed"
     assert filesystem.names.directory(filesystem.tree.routes[0], node_of(directory)) == "/e"
     assert filesystem.names.directory(filesystem.tree.attached[route_index(twin)], node_of(directory)) == "/e"
 

@@ -124,9 +124,9 @@ class TestChanges:
         root, a, b = ROOT_NODE, node_at(backend, "/a"), node_at(backend, "/a/b")
         assert set(changes) == {
             Change(node=root),
-            Change(node=a, parent=root, name=b"a"),
-            Change(node=b, parent=a, name=b"b"),
-            Change(node=node_at(backend, "/a/b/file.txt"), parent=b, name=b"file.txt"),
+            Change(a, root, b"a", "created", "/a/"),
+            Change(b, a, b"b", "created", "/a/b/"),
+            Change(node_at(backend, "/a/b/file.txt"), b, b"file.txt", "created", "/a/b/file.txt"),
         }
 
     def test_an_edit_and_a_replacement(self, backend):
@@ -134,7 +134,7 @@ class TestChanges:
         with heard(backend) as changes:
             backend.edit("/file.txt", "old", "new")
             put(backend, "/file.txt", b"newer")
-        assert changes == [Change(node=node), Change(node=node)]
+        assert changes == [Change(node=node, kind="modified", path="/file.txt")] * 2
 
     def test_a_move(self, backend):
         node = put(backend, "/from/file.txt")
@@ -144,8 +144,8 @@ class TestChanges:
         assert {
             Change(node=old),
             Change(node=node, parent=old, name=b"file.txt"),
-            Change(node=node, parent=new, name=b"here.txt"),
-            Change(node=new, parent=ROOT_NODE, name=b"to"),
+            Change(node, new, b"here.txt", "moved", "/to/here.txt", "/from/file.txt"),
+            Change(new, ROOT_NODE, b"to", "created", "/to/"),
             Change(node=ROOT_NODE),
         } == set(changes)
 
@@ -153,7 +153,7 @@ class TestChanges:
         node = put(backend, "/file.txt")
         with heard(backend) as changes:
             backend.delete("/file.txt")
-        assert changes == [Change(node=ROOT_NODE), Change(node=node, parent=ROOT_NODE, name=b"file.txt")]
+        assert changes == [Change(node=ROOT_NODE), Change(node, ROOT_NODE, b"file.txt", "deleted", "/file.txt")]
 
     def test_a_deleted_tree_tells_of_every_name(self, backend):
         put(backend, "/tree/one.txt")
@@ -163,7 +163,7 @@ class TestChanges:
             backend.delete("/tree")
         names = {(change.parent, change.name) for change in changes if change.name}
         assert names == {(ROOT_NODE, b"tree"), (tree, b"one.txt"), (tree, b"sub"), (sub, b"two.txt")}
-        assert changes[-1] == Change(node=tree, parent=ROOT_NODE, name=b"tree")
+        assert changes[-1] == Change(tree, ROOT_NODE, b"tree", "deleted", "/tree/")
         assert Change(node=ROOT_NODE) in changes
 
     def test_what_only_looks_or_fails_tells_nothing(self, backend):
@@ -212,6 +212,7 @@ class TestOtherVolumes:
 
     def test_a_flush_that_fails_is_an_error_and_leaves_no_file(self, monkeypatch):
         with VolumeBackend(WholeFileVolume()) as backend:
+
             def flush(node):
                 raise oserror(errno.ENOSPC)
 

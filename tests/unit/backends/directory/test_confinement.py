@@ -19,7 +19,7 @@ from fusebackend.backends.directory import agent_face as directoryface
 from fusebackend.backends.directory import dirfd
 from fusebackend.backends.directory.backend import FilesystemBackend
 from fusebackend.backends.directory.dirfd import LIST_FLAGS, Descriptor
-from fusebackend.backends.directory.local_tree import LocalTree
+from fusebackend.backends.directory.search import LocalTree
 from fusebackend.backends.directory.volume import DirectoryVolume
 from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, Caller
 
@@ -309,6 +309,7 @@ def test_reading_in_a_race(race, backend):
     assert good, "the race was never won by the reader, so nothing was tried"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ripgrep", [True, False])
 def test_searching_in_a_race(race, backend, monkeypatch, ripgrep):
     if ripgrep and shutil.which("rg") is None:

@@ -18,7 +18,7 @@ from profiles import examples
 
 from fusebackend.backends.directory import agent_face as directoryface
 from fusebackend.backends.directory.backend import FilesystemBackend
-from fusebackend.backends.directory.ripgrep import Candidates, find_candidates
+from fusebackend.backends.directory.search import Candidates, find_candidates
 from fusebackend.base import budget
 from fusebackend.testing.posix.case import NOBODY, in_child
 from fusebackend.volumes.agent_face import VolumeBackend

@@ -558,6 +558,7 @@ def test_each_is_put_when_it_is_due_whatever_failed_before(monkeypatch):
     assert not queue.take(good)
 
 
+@pytest.mark.slow
 def test_who_writes_and_closes_again_waits_anew_but_not_for_ever():
     put = []
     with queue_of(0.5, lambda entry, version: bool(put.append(time.monotonic())) or True) as queue:

@@ -242,9 +242,9 @@ def test_of_edits_at_the_same_time_none_is_lost(sandbox):
 
 def test_a_lock_that_was_left_is_not_in_the_way(sandbox, root, monkeypatch):
     """Waited for ten seconds in earnest; here the wait is shortened."""
-    from fusebackend.backends.sandbox import channel
+    from fusebackend.backends.sandbox import base
 
-    monkeypatch.setattr(channel, "LIBRARY", channel.LIBRARY.replace("-gt 100", "-gt 2"))
+    monkeypatch.setattr(base, "LIBRARY", base.LIBRARY.replace("-gt 100", "-gt 2"))
     sandbox.write("/a.txt", "old")
     (root / ".fusebackend-lock~").mkdir()
     assert names(sandbox) == ["/a.txt"]
@@ -292,6 +292,7 @@ def test_an_answer_that_the_output_can_not_hold(tmp_path):
     assert names(small) == sorted(f"/{name}" for name in os.listdir(tmp_path / "root"))
 
 
+@pytest.mark.slow
 def test_a_thousand_files_in_one_upload(tmp_path):
     (tmp_path / "root").mkdir()
     staged = StagedLocal(tmp_path / "root", sandboxes.tools("gnu", tmp_path / "tools"))

@@ -20,7 +20,7 @@ from fusebackend.backends.threads import ThreadsBackend
 from fusebackend.backends.threads.database import sqlite as sqlite_module
 from fusebackend.backends.threads.database.rows import News, Place
 from fusebackend.backends.threads.database.sqlite import SqliteDatabase
-from fusebackend.protocol import Change, Report
+from fusebackend.protocol import Change
 
 LIMIT_S = 60.0
 """How long to wait for what comes within a second, on a busy machine."""
@@ -38,7 +38,7 @@ class Listener:
 
     def __init__(self, backend: ThreadsBackend) -> None:
         self.changes: list[Change] = []
-        self.reports: list[Report] = []
+        self.reports: list[Change] = []
         self._heard = threading.Condition()
         self._ends = [backend.volume.subscribe(self._change), backend.volume.observe(self._report)]
 
@@ -47,7 +47,7 @@ class Listener:
             self.changes.append(change)
             self._heard.notify_all()
 
-    def _report(self, reports: Sequence[Report]) -> Callable[[], None]:
+    def _report(self, reports: Sequence[Change]) -> Callable[[], None]:
         with self._heard:
             self.reports += reports
             self._heard.notify_all()
@@ -101,7 +101,7 @@ def test_a_new_checkpoint_is_told(b: Bench, listener: Listener) -> None:
     listener.wait(lambda: modified <= set(listener.paths("modified")))
     assert len(listener.paths("created")) >= 7
     assert all(report.source == "elsewhere" for report in listener.reports)
-    listener.wait(lambda: {Change(node=file), Change(node=messages)} <= set(listener.changes))
+    listener.wait(lambda: {file, messages} <= {change.node for change in listener.changes if change.parent is None})
     listener.wait(lambda: any(change.parent == head and change.name == b"c.txt" for change in listener.changes))
     assert node(b, "/plain/head/a.txt") == file
     assert b.tree("/plain/head") == shown(agents.state_at(agent, thread("plain"))["files"])

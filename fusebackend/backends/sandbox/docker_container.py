@@ -13,17 +13,22 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import logging
 import os
+import tarfile
+import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
-from fusebackend.backends.sandbox import owner
-from fusebackend.backends.sandbox.dockershell import DockerShells
-from fusebackend.backends.sandbox.engine import connect, speaking
+from fusebackend.backends.sandbox.docker_engine import connect, speaking
+from fusebackend.backends.sandbox.docker_shell import DockerShells
 from fusebackend.backends.sandbox.scripts import Script
+from fusebackend.linux.runtime_directory import identity, pid_namespace
 
 log = logging.getLogger(__name__)
 
@@ -241,7 +246,7 @@ class DockerContainer:
         options = {
             "entrypoint": "sh",
             "command": KEEP_RUNNING,
-            "labels": owner.labels(),
+            "labels": labels(),
             "init": True,
             "auto_remove": True,
             "detach": True,
@@ -273,15 +278,116 @@ def remove_left(client: Any) -> None:
     """Remove the containers that servers of this machine have left when they were killed."""
     try:
         with speaking():
-            found = client.api.containers(all=True, filters={"label": owner.OWNER})
+            found = client.api.containers(all=True, filters={"label": OWNER})
     except OSError as error:
         log.warning("containers of killed servers could not be looked for: %s", error.strerror)
         return
     for container in found:
-        if owner.is_left(container.get("Labels") or {}, running=container.get("State") == "running"):
+        if is_left(container.get("Labels") or {}, running=container.get("State") == "running"):
             log.info("removing container %s, whose server is gone", container["Id"][:12])
             try:
                 with speaking():
                     client.api.remove_container(container["Id"], force=True, v=True)
             except OSError as error:
                 log.info("container %s: %s", container["Id"][:12], error.strerror)
+
+
+# -- files -----------------------------------------------------------------------------------------------------
+#
+# By the engine's archive calls: tar streams of any size. The engine sees the container's layers and volumes, but no
+# file system that is mounted only inside of it (a tmpfs), so after `put_files` the file must be checked.
+
+FILE_MODE = 0o644
+
+MEMORY_BYTES = 8 << 20
+"""A larger archive is put together on the disk."""
+
+
+def put_files(api: Any, container: str, files: Iterable[tuple[str, bytes]], owner: tuple[int, int]) -> None:
+    """Put files at absolute paths whose directories are there, one request for each directory. OSError."""
+    split = sorted((*path.rpartition("/")[::2], data) for path, data in files)
+    for directory, group in groupby(split, itemgetter(0)):
+        with tempfile.SpooledTemporaryFile(max_size=MEMORY_BYTES) as file:
+            with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT, errors="surrogateescape") as archive:
+                for _, name, data in group:
+                    archive.addfile(_member(name, len(data), owner), io.BytesIO(data))
+            file.seek(0)
+            with speaking():
+                api.put_archive(container, directory or "/", file)
+
+
+def _member(name: str, size: int, owner: tuple[int, int]) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.size = size
+    member.mode = FILE_MODE
+    member.uid, member.gid = owner
+    member.mtime = int(time.time())
+    return member
+
+
+def get_file(api: Any, container: str, path: str) -> bytes:
+    """The bytes of a regular file. OSError: ENXIO for what is none, a link for example."""
+    with speaking():
+        stream, _ = api.get_archive(container, path)
+        try:
+            with tarfile.open(fileobj=_Stream(stream), mode="r|") as archive:  # type: ignore[call-overload]
+                for member in archive:
+                    content = archive.extractfile(member) if member.isreg() else None
+                    if content is not None:
+                        return bytes(content.read())
+        except tarfile.TarError as error:
+            raise OSError(errno.EIO, f"The engine's archive can't be read: {error}") from error
+        finally:
+            stream.close()
+    raise OSError(errno.ENXIO, "Not a regular file")
+
+
+class _Stream:
+    """Pieces of bytes as a file that is read from the beginning to the end."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+        self._piece = memoryview(b"")
+
+    def read(self, size: int) -> bytes:
+        taken: list[memoryview] = []
+        while size:
+            if not self._piece:
+                self._piece = memoryview(next(self._pieces, b""))
+                if not self._piece:
+                    break
+            taken.append(self._piece[:size])
+            self._piece = self._piece[size:]
+            size -= len(taken[-1])
+        return b"".join(taken)
+
+
+# -- owners ---------------------------------------------------------------------------------------------------
+
+OWNER = "fusebackend.owner"
+BOOT = "fusebackend.boot"
+
+
+def labels() -> dict[str, str]:
+    """Return the labels of this process's containers: the boot of its machine, and the identity of the process."""
+    return {OWNER: str(identity(os.getpid())), BOOT: _boot()}
+
+
+def is_left(found: Mapping[str, str], *, running: bool) -> bool:
+    """Return True if the owner of a container with these labels has ended.
+
+    That can only be seen of the processes that this one can see. Of another boot's nobody can say whether that is this
+    machine before it was started anew, or another one with the same engine: so its container is left by its owner if it
+    does not run, and is left alone if it does.
+    """
+    words = found.get(OWNER, "").split("-")
+    if len(words) != 3 or not all(word.isdecimal() for word in words):
+        return False
+    if found.get(BOOT) != _boot() or words[0] != pid_namespace():
+        return not running
+    return identity(int(words[1])) != "-".join(words)
+
+
+def _boot() -> str:
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from fusebackend.backends.sandbox.engine import speaking
+from fusebackend.backends.sandbox.docker_engine import speaking
 from fusebackend.backends.sandbox.script_answers import failure
 from fusebackend.backends.sandbox.scripts import LIBRARY, SETTINGS, Script, nonce
 from fusebackend.base.errors import oserror

@@ -1,0 +1,268 @@
+"""Records that verbs answer with. A verb never raises for a bad path: `error` is its message.
+
+Names and attributes follow deepagents 0.7. The last ones are answers that only a live mount gives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, NotRequired, TypeAlias, TypedDict
+
+from fusebackend.base.numbering import EMPTY_REMINDER, NO_LINES_REMINDER, number_lines
+
+__all__ = [
+    "READ_LIMIT_LINES",
+    "ContextLine",
+    "DeleteResult",
+    "EditResult",
+    "ErrorCode",
+    "ExecuteResponse",
+    "FileData",
+    "FileDownloadResponse",
+    "FileInfo",
+    "FileUploadResponse",
+    "GlobResult",
+    "GrepMatch",
+    "GrepResult",
+    "LsResult",
+    "MoveResult",
+    "ReadResult",
+    "StatResult",
+    "StatsResult",
+    "WriteResult",
+]  # fmt: skip
+
+ErrorCode: TypeAlias = Literal["file_not_found", "permission_denied", "is_directory", "invalid_path"]
+"""The four codes every backend knows; a backend may answer with another string of its own."""
+
+READ_LIMIT_LINES = 2000
+"""Lines that `read` returns when the caller names no limit (seeds and deepagents agree)."""
+
+
+class FileInfo(TypedDict):
+    """One file or directory in a listing. The path of a directory ends with `/`."""
+
+    path: str
+    is_dir: NotRequired[bool]
+    size: NotRequired[int]  # bytes
+    modified_at: NotRequired[str]  # ISO 8601, UTC, with offset
+    read_only: NotRequired[bool]  # it can never be written
+
+
+class ContextLine(TypedDict):
+    """A line beside a match."""
+
+    line: int
+    text: str
+
+
+class GrepMatch(TypedDict):
+    """One matching line. `line` counts from 1; `text` is the line without its newline. Lines of the context are there
+    if they were asked for (`FilesystemBackend.grep`), without those that match themselves."""
+
+    path: str
+    line: int
+    text: str
+    context_before: NotRequired[list[ContextLine]]
+    context_after: NotRequired[list[ContextLine]]
+
+
+class FileData(TypedDict):
+    """A file's content as it is kept in state and stores (deepagents "v2").
+
+    `content` is text when `encoding` is `utf-8`, and the base64 of the bytes when it is `base64`. Version 1 kept a
+    list of lines and no encoding; `text.decode_file_data` reads both.
+    """
+
+    content: str
+    encoding: NotRequired[str]
+    created_at: NotRequired[str]
+    modified_at: NotRequired[str]
+
+
+@dataclass
+class LsResult:
+    """The entries that `ls` found, sorted by path; or its error."""
+
+    error: str | None = None
+    entries: list[FileInfo] | None = None
+
+
+@dataclass
+class ReadResult:
+    """A window of a file's lines.
+
+    `start_line` and `end_line` count from 1 and are absent where no window applies (binary files, empty files,
+    errors). `next_offset` is the `offset` that continues, or None when the window reaches the end of the file.
+
+    `str(result)` is the numbered text that the seeds' `read` returned, and `"x" in result` searches that text.
+
+    Raises:
+        ValueError: the window makes no sense (deepagents refuses the same): a reader that went on at a wrong
+            `next_offset` would miss lines.
+    """
+
+    error: str | None = None
+    file_data: FileData | None = None
+    total_lines: int | None = None
+    start_line: int | None = None
+    end_line: int | None = None
+    next_offset: int | None = None
+    no_lines_requested: bool = False
+
+    def __post_init__(self) -> None:
+        window = (self.start_line, self.end_line, self.total_lines, self.next_offset)
+        if window == (None, None, None, None):
+            if self.no_lines_requested and self.error is not None:
+                raise ValueError("ReadResult: no_lines_requested is no error")
+            return
+        if self.no_lines_requested:
+            raise ValueError("ReadResult: there is no window where no lines were requested")
+        start, end, total, following = window
+        if start is None or end is None:
+            raise ValueError(
+                "ReadResult: start_line and end_line come together, and total_lines and next_offset with them"
+            )
+        if not 1 <= start <= end or (total is not None and total < end):
+            raise ValueError(f"ReadResult: lines {start} to {end} of {total} are no window")
+        if following is not None and following != end:
+            raise ValueError(f"ReadResult: next_offset is {following} after line {end}")
+
+    def __str__(self) -> str:
+        """The text that the seeds' `read` returned: numbered lines, a reminder, `Error: …`, or base64 as it is."""
+        if self.error is not None:
+            return self.error if self.error.startswith("Error: ") else f"Error: {self.error}"
+        if self.no_lines_requested:
+            return NO_LINES_REMINDER
+        content = self.file_data["content"] if self.file_data is not None else ""
+        if self.start_line is None and not content.strip():
+            return EMPTY_REMINDER
+        if self.file_data is not None and self.file_data.get("encoding") == "base64":
+            return content
+        return number_lines(content.splitlines(), self.start_line or 1)
+
+    def __contains__(self, needle: str) -> bool:
+        return needle in str(self)
+
+
+@dataclass
+class WriteResult:
+    """The outcome of `write`. `files_update` is the state update of a state-backed backend, None elsewhere."""
+
+    error: str | None = None
+    path: str | None = None
+    files_update: dict[str, Any] | None = None
+
+
+@dataclass
+class EditResult:
+    """The outcome of `edit`; `occurrences` is how many replacements were made."""
+
+    error: str | None = None
+    path: str | None = None
+    files_update: dict[str, Any] | None = None
+    occurrences: int | None = None
+
+
+@dataclass
+class DeleteResult:
+    """The outcome of `delete`. In `files_update` a deleted path maps to None."""
+
+    error: str | None = None
+    path: str | None = None
+    files_update: dict[str, Any] | None = None
+
+
+@dataclass
+class MoveResult:
+    """The outcome of `move`; `path` is where the file or directory is now."""
+
+    error: str | None = None
+    path: str | None = None
+    files_update: dict[str, Any] | None = None
+
+
+@dataclass
+class GrepResult:
+    """Matches sorted by path and line. `truncated` is True when a limit cut them short.
+
+    `missing` names the parts that were not searched: one of several backends that failed, or files that a backend
+    leaves out by rule, as the histories of threads; then `truncated` is not set for it.
+    """
+
+    error: str | None = None
+    matches: list[GrepMatch] | None = None
+    truncated: bool = False
+    missing: str | None = None
+
+
+@dataclass
+class GlobResult:
+    """Matching regular files sorted by path. `truncation_reason` is `budget`, `unreadable` or `transport`; `missing`
+    is as in `GrepResult`."""
+
+    error: str | None = None
+    matches: list[FileInfo] | None = None
+    truncated: bool = False
+    truncation_reason: str | None = None
+    missing: str | None = None
+
+
+@dataclass
+class FileUploadResponse:
+    """One file of an `upload_files` batch. `error` is an `ErrorCode` or a string of the backend's own."""
+
+    path: str
+    error: str | None = None
+    files_update: dict[str, Any] | None = None
+
+
+@dataclass
+class FileDownloadResponse:
+    """One file of a `download_files` batch: its bytes, or an error."""
+
+    path: str
+    content: bytes | None = None
+    error: str | None = None
+
+
+@dataclass
+class ExecuteResponse:
+    """The output of a shell command. `exit_code` is 124 after a time-out, None when it is not known."""
+
+    output: str
+    exit_code: int | None = None
+    truncated: bool = False
+
+
+@dataclass
+class StatResult:
+    """The attributes of a path, as stat(2) gives them: sizes in bytes, times in nanoseconds since 1970.
+
+    `type` is `file`, `directory`, `symlink`, `fifo`, `socket`, `character device` or `block device`; `mode` has the
+    permission bits alone. `route` is the prefix of the backend that holds it. A directory that exists only because a
+    route's prefix runs through it has no times. Where there is an `error`, `code` says it as an `ErrorCode` does.
+    """
+
+    error: str | None = None
+    path: str | None = None
+    type: str | None = None
+    size: int | None = None
+    mode: int | None = None
+    nlink: int | None = None
+    uid: int | None = None
+    gid: int | None = None
+    atime_ns: int | None = None
+    mtime_ns: int | None = None
+    ctime_ns: int | None = None
+    target: str | None = None
+    route: str | None = None
+    code: str | None = None
+
+
+@dataclass
+class StatsResult:
+    """The answer of `stats`: a `StatResult` for each entry of a directory, sorted by path."""
+
+    error: str | None = None
+    entries: list[StatResult] | None = None

@@ -1,0 +1,136 @@
+"""The verbs of the agent face as data: the record of each, the words of its errors, and whether it changes files.
+
+`BackendProtocol` (`agent.py`) has their signatures. Errors, delegation, `a…` forms and the verbs of the control socket
+come from this table, so that every backend says the same of the same failure.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from fusebackend.base import errors
+from fusebackend.protocol.records import (
+    DeleteResult,
+    EditResult,
+    FileDownloadResponse,
+    FileUploadResponse,
+    GlobResult,
+    GrepResult,
+    LsResult,
+    MoveResult,
+    ReadResult,
+    WriteResult,
+)
+
+__all__ = [
+    "AGENT_VERBS", "DELETE", "DOWNLOAD_FILES", "EDIT", "GLOB", "GREP", "LS", "MOVE", "READ", "SEED_VERBS",
+    "UPLOAD_FILES", "VERBS", "WRITE", "Verb", "not_bytes",
+]  # fmt: skip
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Verb(Generic[R]):
+    """One verb of the agent face.
+
+    Attributes:
+        name: of the method.
+        record: the type of its answer. A batch answers with one for each item.
+        failed: the start of its errors; `{0}` and `{1}` are the paths of the call.
+        sentences: whole errors by errno or type of exception, instead of `failed` and the system's words.
+        codes: `failed` is followed by an error code (`base/errors.py`).
+        changes: it changes files.
+        batch: its arguments are lists; each record has the `path` of its item, and an error code.
+        pinned: the errno for the prefix of a composite's route, and for directories above one.
+    """
+
+    name: str
+    record: type[R]
+    failed: str = ""
+    sentences: Mapping[int | type[Exception], str] = field(default_factory=dict)
+    codes: bool = False
+    changes: bool = False
+    batch: bool = False
+    pinned: int = errno.EISDIR
+
+    def refused(self, error: Exception, *paths: str) -> R:
+        """Return the record for an error.
+
+        Args:
+            error: an `OSError`, or an exception with a text for the user, such as `PathError` and `GlobError`.
+            paths: the paths of the call, as its caller gave them.
+        """
+        record: Callable[..., R] = self.record
+        if self.batch:
+            return record(path=paths[0], error=errors.code_of(error))
+        return record(error=self.sentence(error, *paths))
+
+    def sentence(self, error: Exception, *paths: str) -> str:
+        """Return the text of an error."""
+        number = error.errno if isinstance(error, OSError) else None
+        known = self.sentences.get(type(error) if number is None else number)
+        if known is not None:
+            return known.format(*paths, error=error)
+        if not isinstance(error, OSError):
+            return str(error)  # it names the path or the pattern itself
+        why = errors.code_of(error) if self.codes else error.strerror or str(error)
+        return f"{self.failed.format(*paths)}: {why}"
+
+
+_NOT_FOUND = "Error: File '{0}' not found"
+
+LS = Verb(
+    "ls", LsResult, "Path '{0}'",
+    {errno.ENOENT: "Path '{0}': path_not_found", errno.ENOTDIR: "Path '{0}': not_a_directory"}, codes=True,
+)  # fmt: skip
+READ = Verb("read", ReadResult, "File '{0}'", {errno.ENOENT: "File '{0}' not found"})
+WRITE = Verb(
+    "write", WriteResult, "Error writing file '{0}'",
+    {
+        errno.EEXIST: "Cannot write to {0} because it already exists. "
+        "Read and then make an edit, or write to a new path.",
+        UnicodeEncodeError: "Error writing file '{0}': content is not valid text: {error}",
+    },
+    changes=True,
+)  # fmt: skip
+EDIT = Verb(
+    "edit", EditResult, "Error editing file '{0}'",
+    {
+        errno.ENOENT: _NOT_FOUND,
+        UnicodeDecodeError: "Error: File '{0}' is not UTF-8 text and can't be edited",
+        UnicodeEncodeError: "Error editing file '{0}': new_string is not valid text: {error}",
+    },
+    changes=True,
+)  # fmt: skip
+GREP = Verb("grep", GrepResult, "Error searching '{0}'")
+GLOB = Verb("glob", GlobResult, "Error searching '{0}'")
+DELETE = Verb(
+    "delete", DeleteResult, "Error deleting '{0}'", {errno.ENOENT: _NOT_FOUND}, changes=True, pinned=errno.EBUSY
+)
+MOVE = Verb(
+    "move", MoveResult, "Error moving '{0}' to '{1}'",
+    {errno.ENOENT: _NOT_FOUND, errno.EEXIST: "Cannot move to {1} because it already exists."},
+    changes=True, pinned=errno.EBUSY,
+)  # fmt: skip
+UPLOAD_FILES = Verb("upload_files", FileUploadResponse, changes=True, batch=True)
+DOWNLOAD_FILES = Verb("download_files", FileDownloadResponse, batch=True)
+
+VERBS: dict[str, Verb[Any]] = {
+    verb.name: verb
+    for verb in (LS, READ, WRITE, EDIT, GREP, GLOB, DELETE, MOVE, UPLOAD_FILES, DOWNLOAD_FILES)
+}  # fmt: skip
+AGENT_VERBS = tuple(VERBS)
+
+SEED_VERBS = ("ls_info", "grep_raw", "glob_info")
+"""Older names (deepagents before 0.7) of `ls`, `grep` and `glob`."""
+
+
+def not_bytes(path: str, content: object) -> FileUploadResponse | None:
+    """Return the answer of `upload_files` for content of another type than bytes, else None."""
+    if isinstance(content, (bytes, bytearray, memoryview)):
+        return None
+    return FileUploadResponse(path=path, error=f"content must be bytes, not {type(content).__name__}")
