@@ -33,7 +33,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from fusebackend.backends.store.files import StoreFiles, find_files, grep_files
-from fusebackend.backends.store.items import Conflict, Items, StoreDatabase
+from fusebackend.backends.store.items import Conflict, Items, Settings, StoreDatabase
 from fusebackend.backends.store.namespaces import NamespaceTree, Spaces
 from fusebackend.backends.store.source import Namespace, StoreSource
 from fusebackend.base import errors, paths
@@ -332,5 +332,5 @@ def _opened(url: Url, database: StoreDatabase) -> StoreBackend | NamespaceTree:
         holds = f"; this store holds {', '.join(there)}" if there else ""
         how = "add ?ns=NAME, such as ?ns=memories, or ?tree=1 for all"
         raise UrlError(f"'{url.masked}' names no namespace; {how}{holds}")
-    items = database.items(namespace, feed=url.parameters.get("feed", True))
+    items = database.items(namespace, Settings(feed=url.parameters.get("feed", True)))
     return StoreBackend.over(items, ttl_s=url.parameters.get("ttl"), on_exists=on_exists)

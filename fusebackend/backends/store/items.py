@@ -416,11 +416,27 @@ SELECT ns FROM found WHERE ns IS NOT NULL
 """`SELECT DISTINCT prefix`, with one step of the primary key's index for each namespace."""
 
 
+class Settings(NamedTuple):
+    """How a store was configured."""
+
+    embedding: Any = None
+    """A store that embeds each value for its search. Then writes go through it, compared and put one by one under a
+    lock of this process."""
+    ttl_minutes: float | None = None
+    """The time to live of new items; None for ever."""
+    refreshes: bool = False
+    """Reading a value begins its time to live anew."""
+    omit_expired: bool = False
+    """In PostgreSQL: hide expired items that are not swept yet. A `SqliteStore` shows them."""
+    feed: bool = True
+    """In PostgreSQL: allow to make a trigger and an index, and listen to the trigger."""
+
+
 class StoreDatabase(Protocol):
     """The table of a `SqliteStore` or `PostgresStore`, queried directly."""
 
-    def items(self, namespace: tuple[str, ...], **options: Any) -> Items:
-        """The items of a namespace; options as for `SqliteItems` and `PostgresItems`."""
+    def items(self, namespace: tuple[str, ...], settings: Settings) -> Items:
+        """The items of a namespace."""
 
     def namespaces(self) -> list[str]:
         """The namespaces that hold items, with dots between the labels."""

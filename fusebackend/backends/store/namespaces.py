@@ -35,7 +35,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from fusebackend.backends.store.files import StoreFiles, files_at, find_files, grep_files, require_no_values
-from fusebackend.backends.store.items import Change, Conflict, Hub, Items, StoreDatabase
+from fusebackend.backends.store.items import Change, Conflict, Hub, Items, Settings, StoreDatabase
 from fusebackend.backends.store.source import SharedStore, checked_namespace, require_store
 from fusebackend.backends.store.tree import FILE_MARK, ROOT_PLACE, Node, StoreTree
 from fusebackend.base import budget, errors, paths
@@ -134,7 +134,7 @@ class Spaces:
     @classmethod
     def of_database(cls, database: StoreDatabase) -> Spaces:
         """The namespaces of a database, which `close` closes."""
-        return cls(None, database, lambda space: database.items(space, feed=False), database.close)
+        return cls(None, database, lambda space: database.items(space, Settings(feed=False)), database.close)
 
 
 class _Owner:

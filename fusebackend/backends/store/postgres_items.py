@@ -32,6 +32,7 @@ from fusebackend.backends.store.items import (
     Items,
     Record,
     Row,
+    Settings,
     after,
     bounds,
     require_columns,
@@ -101,8 +102,8 @@ class PostgresDatabase:
             raise
         return database
 
-    def items(self, namespace: tuple[str, ...], **options: Any) -> PostgresItems:
-        return PostgresItems(self, namespace, **options)
+    def items(self, namespace: tuple[str, ...], settings: Settings) -> PostgresItems:
+        return PostgresItems(self, namespace, settings)
 
     def close(self) -> None:
         if self._feed is not None:
@@ -251,44 +252,23 @@ _DIGEST = "sha256(convert_to(s.value::text, 'UTF8'))"
 
 
 class PostgresItems(Items):
-    """See the module's docstring.
-
-    Args:
-        embedding: a store that embeds each value for its search. Then writes go through it, compared and put one by one
-            under a lock of this process.
-        ttl_minutes: the time to live of new items, as the store is configured; None for ever.
-        refreshes: reading a value begins its time to live anew.
-        omit_expired: hide expired items that are not swept yet.
-        feed: allow to make a trigger and an index, and listen to the trigger.
-    """
+    """See the module's docstring."""
 
     takes_nul = False
 
-    def __init__(
-        self,
-        database: PostgresDatabase,
-        namespace: tuple[str, ...],
-        *,
-        embedding: Any = None,
-        ttl_minutes: float | None = None,
-        refreshes: bool = False,
-        omit_expired: bool = False,
-        feed: bool = True,
-    ) -> None:
+    def __init__(self, database: PostgresDatabase, namespace: tuple[str, ...], settings: Settings) -> None:
         super().__init__()
         self._database = database
         self._namespace = ".".join(namespace)
-        self._by_store = PutOneByOne(embedding, namespace) if embedding is not None else None
-        self._ttl_minutes = ttl_minutes
-        self._refreshes = refreshes
-        self._alive = " AND (s.expires_at IS NULL OR s.expires_at > now())" if omit_expired else ""
-        self._may_install = feed
+        self._settings = settings
+        self._by_store = PutOneByOne(settings.embedding, namespace) if settings.embedding is not None else None
+        self._alive = " AND (s.expires_at IS NULL OR s.expires_at > now())" if settings.omit_expired else ""
 
     # -- reading -----------------------------------------------------------------------------------------------
 
     @property
     def _order(self) -> Order:
-        return self._database.order(may_install=self._may_install)
+        return self._database.order(may_install=self._settings.feed)
 
     def level(self, prefix: str) -> list[Row]:
         order = self._order
@@ -403,7 +383,7 @@ class PostgresItems(Items):
                 [self._namespace, list(keys)],
             ).fetchall()
             mortal = [key for key, *_, ttl in rows if ttl is not None]
-            if self._refreshes and mortal:
+            if self._settings.refreshes and mortal:
                 cursor.execute(
                     "UPDATE store SET expires_at = now() + (ttl_minutes || ' minutes')::interval"
                     " WHERE prefix = %s AND key = ANY(%s)",
@@ -439,7 +419,7 @@ class PostgresItems(Items):
         if change.value is None:
             cursor.execute(f"DELETE FROM store s WHERE s.prefix = %(namespace)s AND s.key = %(key)s{same}", place)
             return cursor.rowcount > 0 or not same
-        ttl = self._ttl_minutes if self._ttl_minutes is not None else change.ttl_minutes
+        ttl = change.ttl_minutes if self._settings.ttl_minutes is None else self._settings.ttl_minutes
         values = {**place, "value": json.dumps(change.value, ensure_ascii=False), "ttl": ttl}
         new = {"value": "%(value)s::jsonb", "updated_at": "CURRENT_TIMESTAMP", "ttl_minutes": "%(ttl)s::float8",
                "expires_at": "now() + (%(ttl)s::float8 || ' minutes')::interval"}  # fmt: skip
@@ -464,16 +444,16 @@ class PostgresItems(Items):
 
     @property
     def feed(self) -> bool:  # type: ignore[override]
-        return self._may_install and self._database.feed() is not None
+        return self._settings.feed and self._database.feed() is not None
 
     def token(self) -> Hashable:
-        feed = self._database.feed() if self._may_install else None
+        feed = self._database.feed() if self._settings.feed else None
         if feed is None or not feed.live:
             return None
         return feed.changes
 
     def watch(self, changed: Callable[[str | None], None]) -> Callable[[], None]:
-        feed = self._database.feed() if self._may_install else None
+        feed = self._database.feed() if self._settings.feed else None
         return feed.subscribe(self._namespace, changed, self.origin) if feed is not None else (lambda: None)
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ if it is loaded already.
 from __future__ import annotations
 
 import errno
+import importlib
 import re
 import sys
 import threading
@@ -16,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from fusebackend.backends.store.items import Items, StoreDatabase
+from fusebackend.backends.store.items import Items, Settings, StoreDatabase
 from fusebackend.backends.store.searched_items import SearchedItems
 from fusebackend.databases.langgraph import loaded_class
 
@@ -188,7 +189,10 @@ class StoreSource:
     def _found_store(self) -> Any:
         if self._store is not None:
             return self._store
-        store = getattr(self._runtime, "store", None) if self._runtime is not None else _store_of_graph()
+        if self._runtime is not None:
+            store = getattr(self._runtime, "store", None)
+        else:
+            store = _of_graph("langgraph.config", "get_store")
         if store is None:
             raise OSError(errno.EIO, NO_STORE)
         try:
@@ -199,7 +203,7 @@ class StoreSource:
     def _found_namespace(self) -> tuple[str, ...]:
         if not callable(self._namespace):
             return self._namespace
-        runtime = self._runtime if self._runtime is not None else _runtime_of_graph()
+        runtime = self._runtime if self._runtime is not None else _of_graph("langgraph.runtime", "get_runtime")
         try:
             return checked_namespace(self._namespace(runtime), computed=True)
         except (TypeError, ValueError) as error:
@@ -217,25 +221,13 @@ def _looks_like_a_store(given: Any) -> bool:
     )
 
 
-def _store_of_graph() -> Any:
+def _of_graph(module: str, getter: str) -> Any:
+    """The result of a getter of LangGraph for the running graph; None without one."""
     if "langgraph" not in sys.modules:
         return None
-    from langgraph.config import get_store
-
     try:
-        return get_store()
+        return getattr(importlib.import_module(module), getter)()
     except (RuntimeError, KeyError):  # no graph is running
-        return None
-
-
-def _runtime_of_graph() -> Any:
-    if "langgraph" not in sys.modules:
-        return None
-    from langgraph.runtime import get_runtime
-
-    try:
-        return get_runtime()
-    except (RuntimeError, KeyError):
         return None
 
 
@@ -261,16 +253,15 @@ def items_of(store: Any, database: StoreDatabase | None, namespace: tuple[str, .
     if database is None:
         in_memory = _is_exactly(store, "langgraph.store.memory", "InMemoryStore")
         return SearchedItems(store, namespace, in_memory=in_memory)
-    embedding = store if getattr(store, "index_config", None) else None
     config = getattr(store, "ttl_config", None) or {}
-    return database.items(
-        namespace,
-        embedding=embedding,
+    settings = Settings(
+        embedding=store if getattr(store, "index_config", None) else None,
         ttl_minutes=config.get("default_ttl"),
         refreshes=bool(config) and config.get("refresh_on_read", True),
         omit_expired=bool(config.get("omit_expired")),
         feed=feed,
     )
+    return database.items(namespace, settings)
 
 
 def _is_exactly(store: Any, module: str, name: str) -> bool:

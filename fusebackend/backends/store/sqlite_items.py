@@ -29,6 +29,7 @@ from fusebackend.backends.store.items import (
     Items,
     Record,
     Row,
+    Settings,
     Unreadable,
     after,
     bounds,
@@ -119,9 +120,8 @@ class SqliteDatabase:
             (version,) = connection.execute("PRAGMA data_version").fetchone()
             return version, connection.total_changes
 
-    def items(self, namespace: tuple[str, ...], **options: Any) -> SqliteItems:
-        """The items of a namespace; options as for `SqliteItems`."""
-        return SqliteItems(self, namespace, **options)
+    def items(self, namespace: tuple[str, ...], settings: Settings) -> SqliteItems:
+        return SqliteItems(self, namespace, settings)
 
     def close(self) -> None:
         if self.owned:
@@ -130,34 +130,15 @@ class SqliteDatabase:
 
 
 class SqliteItems(Items):
-    """See the module's docstring.
+    """See the module's docstring."""
 
-    Args:
-        embedding: a store that embeds each value for its search. Then writes go through it, compared and put one by one
-            under a lock of this process.
-        ttl_minutes: the time to live of new items, as the store is configured; None for ever.
-        refreshes: reading a value begins its time to live anew.
-        omit_expired, feed: for PostgreSQL; a `SqliteStore` shows expired items until they are swept.
-    """
-
-    def __init__(
-        self,
-        database: SqliteDatabase,
-        namespace: tuple[str, ...],
-        *,
-        embedding: Any = None,
-        ttl_minutes: float | None = None,
-        refreshes: bool = False,
-        omit_expired: bool = False,
-        feed: bool = False,
-    ) -> None:
+    def __init__(self, database: SqliteDatabase, namespace: tuple[str, ...], settings: Settings) -> None:
         super().__init__()
         self._database = database
         self.durable = self.blocking = database.owned
         self._namespace = ".".join(namespace)
-        self._by_store = PutOneByOne(embedding, namespace) if embedding is not None else None
-        self._ttl_minutes = ttl_minutes
-        self._refreshes = refreshes
+        self._settings = settings
+        self._by_store = PutOneByOne(settings.embedding, namespace) if settings.embedding is not None else None
 
     # -- reading -----------------------------------------------------------------------------------------------
 
@@ -215,7 +196,7 @@ class SqliteItems(Items):
                 )
             }
             mortal = [key for key, record in found.items() if record.ttl_minutes is not None]
-            if self._refreshes and mortal:
+            if self._settings.refreshes and mortal:
                 connection.executemany(
                     "UPDATE store SET expires_at = DATETIME(CURRENT_TIMESTAMP, '+' || ttl_minutes || ' minutes')"
                     " WHERE prefix = ? AND key = ?",
@@ -248,7 +229,7 @@ class SqliteItems(Items):
         if change.value is None:
             connection.execute("DELETE FROM store WHERE prefix = ? AND key = ?", place)
             return
-        ttl = self._ttl_minutes if self._ttl_minutes is not None else change.ttl_minutes
+        ttl = change.ttl_minutes if self._settings.ttl_minutes is None else self._settings.ttl_minutes
         expires_at = None
         if ttl is not None:
             expires_at = str(datetime.datetime.now(datetime.UTC) + datetime.timedelta(minutes=ttl))
