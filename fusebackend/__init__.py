@@ -33,7 +33,7 @@ __all__ = [
 if TYPE_CHECKING:
     from fusebackend.composite.backend import CompositeBackend
     from fusebackend.control.client.client import Client, connect
-    from fusebackend.linux.mount_error import MountError
+    from fusebackend.linux.mount_table import MountError
     from fusebackend.protocol import BackendProtocol, SandboxBackendProtocol
     from fusebackend.server.api import Mount, mount
 
@@ -42,7 +42,7 @@ _MODULE_OF = {
     "Client": "fusebackend.control.client.client",
     "CompositeBackend": "fusebackend.composite.backend",
     "Mount": "fusebackend.server.api",
-    "MountError": "fusebackend.linux.mount_error",
+    "MountError": "fusebackend.linux.mount_table",
     "SandboxBackendProtocol": "fusebackend.protocol",
     "connect": "fusebackend.control.client.client",
 }

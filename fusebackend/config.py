@@ -28,11 +28,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from fusebackend.base.paths import AgentPath, PathError, normalise_prefix
+from fusebackend.protocol import DEFAULT_TTL_S
 from fusebackend.shell.options import ShellOptions
 from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S, RouteLimits
-
-DEFAULT_TTL_S = 1.0
-"""How long the kernel may cache names and attributes of a route that others change without a change feed."""
 
 _UNIT_S = {"": 1.0, "ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")

@@ -10,11 +10,10 @@ import errno
 import itertools
 import os
 import stat
-from typing import Literal
 
 from fusebackend.base.errors import oserror
 from fusebackend.base.stamps import now_ns
-from fusebackend.protocol import ROOT_NODE, Features, StatFs
+from fusebackend.protocol import ROOT_NODE, Features, OnExists, StatFs
 from fusebackend.volumes.agent_face import VolumeBackend
 from fusebackend.volumes.chunks import Chunk, allocated_blocks
 from fusebackend.volumes.posix import DIRECTORY_BYTES, TreeVolume
@@ -125,8 +124,8 @@ class InMemoryBackend(VolumeBackend):
     """Files in this process's memory, on both faces.
 
     Args:
-        on_exists: what `write` does to an existing file, `"error"` (the seeds) or `"replace"` (deepagents 0.7).
+        on_exists: how `write` treats an existing file, `"error"` (the seeds) or `"replace"` (deepagents 0.7).
     """
 
-    def __init__(self, *, on_exists: Literal["error", "replace"] = "error") -> None:
+    def __init__(self, *, on_exists: OnExists = "error") -> None:
         super().__init__(InMemoryVolume(), on_exists=on_exists)

@@ -3,7 +3,6 @@
 paths.py         agent paths: normalised at the door
 globs.py         glob patterns
 asked.py         the glob that a search over several backends was asked for
-numbering.py     numbered lines, as the seeds' `read` shows them
 errors.py        errno to error code and back
 extras.py        which extra brings which module
 budget.py        how long a call may go on, and whether it was cancelled

@@ -22,7 +22,7 @@ from typing import Any
 
 from fusebackend.config import MountPlan
 from fusebackend.linux import mount_table as table
-from fusebackend.linux.mount_error import MountError
+from fusebackend.linux.mount_table import MountError
 
 START_TIMEOUT_S = 60.0
 """For opening every backend and mounting; the embedded default needs a fraction of a second."""

@@ -14,6 +14,7 @@ from fusebackend.cli.target import complete_route, complete_url, complete_words
 from fusebackend.config import ConfigError, ConfigFile, MountPlan
 from fusebackend.linux import mount_point as point
 from fusebackend.linux import mount_table as table
+from fusebackend.protocol import DEFAULT_TTL_S
 from fusebackend.urls import opening as urls
 from fusebackend.urls.opening import Url, UrlError
 from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S
@@ -129,7 +130,7 @@ def _plan(
         routes=texts,
         read_only=read_only or (file.read_only if words.read_only is None else words.read_only),
         allow_other=bool(file.allow_other or words.allow_other),
-        ttl_s=_first(words.ttl_s, ttl_s, config.DEFAULT_TTL_S),
+        ttl_s=_first(words.ttl_s, ttl_s, DEFAULT_TTL_S),
         deadline_s=_first(words.deadline_s, deadline_s, DEFAULT_DEADLINE_S),
         limits=limits,
         may_keep_awake=words.may_keep_awake,

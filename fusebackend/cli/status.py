@@ -12,8 +12,7 @@ import click
 
 from fusebackend.cli.target import complete_mountpoint
 from fusebackend.linux import mount_table as table
-from fusebackend.linux.mount_error import MountError
-from fusebackend.linux.mount_table import MountState
+from fusebackend.linux.mount_table import MountError, MountState
 
 
 @click.command()

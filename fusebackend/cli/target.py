@@ -150,7 +150,7 @@ def here(mount: str | None) -> Target:
         Failed: there is no such mount, or more than one.
     """
     from fusebackend.control import rendezvous
-    from fusebackend.linux.mount_error import MountError
+    from fusebackend.linux.mount_table import MountError
 
     if mount is not None:
         return locate(ROOT, mount)
@@ -181,7 +181,7 @@ def mountpoints() -> list[str]:
 def _split(given: str, follow: bool) -> tuple[str, str]:
     """A path of the file system as mount point and agent path. Raises `Failed`."""
     from fusebackend.control import rendezvous
-    from fusebackend.linux.mount_error import MountError
+    from fusebackend.linux.mount_table import MountError
 
     try:
         path = os.path.abspath(given)

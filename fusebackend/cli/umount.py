@@ -14,8 +14,7 @@ import click
 from fusebackend.cli.progress import waiting
 from fusebackend.cli.target import complete_mountpoint
 from fusebackend.linux import mount_table as table
-from fusebackend.linux.mount_error import MountError
-from fusebackend.linux.mount_table import MountEntry, MountState
+from fusebackend.linux.mount_table import MountEntry, MountError, MountState
 from fusebackend.linux.unmount import BusyError, Server, detach, is_stopped, server_of, serves
 
 DEFAULT_TIMEOUT_S = 60.0

@@ -41,17 +41,7 @@ from fusebackend.composite.search import MAX_AWAITED, TreeSearch
 from fusebackend.dialects.agent_face import AgentFace, Guard, accepted, has_agent_face, is_factory, is_named_factory
 from fusebackend.protocol import (
     AGENT_VERBS,
-    DELETE,
-    DOWNLOAD_FILES,
-    EDIT,
-    GLOB,
-    GREP,
-    LS,
-    MOVE,
-    READ,
     READ_LIMIT_LINES,
-    UPLOAD_FILES,
-    WRITE,
     BackendProtocol,
     DeleteResult,
     EditResult,
@@ -65,6 +55,7 @@ from fusebackend.protocol import (
     ReadResult,
     Verb,
     WriteResult,
+    verbs,
 )
 from fusebackend.protocol.registered import registered_with
 from fusebackend.remote.files_update import apply_files_update
@@ -198,19 +189,19 @@ class CompositeBackend(BackendProtocol):
     # -- one path ----------------------------------------------------------------------------------------------
 
     def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
-        return self._at(READ, file_path, lambda routed: routed.face.read(routed.inner, offset, limit))
+        return self._at(verbs.READ, file_path, lambda routed: routed.face.read(routed.inner, offset, limit))
 
     def write(self, file_path: str, content: str) -> WriteResult:
-        return self._at(WRITE, file_path, lambda routed: routed.face.write(routed.inner, content))
+        return self._at(verbs.WRITE, file_path, lambda routed: routed.face.write(routed.inner, content))
 
     def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
         def ask(routed: Routed) -> EditResult:
             return routed.face.edit(routed.inner, old_string, new_string, replace_all)
 
-        return self._at(EDIT, file_path, ask, besides=old_string)
+        return self._at(verbs.EDIT, file_path, ask, besides=old_string)
 
     def delete(self, file_path: str) -> DeleteResult:
-        return self._at(DELETE, file_path, lambda routed: routed.face.delete(routed.inner))
+        return self._at(verbs.DELETE, file_path, lambda routed: routed.face.delete(routed.inner))
 
     def _at(self, verb: Verb[Record], path: str, ask: Callable[[Routed], Record], besides: str = "") -> Record:
         """Ask the backend of a path; its record comes back with the agent's paths, and its update merged.
@@ -236,15 +227,15 @@ class CompositeBackend(BackendProtocol):
         try:
             old, new = self._routing.route(source), self._routing.route(destination)
             if self._table.pinned(old.outer) or self._table.pinned(new.outer):
-                raise errors.oserror(MOVE.pinned)
+                raise errors.oserror(verbs.MOVE.pinned)
             if paths.is_below(new.outer, old.outer) and new.outer != old.outer:
                 raise OSError(errno.EINVAL, "A directory can't be moved into itself")
         except (PathError, OSError) as error:
-            return MOVE.refused(error, source, destination)
+            return verbs.MOVE.refused(error, source, destination)
         for face in (old.face, new.face):
             if face.refusal is not None or face.lacks("ls", "ls_info"):
                 why = face.refusal or f"{face.name} does not support ls"
-                return MOVE.refused(OSError(errno.ENOTSUP, why), source, destination)
+                return verbs.MOVE.refused(OSError(errno.ENOTSUP, why), source, destination)
         if old.face.backend is not new.face.backend or old.face.lacks("move"):
             return self._transfer(old, new, source, destination)
         result = old.face.move(old.inner, new.inner)
@@ -262,7 +253,7 @@ class CompositeBackend(BackendProtocol):
         try:
             removed, stored = transfer(old.face, old.inner, new.face, new.inner)
         except (OSError, PathError) as failure:
-            error = MOVE.refused(failure, source, destination).error
+            error = verbs.MOVE.refused(failure, source, destination).error
         return self._moved(old, new, removed, stored, error)
 
     def _moved(
@@ -277,7 +268,7 @@ class CompositeBackend(BackendProtocol):
         try:
             return self._tree.ls(self._routing.route(path))
         except PathError as error:
-            return LS.refused(error)
+            return verbs.LS.refused(error)
 
     def grep(
         self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
@@ -287,25 +278,25 @@ class CompositeBackend(BackendProtocol):
             with budget.granted():
                 return self._tree.grep(self._routing.scope(path), pattern, glob, limit)
         except (PathError, GlobError) as error:
-            return GREP.refused(error)
+            return verbs.GREP.refused(error)
 
     def glob(self, pattern: str, path: str | None = None) -> GlobResult:
         try:
             with budget.granted():
                 return self._tree.glob(self._routing.scope(path), pattern)
         except (PathError, GlobError) as error:
-            return GLOB.refused(error)
+            return verbs.GLOB.refused(error)
 
     # -- batches -----------------------------------------------------------------------------------------------
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
         """One call per backend; answers in the order and with the paths given."""
-        answers, groups = self._grouped(UPLOAD_FILES, [path for path, _ in files])
+        answers, groups = self._grouped(verbs.UPLOAD_FILES, [path for path, _ in files])
 
         def upload(group: Group) -> list[FileUploadResponse]:
             return group[0][1].face.upload_files([(routed.inner, files[index][1]) for index, routed in group])
 
-        for group, responses in _asked(UPLOAD_FILES, groups, upload):
+        for group, responses in _asked(verbs.UPLOAD_FILES, groups, upload):
             for (index, routed), response in zip(group, responses, strict=True):
                 answers[index] = FileUploadResponse(
                     path=files[index][0],
@@ -316,12 +307,12 @@ class CompositeBackend(BackendProtocol):
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
         """One call per backend; answers in the order and with the paths given."""
-        answers, groups = self._grouped(DOWNLOAD_FILES, paths)
+        answers, groups = self._grouped(verbs.DOWNLOAD_FILES, paths)
 
         def download(group: Group) -> list[FileDownloadResponse]:
             return group[0][1].face.download_files([routed.inner for _, routed in group])
 
-        for group, responses in _asked(DOWNLOAD_FILES, groups, download):
+        for group, responses in _asked(verbs.DOWNLOAD_FILES, groups, download):
             for (index, routed), response in zip(group, responses, strict=True):
                 answers[index] = FileDownloadResponse(
                     path=paths[index], content=response.content, error=routed.words(response.error)
@@ -331,7 +322,7 @@ class CompositeBackend(BackendProtocol):
     def upload_from(self, path: str, file: IO[bytes]) -> FileUploadResponse:
         """`upload_files` of one file, from an open file, without holding it all in memory where its backend can do
         that."""
-        answers, groups = self._grouped(UPLOAD_FILES, [path])
+        answers, groups = self._grouped(verbs.UPLOAD_FILES, [path])
         for ((_, routed),) in groups:
             response = routed.face.upload_from(routed.inner, file)
             update = self._merged(routed, response.files_update) if response.files_update else None
@@ -342,7 +333,7 @@ class CompositeBackend(BackendProtocol):
     def download_to(self, path: str, file: IO[bytes]) -> FileDownloadResponse:
         """`download_files` of one file into another, which is empty, without holding all of it in memory where its
         backend can do that. The answer has no content."""
-        answers, groups = self._grouped(DOWNLOAD_FILES, [path])
+        answers, groups = self._grouped(verbs.DOWNLOAD_FILES, [path])
         for ((_, routed),) in groups:
             response = routed.face.download_to(routed.inner, file)
             return FileDownloadResponse(path=path, error=routed.words(response.error))

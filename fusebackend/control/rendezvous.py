@@ -23,7 +23,7 @@ from typing import TypeVar
 
 from fusebackend.config import escape_mountpoint
 from fusebackend.linux import mount_table as table
-from fusebackend.linux.mount_error import MountError
+from fusebackend.linux.mount_table import MountError
 from fusebackend.linux.runtime_directory import ADDRESS_MAX_BYTES, directory
 
 SOCKET_XATTR = "user.fusebackend.socket"

@@ -241,16 +241,18 @@ def _same(name: str, *, streams: bool = False, long: bool = False, works: bool =
     """
     method = inspect.signature(getattr(ServedMount, name), eval_str=True)
     fields: list[Any] = []
+    names: dict[bool, list[str]] = {False: [], True: []}  # by whether they are given by keyword
     for given in list(method.parameters.values())[1:]:
         default = () if given.default is given.empty else (given.default,)
         fields.append((given.name, given.annotation, *default))
-    names = [field[0] for field in fields]
+        names[given.kind is given.KEYWORD_ONLY].append(given.name)
     if streams:
         fields.append(("stream", bool, False))
     params = cast("type[Params]", msgspec.defstruct(f"Of{name.title()}", fields, bases=(Params,)))
 
     def run(call: Call, asked: Any) -> Any:
-        result = getattr(call.backend, name)(**{field: getattr(asked, field) for field in names})
+        options = {option: getattr(asked, option) for option in names[True]}
+        result = getattr(call.backend, name)(*(getattr(asked, given) for given in names[False]), **options)
         return _streamed(call, f"{name}.matches", result) if streams and asked.stream else result
 
     changes = name in protocol.VERBS and protocol.VERBS[name].changes

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fusebackend.base import paths
-from fusebackend.base.numbering import EMPTY_REMINDER, MARKER_WIDTH
 from fusebackend.base.paths import AgentPath, PathError
 from fusebackend.protocol import FileData, FileDownloadResponse, FileInfo, GrepMatch, ReadResult
+from fusebackend.protocol.records import EMPTY_REMINDER, MARKER_WIDTH
 from fusebackend.text import has_binary_extension
 
 

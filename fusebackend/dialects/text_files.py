@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING, Any
 from fusebackend import text
 from fusebackend.base import paths
 from fusebackend.base.errors import FILE_NOT_FOUND, IS_DIRECTORY
-from fusebackend.base.numbering import EMPTY_REMINDER
 from fusebackend.base.paths import AgentPath
 from fusebackend.dialects.answers import error_of, field_of, is_text, unnumber
 from fusebackend.protocol import (
@@ -41,6 +40,7 @@ from fusebackend.protocol import (
     FileUploadResponse,
     WriteResult,
 )
+from fusebackend.protocol.records import EMPTY_REMINDER
 
 if TYPE_CHECKING:
     from fusebackend.dialects.agent_face import AgentFace

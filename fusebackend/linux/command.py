@@ -295,6 +295,9 @@ def nothing_to_run(command: object) -> ExecuteResponse | None:
     return ExecuteResponse(output="Error: Command must be a non-empty string.", exit_code=1)
 
 
-def require_positive(timeout: float) -> None:
-    if timeout <= 0:
+def require_positive(timeout: float, max_output_bytes: int = 0) -> None:
+    """Raise ValueError for a time-out that is not above 0, or a negative limit of output."""
+    if not timeout > 0:
         raise ValueError(f"timeout must be above 0 seconds, but is {timeout}")
+    if max_output_bytes < 0:
+        raise ValueError(f"max_output_bytes must not be negative, but is {max_output_bytes}")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from fusebackend.linux import mount_table as table
 from fusebackend.linux import unmount
-from fusebackend.linux.mount_error import MountError
+from fusebackend.linux.mount_table import MountError
 
 FUSE_DEVICE = os.makedev(10, 229)
 """Its number on every Linux (Documentation/admin-guide/devices.txt)."""

@@ -32,6 +32,13 @@ PROBE_TIMEOUT_S = 2.0
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
+class MountError(OSError):
+    """The mount can't be made, or can't be ended. `str` of it is one line for the user; `errno` is set."""
+
+    def __str__(self) -> str:
+        return str(self.args[1]) if len(self.args) > 1 else super().__str__()
+
+
 @dataclass(frozen=True)
 class MountEntry:
     """One line of the table."""

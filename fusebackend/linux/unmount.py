@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fusebackend.linux import mount_table as table
-from fusebackend.linux.mount_error import MountError
+from fusebackend.linux.mount_table import MountError
 
 COMMAND_TIMEOUT_S = 20.0
 """For fusermount3, which normally needs milliseconds."""

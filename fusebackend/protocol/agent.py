@@ -11,7 +11,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
 
 from fusebackend.protocol.records import (
     READ_LIMIT_LINES,
@@ -33,13 +33,21 @@ from fusebackend.protocol.registered import register_all, registered_with
 from fusebackend.protocol.verbs import AGENT_VERBS, SEED_VERBS
 
 __all__ = [
-    "BackendFactory", "BackendLike", "BackendProtocol", "OnExists", "SandboxBackendProtocol", "delegates_to",
+    "BackendFactory", "BackendLike", "BackendProtocol", "OnExists", "SandboxBackendProtocol", "checked_on_exists",
+    "delegates_to",
 ]  # fmt: skip
 
 Class = TypeVar("Class", bound=type)
 
 OnExists: TypeAlias = Literal["error", "replace"]
-"""What `write` does to an existing file: an error (the seeds), or replace it (deepagents 0.7)."""
+"""How `write` treats an existing file: as an error (the seeds), or it replaces it (deepagents 0.7)."""
+
+
+def checked_on_exists(value: OnExists) -> OnExists:
+    """Return an `OnExists`, or raise ValueError for another value."""
+    if value not in get_args(OnExists):
+        raise ValueError(f"on_exists must be 'error' or 'replace', not {value!r}")
+    return value
 
 
 def _overridden(backend: object, name: str) -> bool:

@@ -5,10 +5,9 @@ Names and attributes follow deepagents 0.7. The last ones are answers that only 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, NotRequired, TypeAlias, TypedDict
-
-from fusebackend.base.numbering import EMPTY_REMINDER, NO_LINES_REMINDER, number_lines
 
 __all__ = [
     "READ_LIMIT_LINES",
@@ -34,6 +33,15 @@ __all__ = [
 
 ErrorCode: TypeAlias = Literal["file_not_found", "permission_denied", "is_directory", "invalid_path"]
 """The four codes every backend knows; a backend may answer with another string of its own."""
+
+MARKER_WIDTH = 6
+"""Columns of a line number in the seeds' numbered text of a file."""
+
+LINE_CHARACTERS = 5000
+"""Longer lines are continued under markers `n.1`, `n.2` (seeds)."""
+
+EMPTY_REMINDER = "System reminder: File exists but has empty contents"
+NO_LINES_REMINDER = "System reminder: no lines were read because the limit asks for none"
 
 READ_LIMIT_LINES = 2000
 """Lines that `read` returns when the caller names no limit (seeds and deepagents agree)."""
@@ -143,6 +151,17 @@ class ReadResult:
 
     def __contains__(self, needle: str) -> bool:
         return needle in str(self)
+
+
+def number_lines(lines: Iterable[str], start_line: int = 1) -> str:
+    """Lines under right-aligned markers, each followed by a TAB."""
+    numbered: list[str] = []
+    for number, line in enumerate(lines, start=start_line):
+        numbered.append(f"{number:>{MARKER_WIDTH}}\t{line[:LINE_CHARACTERS]}")
+        for part, begin in enumerate(range(LINE_CHARACTERS, len(line), LINE_CHARACTERS), start=1):
+            marker = f"{number}.{part}"
+            numbered.append(f"{marker:>{MARKER_WIDTH}}\t{line[begin : begin + LINE_CHARACTERS]}")
+    return "\n".join(numbered)
 
 
 @dataclass

@@ -77,7 +77,8 @@ class Verb(Generic[R]):
             return known.format(*paths, error=error)
         if not isinstance(error, OSError):
             return str(error)  # it names the path or the pattern itself
-        why = errors.code_of(error) if self.codes else error.strerror or str(error)
+        code = errors.CODE_OF_ERRNO.get(number or 0) if self.codes else None
+        why = code or error.strerror or str(error)
         return f"{self.failed.format(*paths)}: {why}"
 
 

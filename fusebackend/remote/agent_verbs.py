@@ -21,17 +21,7 @@ from fusebackend.base.errors import VANISHED
 from fusebackend.base.globs import GlobError, Matcher, compile_glob
 from fusebackend.base.paths import ROOT, AgentPath, PathError
 from fusebackend.protocol import (
-    DELETE,
-    DOWNLOAD_FILES,
-    EDIT,
-    GLOB,
-    GREP,
-    LS,
-    MOVE,
-    READ,
     READ_LIMIT_LINES,
-    UPLOAD_FILES,
-    WRITE,
     BackendProtocol,
     DeleteResult,
     EditResult,
@@ -46,7 +36,9 @@ from fusebackend.protocol import (
     OnExists,
     ReadResult,
     WriteResult,
+    checked_on_exists,
     not_bytes,
+    verbs,
 )
 from fusebackend.volumes.walk import UNREADABLE, names_of
 
@@ -78,9 +70,7 @@ class FileVerbs(BackendProtocol):
     """
 
     def __init__(self, *, on_exists: OnExists = "error") -> None:
-        if on_exists not in ("error", "replace"):
-            raise ValueError(f"on_exists must be 'error' or 'replace', not {on_exists!r}")
-        self.on_exists = on_exists
+        self.on_exists = checked_on_exists(on_exists)
 
     # -- primitives --------------------------------------------------------------------------------------------
 
@@ -183,7 +173,7 @@ class FileVerbs(BackendProtocol):
         try:
             entries = self._list(checked(path))
         except Refusal as error:
-            return LS.refused(error, path)
+            return verbs.LS.refused(error, path)
         return LsResult(entries=sorted(entries, key=_path_of))
 
     def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
@@ -191,7 +181,7 @@ class FileVerbs(BackendProtocol):
             path = checked(file_path)
             loaded = self._load(path)
         except Refusal as error:
-            return READ.refused(error, file_path)
+            return verbs.READ.refused(error, file_path)
         result = text.read_bytes(path, loaded.data, offset, limit)
         if result.file_data is not None:
             if loaded.created_at:
@@ -219,7 +209,7 @@ class FileVerbs(BackendProtocol):
         except (Spent, Unreadable):
             truncated = True
         except Refusal as error:
-            return GREP.refused(error, path or ROOT)
+            return verbs.GREP.refused(error, path or ROOT)
         cut = limit is not None and len(matches) > limit
         return GrepResult(matches=matches[:limit], truncated=truncated or cut)
 
@@ -237,7 +227,7 @@ class FileVerbs(BackendProtocol):
         except Unreadable:
             return GlobResult(matches=matches, truncated=True, truncation_reason="unreadable")
         except Refusal as error:
-            return GLOB.refused(error, path or ROOT)
+            return verbs.GLOB.refused(error, path or ROOT)
         return GlobResult(matches=matches)
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
@@ -247,7 +237,7 @@ class FileVerbs(BackendProtocol):
         try:
             return FileDownloadResponse(path=path, content=self._load(checked(path)).data)
         except Refusal as error:
-            return DOWNLOAD_FILES.refused(error, path)
+            return verbs.DOWNLOAD_FILES.refused(error, path)
 
     # -- writing -----------------------------------------------------------------------------------------------
 
@@ -256,7 +246,7 @@ class FileVerbs(BackendProtocol):
             path = checked(file_path)
             self._put(path, content.encode("utf-8"), replace=self.on_exists == "replace")
         except Refusal as error:
-            return WRITE.refused(error, file_path)
+            return verbs.WRITE.refused(error, file_path)
         return WriteResult(path=path)
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
@@ -268,7 +258,7 @@ class FileVerbs(BackendProtocol):
         try:
             self._put(checked(path), bytes(content), replace=True)
         except Refusal as error:
-            return UPLOAD_FILES.refused(error, path)
+            return verbs.UPLOAD_FILES.refused(error, path)
         return FileUploadResponse(path=path)
 
     def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
@@ -288,7 +278,7 @@ class FileVerbs(BackendProtocol):
         except _Unchanged as refused:
             return EditResult(error=str(refused))
         except Refusal as error:
-            return EDIT.refused(error, file_path)
+            return verbs.EDIT.refused(error, file_path)
         return EditResult(path=path, occurrences=occurrences)
 
     def delete(self, file_path: str) -> DeleteResult:
@@ -298,7 +288,7 @@ class FileVerbs(BackendProtocol):
                 raise OSError(errno.EBUSY, "The root can't be deleted")
             self._remove(path)
         except Refusal as error:
-            return DELETE.refused(error, file_path)
+            return verbs.DELETE.refused(error, file_path)
         return DeleteResult(path=path)
 
     def move(self, source: str, destination: str) -> MoveResult:
@@ -310,7 +300,7 @@ class FileVerbs(BackendProtocol):
                 raise OSError(errno.EINVAL, "A directory can't be moved into itself")
             self._rename(old, new)
         except Refusal as error:
-            return MOVE.refused(error, source, destination)
+            return verbs.MOVE.refused(error, source, destination)
         return MoveResult(path=new)
 
 

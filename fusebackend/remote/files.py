@@ -19,15 +19,12 @@ from typing import Any
 from fusebackend.base.errors import oserror
 from fusebackend.base.stamps import now_ns
 from fusebackend.dialects.agent_face import AgentFace
-from fusebackend.protocol import Attr, AttrChanges, Change, Features, StatFs
+from fusebackend.protocol import DEFAULT_TTL_S, Attr, AttrChanges, Change, Features, StatFs
 from fusebackend.remote.tree import ForeignTree
 from fusebackend.remote.whole_files import HOPELESS, WholeFiles
 from fusebackend.volumes.native import NativeVolume
 
 log = logging.getLogger(__name__)
-
-TTL_S = 1.0
-"""For how long a listing is believed, and a file that was downloaded to know its size need not be downloaded again."""
 
 MAX_FILE_BYTES = 2 << 30
 """Larger files are EFBIG: an upload takes the whole of one in memory."""
@@ -44,7 +41,7 @@ class ForeignFiles(NativeVolume):
         backend: Any,
         *,
         exact_sizes: bool | None = None,
-        ttl_s: float = TTL_S,
+        ttl_s: float = DEFAULT_TTL_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__()

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from fusebackend.base.paths import ROOT, AgentPath, normalise_prefix
 from fusebackend.linux import mount_point as point
-from fusebackend.linux.mount_error import MountError
-from fusebackend.protocol import BackendLike
+from fusebackend.linux.mount_table import MountError
+from fusebackend.protocol import DEFAULT_TTL_S, BackendLike
 from fusebackend.server.mounted import MountedBackend
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def mount(
     *,
     read_only: bool = False,
     allow_other: bool = False,
-    ttl_s: float = 1.0,
+    ttl_s: float = DEFAULT_TTL_S,
     deadline_s: float = 30.0,
     limits: Mapping[str, RouteLimits] | None = None,
     options: Iterable[str] = (),

@@ -108,7 +108,7 @@ class Guest:
 
     Args:
         backend: what is mounted; its default runs commands.
-        filesystem, mountpoint, options, allow_other, read_only: as for `Executor`.
+        filesystem, mountpoint, options, allow_other, read_only: as for `LiveMount`.
 
     Raises:
         OSError: the default can't be had.
@@ -148,7 +148,11 @@ class Guest:
         return Carrying(self._default, self._backend, self._filesystem)
 
     def start(self) -> list[str]:
-        """See `Executor.start`."""
+        """The mount answers. Returns messages for its user, a line each: routes that commands don't see, and why.
+
+        Raises:
+            OSError: the default can't run commands.
+        """
         lines = self._sight.start() if self._sight is not None else []
         if isinstance(self._sight, Binds) and self._sight.elsewhere:
             self._sight.close()
@@ -173,7 +177,7 @@ class Guest:
     # -- one command -------------------------------------------------------------------------------------------
 
     def execute(self, command: Command) -> ExecuteResponse:
-        """See `Executor.execute`. ValueError: `timeout_s` is not above 0, or above the maximum."""
+        """Run a command. ValueError: `timeout_s` is not above 0, or above the maximum."""
         if command.timeout_s is not None:
             self._options.seconds(command.timeout_s)  # within the maximum of the configuration
         refusal = nothing_to_run(command.text)
@@ -315,7 +319,7 @@ class Guest:
     # -- life --------------------------------------------------------------------------------------------------
 
     def describe(self) -> dict[str, Any]:
-        """See `Executor.describe`."""
+        """For `status`, as `Shell.describe`."""
         described = {
             "where": self.label,
             "sandbox": "default",
@@ -326,7 +330,7 @@ class Guest:
         return {**described, "running": self._running.count}
 
     def close(self) -> None:
-        """See `Executor.close`."""
+        """End the commands that run, wait until they have ended, and start no more. Twice is once."""
         self._running.close()
         if self._sight is not None:
             self._sight.close()

@@ -9,20 +9,29 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.control.server.control_server import ControlServer
+from fusebackend.dialects.agent_face import AgentFace
 from fusebackend.mount.session import MountOptions, Session
-from fusebackend.server.command_executor import Executor
 from fusebackend.server.mounted import MountedBackend
-from fusebackend.shell import ShellOptions
+from fusebackend.shell import Shell, ShellOptions
 from fusebackend.vfs import switches
 from fusebackend.vfs.mounted_tree import FileSystem
 
 if TYPE_CHECKING:
-    from fusebackend.base.paths import AgentPath
     from fusebackend.composite.backend import CompositeBackend
+    from fusebackend.server.guest import Guest
     from fusebackend.vfs.calls.route_limits import RouteLimits
 
 log = logging.getLogger(__name__)
+
+LOCAL_SHELLS = frozenset(
+    {
+        ("fusebackend.backends.directory.backend", "LocalShellBackend"),
+        ("deepagents.backends.local_shell", "LocalShellBackend"),
+    }
+)
+"""Classes whose `execute` is a plain shell of this machine, as its user: the sandbox takes its place in a mount."""
 
 
 class LiveMount:
@@ -61,16 +70,25 @@ class LiveMount:
         self._session = Session(self.filesystem, mountpoint, options, describe=self._describe, before_end=self._end)
         self.status = self._session.status
         self.warnings: list[str] = []
-        self.shell = Executor(
-            backend,
+        self.shell = self._executor(mountpoint, options, shell or ShellOptions())
+        mounted = MountedBackend(backend, self.filesystem, mountpoint, self.shell, self.status)
+        self._control = ControlServer(mounted, read_only=options.read_only)
+
+    def _executor(self, mountpoint: str, options: MountOptions, shell: ShellOptions) -> Shell | Guest:
+        """Decide where commands run: in the default backend if it has `execute` of its own (`guest.py`), else, and for
+        `shell:`, which confines nothing, in the mount's sandbox (`shell/`)."""
+        if not runs_commands(self._backend.mounts()[ROOT]):
+            return Shell(self.filesystem, mountpoint, shell)
+        from fusebackend.server.guest import Guest  # few mounts need it and its imports
+
+        return Guest(
+            self._backend,
             self.filesystem,
             mountpoint,
-            shell or ShellOptions(),
+            shell,
             allow_other=options.allow_other,
             read_only=options.read_only,
         )
-        mounted = MountedBackend(backend, self.filesystem, mountpoint, self.shell, self.status)
-        self._control = ControlServer(mounted, read_only=options.read_only)
 
     def run(self, on_ready: Callable[[], None] | None = None) -> None:
         """As `Session.run`. The control socket listens before there is a mount that names it."""
@@ -110,3 +128,12 @@ class LiveMount:
     def _describe(self) -> dict[str, Any]:
         control = {"socket": self._control.address, **self._control.counts()}
         return {"execute": self.shell.describe(), "control": control}
+
+
+def runs_commands(default: Any) -> bool:
+    """Return True if a backend has an `execute` of its own, other than a plain shell of this machine."""
+    if AgentFace(default, "The default backend").verb("execute") is None:
+        return False
+    owner = next((kind for kind in type(default).__mro__ if "execute" in vars(kind)), None)
+    in_instance = "execute" in getattr(default, "__dict__", {})
+    return in_instance or owner is None or (owner.__module__, owner.__qualname__) not in LOCAL_SHELLS

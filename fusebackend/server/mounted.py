@@ -1,8 +1,8 @@
 """`MountedBackend`: the files of a live mount through the agent face, and verbs of live mounts.
 
 The verbs go to the backend that is mounted. `execute` runs where the default backend runs commands, else in a sandbox
-of the mount (`command_executor.py`); `stat`, `invalidate`, `watch` and `status` speak of the mount. Both
-`server.api.Mount` and the control server end here.
+of the mount (`live.py`); `stat`, `invalidate`, `watch` and `status` speak of the mount. Both `server.api.Mount` and the
+control server end here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import stat as stat_module
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from fusebackend.base import budget, errors, paths
 from fusebackend.base.paths import ROOT, AgentPath, PathError
@@ -32,7 +32,6 @@ from fusebackend.volumes.walk import resolve
 
 if TYPE_CHECKING:
     from fusebackend.composite.backend import CompositeBackend
-    from fusebackend.server.command_executor import Executor
     from fusebackend.vfs.junctions import Route
     from fusebackend.vfs.mounted_tree import FileSystem
     from fusebackend.vfs.watch.queue import Watch
@@ -49,6 +48,12 @@ _TYPES = {
     stat_module.S_IFCHR: "character device",
     stat_module.S_IFBLK: "block device",
 }
+
+
+class Executor(Protocol):
+    """The place where commands run: `Shell` or `Guest`."""
+
+    def execute(self, command: Command) -> ExecuteResponse: ...
 
 
 @delegates_to("backend")

@@ -1,7 +1,7 @@
-"""Commands in a mount: `Shell` runs them in a sandbox whose root is the mount.
+"""Commands in a mount: `Shell` runs them in a sandbox with the mount as its root.
 
-Every route is there at the absolute path that the file verbs use, and what a command writes at `/` lands in the mount.
-`shell.py` says what a command can see and do; the modules below it each know one part of how:
+Every route is there at the absolute path that the file verbs use, and files that a command writes at `/` are in the
+mount. `shell.py` lists what commands can see and do; the other modules are parts of it:
 
 bubblewrap.py      the mounts of the sandbox, and bwrap's arguments
 mountcheck.py      compares the mounts that bwrap has made with those it was asked for

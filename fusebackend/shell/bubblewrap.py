@@ -1,7 +1,7 @@
 """Bubblewrap (bwrap(1)): where it is, what it can do here, and the arguments that make a sandbox of a mount.
 
-The sandbox's root is the mount. `View` says what is mounted over it, as a list of `Bind` and `Fresh`; `arguments` puts
-that into bwrap's words, and `MountCheck` compares it with what bwrap has made.
+The sandbox's root is the mount. `View` lists the mounts over it as `Bind` and `Fresh`; `arguments` makes bwrap's
+arguments of them, and `MountCheck` compares them with the mounts that bwrap has made.
 
 Every mount point is a directory of the server's or of this machine's, or in a file system that bwrap has just made:
 nothing is mounted or created by a path that goes through files which a command or another user can change.
@@ -41,7 +41,7 @@ class SandboxError(Exception):
 
 @dataclass(frozen=True)
 class View:
-    """A sandbox's root: the mount, and what is mounted over it."""
+    """A sandbox's root: the mount, and the mounts over it."""
 
     mountpoint: str
     programs: tuple[Bind, ...] = ()
@@ -71,7 +71,7 @@ class View:
         return cls(mountpoint, programs, own, tuple(routes), tuple(covered))
 
     def mounts(self, etc: Sequence[Bind], nodes: Mapping[str, str], memory_bytes: int) -> list[Bind | Fresh]:
-        """What is mounted in a sandbox, in this order.
+        """Return the mounts of a sandbox, in their order.
 
         Args:
             etc: the directory that is its /etc, which has a directory for all that is mounted in it, and that.
@@ -98,7 +98,7 @@ class View:
 
     @property
     def names(self) -> list[str]:
-        """What the root must have directories for."""
+        """The names of directories that the root must have."""
         return [program.path.removeprefix("/") for program in self.programs] + list(self.own)
 
 
@@ -159,7 +159,7 @@ def trial(program: Sequence[str]) -> str | None:
 
 
 def in_one_line(said: bytes | bytearray) -> str:
-    """What bwrap printed, for a message."""
+    """Return bwrap's output in one line, for a message."""
     lines = said.decode("utf-8", "replace").splitlines()
     return "; ".join(line.removeprefix("bwrap: ") for line in lines if line.strip()) or "it does not say why"
 
@@ -168,7 +168,7 @@ def arguments(mounts: Iterable[Bind | Fresh], options: ShellOptions, user: Itera
     """bwrap's words for a sandbox.
 
     Args:
-        mounts: what `View.mounts` gives.
+        mounts: the mounts of `View.mounts`.
         options: network and environment.
         user: one of `USER_NAMESPACES`.
         cwd: where the command starts.
@@ -189,7 +189,7 @@ def arguments(mounts: Iterable[Bind | Fresh], options: ShellOptions, user: Itera
 
 
 def _devices() -> tuple[Bind | Fresh, ...]:
-    """What `--dev /dev` mounts, besides an empty file system for it to be in."""
+    """Return the mounts of `--dev /dev`, besides an empty file system for them."""
     nodes = [Bind(f"/dev/{name}", f"/dev/{name}", read_only=False, devices=True) for name in system.DEVICES]
     return (*nodes, Fresh("devpts", "/dev/pts", ("nosuid", "noexec")))
 

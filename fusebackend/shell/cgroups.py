@@ -131,7 +131,7 @@ def places(membership: str, table: list[MountEntry]) -> list[Place]:
 
     Args:
         membership: /proc/self/cgroup.
-        table: what is mounted.
+        table: the table of mounts.
     """
     found: list[Place] = []
     wanted = {"memory", "pids"}
@@ -164,7 +164,7 @@ def _directory(table: list[MountEntry], fstype: str, path: str, controllers: set
 
 
 def _handing_down(directory: str, top: str, controllers: set[str]) -> str | None:
-    """The nearest group at or above `directory` whose children can have the controllers (version 2).
+    """Return the nearest group at or above `directory` that hands the controllers to its children (version 2).
 
     Its own is none as a rule: a group with processes in it can't hand controllers down.
     """
@@ -178,7 +178,8 @@ def _handing_down(directory: str, top: str, controllers: set[str]) -> str | None
 
 
 def _can_make_groups(place: Place) -> bool:
-    """By trying, for who may is up to modes, delegation and whatever confines this process; and move a child there."""
+    """Return True if a group can be made, by trying it: modes, delegation and other confinement decide; and move a
+    child there."""
     name = os.path.join(place.directory, runtime_directory.own_name(0))
     try:
         os.mkdir(name)
@@ -284,7 +285,7 @@ class Limits:
     def _limit_each(self, pid: int) -> None:
         limits = {resource.RLIMIT_CORE: NO_CORE, **{RLIMITS[name]: most for name, most in rlimits().items()}}
         if self._with_groups["memory"] is None:
-            # Not RLIMIT_AS: what is merely reserved, as virtual machines do by the gigabyte, costs nothing.
+            # Not RLIMIT_AS: reserved memory costs nothing, and virtual machines reserve gigabytes.
             limits[resource.RLIMIT_DATA] = self._options.memory_bytes
         if self._with_groups["pids"] is None:
             limits[resource.RLIMIT_NPROC] = self._options.max_processes + 1

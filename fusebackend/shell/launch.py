@@ -14,7 +14,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Self
 
 from fusebackend.linux import mount_table as table
@@ -70,9 +69,7 @@ class Launch(abc.ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         try:
             self.end()
         finally:
@@ -232,7 +229,7 @@ class Sandboxed(Launch):
 
     def end(self) -> None:
         if self.process.poll() is None:
-            # Until the sandbox is made, all of it is in one process group, whose number is that of a child of ours.
+            # Until the sandbox is made, all of it is in one process group, that of this process's child.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
         if self._first is not None:
@@ -294,8 +291,8 @@ _BEHIND_THE_GATE = 'read -r _ && cd -- "$1" && exec "$2" -c "$3"'
 class Unconfined(Launch):
     """`sandbox = "none"`: a command that runs as this user, in the mount, and is held by nothing but its limits.
 
-    It sees the whole machine, with the mount where it is mounted. What it leaves running is ended with it as far as it
-    stays in its control group or, without one, in its process group."""
+    It sees the whole machine, with the mount where it is mounted. Processes that it leaves running are ended with it as
+    far as they stay in its control group or, without one, in its process group."""
 
     def __init__(self, command: str, cwd: str, env: Mapping[str, str]) -> None:
         """Start a shell that waits at the gate.

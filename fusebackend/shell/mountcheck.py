@@ -1,9 +1,9 @@
-"""`MountCheck`: is everything that is mounted in a sandbox what it should be, before its command runs anything?
+"""`MountCheck`: compare the mounts of a sandbox with those that were asked for, before its command runs.
 
-bwrap mounts by path, one after the other, and says nothing of what it found there. So before the gate opens, the table
-of mounts of the sandbox's first process (proc_pid_mountinfo(5)) is compared with what was asked for: every mount at its
-place, on the mount that holds that place, of the right file system, from the right directory of it, with its flags, and
-nothing else. A sandbox that differs in anything is not used, and the log says in what.
+bwrap mounts by path, one after the other, and does not check the files at those paths. So before the gate opens, the
+table of mounts of the sandbox's first process (proc_pid_mountinfo(5)) is compared with bwrap's arguments: every mount
+at its place, on the mount that holds that place, of the right file system, from the right directory of it, with its
+flags, and nothing else. A sandbox that differs is not used, and the log has the differences.
 
 The server's own table tells which file system and directory a path of this machine belongs to.
 """
@@ -35,7 +35,8 @@ class Wanted:
     flags: frozenset[str]
 
     def differs(self, found: MountEntry, known: frozenset[str]) -> str | None:
-        """What is wrong with a mount at this place. `known` are the file systems of this machine."""
+        """Return the difference of a mount at this place, None if it is as wanted. `known` are the file systems of this
+        machine."""
         if found.fstype != self.fstype:
             return f"is {found.fstype} and not {self.fstype}"
         if found.root != self.root:
@@ -47,11 +48,11 @@ class Wanted:
 
 
 class MountCheck:
-    """What must be mounted in one sandbox. See the module's docstring.
+    """The mounts that one sandbox must have. See the module's docstring.
 
     Args:
-        mounts: what bwrap was told to mount, the root first.
-        table: what this process has mounted, which bwrap began with.
+        mounts: the mounts of bwrap's arguments, the root first.
+        table: the mounts of this process, from which bwrap started.
 
     Raises:
         SandboxError: a source is on no mount of this process, or on another one than it must be.
@@ -65,13 +66,14 @@ class MountCheck:
                 self._wanted[wanted.path].append(wanted)
 
     def is_made(self, table: Sequence[MountEntry]) -> bool:
-        """Has bwrap made the sandbox's root the root, and let go of the old one? It mounts nothing after that."""
+        """Return True when bwrap has made the sandbox's root the root, and detached the old one. It mounts nothing
+        after that."""
         roots = [entry for entry in table if entry.mountpoint == "/"]
         (wanted,) = self._wanted["/"]
         return len(roots) == 1 and (roots[0].fstype, roots[0].device) == (wanted.fstype, wanted.device)
 
     def differences(self, table: Sequence[MountEntry]) -> list[str]:
-        """What is not as it should be, in words; nothing if all is."""
+        """Return the differences in words; empty if there are none."""
         found = _by_place(table)
         proc = found.get("/proc", [None])[-1]
         said = [f"{path} is not mounted" for path in self._wanted if path not in found]
@@ -111,7 +113,7 @@ def _wanted(mount: Bind | Fresh, table: Sequence[MountEntry]) -> list[Wanted]:
 
 
 def _mounted_on(holder: MountEntry, source: str, table: Sequence[MountEntry]) -> list[MountEntry]:
-    """What is mounted below a directory, and on that, and so on: what a recursive bind mount takes along."""
+    """Return the mounts below a directory, and those on them, and so on: a recursive bind mount includes them."""
     found = [entry for entry in table if entry.parent == holder.id and _is_below(entry.mountpoint, source)]
     return found + [deeper for entry in found for deeper in _mounted_on(entry, source, table) if entry.id != holder.id]
 

@@ -1,13 +1,14 @@
-"""A seccomp filter for what namespaces do not confine (seccomp(2), Documentation/userspace-api/seccomp_filter.rst).
+"""A seccomp filter for system calls that namespaces do not confine (seccomp(2),
+Documentation/userspace-api/seccomp_filter.rst).
 
 Without it, a command in the sandbox could still read the server's keyrings, which a process inherits; talk to the host
 of a virtual machine over AF_VSOCK, which no network namespace holds back; make sockets through io_uring, which filters
 do not see; gain all capabilities of a new user namespace, and with them a large part of the kernel to attack; take what
 the kernel counts for the whole machine or user from others; and leave a setuid program of the server's user in a `dir:`
-route, for whoever else is on this machine. A `chmod` that sets the setgid bit is let through, for directories may have
-one; of a file, the mount refuses it (`vfs/setid.py`).
+route, for other users of this machine. A `chmod` that sets the setgid bit is let through, for directories may have one;
+of a file, the mount refuses it (`vfs/setid.py`).
 
-It is a list of exceptions: what is not named is allowed, for commands are arbitrary programs. Calls of another
+It is a list of exceptions: all other calls are allowed, because commands are arbitrary programs. Calls of another
 architecture (32-bit programs) are answered as if the kernel did not have them.
 """
 
@@ -33,7 +34,7 @@ FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)
 
 @dataclass(frozen=True)
 class Architecture:
-    """Numbers of system calls (asm/unistd.h), and of what linux/audit.h calls the architecture."""
+    """Numbers of system calls (asm/unistd.h), and of the architecture (linux/audit.h)."""
 
     audit: int
     calls: dict[str, int]
@@ -100,11 +101,11 @@ CREATING = os.O_CREAT | (os.O_TMPFILE & ~os.O_DIRECTORY)
 
 @cache
 def program(machine: str | None = None, *, counted: bool = True) -> bytes | None:
-    """The filter for this machine (as `uname -m` has it), None for one whose system calls are not known here.
+    """Return the filter for this machine (as `uname -m` has it), None for an unknown architecture.
 
     Args:
         machine: another one.
-        counted: has the sandbox a count of its own of what is `COUNTED_BY_USER`?
+        counted: the sandbox has counts of its own of the resources of `COUNTED_BY_USER`.
     """
     architecture = ARCHITECTURES.get(machine or os.uname().machine)
     if architecture is None:

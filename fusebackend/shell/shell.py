@@ -1,11 +1,11 @@
 """`Shell`: commands in a mount, for `MountedBackend.execute`.
 
-A command runs with `sh -c` in a bubblewrap sandbox whose root is the mount, as the server's own user, the only one that
-the mount admits. It sees
+A command runs with `sh -c` in a bubblewrap sandbox with the mount as its root, as the server's own user, the only one
+that the mount admits. It sees
 
 - every route at the absolute path that the file verbs use, and writes what the mount lets it write;
 - the system's programs (`system.PROGRAMS`) and a few files of /etc, read-only. They hide files of the default volume
-  with the same names, because the sandbox's root is a tree of its own (`vfs/trees.py`);
+  with the same names, because the sandbox's root is a tree of its own (`FileSystem.add_tree`);
 - its own /proc, /dev and empty /tmp; its own processes, System V objects, host name and, unless asked otherwise, a
   network of nothing but itself. With the network it can also reach what listens on this machine.
 
@@ -73,7 +73,7 @@ class Shell:
         self.mountpoint = mountpoint
         self._view = View.of(mountpoint, [route.prefix for route in filesystem.tree.routes])
         if options.sandbox == "bubblewrap":
-            tree = filesystem.trees.add("sandbox", [os.fsencode(name) for name in self._view.names])
+            tree = filesystem.add_tree("sandbox", [os.fsencode(name) for name in self._view.names])
             self._view = replace(self._view, tree=tree)
         self._limits = Limits(options, ControlGroups.of_this_process())
         self._devices = Devices()
@@ -105,17 +105,30 @@ class Shell:
         except (SandboxError, PathError) as error:
             return ExecuteResponse(output=f"Error: {error}", exit_code=REFUSED)
 
+    def start(self) -> list[str]:
+        """The mount answers. Returns messages for its user, a line each."""
+        return []
+
     def describe(self) -> dict[str, Any]:
-        """For `status`: how commands are confined and limited. Asks nobody, so that the loop may call it."""
+        """For `status`: how commands are confined and limited. It makes no calls, so the loop may use it.
+
+        `where` is a line for people; `unseen_routes` has the routes that commands don't see, with the reason.
+        """
         options = self.options
-        described: dict[str, Any] = {"sandbox": options.sandbox}
-        if options.sandbox == "bubblewrap":
+        confined = options.sandbox == "bubblewrap"
+        covered = [prefix + "/" for prefix in self._view.covered] if confined else []
+        described: dict[str, Any] = {
+            "where": f"{options.sandbox} sandbox" if confined else "this machine, unconfined",
+            "unseen_routes": dict.fromkeys(covered, "this machine's own directory is there"),
+            "sandbox": options.sandbox,
+        }
+        if confined:
             described |= {
                 "bubblewrap": bubblewrap.where(),
                 "network": options.network,
                 "seccomp": seccomp.program() is not None,
                 "inotify_limited_by": self._namespace.describe(),
-                "covered_routes": [prefix + "/" for prefix in self._view.covered],
+                "covered_routes": covered,
             }
         described |= {
             "timeout_s": options.timeout_s,

@@ -168,8 +168,8 @@ class Etc:
     sandbox gets it whole and read-only. It has the files of `etc_files`, as they are now (a name server may change
     while a mount lasts), and an empty directory for each mount in it.
 
-    It lies in /run, where only root can make it, or else where the sockets of this user's mounts are. One that a killed
-    server left goes with the next server's start. Used by one thread at a time.
+    It lies in /run, where only root can make it, or else where the sockets of this user's mounts are. The next server
+    removes that of a killed one. Used by one thread at a time.
 
     Args:
         network: commands have this machine's network.
@@ -211,7 +211,7 @@ class Etc:
             new = os.path.join(directory, ".new")
             descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
             with open(descriptor, "wb") as file:
-                os.fchmod(descriptor, 0o644)  # whatever the umask
+                os.fchmod(descriptor, 0o644)  # the umask may have removed bits
                 file.write(content)
             os.rename(new, os.path.join(directory, inside))  # commands that run see the old one or the new one
         self._files = set(files)
@@ -267,7 +267,7 @@ class Devices:
 
     bwrap mounts this machine's own device nodes, writable, and root owns them: a command could take /dev/null away from
     the whole machine with one chmod, capabilities or not. Mounted read-only by bwrap they could not be opened at all.
-    So root's sandboxes get nodes of the server's own, which belong to nobody. They lie in /dev, the one place that
+    So root's sandboxes get nodes of the server's own, which belong to user 65534. They lie in /dev, the one place that
     surely takes device nodes, in a directory that only root can enter, for as long as the server takes commands.
     `directory` is None where bwrap's own nodes are used.
     """

@@ -3,7 +3,7 @@
 A user has so many inotify instances, watches, pending signals and bytes of message queues on a machine, sandboxes
 included (128 instances as a rule), and nothing of a sandbox but a user namespace has a count of its own: the kernel
 charges what is made in one to it and to all above (user_namespaces(7), kernel/ucount.c). So bwrap is started in a
-namespace that this server makes once, and gives a share of what the machine has. All commands together can take that,
+namespace that this server makes once, and gives a share of the machine's limits. All commands together can take that,
 and no more. It is kept by a descriptor, without a process. Entering it costs 1 to 2 ms of a start, the exec of nsenter.
 
 Where it can't be made, `seccomp.program` refuses what would be counted.
@@ -55,7 +55,7 @@ class UserNamespace:
 
         Args:
             program: bwrap.
-            user: with what it makes user namespaces; nothing where it can't.
+            user: its options for user namespaces; nothing where it can't.
         """
         if self._tried:
             return
@@ -97,18 +97,18 @@ class UserNamespace:
 
 
 def share(most: int) -> int:
-    """What commands may have of what the user may have."""
+    """Return the share of commands in a limit of the user."""
     return max(most // SHARE, 1)
 
 
 def rlimits() -> dict[str, int]:
-    """What the processes of a command may have of what is counted by user, by names of `RLIMITS`."""
+    """Return the limits of a command's processes for resources that are counted by user, by names of `RLIMITS`."""
     soft = {name: resource.getrlimit(number)[0] for name, number in RLIMITS.items()}
     return {name: share(most) for name, most in soft.items() if most != resource.RLIM_INFINITY}
 
 
 def _made(program: str) -> int:
-    """Let bwrap make one, and keep it. The limits of resources of whoever makes it become its own."""
+    """Let bwrap make one, and keep it. It takes the resource limits of the process that makes it."""
     counts = []
     for name in COUNTS:
         with contextlib.suppress(FileNotFoundError), open(os.path.join(DIRECTORY, name)) as file:

@@ -1,4 +1,4 @@
-"""Backend URLs: what they mean, and the backends that they open.
+"""Backend URLs: their meaning, and the backends that they open.
 
 opening.py       `scheme:rest?parameter=value&…`, parsed once, and `open_backend`
 registry.py      the kinds of URLs of this package, in one table

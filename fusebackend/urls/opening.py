@@ -1,10 +1,10 @@
-"""Backend URLs: `scheme:rest?parameter=value&…`, parsed once, and what opens them.
+"""Backend URLs: `scheme:rest?parameter=value&…`, parsed once, and opened.
 
     sqlite:/data/notes.db      dir:~/project?max_file_size_mb=50      memory:      python:my.module:make_backend
 
 `parse` checks everything that can be checked without opening anything, and makes paths absolute: a server changes its
 directory. In a path, `%3F` stands for a question mark, `%25` for a percent sign. `open_backend` opens. `mask` is for
-whatever is shown or logged: it hides passwords and keys.
+URLs that are shown or logged: it hides passwords and keys.
 
 Other packages add schemes through the entry-point group `fusebackend.backends`: each entry is a `Scheme`, named by its
 scheme.
@@ -154,7 +154,7 @@ def _known_names() -> str:
 
 
 def added_schemes() -> dict[str, Scheme | Exception]:
-    """Schemes of other packages by name; an exception stands for one that could not be loaded."""
+    """Schemes of other packages by name; an exception stands for a scheme that could not be loaded."""
     from importlib.metadata import entry_points
 
     found: dict[str, Scheme | Exception] = {}
@@ -180,13 +180,13 @@ def open_backend(url: str | Url) -> Any:
     """The backend of a URL.
 
     Raises:
-        UrlError: as `parse`; or what it names does not exist or can't be used.
-        OSError: the backend's own words for what is wrong with its file or directory.
+        UrlError: as `parse`; or its file or server does not exist or can't be used.
+        OSError: the backend's own error for its file or directory.
     """
     parsed = parse(url) if isinstance(url, str) else url
     return _scheme(parsed.scheme, parsed.text).open(parsed)
 
 
 def scheme_table() -> dict[str, Scheme | Exception]:
-    """Every scheme that can be used here, ours first; an exception stands for one that can't be loaded."""
+    """Every scheme that can be used here, ours first; an exception stands for a scheme that can't be loaded."""
     return {**SCHEMES, **added_schemes()}

@@ -1,7 +1,9 @@
-"""The kinds of backend URLs of this package, in one table, and what opens each. Backends are imported when opened."""
+"""The kinds of backend URLs of this package, in one table, with the functions that open them. Backends are imported
+when opened."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import sys
@@ -15,6 +17,16 @@ from fusebackend.protocol.scheme import Scheme, Url, UrlError
 
 NOT_YET = ("overlay",)
 """Schemes that are planned; asking for one says so."""
+
+
+def _opener(place: str) -> Callable[[Url], Any]:
+    """Return a function that opens a URL by the `module:function` in `place`, which is imported when it is called."""
+    module, _, name = place.partition(":")
+
+    def open_url(url: Url) -> Any:
+        return getattr(importlib.import_module(module), name)(url)
+
+    return open_url
 
 
 def _open_sqlite(url: Url) -> Any:
@@ -60,46 +72,8 @@ def _open_state(url: Url) -> Any:
     return StateBackend.named(url.rest, **url.parameters) if url.rest else StateBackend(**url.parameters)
 
 
-def _open_store_sqlite(url: Url) -> Any:
-    from fusebackend.backends.store.backend import open_sqlite
-
-    return open_sqlite(url)
-
-
-def _open_store_postgres(url: Url) -> Any:
-    from fusebackend.backends.store.backend import open_postgres
-
-    return open_postgres(url)
-
-
-def _open_threads_sqlite(url: Url) -> Any:
-    from fusebackend.backends.threads.backend import open_sqlite
-
-    return open_sqlite(url)
-
-
-def _open_threads_postgres(url: Url) -> Any:
-    from fusebackend.backends.threads.backend import open_postgres
-
-    return open_postgres(url)
-
-
-def _open_postgres(url: Url) -> Any:
-    from fusebackend.backends.postgres.backend import open_postgres
-
-    return open_postgres(url)
-
-
-def _open_docker(url: Url) -> Any:
-    from fusebackend.backends.sandbox.docker import open_docker
-
-    return open_docker(url)
-
-
 def _open_python(url: Url) -> Any:
     """Import `package.module`, also from the current directory, and call its `callable` with the parameters."""
-    import importlib
-
     from fusebackend.composite.backend import CompositeBackend
     from fusebackend.dialects.agent_face import AgentFace, has_agent_face
 
@@ -126,33 +100,22 @@ def _open_python(url: Url) -> Any:
     return made
 
 
-def _open_s3(url: Url) -> Any:
-    from fusebackend.backends.object_store.opening import open_s3
-
-    return open_s3(url)
-
-
-def _open_gs(url: Url) -> Any:
-    from fusebackend.backends.object_store.opening import open_gs
-
-    return open_gs(url)
-
-
-def _open_az(url: Url) -> Any:
-    from fusebackend.backends.object_store.opening import open_az
-
-    return open_az(url)
-
-
 # --------------------------------------------------------------------------------------------------------------
 # Parameters
 # --------------------------------------------------------------------------------------------------------------
 
 
-def _on_exists(value: str) -> str:
-    if value not in ("error", "replace"):
-        raise ValueError("must be 'error' or 'replace'")
-    return value
+def _one_of(*known: str) -> Callable[[str], str]:
+    def read(value: str) -> str:
+        if value not in known:
+            raise ValueError(f"must be {' or '.join(map(repr, known))}")
+        return value
+
+    return read
+
+
+def _auto_or_off(value: str) -> bool:
+    return _one_of("auto", "off")(value) == "auto"
 
 
 def _root(value: str) -> str:
@@ -185,28 +148,10 @@ def _seconds(value: str) -> float:
     return float(value)
 
 
-def _head(value: str) -> str:
-    if value != "head":
-        raise ValueError("must be 'head'")
-    return value
-
-
 def _yes(value: str) -> bool:
     if value != "1":
         raise ValueError("must be 1")
     return True
-
-
-def _conflict(value: str) -> str:
-    if value not in ("error", "last-writer"):
-        raise ValueError("must be 'error' or 'last-writer'")
-    return value
-
-
-def _auto_or_off(value: str) -> bool:
-    if value not in ("auto", "off"):
-        raise ValueError("must be 'auto' or 'off'")
-    return value == "auto"
 
 
 def _endpoint(value: str) -> str:
@@ -263,10 +208,12 @@ _OBJECTS = Features(
     blocking=True,
 )
 
+ON_EXISTS = _one_of("error", "replace")
+
 _OBJECT_PARAMETERS: dict[str, Callable[[str], Any]] = {
     "cache_dir": str,
     "cache_mb": _positive,
-    "on_exists": _on_exists,
+    "on_exists": ON_EXISTS,
     "ttl": _seconds,
     "write_back": _seconds,
 }
@@ -281,7 +228,7 @@ SCHEMES: dict[str, Scheme] = {
         "all files in one SQLite file; the default",
         _open_sqlite,
         takes="path",
-        parameters={"on_exists": _on_exists},
+        parameters={"on_exists": ON_EXISTS},
         features=Features(),
     ),
     "memory": Scheme(
@@ -289,7 +236,7 @@ SCHEMES: dict[str, Scheme] = {
         "files in the server's memory, gone when it ends",
         _open_memory,
         takes="nothing",
-        parameters={"on_exists": _on_exists},
+        parameters={"on_exists": ON_EXISTS},
         features=Features(durable=False),
     ),
     "dir": Scheme(
@@ -297,7 +244,7 @@ SCHEMES: dict[str, Scheme] = {
         "a directory of this machine; nothing outside it can be reached",
         _open_directory,
         takes="path",
-        parameters={"max_file_size_mb": _positive, "on_exists": _on_exists},
+        parameters={"max_file_size_mb": _positive, "on_exists": ON_EXISTS},
         features=Features(change_feed=False),
     ),
     "shell": Scheme(
@@ -308,7 +255,7 @@ SCHEMES: dict[str, Scheme] = {
         parameters={
             "max_file_size_mb": _positive,
             "max_output_bytes": _positive,
-            "on_exists": _on_exists,
+            "on_exists": ON_EXISTS,
             "timeout": _positive,
         },
         features=Features(change_feed=False),
@@ -319,25 +266,25 @@ SCHEMES: dict[str, Scheme] = {
         "files as an agent's state holds them, gone when the server ends; routes of one name share theirs",
         _open_state,
         takes="name",
-        parameters={"on_exists": _on_exists},
+        parameters={"on_exists": ON_EXISTS},
         features=replace(_WHOLE_FILES, durable=False),
     ),
     "store+sqlite": Scheme(
         "store+sqlite:PATH?ns=NAMESPACE",
         "an agent's long-term memory: a namespace of a LangGraph store in SQLite",
-        _open_store_sqlite,
+        _opener("fusebackend.backends.store.backend:open_sqlite"),
         takes="path",
-        parameters={"ns": _namespace, "on_exists": _on_exists, "tree": _yes, "ttl": _seconds},
+        parameters={"ns": _namespace, "on_exists": ON_EXISTS, "tree": _yes, "ttl": _seconds},
         features=replace(_WHOLE_FILES, blocking=True),
     ),
     "store+postgres": Scheme(
         "store+postgres:DSN?ns=NAMESPACE",
         "the same in PostgreSQL, with what other programs change shown at once",
-        _open_store_postgres,
+        _opener("fusebackend.backends.store.backend:open_postgres"),
         parameters={
             "feed": _auto_or_off,
             "ns": _namespace,
-            "on_exists": _on_exists,
+            "on_exists": ON_EXISTS,
             "tree": _yes,
             "ttl": _seconds,
         },
@@ -346,33 +293,38 @@ SCHEMES: dict[str, Scheme] = {
     "threads+sqlite": Scheme(
         "threads+sqlite:PATH",
         "a LangGraph checkpoint database: every thread, its files now and at each checkpoint",
-        _open_threads_sqlite,
+        _opener("fusebackend.backends.threads.backend:open_sqlite"),
         takes="path",
-        parameters={"on_exists": _on_exists, "quiet_s": _seconds, "write": _head},
+        parameters={"on_exists": ON_EXISTS, "quiet_s": _seconds, "write": _one_of("head")},
     ),
     "threads+postgres": Scheme(
         "threads+postgres:DSN",
         "the same in PostgreSQL",
-        _open_threads_postgres,
+        _opener("fusebackend.backends.threads.backend:open_postgres"),
         parameters={
-            "on_exists": _on_exists,
+            "on_exists": ON_EXISTS,
             "quiet_s": _seconds,
-            "write": _head,
+            "write": _one_of("head"),
         },
         passed_on=LIBPQ_WORDS,
     ),
     "postgres": Scheme(
         "postgres:DSN?volume=NAME",
         "a volume in PostgreSQL that many hosts mount at once",
-        _open_postgres,
-        parameters={"conflict": _conflict, "connections": _positive, "on_exists": _on_exists, "volume": str},
+        _opener("fusebackend.backends.postgres.backend:open_postgres"),
+        parameters={
+            "conflict": _one_of("error", "last-writer"),
+            "connections": _positive,
+            "on_exists": ON_EXISTS,
+            "volume": str,
+        },
         passed_on=LIBPQ_WORDS,
         features=Features(blocking=True, shared=True),
     ),
     "s3": Scheme(
         "s3://BUCKET/PREFIX?endpoint=URL&region=REGION",
         "objects in S3, or in what speaks like it, that other programs read as well",
-        _open_s3,
+        _opener("fusebackend.backends.object_store.opening:open_s3"),
         parameters={
             **_OBJECT_PARAMETERS,
             "access_key_id": str,
@@ -386,25 +338,25 @@ SCHEMES: dict[str, Scheme] = {
     "gs": Scheme(
         "gs://BUCKET/PREFIX",
         "the same in Google Cloud Storage",
-        _open_gs,
+        _opener("fusebackend.backends.object_store.opening:open_gs"),
         parameters=_OBJECT_PARAMETERS,
         features=_OBJECTS,
     ),
     "az": Scheme(
         "az://CONTAINER/PREFIX",
         "the same in Azure Blob Storage",
-        _open_az,
+        _opener("fusebackend.backends.object_store.opening:open_az"),
         parameters=_OBJECT_PARAMETERS,
         features=_OBJECTS,
     ),
     "docker": Scheme(
         "docker:IMAGE_OR_CONTAINER",
         "the files of a container, where agents may run commands; one from an image is gone when the server ends",
-        _open_docker,
+        _opener("fusebackend.backends.sandbox.docker:open_docker"),
         parameters={
             "max_output_bytes": _positive,
             "network": str,
-            "on_exists": _on_exists,
+            "on_exists": ON_EXISTS,
             "root": _root,
             "timeout": _positive,
         },

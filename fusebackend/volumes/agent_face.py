@@ -1,8 +1,8 @@
 """`VolumeBackend`: the agent face of any native volume, over its kernel face alone.
 
-Every verb takes a path, resolves it inside the volume, and answers with a record; what can't be done is an error in
-that record, never an exception. A change is made under `volume.lock`, and told to the volume's subscribers when the
-lock is free again, for a mount has kernel caches to invalidate.
+Every verb takes a path, resolves it inside the volume, and answers with a record; a failure is an error in that record,
+never an exception. A change is made under `volume.lock`, and reported to the volume's subscribers when the lock is free
+again, so that a mount invalidates kernel caches.
 
 A subclass is a backend with a constructor of its own, and overrides only what its volume can do faster.
 """
@@ -16,7 +16,6 @@ import os
 import stat
 import sys
 from collections.abc import Iterable, Iterator
-from types import TracebackType
 from typing import IO, Self, TypeVar
 
 from fusebackend import text
@@ -24,19 +23,9 @@ from fusebackend.base import budget, errors, paths
 from fusebackend.base.globs import GlobError
 from fusebackend.base.paths import AgentPath, PathError
 from fusebackend.protocol import (
-    DELETE,
-    DOWNLOAD_FILES,
-    EDIT,
-    GLOB,
-    GREP,
-    LS,
-    MOVE,
-    READ,
     READ_LIMIT_LINES,
     RENAME_NOREPLACE,
     ROOT_NODE,
-    UPLOAD_FILES,
-    WRITE,
     Attr,
     BackendProtocol,
     Caller,
@@ -55,7 +44,9 @@ from fusebackend.protocol import (
     ReadResult,
     Verb,
     WriteResult,
+    checked_on_exists,
     not_bytes,
+    verbs,
 )
 from fusebackend.volumes.contents import (
     FileContents,
@@ -90,7 +81,7 @@ class VolumeBackend(BackendProtocol):
 
     Args:
         volume: the kernel face. The backend owns it from now on: `close` closes it.
-        on_exists: what `write` does to an existing file, `"error"` (the seeds) or `"replace"` (deepagents 0.7).
+        on_exists: how `write` treats an existing file, `"error"` (the seeds) or `"replace"` (deepagents 0.7).
 
     Attributes:
         max_file_bytes: larger files are EFBIG, for these verbs hold a file's contents in memory. A sparse file may
@@ -102,10 +93,8 @@ class VolumeBackend(BackendProtocol):
     max_search_bytes: int = 2 << 30
 
     def __init__(self, volume: NativeVolume, *, on_exists: OnExists = "error") -> None:
-        if on_exists not in ("error", "replace"):
-            raise ValueError(f"on_exists must be 'error' or 'replace', not {on_exists!r}")
         self.volume = volume
-        self.on_exists = on_exists
+        self.on_exists = checked_on_exists(on_exists)
         self._closed = False
 
     def close(self) -> None:
@@ -117,9 +106,7 @@ class VolumeBackend(BackendProtocol):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     # -- reading -----------------------------------------------------------------------------------------------
@@ -135,7 +122,7 @@ class VolumeBackend(BackendProtocol):
             found = budget.current().kept(entries(self.volume, directory.node), _size_of)
             infos = [self._info(base, trail, name, attr) for name, attr in found]
         except Refusal as error:
-            return refused(LS, error, path)
+            return refused(verbs.LS, error, path)
         return LsResult(entries=sorted(infos, key=lambda info: info["path"]))
 
     def _info(self, base: AgentPath, trail: tuple[int, ...], name: bytes, attr: Attr) -> FileInfo:
@@ -153,7 +140,7 @@ class VolumeBackend(BackendProtocol):
             modified_at = text.iso_time(attr.mtime_ns)
             result = self._read(file_path, attr, offset, limit)
         except Refusal as error:
-            return refused(READ, error, file_path)
+            return refused(verbs.READ, error, file_path)
         if result.file_data is not None:
             result.file_data["modified_at"] = modified_at
         return result
@@ -177,12 +164,12 @@ class VolumeBackend(BackendProtocol):
                 limit = min(self.max_search_bytes, self.max_file_bytes)
                 return self._grep_files(pattern, path, glob, max_count, limit)
         except Refusal as error:
-            return refused(GREP, error, path)
+            return refused(verbs.GREP, error, path)
 
     def _grep_files(
         self, pattern: str, path: str, glob: str | None, max_count: int | None, max_bytes: int
     ) -> GrepResult:
-        """What a faster `grep` overrides: see `search.grep_files`, which it has to agree with."""
+        """Overridden by a faster `grep`: see `search.grep_files`, which it has to agree with."""
         return grep_files(self.volume, pattern, path, glob, max_count, max_bytes)
 
     def glob(self, pattern: str, path: str | None = None) -> GlobResult:
@@ -191,10 +178,10 @@ class VolumeBackend(BackendProtocol):
             with budget.granted():
                 return self._glob_files(pattern, path)
         except Refusal as error:
-            return refused(GLOB, error, path)
+            return refused(verbs.GLOB, error, path)
 
     def _glob_files(self, pattern: str, path: str) -> GlobResult:
-        """What a faster `glob` overrides: see `search.glob_files`."""
+        """Overridden by a faster `glob`: see `search.glob_files`."""
         return glob_files(self.volume, pattern, path)
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
@@ -205,7 +192,7 @@ class VolumeBackend(BackendProtocol):
         try:
             content = read_all(self.volume, resolve(self.volume, path).found, self.max_file_bytes)
         except Refusal as error:
-            return refused(DOWNLOAD_FILES, error, path)
+            return refused(verbs.DOWNLOAD_FILES, error, path)
         return FileDownloadResponse(path=path, content=content)
 
     def download_to(self, path: str, file: IO[bytes]) -> FileDownloadResponse:
@@ -220,7 +207,7 @@ class VolumeBackend(BackendProtocol):
         try:
             read_with(self.volume, resolve(self.volume, path).found, self.max_file_bytes, take)
         except Refusal as error:
-            return refused(DOWNLOAD_FILES, error, path)
+            return refused(verbs.DOWNLOAD_FILES, error, path)
         return FileDownloadResponse(path=path)
 
     # -- writing -----------------------------------------------------------------------------------------------
@@ -229,7 +216,7 @@ class VolumeBackend(BackendProtocol):
         try:
             self._put(file_path, content.encode("utf-8"), replace=self.on_exists == "replace")
         except Refusal as error:
-            return refused(WRITE, error, file_path)
+            return refused(verbs.WRITE, error, file_path)
         return WriteResult(path=paths.normalise(file_path))
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
@@ -242,15 +229,15 @@ class VolumeBackend(BackendProtocol):
         try:
             self._put(path, bytes(content), replace=True)
         except Refusal as error:
-            return refused(UPLOAD_FILES, error, path)
+            return refused(verbs.UPLOAD_FILES, error, path)
         return FileUploadResponse(path=path)
 
     def upload_from(self, path: str, file: IO[bytes]) -> FileUploadResponse:
-        """`upload_files` of one that is in a file, piece by piece."""
+        """`upload_files` of one file, from an open file, piece by piece."""
         try:
             self._put(path, FileContents(file), replace=True)
         except Refusal as error:
-            return refused(UPLOAD_FILES, error, path)
+            return refused(verbs.UPLOAD_FILES, error, path)
         return FileUploadResponse(path=path)
 
     def _put(self, path: str, data: bytes | FileContents, *, replace: bool) -> None:
@@ -264,7 +251,7 @@ class VolumeBackend(BackendProtocol):
                 raise errors.oserror(errno.EEXIST)
             else:
                 require_regular(place.attr)
-                # Told even if it fails half-way: what is there now is not what was.
+                # Reported even if it fails half-way: the file has changed then, too.
                 changes.append(Change(node=place.attr.node, kind="modified", path=place.path))
                 overwrite(self.volume, place.attr.node, data)
 
@@ -286,14 +273,14 @@ class VolumeBackend(BackendProtocol):
         try:
             outcome = self._edit(file_path, old_string, new_string, replace_all)
         except Refusal as error:
-            return refused(EDIT, error, file_path)
+            return refused(verbs.EDIT, error, file_path)
         if isinstance(outcome, str):
             return EditResult(error=outcome)
         return EditResult(path=paths.normalise(file_path), occurrences=outcome)
 
     def _edit(self, path: str, old: str, new: str, replace_all: bool) -> int | str:
-        """With the lock free while the new contents are made, as long as the file does not change meanwhile: of a large
-        one that takes long."""
+        """With the lock free while the new contents are made, as long as the file does not change meanwhile: which
+        takes long for a large one."""
         for _ in range(EDIT_ATTEMPTS):
             attr = resolve(self.volume, path).found
             if attr.size <= EDITED_LOCKED_BYTES:
@@ -327,7 +314,7 @@ class VolumeBackend(BackendProtocol):
 
     @contextlib.contextmanager
     def _rewriting(self, path: str | None) -> Iterator[Changes]:
-        """`changing`, after those who are reading the file there."""
+        """`changing`, after open handles of the file there (`rewriting`)."""
         with contextlib.ExitStack() as stack:
             if path is not None and self.volume.is_guarded:
                 with contextlib.suppress(*Refusal):  # it will be refused again
@@ -340,7 +327,7 @@ class VolumeBackend(BackendProtocol):
         try:
             self._move(source, destination)
         except Refusal as error:
-            return refused(MOVE, error, source, destination)
+            return refused(verbs.MOVE, error, source, destination)
         return MoveResult(path=paths.normalise(destination))
 
     def _move(self, source: str, destination: str) -> None:
@@ -364,7 +351,7 @@ class VolumeBackend(BackendProtocol):
         try:
             self._delete(file_path)
         except Refusal as error:
-            return refused(DELETE, error, file_path)
+            return refused(verbs.DELETE, error, file_path)
         return DeleteResult(path=paths.normalise(file_path))
 
     def _delete(self, path: str) -> None:
@@ -385,7 +372,7 @@ class VolumeBackend(BackendProtocol):
 
     @contextlib.contextmanager
     def _parents(self, place: Place, changes: Changes) -> Iterator[int]:
-        """Make the directories that a place lacks, and give the one that is to hold its name. An error undoes them."""
+        """Make the directories that a place lacks, and yield the one for its name. An error undoes them."""
         changes.append(Change(node=place.parent))
         made: list[tuple[int, bytes, int]] = []
         parent = place.parent
@@ -412,7 +399,7 @@ def _size_of(entry: tuple[bytes, Attr]) -> int:
 
 
 def caller() -> Caller:
-    """Whose what an agent makes is: the server's own user."""
+    """The owner of files that an agent makes: the server's own user."""
     return Caller(os.geteuid(), os.getegid(), os.getpid())
 
 

@@ -22,7 +22,7 @@ from click.testing import CliRunner
 from fusebackend import config
 from fusebackend.cli.umount import umount
 from fusebackend.linux import mount_table as table
-from fusebackend.linux.mount_error import MountError
+from fusebackend.linux.mount_table import MountError
 
 pytestmark = pytest.mark.mounted
 

@@ -17,7 +17,7 @@ from profiles import amount
 import fusebackend
 from fusebackend.control import rendezvous
 from fusebackend.control.client.client_connection import ServerLost
-from fusebackend.linux.mount_error import MountError
+from fusebackend.linux.mount_table import MountError
 from fusebackend.protocol import SandboxBackendProtocol
 
 LIMIT_S = 30.0

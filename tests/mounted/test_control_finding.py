@@ -18,7 +18,7 @@ from mounts import ROOT
 import fusebackend
 from fusebackend.control import rendezvous
 from fusebackend.control.client import client_connection as connection_module
-from fusebackend.linux.mount_error import MountError
+from fusebackend.linux.mount_table import MountError
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can bind a mount")
 

@@ -19,7 +19,7 @@ from controlled import ClientOf, serving
 from fusebackend.cli import target
 from fusebackend.cli.main import main
 from fusebackend.control import rendezvous
-from fusebackend.linux.mount_error import MountError
+from fusebackend.linux.mount_table import MountError
 
 MOUNT = "/mnt/unmounted"
 """The mount point that commands see."""

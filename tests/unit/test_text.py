@@ -11,8 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fusebackend import text
-from fusebackend.base import numbering
 from fusebackend.protocol import FileData, ReadResult
+from fusebackend.protocol import records as numbering
 
 # What breaks lines, what is next to it, and little else: small alphabets find more.
 LINES = st.text(alphabet="ab \t\n\r\x0b\x0c\x1c\x85\u2028é日🎉", max_size=60)

@@ -16,7 +16,7 @@ from fusebackend.base import budget, paths
 from fusebackend.base.budget import Budget, Spent
 from fusebackend.base.errors import VANISHED, oserror
 from fusebackend.base.globs import Matcher, compile_glob
-from fusebackend.protocol import GLOB, GREP, Change, Changes, FileInfo, GlobResult, GrepMatch, GrepResult, OnExists
+from fusebackend.protocol import Change, Changes, FileInfo, GlobResult, GrepMatch, GrepResult, OnExists, verbs
 from fusebackend.text import grep_pieces, iso_time
 from fusebackend.volumes.agent_face import Refusal, VolumeBackend
 from fusebackend.volumes.contents import LOCKED_BYTES, PIECE_BYTES
@@ -64,7 +64,7 @@ class DirectoryFace(VolumeBackend):
             try:
                 return self._glob(*found)
             except OSError as error:
-                return GLOB.refused(error, path)
+                return verbs.GLOB.refused(error, path)
 
     def _glob(self, base: str, tree: LocalTree, matcher: Matcher | None) -> GlobResult:
         infos: list[FileInfo] = []
@@ -97,7 +97,7 @@ class DirectoryFace(VolumeBackend):
             except Spent:
                 complete = False
             except OSError as error:
-                return GREP.refused(error, path)
+                return verbs.GREP.refused(error, path)
         return GrepResult(matches=matches[:limit], truncated=not complete)
 
     def _grep(
@@ -110,7 +110,7 @@ class DirectoryFace(VolumeBackend):
         left: Budget,
         matches: list[GrepMatch],
     ) -> bool:
-        """Fill `matches` with up to one more than `limit`; are they all?"""
+        """Fill `matches` with up to one more than `limit`; return True if they are all."""
         start = tree.start()
         max_bytes = min(self.max_search_bytes, self.max_file_bytes)
         candidates = find_candidates(start.fd, pattern, max_bytes) if start is not None else None
@@ -199,7 +199,7 @@ class DirectoryFace(VolumeBackend):
         return None
 
     def _delete_emptied(self, doomed: Doomed, names: list[bytes], changes: Changes) -> bool:
-        """Remove a directory whose names are gone. False, and `names` filled, when others have put new ones there."""
+        """Remove an emptied directory. False, and `names` filled, when others have put new ones there."""
         try:
             self.volume.rmdir(doomed.parent, doomed.name)
         except OSError as error:
@@ -214,7 +214,8 @@ class DirectoryFace(VolumeBackend):
 
 
 def _worth_reading(file: LocalFile, path: str, candidates: Candidates | None, max_bytes: int) -> bool:
-    """May a file hold matches? Raises what reading it would where that has to be told."""
+    """Return True if a file may hold matches. Raises the error that reading it would where the answer must report
+    it."""
     if file.status.st_size > max_bytes:
         raise oserror(errno.EFBIG)
     if candidates is None or path in candidates.files:

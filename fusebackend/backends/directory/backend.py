@@ -1,8 +1,8 @@
 """`FilesystemBackend`: a directory of this machine, by the paths that the seeds give it.
 
-`virtual_mode=True` confines both faces to `root_dir`: a path is taken from there, whatever it starts with; `..` and `~`
-are refused; a symbolic link that leads out, or has an absolute target, is an error; and none of this can be undone by
-swapping directories for links meanwhile (see `DirectoryVolume`).
+`virtual_mode=True` confines both faces to `root_dir`: each path is relative to it, even with a leading `/`; `..` and
+`~` are refused; a symbolic link that leads out, or has an absolute target, is an error; and none of this can be undone
+by swapping directories for links meanwhile (see `DirectoryVolume`).
 
 `virtual_mode=False` is for agents that may do what the process may: absolute paths are those of the machine, relative
 ones start from `root_dir`, links are followed anywhere, and results show absolute paths. A mount of the backend shows
@@ -21,7 +21,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Self, TypeVar
 
 from fusebackend.backends.directory.agent_face import DirectoryFace
@@ -30,17 +29,7 @@ from fusebackend.base import paths
 from fusebackend.base.paths import PathError
 from fusebackend.linux.command import End, Process, nothing_to_run, require_positive
 from fusebackend.protocol import (
-    DELETE,
-    DOWNLOAD_FILES,
-    EDIT,
-    GLOB,
-    GREP,
-    LS,
-    MOVE,
-    READ,
     READ_LIMIT_LINES,
-    UPLOAD_FILES,
-    WRITE,
     BackendProtocol,
     Change,
     ContextLine,
@@ -59,6 +48,7 @@ from fusebackend.protocol import (
     SandboxBackendProtocol,
     Verb,
     WriteResult,
+    verbs,
 )
 
 R = TypeVar("R")
@@ -89,7 +79,7 @@ class FilesystemBackend(BackendProtocol):
         root_dir: a directory that exists; the current one when None.
         virtual_mode: confine paths to `root_dir`.
         max_file_size_mb: larger files are passed over by `grep`, with ripgrep and without it.
-        on_exists: what `write` does to an existing file, `"error"` (the seeds) or `"replace"` (deepagents 0.7).
+        on_exists: how `write` treats an existing file, `"error"` (the seeds) or `"replace"` (deepagents 0.7).
 
     Attributes:
         cwd: `root_dir`, absolute and without links.
@@ -121,13 +111,13 @@ class FilesystemBackend(BackendProtocol):
         return repr(str(self.cwd))
 
     def _host(self) -> HostVolume:
-        """The machine's tree, with the lock of the mounted one: its changes are told to the mount as well."""
+        """The machine's tree, with the lock of the mounted one: its changes are reported to the mount as well."""
         host = HostVolume()
         host.lock = self.volume.lock
 
         def relay(change: Change) -> None:
             node, parent = self.volume.twin(host, change.node), self.volume.twin(host, change.parent)
-            if node is not None or parent is not None:  # else the mount does not know what was changed
+            if node is not None or parent is not None:  # else the mount does not know the file
                 self.volume.tell([Change(node, parent, change.name if parent is not None else None)])
 
         def relay_paths(changes: Sequence[Change]) -> Callable[[], None]:
@@ -169,9 +159,7 @@ class FilesystemBackend(BackendProtocol):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     # -- paths -------------------------------------------------------------------------------------------------
@@ -204,39 +192,39 @@ class FilesystemBackend(BackendProtocol):
         return answer
 
     def ls(self, path: str) -> LsResult:
-        return self._asked(LS, path)
+        return self._asked(verbs.LS, path)
 
     def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
-        return self._asked(READ, file_path, offset, limit)
+        return self._asked(verbs.READ, file_path, offset, limit)
 
     def write(self, file_path: str, content: str) -> WriteResult:
-        return self._asked(WRITE, file_path, content)
+        return self._asked(verbs.WRITE, file_path, content)
 
     def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
-        return self._asked(EDIT, file_path, old_string, new_string, replace_all)
+        return self._asked(verbs.EDIT, file_path, old_string, new_string, replace_all)
 
     def delete(self, file_path: str) -> DeleteResult:
-        return self._asked(DELETE, file_path)
+        return self._asked(verbs.DELETE, file_path)
 
     def move(self, source: str, destination: str) -> MoveResult:
         try:
-            return self._asked(MOVE, source, self._path(destination))
+            return self._asked(verbs.MOVE, source, self._path(destination))
         except PathError as error:
-            return MOVE.refused(error)
+            return verbs.MOVE.refused(error)
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
-        return [self._item(UPLOAD_FILES, path, partial(self._face.upload, content=data)) for path, data in files]
+        return [self._item(verbs.UPLOAD_FILES, path, partial(self._face.upload, content=data)) for path, data in files]
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
-        return [self._item(DOWNLOAD_FILES, path, self._face.download) for path in paths]
+        return [self._item(verbs.DOWNLOAD_FILES, path, self._face.download) for path in paths]
 
     def upload_from(self, path: str, file: IO[bytes]) -> FileUploadResponse:
-        """`upload_files` of one that is in a file, piece by piece."""
-        return self._item(UPLOAD_FILES, path, partial(self._face.upload_from, file=file))
+        """`upload_files` of one file, from an open file, piece by piece."""
+        return self._item(verbs.UPLOAD_FILES, path, partial(self._face.upload_from, file=file))
 
     def download_to(self, path: str, file: IO[bytes]) -> FileDownloadResponse:
         """`download_files` of one file into another, which is empty, piece by piece. The answer has no content."""
-        return self._item(DOWNLOAD_FILES, path, partial(self._face.download_to, file=file))
+        return self._item(verbs.DOWNLOAD_FILES, path, partial(self._face.download_to, file=file))
 
     def _item(self, verb: Verb[Item], path: str, ask: Callable[[str], Item]) -> Item:
         """Ask the face for one item of a batch; its answer has the caller's path."""
@@ -260,13 +248,13 @@ class FilesystemBackend(BackendProtocol):
         try:
             result = self._face.grep(pattern, self._start(path), glob, max_count=max_count)
         except PathError as error:
-            return GREP.refused(error)
+            return verbs.GREP.refused(error)
         if context_lines and result.matches:
             self._add_context(result, pattern, context_lines)
         return result
 
     def _add_context(self, result: GrepResult, pattern: str, context_lines: int) -> None:
-        """Read the files of matches once more; what can't be read by now is `missing`."""
+        """Read the files of matches once more; files that can't be read by now are `missing`."""
         by_path: dict[str, list[GrepMatch]] = {}
         for match in result.matches or ():
             by_path.setdefault(match["path"], []).append(match)
@@ -291,7 +279,7 @@ class FilesystemBackend(BackendProtocol):
         try:
             return self._face.glob(pattern, self._start(None if path == "/" else path))
         except PathError as error:
-            return GLOB.refused(error)
+            return verbs.GLOB.refused(error)
 
 
 def _lines_without(pattern: str, lines: list[str], numbers: range) -> list[ContextLine]:
@@ -308,7 +296,7 @@ class LocalShellBackend(FilesystemBackend, SandboxBackendProtocol):
     Args:
         root_dir: a directory that exists, where commands start; the current one when None.
         virtual_mode: confine the paths of the file verbs to `root_dir`.
-        timeout: seconds that a command may take, unless `execute` is told otherwise.
+        timeout: seconds that a command may take by default.
         max_output_bytes: output beyond this is dropped, and the answer says `truncated`.
         env: environment variables of the commands.
         inherit_env: start from this process's environment. By default commands know none of it, for it may hold keys.
@@ -327,9 +315,7 @@ class LocalShellBackend(FilesystemBackend, SandboxBackendProtocol):
         max_file_size_mb: int = 10,
         on_exists: OnExists = "error",
     ) -> None:
-        require_positive(timeout)
-        if max_output_bytes < 0:
-            raise ValueError(f"max_output_bytes must not be negative, but is {max_output_bytes}")
+        require_positive(timeout, max_output_bytes)
         super().__init__(root_dir, virtual_mode, max_file_size_mb, on_exists=on_exists)
         self.timeout = timeout
         self.max_output_bytes = max_output_bytes
@@ -343,7 +329,7 @@ class LocalShellBackend(FilesystemBackend, SandboxBackendProtocol):
     def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
         """Run `command` with `sh -c` in `root_dir`, with no input.
 
-        What it leaves running in the background goes on, unless it ran out of time or `aexecute` was cancelled: then
+        Processes that it leaves in the background go on, unless it ran out of time or `aexecute` was cancelled: then
         its whole process group is killed. Output is stdout, then the lines of stderr prefixed `[stderr] `.
 
         Raises:

@@ -1,8 +1,8 @@
 """File descriptors as places in a tree: open one step at a time, never through a symbolic link.
 
-What is done to a file goes through `/proc/self/fd/N` of a descriptor that was opened with O_PATH and checked; what is
-done to a name goes through the descriptor of its directory. So nobody who swaps a directory for a link meanwhile can
-lead a call somewhere else. O_PATH neither reads nor blocks, and opens FIFOs and devices without waking them.
+Calls on a file go through `/proc/self/fd/N` of a descriptor that was opened with O_PATH and checked; calls on a name go
+through the descriptor of its directory. So a directory that is swapped for a link meanwhile can't lead a call somewhere
+else. O_PATH neither reads nor blocks, and opens FIFOs and devices without waking them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Descriptor:
 
     @property
     def path(self) -> str:
-        """A path that leads to exactly this file, even if it is a symbolic link and whatever becomes of its name."""
+        """A path that leads to exactly this file, even if it is a symbolic link or loses its name."""
         return f"/proc/self/fd/{self.fd}"
 
 

@@ -28,7 +28,8 @@ Key: TypeAlias = "int | tuple[int, int]"
 
 
 class Node:
-    """One file of the system. `parent` is None for the root and for what has lost the name it was known by."""
+    """One file of the system. `parent` is None for the root and for files that have lost the name they were known
+    by."""
 
     __slots__ = ("children", "held", "key", "kind", "name", "name_unsynced", "number", "opened", "parent", "pin")
 
@@ -38,7 +39,7 @@ class Node:
         self.kind = kind  # the type bits of its mode; a file of another type is another file
         self.parent: Node | None = None
         self.name = b""
-        self.children = 0  # nodes whose `parent` this is
+        self.children = 0  # nodes with this `parent`
         self.held = False
         self.opened: OpenFile | None = None
         self.pin: Descriptor | None = None  # how it is found without a name
@@ -49,8 +50,8 @@ class NodeTable:
     """Every node that is known.
 
     Args:
-        root: what `fstat` says of the root directory.
-        dropped: told the number of each node that goes.
+        root: the `fstat` of the root directory.
+        dropped: called with the number of each node that is dropped.
     """
 
     def __init__(self, root: os.stat_result, dropped: Callable[[int], None]) -> None:
@@ -107,7 +108,7 @@ class NodeTable:
         return depth
 
     def is_node(self, node: Node, status: os.stat_result) -> bool:
-        """Is the file that was found the one the node stands for?"""
+        """Return True if the file that was found is the node's."""
         return self.key(status) == node.key and stat.S_IFMT(status.st_mode) == node.kind
 
     def seen(self, parent: Node, name: bytes, status: os.stat_result) -> Node:
@@ -159,7 +160,7 @@ class NodeTable:
                 pending.append(parent)
 
     def _drop(self, node: Node) -> Node | None:
-        """Forget a node; the directory it was in has one child less, and is returned to be settled."""
+        """Forget a node; its directory has one child less, and is returned for `settle`."""
         if self._numbers.pop(node.number, None) is None:
             return None
         if self._keys.get(node.key) is node:
@@ -172,7 +173,7 @@ class NodeTable:
         return parent
 
     def hold(self, number: int, held: bool) -> None:
-        """The kernel took or gave back a node. One that is not known is nobody's."""
+        """The kernel took or gave back a node. An unknown node is ignored."""
         node = self._numbers.get(number)
         if node is not None and node is not self.root and node.held != held:
             node.held = held
@@ -262,7 +263,7 @@ class Places:
         return below
 
     def status(self, node: Node) -> os.stat_result:
-        """`stat` of a node, by what is open already or else by its name, which opens nothing but directories."""
+        """`stat` of a node, by an open descriptor or else by its name, which opens nothing but directories."""
         known = node.opened.descriptor if node.opened is not None else self._known(node)
         if known is not None:
             return os.fstat(known.fd)
@@ -278,14 +279,14 @@ class Places:
         return status
 
     def open(self, node: Node, flags: int) -> Descriptor:
-        """Open a regular file for reading or writing. EISDIR, and EINVAL for what is neither file nor directory."""
+        """Open a regular file for reading or writing. EISDIR for a directory, EINVAL for a special file."""
         if node.kind != stat.S_IFREG:
             raise oserror(errno.EISDIR if node.kind == stat.S_IFDIR else errno.EINVAL)
         found = self.of(node)
         return Descriptor(os.open(found.path, flags | FILE_FLAGS))
 
     def to_sync(self, node: Node) -> list[Descriptor]:
-        """What has to be synced for a node's data and name to be durable, as descriptors of the caller's own.
+        """Return descriptors, which the caller closes, to sync for a node's data and name to be durable.
 
         POSIX asks for the data alone; but a new file without its name is no file.
         """
@@ -317,7 +318,7 @@ def group_of_new(at: Descriptor, caller: Caller) -> int:
 
 
 def attr_of(node: Node, status: os.stat_result) -> Attr:
-    """What `stat` says of a node's file."""
+    """Return the attributes of a node's file."""
     return Attr(
         node.number,
         status.st_mode,

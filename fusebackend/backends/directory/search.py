@@ -46,12 +46,12 @@ class LocalFile(NamedTuple):
         return opened
 
     def readable(self) -> bool:
-        """May this process read it? False as well when it is gone."""
+        """Return True if this process may read it. False as well when it is gone."""
         return os.access(self.name, os.R_OK, dir_fd=self.directory.fd, effective_ids=True, follow_symlinks=False)
 
 
 class _Level:
-    """A directory on the way down: what is still to come of it."""
+    """A directory on the way down: its entries that are still to come."""
 
     __slots__ = ("directory", "held", "listing", "name", "prefix")
 
@@ -248,7 +248,7 @@ def find_candidates(directory: int, pattern: str, max_bytes: int, *, program: st
 
 
 def _output(process: subprocess.Popen[bytes], left: Budget) -> tuple[bytes, bytes, bool]:
-    """What it wrote to both ends, and whether that was cut short."""
+    """Return its stdout and stderr, and True if they were cut short."""
     share = left.within(left.left_s * SHARE)
     while not share.spent:
         try:
@@ -260,5 +260,5 @@ def _output(process: subprocess.Popen[bytes], left: Budget) -> tuple[bytes, byte
 
 
 def _names(output: bytes) -> frozenset[str]:
-    names = output.split(b"\0")[:-1]  # what is behind the last NUL is nothing, or was cut by a time-out
+    names = output.split(b"\0")[:-1]  # the part after the last NUL is empty, or was cut by a time-out
     return frozenset(paths.to_text(name.removeprefix(b"./")) for name in names)

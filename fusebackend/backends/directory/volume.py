@@ -1,11 +1,11 @@
 """`DirectoryVolume`: the kernel face of a directory on disk, and of nothing outside it.
 
-Every step down the tree is one `openat` with O_NOFOLLOW from the directory above, so neither symbolic links nor
-somebody who swaps a directory for one lead out; links are read and never followed. A node whose file is not where it
-was last seen is ESTALE, which makes the kernel look its name up again. FIFOs, sockets and devices are never opened.
+Every step down the tree is one `openat` with O_NOFOLLOW from the directory above, so neither symbolic links nor a
+directory that is swapped for one lead out; links are read and never followed. If the file of a node has moved, calls
+fail with ESTALE, and the kernel looks its name up again. FIFOs, sockets and devices are never opened.
 
 The calls don't wait for a network, so the mount makes them inline. Others may change the directory unseen: there is no
-change feed, and what the kernel keeps of it expires.
+change feed, and the kernel's caches of it expire.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class DirectoryVolume(NativeVolume):
         new = Descriptor(os.open(name, PATH_FLAGS, dir_fd=at.fd))
         status = os.fstat(new.fd)
         if not stat.S_ISDIR(status.st_mode) and status.st_nlink != 1:
-            raise oserror(errno.ESTALE)  # not what was made: somebody has put a link to another file in its place
+            raise oserror(errno.ESTALE)  # not what was made: a link to another file was put in its place
         try:
             if self._may_chown:
                 os.chown(new.path, caller.uid, group_of_new(at, caller))
@@ -325,7 +325,7 @@ class DirectoryVolume(NativeVolume):
             found = self._nodes.get(node)
             wanted = self._places.to_sync(found)
             name_unsynced, found.name_unsynced = found.name_unsynced, False
-        # A disk may take long: nobody has to wait for the lock meanwhile.
+        # A disk may take long: other calls do not wait for the lock meanwhile.
         try:
             for number, descriptor in enumerate(wanted):
                 (os.fdatasync if datasync and number == 0 else os.fsync)(descriptor.fd)
@@ -362,7 +362,7 @@ class DirectoryVolume(NativeVolume):
         dirfd.sync_filesystem(self._places.root)
 
     def expire(self) -> None:
-        """Find what is under a name again by its name, not by what was open."""
+        """Find the file of a name again by the name, not by an open descriptor."""
         with self.lock:
             self._places.forget()
             self._listings.clear()

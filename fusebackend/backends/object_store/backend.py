@@ -15,10 +15,10 @@ from typing import IO, Any, Literal
 
 from fusebackend import text
 from fusebackend.backends.object_store.bucket.parallel import each
-from fusebackend.backends.object_store.volume import CACHE_BYTES, TTL_S, ObjectStoreVolume
+from fusebackend.backends.object_store.volume import CACHE_BYTES, ObjectStoreVolume
 from fusebackend.base import budget
 from fusebackend.base.errors import oserror
-from fusebackend.protocol import Change, Changes, FileDownloadResponse, FileUploadResponse
+from fusebackend.protocol import DEFAULT_TTL_S, Change, Changes, FileDownloadResponse, FileUploadResponse
 from fusebackend.volumes.agent_face import DIRECTORY_MODE, FILE_MODE, VolumeBackend, caller
 from fusebackend.volumes.contents import FileContents, require_regular
 from fusebackend.volumes.walk import Place, resolve
@@ -49,7 +49,7 @@ class ObjectStoreBackend(VolumeBackend):
         self,
         store: Any,
         *,
-        ttl: float = TTL_S,
+        ttl: float = DEFAULT_TTL_S,
         cache_dir: str | None = None,
         cache_mb: int = CACHE_BYTES >> 20,
         write_back: float = 0.0,

@@ -34,12 +34,9 @@ from fusebackend.backends.object_store.tree import ObjectTree
 from fusebackend.base.errors import oserror
 from fusebackend.base.stamps import now_ns
 from fusebackend.base.waiting import will_wait
-from fusebackend.protocol import Attr, AttrChanges, Caller, Change, Features, StatFs
+from fusebackend.protocol import DEFAULT_TTL_S, Attr, AttrChanges, Caller, Change, Features, StatFs
 from fusebackend.remote.files import STATFS
 from fusebackend.volumes.native import NativeVolume
-
-TTL_S = 1.0
-"""For how long a listing is believed."""
 
 CACHE_BYTES = 1 << 30
 
@@ -79,7 +76,7 @@ class ObjectStoreVolume(NativeVolume):
         self,
         store: Any,
         *,
-        ttl_s: float = TTL_S,
+        ttl_s: float = DEFAULT_TTL_S,
         cache_directory: str | None = None,
         cache_bytes: int = CACHE_BYTES,
         write_back_s: float = 0.0,

@@ -13,13 +13,13 @@ is one command, where a file is small; larger ones go by `upload_files` and `dow
 - What a verb answers, it answers as every other backend of this package. Paths may be any bytes; names and patterns
   are never code. Symbolic links are followed as the sandbox's kernel does it; nothing but regular files is read.
 - `write`, `edit` and uploads put the whole of a file in its place at once (`mv`), with the mode and the owner that the
-  old one had; it is another file then, also for those who had it open, and other hard links keep the old contents.
+  old one had; it is another file then, also for processes that had it open, and other hard links keep the old contents.
   Where something is mounted on a file, or only the file may be written, it is overwritten instead.
-- `write` creates only; of two that create one file, one is told. So are, of two `edit`s of what one file held, those
-  who come second: the comparison and the change are one step, among all who use this class on that sandbox.
+- `write` creates only; of two that create one file, one gets an error. So does the second of two `edit`s of the same
+  contents: the comparison and the change are one step, among all users of this class on that sandbox.
 - `grep` and `glob` from above leave out `/proc`, `/sys` and `/dev`.
 - A directory named `.fusebackend-lock~` or a file `.fusebackend-…~` is there for the time of a change. They are not
-  listed; one that is left by a change that was killed is not in the way.
+  listed; one that a killed change has left is not in the way.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ from fusebackend.base.paths import AgentPath
 from fusebackend.linux.command import TIMED_OUT
 from fusebackend.protocol import (
     NAME_MAX_BYTES,
-    UPLOAD_FILES,
     ExecuteResponse,
     FileDownloadResponse,
     FileInfo,
     FileUploadResponse,
     OnExists,
     SandboxBackendProtocol,
+    verbs,
 )
 from fusebackend.remote.agent_verbs import FileVerbs, Loaded, Refusal, Unreadable, checked
 from fusebackend.remote.buffer import digest_of
@@ -84,11 +84,11 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
     Args:
         root: the directory of the sandbox that is `/` for the file verbs. It confines nothing: links lead out of it,
             and commands go where they like.
-        on_exists: what `write` does to an existing file, `"error"` (the seeds) or `"replace"` (deepagents 0.7).
+        on_exists: how `write` treats an existing file, `"error"` (the seeds) or `"replace"` (deepagents 0.7).
 
     Attributes:
-        inline_bytes: what a command can carry of files. A command line may have 128 KiB.
-        answer_bytes: what an answer can carry of a file.
+        inline_bytes: bytes of files that a command can carry. A command line may have 128 KiB.
+        answer_bytes: bytes of a file that an answer can carry.
         script_timeout_s: seconds for the command of one verb that is no search.
         max_search_bytes: larger files are passed over by `grep`, and its answer says `truncated`.
     """
@@ -127,13 +127,13 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
         """Fetch the bytes of files."""
 
     def send(self, files: Sequence[tuple[str, bytes]]) -> None:
-        """Put large files at paths of the sandbox, where nothing is and whose directories are there. OSError."""
+        """Put large files at new paths of the sandbox in existing directories. OSError."""
         for response in self.upload_files([(self._shown(path), data) for path, data in files]):
             if response.error is not None:
                 raise OSError(errors.errno_of(response.error), response.error)
 
     def deliver(self, files: Sequence[tuple[str, bytes]]) -> None:
-        """`send`, or nothing: what has arrived of a transfer that failed is taken away again."""
+        """`send`, or nothing: parts of a failed transfer are removed."""
         try:
             self.send(files)
         except OSError:
@@ -150,10 +150,10 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
         return response.content
 
     def ask(self, script: Script, timeout_s: float, *, looks: bool = False, cut: bool = False) -> bytes:
-        """The answer to a script, by one `execute`. What is faster or more exact overrides it.
+        """Return the answer to a script, by one `execute`. Subclasses override it with faster ways.
 
         `looks`: it changes nothing, so its answer may be long. `cut`: when the time is over, what there is by then may
-        be the answer. OSError: ETIMEDOUT, or whatever keeps the sandbox from answering.
+        be the answer. OSError: ETIMEDOUT, or the error of the sandbox.
         """
         return _ask(self, script, timeout_s, looks)
 
@@ -169,9 +169,9 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
         return there
 
     def leave_out(self, directories: Sequence[AgentPath]) -> None:
-        """What is at these paths is somebody else's: from now on no listing and no search looks at it.
+        """Leave out these paths, which hold other routes: from now on no listing and no search looks at them.
 
-        Those whose names find(1) would take for patterns are looked at as before.
+        Names that find(1) would take for patterns are not left out.
         """
         self._others = tuple(self.path_of(path) for path in directories if not _PATTERN.intersection(path))
 
@@ -257,7 +257,9 @@ class BaseSandbox(FileVerbs, SandboxBackendProtocol):
             self._swap(found, before, content)
         except Refusal as error:
             lost = isinstance(error, OSError) and error.errno in (errno.ESTALE, errno.EEXIST, errno.ENOENT)
-            return FileUploadResponse(path=path, error=errors.CONFLICT) if lost else UPLOAD_FILES.refused(error, path)
+            if lost:
+                return FileUploadResponse(path=path, error=errors.CONFLICT)
+            return verbs.UPLOAD_FILES.refused(error, path)
         return FileUploadResponse(path=path)
 
     def _remove(self, path: AgentPath) -> None:
@@ -368,7 +370,7 @@ READ_FILES = 50
 
 
 class Search:
-    """`grep` and `glob`: the regular files below a path, or the one at it, whose path relative to it matches.
+    """`grep` and `glob`: the regular files at or below a path with a matching path relative to it.
 
     The sandbox's `find` and `grep` list the files, and those that hold the literal. Patterns are matched here, by the
     rules of all backends, and so are the lines of a file. A `glob` is one command; a `grep` is one, and another for
@@ -439,7 +441,8 @@ class Search:
     # -- asking ------------------------------------------------------------------------------------------------
 
     def _ask(self, function: str, *arguments: str) -> Found:
-        """What the sandbox finds; paths are relative to the path that is searched, the file at it being ``."""
+        """Return the files that the sandbox finds; paths are relative to the path that is searched, the file at it
+        being ``."""
         empty = Found([], True, False)
         below = []
         for segment in self._below:
@@ -488,7 +491,7 @@ class Search:
 
 
 def _is_in_a_line(pattern: str) -> bool:
-    """Can a line of a text file hold this?"""
+    """Return True if a line of a text file can hold this."""
     try:
         pattern.encode("utf-8")
     except UnicodeEncodeError:

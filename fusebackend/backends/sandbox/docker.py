@@ -4,10 +4,10 @@
     DockerBackend(container="box")                                                one that runs already
     docker:IMAGE_OR_CONTAINER?timeout=…&max_output_bytes=…&root=…&network=…&on_exists=…
 
-Files are in the container, so that its commands see them and the verbs see theirs. A container of its own is started
-at the first call, and removed with its files by `close`, at the end of the process, or, when the process was killed, by
-the next one that opens a `docker:` backend on this machine. One that runs already is never stopped or removed, and any
-number of servers may share it.
+Files are in the container, so that its commands see them and the verbs see theirs. Its own container is started at the
+first call, and removed with its files by `close`, at the end of the process, or, after a kill, by the next process that
+opens a `docker:` backend on this machine. A container that runs already is never stopped or removed, and any number of
+servers may share it.
 
 Commands and file verbs are run by shells that stay (`docker_shell.py`), some milliseconds each, and several at a time
 where they are asked for at the same time. Large files go by the engine's archive calls. When a container is gone,
@@ -24,7 +24,6 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Literal, Self
 
 from fusebackend.backends.sandbox.docker_container import DockerContainer, get_file, put_files
@@ -36,7 +35,7 @@ from fusebackend.backends.sandbox.staged import StagedSandbox
 from fusebackend.base import budget
 from fusebackend.base.errors import oserror
 from fusebackend.linux.command import OnOutput, nothing_to_run, require_positive
-from fusebackend.protocol import ExecuteResponse
+from fusebackend.protocol import ExecuteResponse, OnExists
 from fusebackend.protocol.scheme import Url, UrlError
 
 IMAGE = "python:3.11-slim"
@@ -47,12 +46,12 @@ class DockerBackend(StagedSandbox):
     """See the module's docstring.
 
     Args:
-        image: what its own container is started from; it is pulled where it is not there.
-        timeout: seconds that a command may take, unless `execute` is told otherwise.
+        image: the image of its own container; it is pulled where it is not there.
+        timeout: seconds that a command may take by default.
         max_output_bytes: output beyond this is dropped, and the answer says `truncated`.
         container: name or id of a container that runs, instead of an image.
         root: the directory of the container that is `/` for the file verbs, and where commands begin.
-        on_exists: what `write` does to an existing file, `"error"` (the seeds) or `"replace"` (deepagents 0.7).
+        on_exists: how `write` treats an existing file, `"error"` (the seeds) or `"replace"` (deepagents 0.7).
         options: for the SDK's `containers.create`, such as `{"mem_limit": "1g", "network_mode": "none"}`.
         base_url: where the engine is; None: as the environment says.
 
@@ -71,13 +70,11 @@ class DockerBackend(StagedSandbox):
         *,
         container: str | None = None,
         root: str = "/",
-        on_exists: Literal["error", "replace"] = "error",
+        on_exists: OnExists = "error",
         options: Mapping[str, Any] | None = None,
         base_url: str | None = None,
     ) -> None:
-        require_positive(timeout)
-        if max_output_bytes < 0:
-            raise ValueError(f"max_output_bytes must not be negative, but is {max_output_bytes}")
+        require_positive(timeout, max_output_bytes)
         if image is not None and container is not None:
             raise ValueError("give an image or a container, not both")
         super().__init__(root=root, on_exists=on_exists)
@@ -99,11 +96,11 @@ class DockerBackend(StagedSandbox):
 
     @property
     def durable(self) -> bool:
-        """Do the files outlive this process?"""
+        """True if the files outlive this process."""
         return not self.container.is_ours
 
     def check(self) -> None:
-        """Is there an engine, and what is to be used there? OSError, in one line."""
+        """Check that there is an engine, and the container or image. OSError, in one line."""
         self.container.check()
         if not self.container.is_ours:
             status, _ = status_of(self.ask(Script().call("fb_ls", str(self.root)), self.script_timeout_s, looks=True))
@@ -118,9 +115,7 @@ class DockerBackend(StagedSandbox):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     # -- commands ----------------------------------------------------------------------------------------------
@@ -135,14 +130,14 @@ class DockerBackend(StagedSandbox):
     ) -> ExecuteResponse:
         """Run `command` with `sh -c` in `root`, with no input and with the container's environment.
 
-        What it leaves running in the background goes on, unless it ran out of time, was stopped, or `aexecute` was
+        Processes that it leaves in the background go on, unless it ran out of time, was stopped, or `aexecute` was
         cancelled: then all that is in its session is killed. Output is stdout, then the lines of stderr prefixed
         `[stderr] `.
 
         Args:
             command: for `sh -c`.
             timeout: seconds; the backend's own when None.
-            on_output: told of the output that is kept, as it comes. It may raise to end the command.
+            on_output: called with the kept output, as it comes. It may raise to end the command.
             stopped: asked now and then; the command is ended when it says so, and the exit code is 130.
 
         Raises:
@@ -233,7 +228,7 @@ class DockerBackend(StagedSandbox):
 # `docker:` URLs: a container of that name if there is one, and else an image.
 
 def open_docker(url: Url) -> DockerBackend:
-    """The backend of a URL. Whatever can't be used is said now, and in one line: by the first call nobody would see it.
+    """The backend of a URL. Errors are raised now, in one line: at the first call, later, a user would not see them.
 
     Raises:
         UrlError: no SDK, no engine, a container that does not run, an image that can't be had.

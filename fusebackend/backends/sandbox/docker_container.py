@@ -1,12 +1,11 @@
-"""`DockerContainer`: the container of a `DockerBackend`, started when it is needed, or somebody else's.
+"""`DockerContainer`: the container of a `DockerBackend`, its own or a foreign one.
 
-One that was started here is ours: it is removed with everything in it by `close`, at the end of the process, and, where
-the process was killed, by the next one that starts or opens a container on this machine (`remove_left`). It has an init
-that collects processes nobody waits for, and goes away when it stops (`--rm`). Somebody else's is never started,
-stopped or removed.
+Its own is started when it is needed: it is removed with everything in it by `close`, at the end of the process, and,
+after a kill, by the next process that starts or opens a container on this machine (`remove_left`). It has an init that
+reaps orphans, and is removed when it stops (`--rm`). A foreign container is never started, stopped or removed.
 
-A mount may have its routes bound into one that is ours (`hold`, `bind`). What is bound is taken when the container
-starts, so it starts only when the mount answers.
+A mount may bind its routes into its own container (`hold`, `bind`). Bind mounts are made when the container starts, so
+it starts only when the mount answers.
 """
 
 from __future__ import annotations
@@ -50,8 +49,8 @@ class DockerContainer:
     """See the module's docstring. Safe in threads.
 
     Args:
-        image: what to start a container from, pulled if it is not there; or
-        container: name or id of one that runs.
+        image: the image of the container, pulled if it is not there; or
+        container: name or id of a container that runs.
         root: a directory that is made in a container that is started here.
         options: passed on to the SDK's `containers.create`, such as `mem_limit` or `network_mode`.
         base_url: where the engine is; None: as the environment says.
@@ -97,7 +96,8 @@ class DockerContainer:
             return self._client
 
     def check(self) -> None:
-        """Is there an engine, and has it the container, or the image, which is pulled if not? OSError."""
+        """Check that there is an engine, and that it has the container, or the image, which is pulled if not.
+        OSError."""
         client = self._connected()
         remove_left(client)
         if self.name is not None:
@@ -113,14 +113,14 @@ class DockerContainer:
                 found = self._require_running(client) if self.name is not None else self._start(client)
                 shells = DockerShells(client.api, found)
                 if self.is_ours:
-                    self._shells = shells  # so that `close` knows of it, whatever comes
+                    self._shells = shells  # so that `close` knows of it in any case
                     with shells.borrowed() as shell:
                         shell.ask(Script().call("mkdir -p", self._root), time.monotonic() + START_S)
                 self._shells = shells
             return self._shells
 
     def hold(self) -> bool:
-        """Start no container until `bind` is called; False where one runs already, or is somebody else's."""
+        """Start no container until `bind` is called; False if it runs already, or is a foreign one."""
         with self._lock:
             if not self.is_ours or self._shells is not None:
                 return False
@@ -143,7 +143,7 @@ class DockerContainer:
                 self._remove(container)
 
     def lost(self, error: OSError) -> OSError:
-        """What is to be told instead of an error of the container's: that it is gone, stopped or paused, if it is.
+        """Return the error to raise instead of one of the container's: that it is gone, stopped or paused, if it is.
 
         After that a call begins anew: with another container where it was ours, and else with the same, if it runs.
         """
@@ -168,8 +168,8 @@ class DockerContainer:
         return OSError(errno.ENXIO, f"Container '{shown}' is gone, and its files with it; the next call starts another")
 
     def _state(self, container: str, *, settled: bool) -> dict[str, Any]:
-        """What the engine says of a container, nothing if it does not know it. When its shell has just ended and that
-        is not `settled`, it may be a moment before the engine notices that the container has, too."""
+        """Return the engine's description of a container, empty if it is unknown. When its shell has just ended, it may
+        be a moment before the engine notices the end of the container, too (not `settled`)."""
         deadline = time.monotonic() + (0 if settled else NOTICE_S)
         while True:
             try:
@@ -304,7 +304,7 @@ MEMORY_BYTES = 8 << 20
 
 
 def put_files(api: Any, container: str, files: Iterable[tuple[str, bytes]], owner: tuple[int, int]) -> None:
-    """Put files at absolute paths whose directories are there, one request for each directory. OSError."""
+    """Put files at absolute paths in existing directories, one request for each directory. OSError."""
     split = sorted((*path.rpartition("/")[::2], data) for path, data in files)
     for directory, group in groupby(split, itemgetter(0)):
         with tempfile.SpooledTemporaryFile(max_size=MEMORY_BYTES) as file:
@@ -326,7 +326,7 @@ def _member(name: str, size: int, owner: tuple[int, int]) -> tarfile.TarInfo:
 
 
 def get_file(api: Any, container: str, path: str) -> bytes:
-    """The bytes of a regular file. OSError: ENXIO for what is none, a link for example."""
+    """The bytes of a regular file. OSError: ENXIO for any other file, such as a link."""
     with speaking():
         stream, _ = api.get_archive(container, path)
         try:
@@ -376,9 +376,9 @@ def labels() -> dict[str, str]:
 def is_left(found: Mapping[str, str], *, running: bool) -> bool:
     """Return True if the owner of a container with these labels has ended.
 
-    That can only be seen of the processes that this one can see. Of another boot's nobody can say whether that is this
-    machine before it was started anew, or another one with the same engine: so its container is left by its owner if it
-    does not run, and is left alone if it does.
+    That can only be seen of the processes that this one can see. A label of another boot may be that of this machine
+    before it was started again, or of another machine with the same engine: such a container counts as left if it does
+    not run.
     """
     words = found.get(OWNER, "").split("-")
     if len(words) != 3 or not all(word.isdecimal() for word in words):

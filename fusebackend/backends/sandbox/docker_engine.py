@@ -1,6 +1,6 @@
 """The Docker engine as `DockerBackend` speaks to it: the SDK imported when it is needed, its errors as `OSError`.
 
-Every call of the SDK is made inside of `speaking()`, so what a caller sees is one line, whatever has gone wrong.
+Every call of the SDK is made inside of `speaking()`, so each error is one line.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def connect(base_url: str | None = None) -> Any:
     """A client of the engine at `base_url`, or where the environment says (`DOCKER_HOST`).
 
     Raises:
-        OSError: the SDK is missing, or nobody answers.
+        OSError: the SDK is missing, or no engine answers.
     """
     try:
         import docker  # type: ignore[import-untyped]
@@ -46,7 +46,7 @@ def connect(base_url: str | None = None) -> Any:
 
 
 def _require_socket(url: str) -> None:
-    """Is there anybody at a Unix socket? The SDK would say it in four lines, and leave a socket open."""
+    """Return True if a server listens at a Unix socket. The SDK would say it in four lines, and leave a socket open."""
     scheme, _, path = url.partition("://")
     if scheme != "unix":
         return
@@ -61,8 +61,8 @@ def _require_socket(url: str) -> None:
 
 @contextlib.contextmanager
 def speaking(where: str = "the Docker engine") -> Iterator[None]:
-    """Whatever the SDK raises inside, as an `OSError`: ENOENT for what the engine does not have, EBUSY for what it
-    can't do now, ECONNREFUSED where there is no engine."""
+    """Turn errors of the SDK in the block into `OSError`: ENOENT for unknown objects, EBUSY for a conflict,
+    ECONNREFUSED where there is no engine."""
     import docker.errors  # type: ignore[import-untyped]
     import requests.exceptions
     import urllib3.exceptions

@@ -1,10 +1,10 @@
 """`DockerShell`: a shell in a container that stays, over one attached socket. A command in it takes some milliseconds;
 an `exec` of its own would take seventy.
 
-The shell reads what it is to do from its standard input, and what it prints comes back in frames that tell stdout from
-stderr. The end of each answer is a mark that nobody can foresee. A script of ours prints its answer itself. A command
-of an agent may do anything: it runs in a session of its own with pipes of its own, and the mark goes through these
-pipes after the command's last byte; so it may exit, print any bytes, leave processes that go on printing, or never end.
+The shell reads commands from its standard input, and its output comes back in frames that tell stdout from stderr. Each
+answer ends with a random mark. A script of ours prints its answer itself. A command of an agent may do anything: it
+runs in a session of its own with pipes of its own, and the mark goes through these pipes after the command's last byte;
+so it may exit, print any bytes, leave processes that go on printing, or never end.
 
 One thread uses a shell at a time (`DockerShells` hands them out). After an error a shell is closed and not used again.
 """
@@ -119,10 +119,10 @@ class DockerShell:
             made = api.exec_create(container, ["sh"], stdin=True, stdout=True, stderr=True)
             self._stream = api.exec_start(made["Id"], socket=True)
         self._socket: socket.socket = getattr(self._stream, "_sock", self._stream)
-        self._read = bytearray()  # what has come, and is not used yet
+        self._read = bytearray()  # bytes that have come, and are not used yet
         self._left = 0  # bytes of the frame that has begun
         self._kind = STDOUT
-        self.usable = True  # it waits for what is to be done next
+        self.usable = True  # it waits for the next command
         try:
             self._send(LIBRARY + RUN)
         except BaseException:
@@ -137,7 +137,7 @@ class DockerShell:
 
     @property
     def is_alive(self) -> bool:
-        """Is it still connected, and has nothing to say that nobody has asked for?"""
+        """Return True if it is still connected, and has sent nothing unasked."""
         if self._read:
             return False
         self._socket.setblocking(False)
@@ -187,8 +187,8 @@ class DockerShell:
     ) -> ExecuteResponse:
         """Run an agent's command.
 
-        `kill` is called when the time is over, `stopped` says so, or `on_output` raises, with what `kill_script` takes;
-        it has to be done by another shell, for this one waits.
+        `kill` is called when the time is over, `stopped` returns True, or `on_output` raises, with the argument of
+        `kill_script`; it has to be done by another shell, for this one waits.
         """
         mark = nonce()
         self._send(Script().call("fb_run", mark, directory, command).text + "\n")
@@ -282,13 +282,13 @@ def kill_script(mark: str) -> Script:
 
 
 class _Marked(Kept):
-    """A stream up to its mark, which may come in pieces. What follows it is dropped."""
+    """A stream up to its mark, which may come in pieces. Output after it is dropped."""
 
     def __init__(self, mark: str, keep_bytes: int, told: Callable[[bytes], None] | None = None) -> None:
         super().__init__(keep_bytes)
         self._told = told
         self._mark = f"\x01{mark}".encode()  # begins as no line does, so that no end of a line is held back
-        self._held = b""  # what may be the beginning of the mark
+        self._held = b""  # bytes that may be the beginning of the mark
         self._after: bytes | None = None
 
     def add(self, piece: bytes) -> bytes:
@@ -303,7 +303,7 @@ class _Marked(Kept):
 
     @property
     def status(self) -> int:
-        """What the mark says, where there is one."""
+        """Return the text of the mark, None without one."""
         return int(self._after.split()[0]) if self._after is not None else 0
 
     def take(self, piece: bytes) -> None:
@@ -332,7 +332,7 @@ class _Marked(Kept):
 
 
 class DockerShells:
-    """The shells in one container: one that is free, or another one. Safe in threads."""
+    """The shells in one container: a free one, or a new one. Safe in threads."""
 
     def __init__(self, api: Any, container: str) -> None:
         self._api = api
@@ -343,7 +343,7 @@ class DockerShells:
 
     @contextlib.contextmanager
     def borrowed(self) -> Iterator[DockerShell]:
-        """A shell for the length of a block. One that raises is not used again."""
+        """A shell for the length of a block. A shell that raises is not used again."""
         shell = self._take() or DockerShell(self._api, self.container)
         try:
             yield shell

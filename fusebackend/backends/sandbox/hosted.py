@@ -1,7 +1,7 @@
-"""`HostedSandbox`: what the thin classes over the SDKs of hosted sandboxes have in common.
+"""`HostedSandbox`: the common parts of the thin classes over the SDKs of hosted sandboxes.
 
-The SDK's object is its owner's, who makes it and ends it: nothing here starts, prolongs or ends a sandbox. Whatever the
-SDK raises is an error of one line in the answer.
+The caller makes and ends the SDK's object: nothing here starts, prolongs or ends a sandbox. Errors of the SDK become
+errors of one line in the answer.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import errno
 import importlib
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from fusebackend.backends.sandbox.staged import StagedSandbox
 from fusebackend.base.extras import needed_by
 from fusebackend.linux.command import End, Kept, nothing_to_run, require_positive, response
-from fusebackend.protocol import ExecuteResponse
+from fusebackend.protocol import ExecuteResponse, OnExists
 
 
 class Ran(NamedTuple):
-    """What an SDK tells of a command. Without a code, it ran out of time."""
+    """The outcome of a command in an SDK. Without a code, it ran out of time."""
 
     stdout: bytes
     stderr: bytes
@@ -32,10 +32,10 @@ class HostedSandbox(StagedSandbox):
     """See the module's docstring.
 
     Args:
-        timeout: seconds that a command may take, unless `execute` is told otherwise.
+        timeout: seconds that a command may take by default.
         max_output_bytes: output beyond this is dropped, and the answer says `truncated`.
         root: the directory that is `/` for the file verbs, and where commands begin.
-        on_exists: what `write` does to an existing file, `"error"` (the seeds) or `"replace"` (deepagents 0.7).
+        on_exists: how `write` treats an existing file, `"error"` (the seeds) or `"replace"` (deepagents 0.7).
     """
 
     def __init__(
@@ -44,11 +44,9 @@ class HostedSandbox(StagedSandbox):
         max_output_bytes: int = 100_000,
         *,
         root: str = "/",
-        on_exists: Literal["error", "replace"] = "error",
+        on_exists: OnExists = "error",
     ) -> None:
-        require_positive(timeout)
-        if max_output_bytes < 0:
-            raise ValueError(f"max_output_bytes must not be negative, but is {max_output_bytes}")
+        require_positive(timeout, max_output_bytes)
         super().__init__(root=root, on_exists=on_exists)
         self.timeout = timeout
         self.max_output_bytes = max_output_bytes
@@ -83,7 +81,7 @@ class HostedSandbox(StagedSandbox):
 
 @contextlib.contextmanager
 def telling() -> Iterator[None]:
-    """Whatever an SDK raises inside, as an `OSError` of one line."""
+    """Turn errors of an SDK in the block into an `OSError` of one line."""
     try:
         yield
     except Exception as error:  # each SDK has its own, and those of its transport

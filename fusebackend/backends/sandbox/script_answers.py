@@ -1,7 +1,7 @@
-"""What the scripts answer, read: entries, files and codes. Pure functions over bytes.
+"""Parsers of the scripts' answers: entries, files and codes. Pure functions over bytes.
 
-An entry is told as `//MODE SIZE TIME//.//./PATH`. No path that find prints holds two slashes but for those it begins
-with, so this can be read whatever the names are, newlines included.
+An entry is printed as `//MODE SIZE TIME//.//./PATH`. No path that find prints holds two slashes but for those it begins
+with, so any name can be parsed, newlines included.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ERRNO = {
     "e": errno.EEXIST,
     "i": errno.EINVAL,  # a FIFO, socket or device
     "c": errno.ESTALE,  # it is not what was to be replaced
-    "m": errno.ENXIO,  # what was sent is not there
+    "m": errno.ENXIO,  # the sent file is not there
     "b": errno.EFBIG,
 }
 """The codes of the scripts."""
@@ -51,7 +51,7 @@ class Entry(NamedTuple):
 
 
 def info_of(path: str, entry: Entry) -> FileInfo:
-    """The record of an entry. Directories have size 0 in every backend, whatever the sandbox says."""
+    """The record of an entry. Directories have size 0 in every backend."""
     return FileInfo(
         path=path + "/" if entry.is_dir else path,
         is_dir=entry.is_dir,
@@ -61,7 +61,7 @@ def info_of(path: str, entry: Entry) -> FileInfo:
 
 
 class Found(NamedTuple):
-    """What a search found: all, if it came to its end; if not, it was cut short."""
+    """The result of a search: all, if it came to its end; if not, it was cut short."""
 
     entries: list[Entry]
     ended: bool
@@ -75,7 +75,7 @@ def status_of(answer: bytes) -> tuple[str, bytes]:
 
 
 def failure(status: str) -> OSError:
-    """What a status that is not `ok` means. A tool's message ends with the system's own words for what went wrong."""
+    """Return the error for a status other than `ok`. A tool's message ends with the system's own words for an errno."""
     if status in ERRNO:
         return oserror(ERRNO[status])
     message = status.removeprefix("!").strip() or "The sandbox gave no reason"
@@ -110,7 +110,7 @@ def _entry(path: bytes, mark: re.Match[bytes]) -> Entry:
 
 
 def time_ns(text: str) -> int:
-    """A time as stat's `%y` shows it, in UTC, in nanoseconds since the epoch; 0 for one that can't be read."""
+    """A time as stat's `%y` shows it, in UTC, in nanoseconds since the epoch; 0 for a malformed one."""
     found = _TIME.match(text)
     if found is None:
         return 0
@@ -127,7 +127,7 @@ class Piece(NamedTuple):
 
 
 def pieces_of(answer: bytes, mark: str) -> list[Piece] | None:
-    """The files of an answer to `fb_cat`; None where they changed meanwhile, and so can't be told apart."""
+    """The files of an answer to `fb_cat`; None where they changed meanwhile, and so can't be separated."""
     codes = answer.partition(b"\n")[0].decode("ascii", "replace").split()
     _, _, rest = answer.partition(b"\n")
     count = codes.count("f")

@@ -5,7 +5,7 @@ mv, readlink, rm, rmdir, sha256sum, sleep, stat. Names are any bytes: an argumen
 it is no plain text, and is never read as an option, for paths are absolute and patterns follow `-e`.
 
 A script answers with a line that says how it went, one of the keys of `answers.ERRNO` or `! ` and the words of the tool
-that failed, and what was asked for after it. What it makes for the time being is named `.fusebackend-…~`.
+that failed, and what was asked for after it. Temporary files are named `.fusebackend-…~`.
 """
 
 from __future__ import annotations
@@ -321,7 +321,7 @@ _PLAIN = re.compile(r"[ -~\t\n\u00a0-\ud7ff\ue000-\U0010ffff]*")
 
 
 class Script:
-    """A script that uses the library. `text` is what a shell is given after it."""
+    """A script that uses the library. `text` is the shell's input after it."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
@@ -341,7 +341,7 @@ class Script:
         """An argument as a word of the shell. Surrogates stand for the bytes of `surrogateescape`."""
         if _PLAIN.fullmatch(argument):
             return "'" + argument.replace("'", "'\\''") + "'"
-        # The shell cuts off newlines at the end of what a command prints, so there is a full stop after them.
+        # The shell cuts off newlines at the end of a command's output, so a full stop follows them.
         octal = "".join(f"\\{byte:03o}" for byte in argument.encode("utf-8", "surrogateescape"))
         self._spelled += 1
         name = f"fb_spelled{self._spelled}"
@@ -350,5 +350,5 @@ class Script:
 
 
 def nonce() -> str:
-    """Sixteen digits that nobody can foresee."""
+    """Return sixteen random digits."""
     return secrets.token_hex(8)

@@ -53,7 +53,7 @@ class StagedSandbox(BaseSandbox):
 
     @abc.abstractmethod
     def send(self, files: Sequence[tuple[str, bytes]]) -> None:
-        """Put files at paths of the sandbox, where nothing is and whose directories are there. OSError."""
+        """Put files at new paths of the sandbox in existing directories. OSError."""
 
     @abc.abstractmethod
     def fetch(self, path: str) -> bytes:

@@ -39,8 +39,8 @@ from fusebackend.backends.sqlite.check import (
 from fusebackend.databases.sqlite import open_file, transaction
 from fusebackend.protocol import ROOT_NODE
 from fusebackend.volumes.chunks import CHUNK_BYTES, CHUNK_SHIFT, allocated_blocks
-from fusebackend.volumes.file_bytes import MAX_FILE_BYTES
 from fusebackend.volumes.posix import DIRECTORY_BYTES
+from fusebackend.volumes.storage import MAX_FILE_BYTES
 
 LOST_AND_FOUND = b"lost+found"
 

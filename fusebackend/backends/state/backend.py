@@ -32,17 +32,7 @@ from fusebackend.base.budget import Spent
 from fusebackend.base.globs import GlobError, Matcher, compile_glob
 from fusebackend.base.paths import ROOT, AgentPath, PathError
 from fusebackend.protocol import (
-    DELETE,
-    DOWNLOAD_FILES,
-    EDIT,
-    GLOB,
-    GREP,
-    LS,
-    MOVE,
-    READ,
     READ_LIMIT_LINES,
-    UPLOAD_FILES,
-    WRITE,
     BackendProtocol,
     DeleteResult,
     EditResult,
@@ -57,7 +47,9 @@ from fusebackend.protocol import (
     OnExists,
     ReadResult,
     WriteResult,
+    checked_on_exists,
     not_bytes,
+    verbs,
 )
 from fusebackend.protocol.registered import registered_with
 from fusebackend.remote.files_update import apply_files_update
@@ -96,11 +88,9 @@ class StateBackend(BackendProtocol):
     ) -> None:
         if file_format not in ("v1", "v2"):
             raise ValueError(f"file_format must be 'v1' or 'v2', not {file_format!r}")
-        if on_exists not in ("error", "replace"):
-            raise ValueError(f"on_exists must be 'error' or 'replace', not {on_exists!r}")
         self.runtime = runtime if runtime is not None else LateRuntime()
         self.file_format = file_format
-        self.on_exists = on_exists
+        self.on_exists = checked_on_exists(on_exists)
         self._view = StateView(self.runtime)
         self.is_table = False
 
@@ -165,7 +155,7 @@ class StateBackend(BackendProtocol):
         try:
             base, files = _checked(path), self._view.now()
         except Refusal as error:
-            return LS.refused(error, path)
+            return verbs.LS.refused(error, path)
         entries: dict[str, FileInfo] = {}
         for found, key in files.tree(base):
             name, slash, _ = found[len(base) :].lstrip("/").partition("/")
@@ -184,7 +174,7 @@ class StateBackend(BackendProtocol):
             path, files = _checked(file_path), self._view.now()
             result = text.read_bytes(path, files.data(path), offset, limit)
         except Refusal as error:
-            return READ.refused(error, file_path)
+            return verbs.READ.refused(error, file_path)
         except _MALFORMED as error:
             return ReadResult(error=f"File '{file_path}': {error}")
         record = files.record(files.key(path) or path)
@@ -223,7 +213,7 @@ class StateBackend(BackendProtocol):
         except Spent:
             return GrepResult(matches=matches, truncated=True)
         except Refusal as error:
-            return GREP.refused(error, path or ROOT)
+            return verbs.GREP.refused(error, path or ROOT)
         return GrepResult(matches=matches)
 
     def glob(self, pattern: str, path: str | None = None) -> GlobResult:
@@ -238,7 +228,7 @@ class StateBackend(BackendProtocol):
         except Spent:
             return GlobResult(matches=matches, truncated=True, truncation_reason="budget")
         except Refusal as error:
-            return GLOB.refused(error, path or ROOT)
+            return verbs.GLOB.refused(error, path or ROOT)
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
         try:
@@ -255,7 +245,7 @@ class StateBackend(BackendProtocol):
             with self._view.changing() as files:
                 self._put(files, path, data, replace=self.on_exists == "replace")
         except Refusal as error:
-            return WRITE.refused(error, file_path)
+            return verbs.WRITE.refused(error, file_path)
         return WriteResult(path=path, files_update=files.update)
 
     def _put(self, files: StateFiles, path: AgentPath, data: bytes, *, replace: bool) -> None:
@@ -287,7 +277,7 @@ class StateBackend(BackendProtocol):
             self._put(files, _checked(path), bytes(content), replace=True)
             return FileUploadResponse(path=path, files_update=files.update)
         except Refusal as error:
-            return UPLOAD_FILES.refused(error, path)
+            return verbs.UPLOAD_FILES.refused(error, path)
         finally:
             files.update = {**earlier, **files.update}
 
@@ -301,7 +291,7 @@ class StateBackend(BackendProtocol):
                     return EditResult(error=outcome)
                 self._put(files, path, outcome[0].encode("utf-8"), replace=True)
         except Refusal as error:
-            return EDIT.refused(error, file_path)
+            return verbs.EDIT.refused(error, file_path)
         except _MALFORMED as error:
             return EditResult(error=f"Error editing file '{file_path}': {error}")
         return EditResult(path=path, files_update=files.update, occurrences=outcome[1])
@@ -317,7 +307,7 @@ class StateBackend(BackendProtocol):
             if not files.update:
                 raise errors.oserror(errno.ENOENT)
         except Refusal as error:
-            return DELETE.refused(error, file_path)
+            return verbs.DELETE.refused(error, file_path)
         return DeleteResult(path=path, files_update=files.update)
 
     def move(self, source: str, destination: str) -> MoveResult:
@@ -326,7 +316,7 @@ class StateBackend(BackendProtocol):
             with self._view.changing() as files:
                 _move(files, old, new)
         except Refusal as error:
-            return MOVE.refused(error, source, destination)
+            return verbs.MOVE.refused(error, source, destination)
         return MoveResult(path=new, files_update=files.update)
 
 
@@ -355,7 +345,7 @@ def _download(files: StateFiles, path: str) -> FileDownloadResponse:
     try:
         return FileDownloadResponse(path=path, content=files.data(_checked(path)))
     except Refusal as error:
-        return DOWNLOAD_FILES.refused(error, path)
+        return verbs.DOWNLOAD_FILES.refused(error, path)
     except _MALFORMED as error:
         return FileDownloadResponse(path=path, error=str(error))
 

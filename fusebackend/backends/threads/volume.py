@@ -29,7 +29,7 @@ from fusebackend.base.errors import oserror
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.protocol import MAX_NODE, ROOT_NODE, Attr, AttrChanges, Caller, Change, Features, Observer, StatFs
 from fusebackend.remote.volume import ForeignVolume
-from fusebackend.volumes.readonly import ReadOnlyVolume
+from fusebackend.volumes.native import NativeVolume
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ STATFS: Final = StatFs(4096, 1 << 30, 0, 1 << 31, 0)
 """Counting the contents of a checkpoint database takes too long; nothing can be added."""
 
 
-class ThreadsVolume(ReadOnlyVolume):
+class ThreadsVolume(NativeVolume):
     """See the module's docstring. `close` closes the database."""
 
     def __init__(self, database: Database) -> None:
@@ -378,7 +378,7 @@ class WritableThreadsVolume(ThreadsVolume):
         """A node in a head that may be written to. EROFS, EBUSY, ENOTSUP."""
         inner = self._inner(number)
         if inner is None:
-            self._refuse(name)
+            raise oserror(errno.EROFS, name)
         self.poll()
         inner.head.fresh().files.require_idle()
         return inner
@@ -481,7 +481,7 @@ class WritableThreadsVolume(ThreadsVolume):
         with self._locked():
             inner = self._inner(node)
             if inner is None:
-                self._refuse()
+                raise oserror(errno.EROFS)
             return inner.head.tree.write(inner.node, offset, data)
 
     def flush(self, node: int) -> None:

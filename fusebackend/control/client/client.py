@@ -38,7 +38,7 @@ from fusebackend.control.client.pool import Pool, Take
 from fusebackend.control.client.remote_watch import RemoteWatch
 from fusebackend.control.client.waits import AWAITING, BLOCKING, Waits, finished
 from fusebackend.control.verbs import PIECE_BYTES
-from fusebackend.linux.mount_error import MountError
+from fusebackend.linux.mount_table import MountError
 from fusebackend.protocol import (
     READ_LIMIT_LINES,
     VERBS,

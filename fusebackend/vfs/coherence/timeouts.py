@@ -23,10 +23,6 @@ SHARED_DIRECTORY_TIMEOUT_S = 60.0
 """Entry timeout of the directories of a shared volume: the way to files leads through them, and while there is no feed
 their names can't be taken back. A lookup in a minute costs nothing."""
 
-DEFAULT_TTL_S = 1.0
-"""Entry and attribute timeout of a route without a change feed, unless it says otherwise."""
-
-
 @dataclass(frozen=True)
 class CachePolicy:
     """Timeouts of one route, in seconds."""

@@ -31,10 +31,12 @@ class Shell:
         self.answer: ExecuteResponse | Exception = ExecuteResponse("<no output>", 0)
         monkeypatch.setattr(NoShell, "execute", self.execute)
 
-    def execute(self, command, *, on_output, cancelled, **options):
-        self.asked = {"command": command, **options}
+    def execute(self, command):
+        self.asked = {
+            "command": command.text, "timeout": command.timeout_s, "stdin": command.stdin, "cwd": command.cwd,
+        }  # fmt: skip
         for stream, data in self.printed:
-            on_output(stream, data)
+            command.on_output(stream, data)
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer

@@ -27,7 +27,7 @@ from fusebackend.backends.threads.database.rows import (
     time_ns_of,
 )
 from fusebackend.base.errors import oserror
-from fusebackend.volumes.damage import Told
+from fusebackend.volumes.damage import DamageLog
 
 LINE: Final = "thread_id = :thread AND checkpoint_ns = :namespace"
 
@@ -127,7 +127,7 @@ class SqlDatabase(Database):
     dialect: ClassVar[Dialect]
 
     def __init__(self, name: str) -> None:
-        self._told = Told(name)
+        self._log = DamageLog(name)
 
     @abc.abstractmethod
     def _ask(self, statement: str, **values: Any) -> list[Any]:
@@ -195,7 +195,7 @@ class SqlDatabase(Database):
             if isinstance(checkpoint, str):
                 marks[checkpoint] = Mark(row)
             else:
-                self._told.tell(f"row {row} of the table 'checkpoints' has a checkpoint_id that is no text; not shown")
+                self._log.tell(f"row {row} of the table 'checkpoints' has a checkpoint_id that is no text; not shown")
         for checkpoint, count, last in self._ask(self._sql.marks_of_writes, **place._asdict()):
             if checkpoint in marks:
                 marks[checkpoint] = Mark(marks[checkpoint].row, count, last)
@@ -223,7 +223,7 @@ class SqlDatabase(Database):
         for checkpoint, path, task, index, channel, kind, value, order in rows:
             if (type(checkpoint), type(path), type(task), type(index), type(channel)) != _WRITE_TYPES:
                 where = f"row {order} of the table '{self.dialect.writes}'"
-                self._told.tell(f"{where} has ids that are no text or a place that is no number")
+                self._log.tell(f"{where} has ids that are no text or a place that is no number")
                 continue
             write = Write(task, channel, Raw(kind, value), index, order)
             found.setdefault(checkpoint, []).append(((path, task, index), write))

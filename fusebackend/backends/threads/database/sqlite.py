@@ -192,7 +192,7 @@ class SqliteDatabase(SqlDatabase):
         # Answered from the index: nothing is read where there are no odd rows.
         odd = self._ask("SELECT rowid FROM checkpoints WHERE thread_id >= x'' OR thread_id < '' LIMIT 1")
         if odd:
-            self._told.tell(f"row {odd[0][0]} of the table 'checkpoints' has a thread_id that is no text; not shown")
+            self._log.tell(f"row {odd[0][0]} of the table 'checkpoints' has a thread_id that is no text; not shown")
         return super().threads()
 
     # -- contents ----------------------------------------------------------------------------------------------
