@@ -32,7 +32,7 @@ from fusebackend.linux.runtime_directory import identity, pid_namespace
 log = logging.getLogger(__name__)
 
 KEEP_RUNNING = ["-c", "while :; do sleep 86400; done"]
-"""What the container does: nothing, for as long as it is there. Its processes come by `exec`."""
+"""The command of the container: nothing, for as long as it is there. Its processes come by `exec`."""
 
 
 NOTICE_S = 0.5

@@ -373,7 +373,7 @@ class DockerShells:
 
 
 TAKE = 'cat >"$1" || { code=$?; cat >/dev/null; exit $code; }'
-"""Write what is read to a file; and read on where that fails, for who sends it waits until it is read."""
+"""Write what is read to a file; and read on where that fails, for its sender waits until it is read."""
 
 
 def send_to(api: Any, container: str, path: str, data: bytes) -> None:

@@ -135,7 +135,7 @@ def _bytes(text: str) -> bytes:
 
 
 OUT_OF_TIME = -1
-"""What `ContainerProcess.wait` answers when the time is over."""
+"""The answer of `ContainerProcess.wait` when the time is over."""
 
 
 class ModalBackend(HostedSandbox):
