@@ -1,7 +1,8 @@
 """`RouteTable`: the route of each path, and the names that routes put into a directory. Pure and immutable.
 
 The agent face asks it (`backend.py`, `router.py`). The mount decides by the same rules in a tree of directories
-(`vfs/junctions.py`); `tests/unit/composite/test_composite.py` and `tests/unit/vfs/test_vfs.py` hold each to them:
+(`vfs/junctions.py`); `tests/unit/composite/test_composite.py` and `tests/unit/vfs/test_mounted_tree.py` hold each to
+them:
 
 - a path belongs to the route with the longest prefix that holds it, by whole segments (`/memories2` is not below
   `/memories`), or to no route, which is the default backend;

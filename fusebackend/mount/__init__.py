@@ -1,9 +1,9 @@
-"""Mounting: what the kernel asks through pyfuse3 becomes calls of `vfs`, and nothing above these modules knows pyfuse3.
+"""Mounting: pyfuse3's requests become calls of `vfs`. No module above these knows pyfuse3.
 
 operations.py    the handlers: unpack a request, await the mounted tree once, pack the answer
 session.py       one mount, from `mount(2)` to its end
-notifier.py      the kernel's caches are told of changes
-pyfuse3_patches/ what libfuse and pyfuse3 have no words for
+notifier.py      notices to the kernel's caches
+pyfuse3_patches/ features that libfuse and pyfuse3 lack
 
 This package can be called: `fusebackend.mount(backend, mountpoint, **options)` is `server.api.mount`, see below.
 

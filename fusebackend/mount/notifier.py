@@ -1,11 +1,10 @@
-"""`Notifier`: the kernel's caches, told of changes by threads that may wait for the kernel
+"""`Notifier`: notices to the kernel's caches, by threads that may wait for the kernel
 (`vfs/coherence/invalidation.py`).
 
-Race: an inode may be unknown to the kernel because it is about to hear of it: somebody looks a name up for the first
-time, has been answered with the attributes of before the change, and has not made an inode of them yet. It would
-believe them for as long as they say, for what a notice says of an inode that is not there is lost
-(`fuse_reverse_inval_inode`, fs/fuse/inode.c; of one that is there, it throws such an answer away). So while our own
-table says that the kernel has a reference, it is told again: either the inode comes, or the reference is given back.
+Race: a LOOKUP reply with old attributes may still be on its way. The kernel drops notices of an inode that it has not
+instantiated (ENOENT, `fuse_reverse_inval_inode`, fs/fuse/inode.c) and would then cache the old reply; once it has the
+inode, a notice makes it drop such a reply. So while our lookup count is above 0, the notice is sent again: either the
+inode comes, or the reference is given back.
 
 Cost: a notice of an inode that is on its way takes until it has come, at most a second. Switch: `notify_again`.
 """
@@ -26,7 +25,7 @@ from fusebackend.vfs.inodes import InodeTable
 log = logging.getLogger(__name__)
 
 PATIENCE_S = 1.0
-"""How long the kernel is told again. It takes a moment, or until a process gets a turn."""
+"""How long a notice is sent again. It takes a moment, or until a process gets a turn."""
 
 POLL_S = 0.0002
 
@@ -35,8 +34,8 @@ class Notifier:
     """See the module's docstring. Made by the loop's thread.
 
     Args:
-        inodes: what the kernel has references to, or is about to get.
-        again: tell it again of what it does not know yet.
+        inodes: those to which the kernel has references, or is about to get one.
+        again: send a notice again while the kernel does not know its inode.
     """
 
     def __init__(self, inodes: InodeTable, again: bool = True) -> None:
@@ -55,14 +54,14 @@ class Notifier:
             pyfuse3.invalidate_inode(inode, attr_only=attributes_only)
 
         here = attributes_only and threading.get_ident() == self._loop_thread
-        if not (here and self._send(notice)):  # of attributes alone it waits for nobody
-            self._tell(notice, inode)
+        if not (here and self._send(notice)):  # of attributes alone it never waits
+            self._notify(notice, inode)
 
     def store(self, inode: int, content: bytes) -> None:
         self._send(lambda: pyfuse3.notify_store(inode, 0, content))
 
     def invalidate_entry(self, parent: int, name: bytes) -> None:
-        self._tell(lambda: pyfuse3.invalidate_entry(parent, name))
+        self._notify(lambda: pyfuse3.invalidate_entry(parent, name))
 
     def hold(self) -> bool:
         """Let no notice begin until `go_on`; False where one is on its way. See `pyfuse3_patches/cached_opendir.py`."""
@@ -84,20 +83,20 @@ class Notifier:
 
     @property
     def idle(self) -> bool:
-        """Is no thread inside the kernel with a notice?"""
+        """True if no thread is inside the kernel with a notice."""
         return self._in_flight == 0
 
-    def _tell(self, notice: Callable[[], None], inode: int | None = None) -> None:
+    def _notify(self, notice: Callable[[], None], inode: int | None = None) -> None:
         if threading.get_ident() == self._loop_thread:
             self._waiting.put((notice, inode))
         else:
-            self._tell_until_known(notice, inode)
+            self._send_until_known(notice, inode)
 
     def _work(self) -> None:
         while (waiting := self._waiting.get()) is not None:
-            self._tell_until_known(*waiting)
+            self._send_until_known(*waiting)
 
-    def _tell_until_known(self, notice: Callable[[], None], inode: int | None) -> None:
+    def _send_until_known(self, notice: Callable[[], None], inode: int | None) -> None:
         give_up_at = time.monotonic() + PATIENCE_S
         while not self._send(notice) and inode is not None:
             known = self._inodes.get(inode)
@@ -110,7 +109,7 @@ class Notifier:
             time.sleep(POLL_S)
 
     def _send(self, notice: Callable[[], None]) -> bool:
-        """False where the kernel does not know what it is told of."""
+        """Send a notice. False if the kernel does not know its inode or name."""
         with self._gate:
             if self._closed:
                 return True

@@ -28,14 +28,14 @@ from fusebackend.vfs.mounted_tree import FileSystem
 log = logging.getLogger(__name__)
 
 PREFERRED_IO_BYTES = 128 * 1024
-"""`st_blksize`: what `cp` and friends read and write at once. The kernel's read-ahead has this size too."""
+"""`st_blksize`: the size of reads and writes by `cp` and others."""
 
 T = TypeVar("T")
 Handler = Callable[..., Awaitable[Any]]
 
 
 def answers(handler: Handler) -> Handler:
-    """Turn whatever a handler raises into an answer, and count the request."""
+    """Turn any exception of a handler into an answer, and count the request."""
     name = handler.__name__
 
     @functools.wraps(handler)
@@ -51,7 +51,7 @@ def answers(handler: Handler) -> Handler:
             self.counters["errors"] += 1
             raise FUSEError(errno.ENOMEM) from None
         except OSError as error:
-            # Whoever writes `OSError("text", "more")` has put words where the number goes.
+            # `OSError("text", "more")` has a text where the number goes.
             number = error.errno if isinstance(error.errno, int) and 0 < error.errno <= _MAX_ERRNO else errno.EIO
             self.counters["errors"] += number not in _EXPECTED
             raise FUSEError(number) from None
@@ -66,7 +66,7 @@ def answers(handler: Handler) -> Handler:
 
 
 def _checked(answer: object, kind: type[T]) -> T:
-    """An answer that pyfuse3 will take as it is: what it can't take would end the server outside of `answers`."""
+    """Return an answer of the right type. pyfuse3 ends the server on any other, outside of `answers`."""
     if not isinstance(answer, kind):
         raise TypeError(f"the volume answered {type(answer).__name__}, which is no {kind.__name__}")
     return answer
@@ -76,17 +76,17 @@ _MAX_ERRNO = 4095
 """The kernel takes a larger one for a pointer (include/linux/err.h)."""
 
 _GROWING = frozenset({"write", "create", "mknod", "mkdir", "symlink", "link", "setxattr"})
-"""What takes memory, and is refused when a limit of it is near."""
+"""Requests that take memory, and are refused when a limit of it is near."""
 
 SMALL_BYTES = 4096
-"""What one of those takes, other than a write."""
+"""Memory for one of those, other than a write."""
 
 _EXPECTED = frozenset({errno.ENOENT, errno.ENODATA, errno.EEXIST, errno.ENOTEMPTY, errno.ENOTSUP, errno.ENOSYS})
 """Errnos that are everyday answers; `status` counts the others as errors."""
 
 
 def pack(entry: Entry) -> EntryAttributes:
-    """What the kernel is told of an inode. Inode 0 with a timeout caches the absence of a name."""
+    """Pack an entry for the kernel. Inode 0 with a timeout caches the absence of a name."""
     packed = EntryAttributes()
     packed.st_ino = entry.inode
     packed.entry_timeout = packed.attr_timeout = entry.timeout_s
@@ -129,7 +129,7 @@ class Operations:
         self.spare = spare if spare.is_limited else None
 
     def init(self) -> None:
-        """The kernel and libfuse have agreed on what each can do."""
+        """Called after FUSE_INIT."""
 
     def stacktrace(self) -> None:
         """pyfuse3's debugging aid, unused."""

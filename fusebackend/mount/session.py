@@ -5,9 +5,9 @@ requests. No other module knows of it.
 
 pyfuse3 keeps its session in module globals, so a process serves one mount; `Session` refuses a second.
 
-Threads: `run` takes the calling thread for the loop. The kernel is told to forget things from other threads only, since
-it may wait for a request to be answered first (docs/kernel-races.md, "Deadlocks"): a change made on the loop's own
-thread is handed to that of `notifier.py`.
+Threads: `run` takes the calling thread for the loop. Notices to the kernel are sent from other threads only, since one
+may wait for a request to be answered first (docs/kernel-races.md, "Deadlocks"): after a change on the loop's own
+thread, the thread of `notifier.py` sends it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import pyfuse3
@@ -40,7 +41,7 @@ from fusebackend.vfs.mounted_tree import FileSystem
 log = logging.getLogger(__name__)
 
 NOTICE_TIMEOUT_S = 10.0
-"""How long the end of a mount waits for what the kernel is being told; it takes as long as a request."""
+"""How long the end of a mount waits for notices on their way; one takes as long as a request."""
 
 SPARE_BYTES = 16 << 20
 """Kept for the end of a server that has no memory left: storing takes some. It is never touched, and costs nothing."""
@@ -55,8 +56,8 @@ class MountOptions:
     """How to mount.
 
     `allow_other` lets other users in (modes still apply); `may_keep_awake` lets processors idle without sleep during
-    bursts (`pyfuse3_patches/cpu_latency.py`); `extra` are libfuse's own `-o` words; `description` is added to what
-    `status` shows, route URLs under `"urls"` by prefix.
+    bursts (`pyfuse3_patches/cpu_latency.py`); `extra` are libfuse's own `-o` words; `description` is added to `status`,
+    route URLs under `"urls"` by prefix.
     """
 
     allow_other: bool = False
@@ -90,11 +91,11 @@ class Session:
     ) -> None:
         """
         Args:
-            filesystem: what to mount.
+            filesystem: the tree to mount.
             mountpoint: an empty directory.
             options: how.
-            describe: more for `status` to tell.
-            before_end: called in a thread when the mount is told to end and still answers, to end what uses it.
+            describe: gives more for `status`.
+            before_end: called in a thread before the unmount, while the mount still answers, to end its users.
         """
         self.filesystem = filesystem
         self.mountpoint = os.path.abspath(mountpoint)
@@ -207,7 +208,7 @@ class Session:
                 await nursery.start(self._watch_signals)  # before there is a mount that a signal could leave behind
                 self._mount()
                 nursery.start_soon(self._announce, on_ready)
-                nursery.start_soon(self._end_when_told, notifier)
+                nursery.start_soon(self._end_when_stopped, notifier)
                 nursery.start_soon(self._wakefulness.run)
                 await pyfuse3.main(max_tasks=MAX_TASKS)
                 nursery.cancel_scope.cancel()
@@ -216,7 +217,7 @@ class Session:
         finally:
             notifier.close()
             with trio.CancelScope(shield=True):
-                await _settle(notifier)
+                await _wait_for_notices(notifier)
 
     async def _announce(self, on_ready: Callable[[], None] | None) -> None:
         # A thread asks: the loop must not wait for its own mount.
@@ -227,7 +228,13 @@ class Session:
             log.error("the mount on %s does not answer: %s", self.mountpoint, error.strerror)
             return
         if self.filesystem.switches.kernel_limits:
-            await trio.to_thread.run_sync(kernel_limits.raise_limits, status.st_dev, abandon_on_cancel=True)
+            read_ahead_kib = (
+                kernel_limits.BLOCKING_READ_AHEAD_KIB
+                if any(route.offload.blocking for route in self.filesystem.tree.routes)
+                else kernel_limits.READ_AHEAD_KIB
+            )
+            raise_limits = partial(kernel_limits.raise_limits, status.st_dev, read_ahead_kib)
+            await trio.to_thread.run_sync(raise_limits, abandon_on_cancel=True)
         if on_ready is not None:
             await trio.to_thread.run_sync(on_ready, abandon_on_cancel=True)
 
@@ -241,19 +248,19 @@ class Session:
                 log.info("%s: unmounting %s", signal.Signals(number).name, self.mountpoint)
                 self._stop.set()
 
-    async def _end_when_told(self, notifier: Notifier) -> None:
-        """End the loop, but not under a thread that is telling the kernel something.
+    async def _end_when_stopped(self, notifier: Notifier) -> None:
+        """End the loop, but not while a thread sends a notice to the kernel.
 
         Such a notice waits for a client's request to be answered; were it left unanswered, both would wait for ever.
         """
         await self._stop.wait()
         await trio.to_thread.run_sync(self._before_end, abandon_on_cancel=True)
         notifier.close()
-        await _settle(notifier)
+        await _wait_for_notices(notifier)
         pyfuse3.terminate()
 
 
-async def _settle(notifier: Notifier) -> None:
+async def _wait_for_notices(notifier: Notifier) -> None:
     """Go on answering until no notice is on its way."""
     with trio.move_on_after(NOTICE_TIMEOUT_S) as waiting:
         while not notifier.idle:

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from fusebackend.base.errors import oserror
 from fusebackend.base.paths import AgentPath
 from fusebackend.protocol.events import Change
 
@@ -165,14 +166,14 @@ class Features:
     persistent_modes: bool = True
     """Modes, owners and times are kept."""
     change_feed: bool = True
-    """Every change is made through this process or told to `subscribe`, so caches never grow stale."""
+    """Every change is made through this process or reported to `subscribe`, so caches never grow stale."""
     durable: bool = True
     """What `fsync` returned for outlives the process."""
     read_only: bool = False
     blocking: bool = False
     """Calls may wait for a network or a slow disk: the mount makes them in threads, under a deadline."""
     shared: bool = False
-    """Other hosts have it mounted at the same time: `Attr.version` tells what they have changed, and each open asks."""
+    """Other hosts have it mounted at the same time: `Attr.version` counts their changes, and each open asks for it."""
 
 
 # --------------------------------------------------------------------------------------------------------------
@@ -182,7 +183,7 @@ class Features:
 
 class Writable(Protocol):
     """The methods of `Volume` that change something. While a `Watch` is open, the mount calls them through
-    `vfs/watch/emitting.py`, which reports each change."""
+    `ReportingVolume` (`vfs/watch/feed.py`), which reports each change."""
 
     def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr: ...
     def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Attr: ...
@@ -219,14 +220,14 @@ class Volume(abc.ABC):
     features: Features = Features()
 
     ttl_s: float | None = None
-    """Seconds for which a mount may believe it where there is no change feed; None: as the mount says."""
+    """Entry and attribute timeout without a change feed; None: that of the mount."""
 
     unpublished: int = 0
-    """How many changes the agent face has made that not everybody has been told of. Read it with `lock` held."""
+    """How many changes by the agent face are not published yet. Read it with `lock` held."""
 
     at_once: frozenset[str] = frozenset()
-    """Of a blocking volume: its methods that often need not wait, and say `will_wait` (`base/waiting.py`) if they do,
-    before they change anything. Questions can all be asked so where this is not empty."""
+    """Methods of a blocking volume that the mount tries on the event loop first. They call `will_wait`
+    (`base/waiting.py`) before any side effect. If not empty, every read-only method is tried, too."""
 
     lock: AbstractContextManager[Any]
 
@@ -262,34 +263,38 @@ class Volume(abc.ABC):
 
     def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr:
         """Make a regular file, FIFO, socket or device. EEXIST, ENOSPC."""
-        raise unsupported("mknod")
+        raise self._refusal("mknod")
 
     def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Attr:
         """Make a directory. EEXIST, EMLINK."""
-        raise unsupported("mkdir")
+        raise self._refusal("mkdir")
 
     def symlink(self, parent: int, name: bytes, target: bytes, caller: Caller) -> Attr:
         """Make a symbolic link to `target` (any bytes). EEXIST."""
-        raise unsupported("symlink")
+        raise self._refusal("symlink")
 
     def link(self, node: int, new_parent: int, new_name: bytes) -> Attr:
         """Give a node another name. EEXIST, EPERM for a directory, EMLINK, ENOENT when its last name is gone."""
-        raise unsupported("link")
+        raise self._refusal("link")
 
     def unlink(self, parent: int, name: bytes) -> None:
         """Remove a name of something that is not a directory. ENOENT, EISDIR."""
-        raise unsupported("unlink")
+        raise self._refusal("unlink")
 
     def rmdir(self, parent: int, name: bytes) -> None:
         """Remove an empty directory. ENOENT, ENOTDIR, ENOTEMPTY."""
-        raise unsupported("rmdir")
+        raise self._refusal("rmdir")
 
     def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None:
         """Move a name, replacing what is there. `flags` is 0, RENAME_NOREPLACE or RENAME_EXCHANGE.
 
         ENOENT, EEXIST, ENOTEMPTY, EISDIR, ENOTDIR, EINVAL (a directory into itself, an unknown flag).
         """
-        raise unsupported("rename")
+        raise self._refusal("rename")
+
+    def _refusal(self, what: str) -> OSError:
+        """The error of a change that this volume can't make: EROFS if it is read-only, else ENOTSUP."""
+        return oserror(errno.EROFS) if self.features.read_only else unsupported(what)
 
     def wrong_links(self, links: Sequence[Link]) -> Sequence[Link]:
         """Those of these directory entries that are not there, asked of a shared volume at each open."""
@@ -311,7 +316,7 @@ class Volume(abc.ABC):
 
     def setattr(self, node: int, changes: AttrChanges) -> Attr:
         """Change attributes and size; a new size truncates or extends with zeros."""
-        raise unsupported("setattr")
+        raise self._refusal("setattr")
 
     def readlink(self, node: int) -> bytes:
         """The target of a symbolic link. EINVAL for anything else."""
@@ -323,7 +328,7 @@ class Volume(abc.ABC):
 
     def setxattr(self, node: int, name: bytes, value: bytes) -> None:
         """Set an extended attribute (the kernel has checked XATTR_CREATE and XATTR_REPLACE)."""
-        raise unsupported("setxattr")
+        raise self._refusal("setxattr")
 
     def listxattr(self, node: int) -> Sequence[bytes]:
         """Names of the extended attributes of a node."""
@@ -331,7 +336,7 @@ class Volume(abc.ABC):
 
     def removexattr(self, node: int, name: bytes) -> None:
         """Remove an extended attribute. ENODATA."""
-        raise unsupported("removexattr")
+        raise self._refusal("removexattr")
 
     # -- data --------------------------------------------------------------------------------------------------
 
@@ -359,7 +364,7 @@ class Volume(abc.ABC):
 
     def write(self, node: int, offset: int, data: bytes) -> int:
         """Write all of `data` at `offset`; returns its length."""
-        raise unsupported("write")
+        raise self._refusal("write")
 
     def append(self, node: int, data: bytes) -> int:
         """Write all of `data` at the end of the file, wherever that is by then; returns its length."""
@@ -394,14 +399,14 @@ class Volume(abc.ABC):
         """The kernel knows these nodes no longer: nodes without a name can go, and numbers need not be stable."""
 
     def subscribe(self, callback: Callable[[Change], None]) -> Callable[[], None]:
-        """Tell `callback` of changes not made through the kernel face; returns what ends that.
+        """Call `callback` after each change not made through the kernel face; returns the function that ends that.
 
-        Called after each change, in the thread that made it, with no lock held.
+        Called in the thread that made the change, with no lock held.
         """
         return lambda: None
 
     def observe(self, callback: Callable[[Sequence[Change]], Callable[[], None]]) -> Callable[[], None]:
-        """Tell `callback` what has happened to which paths, other than through the kernel face; returns what ends that.
+        """Call `callback` with changes of paths not made through the kernel face; returns the function that ends that.
 
         Called with the lock held, so in the order of the changes; it must not wait. The function that it returns is
         called after the subscribers, with no lock held: from then on both faces show the change.

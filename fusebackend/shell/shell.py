@@ -5,7 +5,7 @@ that the mount admits. It sees
 
 - every route at the absolute path that the file verbs use, and writes what the mount lets it write;
 - the system's programs (`system.PROGRAMS`) and a few files of /etc, read-only. They hide files of the default volume
-  with the same names, because the sandbox's root is a tree of its own (`vfs/trees.py`);
+  with the same names, because the sandbox's root is a tree of its own (`FileSystem.add_tree`);
 - its own /proc, /dev and empty /tmp; its own processes, System V objects, host name and, unless asked otherwise, a
   network of nothing but itself. With the network it can also reach what listens on this machine.
 
@@ -73,7 +73,7 @@ class Shell:
         self.mountpoint = mountpoint
         self._view = View.of(mountpoint, [route.prefix for route in filesystem.tree.routes])
         if options.sandbox == "bubblewrap":
-            tree = filesystem.trees.add("sandbox", [os.fsencode(name) for name in self._view.names])
+            tree = filesystem.add_tree("sandbox", [os.fsencode(name) for name in self._view.names])
             self._view = replace(self._view, tree=tree)
         self._limits = Limits(options, ControlGroups.of_this_process())
         self._devices = Devices()

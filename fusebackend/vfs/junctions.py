@@ -5,10 +5,10 @@ route: a tree's root, a route's root with a nested route below it, or a director
 way exists even where the backend underneath has no directory of that name; it then is synthesised, and made real
 when something is first created in it. A `Pinned` one is the server's own: never real, and never changed.
 
-A mount has its main tree, and others beside it (`trees.py`). Each tree has a root, and routes and junctions of its own:
-for the kernel gives a directory one dentry, and moves it where the directory is found in two places (`d_splice_alias`).
-Routes of different trees that show the same live files are *twins*: they share volume, limits and cache policy, and the
-inode numbers of everything that is no directory, so that locks, mappings and the page cache meet.
+A mount has its main tree, and others beside it (`FileSystem.add_tree`). Each tree has a root, and routes and junctions
+of its own: for the kernel gives a directory one dentry, and moves it where the directory is found in two places
+(`d_splice_alias`). Routes of different trees that show the same live files are *twins*: they share volume, limits and
+cache policy, and the inode numbers of everything that is no directory, so that locks, mappings and the page cache meet.
 
 The kernel goes through junctions, one name at a time. For a whole path, see `MountTree.table`.
 """
@@ -35,8 +35,8 @@ from fusebackend.vfs.coherence.timeouts import ENDLESS_TIMEOUT_S, CachePolicy
 from fusebackend.vfs.inodes import SYNTHETIC_INDEX, inode_number, node_of, route_index
 
 SERVERS_NAME = to_name(paths.SERVERS_NAME)
-"""The server's name in the root of every tree. It is never listed. In the main tree it leads to the others, in these to
-nothing."""
+"""The server's name in the root of every tree, even if the default volume has a file of that name. It is never listed.
+In the main tree it leads to the others, and only the server's user can enter it; in these it does not exist."""
 
 WAY_PATIENCE_S = 1.0
 """How long the way to a route waits for another one that it leads through, before it shows what was last known."""
@@ -332,6 +332,12 @@ class MountTree:
     def junction(self, inode: int) -> Junction | None:
         """The junction an inode is, None for every ordinary directory (and leaf route roots have no children)."""
         return self._junctions.get(inode)
+
+    def place_of(self, inode: int) -> tuple[Route, int] | None:
+        """Return the route and node of an inode. None for a synthesised directory."""
+        if route_index(inode) != SYNTHETIC_INDEX:
+            return self.attached[route_index(inode)], node_of(inode)
+        return self._junctions[inode].underlying
 
     def is_root(self, inode: int) -> bool:
         """True for the root of a tree."""

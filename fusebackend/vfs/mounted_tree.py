@@ -12,12 +12,13 @@ import errno
 import logging
 import os
 import stat
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
 from fusebackend.base.errors import oserror
-from fusebackend.base.paths import ROOT, AgentPath
+from fusebackend.base.paths import ROOT, AgentPath, join, to_name
 from fusebackend.protocol import DEFAULT_TTL_S, Attr, AttrChanges, Caller, ObservableVolume, Routed, StatFs, Volume
 from fusebackend.vfs import switches as switching
 from fusebackend.vfs.calls.request import current, on_behalf_of
@@ -46,7 +47,6 @@ from fusebackend.vfs.junctions import MountTree, Route, call_and_hold
 from fusebackend.vfs.listing import Listing
 from fusebackend.vfs.setid import SetId, refuse_confined, without_set_id
 from fusebackend.vfs.switches import Switches
-from fusebackend.vfs.trees import Trees
 from fusebackend.vfs.watch.feed import ChangeFeed
 from fusebackend.vfs.watch.node_paths import NodePaths
 from fusebackend.vfs.xattrs import ExtendedAttributes
@@ -127,7 +127,7 @@ class FileSystem:
         self.listxattr, self.removexattr = self.xattrs.list, self.xattrs.remove
         self.listing = Listing(self.resolver, self.cached_readdir, self.lookup)
         self.feed = ChangeFeed(self.tree, self.names)
-        self.trees = Trees(self.tree, self.invalidation, self.feed)
+        self._growing = threading.Lock()
         self._unguard: list[Callable[[], None]] = []
 
     @classmethod
@@ -440,6 +440,37 @@ class FileSystem:
 
     async def releasedir(self, number: int) -> None:
         self.cached_readdir.closed(self.directories.remove(number))
+
+    # -- trees -------------------------------------------------------------------------------------------------
+
+    def add_tree(self, name: str, pinned: Iterable[bytes] = ()) -> AgentPath:
+        """Add a tree of the live files below `/.fusebackend` (`junctions.SERVERS_NAME`), until the mount ends.
+
+        A tree has directories of its own: a directory pinned in it, or a file system mounted on one of its names in a
+        sandbox, is not in the main tree. A rename between trees is EXDEV. Thread-safe, before the mount and later.
+
+        Args:
+            name: of its root.
+            pinned: names in its root that are empty directories of the server's, in place of the default volume's. They
+                can't be changed, and the kernel never drops them. Where the prefix of a route leads through one, the
+                route is below it; a route of that very name is not in the tree.
+
+        Returns:
+            The path of its root, below the mount point.
+
+        Raises:
+            ValueError: there is a tree of that name.
+        """
+        with self._growing:
+            tree, at = self.tree, to_name(name)
+            if at in tree.servers.children:
+                raise ValueError(f"there is a tree '{name}' already")
+            root = tree.grow([tree.attach_twin(route) for route in tree.routes], tuple(pinned))
+            self.invalidation.follow()
+            self.feed.follow()
+            # Last: from now on it can be found.
+            tree.servers.children = {**tree.servers.children, at: root}
+        return join(tree.servers.path, name)
 
     # -- life --------------------------------------------------------------------------------------------------
 

@@ -46,12 +46,10 @@ class ExtendedAttributes:
         route, node = await self._resolver.place(inode, make=True)
         route.check_writable()
         _check(route, name)
-        known = self._inodes.get(inode)
         if name == CAPABILITY:
             self._capabilities.given(inode)
         await route.call(route.changing.setxattr, node, name, value)
-        if self._inodes.beside and known is not None and known.is_dir:
-            self._twins.attributes_changed(route, node)
+        self._changed(inode, route, node)
 
     async def list(self, inode: int) -> Sequence[bytes]:
         try:
@@ -72,6 +70,9 @@ class ExtendedAttributes:
         route.check_writable()
         _check(route, name)
         await route.call(route.changing.removexattr, node, name)
+        self._changed(inode, route, node)
+
+    def _changed(self, inode: int, route: Route, node: int) -> None:
         known = self._inodes.get(inode)
         if self._inodes.beside and known is not None and known.is_dir:
             self._twins.attributes_changed(route, node)

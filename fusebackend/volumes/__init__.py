@@ -2,8 +2,7 @@
 
 native.py        `NativeVolume`: a lock and a change feed
 posix.py         `TreeVolume`: the POSIX rules
-storage.py       … and what they ask of a place to keep things in
-file_bytes.py    bytes of files in chunks
+storage.py       `TreeStorage`: inodes, names, and the bytes of files in chunks
 chunks.py        a chunk, and a cache of them
 agent_face.py    `VolumeBackend`: the agent's verbs over a volume
 walk.py          paths, and the files below a directory
@@ -11,6 +10,5 @@ search.py        `grep` and `glob`
 contents.py      whole contents
 removal.py       deleting a tree, in portions
 trigram.py       entries of a trigram index
-readonly.py      a volume that changes nothing
 damage.py        rows that no volume writes
 """

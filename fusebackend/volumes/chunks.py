@@ -29,8 +29,8 @@ class Chunk:
         self.data = data  # bytes as loaded, a bytearray once written to
         self.row = row  # where the storage keeps it; 0 for nowhere yet
         self.stored_bytes = len(data)
-        self.counted_bytes = 0  # how much of what waits to be stored it is
-        self.cached_bytes = 0  # what it was counted as in a cache
+        self.counted_bytes = 0  # its share of the bytes that wait to be stored
+        self.cached_bytes = 0  # its share of a cache's bytes
         self.low = CHUNK_BYTES
         self.high = 0
 

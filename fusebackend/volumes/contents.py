@@ -51,11 +51,11 @@ def opened(volume: Volume, node: int, flags: int) -> Iterator[None]:
 
 
 def read_with(volume: Volume, attr: Attr, max_bytes: int, take: Callable[[Iterable[bytes]], T]) -> T:
-    """What `take` makes of the file's bytes, which it is given in pieces; it may be called more than once.
+    """Return the result of `take` for the file's bytes, given in pieces; it may be called more than once.
 
     Raises:
-        OSError: as `require_regular`; EFBIG when the file is larger than `max_bytes`; what the volume raises.
-        Spent: whoever asks may not hold so much in memory (`Budget.hold`).
+        OSError: as `require_regular`; EFBIG when the file is larger than `max_bytes`; from the volume.
+        Spent: the caller may not hold so much in memory (`Budget.hold`).
     """
     require_regular(attr)
     node = attr.node
@@ -86,7 +86,7 @@ def read_all(volume: Volume, attr: Attr, max_bytes: int) -> bytes:
     left = budget.current()
 
     def join(pieces: Iterable[bytes]) -> bytes:
-        """Counted as they come, and until they are joined once more for what is made of them."""
+        """Join pieces, counted twice: they are copied once more."""
         counted: Iterator[bytes] = left.kept(pieces, _twice)
         joined = b"".join(counted)
         left.hold(-len(joined))
@@ -100,8 +100,8 @@ def _twice(piece: bytes) -> int:
 
 
 def _pieces(volume: Volume, node: int, size: int = 0) -> Iterator[bytes]:
-    """Of a file whose size can't change meanwhile, that saves asking what comes after it. A file that says it is empty
-    may not be (proc(5))."""
+    """Read a file to its end. A `size` that can't change meanwhile saves the last read; a file with size 0 may have
+    bytes (proc(5))."""
     offset = 0
     while piece := volume.read(node, offset, PIECE_BYTES):
         yield piece
@@ -136,8 +136,7 @@ def write_pieces(volume: Volume, node: int, data: bytes | FileContents, start: i
 
 
 def overwrite(volume: Volume, node: int, data: bytes | FileContents, start: int = 0) -> None:
-    """Make `data` the contents of a file whose first `start` bytes are right already. In place: links and open handles
-    see it."""
+    """Replace the contents of a file by `data`, from byte `start` on. In place: links and open handles see it."""
     with opened(volume, node, os.O_WRONLY):
         _overwrite(volume, node, data, start)
 

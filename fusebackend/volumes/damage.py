@@ -1,10 +1,10 @@
-"""What a volume's tables can hold and no volume writes: rows that somebody else has changed, or a disk.
+"""Damage: rows in a volume's tables that no volume writes, changed by another program or by a disk.
 
-One bad row is one bad entry. Its name is left out of listings, and whoever asks for it gets EIO; everything beside it
-is as before. The log names it, once. `fusebackend check --repair` mends the file of an SQLite volume.
+One bad row is one bad entry. Its name is left out of listings, and a lookup of it is EIO; everything beside it is as
+before. The log names it, once. `fusebackend check --repair` mends the file of an SQLite volume.
 
-A directory is where it says it is (`Inode.parent`), by one name. What any other name leads to is damage. So nothing
-that can be reached from the root is below itself, and no walk goes round in a circle.
+A directory is where it says it is (`Inode.parent`), by one name. Any other name that leads to it is damage. So no
+directory that can be reached from the root is below itself, and no walk goes round in a circle.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fusebackend.volumes.storage import Inode
 
 log = logging.getLogger(__name__)
 
-MAX_TOLD = 1000
+MAX_LOGGED = 1000
 """So many lines about one volume are enough."""
 
 _NUMBERS = {int}
@@ -33,7 +33,7 @@ T = TypeVar("T", bound=Inode)
 
 
 def is_sound(row: Sequence[Any]) -> bool:
-    """Can an inode be this: node, mode, nlink, uid, gid, rdev, size, blocks, atime, mtime, ctime and parent?"""
+    """True if an inode can be: node, mode, nlink, uid, gid, rdev, size, blocks, atime, mtime, ctime, parent."""
     return set(map(type, row)) == _NUMBERS and is_in_range(row)
 
 
@@ -56,26 +56,26 @@ def is_in_range(row: Sequence[int]) -> bool:
     )
 
 
-class Told:
-    """What is wrong with one file or database, as far as somebody has met it.
+class DamageLog:
+    """Logs each damage of one file or database once, when it is met.
 
     Args:
-        whole: what that is called in the log.
+        whole: the name of the file or database in the log.
     """
 
     def __init__(self, whole: str) -> None:
         self._whole = whole
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     def tell(self, what: str) -> None:
         """Log a line, if it is new."""
-        if what not in self._told and len(self._told) < MAX_TOLD:
-            self._told.add(what)
+        if what not in self._logged and len(self._logged) < MAX_LOGGED:
+            self._logged.add(what)
             log.error("%s is damaged: %s", self._whole, what)
 
 
-class Damage(Told):
-    """What is wrong with one volume."""
+class Damage(DamageLog):
+    """Logs the damage of one volume, and leaves it out of listings."""
 
     def require_entry(self, directory: int, name: bytes, inode: Inode) -> None:
         """Raise EIO for a name that doesn't lead where it seems to."""

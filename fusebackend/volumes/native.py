@@ -1,8 +1,8 @@
-"""`NativeVolume`: what every volume of this package has in common, a lock and a change feed.
+"""`NativeVolume`: the lock and the change feed of every volume of this package.
 
-The feed has two kinds of listeners. Subscribers keep caches: they are told nodes and names, after the change and with
-no lock held, for they may have to wait for the kernel, and the kernel for a request that needs the lock. Observers
-keep account: they are told paths, in the order of the changes, and so with the lock held.
+The feed has two kinds of listeners. Subscribers keep caches: they are called after the change and with no lock held,
+since they may have to wait for the kernel, and the kernel for a request that needs the lock. Observers keep account:
+they are called in the order of the changes, and so with the lock held.
 """
 
 from __future__ import annotations
@@ -12,17 +12,20 @@ import contextvars
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from fusebackend.protocol import Change, Changes, Guard, ObservableVolume, Observer
 
 log = logging.getLogger(__name__)
+
+Listener = TypeVar("Listener")
 
 _silent = contextvars.ContextVar("silent", default=False)
 
 
 @contextlib.contextmanager
 def silently() -> Iterator[None]:
-    """What this thread changes meanwhile is not for observers: it is the inner work of a change told as a whole."""
+    """Report no changes of this thread to observers meanwhile: they are steps of a change reported as a whole."""
     token = _silent.set(True)
     try:
         yield
@@ -40,31 +43,13 @@ class NativeVolume(ObservableVolume):
         self._guards: list[Guard] = []
 
     def subscribe(self, callback: Callable[[Change], None]) -> Callable[[], None]:
-        self._subscribers.append(callback)
-
-        def unsubscribe() -> None:
-            if callback in self._subscribers:
-                self._subscribers.remove(callback)
-
-        return unsubscribe
+        return _add(self._subscribers, callback)
 
     def observe(self, callback: Observer) -> Callable[[], None]:
-        self._observers.append(callback)
-
-        def unobserve() -> None:
-            if callback in self._observers:
-                self._observers.remove(callback)
-
-        return unobserve
+        return _add(self._observers, callback)
 
     def guard(self, callback: Guard) -> Callable[[], None]:
-        self._guards.append(callback)
-
-        def unguard() -> None:
-            if callback in self._guards:
-                self._guards.remove(callback)
-
-        return unguard
+        return _add(self._guards, callback)
 
     @property
     def is_guarded(self) -> bool:
@@ -72,19 +57,15 @@ class NativeVolume(ObservableVolume):
 
     @contextlib.contextmanager
     def rewriting(self, node: int) -> Iterator[None]:
-        ends: list[Callable[[], None]] = []
-        try:
+        with contextlib.ExitStack() as ends:
             for guard in tuple(self._guards):
-                ends.append(guard(node))
+                ends.callback(guard(node))
             yield
-        finally:
-            for end in ends:
-                end()
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[Changes]:
         changes: Changes = []
-        shown = _nothing
+        shown = contextlib.ExitStack().close
         try:
             with self.lock:
                 self.unpublished += 1
@@ -107,31 +88,33 @@ class NativeVolume(ObservableVolume):
     def report(self, changes: Sequence[Change]) -> Callable[[], None]:
         """Call every observer with the changes that have a path. Call the function returned after `tell`."""
         seen = [change for change in changes if change.path]
-        answers: list[Callable[[], None]] = []
+        answers = contextlib.ExitStack()
         if seen and not _silent.get():
             for observer in tuple(self._observers):
                 try:
-                    answers.append(observer(seen))
+                    answers.callback(observer(seen))
                 except Exception:  # as in `tell`
                     log.exception("an observer failed on %r", seen[:3])
-
-        def shown() -> None:
-            for answer in answers:
-                answer()
-
-        return shown if answers else _nothing
+        return answers.close
 
     def tell(self, changes: Sequence[Change]) -> None:
-        """Call every subscriber with each change for caches, in order. One that fails is logged; the others go on."""
+        """Call every subscriber with each change for caches, in order. If one fails, that is logged."""
         for callback in tuple(self._subscribers):
             for change in changes:
                 if not change.is_for_caches:
                     continue
                 try:
                     callback(change)
-                except Exception:  # the change is made already; whoever made it can do nothing about a listener
+                except Exception:  # the change is made already
                     log.exception("a subscriber failed on %r", change)
 
 
-def _nothing() -> None:
-    """Nobody waits to be told."""
+def _add(listeners: list[Listener], callback: Listener) -> Callable[[], None]:
+    """Add a listener; returns the function that removes it."""
+    listeners.append(callback)
+
+    def remove() -> None:
+        if callback in listeners:
+            listeners.remove(callback)
+
+    return remove

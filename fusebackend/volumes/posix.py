@@ -1,7 +1,7 @@
 """`TreeVolume`: the POSIX rules of a native volume, written once over a small storage interface.
 
 It owns what every rule is about: which errno, which link count, which timestamps change, when a nameless node goes.
-`FileBytes` knows where chunks begin and end. A subclass owns where inodes, names, chunks and extended attributes are
+`TreeStorage` knows where chunks begin and end. A subclass owns where inodes, names, chunks and extended attributes are
 kept; it answers the methods of `TreeStorage` and decides nothing. `backends/memory.py` keeps them in dicts,
 `backends/sqlite/backend.py` in one file.
 
@@ -19,8 +19,7 @@ from fusebackend.base.errors import oserror
 from fusebackend.base.stamps import CLOCK, coarse_ns, now_ns
 from fusebackend.protocol import RENAME_EXCHANGE, RENAME_NOREPLACE, ROOT_NODE, Attr, AttrChanges, Caller
 from fusebackend.volumes.chunks import CHUNK_SHIFT, allocated_blocks
-from fusebackend.volumes.file_bytes import MAX_FILE_BYTES, FileBytes
-from fusebackend.volumes.storage import Inode
+from fusebackend.volumes.storage import MAX_FILE_BYTES, Inode, TreeStorage
 
 DIRECTORY_BYTES = 4096
 """The `st_size` of every directory."""
@@ -34,7 +33,7 @@ _DAY_NS = 86_400 * 10**9
 
 
 def is_access_noted(attr: Attr) -> bool:
-    """Does a read move the access time? relatime, as Linux mounts by default: the first after a change, then daily."""
+    """True if a read moves the access time (relatime, Linux's default: the first after a change, then daily)."""
     return attr.atime_ns <= max(attr.mtime_ns, attr.ctime_ns) or coarse_ns() - attr.atime_ns > _DAY_NS
 
 
@@ -42,13 +41,13 @@ def _within_range(time_ns: int) -> int:
     return max(TIME_MIN_NS, min(time_ns, TIME_MAX_NS))
 
 
-class TreeVolume(FileBytes):
-    """The rules. See the module's docstring for who does what."""
+class TreeVolume(TreeStorage):
+    """The rules. See the module's docstring."""
 
     def __init__(self) -> None:
         super().__init__()
         self._held: set[int] = set()  # nodes the kernel knows; apart from inodes, which a storage may let go of
-        self._nameless: set[int] = set()  # nodes whose last name is gone while they are held or open
+        self._nameless: set[int] = set()  # nodes without a name that are held or open
 
     # -- names -------------------------------------------------------------------------------------------------
 
@@ -148,7 +147,7 @@ class TreeVolume(FileBytes):
             raise oserror(errno.EINVAL, name)
         with self.lock:
             inode = self._named(parent, name)
-            if self._directory(new_parent).nlink == 0:  # removed while somebody stands in it
+            if self._directory(new_parent).nlink == 0:  # removed while a process works in it
                 raise oserror(errno.ENOENT, new_name)
             node = self._child(new_parent, new_name)
             target = None if node is None else self._inode(node)
@@ -328,7 +327,7 @@ class TreeVolume(FileBytes):
     def _vacant(self, parent: int, name: bytes) -> Inode:
         """The directory, which must live and not hold the name yet."""
         directory = self._directory(parent)
-        if directory.nlink == 0:  # removed while somebody stands in it
+        if directory.nlink == 0:  # removed while a process works in it
             raise oserror(errno.ENOENT, name)
         if self._child(parent, name) is not None:
             raise oserror(errno.EEXIST, name)
@@ -350,7 +349,7 @@ class TreeVolume(FileBytes):
         return is_access_noted(attr)
 
     def _accessed(self, inode: Inode) -> None:
-        """The inode has been read. Who has read it is not known: it is noted, if anybody has it open who wants that."""
+        """Move the access time after a read. The reader is not known: not if all handles have O_NOATIME."""
         if is_access_noted(inode) and not (inode.unnoted and inode.unnoted == inode.opens):
             inode.atime_ns = now_ns()
             self._changed(inode)
@@ -387,7 +386,7 @@ class TreeVolume(FileBytes):
             self._nameless.add(inode.node)
 
     def _displace(self, inode: Inode, target: Inode, name: bytes) -> None:
-        """May `inode` replace `target`?"""
+        """Raise the error if `inode` can't replace `target`."""
         if stat.S_ISDIR(inode.mode):
             if not stat.S_ISDIR(target.mode):
                 raise oserror(errno.ENOTDIR, name)
@@ -396,7 +395,7 @@ class TreeVolume(FileBytes):
             raise oserror(errno.EISDIR, name)
 
     def _entries(self, directory: int, children: list[tuple[bytes, int]]) -> list[tuple[bytes, Inode]]:
-        """What is under the names of a directory. A storage that may be damaged leaves out what can't be shown."""
+        """Return the inodes of names in a directory. A storage that may be damaged leaves out bad ones."""
         return [(name, self._inode(child)) for name, child in children]
 
     def _one_less_below(self, directory: int) -> None:
@@ -412,7 +411,7 @@ class TreeVolume(FileBytes):
         while node != ROOT_NODE:
             if node == inode.node:
                 raise oserror(errno.EINVAL)
-            if node in above:  # a damaged volume: what is there can't be reached from the root
+            if node in above:  # a damaged volume: a circle that can't be reached from the root
                 raise oserror(errno.EIO)
             above.add(node)
             node = self._parent_of(node)

@@ -33,7 +33,7 @@ class Doomed:
         return Doomed(self.node, name, node, paths.join(self.path, paths.to_text(name)), self)
 
     def is_there(self, volume: Volume) -> bool:
-        """Is it still there? Somebody may have moved it, or one above it, away, and put another in its place."""
+        """True if it is still there: it, or one above it, may have been moved away and replaced."""
         doomed = self
         with vanishing():
             for _ in range(CHECKED_LEVELS):
@@ -47,7 +47,7 @@ class Doomed:
 
 
 def _leads_to(volume: Volume, path: AgentPath, node: int) -> bool:
-    """Have all directories on the way kept their names? Else what is told of the removal would be about others."""
+    """True if all directories on the way have kept their names. Else the paths of the events would be wrong."""
     here = ROOT_NODE
     for name in paths.split(path):
         here = volume.lookup(here, name).node
@@ -55,9 +55,9 @@ def _leads_to(volume: Volume, path: AgentPath, node: int) -> bool:
 
 
 def remove_tree(volume: NativeVolume, top: Doomed) -> None:
-    """Delete a directory and all below it. What is moved away meanwhile is left alone. Not recursive."""
+    """Delete a directory and all below it, but nothing that is moved away meanwhile. Not recursive."""
     left = [top]
-    entered: set[int] = set()  # what is being emptied, each below the one before
+    entered: set[int] = set()  # directories being emptied, each below the one before
     while left:
         doomed = left[-1]
         entered.add(doomed.node)

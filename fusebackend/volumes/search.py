@@ -1,8 +1,8 @@
-"""`grep` and `glob` over the kernel face alone: what every volume can do, and what faster ones must agree with.
+"""`grep` and `glob` over the kernel face alone, for every volume. Faster ones must give the same answers.
 
-The lock is taken for a page of entries or for one file, never for a tree. What vanishes meanwhile is passed over;
-what may not be read is passed over and told (`truncated`); any other error of the volume ends the search with it. When
-the budget is spent (`base/budget.py`), what was found by then is the answer, and `truncated`.
+The lock is taken for a page of entries or for one file, never for a tree. Files that vanish meanwhile are passed over;
+files that may not be read are passed over and reported (`truncated`); any other error of the volume ends the search
+with it. When the budget is spent (`base/budget.py`), the answer is everything found by then, and `truncated`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fusebackend.volumes.walk import UNREADABLE, FileWalk, resolve
 
 
 class Walk(Protocol):
-    """A `FileWalk`, or what a faster volume has in its place: in the same order, and what it leaves out can't match."""
+    """A `FileWalk`, or a faster one of a volume: in the same order, and files that it leaves out can't match."""
 
     @property
     def unreadable(self) -> bool: ...
@@ -38,13 +38,13 @@ T = TypeVar("T")
 
 
 class Read(Protocol):
-    """`read_with`, or what a faster volume has in its place."""
+    """`read_with`, or a faster one of a volume."""
 
     def __call__(self, volume: Volume, attr: Attr, max_bytes: int, take: Callable[[Iterable[bytes]], T]) -> T: ...
 
 
 def file_info(path: str, attr: Attr, *, is_dir: bool = False) -> FileInfo:
-    """The record of one entry. Directories have size 0 in every backend, whatever the volume says."""
+    """The record of one entry. Directories have size 0 in every backend, not that of the volume."""
     return FileInfo(
         path=path + "/" if is_dir else path,
         is_dir=is_dir,
@@ -61,8 +61,8 @@ class FileSearch:
     """
 
     def __init__(self, volume: Volume, path: str, matcher: Matcher | None, walk: MakeWalk = FileWalk) -> None:
-        """The path may be a file: then that is the tree, and its name is what the pattern sees. Nothing there is an
-        empty tree, as in the seeds.
+        """The path may be a file: then that is the tree, and the pattern sees its name. An absent path is an empty
+        tree, as in the seeds.
 
         Raises:
             PathError, OSError: as `walk.resolve`; EINVAL for a FIFO, socket or device.
@@ -117,7 +117,7 @@ def grep_files(
     max_bytes: int,
     walk: MakeWalk = FileWalk,
 ) -> GrepResult:
-    """`grep`; raises as `glob_files`. Files larger than `max_bytes` are passed over and told."""
+    """`grep`; raises as `glob_files`. Files larger than `max_bytes` are passed over, and `truncated` is set."""
     search = FileSearch(volume, path, compile_glob(glob) if glob else None, walk)
     result = grep_found(volume, pattern, search, max_count, max_bytes)
     result.truncated |= search.unreadable

@@ -1,11 +1,11 @@
-"""What the trigram index of an SQLite volume knows of a text, and what a pattern asks of it. Pure functions.
+"""Trigram indexes of native volumes: the trigrams kept of a text, and those asked for a pattern. Pure functions.
 
-The index may say that a file holds a pattern when it doesn't, never the opposite: what it names is read and searched as
-in a plain scan. That leaves room for two economies, without which indexing 2 KiB of text takes 220 µs, as long as
-creating the file:
+The index may name a file without the pattern, never leave one out that has it: the files that it names are read and
+searched as in a plain scan. That leaves room for two economies, without which indexing 2 KiB of text takes 220 µs, as
+long as creating the file:
 
-- **Words.** A text is taken as the set of its words, runs of letters, digits, `_` and all bytes above ASCII. What a
-  pattern has between its separators, its *fragments*, is inside of one word each. Trigrams with a space or a bracket in
+- **Words.** A text is taken as the set of its words, runs of letters, digits, `_` and all bytes above ASCII. The parts
+  of a pattern between separators, its *fragments*, are inside of one word each. Trigrams with a space or a bracket in
   them are not kept; they are in nearly every file anyway.
 - **Common words.** Of the words that are in many files (`common_word`) no trigrams are kept. A fragment that is part of
   one of them says nothing; of any other, all trigrams must be in the index for the file. A word becomes common at some

@@ -1,9 +1,9 @@
-"""Paths over a volume: what a path of the agent face leads to, and the regular files below a directory.
+"""Paths over a volume: the node of a path of the agent face, and the regular files below a directory.
 
 Reads only, through `lookup`, `readlink`, `getattr` and `readdir`. Symbolic links are followed inside the volume and
 nowhere else: a target that is absolute or climbs above the volume's root is EXDEV, so no route leaks into another.
-Walking a tree follows no link at all. Nobody's lock is held between two calls here; a caller that needs a path to
-stay what it is holds `volume.lock` around `resolve` and what it does next.
+Walking a tree follows no link at all. No lock is held between two calls here; a caller that needs a path to keep its
+node holds `volume.lock` around `resolve` and its own calls.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ PAGE_ENTRIES = 1000
 """Entries asked for at a time: the lock is not held from one page to the next."""
 
 LISTED_BYTES = 400
-"""What an entry of a directory takes while a walk is in it."""
+"""Memory for an entry of a directory while a walk is in it."""
 
 UNREADABLE = frozenset({errno.EACCES, errno.EPERM})
-"""What a walk passes over, but has to tell."""
+"""Errors that a walk passes over, but reports."""
 
 
 class Place(NamedTuple):
@@ -47,7 +47,7 @@ class Place(NamedTuple):
     name: bytes
     """The name in the last of them; empty for the root, and where a link ended in `..`."""
     attr: Attr | None
-    """What is there, or None."""
+    """The attributes of the node, None for an absent name."""
     missing: tuple[bytes, ...] = ()
     """Directories that would have to be made below the trail before `name`."""
     way: tuple[bytes, ...] = ()
@@ -98,7 +98,7 @@ def resolve(volume: Volume, path: str, *, follow: bool = True) -> Place:
 
     Raises:
         PathError, OSError: as `names_of`; ENOTDIR where a file is used as a directory, ELOOP, and EXDEV for a link
-            that leaves the volume. What is not there is no error, see `Place.attr`.
+            that leaves the volume. An absent name is no error, see `Place.attr`.
     """
     return resolve_from(volume, (ROOT_NODE,), names_of(path), follow=follow)
 
@@ -166,7 +166,7 @@ def entries(volume: Volume, directory: int) -> Iterator[tuple[bytes, Attr]]:
 
 @contextlib.contextmanager
 def vanishing() -> Iterator[None]:
-    """Pass over what somebody else removed first."""
+    """Pass over a file that another caller has removed first."""
     try:
         yield
     except OSError as error:
@@ -196,7 +196,7 @@ class FileWalk:
         self.unreadable = False
 
     def __iter__(self) -> Iterator[tuple[str, Attr]]:
-        """Paths relative to the directory, with what is there. Files that vanish meanwhile are passed over."""
+        """Paths relative to the directory, with attributes. Files that vanish meanwhile are passed over."""
         start = self._start()
         if start is None:
             return

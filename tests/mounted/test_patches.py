@@ -60,7 +60,7 @@ def test_the_kernels_limits_are_raised(serve: Serve, monkeypatch: pytest.MonkeyP
     assert _read_ahead(serve("memory:").path) == "128\n"
     monkeypatch.delenv(VARIABLE)
     raised = serve("memory:").path
-    eventually(lambda: _read_ahead(raised) == "1024\n", 60)
+    eventually(lambda: _read_ahead(raised) == "256\n", 60)
 
 
 def _read_ahead(root: Path) -> str:

@@ -23,8 +23,8 @@ from fusebackend.backends.sqlite import schema
 from fusebackend.backends.sqlite.index import check as index_check
 from fusebackend.protocol import BLOCK_BYTES, NAME_MAX_BYTES, ROOT_NODE
 from fusebackend.volumes.chunks import ALLOCATION_BYTES, CHUNK_BYTES, CHUNK_SHIFT, allocated_blocks
-from fusebackend.volumes.file_bytes import MAX_FILE_BYTES
 from fusebackend.volumes.posix import DIRECTORY_BYTES
+from fusebackend.volumes.storage import MAX_FILE_BYTES
 
 MAX_PROBLEMS = 1000
 """A file that is broken throughout is described by this many lines, and one more that says so."""

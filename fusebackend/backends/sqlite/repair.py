@@ -38,8 +38,8 @@ from fusebackend.backends.sqlite.check import (
 from fusebackend.backends.sqlite.index import check as index_check
 from fusebackend.protocol import ROOT_NODE
 from fusebackend.volumes.chunks import CHUNK_BYTES, CHUNK_SHIFT, allocated_blocks
-from fusebackend.volumes.file_bytes import MAX_FILE_BYTES
 from fusebackend.volumes.posix import DIRECTORY_BYTES
+from fusebackend.volumes.storage import MAX_FILE_BYTES
 
 LOST_AND_FOUND = b"lost+found"
 

@@ -18,7 +18,7 @@ from fusebackend.backends.threads.tree import Tree
 from fusebackend.base import heap
 from fusebackend.base.errors import oserror
 from fusebackend.protocol import Attr, Change, Features, Observer, StatFs
-from fusebackend.volumes.readonly import ReadOnlyVolume
+from fusebackend.volumes.native import NativeVolume
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ STATFS: Final = StatFs(4096, 1 << 30, 0, 1 << 31, 0)
 """What is in a checkpoint database can't be counted cheaply; nothing can be added."""
 
 
-class ThreadsVolume(ReadOnlyVolume):
+class ThreadsVolume(NativeVolume):
     """See the module's docstring. The volume owns the database from now on: `close` closes it."""
 
     def __init__(self, database: Database) -> None:

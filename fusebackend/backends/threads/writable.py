@@ -183,7 +183,7 @@ class WritableThreadsVolume(ThreadsVolume):
         """A node in a head that may be written to. EROFS, EBUSY, ENOTSUP."""
         inner = self._inner(number)
         if inner is None:
-            self._refuse(name)
+            raise oserror(errno.EROFS, name)
         self.poll()
         inner.head.fresh().files.require_idle()
         return inner
@@ -286,7 +286,7 @@ class WritableThreadsVolume(ThreadsVolume):
         with self._locked():
             inner = self._inner(node)
             if inner is None:
-                self._refuse()
+                raise oserror(errno.EROFS)
             return inner.head.tree.write(inner.node, offset, data)
 
     def flush(self, node: int) -> None:

@@ -1,4 +1,4 @@
-"""What libfuse and pyfuse3 have no words for, each in a file of its own.
+"""Features that libfuse and pyfuse3 lack, each in a file of its own.
 
 README.md beside this file says for each what it works around, from which version it can go, and how to turn it off.
 

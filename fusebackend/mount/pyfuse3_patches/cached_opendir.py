@@ -1,4 +1,4 @@
-"""`Diversion`: the answers to `opendir`, in which the kernel is told that it may keep the listing.
+"""`Diversion`: sets the flag in answers to `opendir` that lets the kernel keep the listing.
 
 With FOPEN_CACHE_DIR the kernel keeps what `readdir` has said until the directory's time moves, or it changes the
 directory itself, and the next listing is two requests instead of four or more (fs/fuse/readdir.c). pyfuse3 lets
@@ -6,9 +6,8 @@ directory itself, and the next listing is two requests instead of four or more (
 
 So, as in `init_flags.py`, the descriptor that libfuse answers through is for a moment one end of a socket pair: from
 the return of the handler, after which pyfuse3 answers with no turn for any other task between, until the same task
-comes back for the next request. Then the flags are set in the answer, and it goes to the kernel. Nobody else may talk
-to the kernel in that moment: where a notice is on its way, the answer goes straight, and the listing is not kept this
-time.
+comes back for the next request. Then the flags are set in the answer, and it goes to the kernel. No notice may be
+written in that moment: if one is on its way, the answer goes straight, and the listing is not kept this time.
 
 The layouts are those of include/uapi/linux/fuse.h, which never change: `fuse_out_header`, `fuse_open_out`.
 """
@@ -32,10 +31,10 @@ _LONGEST_BYTES = 4096
 
 
 class Notices(Protocol):
-    """Whoever else writes to the descriptor."""
+    """The sender of notices, which writes to the same descriptor."""
 
     def hold(self) -> bool:
-        """Let nobody begin until `go_on`; False, and nothing is held, where somebody has."""
+        """Let no notice begin until `go_on`. False, without holding any, if one is on its way."""
 
     def go_on(self) -> None: ...
 
@@ -57,7 +56,7 @@ class Diversion:
             end.setblocking(False)
 
     def begin(self) -> None:
-        """The next answer is of an `opendir`, and comes before anything else. Not where that can't be known."""
+        """Divert the next answer, of an `opendir`. Not if a notice might come before it."""
         if self._pair is None or not self._notices.hold():
             return
         os.dup2(self._pair[1].fileno(), self._descriptor, inheritable=False)
@@ -73,11 +72,11 @@ class Diversion:
         try:
             os.write(self._kernel, _allowing(self._pair[0].recv(_LONGEST_BYTES)))
         except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.ENODEV):  # nobody waits any more, or the mount is gone
+            if error.errno not in (errno.ENOENT, errno.ENODEV):  # its process was killed, or the mount is gone
                 log.error("an opendir could not be answered: %s", error)
 
     def close(self) -> None:
-        """The mount has ended: what is kept open here would keep the kernel's side of it alive."""
+        """Close all descriptors after the mount: an open one would keep the kernel's side of it alive."""
         self.end()
         if self._pair is not None:
             os.close(self._kernel)

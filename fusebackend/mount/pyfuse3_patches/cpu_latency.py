@@ -1,8 +1,8 @@
 """`Wakefulness`: while requests come thick and fast, idle processors of a virtual machine stay awake.
 
-Whoever asks the mount for something sleeps until it is answered. If nothing else is to be done on that processor it is
-halted, and to wake a halted processor of a virtual machine goes through the hypervisor, which takes as long as the
-answer itself: each request takes twice the time (BENCHMARKS.md). Linux lets a program that can't wait so long say so:
+A process sleeps until its request is answered. If nothing else is to be done on that processor it is halted, and to
+wake a halted processor of a virtual machine goes through the hypervisor, which takes as long as the answer itself: each
+request takes twice the time (BENCHMARKS.md). Linux lets a program that can't wait so long say so:
 while it holds a request for a latency of 0 in /dev/cpu_dma_latency, idle processors look for work in a loop instead of
 halting (Documentation/power/pm_qos_interface.rst, drivers/cpuidle/governors/haltpoll.c).
 
@@ -48,7 +48,7 @@ class Wakefulness:
         self._burst = trio.Event()
 
     def open(self) -> None:
-        """From now on, ask for it. Where nobody would halt, or we may not ask, nothing is done."""
+        """From now on, ask for it. Without effect where processors don't halt, or without the permission to ask."""
         try:
             with open(DRIVER) as driver:
                 if driver.read().strip() != HALTING_DRIVER:

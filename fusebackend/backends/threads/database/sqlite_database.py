@@ -40,7 +40,7 @@ from fusebackend.backends.threads.database.rows import (
 from fusebackend.backends.threads.database.sqlite_statements import ANCESTRY, APPEND, IS_TEXT, LINE, NAMESPACES, THREADS
 from fusebackend.base.errors import oserror
 from fusebackend.databases.sqlite_file import Frozen, bound, connect, frozen, open_file, primary
-from fusebackend.volumes.damage import Told
+from fusebackend.volumes.damage import DamageLog
 
 COUNTING_SHARE: Final = 1 / 20
 """Of the time, at most, that goes into counting rows."""
@@ -87,7 +87,7 @@ class SqliteDatabase(Database):
     def __init__(self, path: str) -> None:
         require()
         self.path = path
-        self._told = Told(f"the checkpoint database {path}")
+        self._told = DamageLog(f"the checkpoint database {path}")
         self._connection, self._frozen = connect(path)
         self._writer: sqlite3.Connection | None = None
         try:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Awaitable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 from eventually import tick
 
 from fusebackend.backends.memory import InMemoryVolume
+from fusebackend.backends.threads import ThreadsBackend
 from fusebackend.base.paths import ROOT
 from fusebackend.protocol import AttrChanges, Caller, Change
 from fusebackend.vfs.coherence.prefill import FILL_BYTES
@@ -158,3 +160,22 @@ def test_what_the_kernel_has_asked_for_it_is_not_given_again() -> None:
     mount.close(number)
     mount.open()
     assert mount.kernel.stored == []
+
+
+def test_files_of_a_checkpoint_database_have_no_access_times_and_are_pushed(tmp_path: Path) -> None:
+    import agents
+    import threadcases
+
+    where = str(tmp_path / "threads.db")
+    with agents.sqlite_saver(where) as saver, ThreadsBackend.from_sqlite(where) as backend:
+        threadcases.plain(saver)
+        filesystem, kernel = FileSystem.of(backend), FakeKernel()
+        filesystem.attach(kernel)
+        inode = ROOT_INODE
+        for name in (b"plain", b"head", b"a.txt"):
+            inode = run(filesystem.lookup(inode, name)).inode
+        number = run(filesystem.open(inode, os.O_RDONLY)).number
+        content = run(filesystem.read(number, 0, FILL_BYTES))
+        run(filesystem.release(number))
+        filesystem.detach()
+    assert content and kernel.stored == [(inode, content)]

@@ -39,7 +39,7 @@ def kernel() -> FakeKernel:
 def filesystem(kernel: FakeKernel) -> Iterator[FileSystem]:
     volumes = {path: InMemoryVolume() for path in (ROOT, AgentPath("/memories"), AgentPath("/tmp/x"))}
     made = FileSystem(volumes)
-    assert made.trees.add("sandbox", PINNED) == "/.fusebackend/sandbox"
+    assert made.add_tree("sandbox", PINNED) == "/.fusebackend/sandbox"
     made.attach(kernel)
     yield made
     made.detach()
@@ -93,12 +93,12 @@ def test_directories_have_a_number_in_each_tree_and_files_one(filesystem: FileSy
 def test_a_tree_has_one_root(filesystem: FileSystem, root: int) -> None:
     assert walk(filesystem, ".fusebackend", "sandbox").inode == root
     with pytest.raises(ValueError, match="a tree 'sandbox' already"):
-        filesystem.trees.add("sandbox")
+        filesystem.add_tree("sandbox")
 
 
 def test_more_trees_while_it_lives(filesystem: FileSystem, kernel: FakeKernel, root: int) -> None:
     names = [f"tree{number}" for number in range(20)]
-    threads = [threading.Thread(target=filesystem.trees.add, args=(name,)) for name in names]
+    threads = [threading.Thread(target=filesystem.add_tree, args=(name,)) for name in names]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -131,7 +131,7 @@ def test_counts_go_back_to_zero(filesystem: FileSystem) -> None:
     run(filesystem.forget([(inode, count) for inode, count in filesystem.inodes.items() if inode != ROOT_INODE]))
     assert len(filesystem.inodes) == 1
     assert filesystem.inodes.beside == 0
-    assert filesystem.twins.remembered == 0
+    assert not filesystem.twins._noted
 
 
 # -- names of the server's -------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def test_a_route_below_a_pinned_name(filesystem: FileSystem, root: int) -> None:
 def test_a_route_of_a_pinned_name() -> None:
     volumes = {AgentPath(path): InMemoryVolume() for path in ("/", "/tmp", "/usr", "/usr/local/x")}
     filesystem = FileSystem(volumes)
-    filesystem.trees.add("sandbox", [b"usr"])
+    filesystem.add_tree("sandbox", [b"usr"])
     root = walk(filesystem, ".fusebackend", "sandbox").inode
     assert route_index(walk(filesystem, "tmp", start=root).inode) != SYNTHETIC_INDEX
     assert route_index(walk(filesystem, "usr", start=root).inode) == SYNTHETIC_INDEX
@@ -226,7 +226,7 @@ def test_a_default_that_hangs_keeps_nobody_from_the_pinned_names() -> None:
             return super().getattr(node)
 
     filesystem = FileSystem({ROOT: Hanging(), AgentPath("/memories"): InMemoryVolume()}, deadline_s=20)
-    filesystem.trees.add("sandbox", PINNED)
+    filesystem.add_tree("sandbox", PINNED)
 
     async def look() -> None:
         entry = Entry(ROOT_INODE, None, 0)
@@ -298,7 +298,7 @@ def test_what_others_changed_unseen(kernel: FakeKernel) -> None:
         features = Features(change_feed=False)
 
     filesystem = FileSystem({ROOT: Plain()}, ttl_s=3600)
-    filesystem.trees.add("sandbox", PINNED)
+    filesystem.add_tree("sandbox", PINNED)
     filesystem.attach(kernel)
     root = walk(filesystem, ".fusebackend", "sandbox").inode
     directory = run(filesystem.mkdir(ROOT_INODE, b"d", 0o755, ME)).inode
@@ -403,7 +403,7 @@ def test_both_trees_show_the_same_after_any_changes(seed: int) -> None:
     """What the kernel keeps of either tree is what the volume has, after every step through either."""
     rng, kernel = random.Random(seed), Caching()
     filesystem = kernel.filesystem = FileSystem({ROOT: InMemoryVolume(), AgentPath("/d/route"): InMemoryVolume()})
-    filesystem.trees.add("sandbox", [b"pinned"])
+    filesystem.add_tree("sandbox", [b"pinned"])
     filesystem.attach(kernel)
     names = [b"d", b"e", b"f", b"pinned"]
 

@@ -23,7 +23,7 @@ def test_limits_that_can_be_seen_are_written(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(tuning, "CONNECTIONS", str(tmp_path))
     connection = tmp_path / "77"
     connection.mkdir()
-    tuning.raise_limits(os.makedev(0, 77))
+    tuning.raise_limits(os.makedev(0, 77), tuning.READ_AHEAD_KIB)
     assert {path.name: path.read_text() for path in connection.iterdir()} == {
         "max_background": str(tuning.MAX_BACKGROUND),
         "congestion_threshold": str(tuning.MAX_BACKGROUND),
@@ -41,7 +41,7 @@ def test_a_system_that_does_not_let_us_is_no_error(
     monkeypatch.setattr(tuning, "COMMAND_LIMIT_S", 0.2)
     monkeypatch.setattr(tuning, "CONNECTIONS", str(tmp_path / "connections"))
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    tuning.raise_limits(os.makedev(0, 77))
+    tuning.raise_limits(os.makedev(0, 77), tuning.READ_AHEAD_KIB)
 
 
 @pytest.mark.mounted
