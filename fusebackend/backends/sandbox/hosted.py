@@ -32,6 +32,7 @@ class HostedSandbox(StagedSandbox):
     """See the module's docstring.
 
     Args:
+        sandbox: the SDK's object. The caller makes and ends it.
         timeout: seconds that a command may take by default.
         max_output_bytes: output beyond this is dropped, and the answer says `truncated`.
         root: the directory that is `/` for the file verbs, and where commands begin.
@@ -40,6 +41,7 @@ class HostedSandbox(StagedSandbox):
 
     def __init__(
         self,
+        sandbox: Any,
         timeout: float = 120.0,
         max_output_bytes: int = 100_000,
         *,
@@ -48,6 +50,7 @@ class HostedSandbox(StagedSandbox):
     ) -> None:
         require_positive(timeout, max_output_bytes)
         super().__init__(root=root, on_exists=on_exists)
+        self.sandbox = sandbox
         self.timeout = timeout
         self.max_output_bytes = max_output_bytes
 
@@ -102,10 +105,6 @@ class E2BBackend(HostedSandbox):
         options: as for `HostedSandbox`.
     """
 
-    def __init__(self, sandbox: Any, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.sandbox = sandbox
-
     @property
     def id(self) -> str:
         return str(self.sandbox.sandbox_id)
@@ -150,10 +149,6 @@ class ModalBackend(HostedSandbox):
         sandbox: a `modal.Sandbox`. It is its owner's: `terminate` ends it.
         options: as for `HostedSandbox`.
     """
-
-    def __init__(self, sandbox: Any, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.sandbox = sandbox
 
     @property
     def id(self) -> str:
