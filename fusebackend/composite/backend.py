@@ -36,7 +36,7 @@ from fusebackend.base.deadline import together
 from fusebackend.base.globs import GlobError
 from fusebackend.base.paths import ROOT, AgentPath, PathError
 from fusebackend.composite.route_table import RouteTable
-from fusebackend.composite.router import Routed, Routing, TellingFace
+from fusebackend.composite.router import ReportingFace, Routed, Routing
 from fusebackend.composite.search import MAX_AWAITED, TreeSearch
 from fusebackend.dialects.agent_face import AgentFace, Guard, accepted, has_agent_face, is_factory, is_named_factory
 from fusebackend.protocol import (
@@ -115,11 +115,11 @@ class CompositeBackend(BackendProtocol):
                 raise TypeError(f"The backend at '{prefix}' is None")
         self.default = default
         self.routes: dict[str, Any] = {}
-        faces: dict[AgentPath | None, AgentFace] = {None: TellingFace(default, "The default backend")}
+        faces: dict[AgentPath | None, AgentFace] = {None: ReportingFace(default, "The default backend")}
         for prefix in table.prefixes:
             backend = beside(self.given[prefix], default, prefix)
             self.routes[prefix + "/"] = backend
-            faces[prefix] = TellingFace(backend, f"Route '{prefix}/'")
+            faces[prefix] = ReportingFace(backend, f"Route '{prefix}/'")
         self._table = table
         self._routing = Routing(table, faces)
         self._tree = TreeSearch(self._routing)

@@ -70,7 +70,7 @@ class HostedSandbox(StagedSandbox):
         if refusal is not None:
             return refusal
         try:
-            with telling():
+            with sdk_errors():
                 ran = self.run(command, math.ceil(seconds))
         except OSError as error:
             return ExecuteResponse(output=f"Error executing command: {error.strerror}", exit_code=1)
@@ -83,7 +83,7 @@ class HostedSandbox(StagedSandbox):
 
 
 @contextlib.contextmanager
-def telling() -> Iterator[None]:
+def sdk_errors() -> Iterator[None]:
     """Turn errors of an SDK in the block into an `OSError` of one line."""
     try:
         yield
@@ -121,11 +121,11 @@ class E2BBackend(HostedSandbox):
         return Ran(_bytes(result.stdout), _bytes(result.stderr), int(result.exit_code))
 
     def send(self, files: Sequence[tuple[str, bytes]]) -> None:
-        with telling():
+        with sdk_errors():
             self.sandbox.files.write_files([{"path": path, "data": data} for path, data in files])
 
     def fetch(self, path: str) -> bytes:
-        with telling():
+        with sdk_errors():
             return bytes(self.sandbox.files.read(path, format="bytes"))
 
 
@@ -161,10 +161,10 @@ class ModalBackend(HostedSandbox):
         return Ran(stdout, stderr, None if code == OUT_OF_TIME else int(code))
 
     def send(self, files: Sequence[tuple[str, bytes]]) -> None:
-        with telling():
+        with sdk_errors():
             for path, data in files:
                 self.sandbox.filesystem.write_bytes(data, path)
 
     def fetch(self, path: str) -> bytes:
-        with telling():
+        with sdk_errors():
             return bytes(self.sandbox.filesystem.read_bytes(path))
