@@ -18,8 +18,10 @@ import bisect
 import enum
 import os
 import stat
+import threading
 from collections.abc import Hashable, Iterator
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 
 from fusebackend.base.errors import oserror
 from fusebackend.base.stamps import now_ns
@@ -51,6 +53,9 @@ class Name(enum.Enum):
     LINKED = "linked"
     UNLINKED = "unlinked"
     GONE = "gone"
+
+
+_LINKED, _DIRTY, _CONFLICTED = Name.LINKED, Content.DIRTY, Content.CONFLICTED  # members of an enum are slow to find
 
 
 class Listing:
@@ -97,12 +102,14 @@ class Entry(Attr):
         "seen", "segment", "stamped", "tail_from", "target", "tried", "writers",
     )  # fmt: skip
 
-    def __init__(self, node: int, parent: Entry | None, name: bytes, segment: str, *, is_dir: bool) -> None:
+    def __init__(
+        self, node: int, parent: Entry | None, name: bytes, segment: str, *, is_dir: bool, concurrent: bool = True
+    ) -> None:
         super().__init__(node, DIRECTORY_MODE if is_dir else FILE_MODE, uid=os.geteuid(), gid=os.getegid())
         self.parent = parent
         self.name = name
         self.segment = segment  # the last part of its key
-        self.lock = Lock()
+        self.lock: AbstractContextManager[Any] = Lock() if concurrent else threading.RLock()
         self.link = Name.LINKED
         self.content = Content.CLEAN
 
@@ -148,16 +155,16 @@ class Entry(Attr):
 
     @property
     def dirty(self) -> bool:
-        return self.content is Content.DIRTY
+        return self.content is _DIRTY
 
     @property
     def conflicted(self) -> bool:
-        return self.content is Content.CONFLICTED
+        return self.content is _CONFLICTED
 
     @property
     def gone(self) -> bool:
         """True once it has lost its name."""
-        return self.link is not Name.LINKED
+        return self.link is not _LINKED
 
     @property
     def unlinked(self) -> bool:
@@ -167,14 +174,14 @@ class Entry(Attr):
     def is_gone(self) -> bool:
         """True once it, or a directory above it, has lost its name."""
         entry: Entry | None = self
-        while entry is not None and entry.link is Name.LINKED:
+        while entry is not None and entry.link is _LINKED:
             entry = entry.parent
         return entry is not None
 
     @property
     def busy(self) -> bool:
         """Its content is in use: a newer version in the remote must wait."""
-        return self.opens > 0 or self.content is Content.DIRTY
+        return self.opens > 0 or self.content is _DIRTY
 
     @property
     def is_ahead(self) -> bool:

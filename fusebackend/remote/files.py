@@ -137,13 +137,16 @@ class Files:
 
     def read(self, entry: Entry, offset: int, size: int) -> bytes:
         """EISDIR; ESTALE when the version that was opened is gone."""
+        if not self._ranges:  # the volume's lock is held
+            buffer = entry.buffer if entry.buffer is not None and not entry.conflicted else self.buffer(entry)
+            return buffer.read(offset, size)
         while True:
             reader = entry.reader
             if reader is None or entry.buffer is not None:
                 with entry.lock:
                     if entry.buffer is not None and not entry.conflicted:
                         return entry.buffer.read(offset, size)
-                    if not self._ranges or entry.is_dir or entry.conflicted:
+                    if entry.is_dir or entry.conflicted:
                         return self.buffer(entry).read(offset, size)
                     if offset >= entry.size:
                         return b""
@@ -184,7 +187,7 @@ class Files:
 
     def write(self, entry: Entry, offset: int, data: bytes) -> None:
         with entry.lock:
-            buffer = self.buffer(entry)
+            buffer = entry.buffer if entry.buffer is not None and not entry.conflicted else self.buffer(entry)
             if not data:
                 return
             only_appended = not entry.writers and offset == buffer.size

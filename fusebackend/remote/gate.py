@@ -8,22 +8,35 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from fusebackend.base.waiting import will_wait
 
+_NOTHING = nullcontext()
+
 
 class Gate:
-    """Not re-entrant."""
+    """Not re-entrant. Where the volume's lock is held anyway (`needed` is false) everything passes.
 
-    def __init__(self) -> None:
+    Args:
+        needed: calls may run at the same time.
+    """
+
+    def __init__(self, *, needed: bool = True) -> None:
+        self._needed = needed
         self._changed = threading.Condition()
         self._passing = 0
         self._alone = False
         self._waiting = 0
 
+    def passing(self) -> AbstractContextManager[None]:
+        return self._passes() if self._needed else _NOTHING
+
+    def alone(self) -> AbstractContextManager[None]:
+        return self._goes_alone() if self._needed else _NOTHING
+
     @contextmanager
-    def passing(self) -> Iterator[None]:
+    def _passes(self) -> Iterator[None]:
         with self._changed:
             if self._alone or self._waiting:
                 will_wait()
@@ -37,7 +50,7 @@ class Gate:
                 self._changed.notify_all()
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def _goes_alone(self) -> Iterator[None]:
         with self._changed:
             self._waiting += 1
             try:

@@ -90,7 +90,7 @@ class Tree:
             return list(self._entries.values())
 
     def _new(self, parent: Entry | None, name: bytes, info: Info) -> Entry:
-        entry = Entry(next(self._numbers), parent, name, info.segment, is_dir=info.is_dir)
+        entry = self._made(parent, name, info.segment, is_dir=info.is_dir)
         entry.atime_ns = entry.mtime_ns = entry.ctime_ns = self._began_ns
         if entry.is_dir:
             entry.stamped = not self._abilities.keeps_attributes
@@ -102,6 +102,10 @@ class Tree:
             self._queue(entry)
         return entry
 
+    def _made(self, parent: Entry | None, name: bytes, segment: str, *, is_dir: bool) -> Entry:
+        concurrent = self._abilities.concurrent
+        return Entry(next(self._numbers), parent, name, segment, is_dir=is_dir, concurrent=concurrent)
+
     def make(self, parent: Entry, name: bytes, mode: int, caller: Caller) -> Entry:
         """A new entry that only this volume has so far; it has no name yet. EEXIST, ENOENT, and as `Remote.admit`."""
         if self.child(parent, name) is not None:
@@ -110,7 +114,7 @@ class Tree:
             raise oserror(errno.ENOENT, name)
         is_dir = stat.S_ISDIR(mode)
         segment = self._remote.admit(name, parent.key, is_dir=is_dir)
-        entry = Entry(next(self._numbers), parent, name, segment, is_dir=is_dir)
+        entry = self._made(parent, name, segment, is_dir=is_dir)
         entry.mode, entry.uid, entry.gid = mode, caller.uid, caller.gid
         if parent.mode & stat.S_ISGID:  # it hands on its group (POSIX, open)
             entry.gid = parent.gid
@@ -317,6 +321,7 @@ class Tree:
                 return None
             found = directory.children.get(name)
             if self._is_good(directory.listing):
+                self._listed.move_to_end(directory)
                 return self._entry_for(directory, name)
             is_newer = found is not None and self._remote.token() is None and self.is_fresh(found.checked_at)
             if found is not None and (found.local or found.dirty or is_newer):
@@ -338,6 +343,8 @@ class Tree:
         with self.lock:
             if directory.is_gone:
                 return []
+            if directory in self._listed:
+                self._listed.move_to_end(directory)
             found = (self._entry_for(directory, name) for name in directory.listing.after(after, limit))
             return [entry for entry in found if entry is not None]
 
@@ -439,8 +446,6 @@ class Tree:
     def _entry_for(self, parent: Entry, name: bytes) -> Entry | None:
         """The entry for a name in a listing, brought up to date."""
         info = parent.listing.infos.get(name)
-        if parent in self._listed:
-            self._listed.move_to_end(parent)
         return parent.children.get(name) if info is None else self._shown(parent, name, info)
 
     def _shown(self, parent: Entry, name: bytes, info: Info) -> Entry:
@@ -451,10 +456,10 @@ class Tree:
         elif not entry.held:
             entry.forgotten_at = self.now()
         entry.read_only = info.read_only
-        if entry.is_dir:
+        if info.is_dir:
             if info.mtime_ns is not None and not entry.kept:
                 entry.mtime_ns = entry.ctime_ns = info.mtime_ns
-        elif not entry.busy and entry.seen != info.version:
+        elif entry.seen != info.version and not entry.busy:
             self._take(entry, info)
         return entry
 

@@ -89,8 +89,9 @@ class RemoteVolume(NativeVolume):
         self.lock: AbstractContextManager[Any] = (
             contextlib.nullcontext() if abilities.concurrent else threading.RLock()
         )
+        self._ranges = abilities.ranges
         self._max_file_bytes = max_file_bytes
-        self._gate = Gate()
+        self._gate = Gate(needed=abilities.concurrent)
         self._tree = Tree(remote, ttl_s, clock)
         self._files = Files(remote, self._tree, self._gate)
         self._renames = Renames(remote, self._tree, self._files, self._gate)
@@ -180,7 +181,7 @@ class RemoteVolume(NativeVolume):
             if entry.is_dir:
                 raise oserror(errno.EISDIR, name)
             with entry.lock:
-                if self._abilities.ranges:
+                if self._ranges:
                     self._files.keep_open(entry)
                 self._renames.keep(entry)
                 if not entry.local or entry.tried:
@@ -217,9 +218,9 @@ class RemoteVolume(NativeVolume):
             if entry.parent is None:
                 self._files.stamp([entry])
                 return entry
-            if entry.opens and not entry.is_dir and not self._abilities.ranges:
+            if entry.opens and not self._ranges and (entry.buffer is None or entry.conflicted) and not entry.is_dir:
                 self._files.buffer(entry)  # its size is the one that reads and writes see
-            if entry.unlinked or entry.busy:
+            if entry.busy or entry.unlinked:
                 return entry
             if entry.gone or self._tree.child(entry.parent, entry.name) is not entry:
                 raise oserror(errno.ESTALE)
