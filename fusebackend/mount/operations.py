@@ -19,7 +19,7 @@ import pyfuse3
 from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext, SetattrFields, StatvfsData
 
 from fusebackend.base.heap import Spare
-from fusebackend.mount.pyfuse3_patches.cached_opendir import Diversion
+from fusebackend.mount.pyfuse3_patches.cached_opendir import CachedOpendir
 from fusebackend.protocol import AttrChanges, Caller
 from fusebackend.vfs.calls.request import answer
 from fusebackend.vfs.inodes import Entry
@@ -124,7 +124,7 @@ class Operations:
     def __init__(self, filesystem: FileSystem) -> None:
         self.filesystem = filesystem
         self.counters: collections.Counter[str] = collections.Counter()
-        self.diversion: Diversion | None = None
+        self.cached_opendir: CachedOpendir | None = None
         spare = Spare()
         self.spare = spare if spare.is_limited else None
 
@@ -284,8 +284,8 @@ class Operations:
     @answers
     async def opendir(self, inode: int, context: RequestContext) -> int:
         number = await self.filesystem.opendir(inode)
-        if self.diversion is not None and self.filesystem.directories[number].kept:
-            self.diversion.begin()
+        if self.cached_opendir is not None and self.filesystem.directories[number].kept:
+            self.cached_opendir.begin()
         return number
 
     @answers

@@ -32,10 +32,10 @@ from fusebackend.linux.mount_table import SUBTYPE, MountError
 from fusebackend.mount.notifier import Notifier
 from fusebackend.mount.operations import Operations
 from fusebackend.mount.pyfuse3_patches import kernel_limits
-from fusebackend.mount.pyfuse3_patches.cached_opendir import Diversion
-from fusebackend.mount.pyfuse3_patches.cpu_latency import Wakefulness
+from fusebackend.mount.pyfuse3_patches.cached_opendir import CachedOpendir
+from fusebackend.mount.pyfuse3_patches.cpu_latency import CpuLatency
 from fusebackend.mount.pyfuse3_patches.eager_loop import EagerTrio
-from fusebackend.mount.pyfuse3_patches.init_flags import Handshake
+from fusebackend.mount.pyfuse3_patches.init_flags import InitFlags
 from fusebackend.vfs.mounted_tree import FileSystem
 
 log = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ class Session:
         self.operations = Operations(filesystem)
         self._token: trio.lowlevel.TrioToken | None = None
         self._eager: EagerTrio | None = None
-        self._wakefulness = Wakefulness()
+        self._cpu_latency = CpuLatency()
         self._stop = trio.Event()  # of the loop's thread
         self._mounted = False
         self._stop_asked = False  # of any thread, also before there is a loop
@@ -135,7 +135,7 @@ class Session:
                 self.filesystem.detach()
                 if self._eager is not None:
                     self._eager.close()
-                self._wakefulness.close()
+                self._cpu_latency.close()
                 if self._mounted:
                     pyfuse3.close(unmount=True)
                 self.filesystem.close()
@@ -171,7 +171,7 @@ class Session:
             "pid": os.getpid(),
             "started_at": self._started_at,
             "read_only": self.options.read_only,
-            "idle": "poll" if self._wakefulness.can_ask else "sleep",
+            "idle": "poll" if self._cpu_latency.can_ask else "sleep",
             **description,
             "routes": routes,
             "known_inodes": len(self.filesystem.inodes),
@@ -198,18 +198,18 @@ class Session:
         notifier = Notifier(self.filesystem.inodes, on.notify_again)
         self.filesystem.attach(notifier)
         if on.eager_loop:
-            self.operations.diversion = Diversion(notifier) if on.cached_readdir else None
-            handshake = Handshake if on.init_flags else None
-            self._eager = EagerTrio(handshake, self.operations.diversion, self._wakefulness)
+            self.operations.cached_opendir = CachedOpendir(notifier) if on.cached_readdir else None
+            init_flags = InitFlags if on.init_flags else None
+            self._eager = EagerTrio(init_flags, self.operations.cached_opendir, self._cpu_latency)
         if self.options.may_keep_awake:
-            self._wakefulness.open()
+            self._cpu_latency.open()
         try:
             async with trio.open_nursery() as nursery:
                 await nursery.start(self._watch_signals)  # before there is a mount that a signal could leave behind
                 self._mount()
                 nursery.start_soon(self._announce, on_ready)
                 nursery.start_soon(self._end_when_stopped, notifier)
-                nursery.start_soon(self._wakefulness.run)
+                nursery.start_soon(self._cpu_latency.run)
                 await pyfuse3.main(max_tasks=MAX_TASKS)
                 nursery.cancel_scope.cancel()
         except ExceptionGroup as group:

@@ -185,7 +185,7 @@ MEANINGS = {
     "write": "head: changes of files become pending writes of the thread; read-only by default",
     "write_back": "a file is stored so many seconds after it was closed; 0 (default): before close returns",
 }
-"""What the parameters of URLs mean, for `fusebackend backends`; a name means the same wherever it is known."""
+"""The meaning of URLs' parameters, for `fusebackend backends`; a name means the same wherever it is known."""
 
 _WHOLE_FILES = Features(
     random_writes=False,

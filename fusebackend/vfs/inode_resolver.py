@@ -11,21 +11,15 @@ thread forgets only nodes without a reference. Cost: a look into a table for eac
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from fusebackend.base.errors import oserror
-from fusebackend.base.paths import ROOT, AgentPath
-from fusebackend.protocol import NAME_MAX_BYTES, ROOT_NODE, Attr, Features, Volume
-from fusebackend.vfs.calls.executor import Offload
-from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S, DEFAULT_MAX_CALLS, RouteLimits
+from fusebackend.protocol import NAME_MAX_BYTES, Attr
 from fusebackend.vfs.coherence.append_end import AppendEnd
 from fusebackend.vfs.coherence.dentries import Dentries
 from fusebackend.vfs.coherence.overtaken import Overtaken
 from fusebackend.vfs.coherence.revalidation import Revalidation
-from fusebackend.vfs.coherence.timeouts import CachePolicy
 from fusebackend.vfs.coherence.twins import Twins
 from fusebackend.vfs.inodes import (
     SYNTHETIC_INDEX,
@@ -210,38 +204,3 @@ class InodeResolver:
 def check_name(name: bytes) -> None:
     if len(name) > NAME_MAX_BYTES:
         raise oserror(errno.ENAMETOOLONG)
-
-
-def routes_of(
-    volumes: dict[AgentPath, Volume], ttl_s: float, limits: Mapping[AgentPath, RouteLimits], others: RouteLimits
-) -> list[Route]:
-    """A route for each volume, the default first.
-
-    Args:
-        volumes, ttl_s, limits: as for `FileSystem`.
-        others: the limits of routes for which nothing is said.
-    """
-    routes = []
-    for index, prefix in enumerate([ROOT, *sorted(prefix for prefix in volumes if prefix != ROOT)]):
-        volume = volumes[prefix]
-        features = volume.features
-        alone = list(volumes.values()).count(volume) == 1
-        policy_of = partial(_policy, alone, ttl_s if volume.ttl_s is None else volume.ttl_s)
-        own = limits.get(prefix, RouteLimits()).or_else(others)
-        name = "The default backend" if prefix == ROOT else f"Route '{prefix}/'"
-        probe = partial(volume.readdir, ROOT_NODE, b"", 1)
-        offload = Offload(
-            features.blocking,
-            own.deadline_s or DEFAULT_DEADLINE_S,
-            max_calls=own.max_calls or DEFAULT_MAX_CALLS,
-            name=name,
-            probe=probe,
-            volume=volume,
-        )
-        routes.append(Route(index, prefix, volume, policy_of, offload))
-    return routes
-
-
-def _policy(alone: bool, ttl_s: float, features: Features) -> CachePolicy:
-    """Of a volume under two prefixes, a change under one shows late under the other."""
-    return CachePolicy.of(features if alone else replace(features, change_feed=False), ttl_s)

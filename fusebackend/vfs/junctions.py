@@ -20,7 +20,9 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import trio
@@ -31,6 +33,7 @@ from fusebackend.base.paths import ROOT, AgentPath, join, split, to_name, to_tex
 from fusebackend.composite.route_table import RouteTable
 from fusebackend.protocol import ROOT_NODE, Attr, Caller, Features, Volume, Writable
 from fusebackend.vfs.calls.executor import Offload
+from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S, DEFAULT_MAX_CALLS, RouteLimits
 from fusebackend.vfs.coherence.timeouts import ENDLESS_TIMEOUT_S, CachePolicy
 from fusebackend.vfs.inodes import SYNTHETIC_INDEX, inode_number, node_of, route_index
 
@@ -109,6 +112,41 @@ class Route:
         """EROFS where nothing can be changed."""
         if self.volume.features.read_only:
             raise oserror(errno.EROFS)
+
+
+def routes_of(
+    volumes: dict[AgentPath, Volume], ttl_s: float, limits: Mapping[AgentPath, RouteLimits], others: RouteLimits
+) -> list[Route]:
+    """A route for each volume, the default first.
+
+    Args:
+        volumes, ttl_s, limits: as for `FileSystem`.
+        others: the limits of routes for which nothing is said.
+    """
+    routes = []
+    for index, prefix in enumerate([ROOT, *sorted(prefix for prefix in volumes if prefix != ROOT)]):
+        volume = volumes[prefix]
+        features = volume.features
+        alone = list(volumes.values()).count(volume) == 1
+        policy_of = partial(_policy, alone, ttl_s if volume.ttl_s is None else volume.ttl_s)
+        own = limits.get(prefix, RouteLimits()).or_else(others)
+        name = "The default backend" if prefix == ROOT else f"Route '{prefix}/'"
+        probe = partial(volume.readdir, ROOT_NODE, b"", 1)
+        offload = Offload(
+            features.blocking,
+            own.deadline_s or DEFAULT_DEADLINE_S,
+            max_calls=own.max_calls or DEFAULT_MAX_CALLS,
+            name=name,
+            probe=probe,
+            volume=volume,
+        )
+        routes.append(Route(index, prefix, volume, policy_of, offload))
+    return routes
+
+
+def _policy(alone: bool, ttl_s: float, features: Features) -> CachePolicy:
+    """Of a volume under two prefixes, a change under one shows late under the other."""
+    return CachePolicy.of(features if alone else replace(features, change_feed=False), ttl_s)
 
 
 def call_and_hold(volume: Volume, function: Callable[..., Attr], *args: Any) -> Attr:

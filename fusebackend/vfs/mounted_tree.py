@@ -41,9 +41,9 @@ from fusebackend.vfs.coherence.timeouts import ENDLESS_TIMEOUT_S
 from fusebackend.vfs.coherence.twins import Twins
 from fusebackend.vfs.coherence.write_barrier import WriteBarrier
 from fusebackend.vfs.handles import DirectoryHandle, FileHandle, HandleTable, OpenedFile, close_all
-from fusebackend.vfs.inode_resolver import InodeResolver, check_name, routes_of
+from fusebackend.vfs.inode_resolver import InodeResolver, check_name
 from fusebackend.vfs.inodes import ROOT_INODE, Emit, Entry, InodeTable
-from fusebackend.vfs.junctions import MountTree, Route, call_and_hold
+from fusebackend.vfs.junctions import MountTree, Route, call_and_hold, routes_of
 from fusebackend.vfs.listing import Listing
 from fusebackend.vfs.setid import SetId, refuse_confined, without_set_id
 from fusebackend.vfs.switches import Switches

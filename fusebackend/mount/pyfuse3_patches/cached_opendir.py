@@ -1,4 +1,4 @@
-"""`Diversion`: sets the flag in answers to `opendir` that lets the kernel keep the listing.
+"""`CachedOpendir`: sets the flag in answers to `opendir` that lets the kernel keep the listing.
 
 With FOPEN_CACHE_DIR the kernel keeps what `readdir` has said until the directory's time moves, or it changes the
 directory itself, and the next listing is two requests instead of four or more (fs/fuse/readdir.c). pyfuse3 lets
@@ -39,7 +39,7 @@ class Notices(Protocol):
     def go_on(self) -> None: ...
 
 
-class Diversion:
+class CachedOpendir:
     """See the module's docstring. All is called by the loop's thread."""
 
     def __init__(self, notices: Notices) -> None:

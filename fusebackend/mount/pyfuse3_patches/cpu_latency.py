@@ -1,4 +1,4 @@
-"""`Wakefulness`: while requests come thick and fast, idle processors of a virtual machine stay awake.
+"""`CpuLatency`: while requests come thick and fast, idle processors of a virtual machine stay awake.
 
 A process sleeps until its request is answered. If nothing else is to be done on that processor it is halted, and to
 wake a halted processor of a virtual machine goes through the hypervisor, which takes as long as the answer itself: each
@@ -38,7 +38,7 @@ _NO_LATENCY = struct.pack("=i", 0)
 _ANY_LATENCY = struct.pack("=i", 2_000_000_000)  # PM_QOS_CPU_LATENCY_DEFAULT_VALUE
 
 
-class Wakefulness:
+class CpuLatency:
     """See the module's docstring. All is called in the loop's thread."""
 
     def __init__(self) -> None:

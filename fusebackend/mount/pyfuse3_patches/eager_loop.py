@@ -30,9 +30,9 @@ from typing import Any
 
 import trio
 
-from fusebackend.mount.pyfuse3_patches.cached_opendir import Diversion
-from fusebackend.mount.pyfuse3_patches.cpu_latency import Wakefulness
-from fusebackend.mount.pyfuse3_patches.init_flags import Handshake
+from fusebackend.mount.pyfuse3_patches.cached_opendir import CachedOpendir
+from fusebackend.mount.pyfuse3_patches.cpu_latency import CpuLatency
+from fusebackend.mount.pyfuse3_patches.init_flags import InitFlags
 
 SPIN_S = 50e-6
 """How long to poll for the next request. Longer saves nothing more and takes the core from the caller."""
@@ -48,14 +48,14 @@ class _EagerLock:
     each request. Here the worker that has just answered takes the lock again before the woken one gets to run.
     """
 
-    def __init__(self, diversion: Diversion | None = None) -> None:
+    def __init__(self, cached_opendir: CachedOpendir | None = None) -> None:
         self._held = False
         self._waiting = trio.lowlevel.ParkingLot()
-        self._diversion = diversion
+        self._cached_opendir = cached_opendir
 
     async def __aenter__(self) -> None:
-        if self._diversion is not None and self._diversion.is_on:
-            self._diversion.end()
+        if self._cached_opendir is not None and self._cached_opendir.is_on:
+            self._cached_opendir.end()
         while self._held:
             await self._waiting.park()
         self._held = True
@@ -72,15 +72,15 @@ class _Lowlevel:
     """`trio.lowlevel` with a `wait_readable` that looks before it sleeps."""
 
     def __init__(
-        self, handshake: type[Handshake] | None, diversion: Diversion | None, wakefulness: Wakefulness | None
+        self, init_flags: type[InitFlags] | None, cached_opendir: CachedOpendir | None, cpu_latency: CpuLatency | None
     ) -> None:
-        self._begin = handshake
-        self._diversion = diversion
-        self._wakefulness = wakefulness
+        self._begin = init_flags
+        self._cached_opendir = cached_opendir
+        self._cpu_latency = cpu_latency
         self._poll = select.poll()
         self._registered = -1
         self._served = 0
-        self.handshake: Handshake | None = None
+        self.init_flags: InitFlags | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(trio.lowlevel, name)
@@ -88,14 +88,14 @@ class _Lowlevel:
     async def wait_readable(self, descriptor: int) -> None:
         if descriptor != self._registered:
             os.set_blocking(descriptor, False)
-            self.handshake = self._begin(descriptor) if self._begin is not None else None
+            self.init_flags = self._begin(descriptor) if self._begin is not None else None
             self._poll = select.poll()
             self._poll.register(descriptor, select.POLLIN)
             self._registered = descriptor
-        if self.handshake is not None and not self.handshake.is_over:
-            await self.handshake.go_on()
-            if self.handshake.is_over and self._diversion is not None:
-                self._diversion.prepare(descriptor)
+        if self.init_flags is not None and not self.init_flags.is_over:
+            await self.init_flags.go_on()
+            if self.init_flags.is_over and self._cached_opendir is not None:
+                self._cached_opendir.prepare(descriptor)
         self._served += 1
         if self._served < BURST:
             give_up = 0.0
@@ -107,8 +107,8 @@ class _Lowlevel:
                     break
             else:
                 return
-        if self._wakefulness is not None:
-            self._wakefulness.served(self._served)
+        if self._cpu_latency is not None:
+            self._cpu_latency.served(self._served)
         self._served = 0
         await trio.lowlevel.wait_readable(descriptor)
 
@@ -116,9 +116,9 @@ class _Lowlevel:
 class _Nursery:
     """A nursery for pyfuse3's workers, which go on when there was nothing to read after all."""
 
-    def __init__(self, nursery: trio.Nursery, diversion: Diversion | None) -> None:
+    def __init__(self, nursery: trio.Nursery, cached_opendir: CachedOpendir | None) -> None:
         self._nursery = nursery
-        self._diversion = diversion
+        self._cached_opendir = cached_opendir
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._nursery, name)
@@ -134,8 +134,8 @@ class _Nursery:
             except BlockingIOError:
                 continue
             finally:
-                if self._diversion is not None:
-                    self._diversion.end()  # there were too many workers: this one has answered and does not come back
+                if self._cached_opendir is not None:
+                    self._cached_opendir.end()  # one of too many workers, which does not come back
             return
 
 
@@ -144,31 +144,33 @@ class EagerTrio:
 
     def __init__(
         self,
-        handshake: type[Handshake] | None = None,
-        diversion: Diversion | None = None,
-        wakefulness: Wakefulness | None = None,
+        init_flags: type[InitFlags] | None = None,
+        cached_opendir: CachedOpendir | None = None,
+        cpu_latency: CpuLatency | None = None,
     ) -> None:
-        """With a `handshake`, it is had on the descriptor that is waited for; then a `diversion` of it is prepared.
-
-        `wakefulness` counts the answers.
         """
-        self.lowlevel = _Lowlevel(handshake, diversion, wakefulness)
-        self._diversion = diversion
+        Args:
+            init_flags: is begun on the descriptor that pyfuse3 waits for.
+            cached_opendir: is prepared with it after that.
+            cpu_latency: counts the answers.
+        """
+        self.lowlevel = _Lowlevel(init_flags, cached_opendir, cpu_latency)
+        self._cached_opendir = cached_opendir
 
     def Lock(self) -> _EagerLock:  # noqa: N802 - trio's name
-        return _EagerLock(self._diversion)
+        return _EagerLock(self._cached_opendir)
 
     @contextlib.asynccontextmanager
     async def open_nursery(self) -> AsyncIterator[_Nursery]:
         async with trio.open_nursery() as nursery:
-            yield _Nursery(nursery, self._diversion)
+            yield _Nursery(nursery, self._cached_opendir)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(trio, name)
 
     def close(self) -> None:
         """The mount has ended, perhaps before it has begun."""
-        if self._diversion is not None:
-            self._diversion.close()
-        if self.lowlevel.handshake is not None:
-            self.lowlevel.handshake.close()
+        if self._cached_opendir is not None:
+            self._cached_opendir.close()
+        if self.lowlevel.init_flags is not None:
+            self.lowlevel.init_flags.close()

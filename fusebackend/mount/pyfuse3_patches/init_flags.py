@@ -1,4 +1,4 @@
-"""`Handshake`: the first two messages of a mount, with a capability agreed on that libfuse 3.14 does not know.
+"""`InitFlags`: the first two messages of a mount, with a capability agreed on that libfuse 3.14 does not know.
 
 Before a write through the page cache the kernel asks for the extended attribute `security.capability`, each time, since
 a file of a FUSE mount may have got one behind its back: two requests for each write of a database (2,000 writes of a
@@ -38,7 +38,7 @@ _MESSAGE_BYTES = 1 << 20
 """More than any first message has, and what the kernel wants a reader to have room for."""
 
 
-class Handshake:
+class InitFlags:
     """Stands between the kernel and libfuse from the moment it is made until `is_over`.
 
     Args:
@@ -71,7 +71,7 @@ class Handshake:
             self.agreed = _agree(answer, self._offered)
             os.write(self._kernel, answer)
         except OSError:
-            log.debug("no handshake", exc_info=True)  # unmounted already: libfuse will find out as well
+            log.debug("FUSE_INIT failed", exc_info=True)  # unmounted already: libfuse will find out as well
         self.close()
 
     def close(self) -> None:

@@ -2,6 +2,6 @@
 
 executor.py         `Offload`: inline, or in threads under a deadline
 route_limits.py     the deadline of a route, and how many calls run at once
-circuit_breaker.py  `Health`: fail calls at once while a route is down
+circuit_breaker.py  `CircuitBreaker`: fail calls at once while a route is down
 request.py          the thread and user of the request that a task answers
 """

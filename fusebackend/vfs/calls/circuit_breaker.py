@@ -1,4 +1,4 @@
-"""`Health`: the circuit breaker of a route, and the state that `status` shows.
+"""`CircuitBreaker`: fails calls at once while a route is down, and gives the health that `status` shows.
 
 A call that ends in time is an answer, also with an error: ENOENT says that the backend is there. A time-out or a lost
 connection (`TROUBLE`) is a failure. After `FAILURES_TO_OPEN` of them in a row the route is *down*: calls fail at once
@@ -9,7 +9,7 @@ Pauses double up to a limit, and vary, so that many mounts of one server don't a
 Failures are counted for each kind of call by itself: a volume may answer `lookup` from its cache while every `read`
 hangs, and such an answer proves nothing.
 
-`Health` decides and never waits; any thread may call it. `executor.py` makes the probe.
+`CircuitBreaker` decides and never waits; any thread may call it. `executor.py` makes the probe.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ LOST = frozenset({
 TROUBLE = LOST | {errno.ETIMEDOUT}
 
 
-class Health:
+class CircuitBreaker:
     """See the module's docstring.
 
     Args:

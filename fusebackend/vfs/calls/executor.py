@@ -2,7 +2,7 @@
 
 A thread hop costs about as much as a whole FUSE request, so memory, SQLite and local directories are called on the
 loop's own thread. A blocking volume has `max_calls` places for calls, a deadline for each call, which includes the wait
-for a place, and a circuit breaker (`Health`). When it hangs, its callers get ETIMEDOUT and other routes go on.
+for a place, and a circuit breaker. When it hangs, its callers get ETIMEDOUT and other routes go on.
 
 A thread can't be ended. After its call was given up it goes on until the backend answers, and keeps its place until
 then, so there are never more than `max_calls` of them. Agents call in other threads (`run`), and have as many places
@@ -38,7 +38,7 @@ from fusebackend.base.errors import oserror
 from fusebackend.base.waiting import WouldWait, at_once
 from fusebackend.protocol import Volume
 from fusebackend.vfs.calls import request
-from fusebackend.vfs.calls.circuit_breaker import LOST, TROUBLE, Health
+from fusebackend.vfs.calls.circuit_breaker import LOST, TROUBLE, CircuitBreaker
 from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S, DEFAULT_MAX_CALLS
 
 log = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ class Offload:
         self.deadline_s = deadline_s
         self.max_calls = max_calls
         self.name = name
-        self.health = Health(name)
+        self.health = CircuitBreaker(name)
         self.abandoned = 0  # calls of processes that were killed meanwhile
         self._probe = probe
         self._volume = volume

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fusebackend.mount.pyfuse3_patches.cached_opendir import FOPEN_CACHE_DIR, FOPEN_KEEP_CACHE, Diversion
+from fusebackend.mount.pyfuse3_patches.cached_opendir import FOPEN_CACHE_DIR, FOPEN_KEEP_CACHE, CachedOpendir
 
 UNIQUE, HANDLE = 5, 77
 
@@ -39,10 +39,10 @@ class Wire:
         self.kernel.settimeout(10)
         self.descriptor = theirs.detach()
         self.notices = Notices()
-        self.diversion = Diversion(self.notices)
+        self.cached_opendir = CachedOpendir(self.notices)
 
     def close(self) -> None:
-        self.diversion.close()
+        self.cached_opendir.close()
         self.kernel.close()
         os.close(self.descriptor)
 
@@ -65,11 +65,11 @@ def refused(error: int) -> bytes:
 
 
 def test_the_kernel_may_keep_the_listing_of_what_is_opened_between_begin_and_end(wire: Wire) -> None:
-    wire.diversion.prepare(wire.descriptor)
-    wire.diversion.begin()
+    wire.cached_opendir.prepare(wire.descriptor)
+    wire.cached_opendir.begin()
     os.write(wire.descriptor, opened(0))
     assert wire.notices.held
-    wire.diversion.end()
+    wire.cached_opendir.end()
     assert wire.kernel.recv(100) == opened(FOPEN_KEEP_CACHE | FOPEN_CACHE_DIR)
     assert not wire.notices.held
     os.write(wire.descriptor, opened(0))
@@ -78,49 +78,49 @@ def test_the_kernel_may_keep_the_listing_of_what_is_opened_between_begin_and_end
 
 @pytest.mark.parametrize("message", [refused(2), opened(0, error=-5), b"x", opened(0) + b"more"])
 def test_what_is_no_such_answer_stays_as_it_is(wire: Wire, message: bytes) -> None:
-    wire.diversion.prepare(wire.descriptor)
-    wire.diversion.begin()
+    wire.cached_opendir.prepare(wire.descriptor)
+    wire.cached_opendir.begin()
     os.write(wire.descriptor, message)
-    wire.diversion.end()
+    wire.cached_opendir.end()
     assert wire.kernel.recv(100) == message
 
 
 def test_while_a_notice_is_on_its_way_nothing_is_diverted(wire: Wire) -> None:
-    wire.diversion.prepare(wire.descriptor)
+    wire.cached_opendir.prepare(wire.descriptor)
     wire.notices.in_flight = True
-    wire.diversion.begin()
-    assert not wire.diversion.is_on
+    wire.cached_opendir.begin()
+    assert not wire.cached_opendir.is_on
     os.write(wire.descriptor, opened(0))
     assert wire.kernel.recv(100) == opened(0)
 
 
 def test_before_it_is_prepared_and_after_it_is_closed_nothing_is_diverted(wire: Wire) -> None:
-    wire.diversion.begin()
+    wire.cached_opendir.begin()
     os.write(wire.descriptor, opened(0))
     assert wire.kernel.recv(100) == opened(0)
-    wire.diversion.prepare(wire.descriptor)
-    wire.diversion.close()
-    wire.diversion.close()
-    wire.diversion.begin()
+    wire.cached_opendir.prepare(wire.descriptor)
+    wire.cached_opendir.close()
+    wire.cached_opendir.close()
+    wire.cached_opendir.begin()
     os.write(wire.descriptor, opened(0))
     assert wire.kernel.recv(100) == opened(0)
 
 
 def test_an_answer_that_waits_when_the_mount_ends_is_given(wire: Wire) -> None:
-    wire.diversion.prepare(wire.descriptor)
-    wire.diversion.begin()
+    wire.cached_opendir.prepare(wire.descriptor)
+    wire.cached_opendir.begin()
     os.write(wire.descriptor, opened(0))
-    wire.diversion.close()
+    wire.cached_opendir.close()
     assert wire.kernel.recv(100) == opened(FOPEN_KEEP_CACHE | FOPEN_CACHE_DIR)
     assert not wire.notices.held
 
 
 def test_whoever_has_gone_meanwhile_harms_nobody(wire: Wire) -> None:
-    wire.diversion.prepare(wire.descriptor)
-    wire.diversion.begin()
-    wire.diversion.end()  # with no answer at all
+    wire.cached_opendir.prepare(wire.descriptor)
+    wire.cached_opendir.begin()
+    wire.cached_opendir.end()  # with no answer at all
     assert not wire.notices.held
-    wire.diversion.begin()
+    wire.cached_opendir.begin()
     os.write(wire.descriptor, opened(0))
-    wire.diversion.end()
+    wire.cached_opendir.end()
     assert wire.kernel.recv(100) == opened(FOPEN_KEEP_CACHE | FOPEN_CACHE_DIR)

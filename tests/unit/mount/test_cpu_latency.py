@@ -15,8 +15,8 @@ import trio
 import trio.testing
 from mounts import Serve
 
-from fusebackend.mount.pyfuse3_patches import cpu_latency as wakefulness
-from fusebackend.mount.pyfuse3_patches.cpu_latency import BURST_REQUESTS, WINDOW_S, Wakefulness
+from fusebackend.mount.pyfuse3_patches import cpu_latency
+from fusebackend.mount.pyfuse3_patches.cpu_latency import BURST_REQUESTS, WINDOW_S, CpuLatency
 
 
 class Device:
@@ -46,7 +46,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(wakefulness, "time", clock)
+    monkeypatch.setattr(cpu_latency, "time", clock)
     return clock
 
 
@@ -54,20 +54,20 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Device:
     (tmp_path / "driver").write_text("haltpoll\n")
     device = Device(tmp_path / "device")
-    monkeypatch.setattr(wakefulness, "DRIVER", str(tmp_path / "driver"))
-    monkeypatch.setattr(wakefulness, "DEVICE", str(device.path))
+    monkeypatch.setattr(cpu_latency, "DRIVER", str(tmp_path / "driver"))
+    monkeypatch.setattr(cpu_latency, "DEVICE", str(device.path))
     return device
 
 
 @pytest.fixture
-def awake(device: Device) -> Iterator[Wakefulness]:
-    awake = Wakefulness()
+def awake(device: Device) -> Iterator[CpuLatency]:
+    awake = CpuLatency()
     awake.open()
     yield awake
     awake.close()
 
 
-def test_a_burst_keeps_them_awake(device: Device, awake: Wakefulness, clock: Clock) -> None:
+def test_a_burst_keeps_them_awake(device: Device, awake: CpuLatency, clock: Clock) -> None:
     assert awake.can_ask
     awake.served(BURST_REQUESTS)  # the first of a window: nobody knows how long they took
     assert device.asked() == []
@@ -77,7 +77,7 @@ def test_a_burst_keeps_them_awake(device: Device, awake: Wakefulness, clock: Clo
     assert device.asked() == [NONE]
 
 
-def test_a_few_now_and_then_do_not(device: Device, awake: Wakefulness, clock: Clock) -> None:
+def test_a_few_now_and_then_do_not(device: Device, awake: CpuLatency, clock: Clock) -> None:
     for _ in range(3):
         awake.served(BURST_REQUESTS - 1)
         clock.now_s += 2 * WINDOW_S
@@ -85,9 +85,9 @@ def test_a_few_now_and_then_do_not(device: Device, awake: Wakefulness, clock: Cl
 
 
 def test_after_a_burst_they_sleep(
-    device: Device, awake: Wakefulness, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+    device: Device, awake: CpuLatency, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
-    monkeypatch.setattr(wakefulness, "time", SimpleNamespace(perf_counter=trio.current_time))
+    monkeypatch.setattr(cpu_latency, "time", SimpleNamespace(perf_counter=trio.current_time))
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
@@ -108,11 +108,11 @@ def test_after_a_burst_they_sleep(
 
 @pytest.mark.parametrize("driver", ["intel_idle\n", "none\n", None])
 def test_on_other_machines_nothing_is_asked_for(device: Device, clock: Clock, driver: str | None) -> None:
-    path = Path(wakefulness.DRIVER)
+    path = Path(cpu_latency.DRIVER)
     path.unlink()
     if driver is not None:
         path.write_text(driver)
-    awake = Wakefulness()
+    awake = CpuLatency()
     awake.open()
     for _ in range(3):
         awake.served(BURST_REQUESTS)
@@ -122,8 +122,8 @@ def test_on_other_machines_nothing_is_asked_for(device: Device, clock: Clock, dr
 
 
 def test_who_may_not_ask_is_served_as_well(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wakefulness, "DEVICE", str(device.path / "none"))
-    awake = Wakefulness()
+    monkeypatch.setattr(cpu_latency, "DEVICE", str(device.path / "none"))
+    awake = CpuLatency()
     awake.open()
     awake.served(BURST_REQUESTS)
     assert not awake.can_ask
@@ -140,7 +140,7 @@ def test_a_mount_leaves_them_alone(serve: Serve) -> None:
 def test_a_mount_of_root_in_a_virtual_machine_asks_with_the_option(serve: Serve) -> None:
     mounts.require()
     try:
-        asks = Path(wakefulness.DRIVER).read_text().strip() == "haltpoll" and os.access(wakefulness.DEVICE, os.W_OK)
+        asks = Path(cpu_latency.DRIVER).read_text().strip() == "haltpoll" and os.access(cpu_latency.DEVICE, os.W_OK)
     except OSError:
         asks = False
     path = serve("memory:", options=["idle=poll"]).path

@@ -13,7 +13,7 @@ from fusebackend.mount.pyfuse3_patches.init_flags import (
     FUSE_HANDLE_KILLPRIV_V2,
     FUSE_PARALLEL_DIROPS,
     WANTED,
-    Handshake,
+    InitFlags,
 )
 
 UNIQUE = 2
@@ -41,35 +41,35 @@ def kernel():
             os.close(descriptor)
 
 
-def meet(kernel, asked: bytes, answered: bytes) -> tuple[Handshake, bytes]:
+def meet(kernel, asked: bytes, answered: bytes) -> tuple[InitFlags, bytes]:
     """Both messages, with libfuse in its place; gives what the kernel hears."""
     ours, descriptor = kernel
 
-    async def talk() -> Handshake:
-        handshake = Handshake(descriptor)
+    async def talk() -> InitFlags:
+        init_flags = InitFlags(descriptor)
         with trio.fail_after(10):
-            await handshake.go_on()
+            await init_flags.go_on()
             assert os.read(descriptor, 1 << 20) == asked, "libfuse is asked what the kernel asks"
             os.write(descriptor, answered)
-            await handshake.go_on()
-        return handshake
+            await init_flags.go_on()
+        return init_flags
 
     ours.send(asked)
-    handshake = trio.run(talk)
-    return handshake, ours.recv(1 << 20)
+    init_flags = trio.run(talk)
+    return init_flags, ours.recv(1 << 20)
 
 
 def test_what_the_kernel_offers_is_added_and_nothing_else_touched(kernel):
-    handshake, heard = meet(kernel, question(WANTED | 0xF0), answer(0x70))
+    init_flags, heard = meet(kernel, question(WANTED | 0xF0), answer(0x70))
     assert heard == answer(0x70 | WANTED)
-    assert handshake.is_over
-    assert handshake.agreed == WANTED
+    assert init_flags.is_over
+    assert init_flags.agreed == WANTED
 
 
 def test_an_older_kernel_is_not_told_what_it_does_not_know(kernel):
-    handshake, heard = meet(kernel, question(FUSE_PARALLEL_DIROPS), answer(0x70))
+    init_flags, heard = meet(kernel, question(FUSE_PARALLEL_DIROPS), answer(0x70))
     assert heard == answer(0x70 | FUSE_PARALLEL_DIROPS)
-    assert not handshake.agreed & FUSE_HANDLE_KILLPRIV_V2
+    assert not init_flags.agreed & FUSE_HANDLE_KILLPRIV_V2
 
 
 @pytest.mark.parametrize(
@@ -85,9 +85,9 @@ def test_an_older_kernel_is_not_told_what_it_does_not_know(kernel):
     ids=["offers nothing", "no INIT", "an error", "a wrong length", "a short answer", "a short question"],
 )
 def test_what_is_not_expected_goes_through_unchanged(kernel, asked, answered):
-    handshake, heard = meet(kernel, asked, answered)
+    init_flags, heard = meet(kernel, asked, answered)
     assert heard == answered
-    assert handshake.agreed == 0
+    assert init_flags.agreed == 0
 
 
 def test_from_then_on_libfuse_speaks_to_the_kernel_itself(kernel):
@@ -102,9 +102,9 @@ def test_from_then_on_libfuse_speaks_to_the_kernel_itself(kernel):
 def test_a_mount_that_ends_before_it_has_begun_leaves_nothing_behind(kernel):
     ours, descriptor = kernel
     before = len(os.listdir("/proc/self/fd"))
-    handshake = Handshake(descriptor)
-    handshake.close()
-    handshake.close()
+    init_flags = InitFlags(descriptor)
+    init_flags.close()
+    init_flags.close()
     assert len(os.listdir("/proc/self/fd")) == before
     ours.send(b"again")
     assert os.read(descriptor, 100) == b"again"

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from profiles import examples
 
 from fusebackend.vfs.calls import circuit_breaker as health
-from fusebackend.vfs.calls.circuit_breaker import FAILURES_TO_OPEN, MAX_PAUSE_S, PAUSE_S, TROUBLE, Health
+from fusebackend.vfs.calls.circuit_breaker import FAILURES_TO_OPEN, MAX_PAUSE_S, PAUSE_S, TROUBLE, CircuitBreaker
 
 TIMEOUT = TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
 REFUSED = ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens")
@@ -30,15 +30,15 @@ def steady(low: float, high: float) -> float:
     return (low + high) / 2
 
 
-def fallen(clock: Clock, error: OSError = TIMEOUT) -> Health:
-    route = Health("Route '/x/'", clock=clock, vary=steady)
+def fallen(clock: Clock, error: OSError = TIMEOUT) -> CircuitBreaker:
+    route = CircuitBreaker("Route '/x/'", clock=clock, vary=steady)
     for _ in range(FAILURES_TO_OPEN):
         route.failed("read", error)
     return route
 
 
 def test_a_route_is_down_after_failures_in_a_row_and_not_before() -> None:
-    route = Health("Route '/x/'")
+    route = CircuitBreaker("Route '/x/'")
     for _ in range(FAILURES_TO_OPEN - 1):
         route.failed("read", TIMEOUT)
     route.answered("read")
@@ -50,7 +50,7 @@ def test_a_route_is_down_after_failures_in_a_row_and_not_before() -> None:
 
 
 def test_what_is_answered_from_memory_does_not_speak_for_what_hangs() -> None:
-    route = Health("Route '/x/'")
+    route = CircuitBreaker("Route '/x/'")
     for _ in range(FAILURES_TO_OPEN):
         route.answered("lookup")
         route.failed("read", TIMEOUT)
@@ -85,7 +85,7 @@ def test_one_probe_at_a_time_after_each_pause() -> None:
 
 def test_pauses_vary() -> None:
     clock = Clock()
-    route = Health("Route '/x/'", clock=clock, vary=lambda low, high: high)
+    route = CircuitBreaker("Route '/x/'", clock=clock, vary=lambda low, high: high)
     for _ in range(FAILURES_TO_OPEN):
         route.failed("read", TIMEOUT)
     clock.now += PAUSE_S
@@ -110,7 +110,7 @@ def test_after_it_is_back_it_takes_as_many_failures_as_before(caplog: pytest.Log
 
 def test_what_status_says() -> None:
     clock = Clock()
-    route = Health("Route '/x/'", clock=clock)
+    route = CircuitBreaker("Route '/x/'", clock=clock)
     assert route.describe() == {"state": "healthy", "timeouts": 0, "refused": 0}
     route.failed("read", REFUSED)
     said = route.describe()
@@ -124,7 +124,7 @@ def test_what_status_says() -> None:
 
 def test_an_old_failure_is_not_worth_telling() -> None:
     clock = Clock()
-    route = Health("Route '/x/'", clock=clock)
+    route = CircuitBreaker("Route '/x/'", clock=clock)
     route.failed("rename", TIMEOUT)
     clock.now += health.REMEMBERED_S
     assert route.describe()["state"] == "healthy"
@@ -139,7 +139,7 @@ class HealthMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.clock = Clock()
-        self.route = Health("Route '/x/'", clock=self.clock, vary=steady)
+        self.route = CircuitBreaker("Route '/x/'", clock=self.clock, vary=steady)
         self.in_a_row: dict[str, int] = {}
         self.down = False
         self.probing = False

@@ -193,6 +193,13 @@ class TestJunctions:
         filesystem = FileSystem.of(CompositeBackend(InMemoryBackend(), {"/x": inner}))
         assert sorted(route.prefix for route in filesystem.tree.routes) == ["/", "/x", "/x/y"]
 
+    def test_anything_with_mounts_is_a_tree_of_routes(self) -> None:
+        class Routes:
+            def mounts(self) -> dict[AgentPath, Any]:
+                return {ROOT: InMemoryBackend(), AgentPath("/x"): InMemoryBackend()}
+
+        assert [route.prefix for route in FileSystem.of(Routes()).tree.routes] == ["/", "/x"]
+
 
 class TestListings:
     @pytest.mark.parametrize("room", [1, 2, 3, 7, 1000])
