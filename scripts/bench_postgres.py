@@ -36,11 +36,10 @@ from serving import REPOSITORY, mounted
 
 from fusebackend.backends import PostgresBackend
 from fusebackend.backends.postgres import schema
-from fusebackend.backends.postgres.batch import Statement, send
-from fusebackend.backends.postgres.rows import FIELDS
-from fusebackend.backends.postgres.search import index_schema as searchschema
-from fusebackend.backends.postgres.search.queries import SearchQueries
-from fusebackend.backends.postgres.statements import BEGIN, COMMIT
+from fusebackend.backends.postgres.search.index import make_index
+from fusebackend.backends.postgres.search.query import SearchQueries
+from fusebackend.backends.postgres.statements import FIELDS
+from fusebackend.databases.pipeline import BEGIN, COMMIT, Statement, send
 from fusebackend.protocol import ROOT_NODE, Caller
 from fusebackend.volumes import trigram
 
@@ -184,7 +183,7 @@ def fill(dsn: str, directories: int) -> None:
         entries = ((volume, files + n, b" ".join(trigram.words(text)).decode()) for n, text in texts())
         copy("entry", ("volume", "node", "words"), entries)
         connection.execute("ALTER TABLE fusebackend.chunk ENABLE TRIGGER contents_changed")
-        if not searchschema.make_index(connection):
+        if not make_index(connection):
             raise SystemExit("the server has no pg_trgm (Debian: postgresql-contrib)")
         connection.execute("VACUUM ANALYZE")
 

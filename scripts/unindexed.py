@@ -7,18 +7,18 @@ import sqlite3
 from collections.abc import Callable
 
 from fusebackend.backends.sqlite.backend import SqliteBackend
-from fusebackend.backends.sqlite.dirty import Overlay
+from fusebackend.backends.sqlite.stored_tree import DirtyBuffer
 
 
 def backend() -> SqliteBackend:
     """Make a backend that marks no file as changed, so none is indexed, without the SQL indexes that searches need."""
-    write = Overlay.write
+    write = DirtyBuffer.write
 
-    def write_no_marks(overlay: Overlay, db: sqlite3.Connection, new_row: Callable[[], int]) -> None:
+    def write_no_marks(overlay: DirtyBuffer, db: sqlite3.Connection, new_row: Callable[[], int]) -> None:
         overlay.contents.clear()
         write(overlay, db, new_row)
 
-    Overlay.write = write_no_marks  # type: ignore[method-assign]
+    DirtyBuffer.write = write_no_marks  # type: ignore[method-assign]
     made = SqliteBackend(os.environ["UNINDEXED_FILE"])
     with made.volume.lock:
         for name in ("dentry_node", "inode_large"):

@@ -18,7 +18,7 @@ class Asked(NamedTuple):
     pattern: str
     """The glob, as it was given."""
     here: str | None
-    """The same for what is below the path that the backend is asked to search; None where it can't be cut there."""
+    """The same for files below the path that the backend is asked to search; None where it can't be cut there."""
 
 
 _asked: contextvars.ContextVar[Asked | None] = contextvars.ContextVar("fusebackend_asked", default=None)

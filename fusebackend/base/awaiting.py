@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_CALLS = 64
-"""Verbs of one backend in threads at once, those included whose callers have gone. Others wait in order."""
+"""Verbs of one backend in threads at once, also those that were cancelled and have not ended. Others wait in order."""
 
 MAX_COMMANDS = 512
 """Commands of one backend at once. They have their own places: some run for hours, and no `read` waits for them."""

@@ -28,13 +28,13 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol, TypeVar
 
 SEARCH_S = 15.0
-"""Seconds for one `grep` or `glob` that nobody limited (as deepagents 0.7)."""
+"""Seconds for one `grep` or `glob` without a limit (as deepagents 0.7)."""
 
 COUNTED_BYTES = 32 << 10
 """Memory is counted in steps of so much."""
 
 ENTRY_BYTES = 600
-"""What a record of a file takes, with its strings, besides its path."""
+"""Memory of a record of a file, with its strings, besides its path."""
 
 T = TypeVar("T")
 

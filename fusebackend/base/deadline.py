@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 POLL_S = 0.1
-"""How often somebody who waits looks whether there is time left: a search may be called off meanwhile."""
+"""Interval at which a waiting caller checks the time left: a search may be cancelled meanwhile."""
 
 
 class GivenUp(TimeoutError):

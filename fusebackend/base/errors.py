@@ -2,8 +2,8 @@
 
 The agent face speaks in four codes, the kernel face in errno; these tables translate between them. An errno without a
 code is said in the system's own words (`os.strerror`), and found again by them: no other text is guessed at. Each
-backend has a table from the errors of its database or service to errno (`databases/postgres_errors.py`,
-`backends/object_store/bucket/errors.py`, `backends/sandbox/script_answers.py`, `backends/sqlite/stored_tree.py`).
+backend has a table from the errors of its database or service to errno (`databases/postgres.py`,
+`databases/sqlite.py`, `backends/object_store/bucket/errors.py`, `backends/sandbox/script_answers.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PERMISSION_DENIED = "permission_denied"
 IS_DIRECTORY = "is_directory"
 INVALID_PATH = "invalid_path"
 CONFLICT = "conflict"
-"""What `upload_if` answers: somebody else has changed the file. Between backend and mount only, never an agent's."""
+"""The answer of `upload_if` when the file was changed meanwhile. Between backend and mount only, never an agent's."""
 
 CODE_OF_ERRNO: dict[int, str] = {
     errno.ENOENT: FILE_NOT_FOUND,
@@ -42,7 +42,7 @@ ERRNO_OF_CODE: dict[str, int] = {
 }
 
 VANISHED = frozenset({errno.ENOENT, errno.ESTALE, errno.ENOTDIR})
-"""What a walk meets when somebody else removes what it has just seen."""
+"""Errors in a walk when a file that it has just seen is removed."""
 
 _ERRNO_OF_WORDS: dict[str, int] = {os.strerror(number): number for number in errno.errorcode}
 

@@ -30,7 +30,7 @@ ALTERNATIVES_MAX = 1000
 """How many patterns one with braces may stand for."""
 
 EXPANDED_MAX = 32 << 10
-"""Characters of them all together. It bounds the time to compile them (about 0.1 s) and what they hold."""
+"""Characters of them all together. It bounds the time to compile them (about 0.1 s) and their memory."""
 
 KEPT_NAMES = 8192
 """Directory names of which a short pattern remembers what takes them; a long one of fewer (`_NAME_POSITIONS`)."""

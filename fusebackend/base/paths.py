@@ -14,7 +14,7 @@ AgentPath = NewType("AgentPath", str)
 ROOT = AgentPath("/")
 
 SERVERS_NAME = ".fusebackend"
-"""A name in the root of a mount that is the server's, whatever the default volume has there."""
+"""A name in the root of a mount that is the server's, and hides one of the default volume."""
 
 
 class PathError(ValueError):

@@ -35,7 +35,7 @@ class Verdict(NamedTuple):
 
 @click.command()
 @click.argument("url", shell_complete=complete_volume)
-@click.option("--repair", is_flag=True, help="Mend what is wrong. Nobody may have the volume open.")
+@click.option("--repair", is_flag=True, help="Repair damage. No other process may have the volume open.")
 @json_option("an object {url, problems, left, rescued, status}; problems and left are arrays of lines.")
 def check(url: str, repair: bool, as_json: bool) -> None:
     """Check the file of a volume: URL is sqlite:PATH, or just the PATH of such a file.

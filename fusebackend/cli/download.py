@@ -19,7 +19,7 @@ import click
 
 from fusebackend.cli import target
 from fusebackend.cli.progress import Advance, progress
-from fusebackend.cli.show import Complaints, Failed, Output, json_option, note
+from fusebackend.cli.show import Complaints, Failed, json_option, report_copies
 from fusebackend.cli.target import Target, base_name, complete_path, mount_option
 from fusebackend.protocol import StatResult
 
@@ -96,16 +96,8 @@ def download(sources: Sequence[str], destination: str, force: bool, as_json: boo
     with progress("downloading", sum(item.size for item in plan.items), quiet=as_json) as advance:
         for batch in _batches(plan.items):
             copied += _fetch(batch, force, advance, complaints)
-    if as_json:
-        Output().document(
-            {
-                "files": [{"path": _shown(item), "local": item.local, "size": size} for item, size in copied],
-                "skipped": [{"path": path, "reason": reason} for path, reason in plan.skipped],
-            }
-        )
-    else:
-        for path, reason in plan.skipped:
-            note(f"left out '{path}': {reason}")
+    files = [{"path": _shown(item), "local": item.local, "size": size} for item, size in copied]
+    report_copies(files, "path", plan.skipped, as_json)
     complaints.finish()
 
 
@@ -161,7 +153,6 @@ def name_in(directory: str, path: str) -> str:
     if not path.startswith(beginning) or name in ("", ".", "..") or "/" in name or "\0" in name:
         raise Failed(f"'{path}' is no name in '{directory}', and is not copied")
     return name
-
 
 
 # --------------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fusebackend.protocol import ExecuteResponse
 
 NOT_KNOWN = 1
-"""The exit status when the server was lost, so that nobody knows the command's."""
+"""The exit status when the server was lost, and that of the command is unknown."""
 
 Stream = Literal["stdout", "stderr"]
 
@@ -31,7 +31,7 @@ Stream = Literal["stdout", "stderr"]
     "timeout_s",
     type=click.FloatRange(min=0, min_open=True),
     metavar="S",
-    help="End it after S seconds; without this, after what the server allows.",
+    help="End it after S seconds; without this, after the server's limit.",
 )
 @click.option("--cwd", shell_complete=complete_path, metavar="DIR", help="Start in this directory of the mount.")
 @click.option("-i", "--stdin", "with_stdin", is_flag=True, help="Give it standard input, which is read first.")

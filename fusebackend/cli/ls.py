@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 COLUMN_GAP = 2
 
 Entry = dict[str, Any]
-"""What `--json` prints of a file: `path`, `is_dir`, `size`, `modified_at`; with -l what `stat --json` prints."""
+"""Fields of a file in `--json`: `path`, `is_dir`, `size`, `modified_at`; with -l what `stat --json` prints."""
 
 
 @click.command()

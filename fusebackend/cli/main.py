@@ -45,7 +45,7 @@ _SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "exec": ("execute:execute", "Run a command that sees all files where agents do."),
     },
 }
-"""By section: the name of each command, where it is, and what it does."""
+"""By section: the name of each command, its module, and its description."""
 
 _COMMANDS = {name: entry for commands in _SECTIONS.values() for name, entry in commands.items()}
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 Advance = Callable[[int], None]
-"""Told how many more bytes have been copied."""
+"""Called with the number of bytes copied since the last call."""
 
 
 @contextlib.contextmanager

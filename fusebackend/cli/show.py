@@ -157,3 +157,12 @@ def encode(text: str) -> bytes:
 def flush() -> None:
     """Flush the output, so that a closed pipe is noticed while it can still be handled."""
     sys.stdout.flush()
+
+
+def report_copies(files: list[dict[str, Any]], key: str, skipped: list[tuple[str, str]], as_json: bool) -> None:
+    """Report a copy of files: as JSON, or the `skipped` files with their reasons; `key` is their name in JSON."""
+    if as_json:
+        Output().document({"files": files, "skipped": [{key: name, "reason": reason} for name, reason in skipped]})
+        return
+    for name, reason in skipped:
+        note(f"left out '{name}': {reason}")

@@ -16,7 +16,7 @@ from fusebackend.cli.target import complete_path, mount_option
 
 @click.command()
 @click.argument("paths", nargs=-1, required=True, shell_complete=complete_path, metavar="PATH...")
-@click.option("-L", "follow", is_flag=True, help="Tell of what a symbolic link leads to.")
+@click.option("-L", "follow", is_flag=True, help="Follow symbolic links.")
 @json_option(
     "an array of {path, type, size, mode, nlink, uid, gid, atime_ns, mtime_ns, ctime_ns, target, route}; "
     "null for what there is not."

@@ -86,7 +86,7 @@ def _end(state: MountState, pid: int | None, lazy: bool, timeout_s: float) -> No
     path = state.mountpoint
     if pid is None or not serves(pid):
         detach(path, lazy=lazy)
-        unknown = "its server did not say who it is: nobody knows whether it has stored everything"
+        unknown = "its server did not identify itself: whether it has stored everything is unknown"
         raise MountError(errno.ETIMEDOUT, f"'{path}' is detached, but {unknown}")
     log_path = state.status.get("log")
     log_start = _size(log_path)
@@ -115,7 +115,7 @@ def _show_holders(error: BusyError) -> None:
     for holder in error.holders:
         click.echo(f"  process {holder.pid} ({holder.command}) has {holder.path} open as {holder.how}", err=True)
     if not error.holders and not error.mounted_below and os.geteuid() != 0:
-        click.echo("  whoever has something open there is another user's process; root can see it", err=True)
+        click.echo("  the processes with open files there are another user's; root can see them", err=True)
     click.echo("  close these, or use --lazy", err=True)
 
 

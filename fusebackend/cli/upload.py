@@ -16,7 +16,7 @@ import click
 
 from fusebackend.cli import target
 from fusebackend.cli.progress import Advance, progress
-from fusebackend.cli.show import Complaints, Failed, Output, json_option, note
+from fusebackend.cli.show import Complaints, Failed, json_option, report_copies
 from fusebackend.cli.target import Target, base_name, complete_path, mount_option
 from fusebackend.protocol import FileUploadResponse
 
@@ -88,16 +88,8 @@ def upload(sources: Sequence[str], destination: str, force: bool, as_json: bool,
                 copied.append(item)
             else:
                 complaints.add(item.goal.words(error))
-    if as_json:
-        Output().document(
-            {
-                "files": [{"local": item.local, "path": _shown(item), "size": item.size} for item in copied],
-                "skipped": [{"local": local, "reason": reason} for local, reason in plan.skipped],
-            }
-        )
-    else:
-        for local, reason in plan.skipped:
-            note(f"left out '{local}': {reason}")
+    files = [{"local": item.local, "path": _shown(item), "size": item.size} for item in copied]
+    report_copies(files, "local", plan.skipped, as_json)
     complaints.finish()
 
 

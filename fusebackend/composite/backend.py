@@ -36,7 +36,7 @@ from fusebackend.base.deadline import together
 from fusebackend.base.globs import GlobError
 from fusebackend.base.paths import ROOT, AgentPath, PathError
 from fusebackend.composite.route_table import RouteTable
-from fusebackend.composite.router import Routed, Routing, TellingFace
+from fusebackend.composite.router import ReportingFace, Routed, Routing
 from fusebackend.composite.search import MAX_AWAITED, TreeSearch
 from fusebackend.dialects.agent_face import AgentFace, Guard, accepted, has_agent_face, is_factory, is_named_factory
 from fusebackend.protocol import (
@@ -75,7 +75,7 @@ RUNTIME_NAMES = ("runtime", "rt", "store_or_runtime")
 """Parameters of a factory with options that get the runtime, unless an option has that name."""
 
 Response = TypeVar("Response", FileUploadResponse, FileDownloadResponse)
-Record = TypeVar("Record", ReadResult, WriteResult, EditResult, DeleteResult)
+Record = TypeVar("Record")
 
 
 class CompositeBackend(BackendProtocol):
@@ -115,11 +115,11 @@ class CompositeBackend(BackendProtocol):
                 raise TypeError(f"The backend at '{prefix}' is None")
         self.default = default
         self.routes: dict[str, Any] = {}
-        faces: dict[AgentPath | None, AgentFace] = {None: TellingFace(default, "The default backend")}
+        faces: dict[AgentPath | None, AgentFace] = {None: ReportingFace(default, "The default backend")}
         for prefix in table.prefixes:
             backend = beside(self.given[prefix], default, prefix)
             self.routes[prefix + "/"] = backend
-            faces[prefix] = TellingFace(backend, f"Route '{prefix}/'")
+            faces[prefix] = ReportingFace(backend, f"Route '{prefix}/'")
         self._table = table
         self._routing = Routing(table, faces)
         self._tree = TreeSearch(self._routing)
@@ -216,10 +216,15 @@ class CompositeBackend(BackendProtocol):
         except (PathError, OSError) as error:
             return verb.refused(error, path)
         result = ask(routed)
-        result.error = routed.words(result.error, besides=besides)
-        if result.error is None and not isinstance(result, ReadResult):
-            result.path = routed.outer
-            result.files_update = self._merged(routed, result.files_update) or None
+        record: Any = result
+        record.error = routed.words(record.error, besides=besides)
+        done = record.error is None
+        if verb.batch:
+            record.path = path
+        elif verb.changes and done:
+            record.path = routed.outer
+        if verb.changes and (done or verb.batch):
+            record.files_update = self._merged(routed, record.files_update) or None
         return result
 
     def move(self, source: str, destination: str) -> MoveResult:
@@ -322,23 +327,12 @@ class CompositeBackend(BackendProtocol):
     def upload_from(self, path: str, file: IO[bytes]) -> FileUploadResponse:
         """`upload_files` of one file, from an open file, without holding it all in memory where its backend can do
         that."""
-        answers, groups = self._grouped(verbs.UPLOAD_FILES, [path])
-        for ((_, routed),) in groups:
-            response = routed.face.upload_from(routed.inner, file)
-            update = self._merged(routed, response.files_update) if response.files_update else None
-            return FileUploadResponse(path=path, error=routed.words(response.error), files_update=update)
-        answer: FileUploadResponse = answers[0]
-        return answer
+        return self._at(verbs.UPLOAD_FILES, path, lambda routed: routed.face.upload_from(routed.inner, file))
 
     def download_to(self, path: str, file: IO[bytes]) -> FileDownloadResponse:
         """`download_files` of one file into another, which is empty, without holding all of it in memory where its
         backend can do that. The answer has no content."""
-        answers, groups = self._grouped(verbs.DOWNLOAD_FILES, [path])
-        for ((_, routed),) in groups:
-            response = routed.face.download_to(routed.inner, file)
-            return FileDownloadResponse(path=path, error=routed.words(response.error))
-        answer: FileDownloadResponse = answers[0]
-        return answer
+        return self._at(verbs.DOWNLOAD_FILES, path, lambda routed: routed.face.download_to(routed.inner, file))
 
     def _grouped(self, verb: Verb[Response], wanted: list[str]) -> tuple[list[Any], list[Group]]:
         """Return the answers for paths that no backend is asked for (None elsewhere), and the others by backend."""

@@ -102,26 +102,26 @@ class Routing:
 log = logging.getLogger(__name__)
 
 
-class TellingFace(AgentFace):
-    """The agent face of a backend that has no change feed, telling a mount of it what it changes.
+class ReportingFace(AgentFace):
+    """The agent face of a backend without a change feed, which reports its changes to a mount of it.
 
     `ForeignVolume`, the kernel face of such a backend, can't see changes through the other face. A composite speaks to
-    its backends through this, so that a mount's caches do not wait for their time to live, and watchers hear of it. A
+    its backends through this, so that a mount's caches do not wait for their time to live, and watchers get events. A
     backend with a volume of its own reports by itself, and one that is not mounted needs no report.
 
-    Such a backend does not say whether `upload_files` replaced something, nor whether what it deleted was a directory.
-    Only while a `Watch` is open it is asked before."""
+    Such a backend does not say whether `upload_files` replaced a file, nor whether a deleted path was a directory. Only
+    while a `Watch` is open it is asked before."""
 
     def write(self, path: AgentPath, content: str) -> WriteResult:
         volume, before = self._before(path)
         result = super().write(path, content)
-        self._tell(volume, [path], [] if result.error else [_stored(path, before[0])])
+        self._report(volume, [path], [] if result.error else [_stored(path, before[0])])
         return result
 
     def edit(self, path: AgentPath, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
         volume, _ = self._before()
         result = super().edit(path, old_string, new_string, replace_all)
-        self._tell(volume, [path], [] if result.error else [Change(kind="modified", path=path)])
+        self._report(volume, [path], [] if result.error else [Change(kind="modified", path=path)])
         return result
 
     def delete(self, path: AgentPath) -> DeleteResult:
@@ -129,8 +129,8 @@ class TellingFace(AgentFace):
         result = super().delete(path)
         # A tree may be gone in part.
         kind: Any = "unknown" if result.error else "deleted"
-        told = not result.error or _is_dir(before[0])
-        self._tell(volume, [path], [Change(kind=kind, path=_shown(path, before[0]))] if told else [])
+        reported = not result.error or _is_dir(before[0])
+        self._report(volume, [path], [Change(kind=kind, path=_shown(path, before[0]))] if reported else [])
         return result
 
     def move(self, source: AgentPath, destination: AgentPath) -> MoveResult:
@@ -138,7 +138,7 @@ class TellingFace(AgentFace):
         result = super().move(source, destination)
         after, old = _shown(destination, before[0]), _shown(source, before[0])
         moved = Change(kind="moved", path=after, moved_from=old)
-        self._tell(volume, [source, destination], [] if result.error else [moved])
+        self._report(volume, [source, destination], [] if result.error else [moved])
         return result
 
     def upload_files(self, files: list[tuple[AgentPath, bytes]]) -> list[FileUploadResponse]:
@@ -146,7 +146,7 @@ class TellingFace(AgentFace):
         volume, before = self._before(*wanted)
         answers = super().upload_files(files)
         stored = zip(wanted, before, answers, strict=True)
-        self._tell(volume, wanted, [_stored(path, attr) for path, attr, answer in stored if not answer.error])
+        self._report(volume, wanted, [_stored(path, attr) for path, attr, answer in stored if not answer.error])
         return answers
 
     def _before(self, *wanted: AgentPath) -> tuple[ForeignVolume | None, list[Attr | None]]:
@@ -163,7 +163,7 @@ class TellingFace(AgentFace):
         except OSError:  # the verb fails in the same way
             return None
 
-    def _tell(self, volume: ForeignVolume | None, changed: list[AgentPath], reports: list[Change]) -> None:
+    def _report(self, volume: ForeignVolume | None, changed: list[AgentPath], reports: list[Change]) -> None:
         if volume is None:
             return
         try:

@@ -34,7 +34,7 @@ from fusebackend.protocol import FileInfo, GlobResult, GrepMatch, GrepResult, Ls
 log = logging.getLogger(__name__)
 
 MAX_AWAITED = 16
-"""Routes whose own `a…` verbs one search or batch awaits at the same time."""
+"""Routes with `a…` verbs of their own that one search or batch awaits at the same time."""
 
 Found = TypeVar("Found", GrepResult, GlobResult)
 

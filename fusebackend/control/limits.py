@@ -27,8 +27,8 @@ NEWCOMERS = 16
 """Places beyond those, for short calls only, so that a server full of clients that are at work answers a new one."""
 
 NEWCOMER_S = 0.25
-"""How long a newcomer has such a place for itself. Then it makes room for the next one, whatever it does: subscriptions
-and half messages over 272 connections shut everybody else out for as long as they lasted."""
+"""How long a newcomer has such a place for itself. Then it makes room for the next one, even if it is at work:
+subscriptions and half messages over 272 connections shut everybody else out for as long as they lasted."""
 
 MAX_CALLS = 16
 """Long calls and subscriptions of one connection at once, each."""
@@ -38,8 +38,8 @@ MAX_SHARED_CALLS = 256
 Each is a thread."""
 
 MAX_COMMANDS = 256
-"""Commands of one connection at once, those included whose answers wait to be read. They run for as long as they like,
-so they take no place of other long calls."""
+"""Commands of one connection at once, also while their answers wait to be read. They run for as long as they like, so
+they take no place of other long calls."""
 
 MAX_COMMANDS_IN_ALL = 1024
 """Of all connections together: each has a thread, and two pipes."""
@@ -64,14 +64,14 @@ MAX_ITEMS = 10_000
 """Files in one `upload_files` or `download_files`."""
 
 MAX_BYTES = 128 << 20
-"""What all connections hold together (`Room`)."""
+"""Memory of all connections together (`Room`)."""
 
 FREE_BYTES = 64 << 10
-"""What a call, and a message that is arriving, may hold that is not counted."""
+"""Memory of a call, and of a message that is arriving, that is not counted."""
 
 MAX_ARRIVING = 24
 """Messages longer than `FREE_BYTES` that arrive at once. The others are not read from their sockets until it is their
-turn. One that stands still makes room."""
+turn. A stalled one makes room."""
 
 STANDSTILL_S = 1.0
 """How long a message may stand still half way while others wait to arrive."""

@@ -46,7 +46,7 @@ PIECE_BYTES = 512 << 10
 """How much of a file one message to the server carries when it travels in pieces."""
 
 DOWNLOAD_BYTES = 128 << 10
-"""And one from the server: each connection whose client does not read holds one of these."""
+"""And one from the server: each connection with a client that does not read holds one of these."""
 
 PIECE_MATCHES = 500
 """How many matches one message carries when they stream."""
@@ -58,7 +58,7 @@ MAX_CONTENT_BYTES = 8 << 20
 """How much content of files one answer carries that does not stream."""
 
 MAX_INPUT_BYTES = 32 << 20
-"""What a command can be given to read: it is held in memory."""
+"""The longest input of a command: it is held in memory."""
 
 SPOOLED_BYTES = 64 << 10
 """A file that is larger is copied to disk for the time of its download."""

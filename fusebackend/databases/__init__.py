@@ -1,7 +1,9 @@
-"""What volumes, stores and threads have in common in SQLite and PostgreSQL.
+"""SQLite and PostgreSQL for volumes, stores and threads: connecting, retrying, errors to errno.
 
-libpq.py              words that a URL may carry
-postgres_errors.py    psycopg's errors as `OSError`
-postgres_listener.py  a thread that hears NOTIFY
-sqlite_file.py        opening the file of somebody else's program
+postgres.py   connections that are made again when they are lost; errors
+pipeline.py   several statements in one round trip, with a bound on the wait
+listener.py   a thread that receives NOTIFY
+sqlite.py     opening a file, transactions, errors
+urls.py       DSNs of URLs, and their errors
+langgraph.py  objects of LangGraph: their classes, their databases, their errors
 """

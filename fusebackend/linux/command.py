@@ -30,7 +30,8 @@ log = logging.getLogger(__name__)
 PIECE_BYTES = 64 << 10
 
 LEFT_BYTES = 1 << 20
-"""Read of each stream after the command has ended: as much as a pipe can hold. Who else holds it may write on."""
+"""Read of each stream after the command has ended: as much as a pipe can hold. Other processes that hold it may write
+on."""
 
 STOP_POLL_S = 0.05
 """How often a command that may be stopped from outside is looked at."""
@@ -39,10 +40,10 @@ TIMED_OUT = 124
 """The exit code after a time-out, as of timeout(1)."""
 
 STOPPED = 130
-"""The exit code of a command that was stopped from outside: what a shell tells of Ctrl-C."""
+"""The exit code of a command that was stopped from outside: as a shell's after Ctrl-C."""
 
 CLOSE_PATIENCE_S = 90.0
-"""How long the end of a mount waits for commands that were told to end."""
+"""How long the end of a mount waits for commands to end."""
 
 NO_OUTPUT = "<no output>"
 

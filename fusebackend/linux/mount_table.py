@@ -24,7 +24,7 @@ FSTYPE = f"fuse.{SUBTYPE}"
 """How our mounts show in the table; `mount/session.py` asks for the part after the dot."""
 
 STATUS_XATTR = "user.fusebackend.status"
-"""Read from a mount's root, the JSON of what `fusebackend status` shows."""
+"""Read from a mount's root, it is the JSON of `fusebackend status`."""
 
 PROBE_TIMEOUT_S = 2.0
 """How long a mount may take to answer before it is called hung."""

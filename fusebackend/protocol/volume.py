@@ -53,7 +53,7 @@ NAME_MAX_BYTES = 255
 """Longest name of a directory entry (Linux NAME_MAX)."""
 
 BLOCK_BYTES = 512
-"""The unit of `st_blocks`, whatever the volume's own block size."""
+"""The unit of `st_blocks`, independent of the volume's own block size."""
 
 RENAME_NOREPLACE = 1
 RENAME_EXCHANGE = 2

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 REFUSED = 126
-"""The exit code of a command that was not even started: as a shell says of one that is there and can't be run."""
+"""The exit code of a command that was not even started: a shell gives it for a file that can't be run."""
 
 MAX_COMMANDS = 64
 """Commands at once, those included that were given up and have not ended."""

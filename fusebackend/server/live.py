@@ -31,7 +31,8 @@ LOCAL_SHELLS = frozenset(
         ("deepagents.backends.local_shell", "LocalShellBackend"),
     }
 )
-"""Classes whose `execute` is a plain shell of this machine, as its user: the sandbox takes its place in a mount."""
+"""Classes with an `execute` that is a plain shell of this machine, as its user: the sandbox takes its place in a
+mount."""
 
 
 class LiveMount:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from fusebackend.vfs.watch.queue import Watch
 
 STAT_BYTES = 2048
-"""What a `StatResult` takes in memory, with its part of an answer."""
+"""Memory of a `StatResult`, with its part of an answer."""
 
 _TYPES = {
     stat_module.S_IFREG: "file",

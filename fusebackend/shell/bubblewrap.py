@@ -32,7 +32,7 @@ commands from making user namespaces; without the first, which needs root, a com
 one without capabilities."""
 
 HIDDEN_FROM_ROOT = ("kpagecgroup", "kpagecount", "kpageflags")
-"""Files of /proc that root can read without any capability, and nobody else: what is where in this machine's memory."""
+"""Files of /proc that only root can read, without any capability: the use of this machine's memory, page by page."""
 
 
 class SandboxError(Exception):

@@ -77,7 +77,7 @@ class Launch(abc.ABC):
 
 
 END_PATIENCE_S = 60.0
-"""How long killed processes may take to end. One that waits for a hung route ends with that route's deadline."""
+"""How long killed processes may take to end. A process that waits for a hung route ends with that route's deadline."""
 
 SETUP_PATIENCE_S = 30.0
 """How long bwrap may take to mount everything; a few milliseconds as a rule."""

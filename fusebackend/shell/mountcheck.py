@@ -20,7 +20,7 @@ from fusebackend.shell.bubblewrap import SandboxError
 from fusebackend.shell.system import Bind, Fresh
 
 COVERS_OF_PROC = ("sys", "sysrq-trigger", "irq", "bus")
-"""What bwrap mounts read-only on itself in /proc, as far as the user could write there."""
+"""Parts of /proc that bwrap remounts read-only, as far as the user could write there."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Wanted:
     path: str
     fstype: str
     device: str | None
-    """As in `MountEntry`; None for a file system that nobody else has."""
+    """As in `MountEntry`; None for a file system of the sandbox's own."""
     root: str
     flags: frozenset[str]
 

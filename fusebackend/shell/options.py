@@ -25,17 +25,18 @@ class ShellOptions:
     network: bool = False
     """Commands may use this machine's network, and everything that listens on it."""
     timeout_s: float = DEFAULT_TIMEOUT_S
-    """Seconds that a command may take, unless `execute` is told otherwise. No more than `max_timeout_s`."""
+    """Seconds that a command may take by default. No more than `max_timeout_s`."""
     max_output_bytes: int = 100_000
     """Output beyond this is dropped, and the answer says `truncated`."""
     memory_bytes: int = 1 << 30
-    """What all processes of a command may use together, files in its /tmp included."""
+    """Memory of all processes of a command together, files in its /tmp included."""
     max_processes: int = 256
     """How many processes and threads a command may have at once."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Added to the environment of commands, which otherwise know nothing of the server's."""
     max_timeout_s: float = 3600
-    """Seconds that `execute` may be told. What a command has, others have not: memory, processes, inotify instances."""
+    """The largest `timeout` of `execute`. A running command takes resources from others: memory, processes, inotify
+    instances."""
 
     def seconds(self, timeout: float | None) -> float:
         """How long a command may take that is given `timeout` seconds, or is left to the configuration.

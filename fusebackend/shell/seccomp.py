@@ -29,7 +29,7 @@ _NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data; each ar
 CLONE_NEWUSER = 0x10000000
 
 FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)
-"""What sockets may be made for. A network namespace confines these."""
+"""Address families of sockets that may be made. A network namespace confines these."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ REFUSED = ("add_key", "request_key", "keyctl", "syslog", "setns", "bpf", "perf_e
 """Answered with EPERM."""
 
 ABSENT = ("clone3", "openat2", "io_uring_setup", "io_uring_enter", "io_uring_register")
-"""Answered with ENOSYS, so that programs take the older way: of these a filter could not see what they are told."""
+"""Answered with ENOSYS, so that programs take the older way: a filter could not see their arguments."""
 
 COUNTED_BY_MACHINE = ("io_setup",)
 """Answered with EAGAIN, as if others had it all (fs.aio-max-nr, 65,536 requests for a whole machine)."""

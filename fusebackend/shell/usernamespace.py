@@ -26,10 +26,10 @@ from fusebackend.shell.bubblewrap import SandboxError, in_one_line, trial
 log = logging.getLogger(__name__)
 
 SHARE = 4
-"""Commands may have one of so many parts of what the user may have."""
+"""Commands may have this fraction (1/4) of the user's limits."""
 
 COUNTS = ("max_inotify_instances", "max_inotify_watches", "max_fanotify_groups", "max_fanotify_marks")
-"""Files of /proc/sys/user, which hold the limits of the namespace of whoever reads them."""
+"""Files of /proc/sys/user, which hold the limits of the reader's namespace."""
 
 DIRECTORY = "/proc/sys/user"
 

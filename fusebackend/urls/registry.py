@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from fusebackend.databases.libpq import LIBPQ_WORDS
+from fusebackend.databases.urls import LIBPQ_WORDS
 from fusebackend.protocol import Features
 from fusebackend.protocol.scheme import Scheme, Url, UrlError
 
@@ -185,7 +185,7 @@ MEANINGS = {
     "write": "head: changes of files become pending writes of the thread; read-only by default",
     "write_back": "a file is stored so many seconds after it was closed; 0 (default): before close returns",
 }
-"""What the parameters of URLs mean, for `fusebackend backends`; a name means the same wherever it is known."""
+"""The meaning of URLs' parameters, for `fusebackend backends`; a name means the same wherever it is known."""
 
 _WHOLE_FILES = Features(
     random_writes=False,
@@ -272,7 +272,7 @@ SCHEMES: dict[str, Scheme] = {
     "store+sqlite": Scheme(
         "store+sqlite:PATH?ns=NAMESPACE",
         "an agent's long-term memory: a namespace of a LangGraph store in SQLite",
-        _opener("fusebackend.backends.store.opening:open_sqlite"),
+        _opener("fusebackend.backends.store.backend:open_sqlite"),
         takes="path",
         parameters={"ns": _namespace, "on_exists": ON_EXISTS, "tree": _yes, "ttl": _seconds},
         features=replace(_WHOLE_FILES, blocking=True),
@@ -280,7 +280,7 @@ SCHEMES: dict[str, Scheme] = {
     "store+postgres": Scheme(
         "store+postgres:DSN?ns=NAMESPACE",
         "the same in PostgreSQL, with what other programs change shown at once",
-        _opener("fusebackend.backends.store.opening:open_postgres"),
+        _opener("fusebackend.backends.store.backend:open_postgres"),
         parameters={
             "feed": _auto_or_off,
             "ns": _namespace,
@@ -293,14 +293,14 @@ SCHEMES: dict[str, Scheme] = {
     "threads+sqlite": Scheme(
         "threads+sqlite:PATH",
         "a LangGraph checkpoint database: every thread, its files now and at each checkpoint",
-        _opener("fusebackend.backends.threads.opening:open_sqlite"),
+        _opener("fusebackend.backends.threads.backend:open_sqlite"),
         takes="path",
         parameters={"on_exists": ON_EXISTS, "quiet_s": _seconds, "write": _one_of("head")},
     ),
     "threads+postgres": Scheme(
         "threads+postgres:DSN",
         "the same in PostgreSQL",
-        _opener("fusebackend.backends.threads.opening:open_postgres"),
+        _opener("fusebackend.backends.threads.backend:open_postgres"),
         parameters={
             "on_exists": ON_EXISTS,
             "quiet_s": _seconds,
@@ -311,7 +311,7 @@ SCHEMES: dict[str, Scheme] = {
     "postgres": Scheme(
         "postgres:DSN?volume=NAME",
         "a volume in PostgreSQL that many hosts mount at once",
-        _opener("fusebackend.backends.postgres.opening:open_postgres"),
+        _opener("fusebackend.backends.postgres.backend:open_postgres"),
         parameters={
             "conflict": _one_of("error", "last-writer"),
             "connections": _positive,

@@ -19,7 +19,7 @@ from fusebackend.base.errors import oserror
 from fusebackend.protocol import RENAME_EXCHANGE, RENAME_NOREPLACE
 
 CACHED_DESCRIPTORS = 1024
-"""O_PATH descriptors kept open at most; a quarter of what the process may open, if that is less."""
+"""O_PATH descriptors kept open at most; a quarter of the process's limit, if that is less."""
 
 PATH_FLAGS = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE_FLAGS = os.O_NOCTTY | os.O_CLOEXEC | os.O_NONBLOCK

@@ -21,7 +21,7 @@ from fusebackend.protocol import ROOT_NODE, Attr, Caller
 
 IDLE_FILES = 2_000
 IDLE_DIRECTORIES = 10_000
-"""Nobody holds these. Directories are kept longer, for a recursive delete comes back to the ones it passed."""
+"""Nodes that are not held. Directories are kept longer, for a recursive delete comes back to the ones it passed."""
 
 Key: TypeAlias = "int | tuple[int, int]"
 """Inode number, with its device where that is not the root's: an integer is a third of a tuple's size."""

@@ -26,7 +26,7 @@ OPEN_LEVELS = 64
 """Directories of one walk that are open at a time; those above are opened again on the way back."""
 
 SWAPPED = VANISHED | {errno.ELOOP}
-"""What a walk meets when what it has just seen is gone, or is a link or something else now."""
+"""Errors in a walk when a file that it has just seen is gone, or is a link or something else now."""
 
 
 class LocalFile(NamedTuple):

@@ -29,7 +29,7 @@ PAGE_ENTRIES = 1000
 """The most entries of one answer of `readdir`: far fewer than the idle nodes that are kept."""
 
 LISTINGS = 8
-"""Directories whose names are kept, in order, while they are read page by page."""
+"""Directories with a cached list of sorted names, while they are read page by page."""
 
 
 class DirectoryVolume(NativeVolume):

@@ -1,12 +1,12 @@
 """`PostgresBackend`: a native volume in PostgreSQL that many hosts mount at once.
 
-backend.py opening.py              the agent face; from a URL to it
-volume.py stored_tree.py bare_nodes.py  the kernel face, and what the volume holds
-transaction.py statements.py rows.py batch.py   one change, its SQL, its rows, and few round trips
-schema.py                          the tables
-connections.py host_session.py uses.py   this process among those that have the volume open
-feed.py notices.py                 what other hosts change
-search/                            `grep` and `glob`
+backend.py                the agent face; from a URL to it
+volume.py stored_tree.py  the kernel face, and its storage
+transaction.py statements.py   one change, and the SQL
+schema.py                 the tables
+host_session.py uses.py   this process among those that have the volume open, and the nodes it uses
+feed.py                   changes of other hosts
+search/                   `grep` and `glob`
 """
 
 from __future__ import annotations

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fusebackend.backends.postgres.connections import CONNECTIONS
-from fusebackend.backends.postgres.schema import NAME_MAX_CHARACTERS
+from fusebackend.backends.postgres.schema import NAME_MAX_CHARACTERS, volume_names
 from fusebackend.backends.postgres.search.search import Search
-from fusebackend.backends.postgres.volume import PostgresVolume
+from fusebackend.backends.postgres.volume import CONNECTIONS, PostgresVolume
 from fusebackend.base.extras import needed_by
+from fusebackend.databases.postgres import connect, translate_errors
+from fusebackend.databases.urls import conninfo_of, require_modules, url_errors
 from fusebackend.protocol import GlobResult, GrepResult
-from fusebackend.protocol.scheme import mask
+from fusebackend.protocol.scheme import Url, UrlError, mask
 from fusebackend.volumes.agent_face import VolumeBackend
 
 
@@ -20,9 +21,9 @@ class PostgresBackend(VolumeBackend):
     Args:
         dsn: libpq's words (`host=db dbname=agents`) or a URI (`postgresql://user@db/agents`).
         volume: one of the volumes in that database; made when there is none of that name.
-        conflict: what becomes of a rewrite of a file that another host has changed since it was opened here:
-            `"error"` (it fails with ESTALE) or `"last-writer"` (it wins).
-        on_exists: what `write` does to an existing file, `"error"` (the seeds) or `"replace"` (deepagents 0.7).
+        conflict: whether a rewrite of a file that another host has changed since it was opened here fails with ESTALE
+            (`"error"`) or wins (`"last-writer"`).
+        on_exists: `write` over an existing file is an `"error"` (the seeds) or a `"replace"` (deepagents 0.7).
         connections: how many operations may run at once.
 
     Raises:
@@ -72,3 +73,22 @@ class PostgresBackend(VolumeBackend):
 
     def _glob_files(self, pattern: str, path: str) -> GlobResult:
         return self.search.glob_files(pattern, path)
+
+
+OPTIONS = ("conflict", "connections", "on_exists")
+"""Parameters of a URL that are arguments of `PostgresBackend`."""
+
+
+def open_postgres(url: Url) -> PostgresBackend:
+    """The backend of `postgres:DSN?volume=NAME`. UrlError when it can't be opened, in one line."""
+    require_modules(url, "postgres", "psycopg", "psycopg_pool")
+    conninfo = conninfo_of(url)
+    with url_errors(url):
+        options = {name: url.parameters[name] for name in OPTIONS if name in url.parameters}
+        volume = url.parameters.get("volume")
+        if volume:
+            return PostgresBackend(conninfo, volume, **options)
+        with translate_errors(), connect(conninfo) as connection:
+            names = volume_names(connection)
+        holds = f"; this database holds {', '.join(names)}" if names else ""
+        raise UrlError(f"'{url.masked}' names no volume; add ?volume=NAME, such as ?volume=work{holds}")

@@ -1,14 +1,14 @@
-"""`Session`: this process as one of those that have a volume open.
+"""`Session`: this process among those that have a volume open; and the settings of all connections of a volume.
 
-It has a row in the table, and a connection of its own that holds the advisory lock (`SESSION_LOCK`, id): whoever finds
-that lock free knows that the process is gone, or can't reach the server any more. What it gives out: node numbers, and
-versions, which are the session's id and a count; both are never given twice, for the row and each block of numbers are
+A session has a row in the table, and a connection of its own that holds the advisory lock (`SESSION_LOCK`, id). A free
+lock means that the process is gone, or can't reach the server any more. The session hands out node numbers, and
+versions, which are the session's id and a count. Neither is ever given twice, for the row and each block of numbers are
 committed with a wait for the disk.
 
-Nodes without a name are freed here, by the session's thread. The last name of a node may go while processes on other
-hosts have it open, who hear of it a little later and then note themselves in `nameless`. So a node that nobody is noted
-for is kept for `GRACE_S`, unless this is the only session. A session whose lock has been free for as long is dead, and
-what it used is nobody's; one that has only lost its connection takes the lock again before.
+The session's thread frees nodes without a name. The last name of a node may go while processes on other hosts have it
+open; their feeds learn that a little later, and they then register in `nameless`. So a node without a registered user
+is kept for `GRACE_S`, unless this is the only session. A session whose lock has been free for as long is dead, and its
+registrations end; one that has only lost its connection takes the lock again before.
 """
 
 from __future__ import annotations
@@ -23,27 +23,44 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fusebackend.backends.postgres.batch import Rows, rollback, send
-from fusebackend.backends.postgres.connections import connect
 from fusebackend.backends.postgres.schema import NODES_AT_ONCE, REAP_LOCK, SESSION_LOCK
-from fusebackend.backends.postgres.statements import BEGIN, COMMIT
 from fusebackend.backends.postgres.uses import Uses
-from fusebackend.databases.postgres_errors import is_lost, told
+from fusebackend.databases.pipeline import BEGIN, COMMIT, Rows, rollback, send
+from fusebackend.databases.postgres import Reconnecting, connect, translate_errors
 
 if TYPE_CHECKING:
     from psycopg import Connection
 
 log = logging.getLogger(__name__)
 
+LOCK_S = 10
+"""How long a change waits for another one, of any host, before it fails with EBUSY."""
+
+IDLE_S = 30
+"""A host that is silent for so long in the middle of a change loses its locks."""
+
+SETTINGS = {
+    # Without it a server that crashes between a change and its `fsync` forgets the change, and confirms the `fsync`
+    # after its restart (seen in tests/mounted/test_service_faults.py).
+    "synchronous_commit": "on",
+    "jit": "off",
+    "lock_timeout": f"{LOCK_S}s",
+    "idle_in_transaction_session_timeout": f"{IDLE_S}s",
+    "client_encoding": "UTF8",
+    "default_transaction_isolation": "read committed",
+    "default_transaction_read_only": "off",
+}
+"""Of each connection of a volume."""
+
 GRACE_S = 60.0
-"""How long a node without a name is kept for other hosts, which may have it open and have not heard of it yet; and how
-long one that has lost its connection has to come back."""
+"""How long a node without a name is kept for other hosts that may have it open; and how long a host that has lost its
+connection has to come back."""
 
 PERIOD_S = 10.0
-"""How often the thread looks for what is to be freed, and whether its connection lives."""
+"""How often the thread frees nodes, and checks its connection."""
 
 GATHER_S = 0.5
-"""What is to be noted waits so long for more of the same."""
+"""How long a registration waits for more, to be written together."""
 
 FREED_AT_ONCE = 500
 
@@ -54,9 +71,20 @@ SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND g
 AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 AND classid = %s::int::oid AND objid = %s::int::oid AND objsubid = 2
 """
-"""An older connection of this session: lost here, though the server has not noticed, and may not for hours."""
+"""Ends an older connection of this session: lost here, while the server may keep it for hours."""
 
 T = TypeVar("T")
+
+
+def configure(connection: Connection[Any]) -> None:
+    """Set up a connection of a volume."""
+    from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper
+
+    # One type for all numbers: else every statement is prepared again for each size of them.
+    for dumper in (Int8Dumper, Int8BinaryDumper):
+        connection.adapters.register_dumper(int, dumper)
+    settings = ", ".join(f"set_config('{name}', '{value}', false)" for name, value in SETTINGS.items())
+    send(connection, [(f"SELECT {settings}", ())])
 
 
 class Session:
@@ -66,26 +94,26 @@ class Session:
         OSError: the server can't be reached, or refuses.
     """
 
-    id: int
+    id = 0
+    """0 until it is registered."""
 
     def __init__(self, conninfo: str, volume: int, uses: Uses) -> None:
         self._conninfo = conninfo
         self._volume = volume
         self._uses = uses
-        self._mutex = threading.Lock()  # for the connection
-        self._connection: Connection[Any] = connect(conninfo)
         self._numbers = threading.Lock()
         self._nodes = iter(range(0))
         self._counts = itertools.count(1)
-        self._unregistered: set[int] = set()  # open here, and changed elsewhere: perhaps without a name now
+        self._unregistered: set[int] = set()  # open here and changed elsewhere: they may have lost their names
         self._stop = threading.Event()
         self._wake = threading.Event()
-        try:
-            with told():
+        with translate_errors():
+            self._own = Reconnecting(lambda: connect(self._conninfo, self._set_up))
+            try:
                 self.id = self._register()
-        except BaseException:
-            self._connection.close()
-            raise
+            except BaseException:
+                self._own.close()
+                raise
         self._thread = threading.Thread(target=self._work, name=f"fusebackend-session-{self.id}", daemon=True)
         self._thread.start()
 
@@ -113,7 +141,7 @@ class Session:
             return node
 
     def _block(self) -> int:
-        """The next numbers, never given again even if the server crashes: their commit waits for the disk."""
+        """The next numbers, never given again even after a crash of the server: their commit waits for the disk."""
         with self._transaction():
             ((first,),) = self._ask("SELECT nextval('fusebackend.node_block')")
         return int(first)
@@ -121,11 +149,11 @@ class Session:
     # -- nodes without a name ----------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """There may be something to note."""
+        """There may be something to register."""
         self._wake.set()
 
     def look_after(self, node: int) -> None:
-        """A node that is open here has been changed elsewhere: see whether it has lost its name."""
+        """A node that is open here has been changed elsewhere: check whether it has lost its name."""
         self._unregistered.add(node)
         self._wake.set()
 
@@ -145,7 +173,7 @@ class Session:
             self._stop.wait(GATHER_S)
 
     def _note(self) -> None:
-        """Note which nameless nodes are used here, and which no more."""
+        """Register the nameless nodes that are used here, and unregister those that are no more."""
         unused = self._uses.unused()
         if unused:
             self._abandon(unused)
@@ -175,7 +203,7 @@ class Session:
             )
 
     def _free(self) -> None:
-        """Free what nobody uses, unless another session is at it. In between others may have the connection."""
+        """Free unused nodes, unless another session does. Between portions other threads may have the connection."""
         while self._connected(self._free_some) == FREED_AT_ONCE:
             pass
 
@@ -199,7 +227,7 @@ class Session:
             return len(nodes)
 
     def _others_live(self) -> bool:
-        """Are there other sessions? Those that are dead are removed."""
+        """Whether there are other sessions. Dead ones are removed."""
         others = self._ask(
             "SELECT id, pg_try_advisory_xact_lock(%s::int, id),"
             " now() - missing_since >= make_interval(secs => %s::float8)"
@@ -218,7 +246,7 @@ class Session:
         return len(dead) < len(others)
 
     def _bury(self, sessions: list[int]) -> None:
-        """What these sessions used is nobody's."""
+        """Remove sessions, and their uses of nodes."""
         self._ask(
             "INSERT INTO fusebackend.nameless (volume, node, session) SELECT volume, node, 0"
             " FROM fusebackend.nameless WHERE volume = %s AND session = ANY(%s) ON CONFLICT DO NOTHING",
@@ -231,11 +259,11 @@ class Session:
     # -- the connection ----------------------------------------------------------------------------------------
 
     def _ask(self, query: str, parameters: tuple[object, ...] = ()) -> Rows:
-        return send(self._connection, [(query, parameters)])[0]
+        return send(self._own.connection, [(query, parameters)])[0]
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
-        connection = self._connection
+        connection = self._own.connection
         send(connection, [BEGIN])
         try:
             yield
@@ -245,36 +273,21 @@ class Session:
             raise
 
     def _connected(self, work: Callable[[], T]) -> T:
-        """What `work` makes with the connection: once more, with a new one, if that was dead and nobody knew."""
-        import psycopg
+        """The result of `work`, which uses the connection; once more with a new one if that was lost."""
+        with translate_errors():
+            return self._own.run(lambda _: work())
 
-        with told(), self._mutex:
-            self._require_connection()
-            try:
-                return work()
-            except psycopg.OperationalError as error:
-                if not is_lost(self._connection, error):
-                    raise
-                self._connection.close()
-                self._require_connection()
-                return work()
-
-    def _require_connection(self) -> None:
-        """A connection that is lost is made again, and what this session is noted for is noted once more."""
-        if not self._connection.closed:
+    def _set_up(self, connection: Connection[Any]) -> None:
+        """Set up a new connection. One that replaces a lost one takes over its lock, and uses are registered anew."""
+        configure(connection)
+        if not self.id:
             return
-        connection = connect(self._conninfo)
-        try:
-            send(connection, [(_CUT_OFF, (SESSION_LOCK, self.id)), (_CLAIM, (SESSION_LOCK, self.id))])
-            session = (
-                "INSERT INTO fusebackend.session (volume, id, host, pid) VALUES (%s, %s, %s, %s)"
-                " ON CONFLICT (id) DO UPDATE SET missing_since = NULL"
-            )
-            send(connection, [(session, (self._volume, self.id, socket.gethostname(), os.getpid()))])
-        except BaseException:
-            connection.close()
-            raise
-        self._connection = connection
+        send(connection, [(_CUT_OFF, (SESSION_LOCK, self.id)), (_CLAIM, (SESSION_LOCK, self.id))])
+        session = (
+            "INSERT INTO fusebackend.session (volume, id, host, pid) VALUES (%s, %s, %s, %s)"
+            " ON CONFLICT (id) DO UPDATE SET missing_since = NULL"
+        )
+        send(connection, [(session, (self._volume, self.id, socket.gethostname(), os.getpid()))])
         self._unregistered.update(self._uses.nameless(), self._uses.opened())
         self._wake.set()
 
@@ -285,7 +298,7 @@ class Session:
             self._bury([self.id])
 
     def close(self) -> None:
-        """Free what this session was the last to use. OSError when the server can't be reached."""
+        """Free the nodes that this session was the last to use. OSError when the server can't be reached."""
         self._stop.set()
         self._wake.set()
         self._thread.join()
@@ -293,4 +306,4 @@ class Session:
             self._connected(self._leave)
             self._free()
         finally:
-            self._connection.close()
+            self._own.close()

@@ -1,9 +1,9 @@
-"""The tables of `PostgresBackend`, how they are made and changed, and how a volume is found among them.
+"""The tables of `PostgresBackend`, how they are made and migrated, and how a volume is found among them.
 
-All of them are in the PostgreSQL schema `fusebackend`. One database holds any number of volumes, which know nothing of
-each other: the first column of every table but two is `volume`.
+All of them are in the PostgreSQL schema `fusebackend`. One database holds any number of separate volumes: the first
+column of every table but two is `volume`.
 
-Version 3 (version 2 added the tables of searches, which are in `search/index_schema.py`, and version 3
+Version 3 (version 2 added the tables of searches, which are in `search/index.py`, and version 3
 `missing_since`):
 
 | table            | one row for                | columns                                                           |
@@ -20,18 +20,17 @@ Version 3 (version 2 added the tables of searches, which are in `search/index_sc
 | `session`        | a host that has the volume | volume, id, host, pid, since; its connection holds the advisory   |
 |                  | open                       | lock (`SESSION_LOCK`, id) while it lives; missing_since: when     |
 |                  |                            | another host has found that it does not                           |
-| `nameless`       | who still uses a node that | volume, node, session (0: nobody that is known of), since         |
-|                  | has no name (`nlink = 0`)  |                                                                   |
+| `nameless`       | a use of a node without a  | volume, node, session (0: none that is known), since              |
+|                  | name (`nlink = 0`)         |                                                                   |
 
-`inode.version` is another one after every change of the row or of what belongs to it, but for the access time that
-reading leaves. It is made of the session's id, and of a count: so it is never used twice, and can't be put in order.
+`inode.version` changes with the row, chunks, names and attributes of a node, but not with the access time that a read
+leaves. It is made of the session's id and a count: so it is never used twice, and versions have no order.
 `contents` is the version that last changed the file's bytes, `emptied` the one that last made it 0 bytes long.
 
     SELECT convert_from(name, 'UTF8'), size FROM fusebackend.dentry JOIN fusebackend.inode USING (volume, node)
         WHERE volume = 1 AND dentry.parent = 1                                   is `ls -l` of volume 1
 
-Whoever opens a volume first makes the tables, or brings them up to date, under an advisory lock; a database that a
-newer fusebackend has brought further is refused.
+Opening a volume makes the tables, or migrates them, under an advisory lock; tables of a newer fusebackend are refused.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any, Final
 
-from fusebackend.backends.postgres.search.index_schema import SEARCH_TABLES
+from fusebackend.backends.postgres.search.index import SEARCH_TABLES
 from fusebackend.base.stamps import now_ns
 from fusebackend.protocol import ROOT_NODE
 
@@ -56,7 +55,7 @@ REAP_LOCK: Final = 0x66620004
 """The first keys of our advisory locks; the second is a volume's id, or a session's for `SESSION_LOCK`."""
 
 NODES_AT_ONCE = 256
-"""A session takes so many numbers for nodes at a time."""
+"""Node numbers that a session takes at a time."""
 
 NAME_MAX_CHARACTERS = 200
 """Of a volume."""
@@ -106,7 +105,7 @@ MIGRATIONS: list[str] = [VERSION_1, SEARCH_TABLES, VERSION_3]
 
 
 class VolumeDatabaseError(OSError):
-    """The database can't be opened as one of volumes; its text is one line that says why and what to do."""
+    """The database can't be opened as one of volumes; its text is one line with the reason and the remedy."""
 
 
 def migrate(connection: Connection[Any]) -> None:

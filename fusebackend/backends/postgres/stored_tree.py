@@ -1,7 +1,7 @@
-"""`StoredTree`: what a PostgreSQL volume holds, as the rules of `TreeVolume` ask for it and change it.
+"""`StoredTree`: the storage of a PostgreSQL volume, as the rules of `TreeVolume` read and change it.
 
-It owns the transactions: which calls make one, when it is committed, and who is told of it. What a thread does in
-between goes to the `Transaction` it is in the middle of (`_Scope`); what is asked outside of one is a single statement.
+It owns the transactions: which calls make one, when it is committed, and which callbacks follow. Within a thread's
+`_Scope` every call goes to its `Transaction`; outside of one each read is a single statement.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fusebackend.backends.postgres import notices, statements
-from fusebackend.backends.postgres.batch import Rows, Statement, send
-from fusebackend.backends.postgres.connections import Connections, gone
+from fusebackend.backends.postgres import feed, statements
 from fusebackend.backends.postgres.host_session import Session
-from fusebackend.backends.postgres.rows import StoredInode
-from fusebackend.backends.postgres.transaction import Transaction, Wanted
+from fusebackend.backends.postgres.statements import StoredInode
+from fusebackend.backends.postgres.transaction import Transaction, Wanted, gone
 from fusebackend.backends.postgres.uses import Uses
 from fusebackend.base.stamps import CLOCK
-from fusebackend.databases.postgres_errors import told
+from fusebackend.databases.pipeline import BEGIN, COMMIT, Rows, Statement, send
+from fusebackend.databases.postgres import Connections, translate_errors
 from fusebackend.protocol import Change, Changes
 from fusebackend.volumes.chunks import Chunk
 from fusebackend.volumes.damage import Damage
@@ -34,12 +33,12 @@ T = TypeVar("T")
 
 
 class _Scope(threading.local):
-    """What a thread is in the middle of."""
+    """The transaction or view that a thread is in."""
 
     def __init__(self) -> None:
         self.transaction: Transaction | None = None
         self.view: Any = None  # a connection in the middle of a transaction that only reads
-        self.told: list[Changes] = []
+        self.nested: list[Changes] = []
         self.lost_names: list[int] = []
         self.written: list[tuple[int, int, int | None]] = []  # nodes, and their `contents` and `emptied` before
 
@@ -49,7 +48,7 @@ class StoredTree(TreeVolume):
 
     Args:
         volume_id: the volume's number in the tables.
-        last_writer_wins: a rewrite of what another host has changed is no error.
+        last_writer_wins: a rewrite of a file that another host has changed is no error.
     """
 
     def __init__(
@@ -67,17 +66,17 @@ class StoredTree(TreeVolume):
 
     @property
     def session(self) -> str:
-        """The name under which this process's changes are told."""
+        """The name of this process in the notifications of its changes."""
         return str(self._session.id)
 
     # -- transactions ------------------------------------------------------------------------------------------
 
     def _change(self, wanted: Wanted, rule: Callable[..., T], *arguments: Any) -> T:
         """Run a rule in a transaction: that of the scope, or one of its own."""
-        CLOCK.saw_all()  # reads wait for no change, and are on any host: they can't tell what they give out
+        CLOCK.saw_all()  # reads wait for no change, and are on any host: the times they return are not recorded
         transaction = self._scope.transaction
         if transaction is not None:
-            with told():
+            with translate_errors():
                 if transaction.is_large:
                     transaction.flush()
                 transaction.fetch(wanted)
@@ -93,7 +92,7 @@ class StoredTree(TreeVolume):
 
     @contextlib.contextmanager
     def _transaction(self, transaction: Transaction) -> Iterator[Transaction]:
-        """What this thread does in between is one transaction, which is committed at the end."""
+        """The calls of this thread in the block are one transaction, committed at the end."""
         scope = self._scope
         scope.transaction = transaction
         scope.lost_names, scope.written = [], []
@@ -112,62 +111,62 @@ class StoredTree(TreeVolume):
                 self._uses.note_nameless(node)
 
     def _notices(self, changes: Sequence[Change]) -> list[Statement]:
-        channel = notices.channel(self.id)
-        return [statements.notify(channel, payload) for payload in notices.encode(self.session, changes)]
+        channel = feed.channel(self.id)
+        return [statements.notify(channel, payload) for payload in feed.encode(self.session, changes)]
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[Changes]:
-        """As in `NativeVolume`: one transaction, alone with the volume. An error undoes all of it.
+        """As in `NativeVolume`: one transaction that keeps all others out. An error undoes all of it.
 
-        Observers and subscribers are told when it has been committed.
+        Observers and subscribers are called when it has been committed.
         """
         changes: Changes = []
         scope = self._scope
-        if scope.transaction is not None:  # inside of another one, which will tell
-            scope.told.append(changes)
+        if scope.transaction is not None:  # the outer one notifies
+            scope.nested.append(changes)
             yield changes
             return
-        scope.told = [changes]
+        scope.nested = [changes]
         try:
-            with told(), self._connections.leased(self._begin_alone) as connection:
+            with translate_errors(), self._connections.leased(self._begin_alone) as connection:
                 version = self._session.new_version()
                 with self._transaction(Transaction(connection, self.id, version, exclusive=True, begun=True)):
                     yield changes
         except BaseException:
-            self._tell_all(scope.told, reports=False)
+            self._tell_all(scope.nested, reports=False)
             raise
-        self._tell_all(scope.told, reports=True)
+        self._tell_all(scope.nested, reports=True)
 
     def _begin_alone(self, connection: Connection[Any]) -> None:
-        send(connection, [statements.BEGIN, statements.lock_changes(self.id, exclusive=True)])
+        send(connection, [BEGIN, statements.lock_changes(self.id, exclusive=True)])
 
-    def _tell_all(self, told: Sequence[Changes], *, reports: bool) -> None:
-        """What has failed is told as well: it may have happened, and if not, looking again does no harm."""
-        shown = [self.report(changes) for changes in told if reports]
-        for changes in told:
+    def _tell_all(self, found: Sequence[Changes], *, reports: bool) -> None:
+        """A failed change is announced as well: it may have happened, and if not, an invalidation does no harm."""
+        shown = [self.report(changes) for changes in found if reports]
+        for changes in found:
             self.tell(changes)
         for tell in shown:
             tell()
 
     @contextlib.contextmanager
     def viewing(self) -> Iterator[None]:
-        """What this thread reads in between is one state of the volume."""
+        """The reads of this thread in the block see one state of the volume."""
         scope = self._scope
         if scope.transaction is not None or scope.view is not None:
             yield
             return
-        with told(), self._connections.leased(_begin_view) as connection:
+        with translate_errors(), self._connections.leased(_begin_view) as connection:
             scope.view = connection
             try:
                 yield
             finally:
                 scope.view = None
                 if not connection.closed:
-                    send(connection, [statements.COMMIT])
+                    send(connection, [COMMIT])
 
     def _query(self, statement: Statement) -> Rows:
         if self._scope.view is not None:
-            with told():
+            with translate_errors():
                 return send(self._scope.view, [statement])[0]
         return self._connections.query(*statement)
 
@@ -204,14 +203,14 @@ class StoredTree(TreeVolume):
         self._here.changed(inode)
 
     def _reap(self, inode: Inode) -> None:
-        """A node without a name is freed by `Session`, when nobody on any host uses it any more."""
+        """`Session` frees a node without a name when no host uses it any more."""
         if inode.nlink == 0:
             used = inode.node in self._uses
             self._here.set_nameless(inode.node, self._session.id if used else 0)
             self._scope.lost_names.append(inode.node)
 
     def _accessed(self, inode: Inode) -> None:
-        """What a change reads on its way is not noted: it would be one more row, and told to every host."""
+        """A read within a change leaves no access time: that would be one more row, announced to every host."""
 
     def _drop(self, inode: Inode) -> None:
         raise AssertionError("nodes are freed by `Session`")
@@ -252,7 +251,7 @@ class StoredTree(TreeVolume):
         assert isinstance(inode, StoredInode)
         self._here.set_xattrs(inode)
 
-    # -- who has written ---------------------------------------------------------------------------------------
+    # -- conflicts between hosts -------------------------------------------------------------------------------
 
     def _put(self, inode: Inode, offset: int, data: bytes) -> None:
         self._rewritten(inode, empties=False)
@@ -264,10 +263,10 @@ class StoredTree(TreeVolume):
         super()._resize(inode, size)
 
     def _rewritten(self, inode: Inode, *, empties: bool) -> None:
-        """The bytes of a file are about to change. ESTALE where that would undo what another host has written.
+        """The bytes of a file are about to change. ESTALE where that would undo another host's write.
 
-        That is when it is emptied though another host has changed it since it was opened here to be written; and when
-        it was emptied here, to be written anew, and another host has done the same since.
+        That is when it is emptied though another host has changed it since it was opened here for writing; and when it
+        was emptied here to be written anew, and another host has done the same since.
         """
         assert isinstance(inode, StoredInode)
         uses, version = self._uses, self._here.version

@@ -1,10 +1,10 @@
 """`Transaction`: one change of a volume, from the rows it decides on to the commit.
 
-It begins with one round trip, that locks and fetches what the rules are going to ask for (`Wanted`), and ends with
-another, that writes what they have changed, tells of it and commits. In between it is what `TreeStorage` asks: inodes,
-names, chunks and extended attributes, looked for here first, and then in the tables.
+It begins with one round trip, which locks and fetches the rows that the rules need (`Wanted`), and ends with another,
+which writes the changed rows, notifies other hosts and commits. In between it answers `TreeStorage`: inodes, names,
+chunks and extended attributes, from memory first, and then from the tables.
 
-Who is kept out. A single operation takes `CHANGE_LOCK` shared, and locks the rows of the inodes it decides on: that of
+Locks. A single operation takes `CHANGE_LOCK` shared, and locks the rows of the inodes it decides on: that of
 a directory stands for its names, that of a file for its chunks and attributes. A rename from one directory to another
 takes `RENAME_LOCK` as well, so that two of them on two hosts can't make a ring. A change of several operations
 (`exclusive`) has `CHANGE_LOCK` for itself and locks no rows: no other change of the volume is under way.
@@ -18,11 +18,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fusebackend.backends.postgres import statements
-from fusebackend.backends.postgres.batch import Rows, Statement, rollback, send
-from fusebackend.backends.postgres.connections import gone
-from fusebackend.backends.postgres.rows import StoredInode
+from fusebackend.backends.postgres.statements import StoredInode
 from fusebackend.base.errors import oserror
-from fusebackend.databases.postgres_errors import errno_of
+from fusebackend.databases.pipeline import BEGIN, COMMIT, Rows, Statement, rollback, send
+from fusebackend.databases.postgres import errno_of
 from fusebackend.protocol import Change
 from fusebackend.volumes.chunks import CHUNK_BYTES, CHUNK_SHIFT, Chunk
 
@@ -33,15 +32,19 @@ MAX_PENDING_BYTES = 8 << 20
 """More than this is written before the commit: a change of several operations may be of any size."""
 
 
+def gone() -> OSError:
+    return oserror(errno.ESTALE)
+
+
 @dataclass(frozen=True)
 class Wanted:
-    """What an operation is going to ask for."""
+    """The rows that an operation needs."""
 
     nodes: tuple[int, ...] = ()
     entries: tuple[tuple[int, bytes], ...] = ()
     """Names, with the inodes under them. Their directories are locked, too."""
     empty: bool = False
-    """Whether what is under the last of the names is an empty directory."""
+    """Whether the last of the names is that of an empty directory."""
     line: tuple[int, ...] = ()
     """These directories' ancestors."""
     rename: bool = False
@@ -52,7 +55,7 @@ class Wanted:
     append: int = 0
     """The last chunk of this node."""
     cut: tuple[int, int] | None = None
-    """What a node loses when it gets this size."""
+    """The blocks that a node loses when it gets this size."""
     xattrs: int = 0
     """All extended attributes of this node."""
 
@@ -74,8 +77,8 @@ class Transaction:
         self._empty: set[int] = set()  # directories that have no names in the table
         self._freed: dict[tuple[int, int], int] = {}
         self._begun = begun
-        self._failed = False  # the server has given it up, and would answer a commit with a rollback
-        # What has changed and is not in the tables yet:
+        self._failed = False  # the server would answer a commit with a rollback
+        # Changes that are not in the tables yet:
         self._changed: dict[int, StoredInode] = {}
         self._set_names: dict[tuple[int, bytes], int | None] = {}
         self._set_chunks: dict[tuple[int, int], Chunk] = {}
@@ -92,7 +95,7 @@ class Transaction:
         batch: list[tuple[Statement, Callable[[Rows], None] | None]] = []
         if not self._begun:
             self._begun = True
-            batch.append((statements.BEGIN, None))
+            batch.append((BEGIN, None))
             batch.append((statements.lock_changes(self._volume, self._exclusive), None))
         volume, lock = self._volume, not self._exclusive
         if wanted.rename and lock:
@@ -118,7 +121,7 @@ class Transaction:
         self._send(batch)
 
     def _chunks_for(self, wanted: Wanted) -> list[Statement]:
-        """The chunks that will be changed in part; of those that are replaced as a whole, how long they are."""
+        """The chunks that will be changed in part, and the lengths of those that are replaced as a whole."""
         if wanted.append:
             return [statements.last_chunk(self._volume, wanted.append)]
         if wanted.cut is not None:
@@ -136,7 +139,7 @@ class Transaction:
         return self._missing_chunks(node, first, last, offset, size)
 
     def _missing_chunks(self, node: int, first: int, last: int, offset: int, size: int) -> list[Statement]:
-        """Chunks that are not here yet; without the bytes of those that `size` bytes at `offset` replace."""
+        """Chunks that are not in memory; without the bytes of those that `size` bytes at `offset` replace."""
         missing = [index for index in range(first, last + 1) if (node, index) not in self._chunks]
         if not missing or node in self._cuts:
             return []
@@ -175,7 +178,7 @@ class Transaction:
         self._parents.update(rows)
 
     def _take_chunks(self, rows: Rows) -> None:
-        """A chunk whose bytes were not fetched is going to be replaced: zeros will do for them."""
+        """A chunk without bytes is about to be replaced as a whole: zeros stand in for it."""
         for node, index, size, data in rows:
             if self._chunks.get((node, index)) is None:
                 self._chunks[node, index] = Chunk(bytes(size) if data is None else data)
@@ -200,7 +203,7 @@ class Transaction:
         return inode
 
     def known(self, node: int) -> StoredInode | None:
-        """The inode, if it has been fetched: that under a name has been, with the name."""
+        """The inode, if it has been fetched. With each name its inode has been."""
         return self._inodes.get(node)
 
     def parent(self, node: int) -> int:
@@ -293,29 +296,29 @@ class Transaction:
         return self._pending_bytes > MAX_PENDING_BYTES
 
     def flush(self) -> None:
-        """Write what has changed so far, without committing it."""
+        """Write the changes so far, without a commit."""
         self._send([(statement, None) for statement in self._writing()])
         for key in self._set_chunks:
-            self._chunks.pop(key, None)  # fetched again if they are asked for: they were many
+            self._chunks.pop(key, None)  # fetched again when they are needed: they were many
         for table in (self._changed, self._set_names, self._set_chunks, self._cuts, self._set_xattrs, self._nameless):
             table.clear()
         self._freed.clear()
         self._pending_bytes = 0
 
-    def commit(self, tell: Callable[[Sequence[Change]], list[Statement]]) -> None:
-        """Write everything, tell of it and commit.
+    def commit(self, notify: Callable[[Sequence[Change]], list[Statement]]) -> None:
+        """Write everything, notify other hosts and commit.
 
         Raises:
-            psycopg.Error: nothing has happened; or the connection was lost, and it is not known whether it has.
+            psycopg.Error: nothing has been changed; or the connection was lost, and the outcome is unknown.
         """
         import psycopg
 
         if self._failed:
             raise oserror(errno.EIO)
         writing = self._writing()
-        writing += tell(self._changes)
+        writing += notify(self._changes)
         try:
-            self._send([(statement, None) for statement in [*writing, statements.COMMIT]])
+            self._send([(statement, None) for statement in [*writing, COMMIT]])
         except psycopg.OperationalError as error:
             if self._connection.closed:
                 words = "PostgreSQL: the connection was lost while a change was being committed"

@@ -1,19 +1,77 @@
-"""`Uses`: which nodes of a volume this process has open, and which its mount's kernel knows. Pure.
+"""A host's records about nodes. `Uses`: which are open, or known to the kernel. `BareNodes`: which have no xattrs.
 
-Here is also what a rewrite needs to know: whether another host has changed a file since it was opened here to be
-written. A file's row says which version last changed its bytes (`contents`), and which one last made it 0 bytes long
-(`emptied`); a process that has it open for writing keeps what these were.
+`Uses` also detects write conflicts: whether another host has changed a file since it was opened here for writing. The
+file's row has the version that last changed its bytes (`contents`), and the one that last made it 0 bytes long
+(`emptied`); a process that has the file open for writing remembers both. No I/O happens here.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from fusebackend.backends.postgres.rows import StoredInode
+from fusebackend.backends.postgres.statements import StoredInode
 
 WRITING = os.O_WRONLY | os.O_RDWR
+
+
+MAX_NODES = 50_000
+"""With so many, all are forgotten."""
+
+MAX_PAGES = 64
+"""Of listings. The oldest is forgotten first."""
+
+
+class BareNodes:
+    """Nodes that are known to have no extended attributes.
+
+    `ls -l` reads an attribute of each file that it lists, and nearly none has any. So the first such read queries all
+    nodes of the listing, and new nodes have none. This holds only while changes of other hosts are announced, and until
+    one concerns the node. Any thread may call any method.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._bare: set[int] = set()
+        self._pages: list[frozenset[int]] = []
+        self._changes = 0
+
+    def __contains__(self, node: int) -> bool:
+        return node in self._bare
+
+    @property
+    def moment(self) -> int:
+        """To be read before the tables are queried, and passed to `note` with the answer."""
+        return self._changes
+
+    def listed(self, nodes: Iterable[int]) -> None:
+        page = frozenset(nodes)
+        if len(page) > 1:
+            with self._lock:
+                self._pages = [*self._pages[1 - MAX_PAGES :], page]
+
+    def beside(self, node: int) -> Sequence[int]:
+        """The nodes that were listed together with this one, itself included."""
+        with self._lock:
+            return next((list(page) for page in reversed(self._pages) if node in page), [node])
+
+    def note(self, moment: int, nodes: Iterable[int]) -> None:
+        """These nodes have none, unless something has changed since `moment`."""
+        with self._lock:
+            if moment == self._changes:
+                if len(self._bare) > MAX_NODES:
+                    self._bare.clear()
+                self._bare.update(nodes)
+
+    def changed(self, node: int | None) -> None:
+        """A node may have some now; None stands for any."""
+        with self._lock:
+            self._changes += 1
+            if node is None:
+                self._bare.clear()
+            else:
+                self._bare.discard(node)
 
 
 class Opened:
@@ -26,21 +84,21 @@ class Opened:
         self.writers = 0
         self.contents = 0  # the version of the bytes that this host has opened, or made
         self.emptied: int | None = None  # the version that made it 0 bytes long, where that was done here
-        # What the row had before it was last written here. If that failed it has them still, and else never again.
+        # The row's values before it was last written here. It still has them if that failed, and else never again.
         self.contents_before = 0
         self.emptied_before = 0
         self.is_changed_elsewhere = False
 
 
 class Uses:
-    """See the module's docstring."""
+    """The nodes that this process uses. Any thread may call any method."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._opened: dict[int, Opened] = {}
         self._held: set[int] = set()
-        self._nameless: set[int] = set()  # those of ours that have no name, and are noted as used by this session
-        self._unused: set[int] = set()  # those of these that nobody uses any more
+        self._nameless: set[int] = set()  # registered in the table as used by this session, for they have no name
+        self._unused: set[int] = set()  # nodes to be unregistered
 
     def __contains__(self, node: int) -> bool:
         return node in self._opened or node in self._held
@@ -94,17 +152,17 @@ class Uses:
             self._unused.add(node)
 
     def unused(self) -> list[int]:
-        """Nodes that this session is noted as a user of, and is no more."""
+        """Nodes that this session is registered for, and uses no more."""
         with self._lock:
             return list(self._unused)
 
     def forget_unused(self, nodes: Iterable[int]) -> None:
-        """That has been noted."""
+        """These have been unregistered."""
         with self._lock:
             self._unused.difference_update(nodes)
 
     def is_noted(self, node: int) -> bool:
-        """Does the database know that this session uses it, though it has no name?"""
+        """Whether this session is registered as a user of a node without a name."""
         return node in self._nameless
 
     def nameless(self) -> list[int]:
@@ -115,19 +173,19 @@ class Uses:
         with self._lock:
             return list(self._opened)
 
-    # -- who has written ---------------------------------------------------------------------------------------
+    # -- conflicts between hosts -------------------------------------------------------------------------------
 
-    # `version` is that of the transaction that asks; a row that has it was written by it before.
+    # `version` is that of the current transaction; a row that has it was written by it before.
 
     def may_write(self, inode: StoredInode, version: int) -> bool:
-        """Has nobody else emptied the file since this host did, to write it anew?"""
+        """Whether no other host has emptied the file since this host did, to write it anew."""
         opened = self._opened.get(inode.node)
         if opened is None or opened.emptied is None:
             return True
         return inode.emptied in (opened.emptied, opened.emptied_before, version)
 
     def may_empty(self, inode: StoredInode, version: int) -> bool:
-        """Has nobody else changed the file since it was last opened here to be written?"""
+        """Whether no other host has changed the file since it was last opened here for writing."""
         opened = self._opened.get(inode.node)
         if opened is None or opened.writers == 0:
             return True
@@ -138,7 +196,8 @@ class Uses:
         """This host is about to commit other bytes of a file, whose row is locked.
 
         Args:
-            contents: what the row has had for it until now; as `emptied`, which is None where it is not emptied.
+            contents: the row's value until now.
+            emptied: the same, None where the file is not emptied.
         """
         opened = self._opened.get(node)
         if opened is None:

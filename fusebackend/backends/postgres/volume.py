@@ -1,17 +1,16 @@
 """`PostgresVolume`: the kernel face of `PostgresBackend`, a tree in a database that many hosts mount at once.
 
-How it works. The rules are `TreeVolume`'s; they run on a `Transaction`, which holds what they ask for and gathers what
-they change. Each operation that changes something is one transaction of two round trips, is committed when it returns,
-and is done once more when the server gave it up for another's sake. Reads are single statements: each sees one state,
-waits for nobody, and any number of them run at once. There is nothing kept in memory that another host could have
-changed meanwhile.
+The rules are `TreeVolume`'s; they run on a `Transaction`, which fetches the rows they need and gathers their changes.
+Each operation that changes something is one transaction of two round trips, committed when it returns, and repeated
+when the server rolls it back in favour of another one. Reads are single statements: each sees one state and waits for
+no lock, and any number of them run at once. Nothing is kept in memory that another host could have changed.
 
-`lock` holds nobody back here. Several calls become one in `changing`, which keeps all other changes of the volume out,
-on every host; and `viewing`, in which all reads see one state. Both belong to the thread that entered them.
+`lock` does nothing here. Several calls become one in `changing`, which keeps all other changes of the volume out, on
+every host; and in `viewing` all reads see one state. Both belong to the thread that entered them.
 
-Durability: a commit waits for the server's disk (`connections.SETTINGS` says why it must). `fsync` is one more, and so
-waits for everything that was committed before it, by any host. When the connection is lost between a
-commit and its answer, nobody knows whether it has happened: that is EIO for whoever asked.
+Durability: a commit waits for the server's disk (`host_session.SETTINGS` gives the reason). `fsync` is one more commit,
+and so waits for all commits before it, by any host. When the connection is lost between a commit and its answer, the
+outcome is unknown, and the call fails with EIO.
 """
 
 from __future__ import annotations
@@ -20,20 +19,20 @@ import contextlib
 import errno
 import stat
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from fusebackend.backends.postgres import schema, statements
-from fusebackend.backends.postgres.bare_nodes import BareNodes
-from fusebackend.backends.postgres.batch import send
-from fusebackend.backends.postgres.connections import CONNECTIONS, Connections, gone
 from fusebackend.backends.postgres.feed import VolumeFeed
-from fusebackend.backends.postgres.host_session import Session
-from fusebackend.backends.postgres.rows import StoredInode
+from fusebackend.backends.postgres.host_session import Session, configure
+from fusebackend.backends.postgres.statements import StoredInode
 from fusebackend.backends.postgres.stored_tree import StoredTree
-from fusebackend.backends.postgres.transaction import Wanted
-from fusebackend.backends.postgres.uses import Uses
+from fusebackend.backends.postgres.transaction import Wanted, gone
+from fusebackend.backends.postgres.uses import BareNodes, Uses
 from fusebackend.base.errors import oserror
 from fusebackend.base.stamps import now_ns
+from fusebackend.databases.pipeline import BEGIN, COMMIT, send
+from fusebackend.databases.postgres import Connections
 from fusebackend.protocol import ROOT_NODE, Attr, AttrChanges, Caller, Change, Features, Link, StatFs
 from fusebackend.volumes import posix as tree
 from fusebackend.volumes.chunks import CHUNK_BYTES, CHUNK_SHIFT
@@ -43,6 +42,9 @@ if TYPE_CHECKING:
     from psycopg import Connection
 
 T = TypeVar("T")
+
+CONNECTIONS = 16
+"""Operations that run at once. A mount may ask for four times as many; a server takes 100 from all hosts together."""
 
 FREE_BLOCKS = 1 << 38
 """Of 4 KiB: a server does not tell how much room it has, so `df` shows 1 PiB."""
@@ -54,8 +56,8 @@ class PostgresVolume(StoredTree):
     Args:
         conninfo: libpq's words for the connection, or a URI.
         name: the volume; made if there is none of that name.
-        conflict: what a rewrite of a file that another host has changed meanwhile is: `"error"` (ESTALE), or
-            `"last-writer"`, who wins.
+        conflict: whether a rewrite of a file that another host has changed fails with ESTALE (`"error"`) or wins
+            (`"last-writer"`).
         connections: how many operations run at once.
 
     Raises:
@@ -77,7 +79,7 @@ class PostgresVolume(StoredTree):
         uses = Uses()
         self._bare = BareNodes()
         with contextlib.ExitStack() as undo:
-            pool = Connections(conninfo, connections)
+            pool = Connections(conninfo, connections, configure)
             undo.callback(pool.close)
             pool.run(schema.migrate)
             number = pool.run(lambda connection: schema.volume_id(connection, name))
@@ -85,7 +87,7 @@ class PostgresVolume(StoredTree):
             undo.callback(session.close)
             super().__init__(pool, number, session, uses, last_writer_wins=conflict == "last-writer")
             self._require_root()
-            self._feed = VolumeFeed(self, conninfo, self.id, self.session)
+            self._feed = VolumeFeed(conninfo, self.id, self.session, self.changed_elsewhere, self._feed_became)
             undo.pop_all()
         self._closed = False
 
@@ -99,7 +101,7 @@ class PostgresVolume(StoredTree):
 
     @property
     def connections(self) -> Connections:
-        """For what else is asked of the database on the volume's behalf, as long as it is open."""
+        """For further queries on the volume's behalf, until it is closed."""
         return self._connections
 
     # -- names -------------------------------------------------------------------------------------------------
@@ -127,12 +129,12 @@ class PostgresVolume(StoredTree):
         listed = [(row[5], StoredInode.of(row[6:])) for row in named if self._is_entry(node, row)]
         self._bare.listed(inode.node for _, inode in listed)
         shown = self._damage.shown(node, listed)
-        if named and not shown:  # none of them can be shown; the listing goes on behind them
+        if named and not shown:  # none of them can be shown: go on after them
             return self.readdir(node, named[-1][5], limit)
         return shown
 
     def _is_entry(self, directory: int, row: Sequence[Any]) -> bool:
-        """Does a row of a listing have an inode that can be one?"""
+        """Whether a row of a listing has a sound inode."""
         if row[6] is not None and is_in_range(row[6:18]):
             return True
         self._damage.tell(f"name {row[5]!r} in inode {directory} leads to an inode that is missing or damaged")
@@ -160,7 +162,7 @@ class PostgresVolume(StoredTree):
             self._require_used(node)
 
     def _require_used(self, node: int) -> None:
-        """A node without a name is there for who uses it."""
+        """A node without a name exists only for its users. ESTALE."""
         if node not in self._uses:
             raise gone()
         if not self._uses.is_noted(node):
@@ -247,7 +249,7 @@ class PostgresVolume(StoredTree):
         return {name: value for _, name, value in rows if name is not None}
 
     def _look_for_bare(self, node: int) -> None:
-        """Ask once for all that were listed together."""
+        """Query all nodes at once that were listed together."""
         nodes = self._bare.beside(node)
         if len(nodes) > 1:
             moment = self._bare.moment
@@ -347,7 +349,7 @@ class PostgresVolume(StoredTree):
                 self._connections.close()
 
     def changed_elsewhere(self, changes: Sequence[Change]) -> None:
-        """Other hosts have made these changes: what is open here may have lost its name."""
+        """Other hosts have made these changes: open nodes may have lost their names."""
         for change in changes:
             if change.node is not None or change == Change():
                 self._bare.changed(change.node)
@@ -356,6 +358,10 @@ class PostgresVolume(StoredTree):
                 if node is not None and self._uses.is_open(node):
                     self._session.look_after(node)
         self.publish(*changes)
+
+    def _feed_became(self, live: bool) -> None:
+        self.features = replace(self.features, change_feed=live)
+        self.expire()
 
 
 def _cut_out(file_bytes: int, chunks: dict[int, bytes], offset: int, size: int) -> bytes:
@@ -376,4 +382,4 @@ def _cut_out(file_bytes: int, chunks: dict[int, bytes], offset: int, size: int) 
 def _sync(connection: Connection[Any]) -> None:
     """A commit that waits for the disk. It must have written something, or it would not wait (xact.c)."""
     emit = "SELECT pg_logical_emit_message(true, 'fusebackend', '')"
-    send(connection, [statements.BEGIN, (emit, ()), statements.COMMIT])
+    send(connection, [BEGIN, (emit, ()), COMMIT])

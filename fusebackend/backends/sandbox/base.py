@@ -363,7 +363,7 @@ def _execute(sandbox: BaseSandbox, command: str, timeout_s: float) -> ExecuteRes
 # -- grep and glob --------------------------------------------------------------------------------------------
 
 LONGEST_S = 600.0
-"""For a search that nobody limits."""
+"""For a search without a limit."""
 
 READ_FILES = 50
 """Candidates that are read at a time, so that a search that is limited does not read all."""

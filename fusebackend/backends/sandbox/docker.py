@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Self
 
 from fusebackend.backends.sandbox.docker_container import DockerContainer, get_file, put_files
-from fusebackend.backends.sandbox.docker_engine import connect, speaking
+from fusebackend.backends.sandbox.docker_engine import connect, engine_errors
 from fusebackend.backends.sandbox.docker_shell import kill_script, send_to
 from fusebackend.backends.sandbox.script_answers import failure, pieces_of, status_of
 from fusebackend.backends.sandbox.scripts import Script, nonce
@@ -258,7 +258,7 @@ def open_docker(url: Url) -> DockerBackend:
 def _is_container(name: str) -> bool:
     client = connect()
     try:
-        with speaking():
+        with engine_errors():
             client.api.inspect_container(name)
     except FileNotFoundError:
         return False

@@ -24,7 +24,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from fusebackend.backends.sandbox.docker_engine import connect, speaking
+from fusebackend.backends.sandbox.docker_engine import connect, engine_errors
 from fusebackend.backends.sandbox.docker_shell import DockerShells
 from fusebackend.backends.sandbox.scripts import Script
 from fusebackend.linux.runtime_directory import identity, pid_namespace
@@ -32,7 +32,7 @@ from fusebackend.linux.runtime_directory import identity, pid_namespace
 log = logging.getLogger(__name__)
 
 KEEP_RUNNING = ["-c", "while :; do sleep 86400; done"]
-"""What the container does: nothing, for as long as it is there. Its processes come by `exec`."""
+"""The command of the container: nothing, for as long as it is there. Its processes come by `exec`."""
 
 
 NOTICE_S = 0.5
@@ -173,7 +173,7 @@ class DockerContainer:
         deadline = time.monotonic() + (0 if settled else NOTICE_S)
         while True:
             try:
-                with speaking():
+                with engine_errors():
                     state: dict[str, Any] = self._connected().api.inspect_container(container)["State"]
             except FileNotFoundError:
                 return {}
@@ -202,7 +202,7 @@ class DockerContainer:
 
     def _remove(self, container: str) -> None:
         try:
-            with speaking():
+            with engine_errors():
                 self._client.api.remove_container(container, force=True, v=True)
         except FileNotFoundError:
             return
@@ -214,7 +214,7 @@ class DockerContainer:
 
     def _require_running(self, client: Any) -> str:
         try:
-            with speaking():
+            with engine_errors():
                 found = client.api.inspect_container(self.name)
         except FileNotFoundError:
             raise OSError(errno.ENXIO, f"There is no container '{self.name}'") from None
@@ -226,13 +226,13 @@ class DockerContainer:
 
     def _require_image(self, client: Any) -> None:
         try:
-            with speaking():
+            with engine_errors():
                 client.images.get(self.image)
             return
         except FileNotFoundError:
             log.info("pulling the image %s", self.image)
         try:
-            with speaking():
+            with engine_errors():
                 client.images.pull(self.image)
         except OSError as error:
             text = f"There is no image '{self.image}' here, and it can't be pulled: {error.strerror}"
@@ -254,7 +254,7 @@ class DockerContainer:
         }
         if self._bound:
             options["mounts"] = [*options.get("mounts", []), *map(_bind_of, self._bound.items())]
-        with speaking():
+        with engine_errors():
             container = client.containers.create(self.image, **options)
             try:
                 container.start()
@@ -277,7 +277,7 @@ def _bind_of(item: tuple[str, str]) -> Any:
 def remove_left(client: Any) -> None:
     """Remove the containers that servers of this machine have left when they were killed."""
     try:
-        with speaking():
+        with engine_errors():
             found = client.api.containers(all=True, filters={"label": OWNER})
     except OSError as error:
         log.warning("containers of killed servers could not be looked for: %s", error.strerror)
@@ -286,7 +286,7 @@ def remove_left(client: Any) -> None:
         if is_left(container.get("Labels") or {}, running=container.get("State") == "running"):
             log.info("removing container %s, whose server is gone", container["Id"][:12])
             try:
-                with speaking():
+                with engine_errors():
                     client.api.remove_container(container["Id"], force=True, v=True)
             except OSError as error:
                 log.info("container %s: %s", container["Id"][:12], error.strerror)
@@ -312,7 +312,7 @@ def put_files(api: Any, container: str, files: Iterable[tuple[str, bytes]], owne
                 for _, name, data in group:
                     archive.addfile(_member(name, len(data), owner), io.BytesIO(data))
             file.seek(0)
-            with speaking():
+            with engine_errors():
                 api.put_archive(container, directory or "/", file)
 
 
@@ -327,7 +327,7 @@ def _member(name: str, size: int, owner: tuple[int, int]) -> tarfile.TarInfo:
 
 def get_file(api: Any, container: str, path: str) -> bytes:
     """The bytes of a regular file. OSError: ENXIO for any other file, such as a link."""
-    with speaking():
+    with engine_errors():
         stream, _ = api.get_archive(container, path)
         try:
             with tarfile.open(fileobj=_Stream(stream), mode="r|") as archive:  # type: ignore[call-overload]

@@ -1,6 +1,6 @@
 """The Docker engine as `DockerBackend` speaks to it: the SDK imported when it is needed, its errors as `OSError`.
 
-Every call of the SDK is made inside of `speaking()`, so each error is one line.
+Every call of the SDK is made inside of `engine_errors()`, so each error is one line.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def connect(base_url: str | None = None) -> Any:
         raise OSError(errno.ENOPKG, "The Docker SDK is not installed: pip install 'fusebackend[docker]'") from None
     where = base_url or os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
     _require_socket(where)
-    with speaking(where):
+    with engine_errors(where):
         named = docker.utils.kwargs_from_env() if base_url is None else {"base_url": base_url}
         client = docker.DockerClient(timeout=REQUEST_TIMEOUT_S, num_pools=POOLS, **named)
         try:
@@ -60,7 +60,7 @@ def _require_socket(url: str) -> None:
 
 
 @contextlib.contextmanager
-def speaking(where: str = "the Docker engine") -> Iterator[None]:
+def engine_errors(where: str = "the Docker engine") -> Iterator[None]:
     """Turn errors of the SDK in the block into `OSError`: ENOENT for unknown objects, EBUSY for a conflict,
     ECONNREFUSED where there is no engine."""
     import docker.errors  # type: ignore[import-untyped]

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from fusebackend.backends.sandbox.docker_engine import speaking
+from fusebackend.backends.sandbox.docker_engine import engine_errors
 from fusebackend.backends.sandbox.script_answers import failure
 from fusebackend.backends.sandbox.scripts import LIBRARY, SETTINGS, Script, nonce
 from fusebackend.base.errors import oserror
@@ -115,7 +115,7 @@ class DockerShell:
     """
 
     def __init__(self, api: Any, container: str) -> None:
-        with speaking():
+        with engine_errors():
             made = api.exec_create(container, ["sh"], stdin=True, stdout=True, stderr=True)
             self._stream = api.exec_start(made["Id"], socket=True)
         self._socket: socket.socket = getattr(self._stream, "_sock", self._stream)
@@ -373,12 +373,12 @@ class DockerShells:
 
 
 TAKE = 'cat >"$1" || { code=$?; cat >/dev/null; exit $code; }'
-"""Write what is read to a file; and read on where that fails, for who sends it waits until it is read."""
+"""Write what is read to a file; and read on where that fails, for its sender waits until it is read."""
 
 
 def send_to(api: Any, container: str, path: str, data: bytes) -> None:
     """Write a file through a command of its own: where the engine's archives do not reach. OSError."""
-    with speaking():
+    with engine_errors():
         made = api.exec_create(container, ["sh", "-c", TAKE, "sh", path], stdin=True)
         stream = api.exec_start(made["Id"], socket=True)
         connection: socket.socket = getattr(stream, "_sock", stream)

@@ -32,6 +32,7 @@ class HostedSandbox(StagedSandbox):
     """See the module's docstring.
 
     Args:
+        sandbox: the SDK's object. The caller makes and ends it.
         timeout: seconds that a command may take by default.
         max_output_bytes: output beyond this is dropped, and the answer says `truncated`.
         root: the directory that is `/` for the file verbs, and where commands begin.
@@ -40,6 +41,7 @@ class HostedSandbox(StagedSandbox):
 
     def __init__(
         self,
+        sandbox: Any,
         timeout: float = 120.0,
         max_output_bytes: int = 100_000,
         *,
@@ -48,6 +50,7 @@ class HostedSandbox(StagedSandbox):
     ) -> None:
         require_positive(timeout, max_output_bytes)
         super().__init__(root=root, on_exists=on_exists)
+        self.sandbox = sandbox
         self.timeout = timeout
         self.max_output_bytes = max_output_bytes
 
@@ -67,7 +70,7 @@ class HostedSandbox(StagedSandbox):
         if refusal is not None:
             return refusal
         try:
-            with telling():
+            with sdk_errors():
                 ran = self.run(command, math.ceil(seconds))
         except OSError as error:
             return ExecuteResponse(output=f"Error executing command: {error.strerror}", exit_code=1)
@@ -80,7 +83,7 @@ class HostedSandbox(StagedSandbox):
 
 
 @contextlib.contextmanager
-def telling() -> Iterator[None]:
+def sdk_errors() -> Iterator[None]:
     """Turn errors of an SDK in the block into an `OSError` of one line."""
     try:
         yield
@@ -102,10 +105,6 @@ class E2BBackend(HostedSandbox):
         options: as for `HostedSandbox`.
     """
 
-    def __init__(self, sandbox: Any, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.sandbox = sandbox
-
     @property
     def id(self) -> str:
         return str(self.sandbox.sandbox_id)
@@ -122,11 +121,11 @@ class E2BBackend(HostedSandbox):
         return Ran(_bytes(result.stdout), _bytes(result.stderr), int(result.exit_code))
 
     def send(self, files: Sequence[tuple[str, bytes]]) -> None:
-        with telling():
+        with sdk_errors():
             self.sandbox.files.write_files([{"path": path, "data": data} for path, data in files])
 
     def fetch(self, path: str) -> bytes:
-        with telling():
+        with sdk_errors():
             return bytes(self.sandbox.files.read(path, format="bytes"))
 
 
@@ -135,7 +134,7 @@ def _bytes(text: str) -> bytes:
 
 
 OUT_OF_TIME = -1
-"""What `ContainerProcess.wait` answers when the time is over."""
+"""The answer of `ContainerProcess.wait` when the time is over."""
 
 
 class ModalBackend(HostedSandbox):
@@ -151,10 +150,6 @@ class ModalBackend(HostedSandbox):
         options: as for `HostedSandbox`.
     """
 
-    def __init__(self, sandbox: Any, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.sandbox = sandbox
-
     @property
     def id(self) -> str:
         return str(self.sandbox.object_id)
@@ -166,10 +161,10 @@ class ModalBackend(HostedSandbox):
         return Ran(stdout, stderr, None if code == OUT_OF_TIME else int(code))
 
     def send(self, files: Sequence[tuple[str, bytes]]) -> None:
-        with telling():
+        with sdk_errors():
             for path, data in files:
                 self.sandbox.filesystem.write_bytes(data, path)
 
     def fetch(self, path: str) -> bytes:
-        with telling():
+        with sdk_errors():
             return bytes(self.sandbox.filesystem.read_bytes(path))

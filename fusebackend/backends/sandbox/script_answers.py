@@ -31,7 +31,7 @@ ERRNO = {
 """The codes of the scripts."""
 
 TEMPORARY = re.compile(rb"\.fusebackend-(?:[0-9a-f]+(?:-[0-9]+)?|lock)~")
-"""What the scripts make for the time being; no listing shows it."""
+"""Temporary files of the scripts; no listing shows it."""
 
 _ENTRY = re.compile(rb"(?:\A|(?<=\n))(?://([0-9a-f]+) ([0-9]+) ([^/]*)//)?\.//\./|\n//end(u?)\n\Z")
 _TIME = re.compile(r"(\d{4})-(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?")
@@ -84,7 +84,7 @@ def failure(status: str) -> OSError:
 
 
 END = b"\n//end\n"
-"""What follows the last entry of a search."""
+"""The line after the last entry of a search."""
 
 
 def entries_of(listing: bytes) -> Found:

@@ -14,7 +14,7 @@ import re
 import secrets
 
 SETTINGS = "LC_ALL=C; TZ=UTC0; export LC_ALL TZ\n"
-"""What scripts go by, and commands of agents do not: bytes are bytes, and times are UTC."""
+"""Settings of scripts, which commands of agents do not have: bytes are bytes, and times are UTC."""
 
 _SOURCE = r"""
 fb_stat='//%f %s %y//%n'

@@ -31,7 +31,7 @@ INLINE_FILES = 8
 """More files than this are sent: each of them costs a command two processes more, and sending costs a request."""
 
 BATCH_FILES = 500
-"""Files that are put in their places by one command, whose line holds their paths."""
+"""Files that are put in their places by one command, which holds their paths."""
 
 BATCH_BYTES = 64 << 20
 """Bytes that are sent at a time, more only in one file."""

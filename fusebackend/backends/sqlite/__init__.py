@@ -2,10 +2,9 @@
 
 backend.py       `SqliteBackend`, and its volume
 schema.py        the tables of the file, and how it is opened
-stored_tree.py   what the volume holds: changed in memory, cached, or in the file
-dirty.py         the changes that the file does not have yet
-flusher.py       the thread that writes them to it
-index/           the trigram index for `grep`
-check.py         is a file sound?
-repair.py        mending one that is not
+stored_tree.py   the dirty buffer, the caches, and reading from the file
+flusher.py       the thread that writes changes to the file
+index.py         the trigram index for `grep`
+check.py         finds problems in a file
+repair.py        repairs them
 """

@@ -1,14 +1,14 @@
 """`SqliteBackend`: a whole POSIX volume in one SQLite file, the embedded default.
 
-How writing works. Changes gather in memory, in the `Overlay`: inodes, names, chunks, extended attributes. A flush
-writes all of them in one transaction and empties the overlay, so what the file holds is at every moment a consistent
-prefix of what was done. Flushes happen half a second after a change, when the overlay passes its bounds,
-and at fsync, which then syncs the WAL: only an fsync waits for the disk. A flush that fails (disk full) is rolled back
-and loses nothing: the overlay stays, and whoever writes next, or syncs, gets the error.
+Changes gather in memory, in the `DirtyBuffer`: inodes, names, chunks, extended attributes. A flush writes all of them
+in one transaction and empties the buffer, so the file is at every moment a consistent prefix of the changes. Flushes
+happen half a second after a change, when the buffer passes its bounds, and at fsync, which then syncs the WAL: only an
+fsync waits for the disk. A flush that fails (disk full) is rolled back and loses nothing: the buffer stays, and the
+next write or sync gets the error.
 
-`schema.py` documents the tables. One connection, used under `lock` from any thread; a second one, in the thread that
-also flushes, moves the WAL into the file (checkpoint) and indexes what has changed (`index/indexer.py`) without the
-lock; and one for each `grep`, which asks the index (`index/walk.py`).
+`schema.py` documents the tables. One connection is used under `lock` from any thread. A second one, in the flusher's
+thread, moves the WAL into the file (checkpoint) and brings the index up to date (`index.py`), without the lock. Each
+`grep` opens one to query the index.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from typing import Literal
 
 from fusebackend.backends.sqlite import schema
 from fusebackend.backends.sqlite.flusher import Flusher
-from fusebackend.backends.sqlite.index.indexer import Indexer
-from fusebackend.backends.sqlite.index.walk import IndexWalk
+from fusebackend.backends.sqlite.index import Indexer, IndexWalk
 from fusebackend.backends.sqlite.stored_tree import StoredTree, sqlite_errors
 from fusebackend.base.errors import oserror
+from fusebackend.databases.sqlite import transaction
 from fusebackend.protocol import Features, GrepResult, StatFs
 from fusebackend.volumes.agent_face import VolumeBackend
 from fusebackend.volumes.search import grep_files
@@ -34,16 +34,16 @@ log = logging.getLogger(__name__)
 
 MAX_DIRTY_BYTES = 16 << 20
 MAX_DIRTY_ITEMS = 4000
-"""Bounds of the overlay: more than this and the operation that passed it flushes. A flush of so many takes ~50 ms."""
+"""Bounds of the dirty buffer: the operation that passes them flushes. A flush of so many items takes ~50 ms."""
 
 MAX_WAL_BYTES = 512 << 20
-"""A WAL longer than this makes writers wait until all of it has been moved."""
+"""With a longer WAL, writers wait until all of it has been moved into the file."""
 
 RESERVE_BYTES = 8 << 20
 """Kept free on the disk under the file, so that deleting, which writes too, still works when it is full."""
 
 CHECKPOINT_RETRY_S = 5.0
-"""How long a checkpoint that writers wait for is not tried again after a reader from outside was in its way."""
+"""The pause before the next checkpoint that writers wait for, after another program's reader prevented one."""
 
 FULL_RETRY_S = 0.2
 """After a failed flush, how long writes are refused before the next one tries again."""
@@ -55,10 +55,10 @@ class SqliteVolume(StoredTree):
     features = Features()
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = os.path.realpath(path)  # SQLite puts the WAL beside the file, not beside a link to it
-        self._claim = schema.FileClaim(self.path)
+        name = os.path.realpath(path)  # SQLite puts the WAL beside the file, not beside a link to it
+        self._claim = schema.FileClaim(name)
         try:
-            db = schema.connect(self.path)
+            db = schema.connect(name)
         except BaseException:
             self._claim.release()
             raise
@@ -70,40 +70,40 @@ class SqliteVolume(StoredTree):
         self._gone_since = 0.0
         self._closed = False
         try:
-            super().__init__(db, self.path)
+            super().__init__(db, name)
             self._flusher = Flusher(self.path, self.lock, self.write_back, self._wal_bytes, Indexer(self.path))
             self._free_orphans()
         except OSError as error:
             db.close()
             self._claim.release()
             reason = error.__cause__ or error.strerror
-            raise schema.VolumeFileError(error.errno, f"'{self.path}' can't be opened as a volume: {reason}") from None
+            raise schema.VolumeFileError(error.errno, f"'{name}' can't be opened as a volume: {reason}") from None
         self._flusher.start()
 
     # -- writing back ------------------------------------------------------------------------------------------
 
     def _note(self, items: int, size: int) -> None:
-        """The overlay has grown. Whoever passes its bounds flushes it, once the operation is complete (`_admit`)."""
-        self._overlay.items += items
-        self._overlay.bytes += size
+        """The dirty buffer has grown. The next operation flushes it if it is over its bounds (`_admit`)."""
+        self._dirty.items += items
+        self._dirty.bytes += size
         self._flusher.wake()
 
     def _admit(self, size: int) -> None:
-        """Called before anything is added: the place to flush, and to refuse what a full disk can't take."""
-        overlay = self._overlay
+        """Called before a change: flushes where that is due, and refuses bytes that a full disk can't take."""
+        dirty = self._dirty
         if self._failed is not None:
             if time.monotonic() - self._failed_at < FULL_RETRY_S:
                 raise oserror(self._failed.errno or errno.EIO)
             self.write_back()
-        elif overlay.bytes >= MAX_DIRTY_BYTES or overlay.items >= MAX_DIRTY_ITEMS:
+        elif dirty.bytes >= MAX_DIRTY_BYTES or dirty.items >= MAX_DIRTY_ITEMS:
             self.write_back()
-        if self._overlay.bytes + size > self._room_bytes:
+        if self._dirty.bytes + size > self._room_bytes:
             self._find_room(size)
 
     def _find_room(self, size: int) -> None:
-        """Look how much the disk can take; when it seems too little, after giving it all that can be freed."""
+        """Measure the room on the disk; if that is too little, once more after freeing as much as possible."""
         self._room_bytes = self._room()
-        if self._overlay.bytes + size <= self._room_bytes:
+        if self._dirty.bytes + size <= self._room_bytes:
             return
         self.write_back()
         self._checkpoint("TRUNCATE")
@@ -117,7 +117,7 @@ class SqliteVolume(StoredTree):
     def _room(self) -> int:
         """Bytes of data the disk can take: each is written twice, to the WAL and to the file, in pages a fifth empty.
 
-        What the WAL holds is still to be written to the file, for which there must be room as well.
+        The WAL's contents are still to be written to the file, so they need room as well.
         """
         return max(self._spare(os.fstatvfs(self._claim.fd)) - self._wal_bytes(), 0) * 2 // 5
 
@@ -126,18 +126,18 @@ class SqliteVolume(StoredTree):
         return max(disk.f_bavail * disk.f_frsize - reserve_bytes, 0)
 
     def write_back(self) -> None:
-        """Write the overlay to the file in one transaction. On an error nothing is written and nothing is lost."""
+        """Write the dirty buffer to the file in one transaction. After an error nothing is written and nothing lost."""
         with self.lock:
             try:
-                if self._overlay:
+                if self._dirty:
                     with sqlite_errors():
-                        self._write_overlay()
+                        self._write_dirty()
                     self._room_bytes = 0  # look again before the next write
-                    self._settle()
+                    self._flushed()
                     self._flusher.rest()
                     if self._wal_bytes() > MAX_WAL_BYTES:
                         self._checkpoint("RESTART")
-                if self.trouble is not None:  # what was written is in a file of another name, or of none
+                if self.trouble is not None:  # the file has another name now, or none
                     raise oserror(errno.EIO)
             except OSError as error:
                 self._failed, self._failed_at = error, time.monotonic()
@@ -146,7 +146,7 @@ class SqliteVolume(StoredTree):
 
     @property
     def trouble(self) -> tuple[float, str] | None:
-        """The file was moved or deleted: SQLite goes on with it, and what is written is lost to who mounts again."""
+        """Set when the file was moved or deleted: SQLite goes on with it, and the next mount would miss its changes."""
         try:
             status = os.stat(self.path)
             there = (status.st_dev, status.st_ino) == self._claim.key
@@ -162,7 +162,7 @@ class SqliteVolume(StoredTree):
         return self._gone_since, words
 
     def _checkpoint(self, mode: str) -> None:
-        """Move all of the WAL into the file now, with the lock held; if a reader from outside is in the way, later."""
+        """Move all of the WAL into the file, with the lock held; later if another program's reader prevents it."""
         if time.monotonic() < self._checkpoint_after:
             return
         with sqlite_errors():
@@ -174,18 +174,12 @@ class SqliteVolume(StoredTree):
         if busy:
             self._checkpoint_after = time.monotonic() + CHECKPOINT_RETRY_S
 
-    def _write_overlay(self) -> None:
+    def _write_dirty(self) -> None:
         """One transaction, all or nothing."""
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            self._overlay.write(self._db, self._rows.__next__)
+        with transaction(self._db):
+            self._dirty.write(self._db, self._rows.__next__)
             if self._next_node != self._stored_next_node:
                 self._db.execute("UPDATE meta SET value = ? WHERE key = 'next_node'", (self._next_node,))
-            self._db.execute("COMMIT")
-        except BaseException:
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
-            raise
 
     def _wal_bytes(self) -> int:
         try:
@@ -233,17 +227,17 @@ class SqliteVolume(StoredTree):
         disk = os.fstatvfs(self._claim.fd)
         with self.lock:
             free_bytes = self._scalar("PRAGMA freelist_count") * schema.PAGE_BYTES
-            # Not the size of the file, to which the pages that are only in the WAL yet do not count.
-            used_bytes = self._scalar("PRAGMA page_count") * schema.PAGE_BYTES - free_bytes + self._overlay.bytes
+            # Not the size of the file, which lacks the pages that are only in the WAL.
+            used_bytes = self._scalar("PRAGMA page_count") * schema.PAGE_BYTES - free_bytes + self._dirty.bytes
         used, free = used_bytes // disk.f_frsize, (self._spare(disk) + free_bytes) // disk.f_frsize
         # Counting the inodes would read the whole table; no volume has more than the numbers it gave out.
         return StatFs(disk.f_frsize, used + free, free, self._next_node + 2**31, 2**31)
 
     def _free_orphans(self) -> None:
-        """Nodes that were open without a name when the last server ended: nobody can reach them any more."""
+        """Free the nodes that were open without a name when the last server ended: no path leads to them."""
         with sqlite_errors():
             orphans = "SELECT node FROM inode WHERE nlink = 0 AND node NOT IN (SELECT node FROM dentry)"
-            self._overlay.dead = {node for (node,) in self._db.execute(orphans)}
+            self._dirty.dead = {node for (node,) in self._db.execute(orphans)}
         self.write_back()
 
 
@@ -252,7 +246,7 @@ class SqliteBackend(VolumeBackend):
 
     Args:
         path: the file; made when it is missing (its directory must exist).
-        on_exists: what `write` does to an existing file, `"error"` (the seeds) or `"replace"` (deepagents 0.7).
+        on_exists: `write` over an existing file is an `"error"` (the seeds) or a `"replace"` (deepagents 0.7).
 
     Raises:
         VolumeFileError: the file is in use by another `SqliteBackend`, is no volume, or can't be opened.

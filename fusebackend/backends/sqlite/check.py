@@ -1,11 +1,10 @@
-"""Is a volume file what `schema.py` says it is? `check(path)` gives one line for each thing that is wrong.
+"""Checks a volume file against `schema.py`: `check(path)` returns one line for each problem.
 
     python -m fusebackend.backends.sqlite.check FILE        exits with 0 when all is well, else with 1
 
-It only reads, in one transaction, and asks nobody for the file: a volume may be checked while it is mounted, and what
-is then seen is what the last flush wrote. Every rule is one query whose rows are what breaks it, so the file may be of
-any size; what is kept in memory is the problems, up to `MAX_PROBLEMS`. The index is checked against all texts
-(`index/check.py`).
+It only reads, in one transaction, and claims nothing: a volume may be checked while it is mounted, as of the last
+flush. Every rule is one query whose rows break it, so the file may be of any size; memory has the problems only, up to
+`MAX_PROBLEMS`. The trigram index is checked against all texts (`drift`).
 """
 
 from __future__ import annotations
@@ -16,12 +15,13 @@ import sqlite3
 import stat
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 from fusebackend.backends.sqlite import schema
-from fusebackend.backends.sqlite.index import check as index_check
+from fusebackend.backends.sqlite.index import text_of
+from fusebackend.databases.sqlite import open_file
 from fusebackend.protocol import BLOCK_BYTES, NAME_MAX_BYTES, ROOT_NODE
+from fusebackend.volumes import trigram
 from fusebackend.volumes.chunks import ALLOCATION_BYTES, CHUNK_BYTES, CHUNK_SHIFT, allocated_blocks
 from fusebackend.volumes.posix import DIRECTORY_BYTES
 from fusebackend.volumes.storage import MAX_FILE_BYTES
@@ -188,7 +188,7 @@ RULES = (
 
 
 def check(path: str | os.PathLike[str]) -> list[str]:
-    """What is wrong with a volume file, one line each; an empty list when nothing is.
+    """The problems of a volume file, one line each; an empty list for a sound one.
 
     Raises:
         VolumeFileError: there is no such file, or it is no volume at all.
@@ -209,7 +209,7 @@ def check(path: str | os.PathLike[str]) -> list[str]:
 
 
 def _check(name: str, how: str) -> list[str]:
-    connection = sqlite3.connect(f"{Path(name).absolute().as_uri()}?{how}", uri=True, isolation_level=None)
+    connection = open_file(name, how)
     try:
         _require_volume(connection, name)
         connection.execute("BEGIN")  # all rules see the same moment of a volume that is being written to
@@ -232,7 +232,7 @@ def _require_volume(connection: sqlite3.Connection, name: str) -> None:
 
 
 def describe(connection: sqlite3.Connection) -> list[str]:
-    """What is wrong with the file of a connection, of which one transaction sees all."""
+    """The problems of the file of a connection, which is in a transaction."""
     problems: list[str] = []
     for problem in _problems(connection):
         if len(problems) == MAX_PROBLEMS:
@@ -242,7 +242,7 @@ def describe(connection: sqlite3.Connection) -> list[str]:
 
 
 def damaged_pages(connection: sqlite3.Connection) -> Iterator[str]:
-    """What SQLite finds wrong below the tables."""
+    """The problems that SQLite finds in the pages below the tables."""
     for (answer,) in connection.execute(f"PRAGMA integrity_check({MAX_PROBLEMS})"):
         for line in answer.splitlines():
             if line != "ok" and not line.startswith("***"):  # the name of the database, always `main`
@@ -259,14 +259,14 @@ def _problems(connection: sqlite3.Connection) -> Iterator[str]:
                 yield rule.sentence.format(*row)
         for node in below_themselves(connection):
             yield f"directory inode {node} is below itself"
-        for _, line in index_check.drift(connection):
+        for _, line in drift(connection):
             yield line
     except sqlite3.Error as error:
         yield f"SQLite: {error}"
 
 
 def below_themselves(connection: sqlite3.Connection) -> Iterator[int]:
-    """One directory of every cycle, by the names they have; where one says its parent is does not matter.
+    """One directory of every cycle of names; `inode.parent` does not matter.
 
     None of a cycle is reached from the root, or one of them would have two names.
     """
@@ -281,6 +281,44 @@ def below_themselves(connection: sqlite3.Connection) -> Iterator[int]:
             node = parents[node]
         if seen_from.get(node) == start and node in parents:
             yield node
+
+
+_PAIRS = "SELECT term, doc FROM temp.{}_pairs WHERE instr(term, ?) = 0"
+"""Trigrams and nodes, sorted. Those across two words depend on the order of the words; no search uses them."""
+
+
+def drift(db: sqlite3.Connection) -> Iterator[tuple[int, str]]:
+    """The node of each file that a search may miss, and a line for it.
+
+    Every file that is not in `unindexed` must be found through the index. So all of them are indexed once more, into a
+    temporary table, and its entries are looked for in the index. More is no fault: the index keeps old entries.
+    """
+    _index_again(db)
+    db.execute("CREATE VIRTUAL TABLE temp.kept_pairs USING fts5vocab(main, trigram, instance)")
+    db.execute("CREATE VIRTUAL TABLE temp.wanted_pairs USING fts5vocab(temp, wanted, instance)")
+    between = (trigram.shown(b" "),)
+    kept = db.execute(_PAIRS.format("kept"), between)
+    at: tuple[str, int] | None = kept.fetchone()
+    reported: set[int] = set()
+    for pair in db.execute(_PAIRS.format("wanted"), between):
+        while at is not None and at < pair:
+            at = kept.fetchone()
+        if at != pair and pair[1] not in reported:
+            reported.add(pair[1])
+            yield pair[1], f"inode {pair[1]} holds {trigram.hidden(pair[0])!r} and the index does not know it"
+
+
+def _index_again(db: sqlite3.Connection) -> None:
+    for table in ("kept_pairs", "wanted_pairs", "wanted"):
+        db.execute(f"DROP TABLE IF EXISTS temp.{table}")  # of an earlier look through this connection
+    db.execute(f"CREATE VIRTUAL TABLE temp.wanted {schema.TRIGRAMS}")
+    db.execute("INSERT INTO temp.wanted (wanted, rank) VALUES ('hashsize', ?)", (schema.HASH_BYTES,))
+    common = {word for (word,) in db.execute("SELECT word FROM common_word")}
+    for (node,) in db.execute("SELECT node FROM inode WHERE node NOT IN (SELECT node FROM unindexed) ORDER BY node"):
+        text = text_of(db, node)
+        if text is not None:
+            for entry in trigram.entries(trigram.words(text) - common):
+                db.execute("INSERT INTO temp.wanted (rowid, words) VALUES (?, ?)", (node, entry))
 
 
 def main(arguments: list[str]) -> int:

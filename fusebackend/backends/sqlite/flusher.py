@@ -1,10 +1,9 @@
-"""`Flusher`: the thread beside an SQLite volume that writes changes to the file, moves the WAL on, and indexes.
+"""`Flusher`: the thread of an SQLite volume that writes changes to the file, checkpoints the WAL, and indexes.
 
-It flushes half a second after a change, so that this is the most a killed server loses of what nobody synced, and
-checkpoints on a connection of its own, without the volume's lock for all but the last of it. On that connection it also
-has the index brought up to date, in portions with pauses between. While the other threads of the process have much to
-do, which is to answer the kernel most of the time, a portion is due every `BUSY_PAUSE_S` only: it takes Python's lock
-from them again and again, and they have somebody waiting.
+It flushes half a second after a change, so a killed server loses at most that of changes that were not synced. It
+checkpoints on a connection of its own, and takes the volume's lock only for the end of that. On the same connection it
+brings the index up to date, in portions with pauses between. While the other threads of the process are busy, which
+mostly means with answers to the kernel, a portion is due only every `BUSY_PAUSE_S`: each takes Python's lock from them.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from fusebackend.backends.sqlite import schema
-from fusebackend.backends.sqlite.index.indexer import Indexer
+from fusebackend.backends.sqlite.index import Indexer
 
 log = logging.getLogger(__name__)
 
@@ -26,36 +25,33 @@ FLUSH_AFTER_S = 0.5
 """How long a change may wait in memory."""
 
 CHECKPOINT_BYTES = schema.WAL_KEPT_BYTES
-"""A WAL longer than this is moved into the file in the background."""
+"""A longer WAL is moved into the file in the background."""
 
 CHECKPOINT_PASSES = 4
 CHECKPOINT_REST_PAGES = 512
-"""It is moved in a few passes beside the writers, until this little is left to be moved while they wait."""
+"""It is moved in a few passes beside the writers, until so few pages are left to be moved while they wait."""
 
 INDEX_CACHE_KIB = 4096
-"""Of the connection that indexes; what it reads is read once."""
+"""Of the connection that indexes, which reads each page once."""
 
 BUSY_SHARE = 0.1
 BUSY_PAUSE_S = 0.5
 BUSY_LOOK_S = 0.05
-"""Other threads that keep so much of a processor busy are given so long before the next portion. How often to look."""
+"""While other threads keep this share of a processor busy, portions are so far apart; how often that is measured."""
 
 INDEX_RETRY_S = 10.0
-"""How long the index is left as it is after it failed."""
+"""The pause in indexing after a failure."""
 
 
 class OtherThreads:
-    """How busy the rest of the process is, for a thread whose work can wait.
-
-    Made and asked by one thread. The others need not count what they do: the kernel knows their processor time.
-    """
+    """Measures how busy the rest of the process is, from the kernel's processor times. Used by one thread."""
 
     def __init__(self) -> None:
         self._looked_s = time.monotonic()
         self._spent_s = _spent_s()
 
     def share(self) -> float:
-        """How many processors they have kept busy since this was last asked: 0 for none, 1 for one all the time."""
+        """Processors that the others have kept busy since the last call: 0 for none, 1 for one all the time."""
         now_s, spent_s = time.monotonic(), _spent_s()
         share = (spent_s - self._spent_s) / max(now_s - self._looked_s, 1e-6)
         self._looked_s, self._spent_s = now_s, spent_s
@@ -92,16 +88,16 @@ class Flusher:
         self._thread.start()
 
     def wake(self) -> None:
-        """Something is waiting to be written."""
-        if not self._changes_waiting.is_set():  # cheaper than setting it again, and asked for at every change
+        """There are changes to be written."""
+        if not self._changes_waiting.is_set():  # cheaper than setting it again at every change
             self._changes_waiting.set()
 
     def rest(self) -> None:
-        """Nothing is waiting any more."""
+        """There are no changes any more."""
         self._changes_waiting.clear()
 
     def stop(self) -> None:
-        """End the thread; what is waiting then is left to the caller."""
+        """End the thread; the caller flushes changes that are left."""
         self._stopping.set()
         self._changes_waiting.set()
         self._thread.join()
@@ -150,7 +146,7 @@ class Flusher:
         try:
             self._flush()
             self._keep_short()
-        except Exception as error:  # the thread goes on: without it nothing would ever be written again
+        except Exception as error:  # the thread goes on, or nothing would be written again
             if not self._failing:
                 log.error("changes wait in memory, the volume file can't take them: %s", error)
             self._failing = True
@@ -163,7 +159,7 @@ class Flusher:
         try:
             pause_s = self._indexer.work(self._connected())
             self._keep_short()
-        except Exception as error:  # whatever it is, changes are still to be flushed, and can be found without
+        except Exception as error:  # changes must still be flushed, and searches read them without an index
             if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
                 return time.monotonic() + FLUSH_AFTER_S / 10
             log.error("the index of %s can't be brought up to date: %s", self._path, error)

@@ -1,12 +1,12 @@
-"""Mending a volume file that `check.py` finds fault with. `repair(path)` is all of it.
+"""Repairs a volume file in which `check.py` finds problems: `repair(path)`.
 
-Everything happens in one transaction on a file that nobody else has open, so a repair that is cut short has changed
-nothing. What can be put right from the rest of the file is put right: counts, sizes, parents, the index. What holds
-bytes is never thrown away: data without an inode gets one, and what no path leads to is moved to `/lost+found`, named
-by its number (`#17`). Only what holds nothing goes: names that lead nowhere, empty files and directories without a
-name, symbolic links without a target.
+Everything happens in one transaction on a file that no other process has open, so a repair that is cut short has
+changed nothing. Values that follow from the rest of the file are corrected: counts, sizes, parents, the index. Bytes
+are never thrown away: data without an inode gets one, and files that no path leads to are moved to `/lost+found`, named
+by their numbers (`#17`). Only empty things go: names that lead nowhere, empty files and directories without a name,
+symbolic links without a target.
 
-Where SQLite itself says that its pages are damaged nothing is changed: mending on such ground would spread it.
+Where SQLite reports damaged pages nothing is changed: writing to them would spread the damage.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ from fusebackend.backends.sqlite.check import (
     check,
     damaged_pages,
     describe,
+    drift,
 )
-from fusebackend.backends.sqlite.index import check as index_check
+from fusebackend.databases.sqlite import open_file, transaction
 from fusebackend.protocol import ROOT_NODE
 from fusebackend.volumes.chunks import CHUNK_BYTES, CHUNK_SHIFT, allocated_blocks
 from fusebackend.volumes.posix import DIRECTORY_BYTES
@@ -50,12 +51,20 @@ _LOST = f"nlink != 0 AND node NOT IN (SELECT node FROM ({REACHED} SELECT node FR
 
 
 class Repair(NamedTuple):
-    """What a repair came to: `found` before it, and what of that is `left`."""
+    """The result of a repair: the problems `found`, and those that are `left`."""
 
     found: list[str]
     left: list[str]
     rescued: int
-    """How many files and directories have been put into `/lost+found`."""
+    """The number of files and directories that were moved to `/lost+found`."""
+
+
+class _DamagedPages(Exception):
+    """SQLite reports damaged pages: nothing is changed."""
+
+    def __init__(self, pages: list[str]) -> None:
+        super().__init__()
+        self.pages = pages
 
 
 def repair(path: str | os.PathLike[str]) -> Repair:
@@ -70,11 +79,13 @@ def repair(path: str | os.PathLike[str]) -> Repair:
         return Repair([], [], 0)
     claim = schema.FileClaim(name)
     try:
-        connection = sqlite3.connect(name, isolation_level=None)
+        connection = open_file(name, "mode=rw")
         try:
             schema.set_up(connection)
             connection.execute("PRAGMA locking_mode = EXCLUSIVE")
             return Repair(found, *_mend(connection, _index_is_readable(name)))
+        except _DamagedPages as error:
+            return Repair(found, error.pages, 0)
         except sqlite3.Error as error:
             return Repair(found, [f"SQLite: {error}"], 0)
         finally:
@@ -84,13 +95,11 @@ def repair(path: str | os.PathLike[str]) -> Repair:
 
 
 def _mend(db: sqlite3.Connection, index_is_readable: bool) -> tuple[list[str], int]:
-    """All of it in one transaction; gives what is left, and how much was rescued."""
-    db.execute("BEGIN EXCLUSIVE")
-    try:
+    """Repair in one transaction. Returns the problems that are left, and the number of rescued files."""
+    with transaction(db, "EXCLUSIVE"):
         db.execute("REINDEX")
         if pages := [line for line in damaged_pages(db) if "FTS5" not in line]:
-            db.execute("ROLLBACK")
-            return pages, 0
+            raise _DamagedPages(pages)
         for step in _STEPS:
             if isinstance(step, str):
                 db.execute(step)
@@ -103,27 +112,22 @@ def _mend(db: sqlite3.Connection, index_is_readable: bool) -> tuple[list[str], i
             _empty_index(db)
         _index(db)
         left = describe(db)
-        db.execute("COMMIT")
-    except BaseException:
-        if db.in_transaction:
-            db.execute("ROLLBACK")
-        raise
     db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     return left, rescued
 
 
-# -- rows that make sense ------------------------------------------------------------------------------------------
+# -- sound rows ----------------------------------------------------------------------------------------------------
 
 
 _NUMBERED = (
     ("inode", "node"), ("dentry", "node"), ("dentry", "parent"), ("chunk", "node"), ("xattr", "node"),
     ("unindexed", "node"),
 )  # fmt: skip
-"""Where a node's number is. Not `inode.parent`: that is found again from the names."""
+"""Columns with numbers of nodes. Not `inode.parent`: that follows from the names."""
 
 
 def _renumber(db: sqlite3.Connection) -> None:
-    """Numbers that no inode can have become others, with all that belongs to them."""
+    """Give inodes with impossible numbers, and all their rows, other numbers."""
     out_of_range = " UNION ".join(
         f"SELECT {column} FROM {table} WHERE {column} NOT BETWEEN 1 AND {schema.LAST_NODE}"
         for table, column in _NUMBERED
@@ -135,7 +139,7 @@ def _renumber(db: sqlite3.Connection) -> None:
 
 
 def _root(db: sqlite3.Connection) -> None:
-    """There is a root, and it is a directory; data that it holds belongs to a file of its own."""
+    """Make the root a directory; data in it becomes a file of its own."""
     db.execute(f"INSERT OR IGNORE INTO inode VALUES ({ROOT_NODE}, {stat.S_IFDIR | 0o755}, 2, {_me()})", _now())
     if db.execute("SELECT 1 FROM chunk WHERE node = ?", (ROOT_NODE,)).fetchone():
         db.execute("UPDATE chunk SET node = ? WHERE node = ?", (_next_node(db), ROOT_NODE))
@@ -145,7 +149,7 @@ def _root(db: sqlite3.Connection) -> None:
 
 
 def _missing_inodes(db: sqlite3.Connection) -> None:
-    """What holds names was a directory; what holds data a file."""
+    """A missing inode with names below it was a directory, one with data a file."""
     for query, mode in (
         (f"SELECT DISTINCT parent FROM dentry WHERE parent NOT IN {_INODES}", stat.S_IFDIR | 0o700),
         (f"SELECT DISTINCT node FROM chunk WHERE node NOT IN {_INODES}", stat.S_IFREG | 0o600),
@@ -155,7 +159,7 @@ def _missing_inodes(db: sqlite3.Connection) -> None:
 
 
 def _one_name_each(db: sqlite3.Connection) -> None:
-    """A directory has one name: that where it says it is, or else the first."""
+    """Leave each directory one name: that in its `parent`, else the first."""
     query = f"""SELECT node FROM dentry WHERE node IN (SELECT node FROM inode WHERE {DIRECTORY})
                 GROUP BY node HAVING count(*) > 1"""
     for (node,) in db.execute(query).fetchall():
@@ -180,13 +184,13 @@ _STEPS: tuple[_Step, ...] = (
     f"DELETE FROM chunk WHERE idx NOT BETWEEN 0 AND {LAST_CHUNK}",
     _renumber,
     _root,
-    # Names first: what they lead nowhere from would otherwise be made a directory of.
+    # Names first: a name in a missing directory would otherwise have that made.
     "UPDATE OR IGNORE dentry SET name = CAST(name AS BLOB) WHERE typeof(name) != 'blob'",
     f"DELETE FROM dentry WHERE {INVALID_NAME}",
     f"DELETE FROM dentry WHERE node = {ROOT_NODE}",
     f"DELETE FROM dentry WHERE node NOT IN {_INODES} AND node NOT IN {_HOLDERS} AND node NOT IN {_PARENTS}",
     _missing_inodes,
-    # What a file is shows in what it holds, where its mode can't be right.
+    # Where a mode can't be right, the rows of a node show its type.
     f"UPDATE inode SET mode = {stat.S_IFREG} | (mode & 4095) WHERE {TYPE} NOT IN ({KNOWN_TYPES})",
     f"""UPDATE inode SET mode = {stat.S_IFREG} | (mode & 4095)
         WHERE NOT {FILE} AND NOT {LINK} AND node IN {_HOLDERS} AND node NOT IN {_PARENTS}""",
@@ -202,23 +206,23 @@ _STEPS: tuple[_Step, ...] = (
     "UPDATE OR IGNORE xattr SET name = CAST(name AS BLOB) WHERE typeof(name) != 'blob'",
     "DELETE FROM xattr WHERE typeof(name) != 'blob'",
     "UPDATE xattr SET value = CAST(value AS BLOB) WHERE typeof(value) != 'blob'",
-    # Without a name an inode with no links is what a crash leaves of an open file: it is freed when the volume opens.
+    # An inode without names and links was open when the server crashed: it is freed when the volume opens.
     f"UPDATE inode SET nlink = 1 WHERE nlink < 0 OR node IN (SELECT node FROM dentry) OR node IN {_PARENTS}",
     "UPDATE inode SET size = 0 WHERE size < 0",
 )  # fmt: skip
 """In this order; each may rely on those before it."""
 
 
-# -- what no path leads to -----------------------------------------------------------------------------------------
+# -- unreachable nodes ---------------------------------------------------------------------------------------------
 
 
 def _reconnect(db: sqlite3.Connection) -> int:
-    """Give everything a path that holds something and has none; the number of names that took.
+    """Give every unreachable node that is not empty a path; returns the number of names that were made.
 
-    It ends, for each round makes a pair of numbers smaller: that of the inodes which can't be reached, and that of the
-    names which lead to them. What has no name gets one in `/lost+found`: fewer inodes are lost. Else all that is lost
-    has its names in directories that are lost, each of which has one name (`_one_name_each`): upwards from any of them
-    there is a cycle, and each cycle loses a name.
+    It ends, for each round lowers the number of unreachable inodes or that of the names that lead to them. A node
+    without a name gets one in `/lost+found`: fewer inodes are lost. Else all lost nodes have their names in lost
+    directories, each of which has one name (`_one_name_each`): above each of them is a cycle, and each cycle loses a
+    name.
     """
     rescued = 0
     directory: int | None = None
@@ -238,7 +242,7 @@ def _reconnect(db: sqlite3.Connection) -> int:
 
 
 def _forget_worthless(db: sqlite3.Connection) -> None:
-    """What has no name, no bytes and no extended attributes; a directory that it leaves empty may be next."""
+    """Delete nodes without a name, bytes and extended attributes; the next round may find more of them."""
     worthless = f"""{_LOST} AND node NOT IN (SELECT node FROM dentry) AND node NOT IN (SELECT node FROM xattr)
                     AND node NOT IN {_PARENTS} AND node NOT IN {_HOLDERS} AND (NOT {FILE} OR size = 0)"""
     db.execute(f"DELETE FROM inode WHERE {worthless}")
@@ -279,7 +283,7 @@ def _names(node: int) -> Iterator[bytes]:
         number += 1
 
 
-# -- what follows from the rest ------------------------------------------------------------------------------------
+# -- values that follow -------------------------------------------------------------------------------------------
 
 _COUNTS = (
     f"UPDATE inode SET parent = 0 WHERE NOT {DIRECTORY} AND parent != 0",
@@ -305,10 +309,10 @@ _COUNTS = (
 
 
 def _index_is_readable(path: str) -> bool:
-    """Asked through a connection of its own: one that has met a broken index can write nothing any more."""
-    db = sqlite3.connect(path, isolation_level=None)
+    """Checked on a connection of its own: after an error of the index a connection can't write any more."""
+    db = open_file(path, "mode=rw")
     try:
-        for _ in index_check.drift(db):
+        for _ in drift(db):
             pass
     except sqlite3.Error:
         return False
@@ -318,14 +322,14 @@ def _index_is_readable(path: str) -> bool:
 
 
 def _index(db: sqlite3.Connection) -> None:
-    """Files that the index does not know all of are indexed anew."""
-    for node, _ in list(index_check.drift(db)):
+    """Have files indexed anew that the index does not cover in full."""
+    for node, _ in list(drift(db)):
         db.execute("INSERT OR REPLACE INTO unindexed VALUES (?, 0)", (node,))
 
 
 def _empty_index(db: sqlite3.Connection) -> None:
-    """Give the index what a new one has: one that can't be opened can't be dropped either, but its tables take rows."""
-    new = sqlite3.connect(":memory:", isolation_level=None)
+    """Fill the index's tables as those of a new one: a broken index can't be opened or dropped, but its tables can."""
+    new = open_file("new", "mode=memory")
     for statement in (schema.TABLES + schema.INDEX_TABLES).split(";\n"):
         new.execute(statement)
     for table in ("trigram_data", "trigram_idx", "trigram_config", "common_word"):
@@ -337,7 +341,7 @@ def _empty_index(db: sqlite3.Connection) -> None:
 
 
 def _next_node(db: sqlite3.Connection) -> int:
-    """A number that nothing in the file has: the next one, or the first left out when the last one is taken."""
+    """An unused number: the next one, or the first gap when the last one is taken."""
     used = " UNION ALL ".join(
         f"SELECT {column} AS number FROM {table} WHERE {column} BETWEEN 1 AND {schema.LAST_NODE}"
         for table, column in _NUMBERED
@@ -350,7 +354,7 @@ def _next_node(db: sqlite3.Connection) -> int:
 
 
 def _me() -> str:
-    """The rest of a row of `inode` after its link count: everything belongs to whoever repairs it."""
+    """The rest of a row of `inode` after its link count: the user of this process owns repaired nodes."""
     return f"{os.geteuid()}, {os.getegid()}, 0, 0, 0, ?1, ?1, ?1, 0"
 
 

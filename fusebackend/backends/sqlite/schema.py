@@ -1,4 +1,4 @@
-"""The SQLite file of `SqliteBackend`: its tables, how it is opened, and who may have it open.
+"""The SQLite file of `SqliteBackend`: its tables, how it is opened, and the lock on it.
 
     sqlite3 FILE "SELECT * FROM tree"        lists every path with type, size and times
     sqlite3 FILE "SELECT * FROM inode"       is the volume as `stat` sees it
@@ -23,8 +23,8 @@ Schema, version 2 (`PRAGMA user_version`; `application_id` is 0x66626b64, "fbkd"
 The target of a symbolic link is its chunk 0. A node with `nlink = 0` was open when the server ended; it is freed at
 the next opening. Version 1 had no index (the last three tables); its files get one when they are opened.
 
-The file is in WAL mode and may be read with other tools while it is mounted; only one `SqliteBackend` may have it open,
-which an exclusive `flock` on the file sees to.
+The file is in WAL mode and may be read with other tools while it is mounted. An exclusive `flock` keeps a second
+`SqliteBackend` from opening it.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ import os
 import sqlite3
 import stat
 import threading
-from pathlib import Path
 from typing import ClassVar
 
 from fusebackend.base.stamps import now_ns
+from fusebackend.databases.sqlite import open_file, transaction
 from fusebackend.protocol import MAX_NODE, ROOT_NODE
 
 APPLICATION_ID = 0x66626B64
@@ -47,11 +47,11 @@ PAGE_BYTES = 16384
 """Measured: writing 256 MiB takes half as long as with 4 KiB, and a small commit no longer."""
 
 LAST_NODE = MAX_NODE >> 1
-"""Nodes are numbered up to this, which at 100,000 a second takes 44 years. What is beyond is damage, and a volume that
-went on from there would have no numbers left."""
+"""Nodes are numbered up to this, which at 100,000 a second takes 44 years. Higher numbers are damage; a volume that
+continued from them would have none left."""
 
 BUSY_TIMEOUT_MS = 10_000
-"""How long a flush waits for somebody else's transaction on the file."""
+"""How long a flush waits for another program's transaction on the file."""
 
 WAL_KEPT_BYTES = 32 << 20
 """A WAL that starts anew is cut to this, so the file's size tells how much of it is in use beyond."""
@@ -60,11 +60,11 @@ INDEXED_BYTES = 1 << 20
 """Larger files have no entry in the trigram index: every search reads them."""
 
 HASH_BYTES = 4 << 20
-"""What FTS5 gathers before it writes, also inside of a transaction. Random words take half as long as with 1 MiB."""
+"""Bytes that FTS5 gathers before it writes, even in a transaction. Random words take half as long as with 1 MiB."""
 
 MERGED_SEGMENTS = 16
-"""So many pieces of the index, one for each portion, become one at a time. With the usual 4, random words are merged
-twice as often; a search in 60 pieces takes half a millisecond."""
+"""Segments of the index, one for each portion, that are merged at a time. With the usual 4, random words are merged
+twice as often; a search in 60 segments takes half a millisecond."""
 
 _MAGIC = b"SQLite format 3\0"
 
@@ -113,14 +113,14 @@ INSERT INTO meta VALUES ('indexed', 0)
 
 
 class VolumeFileError(OSError):
-    """The file can't be opened as a volume; its text is one line that says why and what to do."""
+    """The file can't be opened as a volume; its text is one line with the reason and the remedy."""
 
 
 class FileClaim:
     """This process's exclusive claim on one volume file.
 
-    Other processes are kept out by `flock`. A second claim in *this* process must be refused before the file is
-    opened at all: closing any descriptor of it would drop the POSIX locks SQLite holds on it (fcntl(2)).
+    `flock` keeps other processes out. A second claim in *this* process is refused before the file is opened at all:
+    closing any descriptor of it would drop the POSIX locks that SQLite has on it (fcntl(2)).
     """
 
     _claimed: ClassVar[set[tuple[int, int]]] = set()
@@ -161,8 +161,8 @@ class FileClaim:
 
 
 def connect_again(path: str) -> sqlite3.Connection:
-    """One more connection to a volume that is open. Never makes a file, where somebody has moved it away."""
-    return sqlite3.connect(f"{Path(path).as_uri()}?mode=rw", uri=True, isolation_level=None)
+    """One more connection to a volume that is open. Makes no file where that one has been moved away."""
+    return open_file(path, "mode=rw")
 
 
 def connect(path: str) -> sqlite3.Connection:
@@ -171,8 +171,7 @@ def connect(path: str) -> sqlite3.Connection:
     Raises:
         VolumeFileError: it is not a database, not a volume, of a newer version, or damaged.
     """
-    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=64)
-    connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+    connection = open_file(path, "mode=rwc", busy_s=BUSY_TIMEOUT_MS / 1000)
     try:
         _prepare(connection, path)
     except sqlite3.DatabaseError as error:
@@ -185,14 +184,14 @@ def connect(path: str) -> sqlite3.Connection:
 
 
 def set_up(connection: sqlite3.Connection, cache_kib: int = 16384) -> None:
-    """What every connection that writes needs; the file remembers none of it."""
+    """Set up a connection that writes; the file stores none of these settings."""
     # A commit is made durable by syncing the WAL ourselves where it is due (`SqliteVolume.fsync`), see there.
     connection.execute("PRAGMA synchronous = NORMAL")
     connection.execute("PRAGMA wal_autocheckpoint = 0")
     connection.execute(f"PRAGMA journal_size_limit = {WAL_KEPT_BYTES}")
     connection.execute(f"PRAGMA cache_size = -{cache_kib}")
     connection.execute("PRAGMA temp_store = MEMORY")
-    # Debian builds SQLite to overwrite what is deleted; that writes every deleted byte once more, to the WAL.
+    # Debian builds SQLite to overwrite deleted bytes, which writes each once more, to the WAL.
     connection.execute("PRAGMA secure_delete = OFF")
 
 
@@ -215,7 +214,7 @@ def _prepare(connection: sqlite3.Connection, path: str) -> None:
         _create(connection)
         descriptor = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY | os.O_DIRECTORY)
         try:
-            os.fsync(descriptor)  # the file's own name must survive as well as what is in it
+            os.fsync(descriptor)  # the file's own name must survive as well as its contents
         finally:
             os.close(descriptor)
     else:
@@ -225,7 +224,7 @@ def _prepare(connection: sqlite3.Connection, path: str) -> None:
 
 
 def _require_root(connection: sqlite3.Connection, path: str) -> None:
-    """Without it nothing can be mounted: the kernel would wait for an answer that never comes."""
+    """Raise for a volume without a root: the kernel's INIT would have no answer."""
     query = f"SELECT (mode & 61440) = {stat.S_IFDIR} AND parent = node AND nlink > 0 FROM inode WHERE node = ?"
     row = connection.execute(query, (ROOT_NODE,)).fetchone()
     if row is None or not row[0]:
@@ -235,29 +234,22 @@ def _require_root(connection: sqlite3.Connection, path: str) -> None:
 
 def _create(connection: sqlite3.Connection) -> None:
     now = now_ns()
-    connection.execute("BEGIN IMMEDIATE")
-    for statement in (TABLES + INDEX_TABLES).split(";\n"):
-        connection.execute(statement)
-    connection.execute(
-        "INSERT INTO inode VALUES (?, ?, 2, ?, ?, 0, 4096, 8, ?, ?, ?, ?)",
-        (ROOT_NODE, stat.S_IFDIR | 0o755, os.geteuid(), os.getegid(), now, now, now, ROOT_NODE),
-    )
-    connection.execute("INSERT INTO meta VALUES ('next_node', ?)", (ROOT_NODE + 1,))
-    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-    connection.execute(f"PRAGMA user_version = {VERSION}")
-    connection.execute("COMMIT")
+    with transaction(connection):
+        for statement in (TABLES + INDEX_TABLES).split(";\n"):
+            connection.execute(statement)
+        connection.execute(
+            "INSERT INTO inode VALUES (?, ?, 2, ?, ?, 0, 4096, 8, ?, ?, ?, ?)",
+            (ROOT_NODE, stat.S_IFDIR | 0o755, os.geteuid(), os.getegid(), now, now, now, ROOT_NODE),
+        )
+        connection.execute("INSERT INTO meta VALUES ('next_node', ?)", (ROOT_NODE + 1,))
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {VERSION}")
 
 
 def _add_index(connection: sqlite3.Connection) -> None:
     """Version 1 becomes 2: all files are yet to be indexed."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
+    with transaction(connection):
         for statement in INDEX_TABLES.split(";\n"):
             connection.execute(statement)
         connection.execute("INSERT INTO unindexed SELECT node, 0 FROM inode WHERE size > 0")
         connection.execute(f"PRAGMA user_version = {VERSION}")
-        connection.execute("COMMIT")
-    except sqlite3.Error:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise

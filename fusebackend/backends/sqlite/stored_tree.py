@@ -1,7 +1,7 @@
-"""`StoredTree`: what an SQLite volume holds, looked for in the overlay, then in memory, then in its file.
+"""`StoredTree`: the storage of an SQLite volume: the dirty buffer first, then caches, then the file.
 
-It answers `TreeStorage`'s questions and never writes to the file; `backend.py` decides when the overlay is written, and
-calls `_settle` when it has been. Every method is called with the volume's lock held.
+It implements `TreeStorage` and never writes to the file; `backend.py` decides when the `DirtyBuffer` is flushed, and
+calls `_flushed` afterwards. Every method is called with the volume's lock held.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import errno
 import itertools
 import logging
 import sqlite3
+import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
-from fusebackend.backends.sqlite.dirty import Overlay
 from fusebackend.backends.sqlite.schema import LAST_NODE
 from fusebackend.base import heap
 from fusebackend.base.errors import oserror
+from fusebackend.databases.sqlite import errno_of
 from fusebackend.volumes.chunks import CHUNK_BYTES, CHUNK_SHIFT, Chunk, ChunkCache, allocated_blocks
 from fusebackend.volumes.damage import Damage, is_sound
 from fusebackend.volumes.posix import TreeVolume
@@ -29,24 +30,98 @@ log = logging.getLogger(__name__)
 CACHE_INODES = 20_000
 CACHE_NAMES = 4_096
 CACHE_BYTES = 16 << 20
-"""Bounds of what is kept in memory though the file has it: some 10 MiB of inodes, 1 of names, and 16 MiB of chunks."""
+"""Bounds of the caches: some 10 MiB of inodes, 1 MiB of names, and 16 MiB of chunks."""
 
 MAX_ROW = (1 << 63) - (1 << 40)
 """Rows of `chunk` are numbered up to this, and a little further: SQLite has 2^63."""
 
 _INODE_FIELDS = "node, mode, nlink, uid, gid, rdev, size, blocks, atime_ns, mtime_ns, ctime_ns, parent"
-_ERRNO_OF_SQLITE = {sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_READONLY: errno.EROFS}
 
 
 @contextlib.contextmanager
 def sqlite_errors() -> Iterator[None]:
-    """A database error becomes an `OSError`: ENOSPC and EROFS where they are meant, EIO for all else, logged."""
+    """Log a database error and raise it as ENOSPC, EROFS or EIO: of an open file, other errnos would mislead."""
     try:
         yield
     except sqlite3.Error as error:
-        number = _ERRNO_OF_SQLITE.get(getattr(error, "sqlite_errorcode", 0) & 0xFF, errno.EIO)
+        number = errno_of(error)
         log.error("the volume file failed: %s (%s)", error, getattr(error, "sqlite_errorname", "no code"))
-        raise oserror(number) from error
+        raise oserror(number if number in (errno.ENOSPC, errno.EROFS) else errno.EIO) from error
+
+
+class DirtyBuffer:
+    """The changes that are not in the file yet. Replaced by a new one only after a `write` was committed."""
+
+    def __init__(self) -> None:
+        self.inodes: dict[int, Inode] = {}
+        self.names: dict[int, dict[bytes, int | None]] = {}  # parent → name → node, None where the name is gone
+        self.chunks: dict[tuple[int, int], Chunk] = {}
+        self.cuts: dict[int, int] = {}  # node → first chunk index that the file still has and that is gone
+        self.contents: set[int] = set()  # nodes with changed bytes, for the index
+        self.xattrs: dict[int, Inode] = {}
+        self.dead: set[int] = set()  # nodes that the file still has and that are gone
+        self.bytes = 0
+        self.items = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.inodes or self.names or self.chunks or self.cuts or self.xattrs or self.dead)
+
+    def write(self, db: sqlite3.Connection, new_row: Callable[[], int]) -> None:
+        """Write everything, inside the caller's transaction. Deletions come first."""
+        for table in ("inode", "chunk", "xattr", "unindexed") if self.dead else ():
+            db.executemany(f"DELETE FROM {table} WHERE node = ?", [(node,) for node in self.dead])
+        if self.cuts:
+            db.executemany("DELETE FROM chunk WHERE node = ? AND idx >= ?", list(self.cuts.items()))
+        if self.names:
+            self._write_names(db)
+        if self.inodes:
+            db.executemany(
+                "INSERT OR REPLACE INTO inode VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                [_row_of(inode) for inode in self.inodes.values()],
+            )
+        if self.chunks:
+            self._write_chunks(db, new_row)
+        if self.contents:
+            now = time.time_ns()
+            db.executemany("INSERT OR REPLACE INTO unindexed VALUES (?, ?)", [(node, now) for node in self.contents])
+        for node, inode in self.xattrs.items():
+            db.execute("DELETE FROM xattr WHERE node = ?", (node,))
+            rows = [(node, name, value) for name, value in (inode.xattrs or {}).items()]
+            db.executemany("INSERT INTO xattr VALUES (?, ?, ?)", rows)
+
+    def _write_names(self, db: sqlite3.Connection) -> None:
+        gone, here = [], []
+        for parent, names in self.names.items():
+            for name, node in names.items():
+                if node is None:
+                    gone.append((parent, name))
+                else:
+                    here.append((parent, name, node))
+        db.executemany("DELETE FROM dentry WHERE parent = ? AND name = ?", gone)
+        db.executemany("INSERT OR REPLACE INTO dentry VALUES (?, ?, ?)", here)
+
+    def _write_chunks(self, db: sqlite3.Connection, new_row: Callable[[], int]) -> None:
+        """Small changes of stored chunks are written in place; the rest as whole rows."""
+        whole: list[tuple[int, int, int, bytes | bytearray]] = []
+        for (node, index), chunk in self.chunks.items():
+            size = len(chunk.data)
+            if chunk.row and size == chunk.stored_bytes and chunk.high - chunk.low <= size // 2:
+                with db.blobopen("chunk", "data", chunk.row) as blob:
+                    blob.seek(chunk.low)
+                    blob.write(chunk.data[chunk.low : chunk.high])
+                continue
+            if not chunk.row:
+                # The number is spent even if this transaction fails: the chunk keeps it for the next one.
+                chunk.row = new_row()
+            whole.append((chunk.row, node, index, chunk.data))
+        db.executemany("INSERT OR REPLACE INTO chunk VALUES (?, ?, ?, ?)", whole)
+
+
+def _row_of(inode: Inode) -> tuple[int, ...]:
+    return (
+        inode.node, inode.mode, inode.nlink, inode.uid, inode.gid, inode.rdev, inode.size, inode.blocks,
+        inode.atime_ns, inode.mtime_ns, inode.ctime_ns, inode.parent,
+    )  # fmt: skip
 
 
 class StoredTree(TreeVolume):
@@ -54,22 +129,23 @@ class StoredTree(TreeVolume):
 
     Args:
         db: the volume's connection to its file.
-        path: the file, for the log.
+        path: the file.
     """
 
     def __init__(self, db: sqlite3.Connection, path: str) -> None:
         super().__init__()
+        self.path = path
         self._db = db
         self._damage = Damage(f"the volume file {path}")
-        self._overlay = Overlay()
+        self._dirty = DirtyBuffer()
         self._inodes: OrderedDict[int, Inode] = OrderedDict()
         # None for a name that the file does not have: the kernel looks before it creates.
         self._names: OrderedDict[tuple[int, bytes], int | None] = OrderedDict()
         self._chunks = ChunkCache(CACHE_BYTES)
         self._unstored: set[int] = set()  # nodes the file has no row for yet
-        self._leaving: set[int] = set()  # nodes that were to be let go of while their changes waited
+        self._leaving: set[int] = set()  # nodes to be dropped from memory after the next flush
         self._peak_held = 0  # the most nodes the kernel has known since memory was last given back
-        # A number that is in use already would overwrite what has it, so the table has a say as well.
+        # `meta` may be damaged: a number that is in use already would overwrite its row.
         self._stored_next_node = self._scalar("SELECT value FROM meta WHERE key = 'next_node'")
         highest = max(self._stored_next_node - 1, self._scalar("SELECT max(node) FROM inode"))
         self._next_node = highest + 1 if highest < LAST_NODE else self._after_gap("inode", "node", LAST_NODE)
@@ -78,24 +154,28 @@ class StoredTree(TreeVolume):
 
     @abc.abstractmethod
     def _note(self, items: int, size: int) -> None:
-        """The overlay has grown by so many things to write, and so many bytes."""
+        """The dirty buffer has grown by so many items, and so many bytes."""
+
+    @abc.abstractmethod
+    def write_back(self) -> None:
+        """Write the dirty buffer to the file."""
 
     # -- storage: inodes ---------------------------------------------------------------------------------------
 
     def _inode(self, node: int) -> Inode:
         inode = self._inodes.get(node)
         if inode is not None:
-            self._inodes.move_to_end(node)  # what an operation has in hand is never let go of by `_shrink_inodes`
+            self._inodes.move_to_end(node)  # `_shrink_inodes` drops none that an operation uses
         else:
             with sqlite_errors():
                 row = self._db.execute(f"SELECT {_INODE_FIELDS} FROM inode WHERE node = ?", (node,)).fetchone()
-            if row is None or node in self._overlay.dead:
+            if row is None or node in self._dirty.dead:
                 raise oserror(errno.ESTALE)
             if not is_sound(row):
                 self._damage.tell(f"inode {node} has {row[1:]!r}")
                 raise oserror(errno.EIO)
             inode = self._inodes[node] = _inode_from(row)
-            self._renewed(inode)  # the file has no versions: it may have been another one when it was here before
+            self._renewed(inode)  # the file has no versions: it may have changed since it was dropped
             if len(self._inodes) > CACHE_INODES:
                 self._shrink_inodes()
         return inode
@@ -111,32 +191,32 @@ class StoredTree(TreeVolume):
         return inode
 
     def _changed(self, inode: Inode) -> None:
-        if inode.node not in self._overlay.inodes:
-            # Also where it is looked for: a walk up a very deep tree may have let go of what a rename has in hand.
-            self._overlay.inodes[inode.node] = self._inodes[inode.node] = inode
+        if inode.node not in self._dirty.inodes:
+            # In the cache as well: a walk up a very deep tree may have dropped an inode that a rename uses.
+            self._dirty.inodes[inode.node] = self._inodes[inode.node] = inode
             self._note(1, 0)
 
     def _let_go(self, node: int) -> None:
         inode = self._inodes.get(node)
-        overlay = self._overlay
-        if node in overlay.inodes or node in overlay.xattrs:
+        dirty = self._dirty
+        if node in dirty.inodes or node in dirty.xattrs:
             self._leaving.add(node)
         elif inode is not None and inode.opens == 0:
             del self._inodes[node]
 
     def _drop(self, inode: Inode) -> None:
-        node, overlay = inode.node, self._overlay
-        overlay.inodes.pop(node, None)
-        overlay.xattrs.pop(node, None)
-        overlay.cuts.pop(node, None)
-        overlay.contents.discard(node)
+        node, dirty = inode.node, self._dirty
+        dirty.inodes.pop(node, None)
+        dirty.xattrs.pop(node, None)
+        dirty.cuts.pop(node, None)
+        dirty.contents.discard(node)
         self._pop_chunks(node, 0, inode.size)
         self._inodes.pop(node, None)
         if node in self._unstored:
             self._unstored.discard(node)
-            overlay.names.pop(node, None)
+            dirty.names.pop(node, None)
         else:
-            overlay.dead.add(node)
+            dirty.dead.add(node)
             self._note(1, 0)
 
     def forget(self, nodes: Iterable[int]) -> None:
@@ -147,7 +227,7 @@ class StoredTree(TreeVolume):
                 self._shrink_all()
 
     def _shrink_all(self) -> None:
-        """The kernel has dropped most of what it knew: so do we, for what is left would keep all memory around it."""
+        """The kernel has dropped most of its inodes: drop the caches, for a few objects keep much memory in use."""
         self._names.clear()
         self._chunks.clear()
         self._held = set(self._held)
@@ -157,7 +237,7 @@ class StoredTree(TreeVolume):
     # -- storage: names ----------------------------------------------------------------------------------------
 
     def _child(self, parent: int, name: bytes) -> int | None:
-        names = self._overlay.names.get(parent)
+        names = self._dirty.names.get(parent)
         if names is not None and name in names:
             return names[name]
         if parent in self._unstored:
@@ -174,7 +254,7 @@ class StoredTree(TreeVolume):
         return node
 
     def _sound_entry(self, parent: int, name: bytes, node: int) -> int:
-        """What the file has under a name; EIO where it is damaged."""
+        """The node that the file has under a name; EIO where it is damaged."""
         try:
             inode = self._inode(node)
         except OSError as error:
@@ -189,7 +269,7 @@ class StoredTree(TreeVolume):
         return self._damage.entries(directory, children, self._inode)
 
     def _empty(self, inode: Inode, name: bytes) -> None:
-        """Names that are not shown keep a directory from being removed: what they lead to would be lost."""
+        """Names that are not shown keep a directory from being removed: their files would be lost."""
         children = self._children(inode.node, b"", 1)
         if children and not self._entries(inode.node, children):
             raise oserror(errno.EIO, name)
@@ -197,7 +277,7 @@ class StoredTree(TreeVolume):
 
     def _set_child(self, parent: int, name: bytes, node: int | None) -> None:
         self._names.pop((parent, name), None)
-        names = self._overlay.names.setdefault(parent, {})
+        names = self._dirty.names.setdefault(parent, {})
         if node is None and parent in self._unstored:
             names.pop(name, None)  # the file never had it
             return
@@ -207,7 +287,7 @@ class StoredTree(TreeVolume):
 
     def _children(self, parent: int, after: bytes, limit: int) -> list[tuple[bytes, int]]:
         self._directory(parent)
-        changed = {name: node for name, node in self._overlay.names.get(parent, {}).items() if name > after}
+        changed = {name: node for name, node in self._dirty.names.get(parent, {}).items() if name > after}
         # The file still has the removed names: so many rows hold `limit` that stay, or reach the end.
         rows = limit + sum(node is None for node in changed.values())
         with sqlite_errors():
@@ -227,13 +307,13 @@ class StoredTree(TreeVolume):
 
     def _chunk(self, node: int, index: int) -> Chunk | None:
         key = (node, index)
-        chunk = self._overlay.chunks.get(key)
+        chunk = self._dirty.chunks.get(key)
         if chunk is not None:
             return chunk
         chunk = self._chunks.get(key)
         if chunk is not None:
             return chunk
-        cut = self._overlay.cuts.get(node)
+        cut = self._dirty.cuts.get(node)
         if (cut is not None and index >= cut) or node in self._unstored:
             return None
         with sqlite_errors():
@@ -248,14 +328,14 @@ class StoredTree(TreeVolume):
         return chunk
 
     def _next_chunk(self, node: int, index: int) -> int | None:
-        if (node, index) in self._overlay.chunks or (node, index) in self._chunks:
+        if (node, index) in self._dirty.chunks or (node, index) in self._chunks:
             return index
-        found = [other for holder, other in self._overlay.chunks if holder == node and other >= index]
+        found = [other for holder, other in self._dirty.chunks if holder == node and other >= index]
         if node not in self._unstored:
             with sqlite_errors():
                 query = "SELECT min(idx) FROM chunk WHERE node = ? AND idx >= ?"
                 stored = self._db.execute(query, (node, index)).fetchone()[0]
-            if stored is not None and stored < self._overlay.cuts.get(node, stored + 1):
+            if stored is not None and stored < self._dirty.cuts.get(node, stored + 1):
                 found.append(stored)
         return min(found, default=None)
 
@@ -264,26 +344,26 @@ class StoredTree(TreeVolume):
 
     def _chunk_changed(self, node: int, index: int, chunk: Chunk) -> None:
         key = (node, index)
-        if key not in self._overlay.chunks:
-            self._overlay.chunks[key] = chunk
-            self._overlay.contents.add(node)
+        if key not in self._dirty.chunks:
+            self._dirty.chunks[key] = chunk
+            self._dirty.contents.add(node)
             self._chunks.pop(key)
             chunk.counted_bytes = 0
             self._note(1, 0)
         if len(chunk.data) > chunk.counted_bytes:  # a chunk that is appended to grows while it is here
-            self._overlay.bytes += len(chunk.data) - chunk.counted_bytes
+            self._dirty.bytes += len(chunk.data) - chunk.counted_bytes
             chunk.counted_bytes = len(chunk.data)
 
     def _resize(self, inode: Inode, size: int) -> None:
         super()._resize(inode, size)
-        self._overlay.contents.add(inode.node)  # also where no chunk has changed: zeros make it no text, or text again
+        self._dirty.contents.add(inode.node)  # also where no chunk has changed: zeros make it no text, or text again
 
     def _drop_chunks(self, node: int, first: int) -> int:
-        """See `TreeVolume`. Chunks that only the file knows are counted there."""
+        """As in `TreeVolume`. Chunks that are only in the file are counted there."""
         popped = self._pop_chunks(node, first, self._inodes[node].size)
         freed = sum(map(allocated_blocks, popped.values()))
         if node not in self._unstored:
-            cut = self._overlay.cuts.get(node)
+            cut = self._dirty.cuts.get(node)
             with sqlite_errors():
                 rows = self._db.execute(
                     "SELECT idx, length(data) FROM chunk WHERE node = ? AND idx >= ?", (node, first)
@@ -293,7 +373,7 @@ class StoredTree(TreeVolume):
                     for index, size in rows
                     if index not in popped and (cut is None or index < cut)
                 )
-            self._overlay.cuts[node] = first if cut is None else min(cut, first)
+            self._dirty.cuts[node] = first if cut is None else min(cut, first)
             self._note(1, 0)
         return freed
 
@@ -301,7 +381,7 @@ class StoredTree(TreeVolume):
         """Take the chunks of a file of `size` bytes from index `first` on out of memory; gives index → bytes."""
         last = max(size - 1, 0) >> CHUNK_SHIFT
         popped = {}
-        for table in (self._overlay.chunks, self._chunks):
+        for table in (self._dirty.chunks, self._chunks):
             if last - first < len(table):
                 keys = [(node, index) for index in range(first, last + 1) if (node, index) in table]
             else:
@@ -324,24 +404,24 @@ class StoredTree(TreeVolume):
         return inode.xattrs
 
     def _xattrs_changed(self, inode: Inode) -> None:
-        self._overlay.xattrs[inode.node] = inode
+        self._dirty.xattrs[inode.node] = inode
         self._note(1, sum(map(len, (inode.xattrs or {}).values())))
 
     # -- after a flush -----------------------------------------------------------------------------------------
 
-    def _settle(self) -> None:
-        """The overlay is in the file: what it held is now clean, and kept only as far as the caches go."""
-        overlay = self._overlay
-        for key, chunk in overlay.chunks.items():
+    def _flushed(self) -> None:
+        """The dirty buffer is in the file: its contents are clean now, and go into the caches."""
+        dirty = self._dirty
+        for key, chunk in dirty.chunks.items():
             chunk.low, chunk.high, chunk.stored_bytes = CHUNK_BYTES, 0, len(chunk.data)
             self._chunks.put(key, chunk)
-        for parent, names in overlay.names.items():
+        for parent, names in dirty.names.items():
             self._names.update({(parent, name): node for name, node in names.items()})
         while len(self._names) > CACHE_NAMES:
             self._names.popitem(last=False)
         self._unstored.clear()
         self._stored_next_node = self._next_node
-        self._overlay = Overlay()
+        self._dirty = DirtyBuffer()
         leaving, self._leaving = self._leaving, set()
         for node in leaving - self._held:
             self._let_go(node)
@@ -349,23 +429,23 @@ class StoredTree(TreeVolume):
             self._shrink_inodes()
 
     def _shrink_inodes(self) -> None:
-        """Let go of the oldest half of the inodes that the file has and nobody has open.
+        """Drop the oldest half of the inodes that are clean and not open.
 
-        One that the kernel holds may go too, unless it has no name left: then its row alone can't say who holds it.
+        An inode that the kernel holds may go too, unless it has no name left: its row does not tell that it is held.
         """
-        keep = self._overlay.inodes, self._overlay.xattrs
+        keep = self._dirty.inodes, self._dirty.xattrs
         for inode in list(self._inodes.values())[: CACHE_INODES // 2]:
             if inode.opens == 0 and inode.nlink > 0 and not any(inode.node in table for table in keep):
                 del self._inodes[inode.node]
 
     def _scalar(self, query: str) -> int:
-        """The one number a query gives; 0 for NULL, for no row and for what is no number."""
+        """The one number of a query's result; 0 for NULL, for no row and for anything else."""
         with sqlite_errors():
             row = self._db.execute(query).fetchone()
         return row[0] if row is not None and type(row[0]) is int else 0
 
     def _after_gap(self, table: str, column: str, last: int) -> int:
-        """Where to go on with numbers when damage has taken the last one: in the widest gap there is, to `last`."""
+        """The next number when damage has taken the last one: in the widest gap up to `last`."""
         self._damage.tell(f"the last number that a row of {table} can have is taken")
         return self._scalar(f"""
             SELECT {column} + 1 FROM (

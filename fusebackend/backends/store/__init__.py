@@ -1,11 +1,11 @@
-"""`StoreBackend`: the files in a namespace of a LangGraph store. `backend.py` says what it promises.
+"""`StoreBackend`: the files in a namespace of a LangGraph store. `backend.py` has its promises.
 
-backend.py       the agent's verbs
-tree.py names.py values.py     pure: paths to keys and back, which names keys have, values as files
-items.py         one namespace of any store; sqlite_items.py, postgres_items.py, those two asked by SQL
-postgres_database.py feed.py          connections to PostgreSQL, and what it tells of changes
-namespaces.py    all namespaces of a store as one tree
-source.py opening.py           from an object, a runtime or a URL to a store and a namespace
+backend.py namespaces.py   the agent's verbs: of one namespace, of all as one tree; from a URL to both
+files.py tree.py           the files of a namespace; which key is at which path
+items.py                   one namespace as keys and values; values as files
+searched_items.py sqlite_items.py postgres_items.py   of any store, and of those two queried by SQL
+feed.py                    the changes that PostgreSQL announces
+source.py                  from an object or a runtime to a store and a namespace
 """
 
 from fusebackend.backends.store.backend import StoreBackend

@@ -1,14 +1,14 @@
-"""`StoreFeed`: who changes what in LangGraph's table `store`, as PostgreSQL tells it.
+"""`StoreFeed`: changes of LangGraph's table `store`, by notifications of PostgreSQL.
 
-A trigger on the table sends a notification for each row that is made, changed or deleted, by any program; it keeps
-nothing and takes some microseconds. It is installed once for a database and stays; to take it away:
+A trigger on the table sends a notification for each row that any program makes, changes or deletes; it stores nothing
+and takes some microseconds. It is installed once for a database and stays; to remove it:
 
     DROP TRIGGER fusebackend_store_changed ON store;  DROP TRIGGER fusebackend_store_truncated ON store;
     DROP FUNCTION fusebackend_store_notify();
 
-A `Listener` listens, on a connection of its own. While that is lost (`live` is False) nothing is told, and when it is
-there again anything may have changed. Changes made by this process's own backends carry their origin: an agent's are
-passed over, for they were told already, and a mount's are told to everybody but that mount.
+A `Listener` has a connection of its own. While that is lost (`live` is False) no notification arrives, and afterwards
+anything may have changed. Changes by this process's own backends carry their origin: those of agents are passed over,
+for `Hub` has announced them already, and those of a mount go to all subscribers but that mount.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from fusebackend.databases.postgres_listener import Listener
+from fusebackend.databases.listener import Listener
 
 if TYPE_CHECKING:
     from psycopg import Connection, Cursor
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 CHANNEL = "fusebackend_store"
 TRIGGERS = ("fusebackend_store_changed", "fusebackend_store_truncated")
 LOCK_S = 3
-"""How long making the trigger may wait for others that use the table."""
+"""How long making the trigger waits for other users of the table."""
 
 _FUNCTION = """
 CREATE OR REPLACE FUNCTION fusebackend_store_notify() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -67,7 +67,7 @@ FOR EACH STATEMENT EXECUTE FUNCTION fusebackend_store_notify()
 
 
 def install(cursor: Cursor[Any]) -> None:
-    """Make the triggers where they are not there; psycopg's error when that is not allowed."""
+    """Make the triggers where they are missing; psycopg's error when that is not allowed."""
     if _is_installed(cursor):
         return
     with cursor.connection.transaction():
@@ -108,12 +108,15 @@ class StoreFeed:
 
     @property
     def live(self) -> bool:
-        """Every change since it became so has been, or will at once be told."""
+        """No notification since it became true is missing."""
         return self._listener.live
 
     def subscribe(self, namespace: str, changed: Callable[[str | None], None], origin: str) -> Callable[[], None]:
-        """Tell `changed` the key of each change in a namespace that has another origin, None for any; returns what ends
-        that."""
+        """Call `changed` with the key of each change in a namespace by another origin, None for any key.
+
+        Returns:
+            a function that ends it.
+        """
         subscriber = (namespace, changed, origin)
         self._subscribers.append(subscriber)
 
@@ -127,7 +130,7 @@ class StoreFeed:
         """Stop listening. Twice is once."""
         self._listener.close()
 
-    # -- `Hearer` ----------------------------------------------------------------------------------------------
+    # -- `Receiver` --------------------------------------------------------------------------------------------
 
     def prepare(self, connection: Connection[Any]) -> None:
         row = connection.execute("SELECT to_regclass('store')::oid::bigint").fetchone()
@@ -144,7 +147,7 @@ class StoreFeed:
         try:
             note = json.loads(payload)
         except ValueError:
-            note = {}  # not from our trigger: whatever it means
+            note = {}  # not from our trigger: it may mean anything
         if not isinstance(note, dict) or note.get("t", self._table) != self._table:
             return
         process, _, origin = str(note.get("o") or "").partition(":")
@@ -154,10 +157,10 @@ class StoreFeed:
             self._tell(note.get("p"), note.get("k"), origin)
 
     def _tell(self, namespace: str | None, key: str | None, origin: str = "-") -> None:
-        self.changes += origin == "-"  # of our own mounts, the hub counts
+        self.changes += origin == "-"  # the hub counts those of our own mounts
         for wanted, changed, own in tuple(self._subscribers):
             if namespace in (None, wanted) and own != origin:
                 try:
                     changed(key)
-                except Exception:  # the change is made; the next ones must be heard
+                except Exception:  # later changes must still be announced
                     log.exception("a subscriber failed on %r", key)

@@ -1,59 +1,65 @@
-"""`Items`: one namespace of a LangGraph store, as keys with values. What a `StoreBackend` stands on.
+"""`Items`: one namespace of a LangGraph store, as keys with values; ranges of keys; and values as files.
 
-Three kinds: `SearchedItems` (any `BaseStore`), `SqliteItems` and `PostgresItems` (the tables of those two stores,
-asked directly). Keys come in the order of their code points. Child namespaces are other namespaces: `(ns, "sub")` is
-no part of `(ns,)`, though a store's `search` finds both.
+There are three kinds: `SearchedItems` (any `BaseStore`), `SqliteItems` and `PostgresItems` (the tables of those two
+stores, queried directly). Keys are in the order of their code points. Child namespaces are other namespaces:
+`(ns, "sub")` is no part of `(ns,)`, though a store's `search` finds both.
 
-Values are changed by `swap`: each change says what it expects to be there, by the version that `fetch` gave. In SQL all
-changes of a call are made in one transaction, or none; of other stores `searched_items.py` says what holds.
+`swap` changes values: each change has the version that it expects, from `fetch`. In SQL all changes of a call are made
+in one transaction, or none; `searched_items.py` describes other stores. Errors of a store are `OSError`s with a fitting
+errno, or EIO.
 
-Errors of a store are `OSError`s with an errno that fits, or EIO.
+A file is a mapping with `content` and perhaps `encoding`, as `text.decode_file_data` reads it: the lists of lines of
+the seeds (v1), text and base64 (v2). Lists that `splitlines` made (the Korean seed, deepagents-backends) have lost a
+newline at the end of the text, and look like those that `split("\\n")` makes of a text without one; they are read as
+such. Only the empty list is unambiguous: it is the empty file. Further keys of such a mapping stay when the file is
+written. Any other value is foreign: it is shown as JSON, and never written.
 """
 
 from __future__ import annotations
 
 import abc
+import bisect
 import copy
 import errno
 import hashlib
 import json
 import uuid
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
-from fusebackend.backends.store.values import About, about
+from fusebackend import text
 
 BATCH_BYTES = 8 << 20
 BATCH_ITEMS = 1000
-"""Bounds of what is fetched at a time."""
+"""Bounds of one fetch."""
 
 MAX_KNOWN = 200_000
-"""Keys whose size and time are remembered, some 300 bytes each. Beyond, all are forgotten and asked for again."""
+"""Keys with a cached size and time, some 300 bytes each. With more, all are dropped and queried again."""
 
 
 class Row(NamedTuple):
-    """A key, and as much of its value as can be had cheaply."""
+    """A key, and the cheap properties of its value."""
 
     key: str
     stamp: Hashable = None
-    """Differs when the value does, and may differ when it does not; None when that can't be told."""
+    """Differs for different values, and may differ for equal ones; None when unknown."""
     weight: int = 0
-    """About how many bytes the value has."""
+    """The approximate size of the value in bytes."""
 
 
 class Record:
-    """What is kept under a key.
+    """The item of a key.
 
     Attributes:
         value: decoded.
-        ttl_minutes: how long it lives when it is put, None for ever.
+        ttl_minutes: its time to live after a put, None for ever.
     """
 
     __slots__ = ("_raw", "_updated_at", "ttl_minutes", "value")
 
     def __init__(self, value: Any, raw: bytes | None, updated_at: Any, ttl_minutes: float | None = None) -> None:
-        """`raw` is the value as the store keeps it, None where that is not known; `updated_at` a time or its text."""
+        """`raw` is the value as stored, None where that is unknown; `updated_at` a time or its text."""
         self.value = value
         self._raw = raw
         self._updated_at = updated_at
@@ -74,12 +80,12 @@ class Record:
 
 
 def version_of(raw: bytes) -> bytes:
-    """What `Record.version` is for a value that is kept as these bytes."""
+    """`Record.version` of a value that is stored as these bytes."""
     return hashlib.sha256(raw).digest()
 
 
 class Anything:
-    """What a change expects that does not care."""
+    """The expectation of a change that replaces any version."""
 
 
 ANYTHING: Final = Anything()
@@ -95,26 +101,171 @@ class Change(NamedTuple):
 
 
 class Conflict(OSError):
-    """A key is not what a change expected."""
+    """A key has not the version that a change expected."""
 
     def __init__(self, key: str) -> None:
         super().__init__(errno.ESTALE, "It was changed by somebody else meanwhile; read it again", key)
 
 
-class Hub:
-    """Where the backends of this process that are over the same items hear of each other.
+# -- keys ------------------------------------------------------------------------------------------------------------
 
-    `told` is called in the thread that made a change, with no lock held; but for changes that a mount makes, under its
-    volume's lock: those only count, and show when somebody looks.
+
+def is_text(path: str) -> bool:
+    """Whether it has no surrogates, which stand for bytes that are not UTF-8."""
+    try:
+        path.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def bounds(prefix: str) -> tuple[tuple[str, str | None], ...]:
+    """The ranges of keys (from, to but without) that start with a prefix, which ends with `/` or is empty.
+
+    Keys are in the order of their code points, which is that of their bytes in UTF-8. The empty prefix stands for all
+    keys without a leading slash.
+    """
+    if prefix == "":
+        return (("", "/"), ("0", None))  # "0" comes after "/"
+    return ((prefix, prefix[:-1] + "0"),)
+
+
+def after(key: str, prefix: str) -> str:
+    """The smallest key that may follow in a level, in which the keys of a subdirectory count as one."""
+    segment, slash, _ = key[len(prefix) :].partition("/")
+    return f"{prefix}{segment}0" if slash else key + "\0"
+
+
+class KeyList:
+    """Keys in memory, in order."""
+
+    def __init__(self, found: Iterable[str]) -> None:
+        self._keys = sorted(found)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._keys)
+
+    def __contains__(self, key: str) -> bool:
+        place = bisect.bisect_left(self._keys, key)
+        return place < len(self._keys) and self._keys[place] == key
+
+    def below(self, prefix: str) -> list[str]:
+        """All keys that start with a prefix, as `bounds` has it."""
+        found: list[str] = []
+        for start, end in bounds(prefix):
+            found += self._keys[bisect.bisect_left(self._keys, start) : self._end(end)]
+        return found
+
+    def any_below(self, prefix: str) -> bool:
+        return any(bisect.bisect_left(self._keys, start) < self._end(end) for start, end in bounds(prefix))
+
+    def level(self, prefix: str) -> list[str]:
+        """The keys below a prefix without a further slash, and one of each subdirectory."""
+        found: list[str] = []
+        for start, end in bounds(prefix):
+            index, last = bisect.bisect_left(self._keys, start), self._end(end)
+            while index < last:
+                key = self._keys[index]
+                found.append(key)
+                index = bisect.bisect_left(self._keys, after(key, prefix), index + 1, last)
+        return found
+
+    def _end(self, end: str | None) -> int:
+        return len(self._keys) if end is None else bisect.bisect_left(self._keys, end)
+
+    def add(self, key: str) -> None:
+        if key not in self:
+            bisect.insort(self._keys, key)
+
+    def discard(self, key: str) -> None:
+        if key in self:
+            del self._keys[bisect.bisect_left(self._keys, key)]
+
+
+# -- values as files -------------------------------------------------------------------------------------------------
+
+
+class About(NamedTuple):
+    """A value as a listing shows it."""
+
+    size: int
+    """Bytes."""
+    modified_at: str
+    foreign: bool
+
+
+class Unreadable(bytes):
+    """A value that is no JSON, as it is stored."""
+
+
+def bytes_of(value: Any) -> tuple[bytes, bool]:
+    """A file's bytes and False, or a foreign value as JSON and True."""
+    try:
+        return text.decode_file_data(value), False
+    except (TypeError, ValueError):
+        return _rendered(value), True
+
+
+def about(value: Any, updated_at: str) -> About:
+    """`updated_at` stands in where the value has no time of its own."""
+    content = value.get("content") if isinstance(value, Mapping) else None
+    own = value.get("modified_at") if isinstance(value, Mapping) else None
+    modified_at = own if isinstance(own, str) and own else updated_at
+    if isinstance(content, str) and content.isascii() and value.get("encoding") in (None, "", "utf-8"):
+        return About(len(content), modified_at, False)
+    data, foreign = bytes_of(value)
+    return About(len(data), updated_at if foreign else modified_at, foreign)
+
+
+def _rendered(value: Any) -> bytes:
+    if isinstance(value, Unreadable):
+        return bytes(value)
+    try:
+        shown = json.dumps(value, indent=2, ensure_ascii=False, default=repr)
+        return (shown + "\n").encode("utf-8")
+    except UnicodeEncodeError:  # a lone surrogate
+        return (json.dumps(value, indent=2, default=repr) + "\n").encode("ascii")
+
+
+def written(
+    data: bytes, before: Any = None, *, file_format: Literal["v1", "v2"] = "v2", takes_nul: bool = True
+) -> dict[str, Any]:
+    """The new value of a file with the bytes `data`, in place of the value `before`.
+
+    Args:
+        takes_nul: texts may hold NUL characters. PostgreSQL's can't: such a file is stored in base64 there.
+    """
+    kept = dict(before) if isinstance(before, Mapping) else {}
+    created_at = kept.get("created_at")
+    now = text.now_iso()
+    record = text.encode_file_data(
+        data,
+        created_at=created_at if isinstance(created_at, str) else None,
+        modified_at=now,
+        file_format=file_format,
+        as_text=takes_nul or b"\0" not in data,
+    )
+    kept.pop("encoding", None)
+    return {**kept, **record}
+
+
+# -- a namespace -----------------------------------------------------------------------------------------------------
+
+
+class Hub:
+    """Notifies the backends of this process over the same items of each other's changes.
+
+    Callbacks run in the thread that made a change, with no lock held. A mount changes items under its volume's lock, so
+    its changes are only counted, and detected by `count`.
     """
 
     def __init__(self) -> None:
         self._changes: Counter[str] = Counter()
         self._watchers: list[tuple[str, Callable[[Sequence[str]], None]]] = []
 
-    def watch(self, origin: str, told: Callable[[Sequence[str]], None]) -> Callable[[], None]:
-        """Call `told` with the paths of each change that has another origin; returns what ends that."""
-        watcher = (origin, told)
+    def watch(self, origin: str, changed: Callable[[Sequence[str]], None]) -> Callable[[], None]:
+        """Call `changed` with the paths of each change of another origin. Returns a function that ends it."""
+        watcher = (origin, changed)
         self._watchers.append(watcher)
 
         def end() -> None:
@@ -123,17 +274,17 @@ class Hub:
 
         return end
 
-    def tell(self, origin: str, changed: Sequence[str]) -> None:
+    def notify(self, origin: str, paths: Sequence[str]) -> None:
         """A change was made. The empty origin is an agent's, any other one a mount's."""
         self._changes[origin] += 1
         if origin:
             return
-        for watching, told in tuple(self._watchers):
+        for watching, changed in tuple(self._watchers):
             if watching != origin:
-                told(changed)
+                changed(paths)
 
     def count(self, origin: str) -> int:
-        """How many changes of other origins there were."""
+        """The number of changes of other origins."""
         return self._changes.total() - self._changes[origin]
 
 
@@ -141,7 +292,7 @@ class Items(abc.ABC):
     """See the module's docstring. Methods may be called from any thread.
 
     Attributes:
-        origin: who makes the changes, empty for an agent; see `Hub`.
+        origin: the mount that makes the changes, empty for an agent; see `Hub`.
     """
 
     origin = ""
@@ -153,11 +304,11 @@ class Items(abc.ABC):
     takes_nul = True
     """Texts may hold NUL characters."""
     feed = False
-    """Every change of others is told to watchers."""
+    """Watchers are notified of every change of others."""
 
     def __init__(self) -> None:
         self.hub = Hub()
-        self._shared: Items | None = None  # whose hub this is: it is kept while a view of it is
+        self._shared: Items | None = None  # the owner of the hub, which lives as long as its views
         self._known: dict[str, tuple[Hashable, About]] = {}
 
     @abc.abstractmethod
@@ -170,7 +321,7 @@ class Items(abc.ABC):
 
     @abc.abstractmethod
     def look(self, keys: Sequence[str], prefixes: Sequence[str]) -> tuple[list[Row], list[str]]:
-        """Those of some keys that there are, and those of some prefixes that keys start with."""
+        """The existing ones among `keys`, and those among `prefixes` that keys start with."""
 
     @abc.abstractmethod
     def twins(self) -> list[str]:
@@ -178,38 +329,40 @@ class Items(abc.ABC):
 
     @abc.abstractmethod
     def fetch(self, keys: Sequence[str]) -> dict[str, Record]:
-        """The values of those keys that there are."""
+        """The values of the existing ones among `keys`."""
 
     @abc.abstractmethod
     def swap(self, changes: Sequence[Change]) -> None:
-        """Make changes. `Conflict` when one did not find what it expected."""
+        """Make changes. `Conflict` when a key has not the expected version."""
 
     def token(self) -> Hashable:
-        """Two equal ones mean that nobody has changed anything in between, but these items themselves; None when that
-        can't be told."""
+        """Equal tokens mean that nothing was changed in between except through these items; None when unknown."""
         return None
 
     def watch(self, changed: Callable[[str | None], None]) -> Callable[[], None]:
-        """Tell `changed` each key that other programs and mounts change, None for any; returns what ends that. Only
-        with `feed`."""
+        """Call `changed` with each key that other programs and mounts change, None for any. Only with `feed`.
+
+        Returns:
+            a function that ends it.
+        """
         return lambda: None
 
     def moment(self) -> Items:
-        """The same items for the length of one verb, where that saves work: what was seen once is not asked again."""
+        """The same items for one verb, which may cache everything that it has read."""
         return self
 
     def for_mount(self, ttl_s: float) -> Items:
-        """The same items for a mount: with an origin of their own, and as old as `ttl_s`, where that saves work."""
+        """The same items for a mount: with an origin of their own, and cached for `ttl_s` where a query is dear."""
         view = copy.copy(self)
         view._shared = self
         view.origin = uuid.uuid4().hex
         return view
 
     def close(self) -> None:
-        """Let go of what this object has opened itself."""
+        """Close the database, if this object has opened it."""
 
     def records(self, rows: Iterable[Row]) -> Iterator[tuple[Row, Record]]:
-        """Values in the order of the rows, so many at a time as fit `BATCH_BYTES`."""
+        """Values in the order of the rows, in batches of `BATCH_BYTES`."""
         batch: list[Row] = []
         weight = 0
         for row in rows:
@@ -229,7 +382,7 @@ class Items(abc.ABC):
                 yield row, record
 
     def describe(self, rows: Iterable[Row]) -> dict[str, About]:
-        """Size, time and kind of values. What is gone meanwhile is left out."""
+        """Size, time and kind of values, without those that are gone meanwhile."""
         described: dict[str, About] = {}
         unknown: list[Row] = []
         for row in rows:
@@ -245,3 +398,57 @@ class Items(abc.ABC):
             if row.stamp is not None:
                 self._known[row.key] = (row.stamp, found)
         return described
+
+
+# -- databases -----------------------------------------------------------------------------------------------------
+
+COLUMNS: Final = frozenset({"prefix", "key", "value", "created_at", "updated_at", "expires_at", "ttl_minutes"})
+"""Of LangGraph's table `store`."""
+
+NAMESPACES: Final = """
+WITH RECURSIVE found(ns) AS (
+    SELECT min(prefix) FROM store
+    UNION ALL
+    SELECT (SELECT min(prefix) FROM store WHERE prefix > found.ns) FROM found WHERE found.ns IS NOT NULL
+)
+SELECT ns FROM found WHERE ns IS NOT NULL
+"""
+"""`SELECT DISTINCT prefix`, with one step of the primary key's index for each namespace."""
+
+
+class Settings(NamedTuple):
+    """How a store was configured."""
+
+    embedding: Any = None
+    """A store that embeds each value for its search. Then writes go through it, compared and put one by one under a
+    lock of this process."""
+    ttl_minutes: float | None = None
+    """The time to live of new items; None for ever."""
+    refreshes: bool = False
+    """Reading a value begins its time to live anew."""
+    omit_expired: bool = False
+    """In PostgreSQL: hide expired items that are not swept yet. A `SqliteStore` shows them."""
+    feed: bool = True
+    """In PostgreSQL: allow to make a trigger and an index, and listen to the trigger."""
+
+
+class StoreDatabase(Protocol):
+    """The table of a `SqliteStore` or `PostgresStore`, queried directly."""
+
+    def items(self, namespace: tuple[str, ...], settings: Settings) -> Items:
+        """The items of a namespace."""
+
+    def namespaces(self) -> list[str]:
+        """The namespaces that hold items, with dots between the labels."""
+
+    def token(self) -> Hashable:
+        """Equal tokens mean that nothing was changed in between; None when unknown."""
+
+    def close(self) -> None:
+        """Close the connections that were opened here."""
+
+
+def require_columns(found: set[str]) -> None:
+    """EINVAL for a table `store` with these columns that is not LangGraph's."""
+    if missing := COLUMNS - found:
+        raise OSError(errno.EINVAL, f"The table 'store' is not LangGraph's: it has no column {min(missing)!r}")

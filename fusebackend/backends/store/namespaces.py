@@ -3,10 +3,10 @@
     StoreBackend.tree(store)        any store
     store+sqlite:PATH?tree=1        store+postgres:DSN?tree=1
 
-What is where:
+Layout:
 - the namespace `("users", "ada")` is the directory `/users/ada`; a label is escaped as in `remote/keys.py` (`a/b` is
   `a%2Fb`, the empty label `%`);
-- in it are the directories of its child namespaces and the keys of the namespace itself, as `names.py` shows them: a
+- in it are the directories of its child namespaces and the keys of the namespace itself, as `tree.py` shows them: a
   key with slashes makes directories, and a value that is no file is `NAME.json`, which can be read only;
 - where the first part of a key is the name of a child namespace as well, the namespace keeps the name, and the file or
   directory of the key has `%=` (and `%` more often, if need be) at its end.
@@ -20,7 +20,7 @@ Making and moving:
   has them: after a failure between the two both are there, and nothing is lost. A directory that is a namespace can't
   become a part of keys (EXDEV).
 
-What is promised of a single namespace (`backend.py`) holds for each. What others change in SQLite is seen at once, in
+The promises for a single namespace (`backend.py`) hold for each. Changes of others are visible at once in SQLite, in
 other stores after the TTL; there is no change feed. Every verb lists the namespaces, which takes a step of an index for
 each of them.
 """
@@ -34,16 +34,15 @@ import uuid
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from fusebackend.backends.store.backend import StoreBackend, require_no_values
-from fusebackend.backends.store.items import Change, Conflict, Hub, Items
-from fusebackend.backends.store.names import FILE_MARK, ROOT_PLACE
-from fusebackend.backends.store.search import find_files, grep_files
+from fusebackend.backends.store.files import StoreFiles, files_at, find_files, grep_files, require_no_values
+from fusebackend.backends.store.items import Change, Conflict, Hub, Items, Settings, StoreDatabase
 from fusebackend.backends.store.source import SharedStore, checked_namespace, require_store
-from fusebackend.backends.store.tree import Node, StoreTree
+from fusebackend.backends.store.tree import FILE_MARK, ROOT_PLACE, Node, StoreTree
 from fusebackend.base import budget, errors, paths
 from fusebackend.base.errors import code_of
 from fusebackend.base.globs import Matcher
 from fusebackend.base.paths import ROOT, AgentPath
+from fusebackend.databases.langgraph import translate_errors
 from fusebackend.protocol import FileInfo, FileUploadResponse
 from fusebackend.remote.agent_verbs import FileVerbs, Loaded, Refusal, checked
 from fusebackend.remote.keys import name_of, text_of
@@ -55,29 +54,23 @@ NO_FILES_HERE = "The root of a store holds namespaces and no files: make a direc
 LISTED_AT_ONCE = 1000
 """Namespaces, of a store that is no database."""
 
-_SPACES = """
-WITH RECURSIVE found(ns) AS (
-    SELECT min(prefix) FROM store
-    UNION ALL
-    SELECT (SELECT min(prefix) FROM store WHERE prefix > found.ns) FROM found WHERE found.ns IS NOT NULL
-)
-SELECT ns FROM found WHERE ns IS NOT NULL
-"""
-"""`SELECT DISTINCT prefix`, with one step of the primary key's index for each namespace."""
-
 
 class Spaces:
     """The namespaces of a store, and the items of each.
 
     Args:
         store: the store, or None where only its database is open.
-        database: its tables, as `source.database_of` gives them, or None.
+        database: its database (`source.database_of`), or None.
         items_of: makes the items of a namespace.
-        close: lets go of what was opened.
+        close: closes the connections.
     """
 
     def __init__(
-        self, store: Any, database: Any, items_of: Callable[[Namespace], Items], close: Callable[[], None]
+        self,
+        store: Any,
+        database: StoreDatabase | None,
+        items_of: Callable[[Namespace], Items],
+        close: Callable[[], None],
     ) -> None:
         self._store = store
         self._database = database
@@ -86,7 +79,7 @@ class Spaces:
         self.close = close
 
     def for_mount(self, ttl_s: float) -> Spaces:
-        """The same, with items that know that a mount changes them."""
+        """The same, with items for a mount."""
         return Spaces(self._store, self._database, lambda space: self.items(space).for_mount(ttl_s), self.close)
 
     def items(self, space: Namespace) -> Items:
@@ -96,38 +89,26 @@ class Spaces:
         return items
 
     def names(self) -> list[Namespace]:
-        """Those that hold items."""
+        """The namespaces that hold items."""
         if self._database is None:
             return self._listed()
-        if hasattr(self._database, "reading"):
-            with self._database.reading() as connection:
-                rows = connection.execute(_SPACES).fetchall()
-        else:
-            with self._database.using() as cursor:
-                rows = cursor.execute(_SPACES).fetchall()
-        return [tuple(prefix.split(".")) for (prefix,) in rows if isinstance(prefix, str)]
+        return [tuple(prefix.split(".")) for prefix in self._database.namespaces()]
 
     def _listed(self) -> list[Namespace]:
-        from fusebackend.backends.store.searched_items import told
-
         data = getattr(self._store, "_data", None)
-        if isinstance(data, dict):  # of an InMemoryStore: its own list fails while others write
+        if isinstance(data, dict):  # an InMemoryStore, whose own list fails while others write
             return [tuple(space) for space, items in list(data.items()) if items]
         found: list[Namespace] = []
         while True:
-            with told():
+            with translate_errors("The store"):
                 page = self._store.list_namespaces(limit=LISTED_AT_ONCE, offset=len(found))
             found += [tuple(space) for space in page]
             if len(page) < LISTED_AT_ONCE:
                 return found
 
     def token(self) -> Hashable:
-        """Two equal ones mean that nobody has changed anything in between; None when that can't be told."""
-        if self._database is None or not hasattr(self._database, "reading"):
-            return None
-        with self._database.reading() as connection:
-            (version,) = connection.execute("PRAGMA data_version").fetchone()
-            return version, connection.total_changes
+        """Equal tokens mean that nothing was changed in between; None when unknown."""
+        return None if self._database is None else self._database.token()
 
     @property
     def blocking(self) -> bool:
@@ -139,21 +120,21 @@ class Spaces:
 
     @classmethod
     def of_store(cls, store: Any) -> Spaces:
-        """Those of a store. TypeError for one that can't be used; OSError where its database can't be opened."""
+        """The namespaces of a store. TypeError for an unusable one; OSError where its database can't be opened."""
         shared = SharedStore.of(require_store(store))
         owner = _Owner()
-        shared.users.add(owner)  # type: ignore[arg-type]
+        shared.users.add(owner)
         return cls(
             store,
             shared.database,
             lambda space: shared.items(space, feed=False),
-            lambda: shared.leave(owner),  # type: ignore[arg-type]
+            lambda: shared.leave(owner),
         )
 
     @classmethod
-    def of_database(cls, database: Any) -> Spaces:
-        """Those of tables that were opened for this."""
-        return cls(None, database, lambda space: database.items(space, feed=False), database.close)
+    def of_database(cls, database: StoreDatabase) -> Spaces:
+        """The namespaces of a database, which `close` closes."""
+        return cls(None, database, lambda space: database.items(space, Settings(feed=False)), database.close)
 
 
 class _Owner:
@@ -161,7 +142,7 @@ class _Owner:
 
 
 class Where(NamedTuple):
-    """What a path leads to: a path inside of a namespace; the root of that is the namespace itself."""
+    """A path inside of a namespace; the root of that is the namespace itself."""
 
     space: Namespace
     inner: AgentPath
@@ -202,7 +183,7 @@ class View:
     # -- paths to keys and back --------------------------------------------------------------------------------
 
     def where(self, path: AgentPath) -> Where:
-        """What is at a path, or would be."""
+        """The place of a path, whether it exists or not."""
         space: Namespace = ()
         segments = path[1:].split("/") if path != ROOT else []
         for index, segment in enumerate(segments):
@@ -220,14 +201,14 @@ class View:
         return self.tree(where.space).find(where.inner) if where.space else None
 
     def shown(self, space: Namespace, inner: str) -> str:
-        """The path below a namespace of what is at this path in its own tree."""
+        """The path below a namespace at which this path of its own tree is shown."""
         first, slash, rest = inner.lstrip("/").partition("/")
         if first in self.children(space):
             first = self._given_way(space, first)
         return first + slash + rest
 
     def _given_way(self, space: Namespace, name: str) -> str:
-        """What a key's name becomes that is a namespace's as well."""
+        """The shown name of a key whose name is a namespace's as well."""
         marked = name + FILE_MARK
         while marked in self.children(space) or self.tree(space).find(AgentPath(f"/{marked}")) is not None:
             marked += "%"
@@ -241,7 +222,7 @@ class View:
         return shown
 
     def target(self, path: AgentPath, *, is_dir: bool = False) -> Where:
-        """Where something new at a path, where there is nothing, is kept.
+        """The place for a new file or directory at a path.
 
         Raises:
             OSError: EPERM for a file at the root, EINVAL for a name there that no namespace has, ENOTDIR below a file.
@@ -316,7 +297,7 @@ class NamespaceTree(FileVerbs):
         self._origin = ""
 
     def close(self) -> None:
-        """Let go of the connections that were opened here. The store itself is its owner's."""
+        """Close the connections that were opened here. The store itself belongs to the caller."""
         self._spaces.close()
 
     def __enter__(self) -> NamespaceTree:
@@ -328,7 +309,7 @@ class NamespaceTree(FileVerbs):
     # -- for a mount -------------------------------------------------------------------------------------------
 
     def kernel_side(self, ttl_s: float) -> NamespaceTree:
-        """This backend as a mount speaks to it; see `StoreBackend.kernel_side`."""
+        """This backend for a mount, as `StoreBackend.kernel_side`."""
         side = copy.copy(self)
         side._spaces, side._origin = self._spaces.for_mount(ttl_s), uuid.uuid4().hex
         return side
@@ -342,19 +323,19 @@ class NamespaceTree(FileVerbs):
         return self._spaces.durable
 
     def token(self) -> Hashable:
-        """Two equal ones mean that nobody has changed anything in between; None when that can't be told."""
+        """Equal tokens mean that nothing was changed in between; None when unknown."""
         try:
             token = self._spaces.token()
-        except OSError:  # whoever looks will be told what is wrong
+        except OSError:  # the next access will raise it
             return None
         return None if token is None else (token, self._hub.count(self._origin))
 
     def follow(self, changed: Callable[..., None]) -> Callable[[], None]:
         """Call `changed(*paths, elsewhere=False)` after each change that an agent makes through this backend."""
-        return self._hub.watch(self._origin, lambda told: changed(*told, elsewhere=False))
+        return self._hub.watch(self._origin, lambda paths: changed(*paths, elsewhere=False))
 
     def admits(self, path: AgentPath, *, is_dir: bool) -> None:
-        """Raise what anything at this path would end with, so that nobody writes it in vain. Nothing is asked."""
+        """Raise the error of any file or directory at this path, before it is written in vain. Queries nothing."""
         directory, name = paths.parent_and_name(path)
         if directory == ROOT:
             _require_place_at_root(name, is_dir)
@@ -364,25 +345,27 @@ class NamespaceTree(FileVerbs):
         try:
             found = checked(path)
             where = self._for_writing(self._view(), found)
+            self._files(where.space).put_if(where.inner, content, digest)
+        except (Conflict, FileExistsError):
+            return FileUploadResponse(path=path, error=errors.CONFLICT)
         except Refusal as error:
             return FileUploadResponse(path=path, error=code_of(error))
-        answer = self._backend(where.space).upload_if(where.inner, content, digest)
         self._tell(found)
-        return FileUploadResponse(path=path, error=answer.error)
+        return FileUploadResponse(path=path)
 
     # -- primitives --------------------------------------------------------------------------------------------
 
     def _view(self) -> View:
         return View(self._spaces)
 
-    def _backend(self, space: Namespace) -> StoreBackend:
-        return StoreBackend.over(self._spaces.items(space), file_format=self.file_format, on_exists=self.on_exists)
+    def _files(self, space: Namespace) -> StoreFiles:
+        return StoreFiles(self._spaces.items(space), self.file_format)
 
     def _tell(self, *changed: AgentPath) -> None:
-        self._hub.tell(self._origin, changed)
+        self._hub.notify(self._origin, changed)
 
     def _file(self, path: AgentPath) -> Where:
-        """Where a file is kept. EISDIR, ENOENT."""
+        """The place of a file. EISDIR, ENOENT."""
         where = self._view().where(path)
         if where.is_space:
             raise errors.oserror(errno.EISDIR)
@@ -391,7 +374,7 @@ class NamespaceTree(FileVerbs):
         return where
 
     def _for_writing(self, view: View, path: AgentPath) -> Where:
-        """Where a file is kept, or is to be. EISDIR, and as `View.target`."""
+        """The place of a file that is there, or is to be made. EISDIR, and as `View.target`."""
         where = view.where(path)
         if where.is_space:
             raise errors.oserror(errno.EISDIR)
@@ -418,16 +401,16 @@ class NamespaceTree(FileVerbs):
 
     def _load(self, path: AgentPath) -> Loaded:
         where = self._file(path)
-        return self._backend(where.space)._load(where.inner)
+        return self._files(where.space).load(where.inner)
 
     def _put(self, path: AgentPath, data: bytes, *, replace: bool) -> None:
         where = self._for_writing(self._view(), path)
-        self._backend(where.space)._put(where.inner, data, replace=replace)
+        self._files(where.space).put(where.inner, data, replace=replace)
         self._tell(path)
 
     def _rewrite(self, path: AgentPath, change: Callable[[bytes], bytes]) -> None:
         where = self._file(path)
-        self._backend(where.space)._rewrite(where.inner, change)
+        self._files(where.space).rewrite(where.inner, change)
         self._tell(path)
 
     def _remove(self, path: AgentPath) -> None:
@@ -436,7 +419,7 @@ class NamespaceTree(FileVerbs):
         if not where.is_space:
             if not where.space:
                 raise errors.oserror(errno.ENOENT)
-            self._backend(where.space)._remove(where.inner)
+            self._files(where.space).remove(where.inner)
         else:
             doomed = [(space, self._all(view, space)) for space, _ in view.below(where.space, path)]
             for _, files in doomed:
@@ -459,19 +442,16 @@ class NamespaceTree(FileVerbs):
         else:
             target = view.target(new, is_dir=node.is_dir)
             if target.space == source.space:
-                self._backend(source.space)._rename(source.inner, target.inner)
+                self._files(source.space).rename(source.inner, target.inner)
             else:
-                tree = view.tree(source.space)
-                files = tree.files_below(source.inner, node, tree.rows_below(node)) if node.is_dir else [
-                    (source.inner, node)
-                ]  # fmt: skip
+                files = files_at(view.tree(source.space), source.inner, node)
                 stem = "" if target.is_space else view.tree(target.space).new_key(target.inner)
                 keys = {file.key: stem + found[len(source.inner) :] for found, file in files}
                 self._carry(source.space, target.space, files, keys)
         self._tell(old, new)
 
     def _rename_space(self, view: View, space: Namespace, old: AgentPath, new: AgentPath) -> None:
-        """A namespace, with all below it. Keys stay what they are."""
+        """Rename a namespace, with all below it. Keys stay the same."""
         directory, name = paths.parent_and_name(new)
         place = view.where(directory) if directory == ROOT else view.target(paths.join(directory, name))
         above = place.space
@@ -489,7 +469,7 @@ class NamespaceTree(FileVerbs):
     def _carry(
         self, source: Namespace, target: Namespace, files: Sequence[tuple[AgentPath, Node]], keys: dict[str, str]
     ) -> None:
-        """Move items from one namespace to another: the copy first, then the deletion, of what was copied only."""
+        """Move items from one namespace to another: copy them, then delete those that were copied."""
         require_no_values(files)
         items = self._spaces.items(source)
         records = items.fetch(list(keys))
@@ -504,8 +484,7 @@ class NamespaceTree(FileVerbs):
         """The files of a namespace itself, by their paths in it."""
         if not space:
             return []
-        tree, root = view.tree(space), Node(place=ROOT_PLACE)
-        return tree.files_below(ROOT, root, tree.rows_below(root))
+        return files_at(view.tree(space), ROOT, Node(place=ROOT_PLACE))
 
     # -- searching ---------------------------------------------------------------------------------------------
 
@@ -548,7 +527,7 @@ class NamespaceTree(FileVerbs):
 
 
 class _Below:
-    """A matcher of a search that begins above a namespace, as the namespace's own tree asks it."""
+    """The matcher of a search that begins above a namespace, for paths of the namespace's own tree."""
 
     def __init__(self, view: View, space: Namespace, prefix: str, matcher: Matcher) -> None:
         self._view, self._space, self._prefix, self._matcher = view, space, prefix, matcher
@@ -558,6 +537,6 @@ class _Below:
 
 
 def _from(path: AgentPath, base: AgentPath) -> str:
-    """What leads from a path down to another one, with a slash at its end."""
+    """The relative path from one path down to another, with a slash at its end."""
     relative = base[len(path) :].strip("/")
     return relative + "/" if relative else ""

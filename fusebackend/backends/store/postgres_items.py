@@ -1,28 +1,249 @@
-"""`PostgresItems`: a namespace of LangGraph's `PostgresStore`, asked from its table directly.
+"""`PostgresItems`: a namespace of LangGraph's `PostgresStore`, queried from its table directly; and `PostgresDatabase`.
 
 As in `sqlite_items.py`, a directory is a range of keys, by the primary key `(prefix, key)` where the database compares
-text by its bytes (C, POSIX, C.UTF-8), and else by an index of our own (`postgres_database.py`). Where that can't be
-made (`feed=False`, or no right to), the server reads all keys of the namespace for a listing and sends what is listed.
+text by its bytes (C, POSIX, C.UTF-8). Elsewhere an index of our own has that order:
 
-A change compares the value as JSONB prints it. A trigger on the table tells of what others change (`feed.py`).
+    CREATE INDEX CONCURRENTLY fusebackend_store_keys ON store (prefix, key COLLATE "C")
+
+Where it can't be made (`feed=False`, or no privilege), the server reads all keys of the namespace for a listing and
+sends the listed ones. A change compares the value as JSONB prints it. A trigger on the table notifies of the changes of
+others (`feed.py`).
+
+The database is connected to once more, beside the store's own connection, so that neither waits for the other. Only
+where that fails the store's connection is shared, without a feed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fusebackend.backends.store.items import ANYTHING, Change, Conflict, Items, Record, Row
-from fusebackend.backends.store.names import after, bounds
-from fusebackend.backends.store.postgres_database import Order, PostgresDatabase
+from fusebackend.backends.store.feed import StoreFeed, install
+from fusebackend.backends.store.items import (
+    ANYTHING,
+    NAMESPACES,
+    Change,
+    Conflict,
+    Items,
+    Record,
+    Row,
+    Settings,
+    after,
+    bounds,
+    require_columns,
+)
 from fusebackend.backends.store.searched_items import PutOneByOne
+from fusebackend.databases.langgraph import dsn_of
+from fusebackend.databases.postgres import Connections, translate_errors
 
 if TYPE_CHECKING:
-    from psycopg import Cursor
+    from psycopg import Connection, Cursor
+
+log = logging.getLogger(__name__)
+
+INDEX = "fusebackend_store_keys"
+BYTEWISE = ("C", "POSIX", "C.UTF-8", "C.utf8")
+"""Locales whose order is that of the bytes."""
+
+CONNECTIONS = 4
+"""Connections of one database at most."""
+
+
+class PostgresDatabase:
+    """The connections to the database of a store, and the schema that is found or made there.
+
+    Args:
+        connections: a pool of our own; None to share the store's connection or pool.
+        shared: the store's connection or pool, and the lock for its use.
+    """
+
+    def __init__(self, connections: Connections | None, shared: tuple[Any, Any] | None = None) -> None:
+        self._connections = connections
+        self._shared = shared
+        self._settling = threading.Lock()
+        self._order: Order | None = None
+        self._feed: StoreFeed | None = None
+        self._feed_tried = False
+        self.origin = uuid.uuid4().hex
+        """The mark of changes that are made here: the feed does not repeat them to their makers."""
+
+    @classmethod
+    def of_store(cls, store: Any) -> PostgresDatabase:
+        """The database of a `PostgresStore`. Makes its tables if they are missing.
+
+        Raises:
+            OSError: they can't be made.
+        """
+        try:
+            database = cls(Connections(dsn_of(store.conn), CONNECTIONS, prepare_threshold=5))
+        except OSError as error:
+            log.info("the store's own connection is shared, for another one can't be made: %s", error)
+            database = cls(None, (store.conn, store.lock))
+        if not database._is_set_up():
+            with translate_errors():
+                store.setup()
+        return database
+
+    @classmethod
+    def of_url(cls, conninfo: str, setup: Callable[[Connection[Any]], None]) -> PostgresDatabase:
+        """Connect; `setup` makes the tables if they are missing. OSError when that fails."""
+        database = cls(Connections(conninfo, CONNECTIONS, prepare_threshold=5))
+        try:
+            if not database._is_set_up():
+                with database.using() as cursor:
+                    setup(cursor.connection)
+        except BaseException:
+            database.close()
+            raise
+        return database
+
+    def items(self, namespace: tuple[str, ...], settings: Settings) -> PostgresItems:
+        return PostgresItems(self, namespace, settings)
+
+    def close(self) -> None:
+        if self._feed is not None:
+            self._feed.close()
+        if self._connections is not None:
+            self._connections.close()
+
+    # -- connections -------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def using(self) -> Iterator[Cursor[Any]]:
+        """A cursor whose statements are committed one by one."""
+        from psycopg.rows import tuple_row
+
+        with translate_errors(), contextlib.ExitStack() as stack:
+            if self._connections is not None:
+                connection = stack.enter_context(self._connections.leased(_ping))
+            else:
+                assert self._shared is not None
+                connection, lock = self._shared
+                if hasattr(connection, "getconn"):  # a pool
+                    connection = stack.enter_context(connection.connection())
+                else:
+                    stack.enter_context(lock)
+            yield stack.enter_context(connection.cursor(row_factory=tuple_row))
+
+    @contextlib.contextmanager
+    def writing(self, origin: str) -> Iterator[Cursor[Any]]:
+        """One transaction, marked with our origin and that of the mount."""
+        with self.using() as cursor, cursor.connection.transaction():
+            cursor.execute("SELECT set_config('fusebackend.origin', %s, true)", [f"{self.origin}:{origin}"])
+            yield cursor
+
+    # -- the schema --------------------------------------------------------------------------------------------
+
+    def _is_set_up(self) -> bool:
+        """Whether there is a table of items. EINVAL when a table of that name is another program's."""
+        with self.using() as cursor:
+            found = cursor.execute(
+                "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass('store') AND attnum > 0"
+            ).fetchall()
+        if found:
+            require_columns({name for (name,) in found})
+        return bool(found)
+
+    def namespaces(self) -> list[str]:
+        with self.using() as cursor:
+            return [name for (name,) in cursor.execute(NAMESPACES).fetchall()]
+
+    def token(self) -> None:
+        """Unknown: the feed notifies of changes in single namespaces only."""
+
+    def order(self, *, may_install: bool) -> Order:
+        """The order of keys; determined once."""
+        with self._settling:
+            if self._order is None:
+                with self.using() as cursor:
+                    if _is_bytewise(cursor):
+                        self._order = Order("s.key")
+                    elif _index_is_there(cursor) or (may_install and _make_index(cursor)):
+                        self._order = Order('s.key COLLATE "C"')
+                    else:
+                        self._order = Order('s.key COLLATE "C"', indexed=False)
+            return self._order
+
+    def feed(self) -> StoreFeed | None:
+        """The feed of the table's changes, begun by the first call; None where there can be none."""
+        with self._settling:
+            if not self._feed_tried and self._connections is not None:
+                self._feed_tried = True
+                try:
+                    with self.using() as cursor:
+                        install(cursor)
+                    with translate_errors():
+                        self._feed = StoreFeed(self._connections.conninfo, self.origin)
+                except OSError as error:
+                    log.info("changes of the store are not told, but looked for: %s", error)
+            return self._feed
+
+
+class Order(NamedTuple):
+    """A range of keys in SQL."""
+
+    key: str
+    indexed: bool = True
+
+    def within(self, prefix: str) -> tuple[str, list[str]]:
+        """The condition for keys that start with a prefix, as in `items.bounds`, and its parameters."""
+        if not self.indexed:
+            return ("starts_with(s.key, %s)", [prefix]) if prefix else ("NOT starts_with(s.key, '/')", [])
+        parts: list[str] = []
+        parameters: list[str] = []
+        for start, end in bounds(prefix):
+            parts.append(f"{self.key} >= %s" + (f" AND {self.key} < %s" if end is not None else ""))
+            parameters += [start] if end is None else [start, end]
+        return "(" + " OR ".join(f"({part})" for part in parts) + ")", parameters
+
+
+def _is_bytewise(cursor: Cursor[Any]) -> bool:
+    """Whether the database compares text by its bytes."""
+    row = cursor.execute(
+        "SELECT datcollate, to_jsonb(d) ->> 'datlocprovider', to_jsonb(d) ->> 'datlocale' FROM pg_database d"
+        " WHERE datname = current_database()"
+    ).fetchone()
+    assert row is not None, "a session has a database"
+    collation, provider, locale = row
+    if provider == "b":  # PostgreSQL's own, from version 17 on
+        return locale in BYTEWISE
+    return provider != "i" and collation in BYTEWISE  # "i" is ICU, which sorts by language with any collation
+
+
+def _index_is_there(cursor: Cursor[Any]) -> bool:
+    return bool(
+        cursor.execute(
+            "SELECT 1 FROM pg_index WHERE indexrelid = to_regclass(%s) AND indisvalid"
+            " AND indrelid = to_regclass('store')",
+            [INDEX],
+        ).fetchone()
+    )
+
+
+def _make_index(cursor: Cursor[Any]) -> bool:
+    log.info("an index %s is made, for this database sorts by language", INDEX)
+    try:
+        with translate_errors():
+            cursor.execute(f"DROP INDEX IF EXISTS {INDEX}")  # one that was begun and never finished
+            cursor.execute(f'CREATE INDEX CONCURRENTLY {INDEX} ON store (prefix, key COLLATE "C")')
+    except OSError as error:
+        log.info("no index could be made, so listings read all keys: %s", error)
+        return False
+    return True
+
+
+def _ping(connection: Connection[Any]) -> None:
+    """Detects a connection that was lost while the server was away."""
+    connection.execute("")
+
 
 FIRST_BATCH, LAST_BATCH = 256, 16_384
-"""Rows of a directory asked for at a time; it grows while they are files."""
+"""Rows of a directory in one query; more while they are files."""
 
 _ROW = "s.key, s.xmin::text, s.ctid::text, pg_column_size(s.value)"
 
@@ -31,44 +252,23 @@ _DIGEST = "sha256(convert_to(s.value::text, 'UTF8'))"
 
 
 class PostgresItems(Items):
-    """See the module's docstring.
-
-    Args:
-        embedding: a store that makes an embedding of each value for its search; writes go through it then, compared
-            and put one after the other under a lock of this process.
-        ttl_minutes: how long new items live, as the store is configured; None for ever.
-        refreshes: does reading a value make its life begin anew?
-        omit_expired: is what has expired, and is not swept yet, as good as gone?
-        feed: may a trigger and an index be made, and what they tell be listened to?
-    """
+    """See the module's docstring."""
 
     takes_nul = False
 
-    def __init__(
-        self,
-        database: PostgresDatabase,
-        namespace: tuple[str, ...],
-        *,
-        embedding: Any = None,
-        ttl_minutes: float | None = None,
-        refreshes: bool = False,
-        omit_expired: bool = False,
-        feed: bool = True,
-    ) -> None:
+    def __init__(self, database: PostgresDatabase, namespace: tuple[str, ...], settings: Settings) -> None:
         super().__init__()
         self._database = database
         self._namespace = ".".join(namespace)
-        self._by_store = PutOneByOne(embedding, namespace) if embedding is not None else None
-        self._ttl_minutes = ttl_minutes
-        self._refreshes = refreshes
-        self._alive = " AND (s.expires_at IS NULL OR s.expires_at > now())" if omit_expired else ""
-        self._may_install = feed
+        self._settings = settings
+        self._by_store = PutOneByOne(settings.embedding, namespace) if settings.embedding is not None else None
+        self._alive = " AND (s.expires_at IS NULL OR s.expires_at > now())" if settings.omit_expired else ""
 
     # -- reading -----------------------------------------------------------------------------------------------
 
     @property
     def _order(self) -> Order:
-        return self._database.order(may_install=self._may_install)
+        return self._database.order(may_install=self._settings.feed)
 
     def level(self, prefix: str) -> list[Row]:
         order = self._order
@@ -81,7 +281,7 @@ class PostgresItems(Items):
             return found
 
     def _walked(self, cursor: Cursor[Any], prefix: str, start: str, end: str | None) -> list[Row]:
-        """Rows of a level: read straight on where there are files, and hop where there are subdirectories."""
+        """Rows of a level: scan where there are files, and hop where there are subdirectories."""
         found: list[Row] = []
         limit, hop = FIRST_BATCH, False
         while True:
@@ -89,7 +289,7 @@ class PostgresItems(Items):
             before, position = len(found), start
             for row in batch:
                 if found and row.key < position:
-                    continue  # in a subdirectory that is listed already; keys are in the order of code points
+                    continue  # in a subdirectory that is listed already
                 found.append(row)
                 position = _after(row.key, prefix)
             if len(batch) < limit:
@@ -183,7 +383,7 @@ class PostgresItems(Items):
                 [self._namespace, list(keys)],
             ).fetchall()
             mortal = [key for key, *_, ttl in rows if ttl is not None]
-            if self._refreshes and mortal:
+            if self._settings.refreshes and mortal:
                 cursor.execute(
                     "UPDATE store SET expires_at = now() + (ttl_minutes || ' minutes')::interval"
                     " WHERE prefix = %s AND key = ANY(%s)",
@@ -211,7 +411,7 @@ class PostgresItems(Items):
                         raise Conflict(change.key)
 
     def _change(self, cursor: Cursor[Any], change: Change) -> bool:
-        """Make a change; False when it did not find what it expected."""
+        """Make a change; False when the key has not the expected version."""
         place: dict[str, Any] = {"namespace": self._namespace, "key": change.key}
         same = ""
         if isinstance(change.expected, bytes):
@@ -219,7 +419,7 @@ class PostgresItems(Items):
         if change.value is None:
             cursor.execute(f"DELETE FROM store s WHERE s.prefix = %(namespace)s AND s.key = %(key)s{same}", place)
             return cursor.rowcount > 0 or not same
-        ttl = self._ttl_minutes if self._ttl_minutes is not None else change.ttl_minutes
+        ttl = change.ttl_minutes if self._settings.ttl_minutes is None else self._settings.ttl_minutes
         values = {**place, "value": json.dumps(change.value, ensure_ascii=False), "ttl": ttl}
         new = {"value": "%(value)s::jsonb", "updated_at": "CURRENT_TIMESTAMP", "ttl_minutes": "%(ttl)s::float8",
                "expires_at": "now() + (%(ttl)s::float8 || ' minutes')::interval"}  # fmt: skip
@@ -244,16 +444,16 @@ class PostgresItems(Items):
 
     @property
     def feed(self) -> bool:  # type: ignore[override]
-        return self._may_install and self._database.feed() is not None
+        return self._settings.feed and self._database.feed() is not None
 
     def token(self) -> Hashable:
-        feed = self._database.feed() if self._may_install else None
+        feed = self._database.feed() if self._settings.feed else None
         if feed is None or not feed.live:
             return None
         return feed.changes
 
     def watch(self, changed: Callable[[str | None], None]) -> Callable[[], None]:
-        feed = self._database.feed() if self._may_install else None
+        feed = self._database.feed() if self._settings.feed else None
         return feed.subscribe(self._namespace, changed, self.origin) if feed is not None else (lambda: None)
 
     def close(self) -> None:
@@ -261,7 +461,7 @@ class PostgresItems(Items):
 
 
 def _after(key: str, prefix: str) -> str:
-    """`names.after`; a text of PostgreSQL holds no NUL, so U+0001 comes first."""
+    """`items.after`; a text of PostgreSQL holds no NUL, so U+0001 comes first."""
     behind = after(key, prefix)
     return behind.replace("\0", "\1")
 

@@ -1,43 +1,40 @@
 """`SearchedItems`: a namespace of any LangGraph store, through `get`, `put`, `delete` and `search` alone.
 
-What is in a directory only a search through the whole namespace tells: one for each verb (`moment`), or one for all
-that is asked within some time (`for_mount`). A lock makes compare and put one step among the backends of this process;
-between the two, another program can still come.
+To list a directory takes a search through the whole namespace: one for each verb (`moment`), or one for all calls
+within some time (`for_mount`). A lock makes compare and put one step among the backends of this process; another
+program can still come between the two.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import errno
 import math
 import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
-from fusebackend.backends.store.items import Anything, Change, Conflict, Items, Record, Row
-from fusebackend.backends.store.names import KeyList
-from fusebackend.backends.store.values import About, about
-from fusebackend.base.errors import oserror
+from fusebackend.backends.store.items import About, Anything, Change, Conflict, Items, KeyList, Record, Row, about
+from fusebackend.databases.langgraph import translate_errors
 
 FIRST_PAGE, LAST_PAGE = 500, 16_000
-"""Items asked for at a time: pages grow, for a store counts its offset anew each time."""
+"""Items in a page of a search. Pages grow, for a store counts its offset anew for each."""
 
 WHOLE_PAGE = 1 << 30
 """All at once, from a store in this process."""
 
 PASSES = 3
-"""How often a search that was disturbed by others is made again before what it found is taken."""
+"""How often a search is repeated that others disturbed by changes, before its result is taken."""
 
 _comparing: weakref.WeakKeyDictionary[Any, threading.RLock] = weakref.WeakKeyDictionary()
 _comparing_others = threading.RLock()
 
 
 def comparing_lock(store: Any) -> threading.RLock:
-    """The lock under which backends of this process compare and put."""
+    """The lock for compare and put among the backends of this process."""
     with contextlib.suppress(TypeError):  # it can't be hashed, or not be referred to weakly
         return _comparing.setdefault(store, threading.RLock())
     return _comparing_others
@@ -52,7 +49,7 @@ class PutOneByOne:
         self._lock = comparing_lock(store)
 
     def swap(self, changes: Sequence[Change], fetch: Callable[[Sequence[str]], dict[str, Record]]) -> None:
-        """`Items.swap`; what is there now is asked by `fetch`. Nothing is put when anything is not as expected."""
+        """As `Items.swap`, with the present versions from `fetch`. Nothing is put if one is not as expected."""
         with self._lock:
             there = fetch([change.key for change in changes if not isinstance(change.expected, Anything)])
             for change in changes:
@@ -64,14 +61,14 @@ class PutOneByOne:
                 self._delete_at_once([change.key for change in changes])
                 return
             for change in changes:
-                with told():
+                with translate_errors("The store"):
                     self._change(change)
 
     def _delete_at_once(self, keys: list[str]) -> None:
-        """A directory goes with one call: a store that is a server would else be asked once for each file."""
+        """Delete a directory with one call: a store that is a server would else be called once for each file."""
         from langgraph.store.base import PutOp
 
-        with told():
+        with translate_errors("The store"):
             self._store.batch([PutOp(self._namespace, key, None) for key in keys])
 
     def _change(self, change: Change) -> None:
@@ -84,7 +81,7 @@ class PutOneByOne:
 
 
 class _Pass:
-    """What one search through a namespace found, and what was changed here since."""
+    """The result of one search through a namespace, with the changes that were made here since."""
 
     def __init__(self, records: dict[str, Record], made_at: float) -> None:
         self.records = records
@@ -101,29 +98,28 @@ class _Pass:
 
 
 class _Last:
-    """Where the last search is kept, among views that share it."""
+    """The last search, shared by several views."""
 
     found: _Pass | None = None
 
 
 class SearchedItems(Items):
-    """Any `BaseStore`, through `get`, `put`, `delete` and `search`.
+    """See the module's docstring.
 
-    What is in a directory only a search through the whole namespace tells: one for each verb (`moment`), or one for all
-    that is asked within some time (`for_mount`).
+    Args:
+        in_memory: it is an `InMemoryStore`.
     """
 
     text_only = False
 
     def __init__(self, store: Any, namespace: tuple[str, ...], *, in_memory: bool = False) -> None:
-        """`in_memory`: it is an `InMemoryStore`."""
         super().__init__()
         self._store = store
         self._namespace = namespace
         self.blocking = self.durable = not in_memory
         self._max_age_s = 0.0
         self._last: _Last = _Last()
-        self._lasts = [self._last]  # what is to hear of changes made here
+        self._lasts = [self._last]  # searches that changes are applied to
         self._lock = comparing_lock(store)
         self._puts = PutOneByOne(store, namespace)
 
@@ -141,7 +137,7 @@ class SearchedItems(Items):
         return view
 
     def token(self) -> Hashable:
-        """The search that all answers come from, for as long as it is good."""
+        """The search that all answers come from, while it is valid."""
         return self._pass().made_at if self._max_age_s else None
 
     def level(self, prefix: str) -> list[Row]:
@@ -170,7 +166,7 @@ class SearchedItems(Items):
         return described
 
     def fetch(self, keys: Sequence[str]) -> dict[str, Record]:
-        with told():
+        with translate_errors("The store"):
             items = {key: self._store.get(self._namespace, key) for key in keys}
         return {key: _record(item) for key, item in items.items() if item is not None}
 
@@ -196,7 +192,7 @@ class SearchedItems(Items):
             return found
 
     def _search(self) -> dict[str, Record]:
-        """All. Others may come and go meanwhile, which moves the rest: a search that has noticed is made again."""
+        """All items. Changes of others move items between pages: a search that detects one is repeated."""
         if not self.blocking:
             return {key: _record(item) for key, item in _items_in_memory(self._store, self._namespace)}
         found: dict[str, Record] = {}
@@ -206,10 +202,10 @@ class SearchedItems(Items):
         return found
 
     def _search_once(self, found: dict[str, Record]) -> bool:
-        """Add all items; was nothing moved? Each page begins with the last item of the one before."""
+        """Add all items. False if one has moved: each page must begin with the last item of the page before."""
         offset, page, last = 0, FIRST_PAGE, None
         while True:
-            with told():
+            with translate_errors("The store"):
                 items = self._store.search(self._namespace, limit=page, offset=offset)
             if last is not None and (not items or _place(items[0]) != last):
                 return False
@@ -232,7 +228,7 @@ def _items_in_memory(store: Any, namespace: tuple[str, ...]) -> list[tuple[str, 
     found = data.get(namespace) if isinstance(data, dict) else None
     if isinstance(found, dict):
         return list(found.items())
-    with told():
+    with translate_errors("The store"):
         items = store.search(namespace, limit=WHOLE_PAGE)
     return [(item.key, item) for item in items if tuple(item.namespace) == namespace]
 
@@ -243,18 +239,3 @@ def _place(item: Any) -> tuple[tuple[str, ...], str]:
 
 def _record(item: Any) -> Record:
     return Record(item.value, None, item.updated_at)
-
-
-@contextlib.contextmanager
-def told() -> Iterator[None]:
-    """Whatever a store raises, as an `OSError` that says it in its own words."""
-    try:
-        yield
-    except (OSError, MemoryError):
-        raise
-    except NotImplementedError as error:
-        raise OSError(errno.ENOTSUP, f"The store can't do this: {error}") from error
-    except TimeoutError as error:
-        raise oserror(errno.ETIMEDOUT) from error
-    except Exception as error:  # a store is somebody else's code, over any library
-        raise OSError(errno.EIO, f"The store failed: {type(error).__name__}: {error}") from error

@@ -1,14 +1,14 @@
-"""`StoreSource`: from what a `StoreBackend` was given to the items it is about: which store, which namespace, which way
-to ask it.
+"""`StoreSource`: from the arguments of a `StoreBackend` to its store, its namespace and its `Items`.
 
 Namespaces are LangGraph's: one or more labels, each a string that is not empty and holds no `.`; the first is not
-`langgraph`, which LangGraph keeps for itself. LangGraph is imported by whoever made the store, never here; only to find
-the running graph's store it is asked for, and only if it is loaded already.
+`langgraph`, which LangGraph reserves. LangGraph is never imported here, except for the running graph's store, and only
+if it is loaded already.
 """
 
 from __future__ import annotations
 
 import errno
+import importlib
 import re
 import sys
 import threading
@@ -17,8 +17,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from fusebackend.backends.store.items import Items
+from fusebackend.backends.store.items import Items, Settings, StoreDatabase
 from fusebackend.backends.store.searched_items import SearchedItems
+from fusebackend.databases.langgraph import loaded_class
 
 Namespace: TypeAlias = str | Sequence[str] | Callable[[Any], "str | Sequence[str]"]
 
@@ -28,22 +29,18 @@ NO_STORE = (
 )
 
 MAX_NAMESPACES = 1000
-"""How many are remembered of one store though nobody has them: a namespace's function may name one for each user."""
-
-INSTALL = "install it with: pip install 'fusebackend[langgraph]'"
-"""Said where one of LangGraph's stores is asked for by URL and is not there."""
-
+"""Unused items of one store that are kept: a namespace's function may name one for each user."""
 
 _NO_LABEL = re.compile(r"[^A-Za-z0-9@+:~_-]")
-"""What deepagents refuses in a label, lest a user's name, which a function puts there, is taken for a pattern."""
+"""Characters that deepagents refuses in a label: a user's name that a function puts there could be a pattern."""
 
 
 def checked_namespace(given: Any, *, computed: bool = False) -> tuple[str, ...]:
     """A namespace as LangGraph takes it, from a tuple or from a string with dots.
 
     Args:
-        given: the namespace. One that was written down may have any label, so that every store there is can be opened.
-        computed: did a function give it? Then its labels are held to deepagents' rule.
+        given: the namespace.
+        computed: a function returned it, so that deepagents' rule for labels holds. A literal one may have any labels.
 
     Raises:
         TypeError, ValueError: it can't be one; one line says why.
@@ -93,15 +90,15 @@ def require_store(store: Any) -> Any:
 
 
 class SharedStore:
-    """What all backends of this process over one store share: connections to its database, and the items of its
-    namespaces. The seeds' factories make a backend for every call of a tool; it must cost nothing.
+    """The connections and items that all backends of this process over one store share.
 
-    It ends with the store, or when the last of its users is closed.
+    The seeds' factories make a backend for every call of a tool, so that must be cheap. It is closed with the store, or
+    with the last of its users.
     """
 
     def __init__(self, store: Any) -> None:
         """OSError: the database can't be opened."""
-        self.users: weakref.WeakSet[StoreSource] = weakref.WeakSet()
+        self.users: weakref.WeakSet[object] = weakref.WeakSet()
         self._store = weakref.ref(store)
         self.database = database_of(store)
         self._lock = threading.Lock()
@@ -120,7 +117,7 @@ class SharedStore:
             return shared
 
     def items(self, namespace: tuple[str, ...], *, feed: bool) -> Items:
-        """The items of a namespace, the same for everybody who has them."""
+        """The items of a namespace, shared by all backends over it."""
         key = (namespace, feed)
         with self._lock:
             items = self._items.get(key)
@@ -132,7 +129,7 @@ class SharedStore:
                 self._recent.popitem(last=False)
             return items
 
-    def leave(self, user: StoreSource) -> None:
+    def leave(self, user: object) -> None:
         with _sharing:
             self.users.discard(user)
             store = self._store()
@@ -171,7 +168,7 @@ class StoreSource:
         return f"{store}, {namespace}"
 
     def items(self) -> Items:
-        """The items that are meant here and now.
+        """The items of the current store and namespace.
 
         Raises:
             OSError: there is no store, or the namespace's function failed or gave what is none.
@@ -184,7 +181,7 @@ class StoreSource:
         return shared.items(namespace, feed=self._feed)
 
     def close(self) -> None:
-        """Close the connections to stores that nobody else in this process uses."""
+        """Close the connections to stores that no other backend of this process uses."""
         for shared in list(self._used):
             shared.leave(self)
         self._used.clear()
@@ -192,7 +189,10 @@ class StoreSource:
     def _found_store(self) -> Any:
         if self._store is not None:
             return self._store
-        store = getattr(self._runtime, "store", None) if self._runtime is not None else _store_of_graph()
+        if self._runtime is not None:
+            store = getattr(self._runtime, "store", None)
+        else:
+            store = _of_graph("langgraph.config", "get_store")
         if store is None:
             raise OSError(errno.EIO, NO_STORE)
         try:
@@ -203,12 +203,12 @@ class StoreSource:
     def _found_namespace(self) -> tuple[str, ...]:
         if not callable(self._namespace):
             return self._namespace
-        runtime = self._runtime if self._runtime is not None else _runtime_of_graph()
+        runtime = self._runtime if self._runtime is not None else _of_graph("langgraph.runtime", "get_runtime")
         try:
             return checked_namespace(self._namespace(runtime), computed=True)
         except (TypeError, ValueError) as error:
             raise OSError(errno.EIO, str(error)) from error
-        except Exception as error:  # somebody else's function
+        except Exception as error:  # a user's function may raise anything
             outside = " No LangGraph graph is running here, so it was given None." if runtime is None else ""
             raise OSError(
                 errno.EIO, f"The namespace's function failed: {type(error).__name__}: {error}.{outside}"
@@ -221,30 +221,18 @@ def _looks_like_a_store(given: Any) -> bool:
     )
 
 
-def _store_of_graph() -> Any:
+def _of_graph(module: str, getter: str) -> Any:
+    """The result of a getter of LangGraph for the running graph; None without one."""
     if "langgraph" not in sys.modules:
         return None
-    from langgraph.config import get_store
-
     try:
-        return get_store()
-    except (RuntimeError, KeyError):  # LangGraph's words for: no graph
+        return getattr(importlib.import_module(module), getter)()
+    except (RuntimeError, KeyError):  # no graph is running
         return None
 
 
-def _runtime_of_graph() -> Any:
-    if "langgraph" not in sys.modules:
-        return None
-    from langgraph.runtime import get_runtime
-
-    try:
-        return get_runtime()
-    except (RuntimeError, KeyError):
-        return None
-
-
-def database_of(store: Any) -> Any:
-    """The tables of a store that is one of LangGraph's own and nothing more, to be asked directly; None for any other.
+def database_of(store: Any) -> StoreDatabase | None:
+    """The database of a store of LangGraph's own classes, to be queried directly; None for any other.
 
     Raises:
         OSError: the database can't be opened.
@@ -254,33 +242,31 @@ def database_of(store: Any) -> Any:
 
         return SqliteDatabase.of_store(store)
     if _is_exactly(store, "langgraph.store.postgres", "PostgresStore"):
-        from fusebackend.backends.store.postgres_database import PostgresDatabase
+        from fusebackend.backends.store.postgres_items import PostgresDatabase
 
         return PostgresDatabase.of_store(store)
     return None
 
 
-def items_of(store: Any, database: Any, namespace: tuple[str, ...], *, feed: bool = True) -> Items:
-    """The items of a namespace. `database` is what `database_of` gave for the store."""
+def items_of(store: Any, database: StoreDatabase | None, namespace: tuple[str, ...], *, feed: bool = True) -> Items:
+    """The items of a namespace. `database` is from `database_of`."""
     if database is None:
         in_memory = _is_exactly(store, "langgraph.store.memory", "InMemoryStore")
         return SearchedItems(store, namespace, in_memory=in_memory)
-    embedding = store if getattr(store, "index_config", None) else None
     config = getattr(store, "ttl_config", None) or {}
-    items: Items = database.items(
-        namespace,
-        embedding=embedding,
+    settings = Settings(
+        embedding=store if getattr(store, "index_config", None) else None,
         ttl_minutes=config.get("default_ttl"),
         refreshes=bool(config) and config.get("refresh_on_read", True),
         omit_expired=bool(config.get("omit_expired")),
         feed=feed,
     )
-    return items
+    return database.items(namespace, settings)
 
 
 def _is_exactly(store: Any, module: str, name: str) -> bool:
-    """A subclass that does something else with its items has to be asked itself."""
-    found = getattr(sys.modules.get(module), name, None)
+    """Whether a store's items are stored as by that class: a subclass may override it."""
+    found = loaded_class(module, name)
     if found is None or not isinstance(store, found):
         return False
     same = ("batch", "get", "put", "delete", "search")

@@ -1,12 +1,12 @@
-"""`SqliteItems`: a namespace of LangGraph's `SqliteStore`, asked from its table directly.
+"""`SqliteItems`: a namespace of LangGraph's `SqliteStore`, queried from its table directly.
 
-A directory is a range of the table's primary key `(prefix, key)`, and a subdirectory is jumped over, so a listing costs
-what it lists, however many keys there are. Nothing is kept that others could make stale, but for sizes under a row's
-stamp. `token` is cheap: SQLite counts what other connections commit (`PRAGMA data_version`), and on a connection that
-is shared what was changed there by others.
+A directory is a range of the table's primary key `(prefix, key)`, and subdirectories are skipped, so the cost of a
+listing depends on its length, not on the number of keys. Only sizes are cached, under a row's stamp. `token` is cheap:
+SQLite counts the commits of other connections (`PRAGMA data_version`), and on a shared connection the rows that others
+changed.
 
-The database is opened once more, beside the connection of the store that was given, so that neither waits for the
-other's locks; only a database in memory has to be shared, under the store's own lock. Nothing is added to its schema.
+The database is opened once more, beside the store's own connection, so that neither waits for the other's locks; only a
+database in memory is shared, under the store's own lock. Nothing is added to its schema.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import errno
-import functools
 import logging
 import os
 import sqlite3
@@ -22,59 +21,57 @@ import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
-from fusebackend.backends.store.items import Anything, Change, Conflict, Items, Record, Row, version_of
-from fusebackend.backends.store.names import after, bounds, is_text
+from fusebackend.backends.store.items import (
+    NAMESPACES,
+    Anything,
+    Change,
+    Conflict,
+    Items,
+    Record,
+    Row,
+    Settings,
+    Unreadable,
+    after,
+    bounds,
+    is_text,
+    require_columns,
+    version_of,
+)
 from fusebackend.backends.store.searched_items import PutOneByOne
-from fusebackend.backends.store.values import Unreadable
-from fusebackend.base.errors import oserror
+from fusebackend.databases.langgraph import sqlite_path
+from fusebackend.databases.sqlite import open_file, transaction, translate_errors
 
 log = logging.getLogger(__name__)
-
-BUSY_S = 5.0
-"""How long another program's write is waited for."""
 
 KEYS_AT_A_TIME = 500
 """SQLite takes so many parameters in one statement, and more in newer versions only."""
 
-COLUMNS = {"prefix", "key", "value", "created_at", "updated_at", "expires_at", "ttl_minutes"}
-"""Of LangGraph's table `store`."""
-
 _NO_TEXT = "x''"
-"""What SQLite puts behind all text."""
+"""Sorts after all text."""
 
 _ROW = "key, rowid, updated_at, length(value)"
 
-_ERRNO_OF_CODE = {
-    "SQLITE_BUSY": errno.EBUSY,
-    "SQLITE_LOCKED": errno.EBUSY,
-    "SQLITE_READONLY": errno.EROFS,
-    "SQLITE_FULL": errno.ENOSPC,
-    "SQLITE_CANTOPEN": errno.ENOENT,
-    "SQLITE_PERM": errno.EACCES,
-    "SQLITE_TOOBIG": errno.EFBIG,
-}
-
 
 class SqliteDatabase:
-    """A connection to the database of a store, and the lock it is used under; `close` ends what was opened here."""
+    """A connection to the database of a store, and the lock for its use."""
 
     def __init__(self, connection: sqlite3.Connection, lock: Any, *, owned: bool) -> None:
         self._connection = connection
         self._lock = lock
         self.owned = owned
         self.own_changes = 0
-        """Rows that were changed here, of those the connection has counted."""
+        """Rows that were changed here, among those that the connection has counted."""
 
     @classmethod
     def of_store(cls, store: Any) -> SqliteDatabase:
-        """That of a `SqliteStore`: a connection of its own where the database is a file.
+        """The database of a `SqliteStore`: a connection of its own where it is a file.
 
         Raises:
             OSError: the store can't be set up.
         """
-        with told():
+        with translate_errors():
             store.setup()
-            path = next((row[2] for row in store.conn.execute("PRAGMA database_list") if row[1] == "main"), "")
+            path = sqlite_path(store.conn)
         if path and os.path.exists(path):
             return cls.of_file(path)
         return cls(store.conn, store.lock, owned=False)
@@ -86,18 +83,15 @@ class SqliteDatabase:
         Raises:
             OSError: it is no database, or one with another table of that name, or can't be opened.
         """
-        with told():
-            connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=BUSY_S)
-            connection.text_factory = functools.partial(str, encoding="utf-8", errors="surrogateescape")
+        with translate_errors():
+            connection = open_file(path, "mode=rwc", any_text=True)
             try:
                 if setup is not None and not _columns(connection):
                     (application,) = connection.execute("PRAGMA application_id").fetchone()
                     if application:
                         raise OSError(errno.EINVAL, f"The database belongs to another program (id {application:#x})")
                     setup(connection)
-                missing = COLUMNS - _columns(connection)
-                if missing:
-                    raise OSError(errno.EINVAL, f"The table 'store' is not LangGraph's: it has no '{min(missing)}'")
+                require_columns(_columns(connection))
             except BaseException:
                 connection.close()
                 raise
@@ -105,7 +99,7 @@ class SqliteDatabase:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        with told(), self._lock:
+        with translate_errors(), self._lock:
             yield self._connection
 
     @contextlib.contextmanager
@@ -113,19 +107,21 @@ class SqliteDatabase:
         """One transaction, or nothing."""
         with self.reading() as connection:
             before = connection.total_changes
-            connection.execute("BEGIN IMMEDIATE")
-            try:
+            with transaction(connection):
                 yield connection
-                connection.execute("COMMIT")
-                self.own_changes += connection.total_changes - before
-            except BaseException:
-                if connection.in_transaction:  # a full disk has ended it already
-                    connection.execute("ROLLBACK")
-                raise
+            self.own_changes += connection.total_changes - before
 
-    def items(self, namespace: tuple[str, ...], **options: Any) -> SqliteItems:
-        """The items of a namespace; options as for `SqliteItems`."""
-        return SqliteItems(self, namespace, **options)
+    def namespaces(self) -> list[str]:
+        with self.reading() as connection:
+            return [prefix for (prefix,) in connection.execute(NAMESPACES) if isinstance(prefix, str)]
+
+    def token(self) -> tuple[int, int]:
+        with self.reading() as connection:
+            (version,) = connection.execute("PRAGMA data_version").fetchone()
+            return version, connection.total_changes
+
+    def items(self, namespace: tuple[str, ...], settings: Settings) -> SqliteItems:
+        return SqliteItems(self, namespace, settings)
 
     def close(self) -> None:
         if self.owned:
@@ -134,34 +130,15 @@ class SqliteDatabase:
 
 
 class SqliteItems(Items):
-    """See the module's docstring.
+    """See the module's docstring."""
 
-    Args:
-        embedding: a store that makes an embedding of each value for its search; writes go through it then, compared
-            and put one after the other under a lock of this process.
-        ttl_minutes: how long new items live, as the store is configured; None for ever.
-        refreshes: does reading a value make its life begin anew?
-        omit_expired, feed: for PostgreSQL; a `SqliteStore` shows what has expired until it is swept.
-    """
-
-    def __init__(
-        self,
-        database: SqliteDatabase,
-        namespace: tuple[str, ...],
-        *,
-        embedding: Any = None,
-        ttl_minutes: float | None = None,
-        refreshes: bool = False,
-        omit_expired: bool = False,
-        feed: bool = False,
-    ) -> None:
+    def __init__(self, database: SqliteDatabase, namespace: tuple[str, ...], settings: Settings) -> None:
         super().__init__()
         self._database = database
         self.durable = self.blocking = database.owned
         self._namespace = ".".join(namespace)
-        self._by_store = PutOneByOne(embedding, namespace) if embedding is not None else None
-        self._ttl_minutes = ttl_minutes
-        self._refreshes = refreshes
+        self._settings = settings
+        self._by_store = PutOneByOne(settings.embedding, namespace) if settings.embedding is not None else None
 
     # -- reading -----------------------------------------------------------------------------------------------
 
@@ -177,7 +154,7 @@ class SqliteItems(Items):
     def _until_subdirectory(
         self, connection: sqlite3.Connection, prefix: str, start: str, end: str | None, found: list[Row]
     ) -> str | None:
-        """Add rows up to the first that is in a subdirectory; returns where to go on behind that."""
+        """Add rows up to the first in a subdirectory; returns the first key after that subdirectory."""
         for row in _range(connection, self._namespace, start, end):
             found.append(row)
             if "/" in row.key[len(prefix) :]:
@@ -219,7 +196,7 @@ class SqliteItems(Items):
                 )
             }
             mortal = [key for key, record in found.items() if record.ttl_minutes is not None]
-            if self._refreshes and mortal:
+            if self._settings.refreshes and mortal:
                 connection.executemany(
                     "UPDATE store SET expires_at = DATETIME(CURRENT_TIMESTAMP, '+' || ttl_minutes || ' minutes')"
                     " WHERE prefix = ? AND key = ?",
@@ -228,9 +205,8 @@ class SqliteItems(Items):
             return found
 
     def token(self) -> Hashable:
-        with self._database.reading() as connection:
-            (version,) = connection.execute("PRAGMA data_version").fetchone()
-            return version, connection.total_changes - self._database.own_changes
+        version, changes = self._database.token()
+        return version, changes - self._database.own_changes
 
     # -- writing -----------------------------------------------------------------------------------------------
 
@@ -253,7 +229,7 @@ class SqliteItems(Items):
         if change.value is None:
             connection.execute("DELETE FROM store WHERE prefix = ? AND key = ?", place)
             return
-        ttl = self._ttl_minutes if self._ttl_minutes is not None else change.ttl_minutes
+        ttl = change.ttl_minutes if self._settings.ttl_minutes is None else self._settings.ttl_minutes
         expires_at = None
         if ttl is not None:
             expires_at = str(datetime.datetime.now(datetime.UTC) + datetime.timedelta(minutes=ttl))
@@ -273,16 +249,8 @@ def _columns(connection: sqlite3.Connection) -> set[str]:
     return {row[1] for row in connection.execute("PRAGMA table_info(store)")}
 
 
-def namespaces(database: SqliteDatabase) -> list[str]:
-    """The namespaces there are, as they are written in URLs."""
-    with database.reading() as connection:
-        texts = f"prefix >= '' AND prefix < {_NO_TEXT}"
-        found = connection.execute(f"SELECT DISTINCT prefix FROM store WHERE {texts} ORDER BY prefix LIMIT 100")
-        return [name for (name,) in found]
-
-
 def _range(connection: sqlite3.Connection, namespace: str, start: str, end: str | None) -> Iterator[Row]:
-    """Rows from one key up to another; a caller that stops early has read no further."""
+    """Rows from one key up to another, read as far as the iterator is followed."""
     # A BLOB comes after all text, and is no key.
     where = f"prefix = ? AND key >= ? AND key < {'?' if end is not None else _NO_TEXT}"
     parameters = [namespace, start] if end is None else [namespace, start, end]
@@ -326,20 +294,7 @@ def _dumped(value: Any) -> bytes:
 
 
 def _iso(moment: Any) -> str:
-    """SQLite's CURRENT_TIMESTAMP is UTC and does not say so."""
+    """SQLite's CURRENT_TIMESTAMP, which is UTC without an offset, as ISO 8601."""
     if isinstance(moment, datetime.datetime):
         return moment.replace(tzinfo=moment.tzinfo or datetime.UTC).isoformat()
     return f"{str(moment).replace(' ', 'T')}+00:00" if moment else ""
-
-
-@contextlib.contextmanager
-def told() -> Iterator[None]:
-    """SQLite's errors as `OSError`s in its own words."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        name = getattr(error, "sqlite_errorname", "") or ""
-        number = next((number for code, number in _ERRNO_OF_CODE.items() if name.startswith(code)), errno.EIO)
-        raise OSError(number, f"SQLite: {error}") from error
-    except UnicodeEncodeError as error:
-        raise oserror(errno.EILSEQ) from error

@@ -1,32 +1,162 @@
-"""`StoreTree`: the items of a store as a tree of paths. `names.py` says where each key is.
+"""`StoreTree`: the keys of a store as a tree of paths.
 
-A path that is a key is found with one look at that key; only names that are not spelled as their key is (they hold a
-`%`) need the listing of their directory.
+A key that is a path (it starts with `/`, and every segment is a name that Linux takes) is the file at that path, letter
+for letter. A store takes other keys too, and other values; none is hidden, and no two share a place:
+
+- a segment that is no name (empty, `.`, `..`, with a NUL, over 255 bytes) is escaped as in `remote/keys.py`: `//x` is
+  `/%/x`, `/a/` is `/a/%`, `/a/../b` is `/a/%2E%2E/b`, the empty key is `/%`;
+- a key without a leading slash is shown as if it had one; where there is a key with it as well, it is below `/%.`;
+- a key that has other keys below it is a directory and a file: the directory keeps the name, the file's ends in `%=`;
+- a value that is no file is `NAME.json`, and can be read only;
+- a name that is taken even so gives way, with `%=` (and `%` more often, if need be) at the end, or before `.json`.
+  Plain paths never give way to anything else.
+
+A key over 4,096 bytes is listed as far as its directories go, and can't be opened: no path is that long. Names of files
+are text with surrogateescape, as in agent paths.
+
+A path that is a key is found by that key alone; only names that are escaped (they hold a `%`) need the listing of their
+directory.
 """
 
 from __future__ import annotations
 
 import errno
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from fusebackend.backends.store.items import Items, Row
-from fusebackend.backends.store.names import (
-    FOREIGN_SUFFIX,
-    ROOT_PLACE,
-    Child,
-    KeyList,
-    Place,
-    arrange_level,
-    is_text,
-    may_be_arranged,
-    split_level,
-)
-from fusebackend.backends.store.values import About
+from fusebackend.backends.store.items import About, Items, KeyList, Row, is_text
 from fusebackend.base import paths
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import ROOT, AgentPath
-from fusebackend.protocol import FileInfo
+from fusebackend.protocol import NAME_MAX_BYTES, FileInfo
+from fusebackend.remote import keys
 from fusebackend.volumes.walk import PATH_MAX_BYTES
+
+FOREIGN_SUFFIX = ".json"
+FILE_MARK = paths.to_text(keys.FILE_MARK)
+RELATIVE = paths.to_text(keys.RELATIVE)
+
+
+class Place(NamedTuple):
+    """A directory: the keys below it start with `rooted`, or with `bare`."""
+
+    rooted: str | None
+    bare: str | None
+
+    def below(self, segment: str) -> Place:
+        rooted = None if self.rooted is None else f"{self.rooted}{segment}/"
+        bare = None if self.bare is None else f"{self.bare}{segment}/"
+        return Place(rooted, None if bare == "/" else bare)  # a key that starts with a slash is not bare
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        return tuple(prefix for prefix in self if prefix is not None)
+
+
+ROOT_PLACE = Place("/", "")
+RELATIVE_PLACE = Place(None, "")
+
+
+class Child(NamedTuple):
+    """The file (by its key) or directory of a name."""
+
+    key: str
+    place: Place | None = None
+    foreign: bool = False
+    """The value is no file."""
+
+
+def is_name(segment: str) -> bool:
+    """Whether Linux takes this as the name of a file, letter for letter."""
+    if segment in ("", ".", "..") or "\0" in segment:
+        return False
+    try:
+        return len(segment) * 3 <= NAME_MAX_BYTES or len(paths.to_name(segment)) <= NAME_MAX_BYTES
+    except UnicodeEncodeError:
+        return False
+
+
+def split_level(place: Place, found: Iterable[str]) -> tuple[dict[str, str], set[str]]:
+    """The keys of a level as segment → key of files, and segments of directories. Rooted keys win over bare ones.
+
+    `found` may hold keys further down, and those of other places, which are passed over.
+    """
+    files: dict[str, str] = {}
+    bare: dict[str, str] = {}
+    directories: set[str] = set()
+    for key in found:
+        rooted = key.startswith("/")
+        prefix = place.rooted if rooted else place.bare
+        if prefix is None or not key.startswith(prefix):
+            continue
+        segment, slash, _ = key[len(prefix) :].partition("/")
+        if slash:
+            directories.add(segment)
+        else:
+            (files if rooted else bare)[segment] = key
+    return {**bare, **files}, directories
+
+
+def arrange_level(
+    place: Place, files: dict[str, str], directories: Iterable[str], foreign: Collection[str], *, relative: bool = False
+) -> dict[str, Child]:
+    """The names in a directory.
+
+    Args:
+        files, directories: as `split_level` gives them.
+        foreign: those keys whose values are no files.
+        relative: there are keys to be shown below `RELATIVE`.
+    """
+    children: dict[str, Child] = {}
+    waiting: list[tuple[str, str, bool, Child]] = []  # segment, suffix, whether it must be marked, child
+    subdirectories = set(directories)
+    for segment in sorted(subdirectories):
+        child = Child("", place.below(segment))
+        if is_name(segment):
+            children[segment] = child
+        else:
+            waiting.append((segment, "", False, child))
+    for segment in sorted(files):
+        key = files[segment]
+        if key in foreign:
+            waiting.append((segment, FOREIGN_SUFFIX, False, Child(key, None, True)))
+        elif segment in subdirectories:
+            waiting.append((segment, "", True, Child(key)))
+        elif is_name(segment):
+            children[segment] = Child(key)
+        else:
+            waiting.append((segment, "", False, Child(key)))
+    if relative:
+        children[next(name for name in _wanted(RELATIVE, "", False) if name not in children)] = Child(
+            "", RELATIVE_PLACE
+        )
+    for segment, suffix, marked, child in waiting:
+        children[next(name for name in _wanted(segment, suffix, marked) if name not in children)] = child
+    return children
+
+
+def _wanted(segment: str, suffix: str, marked: bool) -> Iterator[str]:
+    """The names to try, the nicest first."""
+    base = segment if is_name(segment) else paths.to_text(keys.name_of(segment))
+    if not marked:
+        yield _fitting(base, segment, suffix)
+    mark = FILE_MARK
+    while True:
+        yield _fitting(base, segment, mark + suffix)
+        mark += "%"
+
+
+def _fitting(base: str, segment: str, suffix: str) -> str:
+    whole = base + suffix
+    if len(paths.to_name(whole)) <= NAME_MAX_BYTES:
+        return whole
+    return paths.to_text(keys.cut_name(paths.to_name(base), segment, NAME_MAX_BYTES - len(suffix))) + suffix
+
+
+def may_be_arranged(path: str) -> bool:
+    """Whether this may be the path of a key that is spelled otherwise."""
+    return "%" in path or path.endswith(FOREIGN_SUFFIX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +202,7 @@ class StoreTree:
     # -- one path ----------------------------------------------------------------------------------------------
 
     def find(self, path: AgentPath) -> Node | None:
-        """What is at a path."""
+        """The file or directory at a path."""
         if path == ROOT:
             return Node(place=ROOT_PLACE)
         if self.items.text_only and not is_text(path):
@@ -83,7 +213,7 @@ class StoreTree:
         return self._walked(path) if "%" in path else self._foreign(path)
 
     def _spelled(self, path: AgentPath) -> Node | None:
-        """What has this path as its key, letter for letter, or but for the leading slash."""
+        """The node whose key is this path, with or without the leading slash."""
         bare = path[1:]
         rows, directories = self.items.look([path, bare], [path + "/", bare + "/"])
         if directories:
@@ -92,7 +222,7 @@ class StoreTree:
         return next((node for node in self._files(rows[:1]) if not node.foreign), None)
 
     def _foreign(self, path: AgentPath) -> Node | None:
-        """The value that is no file whose name, with a suffix, is this."""
+        """The value that is no file whose name, with its suffix, is this."""
         key = path.removesuffix(FOREIGN_SUFFIX)
         if key in (ROOT, "") or key.endswith("/"):
             return None  # the name is the suffix alone
@@ -113,11 +243,11 @@ class StoreTree:
         return [Node(row, described[row.key]) for row in rows if row.key in described]
 
     def new_key(self, path: AgentPath) -> str:
-        """The key of a file that is to be made at a path, where there is nothing.
+        """The key of a new file at a path.
 
         Raises:
-            OSError: ENOTDIR below a file; EACCES where a value is kept under that key that is no file, or only keys
-                without a slash can be; EILSEQ for a name that the store can't keep.
+            OSError: ENOTDIR below a file; EACCES where the key has a value that is no file, or must not have a slash;
+                EILSEQ for a name that the store can't have.
         """
         if self.items.text_only and not is_text(path):
             raise oserror(errno.EILSEQ)
@@ -136,7 +266,7 @@ class StoreTree:
     # -- directories -------------------------------------------------------------------------------------------
 
     def children(self, directory: Node) -> dict[str, Node]:
-        """What is in a directory, by name."""
+        """The entries of a directory, by name."""
         assert directory.place is not None, "only directories have children"
         place = directory.place
         twins = self.items.twins() if directory.relative or place == ROOT_PLACE else []
@@ -157,7 +287,7 @@ class StoreTree:
         arranged = arrange_level(directory.place, files, directories, foreign, relative=relative)
         return {name: _node(child, by_key, described, directory.relative) for name, child in arranged.items()}
 
-    # -- everything below --------------------------------------------------------------------------------------
+    # -- whole subtrees --------------------------------------------------------------------------------------
 
     def rows_below(self, directory: Node) -> list[Row]:
         """The keys of all files below a directory, in order."""
@@ -174,7 +304,7 @@ class StoreTree:
 
         Args:
             rows: all of them, from `rows_below`.
-            wanted: the keys of those that are asked for; the others' values need not be looked at. None for all.
+            wanted: the keys of the wanted files: other values need not be read. None for all.
         """
         by_key = {row.key: row for row in rows}
         asked = by_key.keys() if wanted is None else wanted

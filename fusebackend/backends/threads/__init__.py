@@ -8,30 +8,30 @@
 The tables of SqliteSaver and PostgresSaver are read directly: neither the agent's code nor LangGraph is needed, and
 nothing from the database is called or imported.
 
-- The files of a checkpoint are those that LangGraph's `get_state` finds when it is asked for that checkpoint, and
-  `head` is what it finds when it is asked for none. `transcript.py` says what is in the two documents.
+- The files of a checkpoint are those of LangGraph's `get_state` for it, and `head` has those of `get_state` without a
+  checkpoint. `line.py` describes the two documents.
 - Thread ids, namespaces and keys of files become names by the rule of `remote/keys.py`; a thread's id is also in the
   extended attribute `user.fusebackend.thread`, a checkpoint's in `user.fusebackend.checkpoint`, and the keys of files
   that are shown under another path are in `state.json`.
-- A file bears the time that its record does, 1970 where it has none; directories bear that of their checkpoint. What
-  did not change between checkpoints is the same inode, so `diff -r` reads only what differs.
-- Where the files of a checkpoint can't be known (encrypted, pickled or damaged values, an unknown serialisation), its
-  directory holds one file, `ERROR.txt`, that says why. A single record that is no file data is listed with size 0,
-  can't be opened (EIO), and says why in `user.fusebackend.error`. A database that can't be read is EIO, and a line in
-  the log.
-- A running agent is followed: a new checkpoint is seen within a second, and told to watchers. The kernel caches what is
-  in SQLite for an hour and is told of changes; PostgreSQL is believed for the route's TTL.
+- A file has the time of its record, or 1970; a directory that of its checkpoint. A file that did not change between
+  checkpoints is the same inode, so `diff -r` reads only the differing ones.
+- Where the files of a checkpoint can't be read (encrypted, pickled or damaged values, an unknown serialisation), its
+  directory has one file, `ERROR.txt`, with the reason. A single record that is no file data is listed with size 0,
+  can't be opened (EIO), and has the reason in `user.fusebackend.error`. A database that can't be read is EIO, and a
+  line in the log.
+- A running agent is followed: a new checkpoint appears within a second, and watchers are notified. The kernel caches
+  the contents of SQLite for an hour and is notified of changes, those of PostgreSQL for the route's TTL.
 
-Nothing can be written (EROFS), unless `write="head"` is asked for: what is written below a thread's own `head` then
-becomes a pending write, which keeps approvals intact and is refused while a run is active. `head.py` says what else is
-refused, and `database/activity.py` what active means and what it can't see.
+Nothing can be written (EROFS) without `write="head"`: with it, a write below a thread's own `head` becomes a pending
+write, which keeps approvals intact and is refused while a run is active. `head.py` lists the other refusals, and
+`database/activity.py` defines active runs.
 
-backend.py opening.py            the agent face; from a URL to it
-volume.py writable.py head.py    the kernel face, and heads that can be written to
-tree.py line_view.py folders.py nodes.py   the directories of threads, lines and checkpoints, and their nodes
-lineage.py file_records.py transcript.py   the checkpoints of a line, versions of files, the two documents
-difference.py search.py          what has changed meanwhile; `grep` and `glob`
-database/                        the tables of LangGraph's savers
+backend.py          the agent face, `grep` and `glob`; from a URL to it
+volume.py head.py   the kernel face, and heads that can be written to
+tree.py line.py     the directories of threads; heads, histories and documents of a line
+nodes.py            nodes, versions of files, and changes of them
+lineage.py          the checkpoints of a line, and their files
+database/           the tables of LangGraph's savers
 """
 
 from fusebackend.backends.threads.backend import ThreadsBackend

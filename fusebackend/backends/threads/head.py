@@ -1,17 +1,16 @@
-"""`HeadFiles`: the files of one thread as of now, as an agent face that can write.
+"""`HeadFiles`: the current files of one thread, as an agent face that can write.
 
 A write becomes a *pending write*: one more row of `NULL_TASK` with the newest checkpoint, which LangGraph counts as
-part of the state from then on. Unlike `update_state` it makes no checkpoint, so what is to run next, and what a human
-is asked, stays as it is. The run that follows finds the files and keeps them.
+part of the state from then on. Unlike `update_state` it makes no checkpoint, so the next nodes and the pending
+interrupts stay the same. The run that follows finds the files and keeps them.
 
 Refused:
-- while a run is active (`database/activity.py` says what that means): EBUSY. A run in progress would not see the file;
+- while a run is active (`database/activity.py` defines that): EBUSY. A run in progress would not see the file;
 - in a thread whose agent keeps no files in its state: ENOTSUP. It would ignore them;
-- over a version that was not seen here: ESTALE, as everywhere.
+- over a version that was not read here: ESTALE, as everywhere.
 
-It is checked with the database locked against other writers, so nothing comes between. A run that has read the thread
-and not yet written to the database can't be seen; it goes on without the file, and the file is in its result unless
-the run has written one of the same name.
+The checks run with the database locked against other writers. A run that has read the thread and not yet written is
+invisible; it goes on without the file, and the file is in its result unless the run has written one of the same name.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from typing import Any
 
 from fusebackend import text
 from fusebackend.backends.threads.database.activity import RunWatch
-from fusebackend.backends.threads.database.decode import pack
 from fusebackend.backends.threads.database.rows import Damaged, Database
-from fusebackend.backends.threads.file_records import Record
-from fusebackend.backends.threads.line_view import Line
+from fusebackend.backends.threads.database.values import pack
+from fusebackend.backends.threads.line import Line
+from fusebackend.backends.threads.nodes import Record
 from fusebackend.base import errors, paths
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.protocol import (
@@ -46,7 +45,7 @@ NO_FILES = "The agent of this thread keeps no files in its state, and would not 
 
 
 class Layout:
-    """Which path is which key, and which paths are directories."""
+    """The key of each path, and the paths of directories."""
 
     def __init__(self, files: Mapping[str, Record]) -> None:
         self.keys: dict[AgentPath, str] = {}
@@ -100,8 +99,8 @@ class HeadFiles(BackendProtocol):
     Args:
         database: where the line is.
         line: the thread's own.
-        runs: tells whether a run is active.
-        poll: asks the database for news now.
+        runs: detects whether a run is active.
+        poll: queries the database for news.
     """
 
     exact_sizes = True
@@ -155,7 +154,7 @@ class HeadFiles(BackendProtocol):
 
     @property
     def is_damaged(self) -> bool:
-        """Can it not be known what files there are?"""
+        """Whether the files can't be read."""
         try:
             self._look()
         except Damaged:
@@ -165,7 +164,7 @@ class HeadFiles(BackendProtocol):
     # -- writing -----------------------------------------------------------------------------------------------
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
-        """All that can be stored becomes one pending write."""
+        """The valid uploads become one pending write."""
         try:
             layout = self._look().copy()
         except (OSError, Damaged) as error:
@@ -233,7 +232,7 @@ class HeadFiles(BackendProtocol):
         self._put(update)
 
     def _put(self, update: dict[str, Any]) -> None:
-        """Make these changes, unless something else has changed since it was last looked at."""
+        """Make these changes, unless one of the files has changed since `_look`."""
         before = {key: self._seen.get(key) for key in update}
         with self._database.exclusive() as append:
             self._poll()
@@ -253,7 +252,7 @@ class HeadFiles(BackendProtocol):
         changes[others:] = [change._replace(path="") for change in changes[others:] if change.is_for_caches]
 
     def _look(self) -> Layout:
-        """Where which key is now."""
+        """The current layout."""
         line = self._line()
         if line.version != self._version:
             self._seen = line.lineage.files_now()
@@ -262,7 +261,7 @@ class HeadFiles(BackendProtocol):
         return self._layout
 
     def _usual_format(self) -> str:
-        """That of the thread's files, if they have one in common."""
+        """The format of the thread's files, if they have one in common."""
         formats = {record.file_format for record in self._seen.values()}
         return formats.pop() if len(formats) == 1 else "v2"
 

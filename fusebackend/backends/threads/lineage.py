@@ -1,40 +1,41 @@
 """`Lineage`: the checkpoints of one line, and the files and messages at each.
 
-Everything is rebuilt by `database/replay.py` from what `Database` reads, and remembered: a checkpoint that has a child
-does not change any more, so going through a history in order reads each checkpoint once.
+Values are rebuilt by `database/values.py` from the rows of `Database`, and cached: a checkpoint with a child does not
+change any more, so going through a history in order reads each checkpoint once. `Reading` reads ahead meanwhile, for
+each checkpoint takes a few statements, which in PostgreSQL are round trips.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from fusebackend.backends.threads.database.activity import Standing, standing
-from fusebackend.backends.threads.database.channel_reading import Reading
-from fusebackend.backends.threads.database.checkpoint_names import Named, checkpoint_names
-from fusebackend.backends.threads.database.decode import loads
-from fusebackend.backends.threads.database.replay import Channel, Files, Messages, overwriting, replay, update
 from fusebackend.backends.threads.database.rows import (
     NOTHING,
     NULL_TASK,
     Damaged,
     Database,
+    Link,
     Listed,
     Mark,
+    Named,
     Place,
     Saved,
     Write,
+    checkpoint_names,
 )
-from fusebackend.backends.threads.file_records import Record, Records
+from fusebackend.backends.threads.database.values import Channel, Files, Messages, loads, overwriting, replay, update
+from fusebackend.backends.threads.nodes import Record, Records
 
 REMEMBERED: Final = 128
-"""Checkpoints whose files are kept, so that those of their children follow from them."""
+"""Checkpoints whose files are cached, from which those of their children follow."""
 
 
 class Newest:
-    """The newest checkpoint of a line, all writes to it, and how its thread stands."""
+    """The newest checkpoint of a line, all writes to it, and the state of its thread's run."""
 
     def __init__(self, saved: Saved, mark: Mark, writes: list[Write]) -> None:
         self.saved = saved
@@ -42,12 +43,12 @@ class Newest:
         self.writes = writes
         self.standing: Standing = standing(saved, writes)
         self.files: Mapping[str, Record] | None = None
-        """As of now, if somebody has asked for them."""
+        """The current files, once they have been asked for."""
         self.overwritten = False
         """An `Overwrite` is among the pending writes of files, so that the others don't count."""
 
     def grow(self, mark: Mark, more: list[Write], channel: Files) -> bool:
-        """Take in what was written since. False where that is more than pending writes after those that are there."""
+        """Add newer writes. False where these are more than pending writes after the known ones."""
         if mark.row != self.mark.row or mark.writes != len(self.writes) + len(more):
             return False
         last = max((write.number for write in self.writes if write.task == NULL_TASK), default=-1)
@@ -63,8 +64,64 @@ class Newest:
         return True
 
 
+MOST_AHEAD: Final = 32
+"""Checkpoints read at once; an old thread's hold all of its files."""
+
+
+class Reading:
+    """The rows of one channel in one line. A checkpoint that is read after the one before it is read together with the
+    next ones, twice as many each time."""
+
+    def __init__(self, database: Database, place: Place, channel: str) -> None:
+        self._database = database
+        self._place = place
+        self._channel = channel
+        self._links: dict[str, Link] = {}
+        self._writes: dict[str, list[Write]] = {}
+        self._next: str | None = None  # the next one, in order …
+        self._ahead = 1  # … and how many are read with it
+
+    def forget(self) -> None:
+        self._links.clear()
+        self._writes.clear()
+        self._next = None
+
+    def expect(self, checkpoint: str, order: Sequence[str], index: int) -> None:
+        """This checkpoint, at this place in the order, is read next."""
+        if checkpoint not in self._links:
+            self._ahead = min(self._ahead * 2, MOST_AHEAD) if checkpoint == self._next else 1
+            self._links.clear()
+            self._writes.clear()
+            if self._ahead > 1:
+                some = order[index : index + self._ahead]
+                self._links = {link.id: link for link in self._database.links(self._place, some, self._channel)}
+                written = self._database.writes(self._place, some, self._channel)
+                self._writes = {found: written.get(found, []) for found in some}
+        self._next = order[index + 1] if index + 1 < len(order) else None
+
+    def ancestry(self, checkpoint: str) -> Generator[Link, None, None]:
+        """As `Database.ancestry`."""
+        met = set()
+        following: str | None = checkpoint
+        while following is not None and following not in met and (link := self._links.get(following)) is not None:
+            met.add(following)
+            following = link.parent
+            yield link
+        if following is not None and following not in met:
+            with contextlib.closing(self._database.ancestry(self._place, following, self._channel)) as links:
+                yield from links
+
+    def writes(self, checkpoints: Sequence[str]) -> dict[str, list[Write]]:
+        """As `Database.writes`."""
+        found = {checkpoint: self._writes[checkpoint] for checkpoint in checkpoints if checkpoint in self._writes}
+        missing = [checkpoint for checkpoint in checkpoints if checkpoint not in found]
+        if missing:
+            found |= self._database.writes(self._place, missing, self._channel)
+        return found
+
+
 class Lineage:
-    """See the module's docstring. `records` is where equal records become one."""
+    """See the module's docstring. `records` makes equal records the same."""
 
     def __init__(self, database: Database, place: Place, records: Records) -> None:
         self.place = place
@@ -77,11 +134,11 @@ class Lineage:
         self._before: OrderedDict[str, Mapping[str, Record]] = OrderedDict()
         self._newest: Newest | None = None
         self.missing: str | None = None
-        """A checkpoint that something would follow from, and that is not there any more: somebody has pruned."""
+        """A deleted checkpoint that others follow from."""
         self._reading = Reading(database, place, self._files.name)
-        self._order: tuple[list[str], dict[str, int]] | None = None  # the ids, and where each is among them
+        self._order: tuple[list[str], dict[str, int]] | None = None  # the ids, and the place of each
 
-    # -- which there are ---------------------------------------------------------------------------------------
+    # -- checkpoints -------------------------------------------------------------------------------------------
 
     def names(self) -> Mapping[bytes, Listed]:
         """The checkpoints by name."""
@@ -94,12 +151,12 @@ class Lineage:
         return self._names
 
     def _mark(self) -> None:
-        """Remember how things are before anything is read, so that what comes after shows."""
+        """Record the marks before anything is read, so that later changes show."""
         if not self._marks:
             self._marks = self._database.marks(self.place)
 
     def forget(self) -> None:
-        """Remember nothing."""
+        """Drop everything."""
         self.missing = None
         self._names, self._newest, self._order = None, None, None
         self._reading.forget()
@@ -109,15 +166,15 @@ class Lineage:
         self._before.clear()
 
     def let_go(self) -> None:
-        """Remember no values. Which checkpoints there are is kept: what changes is told by that."""
+        """Drop values. The marks stay: changes show by them."""
         self._newest = None
         self._reading.forget()
         self._before.clear()
 
     def verify(self) -> frozenset[str] | None:
-        """Look whether something has changed: the ids of checkpoints that are not what they were before.
+        """The ids of checkpoints that have changed since the last call.
 
-        None where that can't be told: nothing was known, or what changed may have changed all that follows from it.
+        None where that is unknown: there are no marks, or an older checkpoint has changed, from which others follow.
         """
         if not self._marks:
             self.forget()
@@ -125,7 +182,7 @@ class Lineage:
         before, now = self._marks, self._database.marks(self.place)
         changed = {found for found in before.keys() | now.keys() if before.get(found) != now.get(found)}
         if any(found < max(before) for found in changed):
-            self.forget()  # the past is another one: something was deleted, or written by hand
+            self.forget()  # the past has changed: a deletion, or a manual edit
             return None
         if changed:
             if not self._grown(now):
@@ -138,7 +195,7 @@ class Lineage:
         return frozenset(changed)
 
     def _grown(self, now: Mapping[str, Mark]) -> bool:
-        """Is the newest checkpoint the same, with some more writes to it, and are these taken in?"""
+        """Whether the newest checkpoint is the same but for some more writes, which are added."""
         newest = self._newest
         if newest is None or newest.saved.id != max(now, default=None):
             return False
@@ -163,10 +220,10 @@ class Lineage:
     # -- values ------------------------------------------------------------------------------------------------
 
     def files_at(self, checkpoint: str) -> Mapping[str, Record]:
-        """The files that LangGraph's `get_state` finds when it is asked for this checkpoint.
+        """The files of LangGraph's `get_state` for this checkpoint.
 
         Raises:
-            Damaged: a value that is needed can't be read.
+            Damaged: a needed value can't be read.
             OSError: the database can't.
         """
         self._mark()
@@ -181,7 +238,7 @@ class Lineage:
         return update(self._files, base, _values(self._files, _of(own, self._files, {NULL_TASK})))
 
     def files_now(self) -> Mapping[str, Record]:
-        """The files that `get_state` finds when it is asked for no checkpoint: with what finished tasks have made."""
+        """The files of `get_state` without a checkpoint: with the writes of finished tasks."""
         newest = self.newest()
         if newest is None:
             return {}
@@ -207,7 +264,7 @@ class Lineage:
 
     @property
     def keeps_files(self) -> bool:
-        """Does the agent keep files in its state? Its newest checkpoint has a version of them, or counts writes."""
+        """Whether the agent keeps files in its state: its newest checkpoint has a version of them, or counts writes."""
         newest = self.newest()
         if newest is None:
             return False
@@ -219,9 +276,9 @@ class Lineage:
     def _base(
         self, channel: Channel, reading: Reading, checkpoint: str, known: OrderedDict[str, Mapping[str, Any]]
     ) -> Mapping[str, Any]:
-        """A channel's value at a checkpoint, without the writes to it. `known` are such values, and gets more."""
+        """A channel's value at a checkpoint, without the writes to it. `known` caches such values."""
         value: Mapping[str, Any] = {}
-        start: str | None = None  # whose value it is
+        start: str | None = None  # the checkpoint with this value
         above: str | None = None
         chain: list[str] = []  # those that follow from it, newest first
         with contextlib.closing(reading.ancestry(checkpoint)) as links:

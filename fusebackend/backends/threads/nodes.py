@@ -1,8 +1,12 @@
-"""`Node`: a file or directory of the tree of threads, and `Nodes`, which finds one by its number.
+"""`Node`: a file or directory of the tree of threads; `Nodes` finds one by its number; `Difference` gathers changes.
 
-A node lives while something needs it: the kernel holds it, it is open, the directory it is in is remembered, or
-somebody has its attributes in hand. One that has gone and is wanted again gets another number, so what must not get
-one is held by what it belongs to.
+A node lives while it is referenced: the kernel holds it, it is open, its directory is cached, or a caller has its
+attributes. A node that is made again gets another number, so its owner holds it where that must not happen.
+
+A `Record` is one version of a file in an agent's state, and `Records` makes equal ones the same object. So a file that
+did not change is the same inode in every checkpoint: `diff -r` between two checkpoints reads only the differing files,
+and a page that is cached for one is cached for all. Its link count is 1 all the same, for archivers would make hard
+links of it.
 """
 
 from __future__ import annotations
@@ -12,26 +16,30 @@ import errno
 import itertools
 import os
 import stat
+import sys
 import threading
 import weakref
 from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
+from fusebackend import text
 from fusebackend.base import heap, paths
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import ROOT, AgentPath
-from fusebackend.protocol import BLOCK_BYTES, ROOT_NODE, Attr
+from fusebackend.protocol import BLOCK_BYTES, ROOT_NODE, Attr, Change, EventKind
+from fusebackend.remote.entry import time_ns
 
 DIRECTORY_BYTES = 4096
 
 KEPT_ORDER = 256
-"""The order of the names of a smaller directory is made anew each time."""
+"""The names of a smaller directory are sorted for each page."""
 
 FILE_MODE = stat.S_IFREG | 0o444
 DIRECTORY_MODE = stat.S_IFDIR | 0o555
 
 
 class Nodes:
-    """Numbers, and which node has which."""
+    """Nodes by number."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(ROOT_NODE)
@@ -85,7 +93,7 @@ class Nodes:
         return heap.is_mostly_empty(len(self._held), self._peak)
 
     def shrink(self) -> None:
-        """Most of what the kernel knew is forgotten: give the tables' memory back. With the volume's lock held."""
+        """Give back the tables' memory after many `forget`s. With the volume's lock held."""
         with self._gate:
             self._held = dict(self._held)
             self._peak = len(self._held)
@@ -107,7 +115,7 @@ class Nodes:
 
 
 class Node(Attr):
-    """A file or directory. Attributes are kept up to date by whoever shows it, see `settle`."""
+    """A file or directory. `settle` updates its attributes before they are shown."""
 
     __slots__ = ("__weakref__",)
 
@@ -117,7 +125,7 @@ class Node(Attr):
 
     def date(self, mtime_ns: int) -> None:
         if mtime_ns == self.mtime_ns == self.ctime_ns:
-            return  # an integer of its own is an object that stays
+            return  # the present integer is shared with other nodes
         self.atime_ns = self.mtime_ns = self.ctime_ns = mtime_ns
 
     def resize(self, size: int) -> None:
@@ -125,7 +133,7 @@ class Node(Attr):
         self.blocks = -(-size // BLOCK_BYTES)
 
     def settle(self) -> Node:
-        """This node, with true attributes."""
+        """This node, with current attributes."""
         return self
 
     def xattrs(self) -> dict[bytes, bytes]:
@@ -147,7 +155,7 @@ class FileNode(Node):
 
 
 class TextFile(FileNode):
-    """A file that says something of its own, such as what is wrong."""
+    """A file with a text of ours, such as an error."""
 
     __slots__ = ("_data",)
 
@@ -161,19 +169,19 @@ class TextFile(FileNode):
 
 
 class DirectoryNode(Node):
-    """A directory below `parent`, under `name`. A subclass says what is in it."""
+    """A directory below `parent`, under `name`. Subclasses have the entries."""
 
     __slots__ = ("_order", "name", "parent")
 
     def __init__(self, nodes: Nodes, parent: DirectoryNode | None, name: bytes, mtime_ns: int = 0) -> None:
-        super().__init__(nodes, DIRECTORY_MODE, mtime_ns)  # a link count of 1 says that it counts no directories
+        super().__init__(nodes, DIRECTORY_MODE, mtime_ns)  # a link count of 1: subdirectories are not counted
         self.parent = parent
         self.name = name
         self._order: list[bytes] | None = None
         self.resize(DIRECTORY_BYTES)
 
     def entries(self) -> Mapping[bytes, Node]:
-        """What is in it now."""
+        """The current entries."""
         raise NotImplementedError
 
     def renamed(self) -> None:
@@ -196,3 +204,175 @@ class DirectoryNode(Node):
         if self.parent is None:
             return ROOT
         return paths.join(self.parent.path(), paths.to_text(self.name))
+
+
+# -- versions of files -----------------------------------------------------------------------------------------------
+
+
+class Record(FileNode):
+    """A file's content and times.
+
+    Attributes:
+        source: the record itself.
+        file_format: `v2` (text and encoding), `v1` (a list of lines), or `v0`, the bare text of the first deepagents.
+        error: the reason for having no content, or None.
+    """
+
+    __slots__ = ("_data", "error", "file_format", "source")
+
+    def __init__(self, nodes: Nodes, source: Any) -> None:
+        super().__init__(nodes, FILE_MODE)
+        self.source = source
+        self._data: bytes | None = None
+        self.error: str | None = None
+        content = source.get("content") if isinstance(source, Mapping) else None
+        self.file_format = "v0" if isinstance(source, str) else "v1" if isinstance(content, (list, tuple)) else "v2"
+        self.date(_mtime_ns(source))
+        try:
+            self.resize(len(self._decode()))
+        except (TypeError, ValueError) as error:
+            self.error = str(error)
+
+    def data(self) -> bytes:
+        if self.error is not None:
+            raise OSError(errno.EIO, f"this is no file data: {self.error}")
+        return self._data if self._data is not None else self._decode()
+
+    def load(self) -> None:
+        if self.error is None:
+            self._data = self._decode()
+
+    def unload(self) -> None:
+        self._data = None
+
+    def xattrs(self) -> dict[bytes, bytes]:
+        return {} if self.error is None else {b"user.fusebackend.error": self.error.encode("utf-8", "replace")}
+
+    def _decode(self) -> bytes:
+        if isinstance(self.source, str):
+            return self.source.encode("utf-8")
+        return text.decode_file_data(self.source)
+
+    @property
+    def created_at(self) -> str | None:
+        found = self.source.get("created_at") if isinstance(self.source, Mapping) else None
+        return found if isinstance(found, str) else None
+
+
+class Records:
+    """The records in use; equal ones are one object."""
+
+    def __init__(self, nodes: Nodes) -> None:
+        self._nodes = nodes
+        self._known: weakref.WeakValueDictionary[object, Record] = weakref.WeakValueDictionary()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def of(self, source: Any) -> Record:
+        key = _key(source)
+        if key is None:
+            return Record(self._nodes, source)
+        record = self._known.get(key)
+        if record is None:
+            record = self._known[key] = Record(self._nodes, source)
+        return record
+
+    def shrink(self) -> None:
+        """Give back the memory of a table that was once much larger."""
+        self._known = weakref.WeakValueDictionary(self._known)
+
+
+def _key(source: Any) -> object | None:
+    """A key that is equal for equal records; None where that takes too long to tell."""
+    if isinstance(source, str):
+        return source
+    if not isinstance(source, Mapping):
+        return None
+    content = source.get("content")
+    if isinstance(content, (list, tuple)):
+        content = tuple(content)
+    # Interned: many records share these.
+    rest = (_once(source.get(name)) for name in ("encoding", "created_at", "modified_at"))
+    key = (content, *rest)
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def _once(value: Any) -> Any:
+    return sys.intern(value) if type(value) is str else value
+
+
+def _mtime_ns(source: Any) -> int:
+    """1970 for a record without a time: the same in every checkpoint."""
+    if not isinstance(source, Mapping):
+        return 0
+    for name in ("modified_at", "created_at"):
+        found = source.get(name)
+        when = time_ns(found) if isinstance(found, str) else None
+        if when is not None:
+            return when
+    return 0
+
+
+# -- changes ---------------------------------------------------------------------------------------------------------
+
+
+class Difference:
+    """The changes of the tree that follow from writes of others, for caches and watchers."""
+
+    def __init__(self) -> None:
+        self.changes: list[Change] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.changes)
+
+    def created(self, parent: DirectoryNode, name: bytes, node: Node) -> None:
+        self._entry("created", parent, name, node)
+
+    def deleted(self, parent: DirectoryNode, name: bytes, node: Node) -> None:
+        self._entry("deleted", parent, name, node)
+
+    def replaced(self, parent: DirectoryNode, name: bytes, node: Node) -> None:
+        """A name leads to another node with other contents."""
+        self._entry("modified", parent, name, node)
+
+    def modified(self, parent: DirectoryNode, name: bytes, node: Node) -> None:
+        """The bytes of a file have changed."""
+        path = _path(parent, name, node)
+        self.changes.append(Change(node=node.node, kind="modified", path=path, source="elsewhere"))
+
+    def unknown(self, directory: DirectoryNode) -> None:
+        """Anything below may have changed: it is not cached."""
+        self.changes.append(Change(path=directory.path() + "/", source="elsewhere"))
+
+    def forgotten(self, parent: DirectoryNode, name: bytes) -> None:
+        """This name may have come or gone."""
+        self.changes.append(Change(parent=parent.node, name=name))
+
+    def attributes(self, node: Node) -> None:
+        """Attributes or pages have changed."""
+        self.changes.append(Change(node=node.node))
+
+    def _entry(self, kind: EventKind, parent: DirectoryNode, name: bytes, node: Node) -> None:
+        path = _path(parent, name, node)
+        self.changes.append(Change(node.node, parent.node, name, kind, path, source="elsewhere"))
+        self.changes.append(Change(node=parent.node))
+
+
+def _path(parent: DirectoryNode, name: bytes, node: Node) -> str:
+    path = paths.join(parent.path(), paths.to_text(name))
+    return path + "/" if node.is_dir else path
+
+
+class Untold(Difference):
+    """Drops changes: of a part of the tree that is shown for the first time nothing is cached. Recording them all the
+    same took a sixth of a search through all heads."""
+
+    def _entry(self, kind: EventKind, parent: DirectoryNode, name: bytes, node: Node) -> None: ...
+
+
+UNTOLD: Final = Untold()

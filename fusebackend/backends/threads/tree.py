@@ -1,16 +1,10 @@
 """The tree of threads: `Root`, and a directory for each thread and each namespace of sub-graphs.
 
-    /<thread>/head/…                                  the files now
-    /<thread>/history/<time>-<step>-<source>/…        the files at each checkpoint
-    /<thread>/messages.jsonl  /<thread>/state.json    the conversation, and the rest of the state
-    /<thread>/subgraphs/<namespace>/…                 the same for each namespace of sub-graphs, where there are any
+The package's docstring has the layout. Names are escaped as in `remote/keys.py`.
 
-A directory whose files can't be known holds one file, `ERROR.txt`, that says why. Names are escaped as in
-`remote/keys.py`.
-
-Directories are filled when somebody looks into them. What others write is noticed by `Tree.poll`; what that changes in
-the parts of the tree that somebody knows is worked out when they are shown again, or by `Tree.refresh`, and gathers in
-`Tree.found` until somebody tells it. The volume's lock is held in all of this.
+Directories are filled when they are first read. `Tree.poll` detects writes of others; the changes that follow in the
+cached parts of the tree are worked out when these are read again, or by `Tree.refresh`, and gather in `Tree.found`
+until the volume publishes them. The volume's lock is held in all of this.
 """
 
 from __future__ import annotations
@@ -21,24 +15,20 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Final
 
-from fusebackend.backends.threads.database.checkpoint_names import time_ns_of
-from fusebackend.backends.threads.database.rows import Database, Place
-from fusebackend.backends.threads.difference import UNTOLD, Difference
-from fusebackend.backends.threads.file_records import Records
-from fusebackend.backends.threads.folders import Entries
-from fusebackend.backends.threads.line_view import Line
+from fusebackend.backends.threads.database.rows import Database, Place, time_ns_of
+from fusebackend.backends.threads.line import Entries, Line
 from fusebackend.backends.threads.lineage import Lineage
-from fusebackend.backends.threads.nodes import DirectoryNode, Node, Nodes
+from fusebackend.backends.threads.nodes import UNTOLD, Difference, DirectoryNode, Node, Nodes, Records
 from fusebackend.remote.keys import name_of, text_of
 
 SUBGRAPHS: Final = b"subgraphs"
 
 RECENT_LINES: Final = 64
-"""Lines that are remembered though nobody holds anything of them. Of a database that only tells that something was
-written somewhere, these are looked at again in the background."""
+"""Lines that are cached though the kernel holds none of their nodes. Where the database can't tell which lines have
+changed, these are refreshed in the background."""
 
 FEW_LINES: Final = 4
-"""Of those, as many stay when the kernel has forgotten most of what it knew."""
+"""Those that stay when the kernel has dropped most of its inodes."""
 
 WATCHING_SHARE: Final = 1 / 20
 """Of the time, at most, that goes into listing threads in the background."""
@@ -57,7 +47,7 @@ class Tree:
         self.root = Root(self)
 
     def line(self, directory: LineDirectory) -> Line:
-        """What is shown in a directory, up to date."""
+        """The line of a directory, up to date."""
         place = directory.place
         line = self._lines.get(place)
         if line is None:
@@ -71,11 +61,11 @@ class Tree:
         return line
 
     def known_line(self, place: Place) -> Line | None:
-        """What is shown of a line, if somebody has looked at it and it is remembered."""
+        """A line, if it is cached."""
         return self._lines.get(place)
 
     def poll(self, *, now: bool = False) -> None:
-        """Ask the database for news, in any case if `now` says so, and note what of the tree is stale."""
+        """Query the database for news (with `now` in any case), and mark the stale parts of the tree."""
         news = self.database.news(now=now)
         if news is None:
             return
@@ -91,7 +81,7 @@ class Tree:
             self.root.written(place, is_shown=shown is not None)
 
     def refresh(self) -> None:
-        """Bring what is known of the tree up to date."""
+        """Update the cached parts of the tree."""
         self.poll(now=True)
         self.root.watch()
         lines = list(self._lines.values()) if self.database.tells else list(self._recent.values())
@@ -99,20 +89,20 @@ class Tree:
             line.fresh()
 
     def let_go(self) -> None:
-        """Remember little of what nobody holds."""
+        """Drop most of the lines that the kernel does not hold."""
         while len(self._recent) > FEW_LINES:
             self._recent.popitem(last=False)
         for line in self._recent.values():
             line.let_go()
 
     def shrink(self) -> None:
-        """Give the memory of tables back that were once much larger."""
+        """Give back the memory of tables that were once much larger."""
         self.nodes.shrink()
         self.records.shrink()
         self._lines = weakref.WeakValueDictionary(self._lines)
 
     def take(self) -> Difference:
-        """What was found since this was last asked."""
+        """The changes that were found since the last call."""
         found = Difference()
         found.changes, self.found.changes = self.found.changes, []
         return found
@@ -148,26 +138,32 @@ class ThreadDirectory(LineDirectory):
         if self.gone:
             return {}
         line = self._tree.line(self)
-        if line.subgraphs is None:
-            line.subgraphs = Subgraphs(self._tree, self, line)
+        subgraphs = self._subgraphs_of(line)
+        if subgraphs is None:
+            subgraphs = line.subgraphs = Subgraphs(self._tree, self, line)
         entries = dict(line.entries())
-        if line.subgraphs.entries():
-            entries[SUBGRAPHS] = line.subgraphs
+        if subgraphs.entries():
+            entries[SUBGRAPHS] = subgraphs
         return entries
+
+    def _subgraphs_of(self, line: Line | None) -> Subgraphs | None:
+        found = line.subgraphs if line is not None else None
+        assert found is None or isinstance(found, Subgraphs)
+        return found
 
     def written(self) -> None:
         """Something was written to one of its namespaces."""
-        line = self._tree.known_line(self.place)
-        if line is not None and line.subgraphs is not None:
-            line.subgraphs.stale = True
+        subgraphs = self._subgraphs_of(self._tree.known_line(self.place))
+        if subgraphs is not None:
+            subgraphs.stale = True
         else:
             self._tree.found.forgotten(self, SUBGRAPHS)
 
     def watch(self) -> None:
-        """Find out now what has become of its namespaces, where somebody knows them."""
-        line = self._tree.known_line(self.place)
-        if line is not None and line.subgraphs is not None:
-            line.subgraphs.fresh()
+        """Refresh its namespaces, if they are cached."""
+        subgraphs = self._subgraphs_of(self._tree.known_line(self.place))
+        if subgraphs is not None:
+            subgraphs.fresh()
 
     def xattrs(self) -> dict[bytes, bytes]:
         return {b"user.fusebackend.thread": self.place.thread.encode("utf-8", "surrogateescape")}
@@ -182,7 +178,7 @@ class Subgraphs(DirectoryNode):
         super().__init__(tree.nodes, parent, SUBGRAPHS, parent.mtime_ns)
         self._tree = tree
         self._thread = parent.place.thread
-        self._line = line  # whoever holds this directory keeps what leads to it
+        self._line = line  # a held directory keeps its line
         self._entries = Entries()
         self.stale = False
         self._list(UNTOLD)
@@ -217,7 +213,7 @@ class Subgraphs(DirectoryNode):
 
 
 class Root(DirectoryNode):
-    """A directory for each thread. They are listed when somebody lists them; a single one is found without that."""
+    """A directory for each thread. A listing queries them all; a look-up queries one."""
 
     __slots__ = ("_entries", "_is_listed", "_list_s", "_listed_at", "_tree", "_written", "stale")
 
@@ -255,7 +251,7 @@ class Root(DirectoryNode):
         return None
 
     def written(self, place: Place, *, is_shown: bool) -> None:
-        """Something was added to a line. What that is, those who watch are told where the line is shown to somebody."""
+        """Something was added to a line. Only a cached line can tell watchers more than that."""
         name = name_of(place.thread)
         node = self._entries.get(name)
         newest = None if place.namespace else self._tree.database.newest(place)
@@ -274,14 +270,14 @@ class Root(DirectoryNode):
             self._tree.found.attributes(self)
 
     def all_written(self) -> None:
-        """Anything may have happened to any thread."""
+        """Any thread may have changed."""
         self.stale = True
         for node in self._entries.values():
             node.written()
         self._written.update(self._entries.values())
 
     def watch(self) -> None:
-        """Find out now what has become of the threads, as often as takes little of the time."""
+        """Refresh the threads, as often as `WATCHING_SHARE` allows."""
         if not self._is_listed or self.stale:
             now = time.monotonic()
             if now - self._listed_at >= self._list_s / WATCHING_SHARE:

@@ -1,6 +1,10 @@
-"""`ThreadsVolume`: the kernel face of a checkpoint database, read-only.
+"""`ThreadsVolume`: the kernel face of a checkpoint database; `WritableThreadsVolume`: the same with writable heads.
 
-A thread of its own asks the database for news while somebody keeps caches or watches, and tells them what has changed.
+A thread queries the database for news while there are caches or watchers, and publishes the changes.
+
+The writable head of a thread is a `ForeignVolume` over `HeadFiles`, which has buffers, conflicts and renames. Its nodes
+are shown under numbers of their own: one bit marks them, then comes the head, then the node in it. Everything else
+stays read-only. A head is cached for a TTL, as every backend of whole files.
 """
 
 from __future__ import annotations
@@ -9,28 +13,35 @@ import contextlib
 import errno
 import gc
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final
+from dataclasses import replace
+from typing import Final, NamedTuple
 
+from fusebackend.backends.threads.database.activity import QUIET_S, RunWatch
 from fusebackend.backends.threads.database.rows import Damaged, Database
-from fusebackend.backends.threads.tree import Tree
-from fusebackend.base import heap
+from fusebackend.backends.threads.head import HeadFiles
+from fusebackend.backends.threads.line import HEAD, Head, Line
+from fusebackend.backends.threads.tree import LineDirectory, Tree
+from fusebackend.base import errors, heap, paths
 from fusebackend.base.errors import oserror
-from fusebackend.protocol import Attr, Change, Features, Observer, StatFs
+from fusebackend.base.paths import ROOT, AgentPath
+from fusebackend.protocol import MAX_NODE, ROOT_NODE, Attr, AttrChanges, Caller, Change, Features, Observer, StatFs
+from fusebackend.remote.volume import ForeignVolume
 from fusebackend.volumes.native import NativeVolume
 
 log = logging.getLogger(__name__)
 
 FEED_INTERVAL_S: Final = 0.25
-"""How often the database is asked for news while somebody wants to know."""
+"""How often the database is queried for news while there are caches or watchers."""
 
 STATFS: Final = StatFs(4096, 1 << 30, 0, 1 << 31, 0)
-"""What is in a checkpoint database can't be counted cheaply; nothing can be added."""
+"""Counting the contents of a checkpoint database takes too long; nothing can be added."""
 
 
 class ThreadsVolume(NativeVolume):
-    """See the module's docstring. The volume owns the database from now on: `close` closes it."""
+    """See the module's docstring. `close` closes the database."""
 
     def __init__(self, database: Database) -> None:
         super().__init__()
@@ -85,7 +96,7 @@ class ThreadsVolume(NativeVolume):
         with self._asked():
             file = self._tree.nodes.file(node)
             file.settle()
-            file.data()  # what is damaged is EIO now, and not when it is read
+            file.data()  # a damaged file is EIO now, and not in `read`
             self._tree.nodes.open(file)
 
     def read(self, node: int, offset: int, size: int) -> bytes:
@@ -118,7 +129,7 @@ class ThreadsVolume(NativeVolume):
         return unobserve
 
     def follow(self) -> None:
-        """Find out what has been written to the database, and tell whoever keeps caches or watches."""
+        """Refresh the tree from the database, and notify caches and watchers."""
         with self._locked():
             self._tree.refresh()
             found = self._tree.take()
@@ -126,7 +137,7 @@ class ThreadsVolume(NativeVolume):
             self.publish(*found.changes)
 
     def tidy(self) -> None:
-        """Give memory back after the kernel has forgotten most of what it knew."""
+        """Give memory back after the kernel has dropped most of its inodes."""
         if not self._tree.nodes.is_mostly_forgotten:
             return
         with self.lock:
@@ -149,7 +160,7 @@ class ThreadsVolume(NativeVolume):
 
     @contextlib.contextmanager
     def _asked(self) -> Iterator[None]:
-        """With the lock, after asking for news. What is found is told soon, by the feed."""
+        """With the lock, after a query for news. The feed publishes the changes soon."""
         with self._locked():
             self._tree.poll()
             yield
@@ -206,3 +217,329 @@ class Feed:
                 failed = True
             self._wake.wait(FEED_INTERVAL_S)
             self._wake.clear()
+
+
+# -- writable heads --------------------------------------------------------------------------------------------------
+
+NODE_BITS: Final = 25
+"""For the nodes of one head, in the life of the volume."""
+
+FIRST: Final = 1 << (MAX_NODE.bit_length() - 1)
+"""The lowest number that belongs to a head."""
+
+MAX_HEADS: Final = (MAX_NODE - FIRST) >> NODE_BITS
+
+STATFS_OF_HEADS: Final = StatFs(4096, 1 << 30, 1 << 30, 1 << 31, 1 << 31)
+
+
+class WritableHead:
+    """One thread's head."""
+
+    def __init__(self, volume: WritableThreadsVolume, index: int, directory: LineDirectory, quiet_s: float) -> None:
+        self._volume = volume
+        self._directory = directory
+        self._base = FIRST + (index << NODE_BITS)
+        self._version = -1
+        self.files = HeadFiles(volume.database, self.line, RunWatch(quiet_s), volume.poll)
+        self.tree = ForeignVolume(self.files)
+
+    def written(self, changed: Sequence[AgentPath]) -> list[Change]:
+        """Update the tree after writes to these paths that bypassed it; returns the changes for caches."""
+        found: list[Change] = []
+        end = self.tree.subscribe(found.append)
+        try:
+            self.tree.told(*changed)
+        finally:
+            end()
+        return [
+            Change(
+                node=None if change.node is None else self._base + change.node,
+                parent=None if change.parent is None else self._base + change.parent,
+                name=change.name,
+            )
+            for change in found
+        ]
+
+    def line(self) -> Line:
+        return self._volume.line(self._directory)
+
+    def fresh(self) -> WritableHead:
+        """Expire the tree if the database is newer."""
+        line = self.line()
+        if line.version != self._version:
+            self._version = line.version
+            self.tree.expire()
+            line.head.entries()  # not shown here, but its changes are reported to watchers
+        return self
+
+    def shown(self, attr: Attr) -> Attr:
+        """Attributes under the number that this volume shows."""
+        if attr.node >= 1 << NODE_BITS:
+            raise oserror(errno.EOVERFLOW)
+        return Attr(
+            self._base + attr.node,
+            attr.mode,
+            nlink=attr.nlink,
+            uid=attr.uid,
+            gid=attr.gid,
+            size=attr.size,
+            blocks=attr.blocks,
+            atime_ns=attr.atime_ns,
+            mtime_ns=attr.mtime_ns,
+            ctime_ns=attr.ctime_ns,
+        )
+
+
+class Inner(NamedTuple):
+    """A node of a head."""
+
+    head: WritableHead
+    node: int
+
+
+class WritableThreadsVolume(ThreadsVolume):
+    """See the module's docstring.
+
+    Args:
+        quiet_s: after how many seconds without a sign of life a run counts as ended.
+    """
+
+    def __init__(self, database: Database, quiet_s: float = QUIET_S) -> None:
+        super().__init__(database)
+        self.database = database
+        self.features = replace(self.features, random_writes=False, change_feed=False, read_only=False)
+        self._quiet_s = quiet_s
+        self._heads: list[WritableHead] = []
+        self._head_of: dict[LineDirectory, WritableHead] = {}
+
+    def line(self, directory: LineDirectory) -> Line:
+        return self._tree.line(directory)
+
+    def poll(self) -> None:
+        self._tree.poll(now=True)
+
+    # -- looking -----------------------------------------------------------------------------------------------
+
+    def lookup(self, parent: int, name: bytes) -> Attr:
+        with self._asked():
+            inner = self._inner(parent)
+            if inner is not None:
+                return inner.head.shown(inner.head.fresh().tree.lookup(inner.node, name))
+            return self._shown(super().lookup(parent, name))
+
+    def readdir(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
+        with self._asked():
+            inner = self._inner(node)
+            if inner is not None:
+                page = inner.head.fresh().tree.readdir(inner.node, after, limit)
+                return [(name, inner.head.shown(attr)) for name, attr in page]
+            return [(name, self._shown(attr)) for name, attr in super().readdir(node, after, limit)]
+
+    def getattr(self, node: int) -> Attr:
+        with self._asked():
+            inner = self._inner(node)
+            return super().getattr(node) if inner is None else inner.head.shown(inner.head.tree.getattr(inner.node))
+
+    def getxattr(self, node: int, name: bytes) -> bytes:
+        if self._inner(node) is not None:
+            raise oserror(errno.ENODATA, name)
+        return super().getxattr(node, name)
+
+    def listxattr(self, node: int) -> Sequence[bytes]:
+        return () if self._inner(node) is not None else super().listxattr(node)
+
+    def _shown(self, attr: Attr) -> Attr:
+        """The writable head in the place of a thread's read-only one."""
+        if not isinstance(attr, Head) or attr.line.lineage.place.namespace:
+            return attr
+        assert isinstance(attr.parent, LineDirectory)
+        head = self._head_of.get(attr.parent)
+        if head is None:
+            if len(self._heads) > MAX_HEADS:
+                raise oserror(errno.EOVERFLOW)
+            head = self._head_of[attr.parent] = WritableHead(self, len(self._heads), attr.parent, self._quiet_s)
+            self._heads.append(head)
+        if head.files.is_damaged:
+            return attr  # it has the error
+        return head.shown(head.tree.getattr(ROOT_NODE))
+
+    def _inner(self, number: int) -> Inner | None:
+        """The node of a head with this number; None for any other number."""
+        if number < FIRST:
+            return None
+        index, node = divmod(number - FIRST, 1 << NODE_BITS)
+        if index >= len(self._heads):
+            raise oserror(errno.ESTALE)
+        return Inner(self._heads[index], node)
+
+    # -- changing ----------------------------------------------------------------------------------------------
+
+    def _writable(self, number: int, name: bytes | None = None) -> Inner:
+        """A node in a head that may be written to. EROFS, EBUSY, ENOTSUP."""
+        inner = self._inner(number)
+        if inner is None:
+            raise oserror(errno.EROFS, name)
+        self.poll()
+        inner.head.fresh().files.require_idle()
+        return inner
+
+    def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr:
+        with self._asked():
+            head, node = self._writable(parent, name)
+            return head.shown(head.tree.mknod(node, name, mode, rdev, caller))
+
+    def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Attr:
+        with self._asked():
+            head, node = self._writable(parent, name)
+            return head.shown(head.tree.mkdir(node, name, mode, caller))
+
+    def create(self, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> Attr:
+        with self._asked():
+            head, node = self._writable(parent, name)
+            return head.shown(head.tree.create(node, name, mode, flags, caller))
+
+    def symlink(self, parent: int, name: bytes, target: bytes, caller: Caller) -> Attr:
+        with self._asked():
+            head, node = self._writable(parent, name)
+            return head.tree.symlink(node, name, target, caller)
+
+    def link(self, node: int, new_parent: int, new_name: bytes) -> Attr:
+        with self._asked():
+            head, parent = self._writable(new_parent, new_name)
+            return head.tree.link(node, parent, new_name)
+
+    def unlink(self, parent: int, name: bytes) -> None:
+        with self._asked():
+            head, node = self._writable(parent, name)
+            head.tree.unlink(node, name)
+
+    def rmdir(self, parent: int, name: bytes) -> None:
+        with self._asked():
+            head, node = self._writable(parent, name)
+            head.tree.rmdir(node, name)
+
+    def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None:
+        with self._asked():
+            head, node = self._writable(parent, name)
+            other, new_node = self._writable(new_parent, new_name)
+            if other is not head:
+                raise oserror(errno.EXDEV, new_name)
+            head.tree.rename(node, name, new_node, new_name, flags)
+
+    def setattr(self, node: int, changes: AttrChanges) -> Attr:
+        with self._asked():
+            head, inner = self._writable(node)
+            return head.shown(head.tree.setattr(inner, changes))
+
+    def setxattr(self, node: int, name: bytes, value: bytes) -> None:
+        with self._asked():
+            head, inner = self._writable(node)
+            head.tree.setxattr(inner, name, value)
+
+    def removexattr(self, node: int, name: bytes) -> None:
+        with self._asked():
+            self._writable(node)
+            raise oserror(errno.ENODATA, name)
+
+    # -- many at once ------------------------------------------------------------------------------------------
+
+    def store(self, thread: bytes, files: Sequence[tuple[AgentPath, bytes]]) -> list[str | None]:
+        """Store files, by their paths below the head of a thread, as one pending write. An error for each, or None.
+
+        Raises:
+            OSError: ENOENT where there is no such thread, EBUSY, ENOTSUP.
+        """
+        with self.changing() as changes, self._asked():
+            root = self.lookup(self.lookup(ROOT_NODE, thread).node, HEAD)
+            head, _ = self._writable(root.node)
+            replaced = {path for path, _ in files if head.files.is_file(path)}
+            found = [answer.error for answer in head.files.upload_files(list(files))]
+            changes += head.written([path for path, _ in files])
+            above = paths.join(paths.join(ROOT, paths.to_text(thread)), paths.to_text(HEAD))
+            for (path, _), error in zip(files, found, strict=True):
+                if error is None:
+                    changes.append(Change(kind="modified" if path in replaced else "created", path=above + path))
+            return [None if error is None else errors.code_of(oserror(errors.errno_of(error))) for error in found]
+
+    # -- data --------------------------------------------------------------------------------------------------
+
+    def open(self, node: int, flags: int) -> None:
+        with self._asked():
+            writes = flags & os.O_ACCMODE != os.O_RDONLY
+            inner = self._writable(node) if writes else self._inner(node)
+            if inner is None:
+                super().open(node, flags)
+            else:
+                inner.head.fresh().tree.open(inner.node, flags)
+
+    def read(self, node: int, offset: int, size: int) -> bytes:
+        with self._locked():
+            inner = self._inner(node)
+            return super().read(node, offset, size) if inner is None else inner.head.tree.read(inner.node, offset, size)
+
+    def write(self, node: int, offset: int, data: bytes) -> int:
+        with self._locked():
+            inner = self._inner(node)
+            if inner is None:
+                raise oserror(errno.EROFS)
+            return inner.head.tree.write(inner.node, offset, data)
+
+    def flush(self, node: int) -> None:
+        with self._asked():
+            inner = self._inner(node)
+            if inner is not None:
+                self.poll()
+                inner.head.fresh().tree.flush(inner.node)
+
+    def fsync(self, node: int, datasync: bool = False) -> None:
+        self.flush(node)
+
+    def release(self, node: int, flags: int) -> None:
+        with self._locked():
+            inner = self._inner(node)
+            if inner is None:
+                super().release(node, flags)
+            else:
+                inner.head.tree.release(inner.node, flags)
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    def hold(self, node: int) -> None:
+        inner = self._inner(node)
+        if inner is None:
+            super().hold(node)
+        else:
+            inner.head.tree.hold(inner.node)
+
+    def forget(self, nodes: Iterable[int]) -> None:
+        gone: dict[WritableHead | None, list[int]] = {}
+        for number in nodes:
+            inner = self._inner(number)
+            head, node = (None, number) if inner is None else inner
+            gone.setdefault(head, []).append(node)
+        for head, numbers in gone.items():
+            if head is None:
+                super().forget(numbers)
+            else:
+                head.tree.forget(numbers)
+
+    def statfs(self) -> StatFs:
+        return STATFS_OF_HEADS
+
+    def sync(self) -> None:
+        """Flush all heads. The first error is raised at the end."""
+        first: OSError | None = None
+        with self._locked():
+            for head in self._heads:
+                try:
+                    head.tree.sync()
+                except OSError as error:
+                    first = first or error
+        if first is not None:
+            raise first
+
+    def close(self) -> None:
+        try:
+            self.sync()
+        finally:
+            super().close()

@@ -483,7 +483,7 @@ def _pieces(content: bytes | bytearray | memoryview) -> Iterator[bytes]:
 # -- agent verbs ----------------------------------------------------------------------------------------------
 
 _STAGED = {"content": "staged", "old_string": "staged_old", "new_string": "staged_new"}
-"""Parameters whose long values are staged, and the parameters that then have the token."""
+"""Parameters with long values that are staged, and the parameters that then have the token."""
 
 
 def _over_socket(verb: Verb[Any]) -> Callable[..., Any]:

@@ -23,7 +23,7 @@ from fusebackend.control.client.waits import Waits
 from fusebackend.control.wire import Closed, Incoming, Lines
 
 MAX_ANSWER_BYTES = 1 << 30
-"""The longest message a client takes. What can be longer comes in pieces."""
+"""The longest message a client takes. Longer contents come in pieces."""
 
 CONNECT_TIMEOUT_S = 10.0
 
@@ -101,8 +101,8 @@ class Connection:
             stream = await _connected(waits, address)
         except OSError as error:
             words = {
-                errno.ECONNREFUSED: "nobody listens",
-                errno.ENOENT: "nobody listens",
+                errno.ECONNREFUSED: "no server listens",
+                errno.ENOENT: "no server listens",
                 errno.EACCES: "the mount is another user's",
                 errno.EAGAIN: "it hangs, or is stopped",
             }

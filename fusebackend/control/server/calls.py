@@ -33,7 +33,7 @@ WAKES_PER_S = 1000
 time, and a `stat` took 1.6 s."""
 
 LOOK_S = 1.0
-"""How often one that waits looks whether there are more."""
+"""Interval at which a waiting subscription counts the others."""
 
 EVENTS_AT_ONCE = 100
 

@@ -58,7 +58,7 @@ IDLE_S = 1.0
 """A connection that has been idle for so long may be closed to make room for another one."""
 
 STALLED_S = 60.0
-"""One that has not read what it was sent for so long, too."""
+"""So may one that has not read for so long while a message is sent."""
 
 LAST_WORDS_S = 0.5
 """How long the end of the mount waits for a client to read an answer."""
@@ -336,7 +336,7 @@ class Connection:
             share.hold((TYPED_FACTOR - WORK_FACTOR) * len(line))
         running = RunningCall(self, request.id, verb, params, share)
         if running.answered and (verb.changes or verb.command) and self._client_is_gone():
-            raise Closed("whoever asked for a change no longer waits for it, so it is not begun")
+            raise Closed("the client of a change is gone, so it is not begun")
         return running
 
     def _begin(self, running: RunningCall) -> None:

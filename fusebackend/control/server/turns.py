@@ -26,7 +26,7 @@ LONG_S = 0.25
 """After so long, a call that does not rest is one of the long ones."""
 
 CALL_S = 1e-4
-"""What a call counts for at least."""
+"""The least work that a call counts for."""
 
 LOOK_S = 0.05
 """How often those at work are looked at while others wait."""

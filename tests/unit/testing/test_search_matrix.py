@@ -20,7 +20,7 @@ from fusebackend.backends.directory import agent_face as directoryface
 from fusebackend.backends.directory.backend import FilesystemBackend, LocalShellBackend
 from fusebackend.backends.memory import InMemoryBackend
 from fusebackend.backends.sqlite.backend import SqliteBackend
-from fusebackend.backends.sqlite.index.indexer import Indexer
+from fusebackend.backends.sqlite.index import Indexer
 from fusebackend.backends.state.backend import StateBackend
 
 OURS = (

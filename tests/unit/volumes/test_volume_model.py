@@ -22,7 +22,7 @@ from fusebackend.backends.sqlite import flusher
 from fusebackend.backends.sqlite import stored_tree as storedtree
 from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.backends.sqlite.check import check
-from fusebackend.backends.sqlite.index.indexer import Indexer
+from fusebackend.backends.sqlite.index import Indexer
 from fusebackend.protocol import Volume
 from fusebackend.testing.model import DirectoryMachine, VolumeMachine
 

@@ -1,10 +1,6 @@
 """`grep` and `glob` of a PostgreSQL volume, by an index of pg_trgm.
 
-search.py          both, over few large queries
-queries.py         the queries, each ended when its budget is
-tree_walk.py       files below a directory, many directories with one query
-entry_walk.py      files that may hold a pattern, by the index
-contents_ahead.py  contents, many files with one query
-index_schema.py    the tables of the index
-indexer.py         brings it up to date
+search.py   both, and reading the contents of many files with one query
+query.py    the queries for files below a directory, or that may hold a pattern; each ended with its budget
+index.py    the tables of the index, and the thread that brings it up to date
 """

@@ -1,34 +1,116 @@
-"""`Search`: `grep` and `glob` of a PostgreSQL volume, over fewer and larger questions than those of other volumes.
+"""`Search`: `grep` and `glob` of a PostgreSQL volume, with fewer and larger queries than other volumes make.
 
-`EntryWalk` finds the files that may hold a pattern, `TreeWalk` those below a directory, `ReadAhead` brings what is in
-them, and `SearchIndexer` keeps the index. What a line, a match and a text file are is said in `text.py` alone.
+`EntryWalk` finds the files that may hold a pattern, `TreeWalk` those below a directory, `ReadAhead` reads their
+contents, and `SearchIndexer` maintains the index. `text.py` alone defines lines, matches and text files.
 """
 
 from __future__ import annotations
 
 import functools
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, TypeVar
 
-from fusebackend.backends.postgres.connections import Connections
-from fusebackend.backends.postgres.search.contents_ahead import ReadAhead
-from fusebackend.backends.postgres.search.entry_walk import EntryWalk
-from fusebackend.backends.postgres.search.index_schema import make_index
-from fusebackend.backends.postgres.search.indexer import SearchIndexer
-from fusebackend.backends.postgres.search.queries import SearchQueries
-from fusebackend.backends.postgres.search.tree_walk import TreeWalk
+from fusebackend.backends.postgres.search.index import SearchIndexer, make_index
+from fusebackend.backends.postgres.search.query import EntryWalk, SearchQueries, TreeWalk
 from fusebackend.base.globs import compile_glob
-from fusebackend.protocol import GlobResult, GrepResult, Volume
+from fusebackend.databases.postgres import Connections
+from fusebackend.protocol import Attr, GlobResult, GrepResult, Volume
 from fusebackend.volumes import search
+from fusebackend.volumes.chunks import CHUNK_BYTES
+from fusebackend.volumes.contents import LOCKED_BYTES, read_with
+
+FILES_FIRST: Final = 32
+FILES_AHEAD: Final = 2048
+BYTES_AHEAD: Final = 8 << 20
+"""Bounds of one query, and so of memory; a single file may have `LOCKED_BYTES`."""
+
+_CONTENTS = f"""
+SELECT inode.node, inode.size, idx, data
+FROM unnest(%(nodes)s::bigint[]) AS wanted (node)
+CROSS JOIN LATERAL (
+    SELECT node, size FROM fusebackend.inode WHERE volume = %(volume)s AND node = wanted.node AND size > 0
+    AND (mode & {stat.S_IFMT(0o177777)}) = {stat.S_IFREG} LIMIT 1
+) AS inode
+LEFT JOIN LATERAL (
+    SELECT idx, data FROM fusebackend.chunk
+    WHERE volume = %(volume)s AND node = wanted.node AND inode.size <= %(limit)s
+    AND (inode.size > {CHUNK_BYTES} OR position(%(needle)s::bytea IN data) > 0) ORDER BY idx OFFSET 0
+) AS chunk ON true
+WHERE idx IS NOT NULL OR inode.size > %(limit)s
+"""
+
+T = TypeVar("T")
+
+
+class ReadAhead:
+    """Reads the contents of many files with one query, ahead of the search; iterates over those that may match.
+
+    The server leaves out files of a single chunk without the pattern. Each file is read as of one moment. Larger ones
+    are not read ahead, but by `read_with`.
+
+    Args:
+        max_bytes: `read_with` refuses larger files.
+    """
+
+    def __init__(self, queries: SearchQueries, pattern: str, files: Iterable[tuple[str, Attr]], max_bytes: int) -> None:
+        self._queries = queries
+        self._files = files
+        self._limit = min(max_bytes, LOCKED_BYTES)
+        try:
+            self._needle: bytes | None = pattern.encode("utf-8")
+        except UnicodeEncodeError:
+            self._needle = None  # a lone surrogate, which no file holds
+        self._read: dict[int, bytes | None] = {}
+
+    def __iter__(self) -> Iterator[tuple[str, Attr]]:
+        waiting: list[tuple[str, Attr]] = []
+        size, files = 0, FILES_FIRST
+        for found in self._files:
+            waiting.append(found)
+            size += min(found[1].size, self._limit)
+            if len(waiting) >= files or size >= BYTES_AHEAD:
+                yield from self._readable(waiting)
+                waiting, size, files = [], 0, min(files * 4, FILES_AHEAD)
+        yield from self._readable(waiting)
+
+    def read(self, volume: Volume, attr: Attr, max_bytes: int, take: Callable[[Iterable[bytes]], T]) -> T:
+        """As `contents.read_with`, for the file that was iterated over last."""
+        data = self._read.get(attr.node)
+        return read_with(volume, attr, max_bytes, take) if data is None else take((data,))
+
+    def _readable(self, files: list[tuple[str, Attr]]) -> list[tuple[str, Attr]]:
+        if not files:
+            return []
+        nodes = list({attr.node for _, attr in files})
+        rows = self._queries.rows(_CONTENTS, nodes=nodes, limit=self._limit, needle=self._needle)
+        pieces: dict[int, list[bytes]] = {}
+        sizes: dict[int, int] = {}
+        for node, size, index, data in rows:
+            sizes[node] = size
+            if index is not None:
+                known = pieces.setdefault(node, [])
+                if index == len(known):  # else there is a hole before it, and the file is too short for its size
+                    known.append(data)
+        self._read = {}
+        for node, size in sizes.items():
+            content = b"".join(pieces.get(node, ()))
+            if size > self._limit:
+                self._read[node] = None
+            elif len(content) == size:  # holes read as zeros, and no text holds any
+                self._read[node] = content
+        return [(path, attr) for path, attr in files if attr.node in self._read]
 
 
 class Search:
-    """The searches of a volume, until `close`, which comes before that of the connections.
+    """The searches of a volume. To be closed before the connections.
 
     Args:
         volume: the kernel face, for the way down a path and for large files.
         id: the volume's id in its tables.
 
     Attributes:
-        queries: what it asks the server.
+        queries: runs its queries.
         indexer: None where the database has no index.
     """
 

@@ -1,16 +1,15 @@
-"""What a thread is doing, as far as its newest checkpoint and the writes to it can tell.
+"""The run of a thread, as its newest checkpoint and the writes to it show it.
 
-A checkpoint says which nodes are to run next: those that one of their channels (`branch:to:NODE` and the like) has news
-for, and those that something was sent to (`__pregel_tasks`). While they run, each leaves writes: what it has made when
-it is finished, `__interrupt__` when it waits for a human, `__error__` when it has failed: that ends the run and cancels
-the others unless a handler takes over. So a run is *active* while a node that is to run has left nothing, or all are
-finished and the next checkpoint is not there yet, or a human has answered and the node has not come back. A run that
-was killed looks the same: what gives it away is time.
+A checkpoint tells which nodes run next: those with news in one of their channels (`branch:to:NODE` and the like), and
+the targets of sends (`__pregel_tasks`). Each leaves writes: its output when it is finished, `__interrupt__` when it
+waits for a human, `__error__` when it has failed, which ends the run and cancels the others unless a handler takes
+over. So a run is *active* while a next node has left nothing, or all are finished and the next checkpoint is missing,
+or a human has answered and the node has not come back. A run that was killed looks the same, except for its age.
 
-What can't be seen here: a run with `durability="exit"`, which writes nothing until it ends; a resume that names its
-interrupts one by one, or another try after a failure, until their first node is done; a run that another process began
-a moment ago. A step that takes longer than the quiet time looks like a run that was killed, and a stop before a node
-(`interrupt_before`) looks like a run until then.
+Invisible are: a run with `durability="exit"`, which writes nothing until it ends; a resume that names its interrupts
+one by one, or a retry after a failure, until their first node is done; a run that another process began a moment ago. A
+step that takes longer than the quiet time looks like a killed run, and a stop before a node (`interrupt_before`) looks
+like a run until then.
 """
 
 from __future__ import annotations
@@ -20,16 +19,15 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 from uuid import UUID, uuid5
 
-from fusebackend.backends.threads.database.checkpoint_names import time_ns_of
-from fusebackend.backends.threads.database.decode import Ext
-from fusebackend.backends.threads.database.rows import NULL_TASK, Saved, Write
+from fusebackend.backends.threads.database.rows import NULL_TASK, Saved, Write, time_ns_of
+from fusebackend.backends.threads.database.values import Ext
 
 INTERRUPT: Final = "__interrupt__"
 RESUME: Final = "__resume__"
 ERROR: Final = "__error__"
 HANDLED: Final = "__error_source_node__"
 _CONTROL: Final = frozenset({INTERRUPT, RESUME, ERROR, HANDLED, "__scheduled__"})
-"""Channels that say what happened to a task, and not what it has made."""
+"""Channels with events of a task, and not its output."""
 
 _TASKS: Final = "__pregel_tasks"
 _START: Final = "__start__"
@@ -41,22 +39,22 @@ QUIET_S: Final = 600.0
 
 
 class Standing(NamedTuple):
-    """How a thread stands."""
+    """The state of a thread's run."""
 
     next: tuple[str, ...]
-    """The nodes that are to run. Empty: the thread waits for new input."""
+    """The next nodes. Empty: the thread waits for new input."""
     finished: frozenset[str]
-    """The tasks that are done, and whose output the next checkpoint will hold."""
+    """The tasks that are done: the next checkpoint will have their output."""
     interrupts: tuple[Write, ...]
-    """Those that wait for a human."""
+    """The writes of nodes that wait for a human."""
     running: bool
-    """A node that is to run may be doing so: it neither waits nor has it failed."""
+    """A next node may be running: it neither waits nor has it failed."""
     resumed: bool
-    """It runs because a human has answered, which may be long after the checkpoint was made."""
+    """It runs after an answer of a human, perhaps long after the checkpoint was made."""
 
 
 def standing(saved: Saved, writes: Iterable[Write]) -> Standing:
-    """How a thread stands whose newest checkpoint this is, with the writes to it."""
+    """The state of a run, from the thread's newest checkpoint and the writes to it."""
     nodes = next_nodes(saved)
     by_task: dict[str, list[Write]] = {}
     answered = max(
@@ -79,7 +77,7 @@ def standing(saved: Saved, writes: Iterable[Write]) -> Standing:
 
 
 def next_nodes(saved: Saved) -> tuple[str, ...]:
-    """The nodes that are to run after a checkpoint, each as often as it will."""
+    """The nodes that run after a checkpoint, each as often as it will."""
     sent = saved.values.get(_TASKS)
     nodes = [_sent_to(item) for item in sent] if isinstance(sent, (list, tuple)) else []
     triggered = []
@@ -132,7 +130,7 @@ def _input_task(checkpoint: str) -> str | None:
 
 
 class RunWatch:
-    """Tells whether a run of one thread is active.
+    """Detects whether a run of one thread is active.
 
     Args:
         quiet_s: after how many seconds without a sign of life it counts as ended.
@@ -153,11 +151,10 @@ class RunWatch:
         self._met_at = float("-inf")
 
     def is_active(self, saved: Saved, writes: Iterable[Write], now: Standing) -> bool:
-        """May a run be going on, whose newest checkpoint this is?"""
+        """Whether a run with this newest checkpoint may be active."""
         met = (saved.id, *sorted(write.order for write in writes))
         if met != self._met:
-            # Who looks for the first time knows no more than when the checkpoint was made; an answer to an interrupt
-            # may come days later.
+            # At first only the checkpoint's age is known; an answer to an interrupt may come days later.
             if self._met is not None or now.resumed:
                 self._met_at = self._clock()
             self._met = met

@@ -1,22 +1,31 @@
-"""What is read from a checkpoint database: `Database`, the way to it, and the records it answers with.
+"""`Database`, a checkpoint database; the records that it answers with; and the names of checkpoints.
 
-`sqlite_database.py` and `postgres_database.py` implement it over the tables of LangGraph's savers. Nothing here knows
-what a file is.
+`sqlite.py`, `postgres.py` and `saver.py` implement it. Nothing here depends on files.
+
+A checkpoint's name is `<time>-<step>-<source>`, such as `20250102T030405.1234567Z-12-loop`. Names sort as the
+checkpoints do. The time is in UTC, in steps of 100 ns, from the checkpoint's id, a UUID of version 6; where the id is
+something else, it is the checkpoint's own time, or `undated`, and the id ends the name. It also ends names that would
+be the same.
 """
 
 from __future__ import annotations
 
 import abc
+import datetime
+import uuid
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final, NamedTuple, TypeAlias
+
+from fusebackend.remote.keys import name_of
 
 NULL_TASK: Final = "00000000-0000-0000-0000-000000000000"
 """The task id of writes that belong to no task: input of a step that has not begun."""
 
 
 class Damaged(Exception):
-    """Something in the database can't be read. `str` is one line: what, and why."""
+    """A part of the database can't be read. `str` is one line with the part and the reason."""
 
 
 class Nothing:
@@ -37,7 +46,7 @@ class Place(NamedTuple):
 
 
 class Raw(NamedTuple):
-    """A value as it is stored: what `decode.loads` reads."""
+    """A value as it is stored, for `values.loads`."""
 
     kind: str | None
     data: bytes | None
@@ -50,15 +59,15 @@ class Listed(NamedTuple):
     step: int | None
     source: str | None
     ts: str | None
-    """When it was made, ISO 8601; None where that can't be known without reading the whole checkpoint."""
+    """When it was made, ISO 8601; None where only the whole checkpoint tells."""
 
 
 class Mark(NamedTuple):
-    """What differs when a checkpoint, or what was written to it, is another than before."""
+    """Differs after a change of a checkpoint, or of the writes to it."""
 
     row: object
     writes: int = 0
-    """How many there are …"""
+    """The number of writes …"""
     last: int = 0
     """… and the order of the newest."""
 
@@ -72,11 +81,11 @@ class Write(NamedTuple):
     number: int
     """Its place among the writes of its task."""
     order: int
-    """Grows with the time at which it was stored, or stored anew, among the writes of one checkpoint."""
+    """Grows with the time of the last change, among the writes of one checkpoint."""
 
 
 class Link(NamedTuple):
-    """A checkpoint on the way from one to the root, as far as one channel is concerned."""
+    """A checkpoint on the way from one to the root, with one of its channels."""
 
     id: str
     parent: str | None
@@ -99,7 +108,7 @@ class Saved(NamedTuple):
 
 
 class News(NamedTuple):
-    """What has been written since the last time somebody asked."""
+    """The changes since the last call."""
 
     everything: bool
     """Anything may have changed, also been deleted. Otherwise only checkpoints and writes were added …"""
@@ -112,21 +121,21 @@ Append: TypeAlias = Callable[[Place, str, str, Raw], None]
 
 
 class Database(abc.ABC):
-    """The way to a checkpoint database. Not thread-safe: the volume's lock is held around each call.
+    """A checkpoint database. Not thread-safe: the volume's lock is held around each call.
 
-    Every method raises `OSError` when the database can't be asked, and `Damaged` for a row that makes no sense.
-    The order of checkpoint ids is that of time.
+    Every method raises `OSError` when the database can't be read, and `Damaged` for an invalid row. Checkpoint ids are
+    ordered by time.
     """
 
     blocking: bool
     """Calls may wait for a network."""
 
     tells: bool
-    """`news` is cheap and exact: it may be asked before every other call."""
+    """`news` is cheap and exact: it may be called before every other method."""
 
     @abc.abstractmethod
     def news(self, *, now: bool = False) -> News | None:
-        """What is new; None for nothing, as far as can be told without asking too often. `now` asks in any case."""
+        """The changes since the last call, None for none. The database may be queried less often, except with `now`."""
 
     @abc.abstractmethod
     def threads(self) -> list[tuple[str, str | None]]:
@@ -137,7 +146,7 @@ class Database(abc.ABC):
 
     @abc.abstractmethod
     def namespaces(self, thread: str) -> list[str]:
-        """The namespaces that a thread has checkpoints in."""
+        """The namespaces of a thread that have checkpoints."""
 
     @abc.abstractmethod
     def marks(self, place: Place) -> dict[str, Mark]:
@@ -145,7 +154,7 @@ class Database(abc.ABC):
 
     @abc.abstractmethod
     def listed(self, place: Place, checkpoints: Sequence[str]) -> list[Listed]:
-        """What a listing says of these checkpoints, in any order."""
+        """These checkpoints as in a listing, in any order."""
 
     @abc.abstractmethod
     def newest(self, place: Place) -> str | None:
@@ -157,7 +166,7 @@ class Database(abc.ABC):
 
     @abc.abstractmethod
     def links(self, place: Place, checkpoints: Sequence[str], channel: str) -> list[Link]:
-        """These checkpoints, in any order, without those that can't be read."""
+        """These checkpoints, in any order, without unreadable ones."""
 
     @abc.abstractmethod
     def writes(self, place: Place, checkpoints: Sequence[str], channel: str | None = None) -> dict[str, list[Write]]:
@@ -172,28 +181,92 @@ class Database(abc.ABC):
 
     @abc.abstractmethod
     def exclusive(self) -> AbstractContextManager[Append]:
-        """Nobody else writes to the database until the block ends. An error undoes what was appended in it.
+        """Keep other writers out until the block ends. An error undoes all that was appended in it.
 
-        EROFS where this process may not write, EBUSY when somebody else keeps it for too long.
+        EROFS where this process may not write, EBUSY when another writer keeps its lock for too long.
         """
 
     @abc.abstractmethod
     def close(self) -> None: ...
 
 
-def in_order(rows: Iterable[tuple[str, str, str, int, str, str | None, bytes | None, int]]) -> dict[str, list[Write]]:
-    """Rows of writes (checkpoint, task path, task, index, channel, type, value, order) by checkpoint.
+# -- names of checkpoints --------------------------------------------------------------------------------------------
 
-    They are in the order in which LangGraph applies the writes of one step: by the path of the task, its id, the index.
+_GREGORIAN = 0x01B21DD213814000
+"""From 1582, where UUIDs count from, to 1970, in steps of 100 ns."""
+
+LATEST_NS = (1 << 63) - 1
+"""In 2262. An id may say 5236, which no file system can show."""
+
+
+def time_ns_of(checkpoint: str, ts: str | None = None) -> int | None:
+    """When a checkpoint was made, in nanoseconds since 1970: from its id, else from its own time."""
+    try:
+        fields = uuid.UUID(checkpoint)
+    except ValueError:
+        fields = None
+    if fields is not None and fields.version == 6:
+        ticks = (fields.int >> 80) << 12 | (fields.int >> 64 & 0xFFF)
+        return min((ticks - _GREGORIAN) * 100, LATEST_NS)
+    try:
+        when = datetime.datetime.fromisoformat(ts or "")
+    except ValueError:
+        return None
+    if when.tzinfo is None:
+        when = when.replace(tzinfo=datetime.UTC)
+    since = when - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+    return since // datetime.timedelta(microseconds=1) * 1000
+
+
+class Named(NamedTuple):
+    """The possible names of a checkpoint."""
+
+    short: bytes
+    whole: bytes
+    """With its id at the end."""
+    is_uuid6: bool
+
+
+def checkpoint_names(listed: Iterable[Listed], known: dict[Listed, Named] | None = None) -> dict[bytes, Listed]:
+    """The names of the checkpoints of one line, in order.
+
+    `known` caches names: a history grows by one checkpoint at a time, and all names are needed again. It belongs to the
+    line and goes with it. A cache of the whole process kept some names of every line, and with each of them a megabyte
+    of memory that was otherwise free (`base/heap.py`).
     """
-    found: dict[str, list[tuple[tuple[str, str, int], Write]]] = {}
-    for checkpoint, path, task, index, channel, kind, value, order in rows:
-        write = Write(task, channel, Raw(kind, value), index, order)
-        found.setdefault(checkpoint, []).append(((path, task, index), write))
-    for pairs in found.values():
-        pairs.sort(key=lambda pair: pair[0])
-    return {checkpoint: [write for _, write in pairs] for checkpoint, pairs in found.items()}
+    known = {} if known is None else known
+    pairs = []
+    for checkpoint in listed:
+        named = known.get(checkpoint)
+        if named is None:
+            named = known[checkpoint] = _named(checkpoint)
+        pairs.append((named, checkpoint))
+    often = Counter(named.short for named, _ in pairs)
+    return {
+        named.short if often[named.short] == 1 and named.is_uuid6 else named.whole: checkpoint
+        for named, checkpoint in pairs
+    }
 
 
-def portions(items: Sequence[str], size: int) -> Iterable[Sequence[str]]:
-    return (items[start : start + size] for start in range(0, len(items), size))
+def _named(checkpoint: Listed) -> Named:
+    step = "none" if checkpoint.step is None else str(checkpoint.step)
+    stem = f"{_stamp(time_ns_of(checkpoint.id, checkpoint.ts))}-{step}-{checkpoint.source or 'unknown'}"
+    return Named(name_of(stem), name_of(f"{stem}-{checkpoint.id}"), _is_uuid6(checkpoint.id))
+
+
+def _stamp(time_ns: int | None) -> str:
+    if time_ns is None:
+        return "undated"
+    seconds, rest = divmod(time_ns, 10**9)
+    try:
+        when = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+    except (OverflowError, ValueError, OSError):
+        return "undated"
+    return f"{when:%Y%m%dT%H%M%S}.{rest // 100:07d}Z"
+
+
+def _is_uuid6(text: str) -> bool:
+    try:
+        return uuid.UUID(text).version == 6
+    except ValueError:
+        return False

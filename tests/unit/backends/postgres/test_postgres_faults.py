@@ -17,8 +17,9 @@ from services.postgres import PORT, Server, running
 from services.stall import Stall
 
 from fusebackend.backends import PostgresBackend
-from fusebackend.backends.postgres import batch, connections, schema
+from fusebackend.backends.postgres import host_session, schema
 from fusebackend.backends.postgres.volume import PostgresVolume
+from fusebackend.databases import pipeline, postgres
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
 
 pytestmark = pytest.mark.services
@@ -99,7 +100,7 @@ def test_numbers_are_never_given_twice_though_the_server_forgets(server: Server,
 def test_a_server_that_is_away_is_an_error_within_a_bound(
     server: Server, volume: PostgresVolume, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(postgres, "PATIENCE_S", 0.5)
     node = volume.create(ROOT_NODE, b"file", 0o644, os.O_RDWR, ME).node
     volume.fsync(node)
     server.stop()
@@ -127,7 +128,7 @@ def test_a_server_that_is_away_is_an_error_within_a_bound(
 def test_after_a_long_absence_the_server_is_asked_at_once(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pool's own pauses between its attempts double, up to minutes."""
     monkeypatch.setattr(psycopg_pool.base.AttemptWithBackoff, "INITIAL_DELAY", 600.0)
-    monkeypatch.setattr(connections, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(postgres, "PATIENCE_S", 0.5)
     volume = PostgresVolume(server.dsn(), "absence")
     server.stop()
     try:
@@ -161,9 +162,9 @@ def test_a_restart_between_two_operations_is_not_noticed(server: Server, volume:
 def test_a_commit_that_is_not_answered_is_an_error(volume: PostgresVolume, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody knows whether it has happened, so it is not done once more."""
     sends: list[list[str]] = []
-    whole = batch.send
+    whole = pipeline.send
 
-    def cut_off(connection: psycopg.Connection[object], statements: list[batch.Statement]) -> list[batch.Rows]:
+    def cut_off(connection: psycopg.Connection[object], statements: list[pipeline.Statement]) -> list[pipeline.Rows]:
         sends.append([query for query, _ in statements])
         answers = whole(connection, statements)
         if sends[-1][-1] == "COMMIT":
@@ -185,9 +186,9 @@ def test_a_write_that_failed_is_no_conflict(volume: PostgresVolume, monkeypatch:
     node = volume.create(ROOT_NODE, b"log", 0o644, os.O_RDWR, ME).node
     volume.setattr(node, AttrChanges(size=0))
     volume.write(node, 0, b"first")
-    whole = batch.send
+    whole = pipeline.send
 
-    def refuse(connection: psycopg.Connection[object], statements: list[batch.Statement]) -> list[batch.Rows]:
+    def refuse(connection: psycopg.Connection[object], statements: list[pipeline.Statement]) -> list[pipeline.Rows]:
         if statements[-1][0] == "COMMIT":
             statements = [*statements[:-1], ("SELECT 1 / 0", ())]
         return whole(connection, statements)
@@ -208,9 +209,9 @@ def test_an_agent_is_told_of_a_failed_commit(server: Server, monkeypatch: pytest
     told: list[object] = []
     with PostgresBackend(server.dsn(), "agent") as backend:
         backend.volume.subscribe(told.append)
-        whole = batch.send
+        whole = pipeline.send
 
-        def refuse(connection: psycopg.Connection[object], statements: list[batch.Statement]) -> list[batch.Rows]:
+        def refuse(connection: psycopg.Connection[object], statements: list[pipeline.Statement]) -> list[pipeline.Rows]:
             if statements[-1][0] == "COMMIT":
                 told.clear()
                 statements = [*statements[:-1], ("SELECT 1 / 0", ())]
@@ -230,8 +231,8 @@ def test_an_agent_is_told_of_a_failed_commit(server: Server, monkeypatch: pytest
 def test_a_server_that_says_nothing_is_not_waited_for_without_end(
     server: Server, volume: PostgresVolume, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch, "STALL_S", 0.5)
-    monkeypatch.setattr(connections, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(pipeline, "STALL_S", 0.5)
+    monkeypatch.setattr(postgres, "PATIENCE_S", 0.5)
     with psycopg.connect(server.dsn(), autocommit=True) as other, other.transaction():
         other.execute("LOCK TABLE fusebackend.inode IN ACCESS EXCLUSIVE MODE")
         before = time.monotonic()
@@ -246,8 +247,8 @@ def test_a_server_that_says_nothing_is_not_waited_for_without_end(
 
 def test_a_change_waits_for_another_one_for_a_while(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """A host that stops in the middle of a change holds the others up for so long, and then they say so."""
-    assert connections.LOCK_S < batch.STALL_S
-    monkeypatch.setitem(connections.SETTINGS, "lock_timeout", "300ms")
+    assert host_session.LOCK_S < pipeline.STALL_S
+    monkeypatch.setitem(host_session.SETTINGS, "lock_timeout", "300ms")
     volume = PostgresVolume(server.dsn(), "waiting")
     with psycopg.connect(server.dsn(), autocommit=True) as other, other.transaction():
         other.execute("SELECT FROM fusebackend.inode WHERE volume = %s AND node = 1 FOR UPDATE", [volume.id])
@@ -295,8 +296,8 @@ def test_new_numbers_are_not_waited_for_without_end(network: Stall, monkeypatch:
         except OSError as error:
             errors.append(error.errno)
 
-    monkeypatch.setattr(batch, "STALL_S", 0.5)
-    monkeypatch.setattr(connections, "CONNECT_S", 2)
+    monkeypatch.setattr(pipeline, "STALL_S", 0.5)
+    monkeypatch.setattr(postgres, "CONNECT_S", 2)
     network.stall()
     asking = threading.Thread(target=ask)
     asking.start()
@@ -315,7 +316,7 @@ def test_a_connection_that_the_server_still_believes_in_keeps_nobody_out(server:
     node = volume.create(ROOT_NODE, b"file", 0o644, os.O_RDWR, ME).node
     take_all_numbers(volume)
     network.stall()
-    volume._session._connection.close()  # of which the server hears nothing
+    volume._session._own.connection.close()  # of which the server hears nothing
     volume._session._conninfo = server.dsn()
     volume._session.new_node()
     network.resume()

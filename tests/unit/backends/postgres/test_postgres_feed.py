@@ -11,9 +11,9 @@ import pytest
 from services.stall import Stall
 
 from fusebackend.backends import PostgresBackend
-from fusebackend.backends.postgres import notices
+from fusebackend.backends.postgres import feed
 from fusebackend.backends.postgres.volume import PostgresVolume
-from fusebackend.databases import postgres_listener as listening
+from fusebackend.databases import listener
 from fusebackend.protocol import ROOT_NODE, Caller, Change, Link
 
 pytestmark = pytest.mark.services
@@ -84,7 +84,7 @@ def test_a_lost_connection_is_told_and_so_is_the_next_one(
 def test_a_server_that_says_nothing_is_as_good_as_lost(
     postgres_dsn: str, there: PostgresVolume, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listening, "PING_S", 0.2)
+    monkeypatch.setattr(listener, "PING_S", 0.2)
     words = psycopg.conninfo.conninfo_to_dict(postgres_dsn)
     port = f".s.PGSQL.{words['port']}"
     with (
@@ -110,7 +110,7 @@ def test_a_server_that_says_nothing_is_as_good_as_lost(
 def test_what_makes_no_sense_means_anything(here: PostgresVolume, postgres_dsn: str) -> None:
     ear = Ear(here)
     with psycopg.connect(postgres_dsn, autocommit=True) as connection:
-        connection.execute("SELECT pg_notify(%s, 'nonsense of somebody')", [notices.channel(here.id)])
+        connection.execute("SELECT pg_notify(%s, 'nonsense of somebody')", [feed.channel(here.id)])
     ear.wait(Change())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusebackend.backends.postgres.notices import MAX_PAYLOADS, PAYLOAD_BYTES, channel, decode, encode
+from fusebackend.backends.postgres.feed import MAX_PAYLOADS, PAYLOAD_BYTES, channel, decode, encode
 from fusebackend.protocol import MAX_NODE, NAME_MAX_BYTES, Change
 
 NODES = st.integers(1, MAX_NODE)

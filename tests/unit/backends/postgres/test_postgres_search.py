@@ -22,25 +22,10 @@ from services.postgres import PORT, Postgres
 from services.stall import Stall
 
 from fusebackend.backends import PostgresBackend
-from fusebackend.backends.postgres.search import (
-    contents_ahead as searchfiles,
-)
-from fusebackend.backends.postgres.search import (
-    entry_walk as searchwalk,
-)
-from fusebackend.backends.postgres.search import (
-    index_schema as searchschema,
-)
-from fusebackend.backends.postgres.search import (
-    indexer as searchindexer,
-)
-from fusebackend.backends.postgres.search import (
-    queries as searchquery,
-)
-from fusebackend.backends.postgres.search import (
-    tree_walk as searchtree,
-)
-from fusebackend.backends.postgres.search.indexer import SearchIndexer
+from fusebackend.backends.postgres.search import index as index_module
+from fusebackend.backends.postgres.search import query as query_module
+from fusebackend.backends.postgres.search import search as postgres_search
+from fusebackend.backends.postgres.search.index import SearchIndexer
 from fusebackend.base import budget
 from fusebackend.base.budget import Spent
 from fusebackend.protocol import ROOT_NODE, AttrChanges, GrepMatch
@@ -113,14 +98,14 @@ class Questions(list[str]):
 @pytest.fixture
 def questions(monkeypatch: pytest.MonkeyPatch) -> Questions:
     asked = Questions()
-    rows = searchquery.SearchQueries.rows
+    rows = query_module.SearchQueries.rows
 
-    def noted(self: searchquery.SearchQueries, query: str, **parameters: Any) -> list[tuple[Any, ...]]:
+    def noted(self: query_module.SearchQueries, query: str, **parameters: Any) -> list[tuple[Any, ...]]:
         kinds = {"unnest(%(nodes)s": "contents", "unnest(%(directories)s": "listings", "indexed AS": "indexed"}
         asked.append(next((kind for words, kind in kinds.items() if words in query), "all"))
         return rows(self, query, **parameters)
 
-    monkeypatch.setattr(searchquery.SearchQueries, "rows", noted)
+    monkeypatch.setattr(query_module.SearchQueries, "rows", noted)
     return asked
 
 
@@ -128,13 +113,13 @@ def questions(monkeypatch: pytest.MonkeyPatch) -> Questions:
 def read_nodes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The nodes whose contents have been searched."""
     nodes: list[int] = []
-    read = searchfiles.ReadAhead.read
+    read = postgres_search.ReadAhead.read
 
-    def noted(self: searchfiles.ReadAhead, volume: Any, attr: Any, max_bytes: int, take: Any) -> Any:
+    def noted(self: postgres_search.ReadAhead, volume: Any, attr: Any, max_bytes: int, take: Any) -> Any:
         nodes.append(attr.node)
         return read(self, volume, attr, max_bytes, take)
 
-    monkeypatch.setattr(searchfiles.ReadAhead, "read", noted)
+    monkeypatch.setattr(postgres_search.ReadAhead, "read", noted)
     return nodes
 
 
@@ -157,12 +142,12 @@ class PostgresSearchMachine(SearchMachine):
     def __init__(self) -> None:
         super().__init__()
         self.bounds = pytest.MonkeyPatch()
-        self.bounds.setattr(searchindexer, "PORTION_BYTES", 1)
-        self.bounds.setattr(searchindexer, "INDEXED_BYTES", 100_000)
-        self.bounds.setattr(searchtree, "ENTRIES_AHEAD", 3)
-        self.bounds.setattr(searchfiles, "FILES_FIRST", 1)
-        self.bounds.setattr(searchfiles, "FILES_AHEAD", 3)
-        self.bounds.setattr(searchwalk, "MAX_CANDIDATES", 3)
+        self.bounds.setattr(index_module, "PORTION_BYTES", 1)
+        self.bounds.setattr(index_module, "INDEXED_BYTES", 100_000)
+        self.bounds.setattr(query_module, "ENTRIES_AHEAD", 3)
+        self.bounds.setattr(postgres_search, "FILES_FIRST", 1)
+        self.bounds.setattr(postgres_search, "FILES_AHEAD", 3)
+        self.bounds.setattr(query_module, "MAX_CANDIDATES", 3)
         self.backend = opened(self.dsn)
 
     def index_portion(self) -> bool:
@@ -275,7 +260,7 @@ def test_a_large_file_is_always_read(
     index_all(backend)
     assert nodes_in(sql, "unindexed", backend) == {large} and nodes_in(sql, "entry", backend) == {middling}
     assert indexer_of(backend).work(quiet_s=0) is None, "it is not looked at again"
-    monkeypatch.setattr(searchfiles, "LOCKED_BYTES", 1 << 20)  # the largest is read as other volumes read it
+    monkeypatch.setattr(postgres_search, "LOCKED_BYTES", 1 << 20)  # the largest is read as other volumes read it
     for number in range(2):
         assert backend.grep("needle").matches == [
             GrepMatch(path="/large.txt", line=40_001, text="needle"),
@@ -344,8 +329,8 @@ def test_one_host_indexes_at_a_time(backend: PostgresBackend, database: str, sql
 
     node = put(backend, "/file.txt", b"needle\n")
     with psycopg.connect(database) as other:
-        other.execute("SELECT pg_advisory_xact_lock(%s::int, %s)", [searchschema.INDEX_LOCK, backend.volume.id])
-        assert indexer_of(backend).work(quiet_s=0) == searchindexer.LOOK_S
+        other.execute("SELECT pg_advisory_xact_lock(%s::int, %s)", [index_module.INDEX_LOCK, backend.volume.id])
+        assert indexer_of(backend).work(quiet_s=0) == index_module.LOOK_S
         assert nodes_in(sql, "unindexed", backend) == {node}
     assert indexer_of(backend).work(quiet_s=0) == 0.0
     assert indexer_of(backend).work(quiet_s=0) is None
@@ -358,8 +343,8 @@ def test_what_is_changed_all_the_time_waits(backend: PostgresBackend) -> None:
 
 
 def test_files_are_indexed_in_the_background(database: str, sql: Sql, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(searchindexer, "QUIET_S", 0.0)
-    monkeypatch.setattr(searchindexer, "LOOK_S", 0.05)
+    monkeypatch.setattr(index_module, "QUIET_S", 0.0)
+    monkeypatch.setattr(index_module, "LOOK_S", 0.05)
     with PostgresBackend(database, uuid.uuid4().hex) as backend:
         nodes = {put(backend, f"/{number}.txt", b"needle\n") for number in range(5)}
         wait_until(lambda: nodes_in(sql, "entry", backend) == nodes and not nodes_in(sql, "unindexed", backend))
@@ -373,16 +358,16 @@ def test_when_all_is_indexed_the_index_is_in_order(backend: PostgresBackend, sql
         put(backend, f"/{number}.txt", b"needle %d\n" % number)
     assert indexer_of(backend).work(quiet_s=0) == 0.0
     index_all(backend)
-    assert sql("SELECT gin_clean_pending_list(%s::regclass)", searchschema.INDEX) == [(0,)]
+    assert sql("SELECT gin_clean_pending_list(%s::regclass)", index_module.INDEX) == [(0,)]
     assert len(found(backend, "needle")) == 20
 
 
 def test_a_failure_of_the_indexer_is_told_and_not_the_end_of_it(
     database: str, sql: Sql, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(searchindexer, "QUIET_S", 0.0)
+    monkeypatch.setattr(index_module, "QUIET_S", 0.0)
     for pause in ("LOOK_S", "FAILED_S"):
-        monkeypatch.setattr(searchindexer, pause, 0.05)
+        monkeypatch.setattr(index_module, pause, 0.05)
     indexing = SearchIndexer._indexing
 
     def fail(*_: object) -> None:
@@ -390,7 +375,7 @@ def test_a_failure_of_the_indexer_is_told_and_not_the_end_of_it(
 
     monkeypatch.setattr(SearchIndexer, "_indexing", fail)
     with (
-        caplog.at_level(logging.WARNING, searchindexer.__name__),
+        caplog.at_level(logging.WARNING, index_module.__name__),
         PostgresBackend(database, uuid.uuid4().hex) as backend,
     ):
         node = put(backend, "/file.txt", b"needle\n")
@@ -469,14 +454,14 @@ def test_files_are_read_with_few_questions(tree: PostgresBackend, questions: Que
 def test_a_directory_too_large_for_a_question_is_read_page_by_page(
     tree: PostgresBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(searchtree, "ENTRIES_AHEAD", 20)
+    monkeypatch.setattr(query_module, "ENTRIES_AHEAD", 20)
     assert tree.glob("**") == search.glob_files(tree.volume, "**", "/")
 
 
 def test_where_the_index_names_too_many_it_is_left(
     tree: PostgresBackend, monkeypatch: pytest.MonkeyPatch, questions: Questions
 ) -> None:
-    monkeypatch.setattr(searchwalk, "MAX_CANDIDATES", 50)
+    monkeypatch.setattr(query_module, "MAX_CANDIDATES", 50)
     put(tree, "/d1/e1/rare", b"rare\n")
     index_all(tree)
     assert found(tree, "needle", "/d1/e1") == ["/d1/e1/f0", "/d1/e1/f1"]
@@ -553,7 +538,7 @@ def test_searches_leave_connections_to_others(backend: PostgresBackend) -> None:
         except BaseException as error:
             ended.append(type(error))
 
-    threads = [threading.Thread(target=search_long) for _ in range(searchquery.QUERIES_AT_ONCE)]
+    threads = [threading.Thread(target=search_long) for _ in range(query_module.QUERIES_AT_ONCE)]
     for thread in threads:
         thread.start()
     active = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE %s"
@@ -570,8 +555,8 @@ def test_searches_leave_connections_to_others(backend: PostgresBackend) -> None:
 def test_a_search_ends_when_the_server_says_nothing(
     postgres: Postgres, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(searchquery, "STALL_S", 0.5)
-    monkeypatch.setattr(searchquery, "CANCEL_S", 0.2)
+    monkeypatch.setattr(query_module, "STALL_S", 0.5)
+    monkeypatch.setattr(query_module, "CANCEL_S", 0.2)
     name = uuid.uuid4().hex
     with opened(database, name) as backend:
         put(backend, "/file.txt", b"needle\n")

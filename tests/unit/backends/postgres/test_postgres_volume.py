@@ -347,7 +347,7 @@ def test_what_a_dead_host_had_open_is_freed(database: str, monkeypatch: pytest.M
     dead._session._stop.set()  # as when its process was killed: the connection ends, nothing is said
     dead._session.wake()
     dead._session._thread.join()
-    dead._session._connection.close()
+    dead._session._own.connection.close()
     other = Host(database, "dead")
     other._session._free()
     assert rows_of(other, node) == [1, 4, 1, 1]  # not at once: the connection may have been all that it lost

@@ -18,12 +18,10 @@ from hypothesis.stateful import rule
 from profiles import examples
 from search_machine import SearchMachine, scan
 
-from fusebackend.backends.sqlite import flusher, schema
+from fusebackend.backends.sqlite import flusher, index, schema
 from fusebackend.backends.sqlite.backend import SqliteBackend
 from fusebackend.backends.sqlite.check import check
-from fusebackend.backends.sqlite.index import indexer
-from fusebackend.backends.sqlite.index import walk as indexwalk
-from fusebackend.backends.sqlite.index.indexer import Indexer
+from fusebackend.backends.sqlite.index import Indexer
 from fusebackend.base import budget
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
 from fusebackend.volumes import search, trigram
@@ -89,11 +87,11 @@ class SqliteSearchMachine(SearchMachine):
         super().__init__()
         self.bounds = pytest.MonkeyPatch()
         self.bounds.setattr(flusher, "FLUSH_AFTER_S", 3600)
-        self.bounds.setattr(indexer, "PORTION_S", 0)  # a slice is a portion
-        self.bounds.setattr(indexer, "SAMPLE_FILES", 2)
-        self.bounds.setattr(indexer, "SAMPLED", 1)
-        self.bounds.setattr(indexer, "COMMON_FILES", 2)
-        self.bounds.setattr(indexer, "REBUILD_ENTRIES", 8)
+        self.bounds.setattr(index, "PORTION_S", 0)  # a slice is a portion
+        self.bounds.setattr(index, "SAMPLE_FILES", 2)
+        self.bounds.setattr(index, "SAMPLED", 1)
+        self.bounds.setattr(index, "COMMON_FILES", 2)
+        self.bounds.setattr(index, "REBUILD_ENTRIES", 8)
         self.bounds.setattr(trigram, "SLICE_BYTES", 6)
         self.directory = tempfile.mkdtemp()
         self.path = f"{self.directory}/volume.db"
@@ -238,8 +236,8 @@ def test_each_name_of_a_file_is_a_match(backend: SqliteBackend) -> None:
 
 
 def test_words_that_are_everywhere_leave_the_index(backend: SqliteBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(indexer, "SAMPLE_FILES", 10)
-    monkeypatch.setattr(indexer, "SAMPLED", 1)
+    monkeypatch.setattr(index, "SAMPLE_FILES", 10)
+    monkeypatch.setattr(index, "SAMPLED", 1)
     for number in range(30):
         put(backend, f"/{number}.txt", b"everywhere and in number%d\n" % number)
     index_all(backend)
@@ -253,7 +251,7 @@ def test_words_that_are_everywhere_leave_the_index(backend: SqliteBackend, monke
 
 
 def test_old_entries_go_when_they_are_too_many(backend: SqliteBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(indexer, "REBUILD_ENTRIES", 20)
+    monkeypatch.setattr(index, "REBUILD_ENTRIES", 20)
     for number in range(100):
         put(backend, "/log.txt", b"entry%d\n" % number)
         index_all(backend)
@@ -280,15 +278,15 @@ def test_the_thread_in_the_background_indexes_what_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_nodes: list[int]
 ) -> None:
     monkeypatch.setattr(flusher, "FLUSH_AFTER_S", 0.01)
-    monkeypatch.setattr(indexer, "QUIET_S", 0.05)
+    monkeypatch.setattr(index, "QUIET_S", 0.05)
     monkeypatch.setattr(Indexer.work, "__defaults__", (0.05,))
     with SqliteBackend(tmp_path / "volume.db") as backend:
         for number in range(20):
             put(backend, f"/{number}.txt", b"number%d\n" % number)
-        until(lambda: not backend.volume._overlay and not unindexed(backend))
+        until(lambda: not backend.volume._dirty and not unindexed(backend))
         assert len(backend.grep("number7").matches or []) == 1 and len(read_nodes) == 1
         put(backend, "/7.txt", b"changed\n")
-        until(lambda: not backend.volume._overlay and not unindexed(backend))
+        until(lambda: not backend.volume._dirty and not unindexed(backend))
         assert len(backend.grep("changed").matches or []) == 1
 
 
@@ -307,7 +305,7 @@ def test_what_is_changed_all_the_time_waits(backend: SqliteBackend) -> None:
 def test_a_change_between_two_portions_of_a_file_is_not_lost(
     backend: SqliteBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(indexer, "PORTION_S", 0)
+    monkeypatch.setattr(index, "PORTION_S", 0)
     monkeypatch.setattr(trigram, "SLICE_BYTES", 50)
     node = put(backend, "/file.txt", b" ".join(b"word%d" % number for number in range(50)))
     backend.volume.write_back()
@@ -327,14 +325,14 @@ def test_it_waits_for_nobody_and_holds_no_lock(backend: SqliteBackend, monkeypat
     put(backend, "/file.txt", b"needle\n")
     backend.volume.write_back()
     inside, go_on = threading.Event(), threading.Event()
-    text_of = indexer.text_of
+    text_of = index.text_of
 
     def slow(*arguments):  # type: ignore[no-untyped-def]
         inside.set()
         assert go_on.wait(20)
         return text_of(*arguments)
 
-    monkeypatch.setattr(indexer, "text_of", slow)
+    monkeypatch.setattr(index, "text_of", slow)
     thread = threading.Thread(target=index_all, args=(backend,))
     thread.start()
     assert inside.wait(20)
@@ -355,9 +353,9 @@ def test_it_waits_for_nobody_and_holds_no_lock(backend: SqliteBackend, monkeypat
 def test_a_nearly_full_disk_is_left_to_the_files(backend: SqliteBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     node = put(backend, "/file.txt", b"needle\n")
     backend.volume.write_back()
-    monkeypatch.setattr(indexer, "ROOM_BYTES", 1 << 62)
+    monkeypatch.setattr(index, "ROOM_BYTES", 1 << 62)
     db = connected(backend)
-    assert Indexer(backend.volume.path).work(db, quiet_s=0) == indexer.RETRY_S
+    assert Indexer(backend.volume.path).work(db, quiet_s=0) == index.RETRY_S
     db.close()
     assert unindexed(backend) == {node}
     assert len(backend.grep("needle").matches or []) == 1
@@ -423,7 +421,7 @@ def test_an_index_without_a_text_is_told_by_the_check(backend: SqliteBackend) ->
 def test_the_budget_ends_a_search_in_the_database(backend: SqliteBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(300):
         put(backend, f"/{number}.txt", b"needle\n")
-    monkeypatch.setattr(indexwalk, "POLL_STEPS", 100)
+    monkeypatch.setattr(index, "POLL_STEPS", 100)
     asked = []
 
     class Later:
@@ -493,7 +491,7 @@ def test_a_search_is_a_walk_like_any_other(backend: SqliteBackend) -> None:
     for number in range(5):
         put(backend, f"/{number}.txt", b"needle\n")
     index_all(backend)
-    found = FileSearch(backend.volume, "/", None, lambda *a, **o: indexwalk.IndexWalk("needle", *a, **o))
+    found = FileSearch(backend.volume, "/", None, lambda *a, **o: index.IndexWalk("needle", *a, **o))
     seen = []
     for path, _ in found:
         seen.append(path)

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 from agentface import put
 
-from fusebackend.backends.sqlite import flusher
+from fusebackend.backends.sqlite import flusher, index
 from fusebackend.backends.sqlite.backend import SqliteBackend
 from fusebackend.backends.sqlite.flusher import OtherThreads
-from fusebackend.backends.sqlite.index import indexer
-from fusebackend.backends.sqlite.index.indexer import Indexer
+from fusebackend.backends.sqlite.index import Indexer
 
 PATIENCE_S = 30.0
 
@@ -57,7 +56,7 @@ def test_the_index_is_made_beside_others_that_never_rest(tmp_path: Path, monkeyp
     monkeypatch.setattr(OtherThreads, "share", lambda self: 1.0)
     monkeypatch.setattr(flusher, "FLUSH_AFTER_S", 0.01)
     monkeypatch.setattr(flusher, "BUSY_PAUSE_S", 0.1)
-    monkeypatch.setattr(indexer, "PORTION_S", 0.0)  # a file a portion
+    monkeypatch.setattr(index, "PORTION_S", 0.0)  # a file a portion
     monkeypatch.setattr(Indexer.work, "__defaults__", (0.0,))
     begun: list[float] = []
     portion = Indexer._portion

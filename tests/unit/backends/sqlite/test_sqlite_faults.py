@@ -17,7 +17,7 @@ from fusebackend.backends.sqlite import backend as sqlite
 from fusebackend.backends.sqlite import flusher
 from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.backends.sqlite.check import check
-from fusebackend.backends.sqlite.dirty import Overlay
+from fusebackend.backends.sqlite.stored_tree import DirtyBuffer
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
 
 ME = Caller(0, 0)
@@ -78,9 +78,9 @@ class FullDisk:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.full = False
         self.attempts = 0
-        write = Overlay.write
+        write = DirtyBuffer.write
 
-        def written(overlay: Overlay, db: sqlite3.Connection, *arguments: object) -> None:
+        def written(overlay: DirtyBuffer, db: sqlite3.Connection, *arguments: object) -> None:
             self.attempts += 1
             write(overlay, db, *arguments)
             if self.full:
@@ -88,7 +88,7 @@ class FullDisk:
                 error.sqlite_errorcode = sqlite3.SQLITE_FULL
                 raise error
 
-        patch.setattr(Overlay, "write", written)
+        patch.setattr(DirtyBuffer, "write", written)
 
 
 def test_a_full_disk_is_enospc_and_nothing_is_lost(
@@ -186,7 +186,7 @@ def test_the_thread_in_the_background_says_it_once_and_goes_on(
         os.sched_yield()
     assert caplog.text.count("changes wait in memory") == 1
     disk.full = False
-    while volume._overlay:
+    while volume._dirty:
         os.sched_yield()
     assert check(tmp_path / "volume.db") == []
     volume.close()

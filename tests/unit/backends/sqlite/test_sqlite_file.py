@@ -15,8 +15,8 @@ import pytest
 from fusebackend.backends.sqlite import schema
 from fusebackend.backends.sqlite.backend import SqliteVolume
 from fusebackend.backends.sqlite.check import check
-from fusebackend.backends.sqlite.dirty import Overlay
 from fusebackend.backends.sqlite.schema import VolumeFileError
+from fusebackend.backends.sqlite.stored_tree import DirtyBuffer
 from fusebackend.protocol import ROOT_NODE, Caller
 
 ME = Caller(0, 0)
@@ -215,13 +215,13 @@ def test_a_volume_that_lost_its_counter_overwrites_nothing(path: Path) -> None:
 def test_a_failure_while_opening_lets_go_of_the_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script("INSERT INTO inode SELECT 9999, mode, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 FROM inode WHERE node = 3")(path)
 
-    def full(self: Overlay, *arguments: object) -> None:
+    def full(self: DirtyBuffer, *arguments: object) -> None:
         error = sqlite3.OperationalError("database or disk is full")
         error.sqlite_errorcode = sqlite3.SQLITE_FULL
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(Overlay, "write", full)
+        patch.setattr(DirtyBuffer, "write", full)
         assert refused(path).endswith("can't be opened as a volume: database or disk is full")
     SqliteVolume(path).close()
 

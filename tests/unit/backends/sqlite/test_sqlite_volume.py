@@ -31,5 +31,5 @@ def test_what_is_appended_in_small_pieces_counts_in_full(tmp_path):
         node = backend.volume.create(ROOT_NODE, b"log", stat.S_IFREG | 0o644, os.O_WRONLY, Caller(0, 0)).node
         for offset in range(0, 60_000, 100):
             backend.volume.write(node, offset, bytes(100))
-        assert backend.volume._overlay.bytes == 60_000
+        assert backend.volume._dirty.bytes == 60_000
         backend.volume.release(node, os.O_WRONLY)

@@ -627,7 +627,7 @@ def test_a_store_that_embeds_is_written_through_itself(tmp_path):
 
 
 def test_a_locked_database_is_said(tmp_path, monkeypatch):
-    from fusebackend.backends.store import sqlite_items as sqlite
+    from fusebackend.databases import sqlite
 
     monkeypatch.setattr(sqlite, "BUSY_S", 0.05)
     with SqliteStore.from_conn_string(str(tmp_path / "x.db")) as store:
@@ -696,7 +696,7 @@ def test_a_database_that_is_none(tmp_path):
         ("text?ns=a", "SQLite: file is not a database"),
         ("dir?ns=a", "is not a file"),
         ("none/x.db?ns=a", f"there is no directory '{tmp_path}/none'"),
-        ("other.db?ns=a", "The table 'store' is not LangGraph's: it has no 'created_at'"),
+        ("other.db?ns=a", "The table 'store' is not LangGraph's: it has no column 'created_at'"),
         ("volume.db?ns=a", "The database belongs to another program"),
         ("good.db", "names no namespace; add ?ns=NAME, such as ?ns=memories, or ?tree=1 for all; this store holds a.b"),
     ):

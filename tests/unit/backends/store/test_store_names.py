@@ -12,7 +12,8 @@ from langgraph.store.memory import InMemoryStore
 from profiles import examples
 
 from fusebackend.backends import StoreBackend
-from fusebackend.backends.store.names import KeyList, bounds, is_name
+from fusebackend.backends.store.items import KeyList, bounds
+from fusebackend.backends.store.tree import is_name
 
 FILE = {"content": "text", "encoding": "utf-8"}
 

@@ -17,9 +17,9 @@ from test_threads_state import KINDS, Bench, bench, shown
 from threadcases import record
 
 from fusebackend.backends.threads import ThreadsBackend
-from fusebackend.backends.threads.database import sqlite_database as sqlite_module
+from fusebackend.backends.threads.database import sqlite as sqlite_module
 from fusebackend.backends.threads.database.rows import News, Place
-from fusebackend.backends.threads.database.sqlite_database import SqliteDatabase
+from fusebackend.backends.threads.database.sqlite import SqliteDatabase
 from fusebackend.protocol import Change
 
 LIMIT_S = 60.0

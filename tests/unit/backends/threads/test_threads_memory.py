@@ -11,8 +11,7 @@ from typing import Any
 import bigthreads
 
 from fusebackend.backends import ThreadsBackend
-from fusebackend.backends.threads.file_records import Record
-from fusebackend.backends.threads.nodes import Node
+from fusebackend.backends.threads.nodes import Node, Record
 from fusebackend.backends.threads.tree import FEW_LINES
 from fusebackend.backends.threads.volume import ThreadsVolume
 from fusebackend.protocol import ROOT_NODE
@@ -93,8 +92,7 @@ def test_what_is_open_or_held_outlives_that(tmp_path: Path) -> None:
 
 
 def test_a_record_is_kept_once_whatever_its_parts_are() -> None:
-    from fusebackend.backends.threads.file_records import Records
-    from fusebackend.backends.threads.nodes import Nodes
+    from fusebackend.backends.threads.nodes import Nodes, Records
 
     records = Records(Nodes())
     source = {"content": "x", "encoding": "utf-8", "created_at": "a" * 30, "modified_at": "b" * 30}

@@ -23,12 +23,31 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
 from langgraph.types import Interrupt, Overwrite, Send
 
-from fusebackend.backends.threads.database import decode
+from fusebackend.backends.threads.database import values as stored_values
 from fusebackend.backends.threads.database.activity import RunWatch, next_nodes, standing
-from fusebackend.backends.threads.database.checkpoint_names import checkpoint_names, time_ns_of
-from fusebackend.backends.threads.database.decode import Ext, loads, pack, readable
-from fusebackend.backends.threads.database.replay import Files, Messages, overwriting, plain_message, replay, update
-from fusebackend.backends.threads.database.rows import NOTHING, NULL_TASK, Damaged, Listed, Raw, Saved, Write
+from fusebackend.backends.threads.database.rows import (
+    NOTHING,
+    NULL_TASK,
+    Damaged,
+    Listed,
+    Raw,
+    Saved,
+    Write,
+    checkpoint_names,
+    time_ns_of,
+)
+from fusebackend.backends.threads.database.values import (
+    Ext,
+    Files,
+    Messages,
+    loads,
+    overwriting,
+    pack,
+    plain_message,
+    readable,
+    replay,
+    update,
+)
 
 SERIALISER = JsonPlusSerializer()
 
@@ -147,15 +166,15 @@ def test_values_are_counted_as_they_are_unpacked(value: Any) -> None:
         return 1 + sum(map(count, part)) if isinstance(part, list) else 1
 
     packed = pack(value).data
-    assert not decode._has_more_values(packed, count(value))
-    assert decode._has_more_values(packed, count(value) - 1)
+    assert not stored_values._has_more_values(packed, count(value))
+    assert stored_values._has_more_values(packed, count(value) - 1)
 
 
 def test_large_texts_and_messages_are_no_values() -> None:
     files = {f"/{number}": "x" * 70_000 for number in range(100)}
     messages = [HumanMessage("y" * 3_000_000), *(HumanMessage("short") for _ in range(1000))]
     kind, data = SERIALISER.dumps_typed({"files": files, "messages": messages})
-    assert not decode._has_more_values(data, 5000)
+    assert not stored_values._has_more_values(data, 5000)
     assert loads(Raw(kind, data))["files"] == files
 
 
@@ -373,7 +392,7 @@ def test_nodes_that_wait_for_several_others(tmp_path: Any) -> None:
         agent = graph.compile(checkpointer=saver)
         agent.invoke({"x": 1}, agents.thread("t"))
         from fusebackend.backends.threads.database.rows import Place
-        from fusebackend.backends.threads.database.sqlite_database import SqliteDatabase
+        from fusebackend.backends.threads.database.sqlite import SqliteDatabase
 
         database = SqliteDatabase(str(tmp_path / "t.db"))
         found = [

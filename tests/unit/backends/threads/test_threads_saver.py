@@ -22,10 +22,10 @@ from test_threads_state import Bench, check, shown
 from threadcases import STORIES, record
 
 from fusebackend.backends import ThreadsBackend
-from fusebackend.backends.threads.database import saver_database as saver_module
-from fusebackend.backends.threads.database.postgres_database import PostgresDatabase
-from fusebackend.backends.threads.database.saver_database import SaverDatabase, database_of_saver
-from fusebackend.backends.threads.database.sqlite_database import SqliteDatabase
+from fusebackend.backends.threads.database import saver as saver_module
+from fusebackend.backends.threads.database.postgres import PostgresDatabase
+from fusebackend.backends.threads.database.saver import SaverDatabase, database_of_saver
+from fusebackend.backends.threads.database.sqlite import SqliteDatabase
 
 
 class Reversed:

@@ -18,7 +18,7 @@ from threadcases import STORIES
 
 from fusebackend import text
 from fusebackend.backends.threads import ThreadsBackend
-from fusebackend.backends.threads.database.checkpoint_names import time_ns_of
+from fusebackend.backends.threads.database.rows import time_ns_of
 
 KINDS = ["sqlite", pytest.param("postgres", marks=pytest.mark.services)]
 

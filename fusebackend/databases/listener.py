@@ -1,9 +1,9 @@
-"""`Listener`: a thread and a connection on which PostgreSQL tells of what others have done (LISTEN and NOTIFY).
+"""`Listener`: a thread and a connection that receive PostgreSQL's notifications (LISTEN and NOTIFY).
 
-While the connection is lost nothing is told, and when it is back anything may have happened; who listens is told of
-both. It is made again at once, and then with longer and longer pauses, no two of them alike, so that a thousand hosts
-do not all come back to a server at the same moment. A connection on which nothing is heard is asked from time to time
-whether it lives; one that does not answer is as good as lost.
+While the connection is lost no notification arrives, and after it anything may have changed; the receiver is called at
+both moments. The listener connects again at once, and then after longer and longer random pauses, so that a thousand
+hosts do not come back to a server at the same moment. A silent connection is probed every `PING_S`; without an answer
+it counts as lost.
 """
 
 from __future__ import annotations
@@ -18,52 +18,53 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
+from fusebackend.databases.postgres import connect
+
 if TYPE_CHECKING:
     from psycopg import Connection
 
 log = logging.getLogger(__name__)
 
 PING_S = 5.0
-"""How often a silent connection is asked whether it is alive, and how long it has for the answer."""
+"""How often a silent connection is probed, and how long the server has for the answer."""
 
-CONNECT_S = 10
 RETRY_S = (0.0, 0.25, 0.5, 1.0, 2.0, 5.0)
-"""How long to wait before each attempt to connect again; the last one goes on. Half of it is left to chance."""
+"""Pauses before the attempts to connect again; the last one repeats. Each is shortened at random, by half at most."""
 
 
-class Hearer(Protocol):
-    """Who listens. All is called in the listener's thread."""
+class Receiver(Protocol):
+    """The callbacks of a listener, all called in its thread."""
 
     def prepare(self, connection: Connection[Any]) -> None:
-        """A new connection is about to listen; it may be asked something first. Errors end it."""
+        """A new connection is about to listen, and may be queried first. An error closes it."""
 
     def heard(self, payload: str) -> None:
-        """A notice has come."""
+        """A notification has arrived."""
 
     def lost(self, error: BaseException) -> None:
-        """The connection is: nothing is told until `back`. Called once for each loss."""
+        """The connection is lost: no notification arrives until `back`. Called once for each loss."""
 
     def back(self) -> None:
-        """There is a connection again, and it listens: what happens from now on is told."""
+        """There is a connection again, and it listens."""
 
 
 class Listener:
     """See the module's docstring.
 
     Attributes:
-        live: every notice since it became so has been, or will at once be told.
+        live: no notification since it became true is missing.
 
     Raises:
-        psycopg.Error: there is no connection; it is made before the constructor returns.
+        psycopg.Error: the constructor connects, and that failed.
     """
 
-    def __init__(self, conninfo: str, channel: str, hearer: Hearer, *, name: str) -> None:
+    def __init__(self, conninfo: str, channel: str, receiver: Receiver, *, name: str) -> None:
         self._conninfo = conninfo
         self._channel = channel
-        self._hearer = hearer
+        self._receiver = receiver
         self._name = name
         self._ended = False
-        self._early: deque[str] = deque()  # heard together with the answer to LISTEN
+        self._early: deque[str] = deque()  # arrived together with the answer to LISTEN
         connection = self._connect()
         self.live = True
         self._wake, self._waking = socket.socketpair()
@@ -74,25 +75,19 @@ class Listener:
         """Stop listening. Twice is once."""
         if self._ended:
             return
-        self._waking.send(b"x")  # before the thread can know, for it closes this at its end
+        self._waking.send(b"x")  # first: the thread closes this socket when it ends
         self._ended = True
-        if self._thread is not threading.current_thread():  # as when it collects the garbage that this has become
+        if self._thread is not threading.current_thread():  # the garbage collector may run this in it
             self._thread.join()
 
     def _connect(self) -> Connection[Any]:
-        import psycopg
+        return connect(self._conninfo, self._set_up, application_name=self._name)
 
-        options: dict[str, Any] = {"application_name": self._name, "connect_timeout": CONNECT_S}
-        connection = psycopg.connect(self._conninfo, autocommit=True, **options)
-        try:
-            self._hearer.prepare(connection)
-            self._early.clear()
-            connection.add_notify_handler(lambda notice: self._early.append(notice.payload))
-            connection.execute(f"LISTEN {self._channel}")
-        except BaseException:
-            connection.close()
-            raise
-        return connection
+    def _set_up(self, connection: Connection[Any]) -> None:
+        self._receiver.prepare(connection)
+        self._early.clear()
+        connection.add_notify_handler(lambda notice: self._early.append(notice.payload))
+        connection.execute(f"LISTEN {self._channel}")
 
     def _run(self, connection: Connection[Any] | None) -> None:
         import psycopg
@@ -104,14 +99,14 @@ class Listener:
                     connection = self._connect()
                     attempts = 0
                     self.live = True
-                    self._hearer.back()
+                    self._receiver.back()
                 self._listen(connection)
             except (psycopg.Error, OSError) as error:
                 _close(connection)
                 connection = None
                 if self.live:
                     self.live = False
-                    self._hearer.lost(error)
+                    self._receiver.lost(error)
                 self._pause(attempts)
                 attempts += 1
         _close(connection)
@@ -123,19 +118,16 @@ class Listener:
         select.select([self._wake], [], [], random.uniform(seconds / 2, seconds))
 
     def _listen(self, connection: Connection[Any]) -> None:
-        """Until the end, or the connection's.
-
-        In libpq's own words, for it must not wait for the answer of a server that does not answer any more.
-        """
+        """Receive until `close` or an error. Calls libpq directly: psycopg would wait for a silent server."""
         pg = connection.pgconn
         asked_at: float | None = None
         heard_at = time.monotonic()
         encoding = connection.info.encoding
         while not self._ended:
             while self._early:
-                self._hearer.heard(self._early.popleft())
+                self._receiver.heard(self._early.popleft())
             for notice in iter(pg.notifies, None):
-                self._hearer.heard(notice.extra.decode(encoding, "replace"))
+                self._receiver.heard(notice.extra.decode(encoding, "replace"))
             silent_s = time.monotonic() - (heard_at if asked_at is None else asked_at)
             if silent_s >= PING_S:
                 if asked_at is not None:

@@ -1,11 +1,11 @@
-"""Several statements in one round trip, and in no more time than a volume's operation may take.
+"""Several statements in one round trip to PostgreSQL, within the time that an operation of a volume may take.
 
-This is libpq's pipeline mode, with all of a batch sent at once and awaited once; psycopg's own wakes up for each
-statement, and takes twice as much processor time to create a file. A server, or a network, that says nothing for
-`STALL_S` ends the connection; nothing is waited for without a bound.
+This is libpq's pipeline mode: a batch is sent at once and awaited once. psycopg's own pipeline wakes up for each
+statement, and takes twice as much processor time to create a file. A connection on which the server is silent for
+`STALL_S` is closed, so no wait is without a bound.
 
-A statement is SQL with `%s` for each parameter, and these; it is prepared when a connection meets it first. Numbers
-are sent as 8 bytes, whatever they are, so the type of every other column is written into the SQL.
+A statement is SQL with `%s` for each parameter, and the parameters; it is prepared at its first use on a connection.
+All integers are sent as 8 bytes, so the SQL casts those that another type is needed for.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from fusebackend.databases.postgres_errors import is_lost
-
 if TYPE_CHECKING:
     from psycopg import Connection
 
 Statement: TypeAlias = tuple[str, Sequence[object]]
 Rows: TypeAlias = list[tuple[Any, ...]]
 
+BEGIN: Statement = ("BEGIN", ())
+COMMIT: Statement = ("COMMIT", ())
+
 STALL_S = 20.0
-"""More than a change waits for another one (`connections.LOCK_S`); less than the deadline of a mount's request."""
+"""More than a change waits for a lock (`host_session.LOCK_S`); less than the deadline of a mount's request."""
 
 MAX_PREPARED = 300
 """Statements that a connection keeps; there are some 60, some of them with several types of parameters."""
@@ -37,12 +38,17 @@ _prepared: weakref.WeakKeyDictionary[Connection[Any], dict[tuple[bytes, tuple[in
 _prepared = weakref.WeakKeyDictionary()
 
 
+def is_lost(connection: Connection[Any], error: BaseException) -> bool:
+    """Whether a connection is of no use any more. A server that shuts down sends an error before it hangs up."""
+    return connection.closed or (getattr(error, "sqlstate", None) or "").startswith("57P")
+
+
 def send(connection: Connection[Any], statements: Sequence[Statement]) -> list[Rows]:
     """The rows of each statement. The connection is this thread's alone.
 
     Raises:
-        psycopg.Error: of the first statement that failed; those after it have not been run. A connection that was lost,
-            or that has said nothing for too long, is closed.
+        psycopg.Error: of the first statement that failed; those after it have not been run. A connection that was lost
+            or silent for too long is closed.
     """
     from psycopg import OperationalError
     from psycopg.adapt import Transformer
@@ -62,7 +68,7 @@ def send(connection: Connection[Any], statements: Sequence[Statement]) -> list[R
 
 
 def rollback(connection: Connection[Any]) -> None:
-    """End a transaction with nothing done, if there is one. A connection that is lost has done the same."""
+    """End a transaction with nothing done, if there is one. The loss of a connection does the same."""
     from psycopg import Error
     from psycopg.pq import TransactionStatus
 
@@ -89,7 +95,7 @@ def _exchange(connection: Connection[Any], transformer: Any, statements: Sequenc
         status = result.status
         if status == ExecStatus.PIPELINE_SYNC:
             break
-        gives_rows = next(pending, False)  # a server that hangs up says so beyond what it was asked
+        gives_rows = next(pending, False)  # a server that hangs up sends one result more
         if status == ExecStatus.TUPLES_OK:
             transformer.set_pgresult(result)
             answers.append(transformer.load_rows(0, result.ntuples, tuple))
@@ -100,13 +106,13 @@ def _exchange(connection: Connection[Any], transformer: Any, statements: Sequenc
             failure = error_from_result(result, encoding="utf-8")
     pgconn.exit_pipeline_mode()
     if failure is not None:
-        _prepared.pop(connection, None)  # what was to be prepared after it was not
+        _prepared.pop(connection, None)  # statements after the failed one were not prepared
         raise failure
     return answers
 
 
 def _start(connection: Connection[Any], transformer: Any, statement: Statement) -> tuple[bool, ...]:
-    """Queue a statement; for each answer that will come, whether it is that of the statement itself."""
+    """Queue a statement. Returns for each result that will come whether it is that of the statement itself."""
     from psycopg.adapt import PyFormat
 
     query, parameters = statement
@@ -132,7 +138,7 @@ _numbers = itertools.count(1)
 
 @functools.lru_cache(maxsize=MAX_PREPARED)
 def _numbered(query: str) -> bytes:
-    """libpq's numbers for parameters."""
+    """SQL with libpq's numbered parameters."""
     parts = query.split("%s")
     return "".join(
         part + (f"${number}" if number < len(parts) else "") for number, part in enumerate(parts, 1)
@@ -140,7 +146,7 @@ def _numbered(query: str) -> bytes:
 
 
 def _results(connection: Connection[Any]) -> Any:
-    """Every result there is, as they come."""
+    """Each result as it arrives."""
     from psycopg import OperationalError
     from psycopg.pq import ConnStatus
 

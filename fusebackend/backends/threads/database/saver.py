@@ -1,28 +1,26 @@
-"""`SaverDatabase`: the checkpoints of any checkpointer object, asked through its own `list` and `get_tuple`.
+"""`SaverDatabase`: the checkpoints of any checkpointer object, through its own `list` and `get_tuple`.
 
-`database_of_saver` chooses the way to a saver: that of a SqliteSaver over a file and of a PostgresSaver are read
-directly (`sqlite_database.py`, `postgres_database.py`), which costs less and tells more; any other is
-asked itself: an `InMemorySaver`, a SqliteSaver in memory, one whose values are encrypted, one of somebody else.
+`database_of_saver` opens the database of a SqliteSaver over a file or of a PostgresSaver directly (`sqlite.py`,
+`postgres.py`), which is cheaper and tells more. Any other saver is called itself: an `InMemorySaver`, a SqliteSaver in
+memory, one with encrypted values, one of another package.
 
-A saver tells nobody of news. So all that it lists is compared with what it listed before, at most once in
-`SWEEP_INTERVAL_S` and for at most a twentieth of the time. An `InMemorySaver` is looked at without unpacking a
-checkpoint, any other one has to unpack all. What a checkpoint holds is asked for when somebody looks at it.
+A saver does not announce news. So its list is compared with the last one, at most once in `SWEEP_INTERVAL_S` and for at
+most a twentieth of the time. An `InMemorySaver` is compared without unpacking a checkpoint; any other one unpacks all.
+The contents of a checkpoint are read when they are needed.
 
-Values come as objects here. They are packed again as LangGraph stores them, and then read like those of a database:
-nothing below this module ever meets an object of somebody's class.
+Values arrive as objects. They are packed again as LangGraph stores them, and then read like those of a database: no
+module below ever sees an object of another package's class.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import sys
 import time
 from collections import OrderedDict
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, NoReturn
 
-from fusebackend.backends.threads.database.decode import loads, require
 from fusebackend.backends.threads.database.rows import (
     NOTHING,
     Append,
@@ -37,23 +35,25 @@ from fusebackend.backends.threads.database.rows import (
     Saved,
     Write,
 )
+from fusebackend.backends.threads.database.values import loads, require
 from fusebackend.base.errors import oserror
+from fusebackend.databases.langgraph import dsn_of, loaded_class, sqlite_path, translate_errors
 
 SWEEP_INTERVAL_S: Final = 0.5
-"""A saver is not listed more often, …"""
+"""A saver is listed at most this often, …"""
 
 MEMORY_INTERVAL_S: Final = 0.05
-"""… one that is a few dicts of this process may be, …"""
+"""… an `InMemorySaver` this often, …"""
 
 SWEEP_SHARE: Final = 1 / 20
 """… and of the time no more than this goes into it."""
 
 KEPT_TUPLES: Final = 32
-"""Checkpoints as the saver gave them last."""
+"""Checkpoints of the saver that are cached."""
 
 
 def database_of_saver(saver: Any) -> Database:
-    """The way to a saver's checkpoints.
+    """The database of a saver's checkpoints.
 
     Raises:
         TypeError: it is no saver, or one that answers in its event loop only.
@@ -64,23 +64,23 @@ def database_of_saver(saver: Any) -> Database:
     if _is_exactly(saver, "langgraph.checkpoint.sqlite", "SqliteSaver") and _is_plain(saver):
         path = _path_of(saver)
         if path:
-            from fusebackend.backends.threads.database.sqlite_database import SqliteDatabase
+            from fusebackend.backends.threads.database.sqlite import SqliteDatabase
 
             return SqliteDatabase(path)
     if _is_exactly(saver, "langgraph.checkpoint.postgres", "PostgresSaver") and _is_plain(saver):
-        from fusebackend.backends.threads.database.postgres_database import PostgresDatabase
+        from fusebackend.backends.threads.database.postgres import PostgresDatabase
 
-        return PostgresDatabase(_dsn_of(saver))
+        return PostgresDatabase(dsn_of(saver.conn))
     return SaverDatabase(saver)
 
 
 def require_saver(saver: Any) -> None:
-    """TypeError, with what to give instead, for what can't be asked from any thread."""
+    """TypeError, with the alternatives, for an object that can't be called from any thread."""
     name = type(saver).__name__
     missing = [verb for verb in ("list", "get_tuple") if not callable(getattr(saver, verb, None))]
     if missing:
         raise TypeError(f"{name} is no checkpointer of LangGraph: it has no {' and no '.join(missing)}")
-    base = getattr(sys.modules.get("langgraph.checkpoint.base"), "BaseCheckpointSaver", None)
+    base = loaded_class("langgraph.checkpoint.base", "BaseCheckpointSaver")
     has_no_sync = base is not None and getattr(type(saver), "list", None) is base.list
     if has_no_sync or any(cls.__name__.startswith("Async") for cls in type(saver).__mro__):
         raise TypeError(
@@ -91,36 +91,21 @@ def require_saver(saver: Any) -> None:
 
 
 def _is_exactly(saver: Any, module: str, name: str) -> bool:
-    """A subclass may keep its checkpoints otherwise."""
-    found = getattr(sys.modules.get(module), name, None)
+    """Whether it is of this class. A subclass may store its checkpoints otherwise."""
+    found = loaded_class(module, name)
     return found is not None and type(saver) is found
 
 
 def _is_plain(saver: Any) -> bool:
-    """Are its values stored as they are, and not encrypted, say?"""
+    """Whether its values are stored as LangGraph packs them, and not encrypted."""
     return type(getattr(saver, "serde", None)).__name__ == "JsonPlusSerializer"
 
 
 def _path_of(saver: Any) -> str:
     """The file of a SqliteSaver; empty for one in memory."""
-    with told():
+    with translate_errors("the saver"):
         saver.setup()
-        return next((row[2] or "" for row in saver.conn.execute("PRAGMA database_list") if row[1] == "main"), "")
-
-
-def _dsn_of(saver: Any) -> str:
-    """How to reach the server that a PostgresSaver's connection, or pool, speaks to."""
-    from psycopg.conninfo import make_conninfo
-
-    connection = saver.conn
-    if hasattr(connection, "conninfo"):  # a pool
-        known = {name: value for name, value in (connection.kwargs or {}).items() if isinstance(value, (str, int))}
-        words = {name: value for name, value in known.items() if name in _LIBPQ and not isinstance(value, bool)}
-        return str(make_conninfo(connection.conninfo, **words))
-    return str(make_conninfo(connection.info.dsn, password=connection.info.password or None))
-
-
-_LIBPQ = frozenset({"host", "port", "user", "password", "dbname", "options", "sslmode"})
+        return sqlite_path(saver.conn)
 
 
 class Found(NamedTuple):
@@ -128,11 +113,11 @@ class Found(NamedTuple):
 
     mark: Mark
     listed: Listed | None
-    """None where that has not been asked for yet."""
+    """None where that has not been read yet."""
 
 
 class SaverDatabase(Database):
-    """See the module's docstring. The saver stays its owner's: `close` does nothing to it."""
+    """See the module's docstring. `close` does nothing to the saver."""
 
     tells = False
 
@@ -172,7 +157,7 @@ class SaverDatabase(Database):
 
     def _sweep(self) -> None:
         start = time.monotonic()
-        with told():
+        with translate_errors("the saver"):
             self._found = self._all_in_memory() if self._in_memory else self._all_listed()
         self._swept_at = time.monotonic()
         self._sweep_s = self._swept_at - start
@@ -187,7 +172,7 @@ class SaverDatabase(Database):
         return found
 
     def _all_in_memory(self) -> dict[Place, dict[str, Found]]:
-        """Of an `InMemorySaver`. Others write to it meanwhile: each copy is one step of the interpreter."""
+        """The checkpoints of an `InMemorySaver`. Agents write meanwhile: each copy is one step of the interpreter."""
         found: dict[Place, dict[str, Found]] = {}
         writes = dict(self._saver.writes)
         for thread, spaces in list(self._saver.storage.items()):
@@ -272,7 +257,7 @@ class SaverDatabase(Database):
         return [write for write in self._writes(self._tuple(place, checkpoint), None) if write.order > order]
 
     def _writes(self, item: Any, channel: str | None) -> list[Write]:
-        """A saver gives them in the order in which a step applies them, and does not say when each was made."""
+        """A saver lists them in the order in which a step applies them, without times."""
         return [
             Write(task, name, self._stored(value), number, number + 1)
             for number, (task, name, value) in enumerate(item.pending_writes or ())
@@ -299,7 +284,7 @@ class SaverDatabase(Database):
         item = self._tuples.get(key)
         if item is None:
             names = {"thread_id": place.thread, "checkpoint_ns": place.namespace, "checkpoint_id": checkpoint}
-            with told():
+            with translate_errors("the saver"):
                 item = self._saver.get_tuple({"configurable": names})
             if item is None:
                 raise oserror(errno.ENOENT)
@@ -313,11 +298,11 @@ class SaverDatabase(Database):
     def _stored(self, value: Any) -> Raw:
         try:
             return Raw(*self._pack(value))
-        except Exception as error:  # an object of somebody's class may fail in any way
+        except Exception as error:  # an object of any class may fail in any way
             raise Damaged(f"{type(value).__name__} can't be packed: {type(error).__name__}: {error}") from None
 
     def _shown(self, value: Any) -> Any:
-        """A value for people; what can't be packed harms no other."""
+        """A value for people; one that can't be packed is an error in its place."""
         try:
             return loads(self._stored(value))
         except Damaged as error:
@@ -365,16 +350,3 @@ def _listed(checkpoint: str, item: Any) -> Listed:
         source if isinstance(source, str) else None,
         ts if isinstance(ts, str) else None,
     )
-
-
-@contextlib.contextmanager
-def told() -> Iterator[None]:
-    """Whatever a saver raises, as an `OSError` that says it in its own words."""
-    try:
-        yield
-    except (OSError, MemoryError):
-        raise
-    except NotImplementedError as error:
-        raise OSError(errno.ENOTSUP, f"the saver can't do this: {error}") from error
-    except Exception as error:  # a saver is somebody else's code, over any library
-        raise OSError(errno.EIO, f"the saver failed: {type(error).__name__}: {error}") from error

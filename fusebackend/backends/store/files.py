@@ -1,0 +1,256 @@
+"""`StoreFiles`: reading, changing and searching the files of one namespace.
+
+Searches read all keys below a directory at once, in one range, and only the values that may match. A key may be shown
+under another name than its own, but mostly is not: so keys are filtered by the names they may have, and only the names
+of the rest are worked out. When the budget is spent (`base/budget.py`), the files found by then are returned.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from fusebackend import text
+from fusebackend.backends.store.items import Change, Conflict, Items, Record, bytes_of, is_text, written
+from fusebackend.backends.store.tree import FILE_MARK, FOREIGN_SUFFIX, Node, StoreTree, is_name
+from fusebackend.base import budget, errors, paths
+from fusebackend.base.budget import Spent
+from fusebackend.base.globs import Matcher
+from fusebackend.base.paths import AgentPath
+from fusebackend.protocol import FileInfo
+from fusebackend.remote.agent_verbs import Loaded
+from fusebackend.remote.buffer import digest_of
+
+ATTEMPTS = 10
+"""How often `put` is repeated when another program changes the file meanwhile."""
+
+READ_ONLY = "It is a value of the store that is no file, and can be read only"
+
+
+class File(NamedTuple):
+    """A file as it was found."""
+
+    key: str
+    record: Record
+
+
+class StoreFiles:
+    """See the module's docstring. Its changes notify the other backends over the same items (`Items.hub`).
+
+    Args:
+        file_format: the format of new values, `"v2"` or `"v1"`.
+    """
+
+    def __init__(self, items: Items, file_format: Literal["v1", "v2"]) -> None:
+        self._items = items
+        self._file_format: Literal["v1", "v2"] = file_format
+
+    def tree(self) -> StoreTree:
+        """The tree for one verb."""
+        return StoreTree(self._items.moment())
+
+    def entries(self, path: AgentPath) -> list[FileInfo]:
+        tree = self.tree()
+        directory = tree.find(path)
+        if directory is None:
+            raise errors.oserror(errno.ENOENT)
+        if not directory.is_dir:
+            raise errors.oserror(errno.ENOTDIR)
+        return [node.info(paths.join(path, name)) for name, node in tree.children(directory).items()]
+
+    def load(self, path: AgentPath, tree: StoreTree | None = None) -> Loaded:
+        file = self._kept(tree or self.tree(), path)
+        if file is None:
+            raise errors.oserror(errno.ENOENT)
+        record = file.record
+        data, foreign = bytes_of(record.value)
+        if foreign:
+            return Loaded(data, None, record.updated_at)
+        times = (record.value.get(name) for name in ("created_at", "modified_at"))
+        return Loaded(data, *(str(time) if time else None for time in times))
+
+    def put(self, path: AgentPath, data: bytes, *, replace: bool) -> None:
+        """Write a file, over one that others change at the same time too. EEXIST, EBUSY, and as `StoreTree.new_key`."""
+        for _ in range(ATTEMPTS):
+            tree = self.tree()
+            file = self._kept(tree, path)
+            if file is not None and not replace:
+                raise errors.oserror(errno.EEXIST)
+            try:
+                self._swap(tree, [self._change(tree, path, file, data)], path)
+            except Conflict:
+                continue
+            return
+        raise errors.oserror(errno.EBUSY)
+
+    def put_if(self, path: AgentPath, data: bytes, digest: bytes | None) -> None:
+        """Write a file if the present one has this digest (None: if there is none). Conflict if not."""
+        tree = self.tree()
+        file = self._kept(tree, path)
+        before = None if file is None else digest_of(bytes_of(file.record.value)[0])
+        if before != digest:
+            raise Conflict(path)
+        self._swap(tree, [self._change(tree, path, file, data)], path)
+
+    def put_all(self, files: Mapping[AgentPath, bytes]) -> None:
+        """Write files in one transaction. An error means that none was written."""
+        tree = self.tree()
+        changes = [self._change(tree, path, self._kept(tree, path), data) for path, data in files.items()]
+        self._swap(tree, changes, *files)
+
+    def rewrite(self, path: AgentPath, change: Callable[[bytes], bytes]) -> None:
+        tree = self.tree()
+        file = self._kept(tree, path)
+        if file is None:
+            raise errors.oserror(errno.ENOENT)
+        before, foreign = bytes_of(file.record.value)
+        if foreign:
+            raise OSError(errno.EACCES, READ_ONLY)
+        self._swap(tree, [self._change(tree, path, file, change(before))], path)
+
+    def remove(self, path: AgentPath) -> None:
+        """Delete a file or directory. EACCES where a value below it is no file."""
+        tree = self.tree()
+        files = self._all(tree, path)
+        require_no_values(files)
+        self._swap(tree, [Change(node.key, None) for _, node in files], path, *(found for found, _ in files))
+
+    def rename(self, old: AgentPath, new: AgentPath) -> None:
+        tree = self.tree()
+        files = self._all(tree, old)
+        if tree.find(new) is not None:
+            raise errors.oserror(errno.EEXIST)
+        require_no_values(files)
+        stem = tree.new_key(new)
+        records = tree.items.fetch([node.key for _, node in files])
+        changes = []
+        for path, node in files:
+            record = records.get(node.key)
+            if record is None:
+                raise Conflict(node.key)
+            changes.append(Change(stem + path[len(old) :], record.value, None, record.ttl_minutes))
+            changes.append(Change(node.key, None, record.version))
+        self._swap(tree, changes, old, new, *(path for path, _ in files))
+
+    def _swap(self, tree: StoreTree, changes: list[Change], *changed: AgentPath) -> None:
+        tree.items.swap(changes)
+        tree.items.hub.notify(tree.items.origin, changed)
+
+    def _kept(self, tree: StoreTree, path: AgentPath) -> File | None:
+        """The file at a path, None where there is nothing. EISDIR.
+
+        A key that is the path, letter for letter, is found at once, even where a directory has the path as well:
+        deepagents reads and writes it by that path.
+        """
+        if is_text(path) or not tree.items.text_only:
+            record = tree.items.fetch([path]).get(path)
+            if record is not None and not bytes_of(record.value)[1]:
+                return File(path, record)
+        node = tree.find(path)
+        if node is None:
+            return None
+        if node.is_dir:
+            raise errors.oserror(errno.EISDIR)
+        record = tree.items.fetch([node.key]).get(node.key)
+        return None if record is None else File(node.key, record)
+
+    def _change(self, tree: StoreTree, path: AgentPath, file: File | None, data: bytes) -> Change:
+        """The change that makes a file, or replaces `file`."""
+        before = None if file is None else file.record.value
+        if file is not None and bytes_of(before)[1]:
+            raise OSError(errno.EACCES, READ_ONLY)
+        value = written(data, before, file_format=self._file_format, takes_nul=tree.items.takes_nul)
+        if file is None:
+            return Change(tree.new_key(path), value, None)
+        return Change(file.key, value, file.record.version, file.record.ttl_minutes)
+
+    def _all(self, tree: StoreTree, path: AgentPath) -> list[tuple[AgentPath, Node]]:
+        """The file at a path, or all below it. ENOENT."""
+        node = tree.find(path)
+        files = [] if node is None else files_at(tree, path, node)
+        if not files:
+            raise errors.oserror(errno.ENOENT)
+        return files
+
+
+def files_at(tree: StoreTree, path: AgentPath, node: Node) -> list[tuple[AgentPath, Node]]:
+    """A file itself, of a directory all files below it."""
+    return tree.files_below(path, node, tree.rows_below(node)) if node.is_dir else [(path, node)]
+
+
+def require_no_values(files: Sequence[tuple[AgentPath, Node]]) -> None:
+    """EACCES if one of these is a value that is no file."""
+    for path, node in files:
+        if node.foreign:
+            raise OSError(errno.EACCES, f"'{path}': {READ_ONLY}")
+
+
+# -- searching -----------------------------------------------------------------------------------------------------
+
+
+def find_files(tree: StoreTree, path: AgentPath, matcher: Matcher) -> Iterator[FileInfo]:
+    """The files at or below a path that match, sorted by path; `Spent` may end it. A single file is matched by name."""
+    left, node = budget.current(), tree.find(path)
+    if node is None:
+        return
+    if not node.is_dir:
+        if matcher.matches(paths.parent_and_name(path)[1]):
+            yield node.info(path)
+        return
+    rows = tree.rows_below(node)
+    wanted = {row.key for row in left.metered(rows) if _may_match(matcher, row.key, _base(node))}
+    for found, file in left.metered(tree.files_below(path, node, rows, wanted)):
+        if matcher.matches(_relative(found, path)):
+            yield file.info(found)
+
+
+def grep_files(
+    tree: StoreTree, pattern: str, path: AgentPath, matcher: Matcher | None, limit: int | None
+) -> Iterator[tuple[str, Sequence[tuple[int, str]]]]:
+    """The lines with a literal in these files, file by file; about `limit` of them is enough."""
+    left, node = budget.current(), tree.find(path)
+    if node is None:
+        return
+    if not node.is_dir:
+        if matcher is None or matcher.matches(paths.parent_and_name(path)[1]):
+            for record in tree.items.fetch([node.key]).values():
+                yield path, text.grep_lines(bytes_of(record.value)[0], pattern, limit)
+        return
+    rows = tree.rows_below(node)
+    asked = [row for row in rows if matcher is None or _may_match(matcher, row.key, _base(node))]
+    hits: dict[str, list[tuple[int, str]]] = {}
+    count, spent = 0, False
+    try:
+        for row, record in left.metered(tree.items.records(asked)):
+            lines = text.grep_lines(bytes_of(record.value)[0], pattern, limit)
+            if lines:
+                hits[row.key] = lines
+                count += len(lines)
+            if limit is not None and count >= limit and matcher is None:
+                break
+    except Spent:
+        spent = True
+    for found, file in tree.files_below(path, node, rows, set(hits)):
+        if matcher is None or matcher.matches(_relative(found, path)):
+            yield found, hits[file.key]
+    if spent:
+        raise Spent
+
+
+def _base(node: Node) -> str:
+    """The prefix of the keys below a directory, as if all had a leading slash."""
+    assert node.place is not None, "only directories have keys below them"
+    return node.place.rooted if node.place.rooted is not None else f"/{node.place.bare}"
+
+
+def _relative(path: str, directory: AgentPath) -> str:
+    return path[len(directory) :].lstrip("/")
+
+
+def _may_match(matcher: Matcher, key: str, base: str) -> bool:
+    """Whether this key may be shown under a path that matches; True when in doubt."""
+    relative = key[len(base) :] if key.startswith(base) else key[len(base) - 1 :]
+    if "%" in relative or not all(map(is_name, relative.split("/"))):
+        return True
+    return any(matcher.matches(relative + end) for end in ("", FOREIGN_SUFFIX, FILE_MARK, FILE_MARK + FOREIGN_SUFFIX))

@@ -1,0 +1,237 @@
+"""`PostgresDatabase`: the checkpoint tables of LangGraph's PostgresSaver, read directly.
+
+There a checkpoint is JSON with the values that are numbers, texts, truths or null; any other value is in
+`checkpoint_blobs`, under its channel's version. A delta channel's snapshot leaves `true` in the JSON and is a blob.
+
+One connection is read-only; a second one writes. A commit anywhere in the cluster changes the server's snapshot, which
+is queried every `NEWS_INTERVAL_S` at most. A trigger that notifies would be quicker, but would change the schema of
+another program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import re
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from fusebackend.backends.threads.database.rows import NOTHING, Append, Damaged, Link, News, Place, Raw
+from fusebackend.backends.threads.database.sql import LINE, Dialect, SqlDatabase, document_of, links_of
+from fusebackend.backends.threads.database.values import loads, require
+from fusebackend.base.extras import needed_by
+from fusebackend.databases.postgres import Reconnecting, connect, translate_errors
+
+if TYPE_CHECKING:
+    from psycopg import Connection
+
+NEWS_INTERVAL_S: Final = 0.05
+"""The server is not queried for news more often."""
+
+LOCK_TIMEOUT_MS: Final = 5000
+"""How long a write waits for the agents' own writes."""
+
+FIRST_PAGE: Final = 2
+LAST_PAGE: Final = 512
+"""Ancestors in a query: few first, for an old thread's checkpoints hold whole values."""
+
+
+def _placeholders(statement: str) -> str:
+    return re.sub(r"(?<!:):(\w+)", r"%(\1)s", statement)
+
+
+_WITH_BLOB: Final = """
+LEFT JOIN checkpoint_blobs b
+ON b.thread_id = :thread AND b.checkpoint_ns = :namespace AND b.channel = :channel
+    AND b.version = c.checkpoint -> 'channel_versions' ->> :channel AND b.type <> 'empty'
+"""
+
+_LINK: Final = """
+    c.checkpoint_id, c.parent_checkpoint_id, c.checkpoint -> 'channel_versions' ->> :channel,
+    c.checkpoint -> 'channel_values' -> :channel, b.type, b.blob
+"""
+
+_OF_LINE: Final = "c.thread_id = :thread AND c.checkpoint_ns = :namespace"
+
+_ANCESTRY: Final = _placeholders(f"""
+WITH RECURSIVE chain(id, parent, depth) AS (
+    SELECT checkpoint_id, parent_checkpoint_id, 1 FROM checkpoints WHERE {LINE} AND checkpoint_id = :checkpoint
+    UNION ALL
+    SELECT c.checkpoint_id, c.parent_checkpoint_id, chain.depth + 1
+    FROM chain JOIN checkpoints c ON {_OF_LINE} AND c.checkpoint_id = chain.parent
+    WHERE chain.depth < :limit
+)
+SELECT {_LINK} FROM chain JOIN checkpoints c ON {_OF_LINE} AND c.checkpoint_id = chain.id {_WITH_BLOB}
+ORDER BY chain.depth
+""")
+
+_LINKS: Final = _placeholders(f"""
+SELECT {_LINK} FROM checkpoints c {_WITH_BLOB} WHERE {_OF_LINE} AND c.checkpoint_id = ANY(:checkpoints)
+""")
+
+_BLOBS: Final = _placeholders(f"""
+SELECT b.channel, b.type, b.blob
+FROM checkpoints c, jsonb_each_text(c.checkpoint -> 'channel_versions') AS v(channel, version)
+JOIN checkpoint_blobs b ON b.thread_id = :thread AND b.checkpoint_ns = :namespace
+    AND b.channel = v.channel AND b.version = v.version AND b.type <> 'empty'
+WHERE {_OF_LINE} AND c.checkpoint_id = :checkpoint
+""")
+
+
+class PostgresDatabase(SqlDatabase):
+    """See the module's docstring.
+
+    Args:
+        dsn: libpq's words, or a `postgresql://` URI.
+        clock: seconds that only grow.
+
+    Raises:
+        OSError: the server can't be reached, or the database has not the tables of a PostgresSaver.
+        ModuleNotFoundError: psycopg or ormsgpack is missing.
+    """
+
+    blocking = True
+    tells = False
+
+    dialect = Dialect(
+        tables={
+            "checkpoints": "thread_id checkpoint_ns checkpoint_id parent_checkpoint_id checkpoint metadata",
+            "checkpoint_blobs": "thread_id checkpoint_ns channel version type blob",
+            "checkpoint_writes": "thread_id checkpoint_ns checkpoint_id task_id idx channel type blob",
+        },
+        writes="checkpoint_writes",
+        value="blob",
+        order="xmin::text::bigint",  # the transaction's id: grows with time, until it wraps around after four billion
+        row="xmin::text",
+        is_text="",
+        among="checkpoint_id = ANY(:checkpoints)",
+        ts="checkpoint ->> 'ts'",
+        document="NULL, checkpoint",
+        placeholders=_placeholders,
+    )
+
+    def __init__(self, dsn: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        require()
+        super().__init__("the checkpoint database")
+        self._dsn = dsn
+        self._clock = clock
+        with needed_by("threads+postgres:"), translate_errors("PostgreSQL can't be reached"):
+            self._reader = Reconnecting(lambda: connect(dsn, _read_only))
+        self._writer: Reconnecting | None = None
+        try:
+            self._prepare("it")
+            self._asked_at = clock()
+            self._snapshot = self._current_snapshot()
+        except BaseException:
+            self._reader.close()
+            raise
+
+    def close(self) -> None:
+        """A cancelled search may still query in its thread: it gets an error, and no new connection."""
+        self._reader.close()
+        if self._writer is not None:
+            self._writer.close()
+
+    def _columns(self, table: str) -> set[str]:
+        columns = "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%(table)s) AND attnum > 0"
+        return {row[0] for row in self._ask(columns, table=table)}
+
+    # -- news --------------------------------------------------------------------------------------------------
+
+    def news(self, *, now: bool = False) -> News | None:
+        if not now and self._clock() - self._asked_at < NEWS_INTERVAL_S:
+            return None
+        self._asked_at = self._clock()
+        snapshot = self._current_snapshot()
+        if snapshot == self._snapshot:
+            return None
+        self._snapshot = snapshot
+        return News(True)
+
+    def _current_snapshot(self) -> str:
+        """The transactions that have ended: another snapshot after each commit."""
+        return str(self._ask("SELECT pg_current_snapshot()::text")[0][0])
+
+    # -- contents ----------------------------------------------------------------------------------------------
+
+    def ancestry(self, place: Place, checkpoint: str, channel: str) -> Generator[Link, None, None]:
+        met: set[str] = set()
+        limit, following = FIRST_PAGE, checkpoint
+        while True:
+            rows = self._ask(_ANCESTRY, **place._asdict(), checkpoint=following, channel=channel, limit=limit)
+            for row in rows:
+                if row[0] in met:
+                    if row[0] != following:
+                        return  # a checkpoint that was stored anew below its own descendant
+                    continue  # a page begins with the last one of the page before
+                met.add(row[0])
+                yield _link(row, channel)
+            if len(rows) < limit:
+                return
+            following, limit = rows[-1][0], min(limit * 4, LAST_PAGE)
+
+    def links(self, place: Place, checkpoints: Sequence[str], channel: str) -> list[Link]:
+        rows = self._ask_among(_LINKS, place, checkpoints, channel=channel)
+        return links_of(rows, lambda row: _link(row, channel))
+
+    def _document(self, checkpoint: str, kind: Any, data: Any) -> Mapping[str, Any]:
+        return document_of(checkpoint, data)
+
+    def _values_beside(self, place: Place, checkpoint: str) -> Mapping[str, Any]:
+        rows = self._ask(_BLOBS, **place._asdict(), checkpoint=checkpoint)
+        return {channel: _value(checkpoint, channel, Raw(kind, blob)) for channel, kind, blob in rows}
+
+    # -- writing -----------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def exclusive(self) -> Iterator[Append]:
+        with translate_errors("the checkpoint database can't be written to", _errno_of_writing):
+            if self._writer is None:
+                self._reader.run(lambda connection: connection)  # an error after `close`
+                self._writer = Reconnecting(lambda: connect(self._dsn))
+            connection = self._writer.run(lambda connection: connection)
+            with connection.transaction():
+                connection.execute(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
+                # Savers insert into these tables, in this order when into both; no reader waits for this.
+                connection.execute("LOCK TABLE checkpoints, checkpoint_writes IN SHARE ROW EXCLUSIVE MODE")
+                yield self._append
+
+    def _append(self, place: Place, checkpoint: str, channel: str, value: Raw) -> None:
+        """After the present ones: savers number the writes of a task from 0 and never replace one."""
+        assert self._writer is not None
+        values = {"checkpoint": checkpoint, "channel": channel, "kind": value.kind, "data": value.data}
+        self._writer.connection.execute(self._sql.append, {**place._asdict(), **values})
+
+    # -- statements --------------------------------------------------------------------------------------------
+
+    def _ask(self, statement: str, **values: Any) -> list[Any]:
+        with translate_errors("the checkpoint database can't be read", lambda _: errno.EIO):
+            return self._reader.run(lambda connection: list(connection.execute(statement, values).fetchall()))
+
+    def _ask_among(self, statement: str, place: Place, checkpoints: Sequence[str], **values: Any) -> list[Any]:
+        return self._ask(statement, **place._asdict(), checkpoints=list(checkpoints), **values)
+
+
+def _read_only(connection: Connection[Any]) -> None:
+    connection.execute("SET default_transaction_read_only = on")
+
+
+def _errno_of_writing(number: int) -> int:
+    """EROFS where the role may not write."""
+    return errno.EROFS if number == errno.EACCES else number
+
+
+def _link(row: Any, channel: str) -> Link:
+    found, parent, version, inline, kind, blob = row
+    stored: Any = NOTHING if inline is None else inline
+    if kind is not None:
+        stored = _value(found, channel, Raw(kind, blob))
+    return Link(found, parent or None, version is not None, stored)
+
+
+def _value(checkpoint: str, channel: str, raw: Raw) -> Any:
+    try:
+        return loads(raw)
+    except Damaged as error:
+        raise Damaged(f"checkpoint {checkpoint}: '{channel}': {error}") from None

@@ -1,0 +1,286 @@
+"""`SqlDatabase`: the tables of LangGraph's savers, read by the same statements in SQLite and PostgreSQL.
+
+The two dialects are data: `Dialect` names what differs in tables and columns, and `Statements` are made from it. A
+dialect's module has the rest: its connection, its news, and how it stores a checkpoint.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import errno
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Final, NamedTuple
+
+from fusebackend.backends.threads.database.rows import (
+    NULL_TASK,
+    Damaged,
+    Database,
+    Link,
+    Listed,
+    Mark,
+    Place,
+    Raw,
+    Saved,
+    Write,
+    time_ns_of,
+)
+from fusebackend.base.errors import oserror
+from fusebackend.volumes.damage import DamageLog
+
+LINE: Final = "thread_id = :thread AND checkpoint_ns = :namespace"
+
+_WRITE_TYPES: Final = (str, str, str, int, str)
+"""Of the columns that tell which write a row is: checkpoint, path of the task, task, place and channel."""
+
+
+class Dialect(NamedTuple):
+    """The differences in the tables of two savers."""
+
+    tables: Mapping[str, str]
+    """The needed columns of each table, that of writes last."""
+    writes: str
+    """The table of writes."""
+    value: str
+    """Its column with a value."""
+    order: str
+    """Grows with each write."""
+    row: str
+    """Differs when a checkpoint is stored anew."""
+    is_text: str
+    """A condition that leaves out rows whose column `{}` is no text."""
+    among: str
+    """The condition for several checkpoints."""
+    ts: str
+    """When a checkpoint was made, NULL where only its document says so."""
+    document: str
+    """The columns with the type and the bytes of a checkpoint."""
+    placeholders: Callable[[str], str]
+    """From `:name` to the driver's placeholders."""
+
+
+class Statements:
+    """The SQL of a dialect. Values are `thread`, `namespace`, `checkpoint`, `channel` and so on, by name."""
+
+    def __init__(self, dialect: Dialect, *, has_task_path: bool) -> None:
+        def text(column: str) -> str:
+            return dialect.is_text.format(column)
+
+        make, of_writes = dialect.placeholders, f"FROM {dialect.writes} WHERE {LINE}"
+        task_path = "task_path" if has_task_path else "''"
+        write = (
+            f"SELECT checkpoint_id, {task_path}, task_id, idx, channel, type, {dialect.value}, "
+            f"{dialect.order} {of_writes}"
+        )
+        newest = f"SELECT max(checkpoint_id) FROM checkpoints WHERE checkpoint_id >= ''{text('checkpoint_id')}"
+        self.threads = make(f"""
+            WITH RECURSIVE found(id) AS (
+                SELECT min(thread_id) FROM checkpoints WHERE thread_id >= ''{text("thread_id")}
+                UNION ALL
+                SELECT (SELECT min(thread_id) FROM checkpoints WHERE thread_id > found.id{text("thread_id")})
+                FROM found WHERE found.id IS NOT NULL
+            )
+            SELECT id, ({newest} AND thread_id = found.id AND checkpoint_ns = '') FROM found WHERE id IS NOT NULL
+        """)
+        self.namespaces = make(f"""
+            WITH RECURSIVE found(ns) AS (
+                SELECT min(checkpoint_ns) FROM checkpoints
+                WHERE thread_id = :thread AND checkpoint_ns >= ''{text("checkpoint_ns")}
+                UNION ALL
+                SELECT (SELECT min(checkpoint_ns) FROM checkpoints
+                    WHERE thread_id = :thread AND checkpoint_ns > found.ns{text("checkpoint_ns")})
+                FROM found WHERE found.ns IS NOT NULL
+            )
+            SELECT ns FROM found WHERE ns IS NOT NULL
+        """)
+        self.thread = make("SELECT 1 FROM checkpoints WHERE thread_id = :thread LIMIT 1")
+        self.newest = make(f"{newest} AND {LINE}")
+        self.marks = make(f"SELECT checkpoint_id, {dialect.row} FROM checkpoints WHERE {LINE}")
+        self.marks_of_writes = make(
+            f"SELECT checkpoint_id, count(*), max({dialect.order}) {of_writes} GROUP BY checkpoint_id"
+        )
+        self.listed = make(
+            f"SELECT checkpoint_id, metadata, {dialect.ts} FROM checkpoints WHERE {LINE} AND {dialect.among}"
+        )
+        self.saved = make(
+            f"SELECT parent_checkpoint_id, metadata, {dialect.document} FROM checkpoints "
+            f"WHERE {LINE} AND checkpoint_id = :checkpoint"
+        )
+        self.writes = make(f"{write} AND {dialect.among} AND channel = coalesce(:channel, channel)")
+        self.writes_since = make(f"{write} AND checkpoint_id = :checkpoint AND {dialect.order} > :order")
+        self.append = make(f"""
+            INSERT INTO {dialect.writes}
+                (thread_id, checkpoint_ns, checkpoint_id, task_id, idx, channel, type, {dialect.value})
+            SELECT :thread, :namespace, :checkpoint, '{NULL_TASK}', coalesce(max(idx) + 1, 0), :channel, :kind, :data
+            {of_writes} AND checkpoint_id = :checkpoint AND task_id = '{NULL_TASK}' AND idx >= 0
+        """)
+
+
+class SqlDatabase(Database):
+    """See the module's docstring.
+
+    Args:
+        name: the database in lines of the log.
+    """
+
+    dialect: ClassVar[Dialect]
+
+    def __init__(self, name: str) -> None:
+        self._log = DamageLog(name)
+
+    @abc.abstractmethod
+    def _ask(self, statement: str, **values: Any) -> list[Any]:
+        """All rows. EIO, with the driver's message."""
+
+    @abc.abstractmethod
+    def _ask_among(self, statement: str, place: Place, checkpoints: Sequence[str], **values: Any) -> list[Any]:
+        """All rows of these checkpoints."""
+
+    @abc.abstractmethod
+    def _columns(self, table: str) -> set[str]:
+        """The columns of a table; none where there is no such table."""
+
+    @abc.abstractmethod
+    def _document(self, checkpoint: str, kind: Any, data: Any) -> Mapping[str, Any]:
+        """A checkpoint's document."""
+
+    def _values_beside(self, place: Place, checkpoint: str) -> Mapping[str, Any]:
+        """The values of a checkpoint that are not in its document."""
+        return {}
+
+    def _prepare(self, name: str) -> None:
+        """Make the statements. EINVAL, with `name`, when these are not the tables of a saver of LangGraph."""
+        columns: set[str] = set()
+        for table, needed in self.dialect.tables.items():
+            columns = self._columns(table)
+            if not columns:
+                raise OSError(errno.EINVAL, f"{name} is no checkpoint database of LangGraph: it has no table '{table}'")
+            if missing := sorted(set(needed.split()) - columns):
+                raise OSError(
+                    errno.EINVAL,
+                    f"{name} is no checkpoint database of LangGraph: its table '{table}' lacks '{missing[0]}'",
+                )
+        self._sql = Statements(self.dialect, has_task_path="task_path" in columns)
+
+    # -- lists -------------------------------------------------------------------------------------------------
+
+    def threads(self) -> list[tuple[str, str | None]]:
+        return self._ask(self._sql.threads)
+
+    def has_thread(self, thread: str) -> bool:
+        return bool(self._ask(self._sql.thread, thread=thread))
+
+    def namespaces(self, thread: str) -> list[str]:
+        return [row[0] for row in self._ask(self._sql.namespaces, thread=thread)]
+
+    def listed(self, place: Place, checkpoints: Sequence[str]) -> list[Listed]:
+        rows = self._ask_among(self._sql.listed, place, checkpoints)
+        return [self._listed(place, *row) for row in rows]
+
+    def _listed(self, place: Place, checkpoint: str, metadata: Any, ts: str | None) -> Listed:
+        found = _metadata(metadata)
+        step, source = found.get("step"), found.get("source")
+        if ts is None and time_ns_of(checkpoint) is None:  # the id is no UUID: only the document has the time
+            with contextlib.suppress(Damaged):
+                ts = self.saved(place, checkpoint).ts
+        return Listed(
+            checkpoint, step if isinstance(step, int) else None, source if isinstance(source, str) else None, ts
+        )
+
+    def marks(self, place: Place) -> dict[str, Mark]:
+        # In SQLite both are answered from the tables' indexes alone.
+        marks: dict[str, Mark] = {}
+        for checkpoint, row in self._ask(self._sql.marks, **place._asdict()):
+            if isinstance(checkpoint, str):
+                marks[checkpoint] = Mark(row)
+            else:
+                self._log.tell(f"row {row} of the table 'checkpoints' has a checkpoint_id that is no text; not shown")
+        for checkpoint, count, last in self._ask(self._sql.marks_of_writes, **place._asdict()):
+            if checkpoint in marks:
+                marks[checkpoint] = Mark(marks[checkpoint].row, count, last)
+        return marks
+
+    def newest(self, place: Place) -> str | None:
+        found = self._ask(self._sql.newest, **place._asdict())[0][0]
+        return None if found is None else str(found)
+
+    # -- contents ----------------------------------------------------------------------------------------------
+
+    def writes(self, place: Place, checkpoints: Sequence[str], channel: str | None = None) -> dict[str, list[Write]]:
+        return self._in_order(self._ask_among(self._sql.writes, place, checkpoints, channel=channel))
+
+    def writes_since(self, place: Place, checkpoint: str, order: int) -> list[Write]:
+        rows = self._ask(self._sql.writes_since, **place._asdict(), checkpoint=checkpoint, order=order)
+        return self._in_order(rows).get(checkpoint, [])
+
+    def _in_order(self, rows: list[Any]) -> dict[str, list[Write]]:
+        """Rows of writes by checkpoint, as LangGraph applies those of one step: by path of the task, its id, the place.
+
+        Rows with ids or places of wrong types are left out: LangGraph could not apply them.
+        """
+        found: dict[str, list[tuple[tuple[str, str, int], Write]]] = {}
+        for checkpoint, path, task, index, channel, kind, value, order in rows:
+            if (type(checkpoint), type(path), type(task), type(index), type(channel)) != _WRITE_TYPES:
+                where = f"row {order} of the table '{self.dialect.writes}'"
+                self._log.tell(f"{where} has ids that are no text or a place that is no number")
+                continue
+            write = Write(task, channel, Raw(kind, value), index, order)
+            found.setdefault(checkpoint, []).append(((path, task, index), write))
+        for pairs in found.values():
+            pairs.sort(key=lambda pair: pair[0])
+        return {checkpoint: [write for _, write in pairs] for checkpoint, pairs in found.items()}
+
+    def saved(self, place: Place, checkpoint: str) -> Saved:
+        rows = self._ask(self._sql.saved, **place._asdict(), checkpoint=checkpoint)
+        if not rows:
+            raise oserror(errno.ENOENT)
+        parent, metadata, kind, data = rows[0]
+        require_id(checkpoint, parent)
+        document = self._document(checkpoint, kind, data)
+        ts = document.get("ts")
+        return Saved(
+            checkpoint,
+            parent or None,
+            ts if isinstance(ts, str) else None,
+            {**mapping(document, "channel_values"), **self._values_beside(place, checkpoint)},
+            mapping(document, "channel_versions"),
+            mapping(document, "versions_seen"),
+            _metadata(metadata),
+        )
+
+
+def links_of(rows: Iterable[Any], link_of: Callable[[Any], Link]) -> list[Link]:
+    """The links of these rows, without damaged ones."""
+    links = []
+    for row in rows:
+        with contextlib.suppress(Damaged):
+            links.append(link_of(row))
+    return links
+
+
+def document_of(checkpoint: str, found: Any) -> Mapping[str, Any]:
+    """A decoded checkpoint. Damaged where it is no mapping."""
+    if not isinstance(found, Mapping):
+        raise Damaged(f"checkpoint {checkpoint}: no mapping but {type(found).__name__}")
+    return found
+
+
+def require_id(checkpoint: str, parent: object) -> None:
+    if not isinstance(parent, str | None):
+        raise Damaged(f"checkpoint {checkpoint}: the id of its parent is {type(parent).__name__}, not text")
+
+
+def mapping(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """A mapping in a document; empty where there is none."""
+    found = document.get(key)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _metadata(stored: Any) -> Mapping[str, Any]:
+    """Empty where it can't be read: it names a checkpoint and explains it, and has no files."""
+    try:
+        found = json.loads(stored) if isinstance(stored, str | bytes) else stored
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, Mapping) else {}

@@ -1,0 +1,271 @@
+"""`SqliteDatabase`: a checkpoint database of LangGraph's SqliteSaver, read directly.
+
+The file is opened read-only; a second connection writes. `PRAGMA data_version` detects commits of others in some
+microseconds, and row ids tell what they were: added rows have higher ones. A deletion shows in the number of rows, or
+in another row under the highest id; rows are counted as often as takes a twentieth of the time.
+
+A file in WAL mode that no process has open can't be opened without write permission to its directory. It is then read
+as immutable, and opened anew when it changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import sqlite3
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from fusebackend.backends.threads.database.rows import NOTHING, Append, Damaged, Link, News, Place, Raw
+from fusebackend.backends.threads.database.sql import (
+    LINE,
+    Dialect,
+    SqlDatabase,
+    document_of,
+    links_of,
+    mapping,
+    require_id,
+)
+from fusebackend.backends.threads.database.values import loads, require
+from fusebackend.databases.sqlite import FileState, bound, open_file, open_read_only, transaction, translate_errors
+
+COUNTING_SHARE: Final = 1 / 20
+"""Of the time, at most, that goes into counting rows."""
+
+IDS_AT_ONCE: Final = 500
+"""In one statement."""
+
+
+def _placeholders(statement: str) -> str:
+    """CAST lets text that is not UTF-8 be compared by its bytes (`databases.sqlite.bound`)."""
+    return re.sub(r":(thread|namespace|checkpoint)\b", r"CAST(:\1 AS TEXT)", statement)
+
+
+_COLUMNS: Final = "checkpoint_id, parent_checkpoint_id, type, checkpoint"
+
+_LINKS: Final = _placeholders(f"SELECT {_COLUMNS} FROM checkpoints WHERE {LINE} AND checkpoint_id IN {{among}}")
+
+# CROSS JOIN keeps the chain outside, so that each step is one look-up by the primary key.
+_ANCESTRY: Final = _placeholders(f"""
+WITH RECURSIVE chain(id, parent, type, checkpoint) AS (
+    SELECT {_COLUMNS} FROM checkpoints WHERE {LINE} AND checkpoint_id = :checkpoint
+    UNION ALL
+    SELECT c.checkpoint_id, c.parent_checkpoint_id, c.type, c.checkpoint
+    FROM chain CROSS JOIN checkpoints c ON c.checkpoint_id = chain.parent
+    WHERE c.thread_id = :thread AND c.checkpoint_ns = :namespace
+)
+SELECT id, parent, type, checkpoint FROM chain
+""")
+
+
+class _Seen(NamedTuple):
+    """How far a table was read."""
+
+    rows: int
+    last: int
+    """The highest row id."""
+    key: object
+    """The key of that row."""
+
+
+class SqliteDatabase(SqlDatabase):
+    """See the module's docstring.
+
+    Raises:
+        OSError: the file is not there, is no SQLite file, or has not the tables of a SqliteSaver.
+        ModuleNotFoundError: ormsgpack is missing.
+    """
+
+    blocking = False
+    tells = True
+
+    dialect = Dialect(
+        tables={
+            "checkpoints": "thread_id checkpoint_ns checkpoint_id parent_checkpoint_id type checkpoint metadata",
+            "writes": "thread_id checkpoint_ns checkpoint_id task_id idx channel type value",
+        },
+        writes="writes",
+        value="value",
+        order="rowid",
+        row="rowid",
+        is_text=" AND {} < x''",  # TEXT sorts before BLOBs and, from '' on, after numbers
+        among="checkpoint_id IN {among}",
+        ts="NULL",
+        document="type, checkpoint",
+        placeholders=_placeholders,
+    )
+
+    def __init__(self, path: str) -> None:
+        require()
+        super().__init__(f"the checkpoint database {path}")
+        self.path = path
+        if os.path.isfile(path) and os.path.getsize(path) == 0:
+            raise OSError(errno.EINVAL, f"'{path}' is an empty file, no checkpoint database of LangGraph")
+        self._connection, self._immutable = open_read_only(path)
+        self._writer: sqlite3.Connection | None = None
+        try:
+            self._begin()
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def close(self) -> None:
+        self._connection.close()
+        if self._writer is not None:
+            self._writer.close()
+
+    def _begin(self) -> None:
+        self._prepare(f"'{self.path}'")
+        self._version = self._data_version()
+        self._counted_at, self._count_s = time.monotonic(), 0.0
+        self._recount = False
+        self._seen = {table: self._look(table) for table in self.dialect.tables}
+
+    def _columns(self, table: str) -> set[str]:
+        with translate_errors(f"'{self.path}' can't be read as an SQLite database", lambda _: errno.EINVAL):
+            return {row[1] for row in self._connection.execute(f"PRAGMA table_info({table})")}
+
+    # -- news --------------------------------------------------------------------------------------------------
+
+    def news(self, *, now: bool = False) -> News | None:
+        if self._immutable is not None:
+            return self._reopen(self._immutable)
+        version = self._data_version()
+        if version == self._version and not (self._recount and self._may_count()):
+            return None
+        with self._translated(), transaction(self._connection, "DEFERRED"):
+            everything, places = self._compare()
+        self._version = version
+        if everything:
+            return News(True)
+        return News(False, frozenset(places)) if places else None
+
+    def _reopen(self, before: FileState) -> News | None:
+        """Open a file anew that was opened as immutable, if it has changed."""
+        if FileState.of(self.path) == before:
+            return None
+        connection, self._immutable = open_read_only(self.path)
+        self._connection.close()
+        self._connection = connection
+        self._begin()
+        return News(True)
+
+    def _compare(self) -> tuple[bool, set[Place]]:
+        """Whether anything was deleted or replaced; and the lines with added rows."""
+        count = self._may_count()
+        everything, places, now = False, set(), {}
+        for table, seen in self._seen.items():
+            added = self._ask(f"SELECT thread_id, checkpoint_ns FROM {table} WHERE rowid > :last", last=seen.last)
+            places |= {Place(*ids) for ids in added if all(isinstance(id_, str) for id_ in ids)}
+            expected = seen.rows + len(added)
+            now[table] = self._look(table, None if count else expected)
+            everything |= now[table].rows != expected or self._key(table, seen.last) != seen.key
+        self._seen, self._recount = now, not count
+        return everything, places
+
+    def _data_version(self) -> int:
+        return int(self._ask("PRAGMA data_version")[0][0])
+
+    def _may_count(self) -> bool:
+        return time.monotonic() - self._counted_at >= self._count_s / COUNTING_SHARE
+
+    def _look(self, table: str, rows: int | None = None) -> _Seen:
+        if rows is None:
+            start = time.monotonic()
+            rows = int(self._ask(f"SELECT count(*) FROM {table}")[0][0])
+            self._counted_at = time.monotonic()
+            self._count_s = self._counted_at - start
+        last = self._ask(f"SELECT max(rowid) FROM {table}")[0][0] or 0
+        return _Seen(rows, last, self._key(table, last))
+
+    def _key(self, table: str, rowid: int) -> object:
+        extra = ", task_id, idx" if table == "writes" else ""
+        statement = f"SELECT thread_id, checkpoint_ns, checkpoint_id{extra} FROM {table} WHERE rowid = :rowid"
+        return self._ask(statement, rowid=rowid)
+
+    # -- lists -------------------------------------------------------------------------------------------------
+
+    def threads(self) -> list[tuple[str, str | None]]:
+        # Answered from the index: nothing is read where there are no odd rows.
+        odd = self._ask("SELECT rowid FROM checkpoints WHERE thread_id >= x'' OR thread_id < '' LIMIT 1")
+        if odd:
+            self._log.tell(f"row {odd[0][0]} of the table 'checkpoints' has a thread_id that is no text; not shown")
+        return super().threads()
+
+    # -- contents ----------------------------------------------------------------------------------------------
+
+    def ancestry(self, place: Place, checkpoint: str, channel: str) -> Generator[Link, None, None]:
+        met: set[str] = set()
+        values = {**place._asdict(), "checkpoint": checkpoint}
+        with self._translated():
+            cursor = self._connection.execute(_ANCESTRY, _bound(values))
+        with contextlib.closing(cursor):
+            while True:
+                with self._translated():
+                    row = cursor.fetchone()
+                if row is None or row[0] in met:
+                    return  # the second: a checkpoint that was stored anew below its own descendant
+                met.add(row[0])
+                yield self._link(row, channel)
+
+    def links(self, place: Place, checkpoints: Sequence[str], channel: str) -> list[Link]:
+        return links_of(self._ask_among(_LINKS, place, checkpoints), lambda row: self._link(row, channel))
+
+    def _link(self, row: Any, channel: str) -> Link:
+        checkpoint, parent, kind, blob = row
+        require_id(checkpoint, parent)
+        document = self._document(checkpoint, kind, blob)
+        versioned = channel in mapping(document, "channel_versions")
+        return Link(checkpoint, parent or None, versioned, mapping(document, "channel_values").get(channel, NOTHING))
+
+    def _document(self, checkpoint: str, kind: Any, data: Any) -> Mapping[str, Any]:
+        try:
+            found = loads(Raw(kind, data))
+        except Damaged as error:
+            raise Damaged(f"checkpoint {checkpoint}: {error}") from None
+        return document_of(checkpoint, found)
+
+    # -- writing -----------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def exclusive(self) -> Iterator[Append]:
+        with translate_errors(f"'{self.path}' can't be written to", _errno_of_writing):
+            if self._writer is None:
+                self._writer = open_file(self.path, "mode=rw")
+            with transaction(self._writer):
+                yield self._append
+
+    def _append(self, place: Place, checkpoint: str, channel: str, value: Raw) -> None:
+        """After the present ones: savers number the writes of a task from 0 and never replace one."""
+        assert self._writer is not None
+        values = {"checkpoint": checkpoint, "channel": channel, "kind": value.kind, "data": value.data}
+        self._writer.execute(self._sql.append, _bound({**place._asdict(), **values}))
+
+    # -- statements --------------------------------------------------------------------------------------------
+
+    def _ask(self, statement: str, **values: Any) -> list[Any]:
+        with self._translated():
+            return self._connection.execute(statement, _bound(values)).fetchall()
+
+    def _ask_among(self, statement: str, place: Place, checkpoints: Sequence[str], **values: Any) -> list[Any]:
+        rows = []
+        for start in range(0, len(checkpoints), IDS_AT_ONCE):
+            ids = {f"id{number}": id_ for number, id_ in enumerate(checkpoints[start : start + IDS_AT_ONCE])}
+            among = f"({', '.join(f'CAST(:{name} AS TEXT)' for name in ids)})"
+            rows += self._ask(statement.replace("{among}", among), **place._asdict(), **ids, **values)
+        return rows
+
+    def _translated(self) -> contextlib.AbstractContextManager[None]:
+        return translate_errors(f"'{self.path}' can't be read", lambda _: errno.EIO)
+
+
+def _bound(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: bound(value) for name, value in values.items()}
+
+
+def _errno_of_writing(number: int) -> int:
+    """EROFS where the file can't be opened for writing."""
+    return errno.EROFS if number in (errno.ENOENT, errno.EACCES) else number

@@ -1,0 +1,387 @@
+"""Stored values without their classes, and the value of a channel from its stored parts.
+
+LangGraph's serialiser writes MessagePack. Types that MessagePack lacks (messages, dataclasses, dates, sets …) are
+extension types with the name of a Python class and its arguments. Files never need one. Such a value stays an `Ext`
+here, which is not unpacked until it is needed, and `readable` turns it into plain data. No class is imported and no
+function called: a checkpoint is data from another program.
+
+A channel, such as the files or the messages, is stored in two ways. Up to deepagents 0.5 each checkpoint has the whole
+value. Since then a checkpoint of a *delta channel* has none, or now and then a snapshot, and the value is rebuilt: from
+the nearest ancestor that has one (or from nothing), with all writes to its ancestors since. The writes to the
+checkpoint itself are for the one that follows; only those of `NULL_TASK` count as its own, as in LangGraph's
+`get_state`. A thread may have both kinds of checkpoints. The reducer of deepagents joins values and writes; an
+`Overwrite` starts anew.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from typing import Any, Final, TypeAlias
+
+from fusebackend.backends.threads.database.rows import NOTHING, Damaged, Raw
+
+# The codes of LangGraph's serialiser (langgraph.checkpoint.serde.jsonplus).
+SINGLE_ARGUMENT: Final = 0
+POSITIONAL: Final = 1
+KEYWORDS: Final = 2
+METHOD: Final = 3
+PYDANTIC_V1: Final = 4
+PYDANTIC_V2: Final = 5
+NUMPY: Final = 6
+SNAPSHOT: Final = 7
+"""A delta channel's whole value."""
+
+_NAMED = frozenset({SINGLE_ARGUMENT, POSITIONAL, KEYWORDS, METHOD, PYDANTIC_V1, PYDANTIC_V2})
+
+_PLAIN_CLASSES = frozenset({
+    "builtins.set", "builtins.frozenset", "collections.deque", "datetime.date", "datetime.datetime", "decimal.Decimal",
+    "uuid.UUID", "zoneinfo.ZoneInfo",
+})  # fmt: skip
+"""Classes whose values are shown without their names."""
+
+
+class Ext:
+    """A value of an extension type, not unpacked."""
+
+    __slots__ = ("code", "data")
+
+    def __init__(self, code: int, data: bytes) -> None:
+        self.code = code
+        self.data = data
+
+    @property
+    def is_object(self) -> bool:
+        """Whether it stands for an object of some class."""
+        return self.code in _NAMED
+
+    @property
+    def class_name(self) -> str | None:
+        """`module.Class` of an object, None for anything else."""
+        if not self.is_object:
+            return None
+        parts = self.parts()
+        return f"{parts[0]}.{parts[1]}"
+
+    def parts(self) -> Any:
+        """Module, class, arguments, and the method's name for some; or a snapshot's value."""
+        inner = unpack(self.data)
+        if self.is_object and not (isinstance(inner, (list, tuple)) and len(inner) >= 3):
+            raise Damaged(f"extension type {self.code} does not hold what it should")
+        return inner
+
+
+@lru_cache(maxsize=1)
+def _ormsgpack() -> Any:
+    try:
+        import ormsgpack
+    except ImportError:
+        raise ModuleNotFoundError(
+            "reading checkpoints needs ormsgpack: pip install 'fusebackend[langgraph]'", name="ormsgpack"
+        ) from None
+    return ormsgpack
+
+
+def require() -> None:
+    """ModuleNotFoundError, with the package to install, where checkpoints can't be read."""
+    _ormsgpack()
+
+
+MAX_VALUES = 500_000
+"""In one piece of MessagePack. Python's lock is held while it is unpacked: some 30 ms for so many, and 64 MiB of empty
+lists would take seconds and 4 GB. LangGraph's values have few: messages are extension types, files are texts."""
+
+COUNTED_BYTES = 1 << 20
+"""A shorter piece can't have many more."""
+
+MAX_JSON_BYTES = 16 << 20
+"""Of values in JSON, which only old checkpoints have. It is decoded in one go, too."""
+
+
+def unpack(data: bytes) -> Any:
+    """MessagePack as plain data and `Ext`."""
+    library = _ormsgpack()
+    if len(data) > COUNTED_BYTES and _has_more_values(data, MAX_VALUES):
+        raise Damaged(f"MessagePack with more than {MAX_VALUES:,} values")
+    try:
+        return library.unpackb(data, ext_hook=Ext, option=library.OPT_NON_STR_KEYS)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise Damaged(f"not valid MessagePack: {error}") from None
+
+
+_LENGTHS = {
+    0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0), 0xC7: (1, 1), 0xC8: (2, 1), 0xC9: (4, 1), 0xD9: (1, 0), 0xDA: (2, 0),
+    0xDB: (4, 0),
+}  # fmt: skip
+"""First bytes of values with a length: the size of that length, and the number of further bytes."""
+
+_SIZES = {
+    0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8, 0xD4: 2, 0xD5: 3,
+    0xD6: 5, 0xD7: 9, 0xD8: 17,
+}  # fmt: skip
+"""First bytes of values with a fixed length, and the length."""
+
+_CONTAINERS = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}
+"""First bytes of arrays and maps: the size of the count, and the values in an item."""
+
+
+def _has_more_values(data: bytes, most: int) -> bool:
+    """Count the values of MessagePack without making them. Strings are skipped, and other threads may run meanwhile."""
+    count, left, at = 0, 1, 0
+    size = len(data)
+    while left and at < size:
+        count += 1
+        if count > most:
+            return True
+        left -= 1
+        byte = data[at]
+        at += 1
+        if byte < 0x80 or byte >= 0xE0:
+            continue
+        if byte < 0xA0:
+            left += (byte & 0x0F) * (2 if byte < 0x90 else 1)
+        elif byte < 0xC0:
+            at += byte & 0x1F
+        elif byte in _SIZES:
+            at += _SIZES[byte]
+        elif byte in _LENGTHS:
+            width, more = _LENGTHS[byte]
+            at += width + more + int.from_bytes(data[at : at + width])
+        elif byte in _CONTAINERS:
+            width, values = _CONTAINERS[byte]
+            left += values * int.from_bytes(data[at : at + width])
+            at += width
+    return False
+
+
+def pack(value: Any) -> Raw:
+    """Plain data as LangGraph stores it."""
+    library = _ormsgpack()
+    try:
+        return Raw("msgpack", library.packb(value, option=library.OPT_NON_STR_KEYS | library.OPT_REPLACE_SURROGATES))
+    except TypeError as error:
+        raise Damaged(f"a value can't be stored: {error}") from None
+
+
+def loads(raw: Raw) -> Any:
+    """A stored value as plain data and `Ext`."""
+    kind, data = raw.kind, raw.data
+    if not isinstance(kind, str | None) or not isinstance(data, bytes | bytearray | memoryview | str | None):
+        raise Damaged(f"a value is kept as {type(kind).__name__} and {type(data).__name__}")
+    if kind == "null":
+        return None
+    if data is None:
+        raise Damaged(f"a value of the type {kind!r} is missing")
+    if kind == "msgpack":
+        return unpack(data)
+    if kind in ("bytes", "bytearray"):
+        return data.encode("utf-8", "surrogateescape") if isinstance(data, str) else bytes(data)
+    if kind == "json":
+        if len(data) > MAX_JSON_BYTES:
+            raise Damaged(f"JSON of more than {MAX_JSON_BYTES >> 20} MiB")
+        try:
+            return json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise Damaged(f"not valid JSON: {error}") from None
+    if kind is not None and "+" in kind:
+        raise Damaged(f"encrypted ({kind}): only the program that has the key can read it")
+    if kind == "pickle":
+        raise Damaged("pickled: reading it would run code from the database")
+    raise Damaged(f"the serialisation {kind!r} is not known")
+
+
+def snapshot(value: Any) -> Any:
+    """The value of a channel: a delta channel's snapshot is unpacked."""
+    return value.parts() if isinstance(value, Ext) and value.code == SNAPSHOT else value
+
+
+def readable(value: Any) -> Any:
+    """Plain data that JSON can hold. The class of an object is under `__class__`."""
+    try:
+        return _readable(value)
+    except RecursionError:
+        raise Damaged("nested too deeply") from None
+
+
+def _readable(value: Any) -> Any:
+    if value is None or isinstance(value, (str, int)):  # bool is an int
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, dict):
+        return {key if isinstance(key, str) else str(key): _readable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_readable(item) for item in value]
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return {"__bytes__": base64.b64encode(value).decode("ascii")}
+    if isinstance(value, Ext):
+        return _readable_ext(value)
+    return str(value)
+
+
+def _readable_ext(ext: Ext) -> Any:
+    if ext.code == SNAPSHOT:
+        return _readable(ext.parts())
+    if ext.code == NUMPY:
+        dtype, shape, _order, data = ext.parts()
+        return {"__class__": "numpy.ndarray", "dtype": dtype, "shape": _readable(shape), "data": _readable(data)}
+    if not ext.is_object:
+        return {"__extension__": ext.code, **_readable(ext.data)}
+    parts = ext.parts()
+    name, argument = f"{parts[0]}.{parts[1]}", _readable(parts[2])
+    if name in ("pathlib.Path", "pathlib.PosixPath") and isinstance(argument, list):
+        return "/".join(str(part) for part in argument).replace("//", "/", 1)
+    if name in _PLAIN_CLASSES:
+        return argument
+    if isinstance(argument, dict):
+        return {"__class__": name, **argument}
+    return {"__class__": name, "value": argument}
+
+
+# -- channels --------------------------------------------------------------------------------------------------------
+
+_OVERWRITE: Final = "__overwrite__"
+_OVERWRITE_CLASS: Final = "langgraph.types.Overwrite"
+
+REMOVE_ALL: Final = "__remove_all__"
+"""The id of the `RemoveMessage` that stands for all messages."""
+
+_nameless = itertools.count()
+
+
+class Files:
+    """The channel `files`: a dict from key to record; None deletes a key.
+
+    Args:
+        keep: turns a record into the kept value.
+    """
+
+    name: Final = "files"
+
+    def __init__(self, keep: Callable[[Any], Any] = lambda record: record) -> None:
+        self._keep = keep
+
+    def whole(self, stored: Any) -> dict[str, Any]:
+        """A stored value."""
+        value = snapshot(stored)
+        if value is None or value is NOTHING:
+            return {}
+        if not isinstance(value, Mapping):
+            raise Damaged(f"'files' is no mapping but {_kind(value)}")
+        return self.merge({}, value)
+
+    def merge(self, files: dict[str, Any], written: Any) -> dict[str, Any]:
+        """One write on top, in place."""
+        if not isinstance(written, Mapping):
+            raise Damaged(f"a write to 'files' is no mapping but {_kind(written)}")
+        for key, record in written.items():
+            if not isinstance(key, str):
+                raise Damaged(f"'files' holds a key that is no string: {key!r}")
+            if record is None:
+                files.pop(key, None)
+            else:
+                files[key] = self._keep(record)
+        return files
+
+
+class Messages:
+    """The channel `messages`: a list of plain messages; one with a known id replaces that, and some remove others."""
+
+    name: Final = "messages"
+
+    def whole(self, stored: Any) -> dict[str, Any]:
+        value = snapshot(stored)
+        return self.merge({}, [] if value is None or value is NOTHING else value)
+
+    def merge(self, messages: dict[str, Any], written: Any) -> dict[str, Any]:
+        """One write on top, in place. The keys are ids, or generated ones where a message has none."""
+        for item in written if isinstance(written, list) else [written]:
+            message = plain_message(item)
+            key = message.get("id")
+            if message.get("type") == "remove":
+                if key == REMOVE_ALL:
+                    messages.clear()
+                else:
+                    messages.pop(str(key), None)
+                continue
+            messages[f"\0{next(_nameless)}" if key is None else str(key)] = message
+        return messages
+
+
+Channel: TypeAlias = Files | Messages
+
+
+def replay(channel: Channel, value: Mapping[str, Any], written: Iterable[Any]) -> Mapping[str, Any]:
+    """A value with the writes of many steps on top, oldest first. The value itself is not changed."""
+    result: dict[str, Any] | None = None
+    for item in written:
+        new = overwriting(item)
+        if new is not NOTHING:
+            result = channel.whole(new)
+        else:
+            result = channel.merge(dict(value) if result is None else result, item)
+    return value if result is None else result
+
+
+def update(channel: Channel, value: Mapping[str, Any], written: Iterable[Any]) -> Mapping[str, Any]:
+    """A value with the writes of one step on top. An `Overwrite` among them replaces all."""
+    written = list(written)
+    for item in written:
+        new = overwriting(item)
+        if new is not NOTHING:
+            return channel.whole(new)
+    return replay(channel, value, written)
+
+
+def overwriting(value: Any) -> Any:
+    """The value of an `Overwrite`, in each of its three forms; `NOTHING` for any other write."""
+    if isinstance(value, Ext):
+        if value.code == 2 and value.class_name == _OVERWRITE_CLASS:
+            arguments = value.parts()[2]
+            return arguments.get("value") if isinstance(arguments, Mapping) else NOTHING
+        return NOTHING
+    if isinstance(value, Mapping):
+        if len(value) == 1 and _OVERWRITE in value:
+            return value[_OVERWRITE]
+        if value.get("type") == _OVERWRITE and "value" in value:
+            return value["value"]
+    return NOTHING
+
+
+_TYPE_OF_ROLE = {"user": "human", "assistant": "ai", "developer": "system"}
+
+
+def plain_message(value: Any) -> dict[str, Any]:
+    """A message as a dict with a `type` (human, ai, tool, system …), from each form in which one is stored."""
+    if isinstance(value, Ext):
+        parts = value.parts() if value.is_object else ()
+        if not parts or not isinstance(parts[2], Mapping):
+            raise Damaged(f"a message is no object but extension type {value.code}")
+        return _typed(parts[2], str(parts[1]))
+    if isinstance(value, str):
+        return {"type": "human", "content": value}
+    if isinstance(value, (list, tuple)) and len(value) == 2:
+        return {"type": _TYPE_OF_ROLE.get(str(value[0]), str(value[0])), "content": value[1]}
+    if isinstance(value, Mapping):
+        if value.get("type") == "constructor" and isinstance(value.get("kwargs"), Mapping):  # LangChain's JSON
+            return _typed(value["kwargs"], str((value.get("id") or [""])[-1]))
+        if "role" in value and "type" not in value:
+            role = str(value["role"])
+            rest = {key: item for key, item in value.items() if key != "role"}
+            return {"type": _TYPE_OF_ROLE.get(role, role), **rest}
+        return {str(key): item for key, item in value.items()}
+    raise Damaged(f"a message is no object but {_kind(value)}")
+
+
+def _typed(arguments: Mapping[Any, Any], class_name: str) -> dict[str, Any]:
+    """A message with the type of its class, where its arguments have none: `HumanMessage` is `human`."""
+    type_name = arguments.get("type") or class_name.removesuffix("Chunk").removesuffix("Message").lower()
+    return {"type": type_name, **{str(key): item for key, item in arguments.items() if key != "type"}}
+
+
+def _kind(value: Any) -> str:
+    return f"extension type {value.code}" if isinstance(value, Ext) else type(value).__name__

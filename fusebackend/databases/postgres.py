@@ -1,0 +1,273 @@
+"""Connections to PostgreSQL: how they are opened and made again, which work is retried, and which errno an error is.
+
+A connection that turns out to be lost, as after a restart of the server, costs its user nothing: the work is repeated
+on a new one, for `PATIENCE_S` at most, where nothing of it can have happened. A transaction that the server rolled back
+in favour of another one is repeated as well. A commit without an answer is never repeated: its sender reports it
+(`backends/postgres/transaction.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fusebackend.databases.pipeline import Rows, is_lost, rollback, send
+
+if TYPE_CHECKING:
+    import psycopg
+    from psycopg import Connection
+
+T = TypeVar("T")
+
+CONNECT_S = 10
+"""How long a server may take to accept a connection."""
+
+PATIENCE_S = 5.0
+"""How long a server may be away before an operation fails."""
+
+BUSY_S = 25
+"""How long an operation waits for a free connection; no operation keeps one longer (`pipeline.STALL_S`)."""
+
+ATTEMPTS = 20
+"""How often a transaction is begun that the server rolls back in favour of others."""
+
+# -- errors --------------------------------------------------------------------------------------------------------
+
+ERRNO_OF_STATE = {
+    "42501": errno.EACCES,  # insufficient_privilege
+    "25006": errno.EROFS,  # read_only_sql_transaction
+    "53100": errno.ENOSPC,  # disk_full
+    "54000": errno.ENAMETOOLONG,  # program_limit_exceeded: a key too long for the index
+    "57014": errno.ETIMEDOUT,  # query_canceled
+    "55P03": errno.EBUSY,  # lock_not_available
+    "40001": errno.ESTALE,  # serialization_failure
+    "40P01": errno.EBUSY,  # deadlock_detected
+    "22021": errno.EILSEQ,  # character_not_in_repertoire
+}
+
+REPEATABLE = frozenset({"40001", "40P01", "26000"})
+"""SQLSTATEs after which the same work may succeed: rolled back in favour of another transaction, or (26000) psycopg has
+dropped all prepared statements of a connection, which it does after a rollback of its own."""
+
+
+def errno_of(error: psycopg.Error) -> int:
+    """The errno of psycopg's error: by its SQLSTATE, else EIO.
+
+    A server that is silent or unreachable is ETIMEDOUT, which the circuit breaker of a mount counts
+    (`vfs/calls/circuit_breaker.py`).
+    """
+    from psycopg_pool import PoolTimeout
+
+    if isinstance(error, PoolTimeout) or isinstance(error.__cause__, TimeoutError):
+        return errno.ETIMEDOUT
+    return ERRNO_OF_STATE.get(error.sqlstate or "", errno.EIO)
+
+
+@contextlib.contextmanager
+def translate_errors(failed: str = "PostgreSQL", rule: Callable[[int], int] = int) -> Iterator[None]:
+    """Raise psycopg's errors as `OSError`s, with `failed` and the server's message in one line.
+
+    Args:
+        rule: replaces the errno of the table.
+    """
+    import psycopg
+    from psycopg_pool import PoolClosed, PoolTimeout
+
+    try:
+        yield
+    except (PoolTimeout, PoolClosed) as error:
+        raise OSError(errno_of(error), f"PostgreSQL can't be reached: {error}") from error
+    except psycopg.Error as error:
+        raise OSError(rule(errno_of(error)), f"{failed}: {message_of(error)}") from error
+    except UnicodeEncodeError as error:
+        raise OSError(errno.EILSEQ, "Text in PostgreSQL must be UTF-8") from error
+
+
+def message_of(error: psycopg.Error) -> str:
+    """The server's message, else libpq's, in one line."""
+    return error.diag.message_primary or " ".join(str(error).split()) or type(error).__name__
+
+
+# -- connections ---------------------------------------------------------------------------------------------------
+
+
+def connect(conninfo: str, set_up: Callable[[Connection[Any]], None] | None = None, **options: Any) -> Connection[Any]:
+    """Open a connection that commits each statement by itself; psycopg's error when that fails.
+
+    Args:
+        set_up: is called with the new connection, which is closed when that fails.
+        options: libpq's words and arguments of `psycopg.connect`, in place of ours.
+    """
+    import psycopg
+
+    connection: Connection[Any] = psycopg.connect(conninfo, **{**_options(), **options})
+    try:
+        if set_up is not None:
+            set_up(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _options() -> dict[str, Any]:
+    """Statements are prepared by `pipeline.send` only: a plan that psycopg keeps knows nothing of later parameters."""
+    return {
+        "autocommit": True,
+        "connect_timeout": CONNECT_S,
+        "prepare_threshold": None,
+        "fallback_application_name": "fusebackend",
+    }
+
+
+class Reconnecting:
+    """One connection, for one user at a time, that is opened again when it was lost.
+
+    Args:
+        open: opens it; called again after a loss.
+    """
+
+    def __init__(self, open: Callable[[], Connection[Any]]) -> None:
+        self._open = open
+        self._mutex = threading.Lock()
+        self._closed = False
+        self.connection = open()
+
+    def run(self, work: Callable[[Connection[Any]], T]) -> T:
+        """The result of `work`, which is called once more if the connection was lost before or meanwhile.
+
+        Raises:
+            psycopg.Error: the server's, or there is no connection.
+        """
+        import psycopg
+
+        with self._mutex:
+            self._require_open()
+            try:
+                return work(self.connection)
+            except psycopg.OperationalError as error:
+                if self._closed or not is_lost(self.connection, error):
+                    raise
+                self.connection.close()
+                self._require_open()
+                return work(self.connection)
+
+    def _require_open(self) -> None:
+        import psycopg
+
+        if self.connection.closed and not self._closed:
+            self.connection = self._open()
+        if self._closed:  # perhaps while it was opened
+            self.connection.close()
+            raise psycopg.OperationalError("the connection was closed")
+
+    def close(self) -> None:
+        """Close it for good. Does not wait for a `run` in another thread, which gets an error."""
+        self._closed = True
+        self.connection.close()
+
+
+class Connections:
+    """A pool of connections. Any thread may call any method.
+
+    Connects once before the constructor returns, to report at once that there is no server.
+
+    Args:
+        size: operations that run at once.
+        set_up: is called with each new connection.
+        options: as for `connect`.
+
+    Raises:
+        OSError: the server's message, in one line.
+    """
+
+    def __init__(
+        self, conninfo: str, size: int, set_up: Callable[[Connection[Any]], None] | None = None, **options: Any
+    ) -> None:
+        import psycopg
+        from psycopg_pool import ConnectionPool
+
+        self.conninfo = conninfo
+        self._places = threading.BoundedSemaphore(size)
+        self._broken: tuple[type[Exception], ...] = (psycopg.OperationalError, psycopg.InterfaceError)
+        with translate_errors():
+            connect(conninfo).close()  # the pool's error would not give the reason
+            self._pool: Any = ConnectionPool(
+                conninfo,
+                min_size=1,
+                max_size=size,
+                timeout=PATIENCE_S,
+                reconnect_timeout=PATIENCE_S,  # then the next user makes it try anew: its own pauses double
+                kwargs={**_options(), **options},
+                configure=set_up,
+                open=True,
+            )
+
+    def query(self, query: str, parameters: Sequence[object]) -> Rows:
+        """The rows of one statement, which may run twice."""
+        return self.run(lambda connection: send(connection, [(query, parameters)])[0])
+
+    def run(self, work: Callable[[Connection[Any]], T]) -> T:
+        """The result of `work` with a connection. It is called again where nothing of it can have happened.
+
+        Raises:
+            OSError: the server's error, or EIO when it can't be reached.
+        """
+        with self._place():
+            connection, result = self._begin(work)
+            self._give_back(connection)
+            return result
+
+    @contextlib.contextmanager
+    def leased(self, begin: Callable[[Connection[Any]], object]) -> Iterator[Connection[Any]]:
+        """A connection for several calls, of which `begin` is the first; errors as of `run`."""
+        with self._place():
+            connection, _ = self._begin(begin)
+            try:
+                yield connection
+            finally:
+                self._give_back(connection)
+
+    @contextlib.contextmanager
+    def _place(self) -> Iterator[None]:
+        """Wait for a free connection: the pool can't tell a busy one from a server that is away."""
+        if not self._places.acquire(timeout=BUSY_S):
+            raise OSError(errno.ETIMEDOUT, f"PostgreSQL: all connections have been busy for {BUSY_S} s")
+        try:
+            yield
+        finally:
+            self._places.release()
+
+    def _begin(self, work: Callable[[Connection[Any]], T]) -> tuple[Connection[Any], T]:
+        with translate_errors():
+            deadline = time.monotonic() + PATIENCE_S
+            attempts = 0
+            while True:
+                connection = self._pool.getconn(max(deadline - time.monotonic(), 0.1))
+                try:
+                    return connection, work(connection)
+                except self._broken as error:
+                    self._give_back(connection)
+                    attempts += 1
+                    if getattr(error, "sqlstate", None) in REPEATABLE:
+                        if attempts == ATTEMPTS:
+                            raise
+                        time.sleep(random.uniform(0, 0.002 * attempts))
+                    elif not is_lost(connection, error) or time.monotonic() > deadline:
+                        raise
+                except BaseException:
+                    self._give_back(connection)
+                    raise
+
+    def _give_back(self, connection: Connection[Any]) -> None:
+        """The pool would end a transaction as well, but wait without a bound for a server that is silent."""
+        rollback(connection)
+        self._pool.putconn(connection)
+
+    def close(self) -> None:
+        self._pool.close()

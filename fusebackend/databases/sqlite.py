@@ -1,0 +1,150 @@
+"""SQLite files: how they are opened, transactions, and which errno an error is."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import sqlite3
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote
+
+from fusebackend.base.errors import oserror
+
+BUSY_S: Final = 5.0
+"""How long a statement waits for another connection's lock."""
+
+ERRNO_OF_CODE: Final = {
+    sqlite3.SQLITE_BUSY: errno.EBUSY,
+    sqlite3.SQLITE_LOCKED: errno.EBUSY,
+    sqlite3.SQLITE_READONLY: errno.EROFS,
+    sqlite3.SQLITE_FULL: errno.ENOSPC,
+    sqlite3.SQLITE_CANTOPEN: errno.ENOENT,
+    sqlite3.SQLITE_PERM: errno.EACCES,
+    sqlite3.SQLITE_TOOBIG: errno.EFBIG,
+}
+
+
+def primary(error: sqlite3.Error) -> int:
+    """SQLite's primary result code of an error, 0 where it has none."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
+def errno_of(error: sqlite3.Error) -> int:
+    return ERRNO_OF_CODE.get(primary(error), errno.EIO)
+
+
+@contextlib.contextmanager
+def translate_errors(failed: str = "SQLite", rule: Callable[[int], int] = int) -> Iterator[None]:
+    """Raise SQLite's errors as `OSError`s, with `failed` and SQLite's message. Text that is not UTF-8 is EILSEQ.
+
+    Args:
+        rule: replaces the errno of the table.
+    """
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise OSError(rule(errno_of(error)), f"{failed}: {error}") from error
+    except UnicodeEncodeError as error:
+        raise oserror(errno.EILSEQ) from error
+
+
+def open_file(path: str, how: str, *, busy_s: float | None = None, any_text: bool = False) -> sqlite3.Connection:
+    """Open a file, for use by any thread; each statement is its own transaction.
+
+    Args:
+        how: parameters of SQLite's URI, such as `mode=ro`.
+        busy_s: how long a statement waits for another connection's lock, in place of `BUSY_S`.
+        any_text: read text that is not UTF-8 with surrogateescape, in place of an error.
+    """
+    uri = f"file:{quote(os.fsencode(os.path.abspath(path)))}?{how}"
+    connection = sqlite3.connect(
+        uri,
+        uri=True,
+        timeout=BUSY_S if busy_s is None else busy_s,
+        isolation_level=None,
+        check_same_thread=False,
+        cached_statements=64,
+    )
+    if any_text:
+        connection.text_factory = functools.partial(str, encoding="utf-8", errors="surrogateescape")
+    return connection
+
+
+def bound(value: Any) -> Any:
+    """A value for a statement: text that is not UTF-8 as bytes, which SQLite takes and Python's module refuses."""
+    if isinstance(value, str):
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError:
+            return value.encode("utf-8", "surrogateescape")
+    return value
+
+
+@contextlib.contextmanager
+def transaction(connection: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iterator[None]:
+    """Commit the statements of a block together, or roll them back when it fails."""
+    connection.execute(f"BEGIN {kind}")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:  # a full disk has ended it already
+            connection.execute("ROLLBACK")
+        raise
+
+
+# -- files of other programs, read-only ----------------------------------------------------------------------------
+
+
+class FileState(NamedTuple):
+    """Differs after a file was written to."""
+
+    inode: int
+    mtime_ns: int
+    size: int
+    has_wal: bool
+
+    @classmethod
+    def of(cls, path: str) -> FileState:
+        found = os.stat(path)
+        return cls(found.st_ino, found.st_mtime_ns, found.st_size, os.path.exists(path + "-wal"))
+
+
+def open_read_only(path: str) -> tuple[sqlite3.Connection, FileState | None]:
+    """Open a file for reading.
+
+    A file in WAL mode that no process has open needs a writable directory. Without one it is opened as immutable, and
+    the file's state is returned as well: another state means that it must be opened anew.
+
+    Raises:
+        OSError: ENOENT; EINVAL for what is no SQLite database; EIO.
+    """
+    if not os.path.exists(path):
+        raise OSError(errno.ENOENT, f"there is no file '{path}'")
+    if not os.path.isfile(path):
+        raise OSError(errno.EINVAL, f"'{path}' is not a regular file")
+    before = FileState.of(path)
+    try:
+        try:
+            return _tried(open_file(path, "mode=ro", any_text=True)), None
+        except sqlite3.OperationalError as error:
+            if primary(error) not in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN) or before.has_wal:
+                raise
+        return _tried(open_file(path, "immutable=1", any_text=True)), before
+    except sqlite3.Error as error:
+        if primary(error) == sqlite3.SQLITE_NOTADB:
+            raise OSError(errno.EINVAL, f"'{path}' is no SQLite database") from None
+        raise OSError(errno.EIO, f"'{path}' can't be opened: {error}") from None
+
+
+def _tried(connection: sqlite3.Connection) -> sqlite3.Connection:
+    """SQLite opens a file at the first query."""
+    try:
+        connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    except BaseException:
+        connection.close()
+        raise
+    return connection
