@@ -13,7 +13,7 @@ NAMES = st.binary(min_size=1, max_size=NAME_MAX_BYTES).filter(lambda name: b"/" 
 CHANGES = st.one_of(
     st.just(Change()),
     NODES.map(Change),
-    st.builds(Change, node=st.none() | NODES, parent=NODES, name=NAMES),
+    st.tuples(st.none() | NODES, NODES, NAMES).map(lambda entry: Change(*entry)),
 )
 
 
