@@ -10,7 +10,7 @@ from fusebackend.backends.postgres.volume import CONNECTIONS, PostgresVolume
 from fusebackend.base.extras import needed_by
 from fusebackend.databases.postgres import connect, translate_errors
 from fusebackend.databases.urls import conninfo_of, require_modules, url_errors
-from fusebackend.protocol import GlobResult, GrepResult
+from fusebackend.protocol import GlobResult, GrepResult, OnExists, checked_on_exists
 from fusebackend.protocol.scheme import Url, UrlError, mask
 from fusebackend.volumes.agent_face import VolumeBackend
 
@@ -39,13 +39,12 @@ class PostgresBackend(VolumeBackend):
         volume: str = "default",
         *,
         conflict: Literal["error", "last-writer"] = "error",
-        on_exists: Literal["error", "replace"] = "error",
+        on_exists: OnExists = "error",
         connections: int = CONNECTIONS,
     ) -> None:
         if conflict not in ("error", "last-writer"):
             raise ValueError(f"conflict must be 'error' or 'last-writer', not {conflict!r}")
-        if on_exists not in ("error", "replace"):
-            raise ValueError(f"on_exists must be 'error' or 'replace', not {on_exists!r}")
+        checked_on_exists(on_exists)
         if not volume or len(volume) > NAME_MAX_CHARACTERS or not volume.isprintable():
             raise ValueError(f"volume must be a name of 1 to {NAME_MAX_CHARACTERS} characters, not {volume!r}")
         with needed_by("PostgresBackend"):

@@ -18,7 +18,6 @@ import functools
 import logging
 import os
 import time
-from typing import Literal
 
 from fusebackend.backends.sqlite import schema
 from fusebackend.backends.sqlite.flusher import Flusher
@@ -26,7 +25,7 @@ from fusebackend.backends.sqlite.index import Indexer, IndexWalk
 from fusebackend.backends.sqlite.stored_tree import StoredTree, sqlite_errors
 from fusebackend.base.errors import oserror
 from fusebackend.databases.sqlite import transaction
-from fusebackend.protocol import Features, GrepResult, StatFs
+from fusebackend.protocol import Features, GrepResult, OnExists, StatFs
 from fusebackend.volumes.agent_face import VolumeBackend
 from fusebackend.volumes.search import grep_files
 
@@ -252,7 +251,7 @@ class SqliteBackend(VolumeBackend):
         VolumeFileError: the file is in use by another `SqliteBackend`, is no volume, or can't be opened.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, on_exists: Literal["error", "replace"] = "error") -> None:
+    def __init__(self, path: str | os.PathLike[str], *, on_exists: OnExists = "error") -> None:
         super().__init__(SqliteVolume(path), on_exists=on_exists)
 
     volume: SqliteVolume

@@ -30,9 +30,9 @@ import copy
 import os
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
-from fusebackend.backends.store.files import StoreFiles, find_files, grep_files
+from fusebackend.backends.store.files import FileFormat, StoreFiles, checked_file_format, find_files, grep_files
 from fusebackend.backends.store.items import Conflict, Items, Settings, StoreDatabase
 from fusebackend.backends.store.namespaces import NamespaceTree, Spaces
 from fusebackend.backends.store.source import Namespace, StoreSource
@@ -41,7 +41,7 @@ from fusebackend.base.errors import code_of
 from fusebackend.base.globs import Matcher
 from fusebackend.base.paths import AgentPath
 from fusebackend.databases.urls import conninfo_of, require_modules, url_errors
-from fusebackend.protocol import FileDownloadResponse, FileInfo, FileUploadResponse
+from fusebackend.protocol import FileDownloadResponse, FileInfo, FileUploadResponse, OnExists
 from fusebackend.protocol.scheme import Url, UrlError
 from fusebackend.remote.agent_verbs import FileVerbs, Loaded, Refusal, checked
 
@@ -75,15 +75,13 @@ class StoreBackend(FileVerbs):
         *,
         namespace: Namespace = ("filesystem",),
         store: Any = None,
-        file_format: Literal["v1", "v2"] = "v2",
-        on_exists: Literal["error", "replace"] = "error",
+        file_format: FileFormat = "v2",
+        on_exists: OnExists = "error",
         feed: bool = True,
         ttl_s: float | None = None,
     ) -> None:
         super().__init__(on_exists=on_exists)
-        if file_format not in ("v1", "v2"):
-            raise ValueError(f"file_format must be 'v1' or 'v2', not {file_format!r}")
-        self.file_format = file_format
+        self.file_format = checked_file_format(file_format)
         self.ttl_s = ttl_s
         self._source = StoreSource(store_or_runtime, store, namespace, feed=feed)
         self._items: Items | None = None  # fixed on a mount, and for a URL

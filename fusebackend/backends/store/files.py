@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from fusebackend import text
 from fusebackend.backends.store.items import Change, Conflict, Items, Record, bytes_of, is_text, written
@@ -22,10 +22,19 @@ from fusebackend.protocol import FileInfo
 from fusebackend.remote.agent_verbs import Loaded
 from fusebackend.remote.buffer import digest_of
 
+FileFormat: TypeAlias = Literal["v1", "v2"]
+
 ATTEMPTS = 10
 """How often `put` is repeated when another program changes the file meanwhile."""
 
 READ_ONLY = "It is a value of the store that is no file, and can be read only"
+
+
+def checked_file_format(value: FileFormat) -> FileFormat:
+    """ValueError for any other format."""
+    if value not in ("v1", "v2"):
+        raise ValueError(f"file_format must be 'v1' or 'v2', not {value!r}")
+    return value
 
 
 class File(NamedTuple):
@@ -42,9 +51,9 @@ class StoreFiles:
         file_format: the format of new values, `"v2"` or `"v1"`.
     """
 
-    def __init__(self, items: Items, file_format: Literal["v1", "v2"]) -> None:
+    def __init__(self, items: Items, file_format: FileFormat) -> None:
         self._items = items
-        self._file_format: Literal["v1", "v2"] = file_format
+        self._file_format: FileFormat = file_format
 
     def tree(self) -> StoreTree:
         """The tree for one verb."""

@@ -32,9 +32,17 @@ import errno
 import re
 import uuid
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from fusebackend.backends.store.files import StoreFiles, files_at, find_files, grep_files, require_no_values
+from fusebackend.backends.store.files import (
+    FileFormat,
+    StoreFiles,
+    checked_file_format,
+    files_at,
+    find_files,
+    grep_files,
+    require_no_values,
+)
 from fusebackend.backends.store.items import Change, Conflict, Hub, Items, Settings, StoreDatabase
 from fusebackend.backends.store.source import SharedStore, checked_namespace, require_store
 from fusebackend.backends.store.tree import FILE_MARK, ROOT_PLACE, Node, StoreTree
@@ -43,7 +51,7 @@ from fusebackend.base.errors import code_of
 from fusebackend.base.globs import Matcher
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.databases.langgraph import translate_errors
-from fusebackend.protocol import FileInfo, FileUploadResponse
+from fusebackend.protocol import FileInfo, FileUploadResponse, OnExists
 from fusebackend.remote.agent_verbs import FileVerbs, Loaded, Refusal, checked
 from fusebackend.remote.keys import name_of, text_of
 
@@ -283,14 +291,12 @@ class NamespaceTree(FileVerbs):
         self,
         spaces: Spaces,
         *,
-        file_format: Literal["v1", "v2"] = "v2",
-        on_exists: Literal["error", "replace"] = "error",
+        file_format: FileFormat = "v2",
+        on_exists: OnExists = "error",
         ttl_s: float | None = None,
     ) -> None:
         super().__init__(on_exists=on_exists)
-        if file_format not in ("v1", "v2"):
-            raise ValueError(f"file_format must be 'v1' or 'v2', not {file_format!r}")
-        self.file_format = file_format
+        self.file_format = checked_file_format(file_format)
         self.ttl_s = ttl_s
         self._spaces = spaces
         self._hub = Hub()

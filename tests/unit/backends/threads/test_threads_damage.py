@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import shutil
@@ -278,7 +277,7 @@ def test_a_file_that_is_no_file_data_is_listed_and_cannot_be_opened(tmp_path: Pa
         agent.invoke(user("go", files={"/bad.txt": record}), thread("t"))
     with ThreadsBackend.from_sqlite(where) as backend:
         assert names(backend, "/t/head") == ["bad.txt", "good.txt"]
-        assert backend.download_files(["/t/head/bad.txt"])[0].error == os.strerror(errno.EIO)
+        assert says in (backend.download_files(["/t/head/bad.txt"])[0].error or "")
         assert says in (backend.read("/t/head/bad.txt").error or "")
         assert read(backend, "/t/head/good.txt") == "good"
         found = backend.grep("good", "/t/head")
