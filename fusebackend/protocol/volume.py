@@ -233,7 +233,7 @@ class Volume(abc.ABC):
 
     @property
     def unstored(self) -> int:
-        """How many files were closed and are not in the backend yet, for `status`."""
+        """How many files have bytes that are not in the backend yet, for `status` and for the end of a mount."""
         return 0
 
     @property

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import bisect
 import enum
+import errno
 import os
 import stat
 import threading
@@ -31,8 +32,6 @@ from fusebackend.protocol.remote import Etag, Info, Reader, Stamp
 
 if TYPE_CHECKING:
     from fusebackend.remote.buffer import Buffer
-
-import errno
 
 NEVER = float("-inf")
 

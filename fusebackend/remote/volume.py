@@ -347,6 +347,10 @@ class RemoteVolume(NativeVolume):
             self._tree.expire()
             self.remote.expire()
 
+    @property
+    def unstored(self) -> int:
+        return sum(entry.dirty for entry in self._tree.entries())
+
     def sync(self) -> None:
         with self.lock:
             self._files.store_all(self._tree.entries())

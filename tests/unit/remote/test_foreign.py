@@ -215,6 +215,17 @@ def test_a_file_is_stored_when_it_is_flushed_and_not_before(volume, duck):
     assert duck.calls.count("upload_files") == uploads, "what was stored is not stored again"
 
 
+def test_status_counts_files_with_bytes_that_are_not_stored(volume):
+    nodes = [volume.create(ROOT_NODE, name, 0o644, RW, ME).node for name in (b"a", b"b")]
+    for node in nodes:
+        volume.write(node, 0, b"x")
+    assert volume.unstored == 2
+    volume.flush(nodes[0])
+    assert volume.unstored == 1
+    volume.sync()
+    assert volume.unstored == 0
+
+
 def test_what_was_not_flushed_is_stored_at_the_last_close(volume, duck):
     node = volume.create(ROOT_NODE, b"f", 0o644, RW, ME).node
     volume.open(node, RW)
