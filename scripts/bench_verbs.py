@@ -71,7 +71,7 @@ def measure(mountpoint: Path, rounds: int) -> str:
             "|---|---|---:|---:|---:|",
             f"| `read` of 1 KiB | a JSON-RPC echo of 1 KiB on the same socket | {ms['read']:.2f} | {ms['echo']:.2f} "
             f"| {ms['read'] / ms['echo']:.1f} × |",
-            f"| `execute(\"true\")` | a bare `bwrap … sh -c true` | {ms['execute']:.1f} | {ms['bare']:.1f} "
+            f'| `execute("true")` | a bare `bwrap … sh -c true` | {ms["execute"]:.1f} | {ms["bare"]:.1f} '
             f"| + {ms['execute'] - ms['bare']:.1f} ms |",
         ]
     )

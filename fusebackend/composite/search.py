@@ -129,9 +129,7 @@ class TreeSearch:
             matches = [match for match in found if visible(match["path"])]
             if result.truncated and at_most is not None and len(matches) < at_most <= len(found):
                 return ask(part, None)  # hidden files have used up the limit
-            return GrepResult(
-                error=result.error, matches=matches, truncated=result.truncated, missing=result.missing
-            )
+            return GrepResult(error=result.error, matches=matches, truncated=result.truncated, missing=result.missing)
 
         results = self._ask_all(scope, tree_glob, "grep", ask, GrepResult(truncated=True))
         if isinstance(results, str):
@@ -228,9 +226,7 @@ def _asking(pattern: TreePattern | None, scope: Scope, part: Routed) -> contextl
     return asked.for_pattern(pattern.text, pattern.cut(below))
 
 
-def _answers(
-    parts: list[Routed], verb: str, ask: Callable[[Routed], Found]
-) -> Iterator[tuple[Routed, Found | None]]:
+def _answers(parts: list[Routed], verb: str, ask: Callable[[Routed], Found]) -> Iterator[tuple[Routed, Found | None]]:
     """Return the answer of each part; None for those that the budget does not reach. A guard sees to it that a part
     ends."""
     left = budget.current()

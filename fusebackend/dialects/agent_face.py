@@ -91,7 +91,7 @@ def has_agent_face(found: object) -> bool:
 
 
 class Guard(Protocol):
-    """Runs calls into a backend that may hang, see `Offload` in `vfs/calls/executor.py`."""
+    """Runs calls into a backend that may hang, see `RouteExecutor` in `vfs/calls/executor.py`."""
 
     def run(self, verb: str, call: Callable[[], T], files: int = 1) -> T:
         """The result of the call; its exception, or `GivenUp`, or `RouteDown` if it is not even made.

@@ -82,9 +82,7 @@ def parse(text: str) -> list[MountEntry]:
             options, super_options = tuple(words[5].split(",")), tuple(",".join(kinds[2:]).split(","))
             place, source, root = (_unescape(word) for word in (words[4], kinds[1], words[3]))
             number, parent, device = int(words[0]), int(words[1]), words[2]
-            found.append(
-                MountEntry(place, kinds[0], source, options, root, super_options, number, parent, device)
-            )
+            found.append(MountEntry(place, kinds[0], source, options, root, super_options, number, parent, device))
     return found
 
 

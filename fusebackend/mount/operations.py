@@ -141,9 +141,7 @@ class Operations:
         return pack(await self.filesystem.lookup(parent, name))
 
     @answers
-    async def mknod(
-        self, parent: int, name: bytes, mode: int, rdev: int, context: RequestContext
-    ) -> EntryAttributes:
+    async def mknod(self, parent: int, name: bytes, mode: int, rdev: int, context: RequestContext) -> EntryAttributes:
         return pack(await self.filesystem.mknod(parent, name, mode, rdev, _caller(context)))
 
     @answers

@@ -160,8 +160,8 @@ class Session:
                 "volume": type(route.volume).__name__,
                 "features": asdict(route.volume.features),
                 "ttl_s": None if route.policy.coherent else route.policy.timeout_s,
-                "timeouts": route.offload.timeouts,
-                "health": route.offload.describe(),
+                "timeouts": route.executor.timeouts,
+                "health": route.executor.describe(),
                 "unstored": route.volume.unstored,
             }
             for route in self.filesystem.tree.routes
@@ -230,7 +230,7 @@ class Session:
         if self.filesystem.switches.kernel_limits:
             read_ahead_kib = (
                 kernel_limits.BLOCKING_READ_AHEAD_KIB
-                if any(route.offload.blocking for route in self.filesystem.tree.routes)
+                if any(route.executor.blocking for route in self.filesystem.tree.routes)
                 else kernel_limits.READ_AHEAD_KIB
             )
             raise_limits = partial(kernel_limits.raise_limits, status.st_dev, read_ahead_kib)
@@ -267,4 +267,3 @@ async def _wait_for_notices(notifier: Notifier) -> None:
             await trio.sleep(0.001)
     if waiting.cancelled_caught:
         log.error("a notice to the kernel is still on its way after %g s", NOTICE_TIMEOUT_S)
-

@@ -46,9 +46,7 @@ class AgentRemote:
         TypeError: it can't be mounted.
     """
 
-    def __init__(
-        self, backend: Any, *, exact_sizes: bool | None, ttl_s: float, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, backend: Any, *, exact_sizes: bool | None, ttl_s: float, clock: Callable[[], float]) -> None:
         own_ttl_s: float | None = getattr(backend, "ttl_s", None)
         self.ttl_s = ttl_s if own_ttl_s is None else own_ttl_s
         asked = backend.kernel_side(self.ttl_s) if callable(getattr(backend, "kernel_side", None)) else backend

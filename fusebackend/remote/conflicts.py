@@ -136,9 +136,7 @@ class Uploads:
         if entry.buffer.size:
             beside = conflict_path(AgentPath("/" + key))
             self._remote.put(beside[1:], entry.buffer, entry.stamp, over=None, create=True)
-            log.error(
-                "%s: /%s was changed by others; what was written here is in %s", self._remote.name, key, beside
-            )
+            log.error("%s: /%s was changed by others; what was written here is in %s", self._remote.name, key, beside)
         with self._tree.lock:
             entry.stamped = False
             entry.content = Content.CONFLICTED if entry.opens else Content.CLEAN

@@ -86,9 +86,7 @@ class RemoteVolume(NativeVolume):
             read_only=abilities.read_only,
             blocking=abilities.blocking,
         )
-        self.lock: AbstractContextManager[Any] = (
-            contextlib.nullcontext() if abilities.concurrent else threading.RLock()
-        )
+        self.lock: AbstractContextManager[Any] = contextlib.nullcontext() if abilities.concurrent else threading.RLock()
         self._ranges = abilities.ranges
         self._max_file_bytes = max_file_bytes
         self._gate = Gate(needed=abilities.concurrent)

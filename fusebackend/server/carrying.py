@@ -184,7 +184,7 @@ class Carrying:
             if prefix in round_.left_out:
                 continue
             try:
-                round_.routes |= route.offload.run("carry", partial(self._list_route, route))
+                round_.routes |= route.executor.run("carry", partial(self._list_route, route))
             except (OSError, Spent) as error:
                 words = "its files take too long to list" if isinstance(error, Spent) else error.strerror
                 round_.left_out[prefix] = words or str(error)
@@ -391,7 +391,7 @@ class Carrying:
     def _look(self, path: AgentPath) -> Attr | None:
         route = self._route_of(path)
         with contextlib.suppress(NotADirectoryError):
-            return route.offload.run("carry", lambda: resolve(route.volume, route.inner(path), follow=False).attr)
+            return route.executor.run("carry", lambda: resolve(route.volume, route.inner(path), follow=False).attr)
         return None
 
     def _set_executable(self, path: AgentPath, executable: bool) -> None:
@@ -407,7 +407,7 @@ class Carrying:
             _tell(route, Change(node=attr.node, kind="attributes", path=route.inner(path)))
 
         with contextlib.suppress(FileNotFoundError):
-            route.offload.run("carry", change)
+            route.executor.run("carry", change)
 
     # -- directories that have become empty --------------------------------------------------------------------
 
@@ -431,7 +431,7 @@ class Carrying:
             if status != "ok":
                 route = self._route_of(directory)
                 with contextlib.suppress(OSError):  # it is gone, or not empty
-                    route.offload.run("carry", partial(_remove_directory, route, route.inner(directory)))
+                    route.executor.run("carry", partial(_remove_directory, route, route.inner(directory)))
 
     def _above(self, gone: list[AgentPath]) -> list[AgentPath]:
         """The directories on the way to these files, but for the routes' roots, each before its parent."""

@@ -310,7 +310,7 @@ class Guest:
         """The command may have changed any file of the default."""
         route = self._filesystem.tree.routes[0]
         try:
-            route.offload.run("invalidate", partial(self._filesystem.invalidation.expire, route))
+            route.executor.run("invalidate", partial(self._filesystem.invalidation.expire, route))
         except OSError as error:
             log.info("what a command has changed shows late: %s", error)
         if isinstance(route.volume, ObservableVolume):

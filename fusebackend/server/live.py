@@ -67,7 +67,9 @@ class LiveMount:
             backend, ttl_s=ttl_s, deadline_s=deadline_s, limits=limits, switches=switches.from_environment()
         )
         self._backend = backend
-        self._guards = {route.prefix: route.offload for route in self.filesystem.tree.routes if route.offload.blocking}
+        self._guards = {
+            route.prefix: route.executor for route in self.filesystem.tree.routes if route.executor.blocking
+        }
         self._session = Session(self.filesystem, mountpoint, options, describe=self._describe, before_end=self._end)
         self.status = self._session.status
         self.warnings: list[str] = []

@@ -120,7 +120,7 @@ class MountedBackend(ServedMount):
         try:
             outer = paths.normalise(path)
             route = self.filesystem.tree.route_of(outer)
-            attr, target = route.offload.run("stat", partial(self._look, route, outer, follow))
+            attr, target = route.executor.run("stat", partial(self._look, route, outer, follow))
         except PathError as error:
             return StatResult(error=str(error), code=errors.INVALID_PATH)
         except FileNotFoundError:
@@ -190,9 +190,9 @@ class MountedBackend(ServedMount):
         for route in tree.routes:
             if route is tree.route_of(outer) or paths.is_below(route.prefix, outer):
                 try:
-                    route.offload.run("invalidate", partial(self.filesystem.invalidation.expire, route))
+                    route.executor.run("invalidate", partial(self.filesystem.invalidation.expire, route))
                 except OSError as error:
-                    failure = OSError(error.errno, f"{route.offload.name}: {error.strerror}")
+                    failure = OSError(error.errno, f"{route.executor.name}: {error.strerror}")
         if failure is not None:
             raise failure
 

@@ -97,9 +97,7 @@ class InodeResolver:
             twins = [route.index for route in routes if route.volume is volume and route.index != index]
             if twins:
                 known = self.inodes.get
-                gone[index] = [
-                    node for node in nodes if not any(known(inode_number(twin, node)) for twin in twins)
-                ]
+                gone[index] = [node for node in nodes if not any(known(inode_number(twin, node)) for twin in twins)]
         return [(routes[index], nodes) for index, nodes in gone.items()]
 
     async def place(self, inode: int, make: bool = False) -> tuple[Route, int]:

@@ -32,7 +32,7 @@ from fusebackend.base.errors import oserror
 from fusebackend.base.paths import ROOT, AgentPath, join, split, to_name, to_text
 from fusebackend.composite.route_table import RouteTable
 from fusebackend.protocol import ROOT_NODE, Attr, Caller, Features, Volume, Writable
-from fusebackend.vfs.calls.executor import Offload
+from fusebackend.vfs.calls.executor import RouteExecutor
 from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S, DEFAULT_MAX_CALLS, RouteLimits
 from fusebackend.vfs.coherence.timeouts import ENDLESS_TIMEOUT_S, CachePolicy
 from fusebackend.vfs.inodes import SYNTHETIC_INDEX, inode_number, node_of, route_index
@@ -57,7 +57,7 @@ class Route:
         prefix: AgentPath,
         volume: Volume,
         policy_of: Callable[[Features], CachePolicy],
-        offload: Offload,
+        executor: RouteExecutor,
         files: Route | None = None,
     ) -> None:
         self.index = index  # of its directories' inode numbers
@@ -71,13 +71,13 @@ class Route:
         self.shared = volume.features.shared
         self._policy_of = policy_of
         self.policy = policy_of(volume.features)
-        self.offload = offload
-        self.call = offload.call
-        self.ask = offload.ask
+        self.executor = executor
+        self.call = executor.call
+        self.ask = executor.ask
 
     def twin(self, index: int) -> Route:
         """The same live files, for another tree."""
-        return Route(index, self.prefix, self.volume, self._policy_of, self.offload, self.files)
+        return Route(index, self.prefix, self.volume, self._policy_of, self.executor, self.files)
 
     def above(self, attr: Attr, parent: int) -> int:
         """The directory in which something was found, by a number that is the same in all trees if it is a file."""
@@ -97,7 +97,7 @@ class Route:
     @property
     def keeps_listings(self) -> bool:
         """True if a directory's time tells the kernel whether a listing is valid. See `coherence/cached_readdir.py`."""
-        waits = self.offload.blocking or self.shared
+        waits = self.executor.blocking or self.shared
         return self.policy.coherent and not waits and self.volume.features.persistent_modes
 
     def follow_feed(self) -> None:
@@ -132,7 +132,7 @@ def routes_of(
         own = limits.get(prefix, RouteLimits()).or_else(others)
         name = "The default backend" if prefix == ROOT else f"Route '{prefix}/'"
         probe = partial(volume.readdir, ROOT_NODE, b"", 1)
-        offload = Offload(
+        executor = RouteExecutor(
             features.blocking,
             own.deadline_s or DEFAULT_DEADLINE_S,
             max_calls=own.max_calls or DEFAULT_MAX_CALLS,
@@ -140,7 +140,7 @@ def routes_of(
             probe=probe,
             volume=volume,
         )
-        routes.append(Route(index, prefix, volume, policy_of, offload))
+        routes.append(Route(index, prefix, volume, policy_of, executor))
     return routes
 
 
@@ -200,7 +200,7 @@ class Junction:
 
         If its volume hangs, the last ones: other routes below it must not wait.
         """
-        if not self.children or not self.holder.offload.blocking:
+        if not self.children or not self.holder.executor.blocking:
             return await self._ask(synthesised)
         if time.monotonic() >= self.ask_after:
             with contextlib.suppress(TimeoutError), trio.move_on_after(WAY_PATIENCE_S):

@@ -106,7 +106,7 @@ class Listing:
         """
         assert handle.junction is not None, "only junctions have names that lead to routes"
         child = handle.junction.children[name]
-        if child.route is None or not child.route.offload.blocking:
+        if child.route is None or not child.route.executor.blocking:
             with contextlib.suppress(OSError):
                 return await self._lookup(handle.inode, name)
         self._inodes.reference(child.inode, handle.inode, name, _SOME_DIRECTORY)

@@ -365,14 +365,14 @@ class FileSystem:
     def _handle(self, number: int) -> FileHandle:
         """Return an open handle. On routes that may block, attribute the request to the thread that opened it."""
         handle = self.files[number]
-        if handle.route.offload.blocking:
+        if handle.route.executor.blocking:
             on_behalf_of(handle.opener.thread)
         return handle
 
     async def read(self, number: int, offset: int, size: int) -> bytes:
         handle = self._handle(number)
         route = handle.route
-        if route.offload.blocking:
+        if route.executor.blocking:
             await self.range_order.wait_for_writes(handle.inode, offset, offset + size)
         data = await route.ask(route.volume.read, handle.node, offset, size)
         self.prefill.filled.add(handle.inode)
@@ -383,7 +383,7 @@ class FileSystem:
         self.resolver.own_changes += 1
         inode, appending = handle.inode, bool(handle.flags & _APPENDING)
         write = partial(self.append_end.write, handle) if appending else handle.write
-        if handle.route.offload.blocking:
+        if handle.route.executor.blocking:
             call = partial(handle.route.call, write, offset, data)
             written = await self.range_order.write(inode, offset, len(data), call)
         else:
@@ -404,7 +404,7 @@ class FileSystem:
 
     async def fsync(self, number: int, datasync: bool) -> None:
         handle = self._handle(number)
-        await handle.route.offload.sync(partial(handle.route.changing.fsync, handle.node, datasync))
+        await handle.route.executor.sync(partial(handle.route.changing.fsync, handle.node, datasync))
 
     async def release(self, number: int) -> None:
         handle = self.write_barrier.dismiss(number)
@@ -436,7 +436,7 @@ class FileSystem:
     async def fsyncdir(self, number: int, datasync: bool) -> None:
         handle = self.directories[number]
         if handle.route is not None:
-            await handle.route.offload.sync(partial(handle.route.changing.fsync, handle.node, datasync))
+            await handle.route.executor.sync(partial(handle.route.changing.fsync, handle.node, datasync))
 
     async def releasedir(self, number: int) -> None:
         self.cached_readdir.closed(self.directories.remove(number))
@@ -502,7 +502,7 @@ class FileSystem:
         for route in self.tree.routes:
             mine = [handle for handle in handles if handle.route is route]
             try:
-                route.offload.finish(partial(close_all, route.volume, mine, nameless.get(route, [])))
+                route.executor.finish(partial(close_all, route.volume, mine, nameless.get(route, [])))
             except OSError as error:
                 log.error("could not close route %s: %s", route.prefix, error)
                 first = first or error

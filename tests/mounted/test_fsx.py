@@ -115,8 +115,7 @@ def _share(path: Path, seed: int, steps: int) -> None:
     path.write_bytes(bytes(SHARED_BYTES))
     ends = [number * SHARED_BYTES // WORKERS for number in range(WORKERS + 1)]
     children = [
-        fork(partial(_work, path, seed + number, part, steps))
-        for number, part in enumerate(itertools.pairwise(ends))
+        fork(partial(_work, path, seed + number, part, steps)) for number, part in enumerate(itertools.pairwise(ends))
     ]
     for child in children:
         child.result(LIMIT_S)

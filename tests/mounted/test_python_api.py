@@ -198,10 +198,13 @@ class TestLife:
             files = fusebackend.mount(backend, point)
             assert files.write("/a", "kept").error is None
         """)
-        assert script("""
+        assert (
+            script("""
             with SqliteBackend(f"{directory}/x.db") as backend:
                 print(backend.download_files(["/a"])[0].content)
-        """) == "b'kept'\n"
+        """)
+            == "b'kept'\n"
+        )
 
     def test_an_error_in_the_block_unmounts_and_comes_through(self, script: Script) -> None:
         script("""
@@ -381,7 +384,8 @@ class TestRefusals:
         """)
 
     def test_what_fails_at_the_end_is_raised_by_close(self, script: Script) -> None:
-        script("""
+        script(
+            """
             backend = InMemoryBackend()
             files = fusebackend.mount(backend, point)
             def full(): raise OSError(28, "No space left on device")
@@ -394,7 +398,9 @@ class TestRefusals:
                 raise AssertionError("the error was lost")
             files.close()
             assert not os.path.ismount(point)
-        """, logged=".*No space left on device.*")
+        """,
+            logged=".*No space left on device.*",
+        )
 
 
 def test_connect_without_a_path_takes_the_mount_of_the_environment(script: Script) -> None:

@@ -27,9 +27,7 @@ OPTIONS = ("allow_other",) if os.geteuid() == 0 else ()
 
 class TestPosix(PosixCases):
     features = SCHEMES["s3"].features
-    limits = Limits(
-        huge_files=False, sparse=False, byte_names=False, many_entries=100, other_users=bool(OPTIONS)
-    )
+    limits = Limits(huge_files=False, sparse=False, byte_names=False, many_entries=100, other_users=bool(OPTIONS))
 
     @pytest.fixture(scope="class")
     @classmethod

@@ -39,27 +39,31 @@ class SeedInMemoryBackend(BackendProtocol):
             if not file_path.startswith(path):
                 continue
 
-            relative = file_path[len(path):]
+            relative = file_path[len(path) :]
 
             if "/" in relative:
                 subdir = relative.split("/")[0]
                 dir_path = path + subdir + "/"
                 if dir_path not in seen_dirs:
                     seen_dirs.add(dir_path)
-                    infos.append({
-                        "path": dir_path,
-                        "is_dir": True,
-                        "size": 0,
-                        "modified_at": "",
-                    })
+                    infos.append(
+                        {
+                            "path": dir_path,
+                            "is_dir": True,
+                            "size": 0,
+                            "modified_at": "",
+                        }
+                    )
             else:
                 meta = self._metadata.get(file_path, {})
-                infos.append({
-                    "path": file_path,
-                    "is_dir": False,
-                    "size": len(self._files[file_path]),
-                    "modified_at": meta.get("modified_at", ""),
-                })
+                infos.append(
+                    {
+                        "path": file_path,
+                        "is_dir": False,
+                        "size": len(self._files[file_path]),
+                        "modified_at": meta.get("modified_at", ""),
+                    }
+                )
 
         return sorted(infos, key=lambda x: x["path"])
 
@@ -75,7 +79,7 @@ class SeedInMemoryBackend(BackendProtocol):
         content = self._files[file_path]
         lines = content.splitlines()
 
-        selected = lines[offset:offset + limit]
+        selected = lines[offset : offset + limit]
 
         result_lines = []
         for i, line in enumerate(selected, start=offset + 1):
@@ -89,9 +93,7 @@ class SeedInMemoryBackend(BackendProtocol):
         content: str,
     ) -> WriteResult:
         if file_path in self._files:
-            return WriteResult(
-                error=f"Cannot write to {file_path} because it already exists."
-            )
+            return WriteResult(error=f"Cannot write to {file_path} because it already exists.")
 
         self._files[file_path] = content
         self._metadata[file_path] = {
@@ -119,10 +121,7 @@ class SeedInMemoryBackend(BackendProtocol):
             return EditResult(error=f"old_string not found in {file_path}")
 
         if count > 1 and not replace_all:
-            return EditResult(
-                error=f"old_string found {count} times. "
-                      f"Use replace_all=True or provide more context."
-            )
+            return EditResult(error=f"old_string found {count} times. Use replace_all=True or provide more context.")
 
         if replace_all:
             new_content = content.replace(old_string, new_string)
@@ -154,11 +153,13 @@ class SeedInMemoryBackend(BackendProtocol):
 
             for i, line in enumerate(content.splitlines(), start=1):
                 if pattern in line:
-                    matches.append({
-                        "path": file_path,
-                        "line": i,
-                        "text": line,
-                    })
+                    matches.append(
+                        {
+                            "path": file_path,
+                            "line": i,
+                            "text": line,
+                        }
+                    )
 
         return matches
 
@@ -175,12 +176,14 @@ class SeedInMemoryBackend(BackendProtocol):
 
             if fnmatch.fnmatch(file_path, pattern):
                 meta = self._metadata.get(file_path, {})
-                infos.append({
-                    "path": file_path,
-                    "is_dir": False,
-                    "size": len(self._files[file_path]),
-                    "modified_at": meta.get("modified_at", ""),
-                })
+                infos.append(
+                    {
+                        "path": file_path,
+                        "is_dir": False,
+                        "size": len(self._files[file_path]),
+                        "modified_at": meta.get("modified_at", ""),
+                    }
+                )
 
         return infos
 
@@ -209,17 +212,21 @@ class SeedInMemoryBackend(BackendProtocol):
         for path in paths:
             if path in self._files:
                 content = self._files[path].encode("utf-8")
-                responses.append(FileDownloadResponse(
-                    path=path,
-                    content=content,
-                    error=None,
-                ))
+                responses.append(
+                    FileDownloadResponse(
+                        path=path,
+                        content=content,
+                        error=None,
+                    )
+                )
             else:
-                responses.append(FileDownloadResponse(
-                    path=path,
-                    content=None,
-                    error="file_not_found",
-                ))
+                responses.append(
+                    FileDownloadResponse(
+                        path=path,
+                        content=None,
+                        error="file_not_found",
+                    )
+                )
         return responses
 
 
@@ -297,12 +304,14 @@ class SeedS3Backend(BackendProtocol):
                 file_path = self._from_s3_key(obj["Key"])
                 if file_path.endswith("/"):
                     continue
-                infos.append({
-                    "path": file_path,
-                    "is_dir": False,
-                    "size": obj["Size"],
-                    "modified_at": obj["LastModified"].isoformat(),
-                })
+                infos.append(
+                    {
+                        "path": file_path,
+                        "is_dir": False,
+                        "size": obj["Size"],
+                        "modified_at": obj["LastModified"].isoformat(),
+                    }
+                )
 
         return sorted(infos, key=lambda x: x["path"])
 
@@ -361,7 +370,7 @@ class DuckBackend:
         entries = {}
         for name, data in self.files.items():
             if name.startswith(base):
-                child, slash, _ = name[len(base):].partition("/")
+                child, slash, _ = name[len(base) :].partition("/")
                 whole = base + child + slash
                 entries[whole] = {"path": whole, "is_dir": bool(slash)}
                 if not slash:

@@ -42,9 +42,7 @@ def open_az(url: Url) -> Any:
 def _backend(kind: Any, bucket: str, prefix: str, url: Url) -> Any:
     from fusebackend.backends.object_store.backend import ObjectStoreBackend, client_options, retry_config
 
-    store = kind(
-        bucket, prefix=prefix.strip("/") or None, client_options=client_options(), retry_config=retry_config()
-    )
+    store = kind(bucket, prefix=prefix.strip("/") or None, client_options=client_options(), retry_config=retry_config())
     return ObjectStoreBackend(store, **url.parameters)
 
 

@@ -159,9 +159,7 @@ class Moves:
         self._left: dict[str, Record] = {}  # ours that have failed half-way
         self._left_guard = threading.Lock()
 
-    def file(
-        self, old: str, new: str, etag: str | None, replaced: str | None, copied: Callable[[], None]
-    ) -> None:
+    def file(self, old: str, new: str, etag: str | None, replaced: str | None, copied: Callable[[], None]) -> None:
         """Move an object; `copied` looks at the copy, and raises an OSError for a wrong one."""
         with self._recorded(old, new, etag, replaced):
             self._bucket.copy(old, new)

@@ -201,9 +201,7 @@ class BucketRemote:
             return extras.restamp(key, _text(etag), written)
         buffer = Buffer.of(self.bucket.pieces(key, _text(etag)))
         try:
-            return put(
-                self.bucket.store, key, buffer, if_match=_text(etag), attributes=written, extras=extras
-            ).etag
+            return put(self.bucket.store, key, buffer, if_match=_text(etag), attributes=written, extras=extras).etag
         finally:
             buffer.close()
 

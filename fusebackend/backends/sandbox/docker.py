@@ -227,6 +227,7 @@ class DockerBackend(StagedSandbox):
 #
 # `docker:` URLs: a container of that name if there is one, and else an image.
 
+
 def open_docker(url: Url) -> DockerBackend:
     """The backend of a URL. Errors are raised now, in one line: at the first call, later, a user would not see them.
 

@@ -230,4 +230,3 @@ def _portable(error: BaseException) -> Exception:
     if isinstance(error, OSError):
         return OSError(error.errno, error.strerror)
     return AssertionError(f"in the child: {type(error).__name__}: {error}")
-

@@ -138,7 +138,6 @@ class ExtendedAttributeCases(Case):
         os.setxattr(d / "link", "user.a", b"1")
         assert os.getxattr(d / "file", "user.a") == b"1"
 
-
     @needs("xattrs", "root")
     @pytest.mark.parametrize(
         "flags", [os.O_WRONLY, os.O_RDWR, os.O_WRONLY | os.O_APPEND, os.O_RDWR | os.O_APPEND, os.O_WRONLY | os.O_TRUNC]

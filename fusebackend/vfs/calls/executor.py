@@ -1,4 +1,4 @@
-"""`Offload`: calls into one volume. Inline where it doesn't block; in threads, under a deadline, where it may.
+"""`RouteExecutor`: calls into one volume. Inline where it doesn't block; in threads, under a deadline, where it may.
 
 A thread hop costs about as much as a whole FUSE request, so memory, SQLite and local directories are called on the
 loop's own thread. A blocking volume has `max_calls` places for calls, a deadline for each call, which includes the wait
@@ -89,7 +89,7 @@ class _Call(Generic[T]):
             self.error = error
 
 
-class Offload:
+class RouteExecutor:
     """See the module's docstring.
 
     Args:

@@ -47,7 +47,7 @@ class Prefill:
         if opens != 1 or handle.inode in self.filled or handle.flags & os.O_ACCMODE != os.O_RDONLY or not self._on:
             return
         route = handle.route
-        if route.offload.blocking or not route.policy.coherent:
+        if route.executor.blocking or not route.policy.coherent:
             return
         if not stat.S_ISREG(attr.mode) or not 0 < attr.size <= FILL_BYTES or route.volume.access_due(attr):
             return

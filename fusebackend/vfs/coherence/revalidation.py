@@ -55,9 +55,7 @@ class Revalidation:
         kernel: gives the kernel's caches, None before `FileSystem.attach`.
     """
 
-    def __init__(
-        self, tree: MountTree, dentries: Dentries, kernel: Callable[[], KernelCache | None], on: bool
-    ) -> None:
+    def __init__(self, tree: MountTree, dentries: Dentries, kernel: Callable[[], KernelCache | None], on: bool) -> None:
         self._tree = tree
         self._dentries = dentries
         self._kernel = kernel

@@ -23,6 +23,7 @@ SHARED_DIRECTORY_TIMEOUT_S = 60.0
 """Entry timeout of the directories of a shared volume: the way to files leads through them, and while there is no feed
 their names can't be taken back. A lookup in a minute costs nothing."""
 
+
 @dataclass(frozen=True)
 class CachePolicy:
     """Timeouts of one route, in seconds."""

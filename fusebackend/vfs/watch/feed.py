@@ -145,7 +145,7 @@ class ChangeFeed:
     def _changed_by_kernel(self, through: Route, routes: list[Route], change: Change, inode: int) -> None:
         """Queue a change that the kernel has made through one of the routes of this volume."""
         # A route that may hang holds its directories' locks for as long.
-        wait = None if through.offload.blocking else _Once(partial(self._wait_for_kernel, change, inode))
+        wait = None if through.executor.blocking else _Once(partial(self._wait_for_kernel, change, inode))
         self._emit(routes, change, "mount", self._watches, None, wait)
 
     def _wait_for_kernel(self, change: Change, inode: int) -> None:
@@ -201,9 +201,7 @@ class ReportingVolume:
     not stored yet, for all routes of the volume.
     """
 
-    def __init__(
-        self, route: Route, names: NodePaths, tell: Callable[[Change, int], None], unstored: set[int]
-    ) -> None:
+    def __init__(self, route: Route, names: NodePaths, tell: Callable[[Change, int], None], unstored: set[int]) -> None:
         self._route = route
         self._volume = route.volume
         self._names = names

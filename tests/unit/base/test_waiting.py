@@ -10,7 +10,7 @@ import trio
 
 from fusebackend.base.waiting import Lock, WouldWait, at_once, will_wait
 from fusebackend.protocol import Features, Volume
-from fusebackend.vfs.calls.executor import Offload
+from fusebackend.vfs.calls.executor import RouteExecutor
 
 
 def test_only_an_attempt_may_not_wait() -> None:
@@ -108,17 +108,17 @@ def test_what_need_not_wait_is_done_on_the_loop_and_all_else_in_threads() -> Non
     volume = Waiting()
 
     async def main() -> None:
-        offload = Offload(True, volume=volume)
+        route_executor = RouteExecutor(True, volume=volume)
         here = threading.current_thread().name
-        assert await offload.ask(volume.read, 1, 0, 4) == b"data"
-        assert await offload.call(volume.write, 1, 0, b"xyz") == 3
+        assert await route_executor.ask(volume.read, 1, 0, 4) == b"data"
+        assert await route_executor.call(volume.write, 1, 0, b"xyz") == 3
         with pytest.raises(FileNotFoundError):
-            await offload.ask(volume.lookup, 1, b"name")
+            await route_executor.ask(volume.lookup, 1, b"name")
         assert volume.threads == [here] * 3
-        await offload.call(volume.unlink, 1, b"name")  # not one that says so before it changes something
+        await route_executor.call(volume.unlink, 1, b"name")  # not one that says so before it changes something
         volume.waits = True
-        assert await offload.ask(volume.read, 1, 0, 4) == b"data"
-        assert await offload.call(volume.write, 1, 0, b"xyz") == 3
+        assert await route_executor.ask(volume.read, 1, 0, 4) == b"data"
+        assert await route_executor.call(volume.write, 1, 0, b"xyz") == 3
         assert len(volume.threads) == 6 and here not in volume.threads[3:]
 
     trio.run(main)
@@ -129,8 +129,8 @@ def test_nothing_is_tried_on_the_loop_for_a_volume_that_does_not_say_so() -> Non
     volume.at_once = frozenset()  # type: ignore[misc]
 
     async def main() -> None:
-        offload = Offload(True, volume=volume)
-        await offload.ask(volume.read, 1, 0, 4)
+        route_executor = RouteExecutor(True, volume=volume)
+        await route_executor.ask(volume.read, 1, 0, 4)
         assert threading.current_thread().name not in volume.threads
 
     trio.run(main)

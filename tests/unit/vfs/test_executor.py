@@ -23,7 +23,7 @@ from fusebackend.base.deadline import Calls, GivenUp, RouteDown
 from fusebackend.protocol import Caller
 from fusebackend.vfs.calls import executor, request
 from fusebackend.vfs.calls.circuit_breaker import FAILURES_TO_OPEN
-from fusebackend.vfs.calls.executor import Offload
+from fusebackend.vfs.calls.executor import RouteExecutor
 
 LIMIT_S = 20.0
 
@@ -74,7 +74,7 @@ def until(what: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("places", [1, 3])
 def test_no_more_threads_than_places_and_first_come_first_served(hanging: Hanging, places: int) -> None:
-    offload = Offload(True, deadline_s=LIMIT_S, max_calls=places)
+    route_executor = RouteExecutor(True, deadline_s=LIMIT_S, max_calls=places)
     begun: list[int] = []
 
     async def main() -> None:
@@ -84,51 +84,51 @@ def test_no_more_threads_than_places_and_first_come_first_served(hanging: Hangin
 
         async with trio.open_nursery() as nursery:
             for number in range(6):
-                nursery.start_soon(offload.call, begin, number)
+                nursery.start_soon(route_executor.call, begin, number)
                 await trio.testing.wait_all_tasks_blocked(0.01)
             while hanging.calls < places:
                 await trio.sleep(0.005)
-            assert (hanging.calls, offload.describe()["waiting"]) == (places, 6 - places)
+            assert (hanging.calls, route_executor.describe()["waiting"]) == (places, 6 - places)
             hanging.go.set()
 
     run(main)
     assert sorted(begun) == list(range(6)) and set(begun[:places]) == set(range(places))
     assert places > 1 or begun == list(range(6))
-    assert (offload.describe()["running"], offload.describe()["waiting"]) == (0, 0)
+    assert (route_executor.describe()["running"], route_executor.describe()["waiting"]) == (0, 0)
 
 
 def test_threads_that_hang_keep_their_places_and_nothing_piles_up(hanging: Hanging) -> None:
-    offload = Offload(True, deadline_s=0.05, max_calls=2)
+    route_executor = RouteExecutor(True, deadline_s=0.05, max_calls=2)
     before = threading.active_count()
 
     async def main() -> None:
         for _ in range(2):
-            await fails(errno.ETIMEDOUT, lambda: offload.call(hanging))
-        await fails(errno.ETIMEDOUT, lambda: offload.call(hanging))  # it has waited for a place
+            await fails(errno.ETIMEDOUT, lambda: route_executor.call(hanging))
+        await fails(errno.ETIMEDOUT, lambda: route_executor.call(hanging))  # it has waited for a place
 
     run(main)
     assert hanging.calls == 2 and threading.active_count() <= before + 3
 
 
 def test_places_are_free_again_when_what_hung_has_ended(hanging: Hanging) -> None:
-    offload = Offload(True, deadline_s=0.05, max_calls=1)
+    route_executor = RouteExecutor(True, deadline_s=0.05, max_calls=1)
 
     async def main() -> None:
-        await fails(errno.ETIMEDOUT, lambda: offload.call(hanging))
+        await fails(errno.ETIMEDOUT, lambda: route_executor.call(hanging))
         hanging.go.set()
-        while offload.describe()["running"]:
+        while route_executor.describe()["running"]:
             await trio.sleep(0.005)
-        assert await offload.call(lambda: 7) == 7
+        assert await route_executor.call(lambda: 7) == 7
 
     run(main)
 
 
 def test_the_loop_ends_though_a_thread_hangs(hanging: Hanging) -> None:
-    offload = Offload(True, deadline_s=LIMIT_S)
+    route_executor = RouteExecutor(True, deadline_s=LIMIT_S)
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(offload.call, hanging)
+            nursery.start_soon(route_executor.call, hanging)
             while not hanging.calls:
                 await trio.sleep(0.005)
             nursery.cancel_scope.cancel()
@@ -144,13 +144,13 @@ def test_the_loop_ends_though_a_thread_hangs(hanging: Hanging) -> None:
 def test_the_outcome_of_a_change_is_unknown_and_that_of_a_question_no_matter(
     hanging: Hanging, caplog: pytest.LogCaptureFixture
 ) -> None:
-    offload = Offload(True, deadline_s=0.05, name="Route '/x/'")
+    route_executor = RouteExecutor(True, deadline_s=0.05, name="Route '/x/'")
 
     async def main() -> None:
         request.answer("rename", None)
-        await fails(errno.ETIMEDOUT, lambda: offload.call(hanging))
+        await fails(errno.ETIMEDOUT, lambda: route_executor.call(hanging))
         request.answer("read", Caller(0, 0, 4711))
-        await fails(errno.ETIMEDOUT, lambda: offload.ask(hanging))
+        await fails(errno.ETIMEDOUT, lambda: route_executor.ask(hanging))
 
     run(main)
     assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
@@ -204,12 +204,12 @@ def test_nobody_waits_for_a_call_whose_process_was_killed(hanging: Hanging, monk
     killed: set[int] = set()
     monkeypatch.setattr(request.Request, "is_abandoned", property(lambda self: self.thread in killed))
     monkeypatch.setattr(executor, "PATIENCE_S", 0.01)
-    offload = Offload(True, deadline_s=LIMIT_S, max_calls=1)
+    route_executor = RouteExecutor(True, deadline_s=LIMIT_S, max_calls=1)
 
     async def main() -> None:
         async def ask_for(thread: int) -> None:
             request.answer("read", Caller(0, 0, thread))
-            await fails(errno.EINTR, lambda: offload.ask(hanging))
+            await fails(errno.EINTR, lambda: route_executor.ask(hanging))
 
         async with trio.open_nursery() as nursery:
             for thread in (1, 2):
@@ -219,7 +219,7 @@ def test_nobody_waits_for_a_call_whose_process_was_killed(hanging: Hanging, monk
 
     run(main)
     assert hanging.calls == 1, "the second one had not begun, and never does"
-    said = offload.describe()
+    said = route_executor.describe()
     assert (said["abandoned"], said["waiting"], said["state"]) == (2, 0, "healthy")
 
 
@@ -248,28 +248,28 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("hasty")
 def test_a_question_is_asked_again_when_its_connection_was_lost() -> None:
     flaky = Flaky(errno.ECONNRESET, errno.ECONNREFUSED, errno.EPIPE)
-    offload = Offload(True)
-    assert run(lambda: offload.ask(flaky)) == "answer"
-    assert flaky.calls == 4 and offload.describe()["state"] == "healthy"
+    route_executor = RouteExecutor(True)
+    assert run(lambda: route_executor.ask(flaky)) == "answer"
+    assert flaky.calls == 4 and route_executor.describe()["state"] == "healthy"
 
 
 @pytest.mark.usefixtures("hasty")
 def test_not_for_ever() -> None:
     flaky = Flaky(*[errno.ECONNRESET] * 100)
-    run(lambda: fails(errno.ECONNRESET, lambda: Offload(True).ask(flaky)))
+    run(lambda: fails(errno.ECONNRESET, lambda: RouteExecutor(True).ask(flaky)))
     assert flaky.calls == executor.ATTEMPTS
 
 
 def test_a_change_is_never_made_twice() -> None:
     flaky = Flaky(errno.ECONNRESET)
-    run(lambda: fails(errno.ECONNRESET, lambda: Offload(True).call(flaky)))
+    run(lambda: fails(errno.ECONNRESET, lambda: RouteExecutor(True).call(flaky)))
     assert flaky.calls == 1
 
 
 @pytest.mark.parametrize("number", [errno.ENOENT, errno.EIO, errno.ETIMEDOUT])
 def test_an_answer_and_a_time_out_are_not_asked_for_again(number: int) -> None:
     flaky = Flaky(number)
-    run(lambda: fails(number, lambda: Offload(True).ask(flaky)))
+    run(lambda: fails(number, lambda: RouteExecutor(True).ask(flaky)))
     assert flaky.calls == 1
 
 
@@ -310,64 +310,64 @@ class Service:
         self.ask()
 
 
-async def bring_down(offload: Offload, service: Service) -> None:
+async def bring_down(route_executor: RouteExecutor, service: Service) -> None:
     service.up = False
     for _ in range(FAILURES_TO_OPEN):
-        await fails(errno.ECONNREFUSED, lambda: offload.call(service.ask))
-    assert offload.health.down
+        await fails(errno.ECONNREFUSED, lambda: route_executor.call(service.ask))
+    assert route_executor.health.down
 
 
 def test_calls_fail_at_once_until_it_answers_again() -> None:
     service = Service()
-    offload = Offload(True, probe=service.probe, name="Route '/x/'")
+    route_executor = RouteExecutor(True, probe=service.probe, name="Route '/x/'")
 
     async def main() -> None:
-        await bring_down(offload, service)
+        await bring_down(route_executor, service)
         asked = 0
 
         def count() -> None:
             nonlocal asked
             asked += 1
 
-        await fails(errno.ECONNREFUSED, lambda: offload.call(count))
+        await fails(errno.ECONNREFUSED, lambda: route_executor.call(count))
         assert asked == 0, "it is not asked at all"
         service.up = True
-        while offload.health.down:
+        while route_executor.health.down:
             await trio.sleep(0.01)
             try:
-                assert await offload.call(service.ask) == "answer"
+                assert await route_executor.call(service.ask) == "answer"
             except RouteDown as error:
                 assert error.errno == errno.ECONNREFUSED
 
     run(main)
-    assert service.probes >= 1 and offload.describe()["state"] == "healthy"
+    assert service.probes >= 1 and route_executor.describe()["state"] == "healthy"
 
 
 def test_the_call_that_finds_it_back_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     service = Service()
-    offload = Offload(True, probe=service.probe)
+    route_executor = RouteExecutor(True, probe=service.probe)
 
     async def main() -> None:
-        await bring_down(offload, service)
+        await bring_down(route_executor, service)
         service.up = True
-        monkeypatch.setattr(offload.health, "_probe_at", 0.0)  # the pause is over
-        assert await offload.call(service.ask) == "answer"
+        monkeypatch.setattr(route_executor.health, "_probe_at", 0.0)  # the pause is over
+        assert await route_executor.call(service.ask) == "answer"
 
     run(main)
-    assert offload.describe()["refused"] == 0
+    assert route_executor.describe()["refused"] == 0
 
 
 def test_a_probe_that_hangs_holds_nobody_up_and_there_is_one(hanging: Hanging, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executor, "PROBE_PATIENCE_S", 0.05)
     service = Service()
-    offload = Offload(True, probe=hanging)
+    route_executor = RouteExecutor(True, probe=hanging)
 
     async def main() -> None:
-        await bring_down(offload, service)
+        await bring_down(route_executor, service)
         for _ in range(20):
-            monkeypatch.setattr(offload.health, "_probe_at", 0.0)
+            monkeypatch.setattr(route_executor.health, "_probe_at", 0.0)
             with pytest.raises(RouteDown):
-                await offload.call(service.ask)
+                await route_executor.call(service.ask)
 
     start = time.monotonic()
     run(main)
@@ -376,92 +376,90 @@ def test_a_probe_that_hangs_holds_nobody_up_and_there_is_one(hanging: Hanging, m
 
 def test_asking_for_the_status_is_a_reason_to_look() -> None:
     service = Service()
-    offload = Offload(True, probe=service.probe)
-    run(lambda: bring_down(offload, service))
+    route_executor = RouteExecutor(True, probe=service.probe)
+    run(lambda: bring_down(route_executor, service))
     service.up = True
-    until(lambda: offload.describe()["state"] == "healthy")
+    until(lambda: route_executor.describe()["state"] == "healthy")
 
 
 def test_application_errors_say_that_it_is_there() -> None:
-    offload = Offload(True)
+    route_executor = RouteExecutor(True)
 
     async def main() -> None:
         for _ in range(2 * FAILURES_TO_OPEN):
-            await fails(errno.ENOENT, lambda: offload.call(Flaky(errno.ENOENT)))
+            await fails(errno.ENOENT, lambda: route_executor.call(Flaky(errno.ENOENT)))
 
     run(main)
-    assert offload.describe()["state"] == "healthy"
+    assert route_executor.describe()["state"] == "healthy"
 
 
 # -- other threads -----------------------------------------------------------------------------------------------
 
 
 def test_an_agent_is_given_the_same_deadline_and_the_same_health(hanging: Hanging) -> None:
-    offload = Offload(True, deadline_s=0.05)
+    route_executor = RouteExecutor(True, deadline_s=0.05)
     for _ in range(FAILURES_TO_OPEN):
         with pytest.raises(GivenUp, match=r"^no answer to read within 0.05 s$"):
-            offload.run("read", hanging)
+            route_executor.run("read", hanging)
     with pytest.raises(RouteDown):
-        offload.run("read", hanging)
-    run(lambda: fails(errno.ETIMEDOUT, lambda: offload.call(hanging)))
+        route_executor.run("read", hanging)
+    run(lambda: fails(errno.ETIMEDOUT, lambda: route_executor.call(hanging)))
     assert hanging.calls == FAILURES_TO_OPEN
 
 
-def test_a_search_that_is_given_up_says_nothing_of_the_route(
-    hanging: Hanging, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_search_that_is_given_up_says_nothing_of_the_route(hanging: Hanging, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executor, "GRACE_S", 0.0)
-    offload = Offload(True, deadline_s=LIMIT_S)
+    route_executor = RouteExecutor(True, deadline_s=LIMIT_S)
     for _ in range(FAILURES_TO_OPEN):
         with budget.granted(0.0), pytest.raises(GivenUp, match=r"^no answer to grep in time$"):
-            offload.run("grep", hanging)
-    assert offload.describe()["state"] == "healthy"
+            route_executor.run("grep", hanging)
+    assert route_executor.describe()["state"] == "healthy"
 
 
 def test_a_route_that_does_not_block_is_called_where_we_are() -> None:
-    assert Offload(False).run("read", threading.get_ident) == threading.get_ident()
+    assert RouteExecutor(False).run("read", threading.get_ident) == threading.get_ident()
 
 
 def test_what_a_call_raises_comes_back_from_its_thread() -> None:
-    offload = Offload(True)
+    route_executor = RouteExecutor(True)
     with pytest.raises(FileNotFoundError):
-        offload.run("read", partial(os.stat, "/nowhere/at/all"))
-    assert offload.run("read", lambda: 7) == 7
+        route_executor.run("read", partial(os.stat, "/nowhere/at/all"))
+    assert route_executor.run("read", lambda: 7) == 7
 
 
 def test_agents_have_as_many_places_again(hanging: Hanging) -> None:
-    offload = Offload(True, deadline_s=0.05, max_calls=1)
+    route_executor = RouteExecutor(True, deadline_s=0.05, max_calls=1)
     with pytest.raises(GivenUp):
-        offload.run("read", hanging)
-    assert run(lambda: offload.call(lambda: 7)) == 7, "the kernel's calls have places of their own"
+        route_executor.run("read", hanging)
+    assert run(lambda: route_executor.call(lambda: 7)) == 7, "the kernel's calls have places of their own"
     with pytest.raises(GivenUp, match=r"^no answer to read within"):
-        offload.run("read", lambda: 7)
+        route_executor.run("read", lambda: 7)
     assert hanging.calls == 1
 
 
 def test_the_last_words_are_said_to_a_volume_that_is_down_and_end_at_the_deadline(hanging: Hanging) -> None:
     service = Service()
-    offload = Offload(True, deadline_s=0.05)
-    run(lambda: bring_down(offload, service))
+    route_executor = RouteExecutor(True, deadline_s=0.05)
+    run(lambda: bring_down(route_executor, service))
     said: list[int] = []
-    offload.finish(lambda: said.append(1))
+    route_executor.finish(lambda: said.append(1))
     assert said == [1]
     with pytest.raises(TimeoutError) as failure:
-        offload.finish(hanging)
+        route_executor.finish(hanging)
     assert failure.value.errno == errno.ETIMEDOUT
-    Offload(False).finish(lambda: said.append(threading.get_ident()))
+    RouteExecutor(False).finish(lambda: said.append(threading.get_ident()))
     assert said[1:] == [threading.get_ident()]
 
 
 @pytest.mark.slow
 def test_the_last_words_may_take_as_long_as_files_are_stored():
     volume = Storing()
-    offload = Offload(True, deadline_s=0.3, volume=volume)
-    offload.finish(volume.store_all)
+    route_executor = RouteExecutor(True, deadline_s=0.3, volume=volume)
+    route_executor.finish(volume.store_all)
     assert volume.unstored == 0
     volume.unstored = 5
     with pytest.raises(TimeoutError):
-        offload.finish(volume.hang)
+        route_executor.finish(volume.hang)
     volume.hanging.set()
 
 
@@ -483,14 +481,13 @@ class Storing:
         self.hanging.wait(30)
 
 
-
 # -- fsync -------------------------------------------------------------------------------------------------------
 
 
 def test_a_slow_disk_is_waited_for_in_a_thread_and_a_fast_one_where_we_are(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(executor.time, "perf_counter", lambda: clock[0])
-    offload = Offload(False)
+    route_executor = RouteExecutor(False)
 
     async def where(takes_s: float) -> bool:
         def fsync() -> bool:
@@ -498,7 +495,7 @@ def test_a_slow_disk_is_waited_for_in_a_thread_and_a_fast_one_where_we_are(monke
             return threading.get_ident() == here
 
         here = threading.get_ident()
-        return await offload.sync(fsync)
+        return await route_executor.sync(fsync)
 
     async def main() -> None:
         assert not await where(0.0), "nothing is known of the disk yet"

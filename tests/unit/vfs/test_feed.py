@@ -644,6 +644,4 @@ class Watched(RuleBasedStateMachine):
 
 
 TestAtRandom = Watched.TestCase
-TestAtRandom.settings = hypothesis.settings(
-    max_examples=examples(60), stateful_step_count=40, deadline=None
-)
+TestAtRandom.settings = hypothesis.settings(max_examples=examples(60), stateful_step_count=40, deadline=None)

@@ -16,7 +16,7 @@ from fusebackend.backends.memory import InMemoryBackend, InMemoryVolume
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.composite.backend import CompositeBackend
 from fusebackend.protocol import Attr, AttrChanges, Caller, Change, Features, Volume
-from fusebackend.vfs.calls.executor import Offload
+from fusebackend.vfs.calls.executor import RouteExecutor
 from fusebackend.vfs.coherence.timeouts import COHERENT_TIMEOUT_S, CachePolicy
 from fusebackend.vfs.inodes import ROOT_INODE, Entry, InodeTable, inode_number, node_of, route_index
 from fusebackend.vfs.mounted_tree import FileSystem
@@ -311,10 +311,10 @@ class TestPolicies:
             assert number_of(failure) == errno.EROFS
 
 
-class TestOffload:
+class TestRouteExecutor:
     def test_a_call_that_hangs_ends_at_its_deadline_and_others_go_on(self) -> None:
         released = threading.Event()
-        slow, quick = Offload(True, deadline_s=0.2), Offload(True, deadline_s=60)
+        slow, quick = RouteExecutor(True, deadline_s=0.2), RouteExecutor(True, deadline_s=60)
 
         async def main() -> list[str]:
             done: list[str] = []
@@ -339,13 +339,13 @@ class TestOffload:
         assert (slow.timeouts, quick.timeouts) == (1, 0)
 
     def test_what_does_not_block_is_called_where_we_are(self) -> None:
-        assert run(Offload(False).call(threading.get_ident)) == threading.get_ident()
+        assert run(RouteExecutor(False).call(threading.get_ident)) == threading.get_ident()
 
     def test_the_last_words_to_a_hung_volume_end_too(self) -> None:
         released = threading.Event()
-        offload = Offload(True, deadline_s=0.05)
+        route_executor = RouteExecutor(True, deadline_s=0.05)
         with pytest.raises(OSError) as failure:
-            offload.finish(lambda: assert_released(released))
+            route_executor.finish(lambda: assert_released(released))
         released.set()
         assert number_of(failure) == errno.ETIMEDOUT
 
@@ -354,7 +354,7 @@ class TestOffload:
             raise OSError(errno.EIO, "broken")
 
         with pytest.raises(OSError, match="broken"):
-            Offload(True, deadline_s=5).finish(fail)
+            RouteExecutor(True, deadline_s=5).finish(fail)
 
 
 class TestAppends:
@@ -372,9 +372,7 @@ class TestAppends:
         run(tree.write(number, 4096, b"z" * 4096))
         assert volume.read(inode, 4096, 9000) == b"y" * 4096 + b"z" * 4096
 
-    def test_a_page_of_a_mapping_goes_where_it_is_mapped(
-        self, tree: FileSystem, file: tuple[Volume, int, int]
-    ) -> None:
+    def test_a_page_of_a_mapping_goes_where_it_is_mapped(self, tree: FileSystem, file: tuple[Volume, int, int]) -> None:
         volume, inode, number = file
         run(tree.write(number, 0, b"m" * 4096))
         assert volume.read(inode, 0, 9000) == b"m" * 4096

@@ -21,9 +21,7 @@ from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
 from fusebackend.volumes.chunks import CHUNK_BYTES
 from fusebackend.volumes.posix import TreeVolume
 
-SETTINGS = hypothesis.settings(
-    max_examples=examples(150), deadline=None, database=None
-)
+SETTINGS = hypothesis.settings(max_examples=examples(150), deadline=None, database=None)
 ME = Caller(1000, 1000)
 borders = st.sampled_from([0, 1, 4096, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 2 * CHUNK_BYTES, 3 * CHUNK_BYTES])
 spots = borders | st.integers(0, 4 * CHUNK_BYTES)

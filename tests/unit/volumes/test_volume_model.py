@@ -26,9 +26,7 @@ from fusebackend.backends.sqlite.index import Indexer
 from fusebackend.protocol import Volume
 from fusebackend.testing.model import DirectoryMachine, VolumeMachine
 
-SETTINGS = hypothesis.settings(
-    max_examples=examples(40), stateful_step_count=50, deadline=None, database=None
-)
+SETTINGS = hypothesis.settings(max_examples=examples(40), stateful_step_count=50, deadline=None, database=None)
 
 
 class MemoryMachine(VolumeMachine):

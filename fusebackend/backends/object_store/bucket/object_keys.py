@@ -45,7 +45,6 @@ class Found(NamedTuple):
     etag: str | None
     modified_ns: int
 
-
     @property
     def info(self) -> Info:
         return Info(self.segment, False, self.size, self.modified_ns, (self.etag, self.modified_ns), self.etag)

@@ -128,9 +128,7 @@ class S3Extras:
 
     def put_part(self, key: str, upload: str, number: int, data: memoryview) -> str:
         """Send a part; numbers begin with 1. Its ETag."""
-        answer = self._ask(
-            "upload_part", key, Key=self._prefix + key, UploadId=upload, PartNumber=number, Body=data
-        )
+        answer = self._ask("upload_part", key, Key=self._prefix + key, UploadId=upload, PartNumber=number, Body=data)
         etag: str = answer["ETag"]
         return etag
 

@@ -54,9 +54,7 @@ class BelievingMachine(ObjectMachine):
     ttl_s = 3600.0
 
 
-SETTINGS = hypothesis.settings(
-    max_examples=examples(12), stateful_step_count=50, deadline=None, database=None
-)
+SETTINGS = hypothesis.settings(max_examples=examples(12), stateful_step_count=50, deadline=None, database=None)
 
 TestNeverBelieved = ObjectMachine.TestCase
 TestNeverBelieved.settings = SETTINGS

@@ -47,7 +47,7 @@ def backend(docker_engine, box):
         ("cat; echo end of input", "end of input\n", 0),
         ("exec >&-; exec 2>&-; exit 4", "<no output>\n\nExit code: 4", 4),
         ("pwd; echo $0; (exit 7)", "/tmp\nsh\n\nExit code: 7", 7),
-        ("if true; then echo \"it's\"; fi # ')\"`$(", "it's\n", 0),
+        ('if true; then echo "it\'s"; fi # \')"`$(', "it's\n", 0),
         ("echo $((1+1)); cat <<EOF\nhere\nEOF\n", "2\nhere\n", 0),
         ("syntax error (", None, 2),
         ("no-such-command", None, 127),

@@ -339,7 +339,7 @@ def test_what_is_no_json_in_the_table_is_shown_as_it_is(tmp_path):
 
 
 @pytest.mark.parametrize("key", ["x'ff00'", "x''", "x'2f61'", "7", "CAST(x'2fff' AS TEXT)", "NULL"])
-@pytest.mark.parametrize("value", ["'{\"content\": \"x\"}'", "NULL", "7", "x'ff'"])
+@pytest.mark.parametrize("value", ['\'{"content": "x"}\'', "NULL", "7", "x'ff'"])
 def test_an_odd_row_harms_no_other_key(tmp_path, key, value):
     with SqliteStore.from_conn_string(str(tmp_path / "x.db")) as store:
         store.setup()
