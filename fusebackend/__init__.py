@@ -9,6 +9,23 @@
     files = fusebackend.connect("/mnt/agent")     # the same, from another process
 
 Names are imported when they are first used: `import fusebackend` alone loads next to nothing else.
+
+Each folder imports only from those below it:
+
+cli/                        the command, one file for each subcommand
+server/ integrations/       a running mount; bridges to other packages
+control/                    the control socket: wire format, verbs, client, server
+mount/ shell/               pyfuse3; the sandbox of commands
+vfs/                        the mounted tree
+urls/ composite/            URLs of backends; one tree of several backends
+config.py                   the TOML file of a mount
+backends/                   one folder or file for each backend
+remote/                     files behind an API
+volumes/ databases/         POSIX rules of native volumes; SQLite and PostgreSQL
+dialects/                   backends of others, in the words they know
+text.py                     lines and encodings of files, as agents see them
+linux/ protocol/ base/      mounts and processes; both faces, typed; paths, errors, time
+testing/                    published suites
 """
 
 from __future__ import annotations

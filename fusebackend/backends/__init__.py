@@ -8,6 +8,7 @@ sqlite/ directory/ postgres/    native volumes
 object_store/                   plain objects: S3, Google Cloud Storage, Azure
 state/ store/ threads/          files of LangGraph agents: state, stores, checkpoints
 sandbox/                        files reached by running commands: Docker, E2B, Modal
+composite.py protocol.py        names that `deepagents.backends` has in submodules
 """
 
 from __future__ import annotations

@@ -1,5 +1,10 @@
 """The `fusebackend` command: a module for each subcommand, found by the table in `main`.
 
-`serve` is the process behind a mount. The verbs of agents share `target` (which mount and which path a command line
-means), `show` (what is printed) and `attributes` (of files, in words).
+main.py                                         the group of commands; errors become a line and an exit status
+mount.py launch.py serve.py umount.py           a mount: its plan, its start, the process behind it, its end
+status.py backends.py check.py                  the state of mounts, the kinds of URLs, damage of a volume
+ls.py stat.py read.py search.py watch.py        reading; `search.py` has `grep` and `glob`
+write.py edit.py mv.py rm.py                    changing
+upload.py download.py execute.py                copies, and commands in the mount
+target.py show.py attributes.py progress.py     shared: mount and path of an argument, output, attributes, progress
 """

@@ -6,6 +6,7 @@ records.py       its records
 verbs.py         its verbs as a table: the record, errors and kind of each
 volume.py        the kernel face, `Volume`: nodes and names in, values out, `OSError` with an errno
 observable.py    volumes that report changes of their agent face
+remote.py        files behind an API, `Remote`: list, head, read, put, delete, copy
 events.py        changes, for caches and watchers
 scheme.py        URL schemes of backends
 registered.py    `isinstance` for deepagents' classes

@@ -1,8 +1,12 @@
 """Suites for authors of backends and volumes: subclass a class, override a fixture, run pytest.
 
-`conformance` tests the verbs of an agent face, `posix` a mounted directory, `likeness` compares a mount with a plain
-directory, `model` runs random operations against a model, `exerciser` random I/O on one file. They need pytest (`model`
-also hypothesis), and test code outside of this package as well.
+conformance/     the verbs of an agent face
+posix/           a mounted directory
+likeness/        a mount compared with a plain directory
+model/           random operations against a model
+exerciser.py     random I/O on one file
+
+They need pytest (`model` also hypothesis), and test code outside of this package as well.
 """
 
 import pkgutil

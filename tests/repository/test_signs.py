@@ -91,6 +91,17 @@ def test_links_lead_somewhere(path: Path) -> None:
             assert heading in [re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings], link
 
 
+FOLDERS = sorted(path for path in MODULES if path.name == "__init__.py")
+
+
+@pytest.mark.parametrize("path", FOLDERS, ids=names(FOLDERS))
+def test_a_folders_docstring_maps_all_that_is_in_it(path: Path) -> None:
+    map_ = ast.get_docstring(ast.parse(path.read_text())) or ""
+    modules = {each.name for each in path.parent.glob("[!_]*.py")}
+    folders = {f"{each.parent.name}/" for each in path.parent.glob("*/__init__.py")}
+    assert {name for name in modules | folders if name not in map_} == set()
+
+
 def test_every_race_with_the_kernel_names_what_closes_it_and_a_test() -> None:
     page = (ROOT / "docs/kernel-races.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith("| ") and not line.startswith("| race ")]

@@ -11,6 +11,11 @@
 
 The class declares the differences that a backend may have; `case.Case` lists and explains them. A backend with only
 the names and the habits of the seeds runs with `SeedConformance`.
+
+case.py                               the base of the cases
+listing.py reading.py searching.py    `ls`; `read`; `glob` and `grep`
+editing.py moving.py batches.py       `write` and `edit`; `delete` and `move`; uploads and downloads
+naming.py awaiting.py                 paths; the `a…` forms
 """
 
 from __future__ import annotations

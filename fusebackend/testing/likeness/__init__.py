@@ -13,6 +13,11 @@ result or errno, and for everything in the scene afterwards: type, mode, owner, 
 device number, the name it had before, and whether its modification and change time have moved. No row holds an expected
 outcome; the plain directory gives it, on the same kernel. ext4 and tmpfs agree on all rows.
 
+tables.py        the rows
+scenes.py        directories of files of all kinds
+calls.py         the calls
+observing.py     making calls, and recording the outcome
+
 There are tens of thousands of rows; `rows_per_table` of them are drawn, the same each time. Needs root, for the users.
 """
 

@@ -13,6 +13,10 @@
 `DirectoryMachine` drives a directory with system calls: give it a mounted one in `make_directory`, and a plain one
 first, which proves the machine. After every step all names, link counts, sizes and modes are compared with the model
 (`tree.py`), and after every write the whole of the file. Operations that a volume's `features` exclude are skipped.
+
+volume.py directory.py     the two machines
+machine.py                 their rules, and the invariants after each
+tree.py values.py          the model; names, offsets and contents to try
 """
 
 from __future__ import annotations

@@ -14,6 +14,12 @@ A plain directory passes them, which proves the cases before they accuse a file 
 
 The class declares the differences that POSIX allows between file systems; `case.Limits` lists them. Cases that need
 another user run only as root, and with `limits.other_users`.
+
+case.py                                       the base of the cases
+names.py links.py renaming.py directories.py  names
+opening.py data.py mapping.py locks.py        open files
+attributes.py ownership.py times.py           attributes
+extended.py                                   extended attributes
 """
 
 from __future__ import annotations
