@@ -1,7 +1,7 @@
 """The `fusebackend` command: a module for each subcommand, found by the table in `main`.
 
 main.py                                         the group of commands; errors become a line and an exit status
-mount.py launch.py serve.py umount.py           a mount: its plan, its start, the process behind it, its end
+mount.py start.py serve.py umount.py            a mount: its plan, its start, the process behind it, its end
 status.py backends.py check.py                  the state of mounts, the kinds of URLs, damage of a volume
 ls.py stat.py read.py search.py watch.py        reading; `search.py` has `grep` and `glob`
 write.py edit.py mv.py rm.py                    changing

@@ -79,9 +79,9 @@ def mount(
 
         serve(plan, lambda _: _announce(plan, os.getpid()), log_file=None)  # warnings are in its log, which is shown
     else:
-        from fusebackend.cli.launch import launch
+        from fusebackend.cli.start import start
 
-        pid, warnings = launch(plan)
+        pid, warnings = start(plan)
         _announce(plan, pid, plan.log)
         for line in warnings:
             click.echo(f"Warning: {line}", err=True)

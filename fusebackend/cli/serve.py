@@ -1,6 +1,6 @@
 """The process behind a mount: open the backends of a plan, mount them, serve until unmounted, close them.
 
-`serve` does it in this process. `python -m fusebackend.cli.serve` is how `launch` starts one in the background.
+`serve` does it in this process. `python -m fusebackend.cli.serve` is how `start` starts one in the background.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ MAX_LOG_BYTES = 10 << 20
 """A log longer than this is put aside as `.1` when a server starts."""
 
 
-def launch(plan: MountPlan) -> tuple[int, list[str]]:
+def start(plan: MountPlan) -> tuple[int, list[str]]:
     """Start a server; returns its process id when its mount answers, and messages for the user.
 
     Raises:
@@ -47,13 +47,13 @@ def launch(plan: MountPlan) -> tuple[int, list[str]]:
         fcntl.flock(log_fd, fcntl.LOCK_EX)  # another command may be about to mount here, too
         if table.mount_at(plan.mountpoint) is not None:
             raise MountError(errno.EBUSY, f"'{plan.mountpoint}' has been mounted by another command just now")
-        return _launch(plan, plan.log, log_fd)
+        return _start_with_log(plan, plan.log, log_fd)
     finally:
         fcntl.flock(log_fd, fcntl.LOCK_UN)  # closing would not do: the server has it open as well
         os.close(log_fd)
 
 
-def _launch(plan: MountPlan, log: str, log_fd: int) -> tuple[int, list[str]]:
+def _start_with_log(plan: MountPlan, log: str, log_fd: int) -> tuple[int, list[str]]:
     log_start = os.fstat(log_fd).st_size
     process, answer_fd = _start(plan, log_fd)
     try:
