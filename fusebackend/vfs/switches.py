@@ -45,6 +45,7 @@ class Switches:
     """In `vfs/watch/node_paths.py`."""
     twins: bool = True
     set_id: bool = True
+    """In `vfs/setid.py`."""
     capabilities: bool = True
 
     # -- optimisations -------------------------------------------------------------------------------------------

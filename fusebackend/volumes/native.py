@@ -2,7 +2,8 @@
 
 The feed has two kinds of listeners. Subscribers keep caches: they are called after the change and with no lock held,
 since they may have to wait for the kernel, and the kernel for a request that needs the lock. Observers keep account:
-they are called in the order of the changes, and so with the lock held.
+they are called in the order of this process's changes, and so with the lock held; changes made elsewhere come
+without it (`publish`).
 """
 
 from __future__ import annotations

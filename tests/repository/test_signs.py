@@ -112,6 +112,12 @@ def test_every_race_with_the_kernel_names_what_closes_it_and_a_test() -> None:
         assert "test" in test or "none of its own" in test, row
 
 
+@pytest.mark.parametrize("path", PAGES, ids=names(PAGES))
+def test_a_name_behind_a_file_is_in_that_file(path: Path) -> None:
+    for file, name in re.findall(r"`((?:fusebackend|tests)/[\w/.]+\.py)` \(`(\w+)`\)", path.read_text()):
+        assert re.search(rf"\b(?:def|class) {name}\b|^{name}\b", (ROOT / file).read_text(), re.MULTILINE), (file, name)
+
+
 def test_the_guide_for_backends_names_every_hook_that_a_mount_asks_for() -> None:
     page = (ROOT / "docs/backends.md").read_text()
     table = page.partition("### Optional hooks")[2].partition("\n## ")[0]

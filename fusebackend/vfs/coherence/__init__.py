@@ -1,6 +1,6 @@
 """The kernel's caches, and the rules that keep them valid: a file for each feature.
 
-Each file opens with the race that it closes or the requests that it saves, its cost, and its switch
+The file of a feature opens with the race that it closes or the requests that it saves, its cost, and its switch
 (`vfs/switches.py`).
 
 kernel_cache.py    notices to the kernel
