@@ -268,11 +268,12 @@ class AgentRemote:
                 begun.append(AgentPath(target + file[len(source) :]))
                 self._copy(file, begun[-1])
             copied()
+            copies, begun = begun, []  # from the first deletion on they must stay, …
             for number, file in enumerate(files):
                 error = self._delete(file)
                 if error is not None and self._download(file) is not None:
-                    if number:
-                        begun.clear()  # some are deleted already: their copies must stay
+                    if not number:
+                        begun = copies  # … unless it is known that nothing was deleted
                     raise self._failure(error, file)
         except OSError:
             self._take_back(begun, before)

@@ -112,24 +112,35 @@ class Uploads:
             head = self._remote.head(key)
             if head is None:
                 return None
-            theirs = None
             try:
                 there = self._remote.load(key, head.etag) if head.content is None else (head.content,)
                 theirs = Buffer.of(chain(there, buffer.pieces(entry.tail_from)))
-                etag = self.put(entry, key, theirs, head.etag)
             except OSError as error:
-                if theirs is not None:
-                    theirs.close()
                 if error.errno not in (errno.ESTALE, errno.ENOENT):
                     raise
                 continue
-            entry.drop_content()
-            entry.buffer = theirs
-            with self._tree.lock:
-                entry.resize(theirs.size)
-                entry.touch()
+            try:
+                etag = self.put(entry, key, theirs, head.etag)
+            except OSError as error:
+                if error.errno in (errno.ESTALE, errno.ENOENT):
+                    theirs.close()
+                    continue
+                # It may have arrived: what is tried again must hold their bytes too.
+                self._adopt(entry, theirs)
+                entry.etag = entry.base = head.etag
+                entry.tail_from = head.size
+                raise
+            self._adopt(entry, theirs)
             return etag
         return None
+
+    def _adopt(self, entry: Entry, theirs: Buffer) -> None:
+        """Have the current file with our end as the buffer."""
+        with self._tree.lock:
+            entry.drop_content()
+            entry.buffer = theirs
+            entry.resize(theirs.size)
+            entry.touch()
 
     def _keep_beside(self, entry: Entry, key: str) -> None:
         assert entry.buffer is not None

@@ -218,6 +218,10 @@ class Entry(Attr):
         if self.read_only:
             raise oserror(errno.EACCES, self.name)
 
+    def is_at(self, directory: Entry, name: bytes) -> bool:
+        """True while it has this name."""
+        return not self.gone and self.parent is directory and self.name == name
+
     def is_within(self, directory: Entry) -> bool:
         """True for the directory and everything below it."""
         entry: Entry | None = self

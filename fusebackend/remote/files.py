@@ -52,11 +52,12 @@ class Files:
         unknown = [entry for entry in entries if not entry.stamped and not entry.busy and not entry.gone]
         if not unknown:
             return
-        heads = self._remote.heads((entry.key, entry.size) for entry in unknown)
+        wanted = [(entry.key, entry.size) for entry in unknown]
+        heads = self._remote.heads(wanted)
         with self._tree.lock:
-            for entry, head in zip(unknown, heads, strict=True):
-                if entry.stamped or entry.busy or isinstance(head, OSError):
-                    continue  # known meanwhile, or unknown: the next open raises the error
+            for entry, (key, _), head in zip(unknown, wanted, heads, strict=True):
+                if entry.stamped or entry.busy or isinstance(head, OSError) or entry.key != key:
+                    continue  # known or renamed meanwhile, or unknown: the next open raises the error
                 if head is not None:
                     self._tree.know(entry, head)
                 elif entry.is_dir:
@@ -70,7 +71,11 @@ class Files:
         Args:
             fetch: the content is wanted next.
         """
-        head = None if entry.is_gone else self._remote.head(entry.key, entry.etag, entry.size if fetch else 0)
+        while True:
+            key = entry.key
+            head = None if entry.is_gone else self._remote.head(key, entry.etag, entry.size if fetch else 0)
+            if entry.key == key:
+                break  # else its directory was renamed meanwhile
         if head is None:
             if not entry.gone and not (self._ranges and entry.opens):
                 self._tree.detach(entry)
@@ -234,13 +239,23 @@ class Files:
         """The file is about to be deleted: have its content here, if it is open."""
         with entry.lock:
             if entry.opens and not entry.conflicted:
-                self.buffer(entry)
+                try:
+                    self.buffer(entry)
+                except OSError as error:
+                    if error.errno != errno.ESTALE:
+                        raise  # others have replaced what was opened: its handles get ESTALE anyway
 
     def relocate(self, entry: Entry, key: str) -> None:
         """The file is at another key as well, and will be there alone. The entry's lock is held."""
         head = self._remote.head(key)
-        if head is None or head.size != entry.size:
-            raise OSError(errno.EIO, "The copy is not what was copied", key)
+        if head is None or head.size != entry.size:  # or it was written to meanwhile, here or by others
+            source = self._remote.head(entry.key)
+            if head is None or source is None or source.size != head.size:
+                raise OSError(errno.EIO, "The copy is not what was copied", key)
+            if source.etag != entry.etag:
+                if not entry.busy:
+                    self._tree.know(entry, head)
+                return  # handles keep their version, which is gone
         with self._tree.lock:
             if entry.base == entry.etag:
                 entry.base = head.etag

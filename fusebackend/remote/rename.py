@@ -27,7 +27,9 @@ class Renames:
         self._files = files
         self._gate = gate
 
-    def rename(self, entry: Entry, directory: Entry, name: bytes, flags: int) -> None:
+    def rename(
+        self, entry: Entry, old_directory: Entry, old_name: bytes, directory: Entry, name: bytes, flags: int
+    ) -> None:
         """Move an entry to a name in a directory. Errors as `Volume.rename`; EINVAL for RENAME_EXCHANGE."""
         if flags not in (0, RENAME_NOREPLACE):
             raise oserror(errno.EINVAL, name)
@@ -39,6 +41,10 @@ class Renames:
             # Always in the same order, for two files may change places.
             for one in sorted({entry, *([target] if target is not None else [])}, key=lambda one: one.node):
                 locks.enter_context(one.lock)
+            if not entry.is_at(old_directory, old_name):
+                raise oserror(errno.ENOENT, old_name)  # another thread was faster
+            if target is not None and not target.is_at(directory, name):
+                raise oserror(errno.ESTALE, name)
             if target is not None and flags == RENAME_NOREPLACE:
                 raise oserror(errno.EEXIST, name)
             if target is entry:
@@ -105,8 +111,9 @@ class Renames:
             return
         with self._tree.lock:
             children = directory.children
-            stored = [name for name in directory.listing.infos if name not in children or not children[name].local]
-        if all(name == entry.name for name in stored):
+            others = (name for name in directory.listing.infos if name != entry.name)
+            stays = any(name not in children or not children[name].local for name in others)
+        if not stays:
             self.put_marker(directory)
 
     def put_marker(self, directory: Entry) -> None:

@@ -175,6 +175,10 @@ class Tree:
             assert old is not None
             self._left(entry)
             entry.parent, entry.name, entry.segment = directory, name, segment
+            if entry.link is Name.GONE:  # a listing has shown that its old name is gone
+                entry.link, entry.nlink = Name.LINKED, 1
+                self._entries[entry.node] = entry
+                self._queue(entry)
             directory.children[name] = entry
             directory.listing.ghosts.discard(segment)
             for moved in entry.tree():  # stored anew, and no other version for that

@@ -175,12 +175,13 @@ class RemoteVolume(NativeVolume):
 
     def unlink(self, parent: int, name: bytes) -> None:
         with self.lock, self._gate.passing():
-            entry = self._named(parent, name)
+            directory, entry = self._tree.entry(parent), self._named(parent, name)
             if entry.is_dir:
                 raise oserror(errno.EISDIR, name)
             with entry.lock:
-                if self._ranges:
-                    self._files.keep_open(entry)
+                if not entry.is_at(directory, name):
+                    raise oserror(errno.ENOENT, name)  # another thread was faster
+                self._files.keep_open(entry)
                 self._renames.keep(entry)
                 if not entry.local or entry.tried:
                     self._renames.delete(entry)
@@ -205,8 +206,8 @@ class RemoteVolume(NativeVolume):
 
     def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None:
         with self.lock:
-            entry, directory = self._named(parent, name), self._tree.entry(new_parent)
-            self._renames.rename(entry, directory, new_name, flags)
+            old, directory = self._tree.entry(parent), self._tree.entry(new_parent)
+            self._renames.rename(self._named(parent, name), old, name, directory, new_name, flags)
 
     # -- attributes --------------------------------------------------------------------------------------------
 
@@ -252,10 +253,16 @@ class RemoteVolume(NativeVolume):
                     entry.ctime_ns = now_ns() if changes.ctime_ns is None else changes.ctime_ns
                     entry.kept = entry.kept or changes.size is None
                 if stores and entry.stamp != before:
-                    if not entry.is_dir:
-                        self._files.restamp(entry)
-                    elif not entry.is_gone:
-                        self._renames.put_marker(entry)
+                    try:
+                        if not entry.is_dir:
+                            self._files.restamp(entry)
+                        elif not entry.is_gone:
+                            self._renames.put_marker(entry)
+                    except OSError:
+                        with self._tree.lock:
+                            entry.restamp(before)
+                            entry.stamped = False  # it may have arrived
+                        raise
             return entry
 
     def readlink(self, node: int) -> bytes:
@@ -519,7 +526,7 @@ def _changes_at(tree: Tree, path: AgentPath) -> Iterator[Change]:
         if child is None:
             return
         entry = child
-    if not entry.dirty:
+    if not entry.dirty and not entry.gone:
         entry.drop_content()  # handles read what is there now
 
 
@@ -528,5 +535,5 @@ def _changes_everywhere(tree: Tree) -> Iterator[Change]:
     for entry in tree.entries():
         parent = entry.parent
         yield Change(entry.node, parent.node if parent is not None else None, entry.name)
-        if not entry.dirty:
+        if not entry.dirty and not entry.gone:  # of one without a name the buffer is all there is
             entry.drop_content()

@@ -1,0 +1,271 @@
+"""Answers that are lost, and threads that meet, in volumes of remote files: no bytes are lost or taken for others."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import obstore
+import pytest
+from obstore.store import MemoryStore
+from seed_backends import DuckBackend
+
+from fusebackend.backends import ForeignVolume
+from fusebackend.backends.object_store import volume as bucket_module
+from fusebackend.backends.object_store.volume import ObjectStoreVolume
+from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
+from fusebackend.remote.buffer import digest_of
+
+ME = Caller(os.geteuid(), os.getegid())
+APPENDING = os.O_WRONLY | os.O_APPEND
+LIMIT_S = 20.0
+
+
+def bucket(objects: dict[str, bytes], ttl_s: float = 0.0) -> tuple[MemoryStore, ObjectStoreVolume]:
+    store = MemoryStore()
+    for key, data in objects.items():
+        obstore.put(store, key, data)
+    return store, ObjectStoreVolume(store, ttl_s=ttl_s)
+
+
+def held(store: MemoryStore) -> dict[str, bytes]:
+    """The objects, but for the server's own."""
+    found = {
+        meta["path"]: bytes(obstore.get(store, meta["path"]).bytes()) for page in obstore.list(store) for meta in page
+    }
+    return {key: data for key, data in found.items() if ".fusebackend." not in key}
+
+
+def duck(files: dict[str, bytes], backend: DuckBackend | None = None) -> tuple[DuckBackend, ForeignVolume]:
+    backend = backend or DuckBackend()
+    for path, data in files.items():
+        backend.put(path, data)
+    return backend, ForeignVolume(backend, ttl_s=0.0)
+
+
+@contextlib.contextmanager
+def waiting(work: Callable[[], Any], volume: Any, node: int) -> Iterator[list[int | None]]:
+    """Have a thread wait for a file's lock during the block; gives the errno it ended with."""
+    ended: list[int | None] = []
+
+    def run() -> None:
+        try:
+            work()
+            ended.append(None)
+        except OSError as error:
+            ended.append(error.errno)
+
+    thread = threading.Thread(target=run)
+    with volume._tree.entry(node).lock:
+        thread.start()
+        time.sleep(0.1)  # until it waits; were it slower, the test would pass without the race
+        yield ended
+    thread.join(LIMIT_S)
+    assert not thread.is_alive()
+
+
+class Cut(DuckBackend):
+    """Deletes a file, loses the answer, and the next download fails too."""
+
+    def __init__(self, cut_at: int) -> None:
+        super().__init__()
+        self.deletions, self.cut_at, self.is_cut = 0, cut_at, False
+
+    def delete(self, file_path: str) -> Any:
+        self.deletions += 1
+        answer = super().delete(file_path)
+        if self.deletions == self.cut_at:
+            self.is_cut = True
+            raise ConnectionError("cut")
+        return answer
+
+    def download_files(self, paths: list[str]) -> Any:
+        if self.is_cut:
+            self.is_cut = False
+            raise ConnectionError("cut")
+        return super().download_files(paths)
+
+
+@pytest.mark.parametrize("cut_at", [1, 2, 3])
+def test_a_rename_whose_deletion_has_no_answer_keeps_every_byte(cut_at: int) -> None:
+    backend, volume = duck({"/d/a": b"A", "/d/b": b"B", "/d/c": b"C"}, Cut(cut_at))
+    with pytest.raises(OSError):
+        volume.rename(ROOT_NODE, b"d", ROOT_NODE, b"e")
+    assert set(backend.files.values()) == {b"A", b"B", b"C"}
+
+
+def test_a_renamed_file_whose_deletion_has_no_answer_is_still_there() -> None:
+    backend, volume = duck({"/a": b"A"}, Cut(1))
+    with pytest.raises(OSError):
+        volume.rename(ROOT_NODE, b"a", ROOT_NODE, b"z")
+    assert b"A" in backend.files.values()
+
+
+def test_an_append_that_is_merged_twice_keeps_the_bytes_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, volume = bucket({"log": b"base\n"})
+    node = volume.lookup(ROOT_NODE, b"log").node
+    volume.open(node, APPENDING)
+    volume.append(node, b"ours\n")
+    obstore.put(store, "log", b"base\ntheirs\n")
+    real, calls = bucket_module.put, 0
+
+    def lossy(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        answer = real(*args, **kwargs)  # the first one fails by itself: the object has changed
+        if calls == 2:
+            raise OSError(errno.ETIMEDOUT, "cut")
+        return answer
+
+    monkeypatch.setattr(bucket_module, "put", lossy)
+    with pytest.raises(TimeoutError):
+        volume.flush(node)
+    volume.flush(node)
+    volume.release(node, APPENDING)
+    assert held(store) == {"log": b"base\ntheirs\nours\n"}
+
+
+def test_an_append_that_is_merged_twice_is_appended_once() -> None:
+    class Comparing(DuckBackend):
+        fails = 0
+
+        def upload_if(self, path: str, data: bytes, digest: bytes | None) -> Any:
+            there = self.files.get(path)
+            if (None if there is None else digest_of(there)) != digest:
+                return SimpleNamespace(error="conflict")
+            self.put(path, data)
+            if self.fails:
+                self.fails -= 1
+                raise OSError(errno.ETIMEDOUT, "cut")
+            return SimpleNamespace(error=None)
+
+    backend, volume = duck({"/log": b"base\n"}, Comparing())
+    node = volume.lookup(ROOT_NODE, b"log").node
+    volume.open(node, APPENDING)
+    volume.append(node, b"ours\n")
+    backend.put("/log", b"base\ntheirs\n")
+    backend.fails = 1  # type: ignore[attr-defined]
+    with pytest.raises(OSError):
+        volume.flush(node)
+    volume.flush(node)
+    assert backend.files == {"/log": b"base\ntheirs\nours\n"}
+
+
+def test_an_unlink_that_waited_for_a_rename_deletes_nothing_else() -> None:
+    store, volume = bucket({"a": b"A"})
+    node = volume.lookup(ROOT_NODE, b"a").node
+    with waiting(lambda: volume.unlink(ROOT_NODE, b"a"), volume, node) as ended:
+        volume.rename(ROOT_NODE, b"a", ROOT_NODE, b"b")
+    assert (held(store), ended) == ({"b": b"A"}, [errno.ENOENT])
+
+
+def test_a_rename_that_waited_for_its_target_does_not_take_that_from_elsewhere() -> None:
+    store, volume = bucket({"a": b"A", "b": b"B"})
+    node = volume.lookup(ROOT_NODE, b"b").node
+    volume.lookup(ROOT_NODE, b"a")
+    volume.hold(node)
+    with waiting(lambda: volume.rename(ROOT_NODE, b"a", ROOT_NODE, b"b"), volume, node) as ended:
+        volume.rename(ROOT_NODE, b"b", ROOT_NODE, b"z")
+        volume.open(node, os.O_WRONLY)
+        volume.write(node, 0, b"PRECIOUS")
+    volume.flush(node)
+    volume.release(node, os.O_WRONLY)
+    assert ended == [errno.ESTALE]
+    assert held(store) == {"a": b"A", "z": b"PRECIOUS"}
+
+
+@pytest.mark.parametrize("name", ["a", "d"])
+def test_a_listing_between_the_deletion_and_the_new_name_leaves_a_name_that_is_found(name: str) -> None:
+    _, volume = bucket({"a": b"A", "d/x": b"A"})
+    volume.lookup(ROOT_NODE, name.encode())
+    real = volume.bucket.delete
+
+    def delete(key: str) -> Any:
+        answer = real(key)
+        if key in ("a", "d/x"):
+            thread = threading.Thread(target=volume.readdir, args=(ROOT_NODE, b"", 10), daemon=True)
+            thread.start()
+            thread.join(1.0)
+        return answer
+
+    volume.bucket.delete = delete  # type: ignore[method-assign]
+    volume.rename(ROOT_NODE, name.encode(), ROOT_NODE, b"new")
+    found: list[int] = []
+    thread = threading.Thread(target=lambda: found.append(volume.lookup(ROOT_NODE, b"new").node), daemon=True)
+    thread.start()
+    thread.join(LIMIT_S)
+    assert found, "the lookup goes round for ever"
+
+
+def test_a_directory_is_renamed_while_a_file_in_it_is_written() -> None:
+    store, volume = bucket({"d/log": b"x"})
+    directory = volume.lookup(ROOT_NODE, b"d").node
+    node = volume.lookup(directory, b"log").node
+    volume.open(node, APPENDING)
+    volume.append(node, b"1")
+    real = volume.bucket.copy_all
+
+    def copy_all(pairs: Any) -> None:
+        real(pairs)
+        volume.append(node, b"2")
+
+    volume.bucket.copy_all = copy_all  # type: ignore[method-assign]
+    volume.rename(ROOT_NODE, b"d", ROOT_NODE, b"e")
+    volume.flush(node)
+    volume.release(node, APPENDING)
+    assert held(store) == {"e/log": b"x12"}
+
+
+@pytest.mark.parametrize("opened", [True, False])
+def test_a_file_that_others_have_replaced_can_be_renamed(opened: bool) -> None:
+    store, volume = bucket({"f": b"x"}, ttl_s=0.0 if opened else 600.0)
+    node = volume.lookup(ROOT_NODE, b"f").node
+    if opened:
+        volume.open(node, os.O_RDONLY)
+    obstore.put(store, "f", b"changed by another host")
+    volume.rename(ROOT_NODE, b"f", ROOT_NODE, b"g")
+    assert held(store) == {"g": b"changed by another host"}
+
+
+def test_a_file_that_others_have_replaced_can_be_unlinked_while_it_is_open() -> None:
+    store, volume = bucket({"f": b"x" * 2_000_000})
+    node = volume.lookup(ROOT_NODE, b"f").node
+    volume.open(node, os.O_RDONLY)
+    obstore.put(store, "f", b"new")
+    volume.unlink(ROOT_NODE, b"f")
+    assert held(store) == {}
+
+
+@pytest.mark.parametrize("change", ["told", "heard"])
+def test_an_open_file_keeps_its_bytes_through_a_notice_and_its_unlink(change: str) -> None:
+    _, volume = duck({"/a": b"bytes"})
+    node = volume.lookup(ROOT_NODE, b"a").node
+    volume.hold(node)
+    volume.open(node, os.O_RDONLY)
+    if change == "told":
+        volume.told("/a")
+    volume.unlink(ROOT_NODE, b"a")
+    if change == "heard":
+        volume._heard(elsewhere=True)
+    assert volume.read(node, 0, 10) == b"bytes"
+
+
+def test_a_mode_that_could_not_be_stored_is_not_shown() -> None:
+    _store, volume = bucket({"d/.fusebackend.directory": b"", "d/f": b"x"})
+    node = volume.lookup(ROOT_NODE, b"d").node
+    before = volume.getattr(node).mode
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.EIO, "cut")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(volume._renames, "put_marker", fail)
+        with pytest.raises(OSError):
+            volume.setattr(node, AttrChanges(mode=0o700))
+    assert volume.getattr(node).mode == before
