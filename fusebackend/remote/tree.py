@@ -33,6 +33,10 @@ KEPT_ENTRIES = 1 << 16
 Their numbers matter too: git reads every file anew whose inode has another number than in its index.
 """
 
+MAX_CHANGES = 10_000
+"""Changes of names in a directory that a listing on its way may not show yet. A large directory is never listed whole,
+and nothing else would end them."""
+
 MAX_LISTED_NAMES = 1 << 17
 """So many names are cached in listings, about 200 bytes each; the listing that was used longest ago goes first."""
 
@@ -220,7 +224,11 @@ class Tree:
             if parent is None or (is_there and entry.gone):
                 return
             self._count += 1
-            parent.listing.changes[entry.name] = self._count
+            changes = parent.listing.changes
+            changes.pop(entry.name, None)  # the order is that of the changes
+            changes[entry.name] = self._count
+            if len(changes) > MAX_CHANGES:
+                del changes[next(iter(changes))]
             entry.checked_at = self.now()
             if not is_there:
                 parent.listing.remove(entry.name)

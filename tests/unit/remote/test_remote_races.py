@@ -20,7 +20,9 @@ from fusebackend.backends import ForeignVolume
 from fusebackend.backends.object_store import volume as bucket_module
 from fusebackend.backends.object_store.volume import ObjectStoreVolume
 from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
+from fusebackend.remote import tree as tree_module
 from fusebackend.remote.buffer import digest_of
+from fusebackend.remote.entry import NEVER
 
 ME = Caller(os.geteuid(), os.getegid())
 APPENDING = os.O_WRONLY | os.O_APPEND
@@ -269,3 +271,15 @@ def test_a_mode_that_could_not_be_stored_is_not_shown() -> None:
         with pytest.raises(OSError):
             volume.setattr(node, AttrChanges(mode=0o700))
     assert volume.getattr(node).mode == before
+
+
+def test_names_that_come_and_go_in_a_large_directory_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree_module, "MAX_CHANGES", 100)
+    _, volume = bucket({f"d/f{number}": b"x" for number in range(10)})
+    directory = volume.lookup(ROOT_NODE, b"d").node
+    listing = volume._tree.entry(directory).listing
+    for number in range(300):
+        listing.large, listing.listed_at = True, NEVER  # so that each name is asked for by itself
+        volume.make_file(directory, b"t%d" % number, 0o644, b"", ME)
+        volume.unlink(directory, b"t%d" % number)
+    assert len(listing.changes) <= 100
