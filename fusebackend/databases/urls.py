@@ -19,7 +19,7 @@ LIBPQ_WORDS = (
 
 
 def conninfo_of(url: Url) -> str:
-    """The DSN of a URL, with the parameters that are libpq's. UrlError for one that libpq does not understand."""
+    """The DSN of a URL, with the parameters that are libpq's. UrlError if libpq does not understand it."""
     from psycopg import ProgrammingError
     from psycopg.conninfo import make_conninfo
 

@@ -37,7 +37,7 @@ class Abilities:
     durable: bool = False
     """What was stored outlives the process."""
     change_feed: bool = False
-    """`follow` tells of every change, whoever makes it."""
+    """`follow` reports every change of every writer."""
     read_only: bool = False
     can_delete: bool = True
     conditional: bool = True

@@ -218,7 +218,7 @@ class RemoteVolume(NativeVolume):
                 self._files.stamp([entry])
                 return entry
             if entry.opens and not self._ranges and (entry.buffer is None or entry.conflicted) and not entry.is_dir:
-                self._files.buffer(entry)  # its size is the one that reads and writes see
+                self._files.buffer(entry)  # reads and writes see its size
             if entry.busy or entry.unlinked:
                 return entry
             if entry.gone or self._tree.child(entry.parent, entry.name) is not entry:

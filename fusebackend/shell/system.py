@@ -224,7 +224,7 @@ class Etc:
 
 
 def _made_privately() -> str:
-    """Make a private directory, in one that only this user or root can write to."""
+    """Make a private directory below one to which only this user or root can write."""
     name = runtime_directory.own_name(next(_numbers))
     if os.access(ROOTS_PLACE, os.W_OK) and not os.stat(ROOTS_PLACE).st_mode & 0o022:
         above = ROOTS_PLACE

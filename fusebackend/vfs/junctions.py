@@ -165,7 +165,7 @@ class Junction:
     """A directory that routes run through. `route` is set where it is a route's root."""
 
     timeout_s = 0.0
-    """Timeout of one that is no route's root: it may become real without a notice."""
+    """Timeout of a junction that is no route's root: it may become real without a notice."""
 
     def __init__(self, inode: int, name: bytes, parent: Junction | None, route: Route | None) -> None:
         self.inode = inode

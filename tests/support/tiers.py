@@ -119,7 +119,7 @@ SAMPLES = (
     _sample("snippets of README and examples", r"test_(readme|examples)\.py::", quick=3),
     _sample("benchmarks that are run once", r"test_bench\.py::TestScripts::", quick=4),
 )
-"""The first one that matches a test's id applies."""
+"""The first sample that matches a test's id applies."""
 
 
 def leaves_out(item: pytest.Item, tier: str, *, sampled: bool) -> str | None:

@@ -178,7 +178,7 @@ class ObjectStoreBackend(VolumeBackend):
 
 @dataclass(frozen=True)
 class Service:
-    """Something that speaks S3, and who we are to it."""
+    """A service that speaks S3, and the keys for it."""
 
     region: str
     endpoint: str | None

@@ -58,7 +58,7 @@ MOST_PARTS = 10_000
 PARTS_AT_ONCE = 8
 
 ATTEMPTS = 3
-"""How often a part is sent: one that comes twice has the same number, and the second takes the place of the first."""
+"""How often a part is sent. A part that arrives twice has the same number, and the second replaces the first."""
 
 PAUSE_S = 0.5
 """Before the second attempt, at most; doubled for the third."""

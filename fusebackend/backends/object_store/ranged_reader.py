@@ -44,7 +44,7 @@ Fetch = Callable[[int, int], memoryview]
 """Gives the bytes (offset, size) of the object, or raises OSError."""
 
 Arrived = Callable[["Part", memoryview | None], None]
-"""Told of the bytes of a part, or None for an error, in the thread that fetched; those who wait have it by then."""
+"""Told of the bytes of a part, or None for an error, in the thread that fetched; waiting readers have it by then."""
 
 
 class Part:

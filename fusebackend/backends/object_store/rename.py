@@ -36,7 +36,7 @@ BATCH = 256
 STALE_S = 300.0
 
 RENEW_S = 60.0
-"""How often who is at it says so."""
+"""How often a long rename renews its record in the journal, so that no other server takes it for dead."""
 
 _living: set[str] = set()
 """The sessions of this process."""

@@ -278,7 +278,7 @@ class Session:
             return self._own.run(lambda _: work())
 
     def _set_up(self, connection: Connection[Any]) -> None:
-        """Set up a new connection. One that replaces a lost one takes over its lock, and uses are registered anew."""
+        """Set up a new connection. A replacement takes over the lock of the lost one; uses are registered anew."""
         configure(connection)
         if not self.id:
             return

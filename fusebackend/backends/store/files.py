@@ -80,7 +80,7 @@ class StoreFiles:
         return Loaded(data, *(str(time) if time else None for time in times))
 
     def put(self, path: AgentPath, data: bytes, *, replace: bool) -> None:
-        """Write a file, over one that others change at the same time too. EEXIST, EBUSY, and as `StoreTree.new_key`."""
+        """Write a file, also while others change it. EEXIST, EBUSY, and as `StoreTree.new_key`."""
         for _ in range(ATTEMPTS):
             tree = self.tree()
             file = self._kept(tree, path)

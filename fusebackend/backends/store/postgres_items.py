@@ -229,7 +229,7 @@ def _make_index(cursor: Cursor[Any]) -> bool:
     log.info("an index %s is made, for this database sorts by language", INDEX)
     try:
         with translate_errors():
-            cursor.execute(f"DROP INDEX IF EXISTS {INDEX}")  # one that was begun and never finished
+            cursor.execute(f"DROP INDEX IF EXISTS {INDEX}")  # its creation may have been cut short
             cursor.execute(f'CREATE INDEX CONCURRENTLY {INDEX} ON store (prefix, key COLLATE "C")')
     except OSError as error:
         log.info("no index could be made, so listings read all keys: %s", error)

@@ -115,7 +115,7 @@ def test_what_need_not_wait_is_done_on_the_loop_and_all_else_in_threads() -> Non
         with pytest.raises(FileNotFoundError):
             await route_executor.ask(volume.lookup, 1, b"name")
         assert volume.threads == [here] * 3
-        await route_executor.call(volume.unlink, 1, b"name")  # not one that says so before it changes something
+        await route_executor.call(volume.unlink, 1, b"name")  # not a call that would wait before it changes anything
         volume.waits = True
         assert await route_executor.ask(volume.read, 1, 0, 4) == b"data"
         assert await route_executor.call(volume.write, 1, 0, b"xyz") == 3

@@ -93,7 +93,7 @@ def make_index(connection: Connection[Any]) -> bool:
     """Make the index if it is missing. Returns whether it can be used; if not, a line in the log gives the reason.
 
     Args:
-        connection: one that commits by itself.
+        connection: in autocommit mode.
 
     Raises:
         psycopg.OperationalError: the connection is lost.

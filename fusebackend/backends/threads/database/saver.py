@@ -302,7 +302,7 @@ class SaverDatabase(Database):
             raise Damaged(f"{type(value).__name__} can't be packed: {type(error).__name__}: {error}") from None
 
     def _shown(self, value: Any) -> Any:
-        """A value for people; one that can't be packed is an error in its place."""
+        """A readable value; an error takes the place of a value that can't be packed."""
         try:
             return loads(self._stored(value))
         except Damaged as error:
