@@ -8,11 +8,11 @@ of the rest are worked out. When the budget is spent (`base/budget.py`), the fil
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 from fusebackend import text
-from fusebackend.backends.store.items import Change, Conflict, Items, Record, is_text
+from fusebackend.backends.store.items import Change, Conflict, Items, Record, Row, is_text
 from fusebackend.backends.store.tree import Node, StoreTree, is_name, may_be_shown_as
 from fusebackend.backends.store.values import Form, bytes_of, file_bytes, forms_of, written
 from fusebackend.base import budget, errors, paths
@@ -234,7 +234,7 @@ def grep_files(
                 yield path, text.grep_lines(bytes_of(record.value, node.form) or b"", pattern, limit)
         return
     rows = tree.rows_below(node)
-    asked = [row for row in rows if matcher is None or _may_match(matcher, row.key, _base(node))]
+    asked = rows if matcher is None else _matching(tree, rows, matcher, _base(node))
     hits: dict[tuple[str, Form], list[tuple[int, str]]] = {}
     count, spent = 0, False
     try:
@@ -256,6 +256,18 @@ def grep_files(
         raise Spent
 
 
+def _matching(tree: StoreTree, rows: list[Row], matcher: Matcher, base: str) -> list[Row]:
+    """The rows that may match. Those that only the suffix of a form makes match are described, which is cached: else
+    `*.md` would read the values of all other files, in search of long texts."""
+    left = [row for row in rows if not _may_match(matcher, row.key, base, FILE_FORM)]
+    described = tree.items.describe([row for row in left if _may_match(matcher, row.key, base)])
+    passed = {row.key for row in left if row.key not in described or not described[row.key].foreign}
+    return [row for row in rows if row.key not in passed]
+
+
+FILE_FORM = (Form.FILE,)
+
+
 def _base(node: Node) -> str:
     """The prefix of the keys below a directory, as if all had a leading slash."""
     assert node.place is not None, "only directories have keys below them"
@@ -266,9 +278,9 @@ def _relative(path: str, directory: AgentPath) -> str:
     return path[len(directory) :].lstrip("/")
 
 
-def _may_match(matcher: Matcher, key: str, base: str) -> bool:
-    """Whether this key may be shown under a path that matches; True when in doubt."""
+def _may_match(matcher: Matcher, key: str, base: str, forms: Iterable[Form] = tuple(Form)) -> bool:
+    """Whether this key, in one of these forms, may be shown under a path that matches; True when in doubt."""
     relative = key[len(base) :] if key.startswith(base) else key[len(base) - 1 :]
     if "%" in relative or not all(map(is_name, relative.split("/"))):
         return True
-    return any(map(matcher.matches, may_be_shown_as(relative)))
+    return any(map(matcher.matches, may_be_shown_as(relative, forms)))

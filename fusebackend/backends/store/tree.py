@@ -38,8 +38,6 @@ FILE_MARK = paths.to_text(keys.FILE_MARK)
 RELATIVE = paths.to_text(keys.RELATIVE)
 
 _COMPUTED = (Form.JSON, Form.TEXT)
-_NAME_ENDS = tuple(mark + form.value for form in Form for mark in ("", FILE_MARK))
-"""What follows a plain segment in a name; more often marked names are rarer, and hold a `%` themselves."""
 
 
 class Place(NamedTuple):
@@ -165,9 +163,11 @@ def _fitting(base: str, segment: str, suffix: str) -> str:
     return paths.to_text(keys.cut_name(paths.to_name(base), segment, NAME_MAX_BYTES - len(suffix))) + suffix
 
 
-def may_be_shown_as(path: str) -> tuple[str, ...]:
+def may_be_shown_as(path: str, forms: Iterable[Form]) -> Iterator[str]:
     """The paths of a key of plain segments, which is this path with or without its leading slash."""
-    return tuple(path + end for end in _NAME_ENDS)
+    for form in forms:
+        yield path + form.value
+        yield path + FILE_MARK + form.value
 
 
 @dataclass(frozen=True, slots=True)
