@@ -269,10 +269,10 @@ def commands(mountpoint: Path) -> list[Command]:
         Command("what the agent thought, called and said", f"{pager} {login}/transcript.md"),
         Command("what changed in the files, step by step", f"cat {login}/changes/*.patch"),
         Command("its checkpoints: name, step, node, files", f"cut -f 1,4,6,9 {login}/checkpoints.tsv"),
-        Command("the first and the last state of its files", f"diff -ru {login}/history/@first/ {login}/head/ | cat"),
+        Command("its last change of a file once more", f"diff -ru {login}/history/@previous/ {login}/head/ | cat"),
         Command("which conversation deleted a file?", f"rg -l '^deleted file' {at}/threads/*/changes"),
         Command("and why?", f"grep -B 8 -A 6 'calls delete' {clean_up}/transcript.md"),
-        Command("which one waits for an approval?", f"rg -l send_mail {at}/threads/*/README.md"),
+        Command("which one waits for an approval?", f"rg 'waits for a human' {at}/threads/*/README.md"),
         Command("what the agent knows of its user, an item of the store", f"cat {at}/memories/profile.md"),
     ]
 

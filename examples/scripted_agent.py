@@ -38,7 +38,8 @@ class ScriptedModel(BaseChatModel):
         return self
 
     def _generate(self, messages: list[BaseMessage], *args: Any, **options: Any) -> ChatResult:
-        return ChatResult(generations=[ChatGeneration(message=self.script.pop(0))])
+        message = self.script.pop(0).model_copy(update={"response_metadata": {"model_name": "scripted"}})
+        return ChatResult(generations=[ChatGeneration(message=message)])
 
 
 def call(tool: str, content: str | list[str | dict[str, Any]] = "", /, **arguments: Any) -> AIMessage:
