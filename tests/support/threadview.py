@@ -123,12 +123,19 @@ def message_fields(message: BaseMessage) -> dict[str, Any]:
 
 
 def all_messages(found: list[Step]) -> list[BaseMessage]:
-    """Every message of all checkpoints, each id once as it was last, in the order of their first checkpoint."""
-    known: dict[str, BaseMessage] = {}
+    """Every message of all checkpoints once, in the order in which they came: one that was changed is another one."""
+    return [message for added in added_messages(found) for message in added]
+
+
+def added_messages(found: list[Step]) -> list[list[BaseMessage]]:
+    """For each checkpoint the messages that no older one has."""
+    known: set[str] = set()
+    answer = []
     for step in found:
-        for message in step.messages:
-            known[str(message.id)] = message
-    return list(known.values())
+        added = [message for message in step.messages if repr(message) not in known]
+        known.update(map(repr, added))
+        answer.append(added)
+    return answer
 
 
 # -- what the backend shows ------------------------------------------------------------------------------------------
@@ -337,7 +344,7 @@ def check_rows(view: View, expected: list[Step]) -> None:
     assert all(NAME.fullmatch(name) for name in names), names
     by_id = {step.id: step for step in expected}
     known = {row["id"]: row["name"] for row in rows}
-    for row, step in zip(rows, expected, strict=True):
+    for row, step, added in zip(rows, expected, added_messages(expected), strict=True):
         parent = by_id.get(step.parent or "")
         assert row["parent"] in ({"", "-"} if step.parent is None else {step.parent, known.get(step.parent)})
         assert int(row["step"]) == step.metadata["step"]
@@ -345,8 +352,7 @@ def check_rows(view: View, expected: list[Step]) -> None:
         asked, shown = (datetime.datetime.fromisoformat(found) for found in (step.at, row["time"]))
         assert abs((asked - shown).total_seconds()) < 0.1
         assert row["name"].startswith(f"{shown:%Y%m%dT%H%M%S}.")
-        before = {str(message.id) for message in parent.messages} if parent else set()
-        assert int(row["messages added"] or 0) == sum(str(message.id) not in before for message in step.messages)
+        assert int(row["messages added"]) == len(added)
         assert count(row["files changed"]) == len(changed(parent.files if parent else {}, step.files))
         assert letters(row["next"]) == letters("".join(step.next)), (row["next"], step.next)
     listed = {path.split("/")[0] for path in view.below("history")}

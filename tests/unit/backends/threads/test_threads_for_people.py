@@ -132,11 +132,12 @@ def test_the_conversation_of_a_subagent_is_shown(b: Bench) -> None:
 def test_the_times_are_those_of_checkpoints(b: Bench) -> None:
     view, found = b.view("/coder"), steps(b.agents["coder"], "coder")
     names = view.names()
-    seen: dict[str, int] = {}
-    for step in found:
-        for message in step.messages:
-            seen.setdefault(str(message.id), time_ns_of(step.id) or 0)
-    by_number = dict(zip(view.messages(), seen.values(), strict=True))
+    brought = [
+        time_ns_of(step.id) or 0
+        for step, added in zip(found, threadview.added_messages(found), strict=True)
+        for _ in added
+    ]
+    by_number = dict(zip(view.messages(), brought, strict=True))
     for number, files in view.messages().items():
         for name in files:
             assert abs(view.attr(f"messages/{name}").mtime_ns - by_number[number]) < 10**6
