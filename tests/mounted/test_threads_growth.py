@@ -53,7 +53,10 @@ class Growing:
 
 
 @pytest.fixture(params=KINDS)
-def thread(request: pytest.FixtureRequest, tmp_path: Path, serve: Serve) -> Iterator[Growing]:
+def thread(
+    request: pytest.FixtureRequest, tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Growing]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     where = str(tmp_path / "threads.db") if request.param == "sqlite" else request.getfixturevalue("postgres_dsn")
     with agents.sqlite_saver(where) if request.param == "sqlite" else agents.postgres_saver(where):
         pass

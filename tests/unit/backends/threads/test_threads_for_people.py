@@ -49,7 +49,9 @@ class Bench:
 @pytest.fixture(scope="module", params=KINDS)
 def b(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     with contextlib.ExitStack() as stack:
-        where = str(tmp_path_factory.mktemp("threads") / "threads.db")
+        work = tmp_path_factory.mktemp("threads")
+        stack.enter_context(pytest.MonkeyPatch.context()).setenv("XDG_CACHE_HOME", str(work / "cache"))
+        where = str(work / "threads.db")
         if request.param == "postgres":
             where = stack.enter_context(request.getfixturevalue("postgres").database())
         saver = stack.enter_context(conversations.opened(request.param, where))

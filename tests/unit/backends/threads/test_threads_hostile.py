@@ -53,8 +53,9 @@ def graph(saver: Any, node: str = "work") -> Any:
 
 
 @pytest.fixture
-def tell(tmp_path: Path) -> Iterator[Tell]:
+def tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tell]:
     """A function that runs a graph with messages and other state, and returns the view of its thread."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with conversations.opened("sqlite", str(tmp_path / "threads.db")) as saver:
         backends = []
 
@@ -70,9 +71,9 @@ def tell(tmp_path: Path) -> Iterator[Tell]:
 
 
 def is_clean(data: bytes | str) -> bool:
-    """Whether a terminal shows it and does nothing else."""
+    """Whether a terminal shows it and does nothing else. DEL is ignored by all of them."""
     found = data.decode() if isinstance(data, bytes) else data
-    return not any(unicodedata.category(char) == "Cc" for char in found if char not in "\t\n")
+    return not any(unicodedata.category(char) == "Cc" for char in found if char not in "\t\n\x7f")
 
 
 def for_terminals(view: View) -> dict[str, bytes]:
@@ -88,7 +89,8 @@ def for_terminals(view: View) -> dict[str, bytes]:
 
 TITLES = [
     "..", "../../../etc/passwd", "/", ".", "", "-rf", "a\nb\n# c", "a\tb", ESCAPES, "\0", "x" * 5000, "💥 日本語",
-    "\u202egnp.exe", "[link](javascript:x) `code` <b>", "--- \n===", "%2e%2e%2f", "$(reboot); `reboot`",
+    "~~~", "```x", "# x", "> x", "\u202egnp.exe", "[link](javascript:x) `code` <b>", "--- \n===",
+    "%2e%2e%2f", "$(reboot); `reboot`",
 ]  # fmt: skip
 
 
@@ -101,6 +103,7 @@ def test_a_title_is_one_line_and_a_safe_name(tell: Tell, title: str) -> None:
     assert len(readme.split("\n")[0]) < 200
     tokens = threadview.MarkdownIt().parse(readme)
     assert sum(token.type == "heading_open" and token.tag == "h1" for token in tokens) == 1
+    assert any(token.type == "bullet_list_open" for token in tokens), "the title has swallowed the list"
     root = View(view.backend, "")
     links = view.backend.volume.readdir(root.attr("@by-time", follow=False).node, b"", 10)
     ((name, attr),) = links
