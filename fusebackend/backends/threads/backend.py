@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -11,8 +12,8 @@ from typing import Any, Literal, Self, TypeVar
 
 from fusebackend.backends.threads.database.activity import QUIET_S
 from fusebackend.backends.threads.database.rows import Damaged, Database
-from fusebackend.backends.threads.line import HEAD, HISTORY, History
-from fusebackend.backends.threads.nodes import FileNode
+from fusebackend.backends.threads.line import HEAD, REPEATING
+from fusebackend.backends.threads.nodes import FileNode, Node
 from fusebackend.backends.threads.volume import ThreadsVolume, WritableThreadsVolume
 from fusebackend.base import asked, errors
 from fusebackend.base.errors import oserror
@@ -45,6 +46,7 @@ class ThreadsBackend(VolumeBackend):
         write: Literal["head"] | None = None,
         quiet_s: float = QUIET_S,
         on_exists: OnExists = "error",
+        cache: bool = True,
     ) -> None:
         if not isinstance(database, Database):
             raise TypeError(
@@ -53,7 +55,11 @@ class ThreadsBackend(VolumeBackend):
             )
         if write not in (None, "head"):
             raise ValueError(f"write must be 'head' or None, not {write!r}")
-        volume = ThreadsVolume(database) if write is None else WritableThreadsVolume(database, quiet_s)
+        volume = (
+            ThreadsVolume(database, cache=cache)
+            if write is None
+            else WritableThreadsVolume(database, quiet_s, cache=cache)
+        )
         super().__init__(volume, on_exists=on_exists)
 
     @classmethod
@@ -106,7 +112,7 @@ class ThreadsBackend(VolumeBackend):
     def _grep_files(
         self, pattern: str, path: str, glob: str | None, max_count: int | None, max_bytes: int
     ) -> GrepResult:
-        """`history/` only where the path or the glob names it, see `ThreadsSearch`."""
+        """Without what repeats other files, see `ThreadsSearch`."""
         search = ThreadsSearch(glob)
         files = FileSearch(self.volume, path, compile_glob(glob) if glob else None, search.walk)
         result = grep_found(self.volume, pattern, files, max_count, max_bytes, search.read)
@@ -170,7 +176,7 @@ def _is_below_head(names: Sequence[bytes]) -> bool:
 
 # -- searching -------------------------------------------------------------------------------------------------------
 
-LEFT_OUT = "history/ of threads is searched only where the path or the pattern names it"
+LEFT_OUT = "in threads, {} are searched only where the path or the pattern names them"
 """`missing` of an answer that is without it."""
 
 T = TypeVar("T")
@@ -180,7 +186,7 @@ _ENDS = re.compile(r"[/{},]")
 
 
 class ThreadsSearch:
-    """One search of threads. `history/` is left out unless the search names it.
+    """One search of threads. What repeats other files is left out unless the search names it.
 
     A history has each file once for every checkpoint. In 1,000 threads of 30 checkpoints that is thirty times the files
     of the heads: a search of all spent its 15 s on the history of the first 300 threads and never saw the other heads.
@@ -190,7 +196,8 @@ class ThreadsSearch:
         """`pattern`: the glob of the search, None for none."""
         wanted = asked.current()
         patterns = [pattern or "", wanted.pattern if wanted is not None else ""]
-        self._named = any(HISTORY.decode() in _ENDS.split(pattern) for pattern in patterns)
+        named = {name for pattern in patterns for name in _ENDS.split(pattern)}
+        self._left_out = frozenset(map(os.fsdecode, REPEATING)) - named
         self._narrower = compile_glob(wanted.here) if wanted is not None and wanted.here is not None else None
         self._walk: ThreadsWalk | None = None
         self._damaged: str | None = None  # the error of the first file that was skipped
@@ -199,9 +206,8 @@ class ThreadsSearch:
         """A `MakeWalk`. Of a search over several backends it goes no further than the whole glob does."""
         if self._narrower is not None and len(self._narrower.prefix) > len(below):
             below, depth = self._narrower.prefix, self._narrower.depth
-        if self._named:
-            return FileWalk(volume, directory, below=below, depth=depth)
         self._walk = ThreadsWalk(volume, directory, below=below, depth=depth)
+        self._walk.left_out = self._left_out
         return self._walk
 
     def read(self, volume: Volume, attr: Attr, max_bytes: int, take: Callable[[Iterable[bytes]], T]) -> T:
@@ -232,25 +238,35 @@ class ThreadsSearch:
     @property
     def missing(self) -> str | None:
         """The parts that were not searched."""
-        left_out = LEFT_OUT if self._walk is not None and self._walk.has_left_out else None
+        names = self._walk.met if self._walk is not None else set()
+        left_out = LEFT_OUT.format(", ".join(sorted(names))) if names else None
         return "; ".join(filter(None, (self._damaged, left_out))) or None
 
 
 class ThreadsWalk(FileWalk):
-    """Leaves out `history/`, except where the walk begins in one: then the path has named it."""
+    """Leaves out what repeats other files, except where the walk begins in it: then the path has named it."""
 
-    has_left_out = False
+    left_out: frozenset[str] = frozenset()
+    """The names to leave out …"""
 
     def _listing(self, directory: int) -> list[tuple[str, Attr]]:
-        listing = super()._listing(directory)
-        found = [entry for entry in listing if not isinstance(entry[1], History)]
-        self.has_left_out |= len(found) < len(listing)
+        found = []
+        for name, attr in super()._listing(directory):
+            if isinstance(attr, Node) and attr.repeats and name.removesuffix("/") in self.left_out:
+                self.met.add(name)
+            else:
+                found.append((name, attr))
         return found
+
+    @functools.cached_property
+    def met(self) -> set[str]:
+        """… and those that were met."""
+        return set()
 
 
 # -- URLs ------------------------------------------------------------------------------------------------------------
 
-OPTIONS = ("on_exists", "quiet_s", "write")
+OPTIONS = ("cache", "on_exists", "quiet_s", "write")
 """Parameters of a URL that are arguments of `ThreadsBackend`."""
 
 

@@ -82,6 +82,10 @@ class Nodes:
             with self._gate:
                 self._held[number] = node
 
+    def holds(self, number: int) -> bool:
+        """Whether the kernel holds a node."""
+        return number in self._held
+
     def forget(self, numbers: Iterable[int]) -> None:
         with self._gate:
             self._peak = max(self._peak, len(self._held))
@@ -119,6 +123,9 @@ class Node(Attr):
 
     __slots__ = ("__weakref__",)
 
+    repeats = False
+    """It says what other files say, so a search passes over it unless it is named."""
+
     def __init__(self, nodes: Nodes, mode: int, mtime_ns: int = 0) -> None:
         super().__init__(nodes.number(self), mode, uid=os.geteuid(), gid=os.getegid())
         self.date(mtime_ns)
@@ -149,9 +156,11 @@ class FileNode(Node):
         """The bytes. EIO where there are none because something is damaged."""
         raise NotImplementedError
 
-    def load(self) -> None: ...
+    def load(self) -> None:
+        """Called before the first open. EIO as for `data`."""
 
-    def unload(self) -> None: ...
+    def unload(self) -> None:
+        """Called after the last one was closed."""
 
 
 class TextFile(FileNode):
@@ -239,8 +248,7 @@ class Record(FileNode):
         return self._data if self._data is not None else self._decode()
 
     def load(self) -> None:
-        if self.error is None:
-            self._data = self._decode()
+        self._data = self.data()
 
     def unload(self) -> None:
         self._data = None
