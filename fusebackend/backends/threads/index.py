@@ -229,7 +229,8 @@ class LineIndex:
         if files is not None and before is not None:
             changed = len(_changed(before, files))
             if changed:
-                made = made._replace(changed=changed, patch_bytes=len(patch_of(made, self.title, before, files)))
+                text = patch_of(made, self._title_at(len(self.steps)), before, files)
+                made = made._replace(changed=changed, patch_bytes=len(text))
             else:
                 made = made._replace(changed=0, version=parent.version if parent is not None else made.version)
         self.names[name] = len(self.steps)
@@ -318,12 +319,17 @@ class LineIndex:
 
     def patch(self, checkpoint: str) -> bytes:
         """The git patch of a checkpoint. Damaged; OSError; ESTALE for one that is gone."""
-        step = next((step for step in self.steps if step.id == checkpoint), None)
-        if step is None:
+        place = next((place for place, step in enumerate(self.steps) if step.id == checkpoint), None)
+        if place is None:
             raise oserror(errno.ESTALE)
+        step = self.steps[place]
         files = self._lineage.files_at(step.id)
         before = self._lineage.files_at(step.parent) if step.parent is not None else {}
-        return patch_of(step, self.title, before, files)
+        return patch_of(step, self._title_at(place), before, files)
+
+    def _title_at(self, place: int) -> str:
+        """The title as it was known at a checkpoint, on which the size of its patch depends."""
+        return next((found for number, found in self._titles.items() if self.messages[number].step <= place), "")
 
     @property
     def previous(self) -> int | None:
@@ -449,9 +455,13 @@ def _question(interrupt: Any) -> str:
 
 
 def _digest(message: Message) -> tuple[str, int]:
-    """The digest of a message but for its id, and the size of its line; worked out once for each object."""
+    """The digest of a message, and the size of its line; worked out once for each object.
+
+    Without its id and empty fields: a message that was written as a pair of role and text has none of these, and has
+    them in the snapshot that a fork begins with.
+    """
     if message.digest is None:
-        content = {key: value for key, value in message.items() if key != "id"}
+        content = {key: value for key, value in message.items() if key != "id" and value not in (None, {}, [])}
         data = encoded(compact(content))
         message.digest = hashlib.blake2b(data, digest_size=_DIGEST_BYTES).hexdigest()
         message.line_bytes = len(documents.message_line(message))

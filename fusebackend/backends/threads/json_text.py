@@ -8,6 +8,7 @@ shown.
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, Final
 
 from fusebackend.backends.threads.database.rows import Damaged
@@ -16,7 +17,15 @@ from fusebackend.backends.threads.database.values import shallow
 MAX_LEVELS: Final = 4_000
 """Deeper is an `error`: indented, a value takes memory by the square of its levels."""
 
-_encode = json.JSONEncoder(ensure_ascii=False).encode
+_C1: Final = re.compile("[\x80-\x9f]")
+"""Control characters that JSON allows, and on which terminals act: U+009B begins what `ESC [` does."""
+
+_json = json.JSONEncoder(ensure_ascii=False).encode
+
+
+def _encode(value: Any) -> str:
+    text = _json(value)
+    return text if text.isascii() else _C1.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def pretty(value: Any) -> str:

@@ -10,7 +10,7 @@ import datetime
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from fusebackend.backends.threads.conversation import contained, escaped_inline, one_line
+from fusebackend.backends.threads.conversation import escaped_inline, one_line
 from fusebackend.backends.threads.database.rows import Place
 from fusebackend.backends.threads.index import UNREADABLE, LineIndex, Step, section_bytes
 from fusebackend.backends.threads.json_text import encoded
@@ -97,7 +97,7 @@ def checkpoints_tsv(index: LineIndex) -> bytes:
 
 
 def _title(index: LineIndex) -> str:
-    return escaped_inline(contained(index.title)) or "(no message of a human)"
+    return escaped_inline(index.title) or "(no message of a human)"
 
 
 def _inline(text: str) -> str:
