@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from fusebackend.base import xdg
 from fusebackend.base.paths import AgentPath, PathError, normalise_prefix
 from fusebackend.protocol import DEFAULT_TTL_S
 from fusebackend.shell.options import ShellOptions
@@ -364,14 +365,9 @@ def escape_mountpoint(path: str) -> str:
 
 def data_file(mountpoint: str) -> str:
     """Return the path of a mount point's default database: `$XDG_DATA_HOME/fusebackend/<mount point>.db`."""
-    return os.path.join(_xdg("XDG_DATA_HOME", ".local/share"), "fusebackend", f"{escape_mountpoint(mountpoint)}.db")
+    return xdg.path("XDG_DATA_HOME", ".local/share", f"{escape_mountpoint(mountpoint)}.db")
 
 
 def log_file(mountpoint: str) -> str:
     """Return the path of a mount point's server log: `$XDG_STATE_HOME/fusebackend/<mount point>.log`."""
-    return os.path.join(_xdg("XDG_STATE_HOME", ".local/state"), "fusebackend", f"{escape_mountpoint(mountpoint)}.log")
-
-
-def _xdg(variable: str, otherwise: str) -> str:
-    value = os.environ.get(variable, "")  # the XDG specification: a relative path is to be ignored
-    return value if os.path.isabs(value) else os.path.join(os.path.expanduser("~"), otherwise)
+    return xdg.path("XDG_STATE_HOME", ".local/state", f"{escape_mountpoint(mountpoint)}.log")
