@@ -104,8 +104,9 @@ def state(lineage: Lineage, saved: Saved, writes: Sequence[Write], files: Callab
     keys = _escaped_keys(files)
     if keys:
         found["file_keys"] = keys
-    if lineage.missing is not None:
-        found["warning"] = f"Checkpoint {lineage.missing} is gone: what was written up to it may be missing from files"
+    missing = lineage.missing(saved.id)
+    if missing is not None:
+        found["warning"] = f"Checkpoint {missing} is gone: what was written up to it may be missing from files"
     return encoded(pretty(found) + "\n")
 
 

@@ -155,6 +155,8 @@ class LineIndex:
                 self._add(moment, _plain_mark(marks[moment.id]))
                 if moment.id == order[-1]:
                     self._add_now()
+            if kept == len(order):  # the newest ones were deleted
+                self._add_now()
         except BaseException:
             self._clear()
             raise
