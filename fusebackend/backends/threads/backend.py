@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, Self, TypeVar
 
 from fusebackend.backends.threads.database.activity import QUIET_S
 from fusebackend.backends.threads.database.rows import Damaged, Database
 from fusebackend.backends.threads.line import HEAD, REPEATING
-from fusebackend.backends.threads.nodes import FileNode, Node
+from fusebackend.backends.threads.nodes import FileNode
 from fusebackend.backends.threads.volume import ThreadsVolume, WritableThreadsVolume
 from fusebackend.base import asked, errors
 from fusebackend.base.errors import oserror
@@ -25,7 +24,7 @@ from fusebackend.protocol.scheme import Url
 from fusebackend.volumes.agent_face import VolumeBackend
 from fusebackend.volumes.contents import PIECE_BYTES, read_with
 from fusebackend.volumes.search import FileSearch, glob_files, grep_found
-from fusebackend.volumes.walk import FileWalk, names_of
+from fusebackend.volumes.walk import PAGE_ENTRIES, FileWalk, names_of
 
 
 class ThreadsBackend(VolumeBackend):
@@ -176,7 +175,7 @@ def _is_below_head(names: Sequence[bytes]) -> bool:
 
 # -- searching -------------------------------------------------------------------------------------------------------
 
-LEFT_OUT = "in threads, {} are searched only where the path or the pattern names them"
+LEFT_OUT = "history/, messages/, changes/ and the pages of threads are searched only where path or pattern name one"
 """`missing` of an answer that is without it."""
 
 T = TypeVar("T")
@@ -196,8 +195,8 @@ class ThreadsSearch:
         """`pattern`: the glob of the search, None for none."""
         wanted = asked.current()
         patterns = [pattern or "", wanted.pattern if wanted is not None else ""]
-        named = {name for pattern in patterns for name in _ENDS.split(pattern)}
-        self._left_out = frozenset(map(os.fsdecode, REPEATING)) - named
+        named = {os.fsencode(name) for pattern in patterns for name in _ENDS.split(pattern)}
+        self._left_out = frozenset() if named & REPEATING else REPEATING
         self._narrower = compile_glob(wanted.here) if wanted is not None and wanted.here is not None else None
         self._walk: ThreadsWalk | None = None
         self._damaged: str | None = None  # the error of the first file that was skipped
@@ -238,30 +237,29 @@ class ThreadsSearch:
     @property
     def missing(self) -> str | None:
         """The parts that were not searched."""
-        names = self._walk.met if self._walk is not None else set()
-        left_out = LEFT_OUT.format(", ".join(sorted(names))) if names else None
+        left_out = LEFT_OUT if self._walk is not None and self._walk.has_left_out else None
         return "; ".join(filter(None, (self._damaged, left_out))) or None
 
 
 class ThreadsWalk(FileWalk):
     """Leaves out what repeats other files, except where the walk begins in it: then the path has named it."""
 
-    left_out: frozenset[str] = frozenset()
-    """The names to leave out …"""
+    left_out: frozenset[bytes] = frozenset()
+    """The names to leave out."""
 
-    def _listing(self, directory: int) -> list[tuple[str, Attr]]:
-        found = []
-        for name, attr in super()._listing(directory):
-            if isinstance(attr, Node) and attr.repeats and name.removesuffix("/") in self.left_out:
-                self.met.add(name)
-            else:
-                found.append((name, attr))
-        return found
+    has_left_out = False
 
-    @functools.cached_property
-    def met(self) -> set[str]:
-        """… and those that were met."""
-        return set()
+    def _entries(self, directory: int) -> Iterator[tuple[bytes, Attr]]:
+        """Attributes of pages are not looked at: their sizes follow from all checkpoints of a thread."""
+        assert isinstance(self._volume, ThreadsVolume)
+        after = b""
+        while page := self._volume.readdir_without(directory, after, PAGE_ENTRIES, self.left_out):
+            for name, attr in page:
+                if attr is not None:
+                    yield name, attr
+                else:
+                    self.has_left_out = True
+            after = page[-1][0]
 
 
 # -- URLs ------------------------------------------------------------------------------------------------------------

@@ -7,8 +7,8 @@
     head/…                                         the files now
     history/NAME/…                                 the files at a checkpoint; beside it NAME.state.json and
                                                    NAME.messages.jsonl
-    history/@latest  @previous  @first             links to checkpoints (and, with the same endings, to their documents),
-                                                   found when named, and not listed
+    history/@latest  @previous  @first             links to checkpoints and, with the same endings, to their
+                                                   documents: found when named, and not listed
 
 A line is made when its directory is read. It is *stale* when the database has news of it, and refreshed before anything
 of it is shown again. Names and sizes come from its `LineIndex`.
@@ -61,7 +61,7 @@ README: Final = b"README.md"
 TRANSCRIPT: Final = b"transcript.md"
 CHECKPOINTS: Final = b"checkpoints.tsv"
 
-REPEATING: Final = (HISTORY, MESSAGES, CHANGES, README, TRANSCRIPT, CHECKPOINTS)
+REPEATING: Final = frozenset({HISTORY, MESSAGES, CHANGES, README, TRANSCRIPT, CHECKPOINTS})
 """Names of what says the same as other files."""
 
 RECENT_CHECKPOINTS: Final = 64
@@ -132,13 +132,11 @@ class Line:
             self.history,
         )
         self._documents: dict[bytes, Document] = {
-            MESSAGES_JSONL: self._document(Document, lambda index: index.messages_bytes, self._messages_now),
-            STATE: self._document(Document, lambda index: index.state_bytes, self._state_now),
-            README: self._document(Page, lambda index: len(self._readme(index)), self._page(self._readme)),
-            CHECKPOINTS: self._document(
-                Page, lambda index: len(overview.checkpoints_tsv(index)), self._page(overview.checkpoints_tsv)
-            ),
-            TRANSCRIPT: self._document(Page, overview.transcript_size, self._page(self._transcript)),
+            MESSAGES_JSONL: self._current(lambda index: index.messages_bytes, self._messages_now),
+            STATE: self._current(lambda index: index.state_bytes, self._state_now),
+            README: self._page(lambda index: len(self._readme(index)), self._readme),
+            CHECKPOINTS: self._page(lambda index: len(overview.checkpoints_tsv(index)), overview.checkpoints_tsv),
+            TRANSCRIPT: self._page(overview.transcript_size, self._transcript),
         }
         self._date()
 
@@ -210,13 +208,23 @@ class Line:
 
     # -- documents ---------------------------------------------------------------------------------------------
 
-    def _document(
-        self, kind: type[Document], size: Callable[[LineIndex], int], make: Callable[[], bytes]
-    ) -> Document:  # fmt: skip
-        return kind(self.nodes, lambda: Look(size(self.index()), self.time_ns), make)
+    def _page(self, size: Callable[[LineIndex], int], make: Callable[[LineIndex], bytes]) -> Page:
+        return Page(self.nodes, lambda: Look(size(self.index()), self.time_ns), lambda: make(self.index()))
 
-    def _page(self, make: Callable[[LineIndex], bytes]) -> Callable[[], bytes]:
-        return lambda: make(self.index())
+    def _current(self, size: Callable[[LineIndex], int], make: Callable[[], bytes]) -> Document:
+        """A document of the newest checkpoint, which is all that is read where the index is not needed for others."""
+        measured = (-1, 0)  # a version, and the size then
+
+        def look() -> Look:
+            nonlocal measured
+            self.fresh()
+            if self._index is not None:
+                return Look(size(self.index()), self.time_ns)
+            if measured[0] != self.version:
+                measured = self.version, len(make())
+            return Look(measured[1], self.time_ns)
+
+        return Document(self.nodes, look, make)
 
     def _messages_now(self) -> bytes:
         self.fresh()

@@ -19,6 +19,7 @@ import stat
 import sys
 import threading
 import weakref
+from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -30,6 +31,9 @@ from fusebackend.protocol import BLOCK_BYTES, ROOT_NODE, Attr, Change, EventKind
 from fusebackend.remote.agent_remote import time_ns
 
 DIRECTORY_BYTES = 4096
+
+RECENT_NODES = 64
+"""Nodes that live after a look-up though nobody holds them."""
 
 KEPT_ORDER = 256
 """The names of a smaller directory are sorted for each page."""
@@ -47,6 +51,7 @@ class Nodes:
         self._held: dict[int, Node] = {}
         self._peak = 0  # the most that was held since the tables last shrank
         self._opened: dict[int, tuple[FileNode, int]] = {}
+        self._recent: deque[Node] = deque(maxlen=RECENT_NODES)
         self._gate = threading.Lock()  # `hold` and `forget` come without the volume's lock
 
     def __len__(self) -> int:
@@ -75,6 +80,10 @@ class Nodes:
         if not isinstance(node, FileNode):
             raise oserror(errno.EISDIR)
         return node
+
+    def looked_up(self, node: Node) -> None:
+        """Keep a node for a while: a caller that goes down a path has only its number."""
+        self._recent.append(node)
 
     def hold(self, number: int) -> None:
         node = self._nodes.get(number)

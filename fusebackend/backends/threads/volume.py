@@ -15,7 +15,7 @@ import gc
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -67,12 +67,21 @@ class ThreadsVolume(NativeVolume):
             node = self._tree.nodes.directory(parent).find(name)
             if node is None:
                 raise oserror(errno.ENOENT, name)
+            self._tree.nodes.looked_up(node)
             return node.settle()
 
     def readdir(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
         with self._asked():
             page = self._tree.nodes.directory(node).page(after, limit)
             return [(name, found.settle()) for name, found in page]
+
+    def readdir_without(
+        self, node: int, after: bytes, limit: int, left_out: Container[bytes]
+    ) -> list[tuple[bytes, Attr | None]]:
+        """As `readdir`, with None in place of what only repeats other files and has one of these names."""
+        with self._asked():
+            page = self._tree.nodes.directory(node).page(after, limit)
+            return [(name, None if found.repeats and name in left_out else found.settle()) for name, found in page]
 
     # -- attributes --------------------------------------------------------------------------------------------
 
@@ -343,6 +352,15 @@ class WritableThreadsVolume(ThreadsVolume):
                 page = inner.head.fresh().tree.readdir(inner.node, after, limit)
                 return [(name, inner.head.shown(attr)) for name, attr in page]
             return [(name, self._shown(attr)) for name, attr in super().readdir(node, after, limit)]
+
+    def readdir_without(
+        self, node: int, after: bytes, limit: int, left_out: Container[bytes]
+    ) -> list[tuple[bytes, Attr | None]]:
+        with self._asked():
+            if self._inner(node) is not None:
+                return list(self.readdir(node, after, limit))
+            page = super().readdir_without(node, after, limit, left_out)
+            return [(name, None if attr is None else self._shown(attr)) for name, attr in page]
 
     def getattr(self, node: int) -> Attr:
         with self._asked():
