@@ -158,6 +158,7 @@ class ChannelHistory:
         start: str | None = None  # the checkpoint with this value
         missing: str | None = None
         chain: list[str] = []  # those that follow from it, newest first
+        written: list[str] = []  # of these, those to which the channel is known
         with contextlib.closing(self._ancestry(checkpoint)) as links:
             for link in links:
                 missing = link.parent
@@ -168,12 +169,14 @@ class ChannelHistory:
                 if link.id == checkpoint and not link.versioned:
                     return {}
                 chain.append(link.id)
+                if link.versioned:
+                    written.append(link.id)
                 if link.parent is not None and link.parent in known:
                     start, value = link.parent, known[link.parent]
                     missing = self._missing.get(start)
                     break
         if missing is not None:
-            self._missing.update(dict.fromkeys(chain, missing))
+            self._missing.update(dict.fromkeys(written, missing))
         chain.reverse()
         steps = ([start] if start is not None else []) + chain[:-1]
         writes = self._written(steps)
