@@ -396,6 +396,7 @@ def check_messages_at(data: bytes, step: Step) -> None:
 def check_state_at(data: bytes, step: Step) -> None:
     shown = json.loads(data)
     assert shown["checkpoint_id"] == step.id
+    assert "pending" not in shown, "the values of the next checkpoint"
     values = shown["values"]
     for key, value in step.state.items():
         if key not in values:

@@ -33,7 +33,7 @@ from fusebackend.backends.threads.patch import Header, patch
 from fusebackend.base.errors import oserror
 from fusebackend.remote.keys import arrange
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Of a cached index. Any other number, and any change in how documents look, is a reason to read the line again."""
 
 RECENT_FILES: Final = 64
