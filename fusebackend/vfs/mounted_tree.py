@@ -36,6 +36,7 @@ from fusebackend.vfs.coherence.overtaken import Overtaken
 from fusebackend.vfs.coherence.page_versions import PageVersions
 from fusebackend.vfs.coherence.prefill import Prefill
 from fusebackend.vfs.coherence.range_order import RangeOrder
+from fusebackend.vfs.coherence.reread_pages import RereadPages
 from fusebackend.vfs.coherence.revalidation import Revalidation
 from fusebackend.vfs.coherence.timeouts import ENDLESS_TIMEOUT_S
 from fusebackend.vfs.coherence.twins import Twins
@@ -95,6 +96,7 @@ class FileSystem:
         self.revalidation = Revalidation(tree, self.dentries, kernel, on.revalidation)
         self.write_barrier = WriteBarrier(self.files, on.write_barrier)
         self.range_order = RangeOrder(on.range_order)
+        self.reread_pages = RereadPages(inodes, kernel, on.reread_pages)
         self.append_end = AppendEnd(inodes, on.append_end)
         self.set_id = SetId(inodes, kernel, on.set_id)
         self.capabilities = Capabilities(inodes, self.files, on.capabilities)
@@ -373,6 +375,7 @@ class FileSystem:
         handle = self._handle(number)
         route = handle.route
         if route.executor.blocking:
+            self.reread_pages.read(handle.inode, offset, offset + size)
             await self.range_order.wait_for_writes(handle.inode, offset, offset + size)
         data = await route.ask(route.volume.read, handle.node, offset, size)
         self.prefill.filled.add(handle.inode)
@@ -384,8 +387,7 @@ class FileSystem:
         inode, appending = handle.inode, bool(handle.flags & _APPENDING)
         write = partial(self.append_end.write, handle) if appending else handle.write
         if handle.route.executor.blocking:
-            call = partial(handle.route.call, write, offset, data)
-            written = await self.range_order.write(inode, offset, len(data), call)
+            written = await self.reread_pages.write(handle, write, offset, data, self._write_in_order)
         else:
             written = await handle.route.call(write, offset, data)
         known = self.inodes.get(inode)
@@ -396,6 +398,12 @@ class FileSystem:
         if handle.direct and not handle.bare:
             await self.capabilities.written(handle)
         return written
+
+    async def _write_in_order(
+        self, handle: FileHandle, write: Callable[[int, bytes], int], offset: int, data: bytes
+    ) -> int:
+        call = partial(handle.route.call, write, offset, data)
+        return await self.range_order.write(handle.inode, offset, len(data), call)
 
     async def flush(self, number: int) -> None:
         handle = self._handle(number)
