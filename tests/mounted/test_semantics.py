@@ -666,7 +666,7 @@ def test_what_is_cancelled_ends(tmp_path: Path, serve: Serve, library: str) -> N
 
 
 def test_a_mount_has_several_trees_of_the_same_files(native: Path) -> None:
-    tree = native / ".fusebackend/sandbox"
+    tree = native / ".fusebackend/private/sandbox"
     assert ".fusebackend" not in os.listdir(native)
     assert not (tree / ".fusebackend").exists()
     for change in (

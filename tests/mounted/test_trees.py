@@ -29,7 +29,7 @@ from two_faces import TwoFaces, two_faces
 
 pytestmark = pytest.mark.mounted
 
-TREE = ".fusebackend/sandbox"
+TREE = ".fusebackend/private/sandbox"
 PINNED = ("usr", "etc", "proc", "dev")
 
 
@@ -488,7 +488,7 @@ def test_what_is_mounted_on_a_pinned_name_stays(faces: TwoFaces) -> None:
         faces.call("write", "/usr", "x")
         faces.call("delete", "/usr")
         faces.call("delete", "/other")
-        (faces.path / ".fusebackend/sandbox").stat()
+        (faces.path / ".fusebackend/private/sandbox").stat()
         looked_at(tree)
     mounts.drop_caches(2)
     assert holder.communicate("go on\n", timeout=20)[0] == "mine\n"
@@ -527,7 +527,7 @@ def test_others_do_not_come_in(serve: Serve) -> None:
         pytest.skip("needs root, to be another user")
     server = serve("memory:", options=["allow_other"])
     os.chmod(server.path, 0o777)
-    script = "touch mine && ! ls .fusebackend/sandbox && ! mv .fusebackend x && echo kept out"
+    script = "touch mine && ! ls .fusebackend/private/sandbox && ! mv .fusebackend x && echo kept out"
     words = ["setpriv", "--reuid=65534", "--clear-groups", "sh", "-c", script]
     done = subprocess.run(words, cwd=server.path, capture_output=True, check=False)
     assert done.stdout == b"kept out\n", done.stderr
