@@ -1,7 +1,7 @@
-"""The trees directory of a running mount: what is in it, its name that must be free, and its agent face.
+"""The trees directory of a running mount: its files, the check that its name is free, and its agent face.
 
-The kernel's side is `MountTree` in `vfs/junctions.py`. Here a mount adds its computed files, refuses a default volume
-or a route that has the name already, and shows agents what processes see.
+The kernel's side is `MountTree` in `vfs/junctions.py`. Here a mount adds its computed files, and refuses a default
+volume or a route that has the name already: either would be hidden. Agents get the same files as processes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def fill(filesystem: FileSystem, status: Callable[[], Mapping[str, Any]]) -> Non
 
 
 def refuse_taken_by_route(filesystem: FileSystem) -> None:
-    """Refuse a route whose prefix begins with the name of the trees directory.
+    """Refuse routes at and below the trees directory.
 
     Raises:
         MountError: there is one.
@@ -55,7 +55,7 @@ def refuse_taken_by_route(filesystem: FileSystem) -> None:
 def refuse_taken_by_file(filesystem: FileSystem, default: str) -> None:
     """Refuse a default volume that has a file by the name of the trees directory: the mount would hide it.
 
-    The trees directory of another mount, whose files this one shows, is none. A volume that can't answer is not
+    A `dir:` over another mount has that mount's trees directory, which counts for none. A volume that can't answer is not
     refused: its failures show in the mount, as those of any other call. Blocks.
 
     Args:
@@ -99,8 +99,8 @@ class TreesFace:
     where listings show it.
 
     Args:
-        backend: what is mounted.
-        filesystem: its mounted tree.
+        backend: the mounted files.
+        filesystem: their mounted tree.
     """
 
     def __init__(self, backend: CompositeBackend, filesystem: FileSystem) -> None:

@@ -193,7 +193,7 @@ class Junction:
 
     @property
     def timeout_s(self) -> float:
-        """The entry and attribute timeout; 0 for one that is no route's root: it may become real without a notice."""
+        """The entry and attribute timeout. 0 except for roots of routes: a way may become real without a notice."""
         return self.route.policy.timeout_s if self.route is not None else 0.0
 
     def is_servers(self, name: bytes) -> bool:
@@ -327,7 +327,7 @@ class MountTree:
         """The files of the trees directory."""
         self.trees_path: AgentPath | None = None if options.shown == "off" else join(ROOT, options.name)
         """Where the trees directory is for users and agents, if it is."""
-        # Without one, the root of commands still has to be somewhere: by a name that nobody finds.
+        # Without one, the root of commands still has to be somewhere: below a random name.
         self._servers_name = to_name(options.name if self.trees_path else f".fusebackend-{secrets.token_hex(16)}")
         own = _own_route(len(self.routes), join(ROOT, to_text(self._servers_name)), self.files)
         self.attached = [*self.routes, own]

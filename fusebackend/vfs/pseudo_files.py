@@ -1,4 +1,4 @@
-"""`PseudoFiles`: a read-only directory of files whose content is computed when they are opened, as in proc(5).
+"""`PseudoFiles`: a read-only directory of computed files, as in proc(5). Each open computes the content anew.
 
 Race: a reader that gets a file in several reads, while its content changes, would get parts of several contents: JSON
 that does not parse. So each open computes the content once and keeps it until that handle is closed: `open` answers
