@@ -114,7 +114,7 @@ class MountedBackend(ServedMount):
         return self._for(path).grep(pattern, path, glob, max_count=max_count)
 
     def glob(self, pattern: str, path: str | None = None) -> GlobResult:
-        return self._for(path).glob(pattern, path)
+        return self._for(path, pattern).glob(pattern, path)
 
     def delete(self, file_path: str) -> DeleteResult:
         return self._for(file_path).delete(file_path)

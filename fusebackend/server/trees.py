@@ -55,8 +55,8 @@ def refuse_taken_by_route(filesystem: FileSystem) -> None:
 def refuse_taken_by_file(filesystem: FileSystem, default: str) -> None:
     """Refuse a default volume that has a file by the name of the trees directory: the mount would hide it.
 
-    A `dir:` over another mount has that mount's trees directory, which counts for none. A volume that can't answer is not
-    refused: its failures show in the mount, as those of any other call. Blocks.
+    A `dir:` over another mount has that mount's trees directory, which counts for none. A volume that can't answer is
+    not refused: its failures show in the mount, as those of any other call. Blocks.
 
     Args:
         default: the default backend, as its URL or type.

@@ -36,6 +36,9 @@ DIRECTORY_MODE = 0o555
 FIRST_OPENED = 1 << 32
 """Nodes from here on are contents of open handles; those below are the files."""
 
+MAX_OPENED = 4096
+"""Contents of open handles at once; the next open is ENFILE. A status takes some 2 KiB for each route."""
+
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND
 
 
@@ -156,6 +159,8 @@ class PseudoFiles(NativeVolume):
         file = self._file(node)
         content = self._computed(file)
         with self.lock:
+            if len(self._files) - len(self._names) >= MAX_OPENED:
+                raise oserror(errno.ENFILE)
             handle = next(self._handles)
             file.opened[handle] = content
             self._files[handle] = file

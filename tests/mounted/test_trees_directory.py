@@ -226,6 +226,21 @@ def test_another_name(serve: Serve) -> None:
         assert client.execute("cat /.fusebackend/mine; ls -A /").output == f"x{OWN}\n"
 
 
+def test_in_a_configuration_file(tmp_path: Path) -> None:
+    mounts.require()
+    point, file = tmp_path / "point", tmp_path / "agent.toml"
+    point.mkdir()
+    text = f'mountpoint = "{point}"\ndefault = "memory:"\ntrees = "visible"\ntrees_name = ".mount"\n'
+    for words, names in (([], [".mount"]), (["-o", "trees=hidden"], []), (["-o", "trees_name=.x"], [".x"])):
+        file.write_text(text)
+        assert command("mount", "--config", file, *words).stderr == ""
+        assert os.listdir(point) == names
+        assert command("umount", point).returncode == 0
+    file.write_text(text.replace("visible", "no"))
+    done = command("mount", "--config", file)
+    assert done.stderr == f"Error: '{file}': trees='no': give one of hidden, visible, off\n"
+
+
 def test_without_one(serve: Serve) -> None:
     mounted = serve("memory:", options=["trees=off"])
     assert os.listdir(mounted.path) == []
@@ -283,6 +298,19 @@ def test_a_backend_of_this_process_that_has_the_name_is_refused(tmp_path: Path) 
         with pytest.raises(ValueError, match=r"^trees(_name)?='.*'.*[:;] give one"):
             fusebackend.mount(backend, tmp_path, **options)
     assert table.mount_at(str(tmp_path)) is None
+
+
+def test_a_default_that_runs_commands_is_asked_when_it_has_started(serve: Serve, tmp_path: Path) -> None:
+    (tmp_path / "root" / OWN).mkdir(parents=True)
+    point = tmp_path / "point"
+    point.mkdir()
+    url = f"python:guests:hosted?directory={tmp_path}"
+    done = command("mount", point, "--default", url)
+    assert done.returncode == 1 and done.stderr.startswith(f"Error: {url} has a file '/{OWN}', which is"), done.stderr
+    assert table.mount_at(str(point)) is None
+    (tmp_path / "root" / OWN).rmdir()
+    shutil.rmtree(tmp_path / "tools")
+    assert status_of(serve(url))["trees"] == f"/{OWN}"
 
 
 def test_a_route_that_has_the_name_is_refused(serve: Serve, tmp_path: Path) -> None:
@@ -369,7 +397,8 @@ def test_agents_reach_it_by_name(mounted: Mounted, shown: str, tmp_path: Path) -
         assert [match["path"] for match in client.grep("mountpoint", f"/{OWN}").matches or ()] == [
             f"/{OWN}/status.json"
         ]
-        assert [match["path"] for match in client.glob("*.json", f"/{OWN}").matches or ()] == [f"/{OWN}/status.json"]
+        for found in (client.glob("*.json", f"/{OWN}"), client.glob(f"/{OWN}/*.json")):
+            assert [match["path"] for match in found.matches or ()] == [f"/{OWN}/status.json"]
         mixed = client.download_files(["/file", f"/{OWN}/version", f"/{OWN}/none"])
         assert [one.content for one in mixed] == [b"mountpoint", f"{fusebackend.__version__}\n".encode(), None]
         told = client.stat(f"/{OWN}/status.json")

@@ -12,6 +12,7 @@ from onloop import run
 from fusebackend.backends.memory import InMemoryVolume
 from fusebackend.base.paths import ROOT
 from fusebackend.protocol import ROOT_NODE
+from fusebackend.vfs import pseudo_files
 from fusebackend.vfs.inodes import ROOT_INODE, Entry
 from fusebackend.vfs.mounted_tree import FileSystem
 from fusebackend.vfs.pseudo_files import PseudoFiles
@@ -104,6 +105,15 @@ def test_refusals(files: PseudoFiles) -> None:
     refused(errno.EBADF, files.read, file, 0, 1)
     with pytest.raises(ValueError, match="a file 'same' already"):
         files.add("same", lambda: b"")
+
+
+def test_open_contents_have_a_bound(files: PseudoFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pseudo_files, "MAX_OPENED", 2)
+    file = node(files, b"same")
+    opened = [files.open(file, os.O_RDONLY).node for _ in range(2)]
+    refused(errno.ENFILE, files.open, file, os.O_RDONLY)
+    files.release(opened[0], os.O_RDONLY)
+    assert files.open(file, os.O_RDONLY).size == 5
 
 
 def test_the_agent_face(files: PseudoFiles) -> None:
