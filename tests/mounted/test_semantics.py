@@ -356,15 +356,18 @@ def test_every_key_of_a_store_has_a_name(tmp_path: Path, serve: Serve) -> None:
             store.put(("m",), key, {"content": key, "encoding": "utf-8"})
         for key in ("prefs", "/plain.json"):
             store.put(("m",), key, {"theme": "dark"})
+        store.put(("m",), "notes", {"b": 1, "a": "one\ntwo\n"})
         store.put(("m", "sub"), "/theirs", {"content": "x", "encoding": "utf-8"})
         path = serve(f"store+sqlite:{tmp_path}/store.db?ns=m").path
         shown = {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()}
-        assert shown == {*keys.values(), "prefs.json", "plain.json.json"}
+        assert shown == {*keys.values(), "prefs.json", "plain.json.json", "notes.json", "notes.md"}
+        assert (path / "notes.md").read_text() == "one\ntwo\n"
+        assert (path / "notes.json").read_text() == '{\n  "a": "one\\ntwo\\n",\n  "b": 1\n}\n'
         for key, name in keys.items():
             assert (path / name).read_text() == key
             (path / name).write_text("changed")
             assert store.get(("m",), key).value["content"] == "changed"
-        refused = (lambda: (path / "prefs.json").write_text("{}"), (path / "prefs.json").unlink)
+        refused = (lambda: (path / "prefs.json").write_text("{}"), (path / "notes.md").unlink)
         for attempt in (*refused, lambda: (path / "prefs.json").rename(path / "y")):
             with pytest.raises(PermissionError):
                 attempt()
