@@ -89,7 +89,9 @@ def test_ordinary_tools(database: Database, serve: Serve) -> None:
         assert below(directory) == expected[checkpoint]
     assert below(root / "head") == expected[ids[-1]]
     assert os.getxattr(history[-1], "user.fusebackend.checkpoint").decode() == ids[-1]
-    assert len(run("find", root / "history", "-mindepth", "2", "-type", "f").splitlines()) == sum(map(len, expected.values()))
+    assert len(run("find", root / "history", "-mindepth", "2", "-type", "f").splitlines()) == sum(
+        map(len, expected.values())
+    )
     assert "late.txt" in run("grep", "-r", "late", root / "head")
     one, two = history[40], history[60]
     changed = {path for path in expected[ids[40]].keys() | expected[ids[60]].keys()
@@ -196,7 +198,9 @@ def test_a_find_over_400_checkpoints(database: Database, serve: Serve) -> None:
     assert os.listdir(root / "long" / "head" / "work")
     opening_s = time.monotonic() - start
     start = time.monotonic()
-    found = run("find", root / "long" / "history", "-mindepth", "2", "-type", "f", "-size", "+0", "-printf", "%s %P\n").splitlines()
+    found = run(
+        "find", root / "long" / "history", "-mindepth", "2", "-type", "f", "-size", "+0", "-printf", "%s %P\n"
+    ).splitlines()
     finding_s = time.monotonic() - start
     assert len(ids) > 400
     assert len(found) > 16_000

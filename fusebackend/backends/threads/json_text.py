@@ -1,4 +1,4 @@
-"""Values of a checkpoint as JSON. A part that can't be read is an object with the key `error`, and the rest is shown."""
+"""Values of a checkpoint as JSON. A part that can't be read is an object with the key `error`; the rest is shown."""
 
 from __future__ import annotations
 
