@@ -36,6 +36,7 @@ class Switches:
     """In `coherence/negative.py`."""
     write_barrier: bool = True
     range_order: bool = True
+    reread_pages: bool = True
     append_end: bool = True
     direct_appends: bool = True
     """In `coherence/direct_writes.py`."""

@@ -1,8 +1,8 @@
 """A backend in memory with calls that a test can slow down or hang, for `python:stalling:backend` URLs.
 
 The file in `FUSEBACKEND_TEST_STALL` controls it: `0.05` is a latency in seconds, `hang` blocks calls until the file
-changes; without the file, calls take no time. The volume's lock is released meanwhile, as in a volume that waits for a
-network.
+changes, `hang read 4096` those of this name with this number among their arguments; without the file, calls take no
+time. The volume's lock is released meanwhile, as in a volume that waits for a network.
 
     with control(tmp_path, monkeypatch) as stall:
         serve("memory:", routes={"/hung": "python:stalling:backend"})
@@ -51,18 +51,18 @@ class StallingVolume(InMemoryVolume):
             return call(*args, **kwargs)
         self.inside.call = True
         try:
-            self.stall()
+            self.stall(call.__name__, args)
             return call(*args, **kwargs)
         finally:
             self.inside.call = False
 
-    def stall(self) -> None:
+    def stall(self, name: str, args: tuple[Any, ...]) -> None:
         lock: Any = self.lock
         held = lock._release_save() if lock._is_owned() else None  # as threading.Condition does
         try:
-            while (said := said_to()) == "hang":
+            while is_hung(said := said_to(), name, args):
                 time.sleep(0.01)
-            time.sleep(float(said or 0))
+            time.sleep(0.0 if said.startswith("hang") else float(said or 0))
         finally:
             if held is not None:
                 lock._acquire_restore(held)
@@ -73,6 +73,11 @@ def said_to() -> str:
         return Path(os.environ[VARIABLE]).read_text()
     except (FileNotFoundError, KeyError):
         return ""
+
+
+def is_hung(said: str, name: str, args: tuple[Any, ...]) -> bool:
+    what, *which = said.split() or [""]
+    return what == "hang" and (not which or (name == which[0] and int(which[1]) in args))
 
 
 def backend() -> VolumeBackend:
@@ -86,8 +91,9 @@ class Control:
         self._file = directory / "stall"
         monkeypatch.setenv(VARIABLE, str(self._file))
 
-    def hang(self) -> None:
-        self._say("hang")
+    def hang(self, name: str = "", argument: int = 0) -> None:
+        """Let calls hang: all, or those of a name with this number among their arguments."""
+        self._say(f"hang {name} {argument}" if name else "hang")
 
     def delay(self, seconds: float) -> None:
         self._say(str(seconds))

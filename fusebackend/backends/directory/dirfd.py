@@ -11,6 +11,7 @@ import errno
 import functools
 import os
 import resource
+import struct
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -110,6 +111,31 @@ def sync_filesystem(directory: Descriptor) -> None:
     _check(_libc().syncfs(opened.fd))
 
 
+def born_ns(directory: Descriptor, name: bytes) -> int | None:
+    """`statx(2)`: when the file of a name was made, by the clock of its file system. None if that does not say."""
+    import ctypes
+
+    found = ctypes.create_string_buffer(_STATX_BYTES)
+    try:
+        _check(_libc().statx(directory.fd, name, _AT_SYMLINK_NOFOLLOW, _STATX_BTIME, found))
+    except OSError as error:
+        if error.errno in (errno.ENOSYS, errno.EPERM):  # a container's seccomp rules from before Linux 4.11
+            return None
+        raise
+    (mask,) = _MASK.unpack_from(found)
+    seconds, nanoseconds = _BORN.unpack_from(found, _BORN_AT)
+    return int(seconds) * 1_000_000_000 + int(nanoseconds) if mask & _STATX_BTIME else None
+
+
+# include/uapi/linux/stat.h
+_STATX_BYTES = 256
+_STATX_BTIME = 0x800
+_AT_SYMLINK_NOFOLLOW = 0x100
+_MASK = struct.Struct("I")
+_BORN = struct.Struct("qI")
+_BORN_AT = 80
+
+
 @functools.cache
 def _libc() -> Any:
     import ctypes  # 10 ms, and most volumes never need it
@@ -117,6 +143,7 @@ def _libc() -> Any:
     library = ctypes.CDLL(None, use_errno=True)
     library.renameat2.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
     library.syncfs.argtypes = (ctypes.c_int,)
+    library.statx.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_char_p)
     return library
 
 

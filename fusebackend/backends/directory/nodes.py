@@ -1,9 +1,10 @@
 """The nodes of a directory on disk: their numbers, where each was last seen (`NodeTable`), and descriptors (`Places`).
 
-A node stands for a file of the system, known by device and inode number; its own number is never used twice. It
-remembers one name and the node of the directory that holds it, which is how its file is found again. Nodes that the
-kernel holds, that are open, or that other nodes were found in are kept; of the others the ones used last are, up to
-`IDLE_FILES` and `IDLE_DIRECTORIES`. All calls are made with the volume's lock held.
+A node stands for a file of the system, known by device and inode number; its own number is never used twice. Where the
+system has used an inode number again, the other file gets another node (`Places.is_same`). A node remembers one name
+and the node of the directory that holds it, which is how its file is found again. Nodes that the kernel holds, that are
+open, or that other nodes were found in are kept; of the others the ones used last are, up to `IDLE_FILES` and
+`IDLE_DIRECTORIES`. All calls are made with the volume's lock held.
 """
 
 from __future__ import annotations
@@ -31,12 +32,25 @@ class Node:
     """One file of the system. `parent` is None for the root and for files that have lost the name they were known
     by."""
 
-    __slots__ = ("children", "held", "key", "kind", "name", "name_unsynced", "number", "opened", "parent", "pin")
+    __slots__ = (
+        "changed_ns",
+        "children",
+        "held",
+        "key",
+        "kind",
+        "name",
+        "name_unsynced",
+        "number",
+        "opened",
+        "parent",
+        "pin",
+    )
 
-    def __init__(self, number: int, key: Key, kind: int) -> None:
+    def __init__(self, number: int, key: Key, kind: int, changed_ns: int) -> None:
         self.number = number
         self.key = key
         self.kind = kind  # the type bits of its mode; a file of another type is another file
+        self.changed_ns = changed_ns  # its ctime when it was first seen
         self.parent: Node | None = None
         self.name = b""
         self.children = 0  # nodes with this `parent`
@@ -52,13 +66,20 @@ class NodeTable:
     Args:
         root: the `fstat` of the root directory.
         dropped: called with the number of each node that is dropped.
+        is_same: as in `Places`.
     """
 
-    def __init__(self, root: os.stat_result, dropped: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        root: os.stat_result,
+        dropped: Callable[[int], None],
+        is_same: Callable[[Node, Node, bytes, os.stat_result], bool],
+    ) -> None:
         self._device = root.st_dev
         self._dropped = dropped
+        self._is_same = is_same
         self._last = ROOT_NODE
-        self.root = Node(ROOT_NODE, root.st_ino, stat.S_IFDIR)
+        self.root = Node(ROOT_NODE, root.st_ino, stat.S_IFDIR, root.st_ctime_ns)
         self.root.held = True
         self._numbers: dict[int, Node] = {ROOT_NODE: self.root}
         self._keys: dict[Key, Node] = {self.root.key: self.root}
@@ -111,18 +132,25 @@ class NodeTable:
         """Return True if the file that was found is the node's."""
         return self.key(status) == node.key and stat.S_IFMT(status.st_mode) == node.kind
 
-    def seen(self, parent: Node, name: bytes, status: os.stat_result) -> Node:
-        """The node of a file that has just been found under a name; a new one if it was not known."""
+    def seen(self, parent: Node, name: bytes, status: os.stat_result, *, new: bool = False) -> Node:
+        """Return the node of a file that has just been found under a name; a new one if it was not known.
+
+        Args:
+            new: the file has just been made; a node with its inode number is of a file that is gone.
+        """
         key, kind = self.key(status), stat.S_IFMT(status.st_mode)
         node = self._find(key, kind)
-        if node is None:
-            # Where the kind differs the system has used an inode number again: the old node stays, and is stale.
+        if node is not None and not new:
+            if node.parent is parent and node.name == name:
+                return node
+            may_be_link = kind != stat.S_IFDIR and status.st_nlink > 1 and node.parent is not None
+            new = not may_be_link and not self._is_same(node, parent, name, status)
+        if node is None or new:
+            # If the system has used an inode number again, the old node stays, and is stale.
             self._last += 1
-            node = Node(self._last, key, kind)
+            node = Node(self._last, key, kind, status.st_ctime_ns)
             self._numbers[node.number] = node
             self._keys[key] = node
-        elif node.parent is parent and node.name == name:
-            return node
         self.place(node, parent, name)
         return node
 
@@ -201,7 +229,7 @@ class Places:
     def __init__(self, root: Descriptor) -> None:
         self._root: Descriptor | None = root
         self._descriptors = DescriptorCache()
-        self.table = NodeTable(os.fstat(root.fd), self._descriptors.discard)
+        self.table = NodeTable(os.fstat(root.fd), self._descriptors.discard, self.is_same)
 
     @property
     def root(self) -> Descriptor:
@@ -256,9 +284,9 @@ class Places:
         try:
             below = Descriptor(os.open(node.name, PATH_FLAGS, dir_fd=above.fd))
         except OSError as error:
-            raise oserror(errno.ESTALE) if error.errno in _STALE else error from None
+            raise self._lost(node) if error.errno in _STALE else error from None
         if not self.table.is_node(node, os.fstat(below.fd)):
-            raise oserror(errno.ESTALE)
+            raise self._lost(node)
         self._descriptors.put(node.number, below)
         return below
 
@@ -273,10 +301,32 @@ class Places:
         try:
             status = os.stat(node.name, dir_fd=above.fd, follow_symlinks=False)
         except OSError as error:
-            raise oserror(errno.ESTALE) if error.errno in _STALE else error from None
+            raise self._lost(node) if error.errno in _STALE else error from None
         if not self.table.is_node(node, status):
-            raise oserror(errno.ESTALE)
+            raise self._lost(node)
         return status
+
+    def _lost(self, node: Node) -> OSError:
+        """Note that a node's name is gone or another file's, and return ESTALE. From now on a lookup finds it again."""
+        self.table.place(node, None)
+        return oserror(errno.ESTALE)
+
+    def is_same(self, node: Node, parent: Node, name: bytes, status: os.stat_result) -> bool:
+        """Return True if a file found under another name than the node's is the node's, which was moved.
+
+        False if the system has used the inode number again: directories are made with one that was just freed (ext4).
+        An open descriptor keeps a number. Else the file's birth time tells, against the node's ctime when it was first
+        seen: they can be equal, within a tick of the clock (4 ms) of a new file. Then a rename has moved ctime since.
+        Where the file system has no birth times, a node that was found to be gone stays gone.
+        """
+        if node.opened is not None or self._known(node) is not None:
+            return True
+        born_ns = dirfd.born_ns(self.of(parent), name)
+        if born_ns is None:
+            return node.parent is not None
+        if born_ns == node.changed_ns:
+            return status.st_ctime_ns > born_ns
+        return born_ns < node.changed_ns
 
     def open(self, node: Node, flags: int) -> Descriptor:
         """Open a regular file for reading or writing. EISDIR for a directory, EINVAL for a special file."""

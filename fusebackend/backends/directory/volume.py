@@ -143,8 +143,8 @@ class DirectoryVolume(NativeVolume):
             raise
         return self._made(directory, name, status)
 
-    def _made(self, directory: Node, name: bytes, status: os.stat_result) -> Attr:
-        node = self._nodes.seen(directory, name, status)
+    def _made(self, directory: Node, name: bytes, status: os.stat_result, *, new: bool = True) -> Attr:
+        node = self._nodes.seen(directory, name, status, new=new)
         node.name_unsynced = True
         return attr_of(node, status)
 
@@ -157,7 +157,7 @@ class DirectoryVolume(NativeVolume):
             found = self._places.of(source)
             directory, at = self._places.directory(new_parent)
             os.link(found.path, new_name, dst_dir_fd=at.fd, follow_symlinks=True)
-            return self._made(directory, new_name, os.fstat(found.fd))
+            return self._made(directory, new_name, os.fstat(found.fd), new=False)
 
     def unlink(self, parent: int, name: bytes) -> None:
         self._remove(parent, name, os.unlink)

@@ -35,6 +35,7 @@ class ThreadsBackend(VolumeBackend):
         write: `"head"`: a write below `/<thread>/head/` becomes a pending write of the thread, see `head.py`. None:
             nothing can be written.
         quiet_s: seconds without a sign of life after which a run counts as ended, and its head as writable.
+        cache: keep the sizes of computed files in a cache file of the server, see `index_cache.py`.
         on_exists: `write` over an existing file is an `"error"` (the seeds) or a `"replace"` (deepagents 0.7).
     """
 

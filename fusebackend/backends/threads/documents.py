@@ -57,7 +57,13 @@ def state_now(lineage: Lineage) -> bytes:
         newest = lineage.newest()
         if newest is None:
             return encoded(pretty({}) + "\n")
-        return state(lineage, newest.saved, newest.writes, lineage.files_now)
+        found = _state(lineage, newest.saved, newest.writes, lineage.files_now)
+        found["pending"] = [
+            {"task_id": write.task, "channel": write.channel, "value": _loaded(write.value)}
+            for write in newest.writes
+            if _is_state(write.channel)
+        ]
+        return encoded(pretty(found) + "\n")
     except Damaged as error:
         return state_error(lineage, error)
 
@@ -79,7 +85,16 @@ def state_error(lineage: Lineage, error: Damaged) -> bytes:
 
 
 def state(lineage: Lineage, saved: Saved, writes: Sequence[Write], files: Callable[[], Mapping[str, object]]) -> bytes:
-    """The state of one checkpoint. `files` gives its files by key."""
+    """The state of one checkpoint. `files` gives its files by key.
+
+    Without the writes to it: these are the values of the next one, and two states would differ by each value twice.
+    """
+    return encoded(pretty(_state(lineage, saved, writes, files)) + "\n")
+
+
+def _state(
+    lineage: Lineage, saved: Saved, writes: Sequence[Write], files: Callable[[], Mapping[str, object]]
+) -> dict[str, Any]:
     found: dict[str, Any] = {
         "thread_id": lineage.place.thread,
         "checkpoint_ns": lineage.place.namespace,
@@ -90,11 +105,6 @@ def state(lineage: Lineage, saved: Saved, writes: Sequence[Write], files: Callab
         "next": [],
         "interrupts": [],
         "values": {channel: value for channel, value in saved.values.items() if _is_state(channel)},
-        "pending": [
-            {"task_id": write.task, "channel": write.channel, "value": _loaded(write.value)}
-            for write in writes
-            if _is_state(write.channel)
-        ],
     }
     try:
         now = standing(saved, writes)
@@ -104,9 +114,10 @@ def state(lineage: Lineage, saved: Saved, writes: Sequence[Write], files: Callab
     keys = _escaped_keys(files)
     if keys:
         found["file_keys"] = keys
-    if lineage.missing is not None:
-        found["warning"] = f"Checkpoint {lineage.missing} is gone: what was written up to it may be missing from files"
-    return encoded(pretty(found) + "\n")
+    missing = lineage.missing(saved.id)
+    if missing is not None:
+        found["warning"] = f"Checkpoint {missing} is gone: what was written up to it may be missing from files"
+    return found
 
 
 def interrupts(now: Standing) -> list[Any]:

@@ -33,7 +33,7 @@ from fusebackend.backends.threads.patch import Header, patch
 from fusebackend.base.errors import oserror
 from fusebackend.remote.keys import arrange
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Of a cached index. Any other number, and any change in how documents look, is a reason to read the line again."""
 
 RECENT_FILES: Final = 64
@@ -155,6 +155,8 @@ class LineIndex:
                 self._add(moment, _plain_mark(marks[moment.id]))
                 if moment.id == order[-1]:
                     self._add_now()
+            if kept == len(order):  # the newest ones were deleted
+                self._add_now()
         except BaseException:
             self._clear()
             raise

@@ -81,8 +81,7 @@ class ChannelHistory:
 
     def __init__(self, database: Database, place: Place, channel: Channel) -> None:
         self.channel = channel
-        self.missing: str | None = None
-        """A deleted checkpoint that others follow from."""
+        self._missing: dict[str, str] = {}  # deleted checkpoints, by the ids of those that follow from them
         self._database = database
         self._place = place
         self._links: dict[str, Link] = {}
@@ -93,7 +92,7 @@ class ChannelHistory:
 
     def forget(self) -> None:
         """Drop everything."""
-        self.missing = None
+        self._missing.clear()
         self.let_go()
 
     def let_go(self) -> None:
@@ -142,6 +141,10 @@ class ChannelHistory:
         pending, done = (self.values(newest.writes, tasks) for tasks in ({NULL_TASK}, newest.standing.finished))
         return update(self.channel, update(self.channel, base, pending), done)
 
+    def missing(self, checkpoint: str) -> str | None:
+        """A deleted checkpoint from which a checkpoint's value follows, once that value was read."""
+        return self._missing.get(checkpoint)
+
     def values(self, writes: Iterable[Write], tasks: Container[str] | None = None) -> list[Any]:
         """The values of those writes that are to this channel (and of these tasks)."""
         name = self.channel.name
@@ -153,23 +156,27 @@ class ChannelHistory:
         known = self._before
         value: Mapping[str, Any] = {}
         start: str | None = None  # the checkpoint with this value
-        above: str | None = None
+        missing: str | None = None
         chain: list[str] = []  # those that follow from it, newest first
+        written: list[str] = []  # of these, those to which the channel is known
         with contextlib.closing(self._ancestry(checkpoint)) as links:
             for link in links:
-                above = link.parent
+                missing = link.parent
                 if link.stored is not NOTHING:
                     start, value = link.id, self.channel.whole(link.stored)
-                    known[start] = value
+                    known[start], missing = value, None
                     break
                 if link.id == checkpoint and not link.versioned:
                     return {}
                 chain.append(link.id)
+                if link.versioned:
+                    written.append(link.id)
                 if link.parent is not None and link.parent in known:
                     start, value = link.parent, known[link.parent]
+                    missing = self._missing.get(start)
                     break
-            else:
-                self.missing = above or self.missing
+        if missing is not None:
+            self._missing.update(dict.fromkeys(written, missing))
         chain.reverse()
         steps = ([start] if start is not None else []) + chain[:-1]
         writes = self._written(steps)
@@ -231,10 +238,9 @@ class Lineage:
             self._marks = self._database.marks(self.place)
         return self._marks
 
-    @property
-    def missing(self) -> str | None:
-        """A deleted checkpoint that others follow from."""
-        return self._files.missing
+    def missing(self, checkpoint: str) -> str | None:
+        """A deleted checkpoint from which the files of this one follow, once these were read."""
+        return self._files.missing(checkpoint)
 
     def forget(self) -> None:
         """Drop everything."""

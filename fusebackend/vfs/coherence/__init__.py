@@ -16,6 +16,7 @@ dentries.py        the kernel's dentries on routes that other hosts change
 revalidation.py    … compared with the volume at open
 write_barrier.py   an agent's edit waits for fresh opens
 range_order.py     overlapping reads and writes keep their order
+reread_pages.py    a write reaches pages that were read again before it arrived
 append_end.py      an append goes to the real end of the file
 capabilities.py    a write removes them
 twins.py           changes through one tree, in the others

@@ -149,17 +149,6 @@ def test_deep_nesting_is_shown_up_to_a_bound() -> None:
     assert f"nested deeper than {MAX_LEVELS} levels" in compact(value)
 
 
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    )
-)
-def test_json_is_what_python_makes_of_it(value: Any) -> None:
-    assert pretty(value) == json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False)
-    assert compact(value) == json.dumps(value, ensure_ascii=False)
-
-
 # -- channels ----------------------------------------------------------------------------------------------------------
 
 
