@@ -1,13 +1,17 @@
 # `make mount` and `make test` install whatever is missing first; see scripts/.
 # MOUNTPOINT=/some/directory mounts somewhere else than on /mnt/agent; PYTHON=python3.13 chooses the interpreter.
 
-.PHONY: mount umount test test-all check bench clean
+.PHONY: mount umount demo test test-all check bench clean
 
 mount:
 	@scripts/mount
 
 umount:
 	@scripts/umount
+
+# Scripted agents, without an API key, fill a store, conversations and files; `make umount` ends it.
+demo:
+	@scripts/demo
 
 # Ten minutes on two cores: every promise and every backend, sampled where there is more of the same. A run says what it
 # left out. TEST="-k threads" passes that on to pytest.

@@ -9,6 +9,7 @@ real model in the place of `ScriptedModel` and it is an agent.
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from collections.abc import Sequence
@@ -23,16 +24,11 @@ import fusebackend
 from fusebackend.backends import CompositeBackend, InMemoryBackend
 from fusebackend.integrations.deepagents import export
 
-SCRIPT = [
-    ("write_file", {"file_path": "/memories/plan.md", "content": "monday: TODO\ntuesday: done\n"}),
-    ("execute", {"command": "grep -c TODO /memories/plan.md | tee /open.txt"}),
-]
-
 
 class ScriptedModel(BaseChatModel):
-    """Calls the tools of `script` one after the other, then says that it is done."""
+    """Answers with the messages of `script`, one after the other."""
 
-    script: list[tuple[str, dict[str, Any]]]
+    script: list[AIMessage]
 
     @property
     def _llm_type(self) -> str:
@@ -42,11 +38,22 @@ class ScriptedModel(BaseChatModel):
         return self
 
     def _generate(self, messages: list[BaseMessage], *args: Any, **options: Any) -> ChatResult:
-        message = AIMessage("The plan is written.")
-        if self.script:
-            name, arguments = self.script.pop(0)
-            message = AIMessage("", tool_calls=[{"name": name, "args": arguments, "id": f"call-{len(self.script)}"}])
+        message = self.script.pop(0).model_copy(update={"response_metadata": {"model_name": "scripted"}})
         return ChatResult(generations=[ChatGeneration(message=message)])
+
+
+def call(tool: str, content: str | list[str | dict[str, Any]] = "", /, **arguments: Any) -> AIMessage:
+    """The message of a model that calls a tool, and perhaps says or thinks something before it."""
+    return AIMessage(content, tool_calls=[{"name": tool, "args": arguments, "id": f"call-{next(_call_ids)}"}])
+
+
+_call_ids = itertools.count(1)
+
+SCRIPT = [
+    call("write_file", file_path="/memories/plan.md", content="monday: TODO\ntuesday: done\n"),
+    call("execute", command="grep -c TODO /memories/plan.md | tee /open.txt"),
+    AIMessage("The plan is written."),
+]
 
 
 def main(arguments: list[str]) -> None:

@@ -27,10 +27,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from fusebackend.base import xdg
 from fusebackend.base.paths import AgentPath, PathError, normalise_prefix
 from fusebackend.protocol import DEFAULT_TTL_S
 from fusebackend.shell.options import ShellOptions
 from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S, RouteLimits
+from fusebackend.vfs.trees_options import TreesOptions
 
 _UNIT_S = {"": 1.0, "ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
@@ -75,6 +77,8 @@ class ConfigFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
     allow_other: bool = False
     ttl: float | str | None = None
     deadline: float | str | None = None
+    trees: str | None = None
+    trees_name: str | None = None
     options: list[str] = []
     execute: ExecuteTable = ExecuteTable()
 
@@ -95,13 +99,18 @@ class MountPlan:
     words: tuple[str, ...] = ()
     log: str | None = None
     execute: ShellOptions = field(default_factory=ShellOptions)
+    trees: TreesOptions = field(default_factory=TreesOptions)
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> MountPlan:
         """Build the plan from its `dataclasses.asdict` after a round trip through JSON."""
-        execute = ShellOptions(**fields["execute"])
-        limits = {AgentPath(prefix): RouteLimits(**said) for prefix, said in fields["limits"].items()}
-        return cls(**{**fields, "words": tuple(fields["words"]), "execute": execute, "limits": limits})
+        made = {
+            "words": tuple(fields["words"]),
+            "execute": ShellOptions(**fields["execute"]),
+            "limits": {AgentPath(prefix): RouteLimits(**said) for prefix, said in fields["limits"].items()},
+            "trees": TreesOptions(**fields["trees"]),
+        }
+        return cls(**{**fields, **made})
 
     def urls(self) -> dict[str, str]:
         """Return the URL of every route by its prefix, the default's under `/`."""
@@ -269,6 +278,18 @@ def deadline_s(value: float | str) -> float:
         raise ConfigError(str(error)) from None
 
 
+def trees_options(shown: str | None, name: str | None) -> TreesOptions:
+    """Build the options of the trees directory; None is the default of each.
+
+    Raises:
+        ConfigError: a value is invalid.
+    """
+    try:
+        return TreesOptions.of(shown, name)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
 T = TypeVar("T")
 
 
@@ -299,7 +320,10 @@ LIBFUSE_WORDS = (
 )  # fmt: skip
 """Options passed on to libfuse as they are. Those that would break an assumption of the server are not here."""
 
-OWN_WORDS = ("ro", "rw", "allow_other", "ttl=TIME", "deadline=TIME", "idle=poll", "idle=sleep")
+OWN_WORDS = (
+    "ro", "rw", "allow_other", "ttl=TIME", "deadline=TIME", "idle=poll", "idle=sleep",
+    "trees=hidden", "trees=visible", "trees=off", "trees_name=NAME",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -312,6 +336,8 @@ class Words:
     deadline_s: float | None = None
     may_keep_awake: bool = False
     libfuse: tuple[str, ...] = ()
+    trees: str | None = None
+    trees_name: str | None = None
 
 
 def parse_words(options: list[str]) -> Words:
@@ -320,7 +346,7 @@ def parse_words(options: list[str]) -> Words:
     Raises:
         ConfigError: a word is unknown, or its value is invalid.
     """
-    read_only = allow_other = ttl_s = most_s = None
+    read_only = allow_other = ttl_s = most_s = trees = trees_name = None
     may_keep_awake = False
     libfuse: list[str] = []
     for word in (word.strip() for option in options for word in option.split(",")):
@@ -334,11 +360,15 @@ def parse_words(options: list[str]) -> Words:
             most_s = deadline_s(word.removeprefix("deadline="))
         elif word in ("idle=poll", "idle=sleep"):
             may_keep_awake = word == "idle=poll"
+        elif word.startswith("trees="):
+            trees = trees_options(word.removeprefix("trees="), None).shown
+        elif word.startswith("trees_name="):
+            trees_name = trees_options(None, word.removeprefix("trees_name=")).name
         elif word in LIBFUSE_WORDS:
             libfuse.append(word)
         elif word:
             raise ConfigError(f"unknown option '-o {word}'; known: {', '.join((*OWN_WORDS, *LIBFUSE_WORDS))}")
-    return Words(read_only, allow_other, ttl_s, most_s, may_keep_awake, tuple(libfuse))
+    return Words(read_only, allow_other, ttl_s, most_s, may_keep_awake, tuple(libfuse), trees, trees_name)
 
 
 # --------------------------------------------------------------------------------------------------------------
@@ -364,14 +394,9 @@ def escape_mountpoint(path: str) -> str:
 
 def data_file(mountpoint: str) -> str:
     """Return the path of a mount point's default database: `$XDG_DATA_HOME/fusebackend/<mount point>.db`."""
-    return os.path.join(_xdg("XDG_DATA_HOME", ".local/share"), "fusebackend", f"{escape_mountpoint(mountpoint)}.db")
+    return xdg.path("XDG_DATA_HOME", ".local/share", f"{escape_mountpoint(mountpoint)}.db")
 
 
 def log_file(mountpoint: str) -> str:
     """Return the path of a mount point's server log: `$XDG_STATE_HOME/fusebackend/<mount point>.log`."""
-    return os.path.join(_xdg("XDG_STATE_HOME", ".local/state"), "fusebackend", f"{escape_mountpoint(mountpoint)}.log")
-
-
-def _xdg(variable: str, otherwise: str) -> str:
-    value = os.environ.get(variable, "")  # the XDG specification: a relative path is to be ignored
-    return value if os.path.isabs(value) else os.path.join(os.path.expanduser("~"), otherwise)
+    return xdg.path("XDG_STATE_HOME", ".local/state", f"{escape_mountpoint(mountpoint)}.log")

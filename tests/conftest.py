@@ -60,6 +60,14 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
     assert not failures, "\n".join(failures)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def cache_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Give tests and their servers a cache of their own, in place of the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def run_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The temporary directory of this run, the same one for all of its workers."""

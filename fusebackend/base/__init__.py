@@ -4,6 +4,7 @@ paths.py         agent paths: normalised at the door
 globs.py         glob patterns
 asked.py         the glob that a search over several backends was asked for
 errors.py        errno to error code and back
+json_text.py     any value as pretty JSON
 extras.py        which extra brings which module
 budget.py        how long a call may go on, and whether it was cancelled
 deadline.py      calls that may never return

@@ -13,8 +13,8 @@ AgentPath = NewType("AgentPath", str)
 
 ROOT = AgentPath("/")
 
-SERVERS_NAME = ".fusebackend"
-"""A name in the root of a mount that is the server's, and hides one of the default volume."""
+TREES_NAME = ".fusebackend"
+"""The trees directory in the root of a mount, unless its options give it another name."""
 
 
 class PathError(ValueError):
@@ -81,8 +81,7 @@ def normalise_prefix(prefix: str) -> AgentPath:
     """Check a route's prefix: `memories`, `/memories` and `/memories/` all mean `/memories`.
 
     Raises:
-        PathError: the prefix is empty or the root, has an empty segment, holds `.`, `..` or a leading `~`, or begins
-            with the name that is the server's.
+        PathError: the prefix is empty or the root, has an empty segment, or holds `.`, `..` or a leading `~`.
     """
     if not isinstance(prefix, str) or not prefix.strip("/"):
         raise PathError(f"Route prefix {prefix!r} names no directory below '/'; give one such as '/memories/'")
@@ -92,8 +91,6 @@ def normalise_prefix(prefix: str) -> AgentPath:
             raise PathError(f"Route prefix '{prefix}' has an empty segment; write it with single slashes")
         if segment in (".", ".."):
             raise PathError(f"Route prefix '{prefix}' holds '{segment}'; write the path it means")
-    if body.split("/")[0] == SERVERS_NAME:
-        raise PathError(f"Route prefix '{prefix}' is the mount's own: '/{SERVERS_NAME}' leads to its other trees")
     if body.startswith("~") or "\0" in body:
         raise PathError(f"Route prefix '{prefix}' must be a plain path such as '/memories/'")
     return AgentPath("/" + body)

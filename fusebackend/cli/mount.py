@@ -110,6 +110,7 @@ def _plan(
         ttl_s = config.meant("ttl", config.duration_s, file.ttl)
         deadline_s = config.meant("deadline", config.deadline_s, file.deadline)
         execute = config.shell_options(file.execute)
+        in_file = config.trees_options(file.trees, file.trees_name)
     said = {prefix: table for prefix, table in from_file.items() if prefix not in given}
     texts: dict[str, str] = {
         **{prefix: urls.parse(config.url_of(table), base=base).text for prefix, table in said.items()},
@@ -137,6 +138,7 @@ def _plan(
         words=words.libfuse,
         log=config.log_file(path),
         execute=execute,
+        trees=config.trees_options(words.trees or in_file.shown, words.trees_name or in_file.name),
     )
 
 

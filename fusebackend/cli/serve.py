@@ -67,6 +67,7 @@ def serve(plan: MountPlan, on_ready: Callable[[Sequence[str]], None], *, log_fil
             deadline_s=plan.deadline_s,
             limits=plan.limits,
             shell=plan.execute,
+            trees=plan.trees,
         )
         live.run(lambda: on_ready(live.warnings))
     log.info("unmounted %s, everything is stored", plan.mountpoint)

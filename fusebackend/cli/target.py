@@ -294,7 +294,7 @@ def complete_words(context: click.Context, parameter: click.Parameter, incomplet
     from fusebackend.config import LIBFUSE_WORDS, OWN_WORDS
 
     before, comma, last = incomplete.rpartition(",")
-    known = [word.replace("TIME", "") for word in (*OWN_WORDS, *LIBFUSE_WORDS)]
+    known = [word.replace("TIME", "").replace("NAME", "") for word in (*OWN_WORDS, *LIBFUSE_WORDS)]
     return [CompletionItem(f"{before}{comma}{word}") for word in known if word.startswith(last)]
 
 

@@ -163,7 +163,7 @@ def _pieces(volume: Volume, node: int) -> Iterator[tuple[int, bytes]]:
     """The bytes of a file, each piece with its offset; zeros may be left out, but the last piece ends where the file
     does. ECANCELED when the caller is gone or has cancelled (`base/budget.py`): a file may be 4 TiB."""
     left, offset = budget.current(), 0
-    with opened(volume, node, os.O_RDONLY):
+    with opened(volume, node, os.O_RDONLY) as node:
         while (data := volume.next_data(node, offset)) is not None:
             if left.spent:
                 raise OSError(errno.ECANCELED, "Cancelled; what was copied has been removed")

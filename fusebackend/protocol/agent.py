@@ -11,7 +11,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from fusebackend.protocol.records import (
     READ_LIMIT_LINES,
@@ -34,10 +34,8 @@ from fusebackend.protocol.verbs import AGENT_VERBS, SEED_VERBS
 
 __all__ = [
     "BackendFactory", "BackendLike", "BackendProtocol", "OnExists", "SandboxBackendProtocol", "checked_on_exists",
-    "delegates_to",
 ]  # fmt: skip
 
-Class = TypeVar("Class", bound=type)
 
 OnExists: TypeAlias = Literal["error", "replace"]
 """How `write` treats an existing file: as an error (the seeds), or it replaces it (deepagents 0.7)."""
@@ -232,26 +230,6 @@ class SandboxBackendProtocol(BackendProtocol):
     if TYPE_CHECKING:
 
         async def aexecute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse: ...
-
-
-def delegates_to(attribute: str) -> Callable[[Class], Class]:
-    """Give a class every verb that it does not define itself, as the same verb of `self.<attribute>`."""
-
-    def decorate(cls: Class) -> Class:
-        for name in AGENT_VERBS:
-            if name not in vars(cls):
-                setattr(cls, name, _delegated(attribute, name))
-        return cls
-
-    return decorate
-
-
-def _delegated(attribute: str, name: str) -> Callable[..., Any]:
-    @functools.wraps(getattr(BackendProtocol, name))
-    def delegated(self: Any, *args: Any, **options: Any) -> Any:
-        return getattr(getattr(self, attribute), name)(*args, **options)
-
-    return delegated
 
 
 BackendFactory: TypeAlias = Callable[[Any], BackendProtocol]

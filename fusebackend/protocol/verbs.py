@@ -1,7 +1,7 @@
 """The verbs of the agent face as data: the record of each, the words of its errors, and whether it changes files.
 
-`BackendProtocol` (`agent.py`) has their signatures. Errors, delegation, `a…` forms and the verbs of the control socket
-come from this table, so that every backend says the same of the same failure.
+`BackendProtocol` (`agent.py`) has their signatures. Errors, `a…` forms and the verbs of the control socket come from
+this table, so that every backend says the same of the same failure.
 """
 
 from __future__ import annotations

@@ -349,7 +349,8 @@ class Volume(abc.ABC):
     def open(self, node: int, flags: int) -> Attr | None:
         """Note one more open handle with these `open(2)` flags. `O_TRUNC` is done by `setattr`.
 
-        A volume that had to ask for the attributes anyway returns them.
+        A volume that had to ask for the attributes anyway returns them. Those of another node mean that this handle has
+        a content of its own: that node is read, and released, and the kernel caches none of its pages.
         """
         return None
 

@@ -3,6 +3,7 @@
 api.py        `fusebackend.mount()`
 live.py       the parts of one mount, put together; where its commands run
 mounted.py    its agent face
+trees.py      the trees directory: its files, its name, its agent face
 guest.py      commands in a default backend that runs them itself
 binds.py      the routes in a container of this machine: bind mounts
 carrying.py   the routes in another sandbox: their files are carried there and back

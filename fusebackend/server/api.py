@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fusebackend.composite.backend import CompositeBackend
     from fusebackend.shell import ShellOptions
     from fusebackend.vfs.calls.route_limits import RouteLimits
+    from fusebackend.vfs.trees_options import Shown, TreesOptions
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,8 @@ def mount(
     options: Iterable[str] = (),
     runtime: Any = None,
     shell: ShellOptions | None = None,
+    trees: Shown | None = None,
+    trees_name: str | None = None,
 ) -> Mount:
     """Mount a backend of this process on an empty directory.
 
@@ -67,12 +70,17 @@ def mount(
         options: `-o` words, such as `noexec`.
         runtime: for a backend factory (`lambda runtime: StateBackend(runtime)`, or a class): its argument.
         shell: how `execute` runs commands in the mount (`fusebackend.shell.ShellOptions`): sandbox, network, limits.
+        trees: how the mount has its own directory `/.fusebackend`: `"hidden"` (the default), `"visible"` in listings of
+            the root, or `"off"`.
+        trees_name: another name of that directory.
 
     Raises:
-        MountError: the directory can't be mounted on, or this process has a mount already.
+        MountError: the directory can't be mounted on, this process has a mount already, or the name of the mount's own
+            directory is taken.
+        ValueError: an option is unknown, or its value is invalid.
         TypeError: `backend` is a factory and there is no `runtime`, or it is no backend at all.
     """
-    from fusebackend.config import parse_words
+    from fusebackend.config import parse_words, trees_options
 
     words = parse_words(list(options))
     return Mount(
@@ -86,6 +94,7 @@ def mount(
         may_keep_awake=words.may_keep_awake,
         words=words.libfuse,
         shell=shell,
+        trees=trees_options(words.trees or trees, words.trees_name or trees_name),
     )
 
 
@@ -136,6 +145,7 @@ class Mount(MountedBackend):
         may_keep_awake: bool,
         words: tuple[str, ...],
         shell: ShellOptions | None,
+        trees: TreesOptions,
     ) -> None:
         self._claim()
         try:
@@ -146,7 +156,14 @@ class Mount(MountedBackend):
             self.mountpoint = point.prepare(mountpoint).path
             options = MountOptions(allow_other, read_only, may_keep_awake, words)
             self._live = LiveMount(
-                backend, self.mountpoint, options, ttl_s=ttl_s, deadline_s=deadline_s, limits=limits, shell=shell
+                backend,
+                self.mountpoint,
+                options,
+                ttl_s=ttl_s,
+                deadline_s=deadline_s,
+                limits=limits,
+                shell=shell,
+                trees=trees,
             )
             super().__init__(backend, self._live.filesystem, self.mountpoint, self._live.shell, self._live.status)
             self._wakeup = threading.Event()

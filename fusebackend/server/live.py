@@ -14,6 +14,7 @@ from fusebackend.control.server.control_server import ControlServer
 from fusebackend.dialects.agent_face import AgentFace
 from fusebackend.mount.session import MountOptions, Session
 from fusebackend.server.mounted import MountedBackend
+from fusebackend.server.trees import fill, refuse_taken_by_file, refuse_taken_by_route
 from fusebackend.shell import Shell, ShellOptions
 from fusebackend.vfs import switches
 from fusebackend.vfs.mounted_tree import FileSystem
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from fusebackend.composite.backend import CompositeBackend
     from fusebackend.server.guest import Guest
     from fusebackend.vfs.calls.route_limits import RouteLimits
+    from fusebackend.vfs.trees_options import TreesOptions
 
 log = logging.getLogger(__name__)
 
@@ -42,13 +44,14 @@ class LiveMount:
         backend: the backend to mount.
         mountpoint: an empty directory, as `point.prepare` gives it.
         options: how to mount.
-        ttl_s, deadline_s, limits: as for `FileSystem`.
+        ttl_s, deadline_s, limits, trees: as for `FileSystem`.
         shell: how `execute` runs commands in the mount.
 
     Attributes:
         warnings: messages for the user of the mount, a line each, once it answers.
 
     Raises:
+        MountError: the name of the trees directory is taken.
         OSError: the default backend runs commands, and can't be had.
     """
 
@@ -62,9 +65,15 @@ class LiveMount:
         deadline_s: float,
         limits: Mapping[AgentPath, RouteLimits] | None = None,
         shell: ShellOptions | None = None,
+        trees: TreesOptions | None = None,
     ) -> None:
         self.filesystem = FileSystem.of(
-            backend, ttl_s=ttl_s, deadline_s=deadline_s, limits=limits, switches=switches.from_environment()
+            backend,
+            ttl_s=ttl_s,
+            deadline_s=deadline_s,
+            limits=limits,
+            switches=switches.from_environment(),
+            trees=trees,
         )
         self._backend = backend
         self._guards = {
@@ -72,6 +81,12 @@ class LiveMount:
         }
         self._session = Session(self.filesystem, mountpoint, options, describe=self._describe, before_end=self._end)
         self.status = self._session.status
+        fill(self.filesystem, self.status)
+        refuse_taken_by_route(self.filesystem)
+        self._runs_commands = runs_commands(backend.mounts()[ROOT])
+        self._default = options.description.get("urls", {}).get(ROOT) or type(backend.mounts()[ROOT]).__name__
+        if not self._runs_commands:
+            refuse_taken_by_file(self.filesystem, self._default)
         self.warnings: list[str] = []
         self.shell = self._executor(mountpoint, options, shell or ShellOptions())
         mounted = MountedBackend(backend, self.filesystem, mountpoint, self.shell, self.status)
@@ -80,7 +95,7 @@ class LiveMount:
     def _executor(self, mountpoint: str, options: MountOptions, shell: ShellOptions) -> Shell | Guest:
         """Decide where commands run: in the default backend if it has `execute` of its own (`guest.py`), else, and for
         `shell:`, which confines nothing, in the mount's sandbox (`shell/`)."""
-        if not runs_commands(self._backend.mounts()[ROOT]):
+        if not self._runs_commands:
             return Shell(self.filesystem, mountpoint, shell)
         from fusebackend.server.guest import Guest  # few mounts need it and its imports
 
@@ -98,6 +113,8 @@ class LiveMount:
 
         def ready() -> None:
             self.warnings = self.shell.start()
+            if self._runs_commands:  # asked earlier, a container would start before the routes are bound in it
+                refuse_taken_by_file(self.filesystem, self._default)
             for line in self.warnings:
                 log.warning("%s", line)
             if on_ready is not None:
@@ -130,7 +147,7 @@ class LiveMount:
 
     def _describe(self) -> dict[str, Any]:
         control = {"socket": self._control.address, **self._control.counts()}
-        return {"execute": self.shell.describe(), "control": control}
+        return {"trees": self.filesystem.tree.trees_path, "execute": self.shell.describe(), "control": control}
 
 
 def runs_commands(default: Any) -> bool:

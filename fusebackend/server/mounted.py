@@ -1,8 +1,8 @@
 """`MountedBackend`: the files of a live mount through the agent face, and verbs of live mounts.
 
-The verbs go to the backend that is mounted. `execute` runs where the default backend runs commands, else in a sandbox
-of the mount (`live.py`); `stat`, `invalidate`, `watch` and `status` speak of the mount. Both `server.api.Mount` and the
-control server end here.
+The verbs go to the backend that is mounted, and to the trees directory where it is named (`trees.py`). `execute` runs
+where the default backend runs commands, else in a sandbox of the mount (`live.py`); `stat`, `invalidate`, `watch` and
+`status` speak of the mount. Both `server.api.Mount` and the control server end here.
 """
 
 from __future__ import annotations
@@ -19,14 +19,23 @@ from fusebackend.base.paths import ROOT, AgentPath, PathError
 from fusebackend.control.verbs import ServedMount
 from fusebackend.linux.command import Command
 from fusebackend.protocol import (
+    READ_LIMIT_LINES,
     Attr,
+    DeleteResult,
+    EditResult,
     ExecuteResponse,
     FileDownloadResponse,
     FileUploadResponse,
+    GlobResult,
+    GrepResult,
+    LsResult,
+    MoveResult,
+    ReadResult,
     StatResult,
     StatsResult,
-    delegates_to,
+    WriteResult,
 )
+from fusebackend.server.trees import TreesFace
 from fusebackend.vfs.watch.async_watch import AsyncWatch, ThreadedWatch
 from fusebackend.volumes.walk import resolve
 
@@ -56,7 +65,6 @@ class Executor(Protocol):
     def execute(self, command: Command) -> ExecuteResponse: ...
 
 
-@delegates_to("backend")
 class MountedBackend(ServedMount):
     """See the module's docstring.
 
@@ -81,19 +89,52 @@ class MountedBackend(ServedMount):
         self.mountpoint = mountpoint
         self.shell = shell
         self._status = status
+        self._for = TreesFace(backend, filesystem).of
 
     def _where(self) -> str:
         return f"{self.backend!r} on {self.mountpoint!r}"
 
     # -- the agent face ----------------------------------------------------------------------------------------
 
+    def ls(self, path: str) -> LsResult:
+        return self._for(path).ls(path)
+
+    def read(self, file_path: str, offset: int = 0, limit: int = READ_LIMIT_LINES) -> ReadResult:
+        return self._for(file_path).read(file_path, offset, limit)
+
+    def write(self, file_path: str, content: str) -> WriteResult:
+        return self._for(file_path).write(file_path, content)
+
+    def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
+        return self._for(file_path).edit(file_path, old_string, new_string, replace_all)
+
+    def grep(
+        self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
+    ) -> GrepResult:
+        return self._for(path).grep(pattern, path, glob, max_count=max_count)
+
+    def glob(self, pattern: str, path: str | None = None) -> GlobResult:
+        return self._for(path, pattern).glob(pattern, path)
+
+    def delete(self, file_path: str) -> DeleteResult:
+        return self._for(file_path).delete(file_path)
+
+    def move(self, source: str, destination: str) -> MoveResult:
+        return self._for(source, destination).move(source, destination)
+
+    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
+        return self._for(*(path for path, _ in files)).upload_files(files)
+
+    def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
+        return self._for(*paths).download_files(paths)
+
     def upload_from(self, path: str, file: IO[bytes]) -> FileUploadResponse:
         """`upload_files` of one file, from an open file; see `CompositeBackend.upload_from`."""
-        return self.backend.upload_from(path, file)
+        return self._for(path).upload_from(path, file)
 
     def download_to(self, path: str, file: IO[bytes]) -> FileDownloadResponse:
         """`download_files` of one file into another, see `CompositeBackend.download_to`."""
-        return self.backend.download_to(path, file)
+        return self._for(path).download_to(path, file)
 
     @property
     def id(self) -> str:

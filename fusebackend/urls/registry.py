@@ -162,6 +162,7 @@ def _endpoint(value: str) -> str:
 
 MEANINGS = {
     "access_key_id": "with secret_access_key: credentials; by default those of the environment",
+    "cache": "auto (default): sizes of computed files are kept in the server's cache directory; off: they are not",
     "cache_mb": "how many MiB of objects that were read stay in memory; 64 by default",
     "conflict": "replacing a file that another host has changed since it was opened: error (default) or last-writer",
     "connections": "how many connections to the server, and so operations at once",
@@ -291,13 +292,14 @@ SCHEMES: dict[str, Scheme] = {
         "a LangGraph checkpoint database: every thread, its files now and at each checkpoint",
         _opener("fusebackend.backends.threads.backend:open_sqlite"),
         takes="path",
-        parameters={"on_exists": ON_EXISTS, "quiet_s": _seconds, "write": _one_of("head")},
+        parameters={"cache": _auto_or_off, "on_exists": ON_EXISTS, "quiet_s": _seconds, "write": _one_of("head")},
     ),
     "threads+postgres": Scheme(
         "threads+postgres:DSN",
         "the same in PostgreSQL",
         _opener("fusebackend.backends.threads.backend:open_postgres"),
         parameters={
+            "cache": _auto_or_off,
             "on_exists": ON_EXISTS,
             "quiet_s": _seconds,
             "write": _one_of("head"),

@@ -2,6 +2,8 @@
 
 mounted_tree.py    `FileSystem`: a method for each request
 junctions.py       the routes of each tree, and the directories between them
+trees_options.py   the name of the trees directory, and whether it is listed
+pseudo_files.py    computed files in it
 inodes.py          inode numbers, and the kernel's references
 inode_resolver.py  inode → route and node; entries for the kernel
 switches.py        a switch for each feature

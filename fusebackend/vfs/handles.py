@@ -65,7 +65,10 @@ class FileHandle:
             if truncate:
                 empty = without_set_id(volume, node, AttrChanges(size=0), self.opener)
                 return self.route.changing.setattr(node, empty)
-            return volume.getattr(node) if attr is None else attr
+            if attr is None:
+                return volume.getattr(node)
+            self.node = attr.node  # that of a content of its own, see `Volume.open`
+            return attr
         except BaseException:
             volume.release(node, self.flags)
             raise

@@ -30,7 +30,7 @@ from fusebackend.vfs.inodes import (
     node_of,
     route_index,
 )
-from fusebackend.vfs.junctions import Junction, MountTree, Route, servers_directory
+from fusebackend.vfs.junctions import MountTree, Route, servers_directory
 from fusebackend.vfs.setid import SET_ID, SetId
 
 
@@ -126,9 +126,6 @@ class InodeResolver:
         place[0].check_writable()
         self.own_changes += 1
         return place
-
-    def junction_timeout(self, junction: Junction) -> float:
-        return junction.route.policy.timeout_s if junction.route is not None else junction.timeout_s
 
     async def create_entry(
         self, route: Route, node: int, parent: int, name: bytes, function: Callable[..., Attr], *args: Any

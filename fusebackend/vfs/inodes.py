@@ -70,7 +70,8 @@ class InodeTable:
     """Every inode the kernel holds references to. The root is always known.
 
     Args:
-        routes: of the main tree. Inodes of routes with a higher index are counted in `beside`.
+        routes: of the main tree, and that of the trees directory. Inodes of routes with a higher index are counted in
+            `beside`.
     """
 
     def __init__(self, routes: int = SYNTHETIC_INDEX) -> None:

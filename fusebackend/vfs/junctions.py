@@ -5,6 +5,10 @@ route: a tree's root, a route's root with a nested route below it, or a director
 way exists even where the backend underneath has no directory of that name; it then is synthesised, and made real
 when something is first created in it. A `Pinned` one is the server's own: never real, and never changed.
 
+The trees directory, `/.fusebackend` in the root of the main tree, is the server's. One place makes it: `MountTree`, by
+`TreesOptions`. A feature adds what it shows there: a computed file (`MountTree.files`), or a directory of its own
+(`MountTree.add_directory`), with the trees in it. In the other trees its name does not exist.
+
 A mount has its main tree, and others beside it (`FileSystem.add_tree`). Each tree has a root, and routes and junctions
 of its own: for the kernel gives a directory one dentry, and moves it where the directory is found in two places
 (`d_splice_alias`). Routes of different trees that show the same live files are *twins*: they share volume, limits and
@@ -18,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import stat
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -27,19 +32,20 @@ from typing import Any
 
 import trio
 
-from fusebackend.base import paths
 from fusebackend.base.errors import oserror
-from fusebackend.base.paths import ROOT, AgentPath, join, split, to_name, to_text
+from fusebackend.base.paths import ROOT, AgentPath, is_below, join, split, to_name, to_text
 from fusebackend.composite.route_table import RouteTable
 from fusebackend.protocol import ROOT_NODE, Attr, Caller, Features, Volume, Writable
 from fusebackend.vfs.calls.executor import RouteExecutor
 from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S, DEFAULT_MAX_CALLS, RouteLimits
 from fusebackend.vfs.coherence.timeouts import ENDLESS_TIMEOUT_S, CachePolicy
 from fusebackend.vfs.inodes import SYNTHETIC_INDEX, inode_number, node_of, route_index
+from fusebackend.vfs.pseudo_files import PseudoFiles
+from fusebackend.vfs.trees_options import TreesOptions
 
-SERVERS_NAME = to_name(paths.SERVERS_NAME)
-"""The server's name in the root of every tree, even if the default volume has a file of that name. It is never listed.
-In the main tree it leads to the others, and only the server's user can enter it; in these it does not exist."""
+PRIVATE_NAME = b"private"
+"""The directory of trees for the server's own use, such as the root of commands, below the trees directory: not listed,
+so that `find` does not walk all files again, and closed to other users."""
 
 WAY_PATIENCE_S = 1.0
 """How long the way to a route waits for another one that it leads through, before it shows what was last known."""
@@ -144,6 +150,12 @@ def routes_of(
     return routes
 
 
+def _own_route(index: int, prefix: AgentPath, files: PseudoFiles) -> Route:
+    """The route of the trees directory's files."""
+    policy_of = partial(_policy, True, files.ttl_s)
+    return Route(index, prefix, files, policy_of, RouteExecutor(False, name="The trees directory", volume=files))
+
+
 def _policy(alone: bool, ttl_s: float, features: Features) -> CachePolicy:
     """Of a volume under two prefixes, a change under one shows late under the other."""
     return CachePolicy.of(features if alone else replace(features, change_feed=False), ttl_s)
@@ -164,8 +176,9 @@ def call_and_hold(volume: Volume, function: Callable[..., Attr], *args: Any) -> 
 class Junction:
     """A directory that routes run through. `route` is set where it is a route's root."""
 
-    timeout_s = 0.0
-    """Timeout of a junction that is no route's root: it may become real without a notice."""
+    servers_name: bytes = b""
+    """Of the root of a tree: the name in it that is not the volume's. In the main tree it leads to the trees directory,
+    elsewhere to nothing."""
 
     def __init__(self, inode: int, name: bytes, parent: Junction | None, route: Route | None) -> None:
         self.inode = inode
@@ -178,9 +191,14 @@ class Junction:
         self.ask_after = 0.0  # … and the time of the next question, by the monotonic clock
         self.underlying: tuple[Route, int] | None = None if route is None else (route, ROOT_NODE)
 
+    @property
+    def timeout_s(self) -> float:
+        """The entry and attribute timeout. 0 except for roots of routes: a way may become real without a notice."""
+        return self.route.policy.timeout_s if self.route is not None else 0.0
+
     def is_servers(self, name: bytes) -> bool:
         """True for the name in a tree's root that is not the volume's."""
-        return name == SERVERS_NAME and self.parent is None
+        return name == self.servers_name
 
     @property
     def is_listed(self) -> bool:
@@ -242,29 +260,46 @@ class Junction:
 
 
 class Pinned(Junction):
-    """A directory of the server's: it is in no volume, and neither it nor a name in it can be changed.
+    """A directory of the server's: no volume of a backend has it, and neither it nor a name in it can be changed.
 
-    A lookup finds it; a listing shows it only if a route is below. No notice ever drops its name, so that the kernel
-    keeps it, and with it the file system that a sandbox has mounted there.
+    A lookup finds it. No notice ever drops its name, so that the kernel keeps it, and with it the file system that a
+    sandbox has mounted there.
+
+    Args:
+        attr: of the directory.
+        listed: listings of the directory above show it. None: only if a route is below, so that `find /` in a sandbox
+            shows files, and does not go through the system's directories.
+        route: of the files in it, which is read-only.
     """
 
-    timeout_s = ENDLESS_TIMEOUT_S
+    def __init__(
+        self,
+        inode: int,
+        name: bytes,
+        parent: Junction,
+        attr: Attr,
+        listed: bool | None = None,
+        route: Route | None = None,
+    ) -> None:
+        super().__init__(inode, name, parent, route)
+        self._attr = attr
+        self._listed = listed
 
-    def __init__(self, inode: int, name: bytes, parent: Junction, permissions: int = 0o755) -> None:
-        super().__init__(inode, name, parent, None)
-        self._attr = servers_directory(permissions)
+    @property
+    def timeout_s(self) -> float:
+        return ENDLESS_TIMEOUT_S
 
     @property
     def is_listed(self) -> bool:
-        return bool(self.children)  # `find /` in a sandbox shows files, and does not go through the system's
+        return bool(self.children) if self._listed is None else self._listed
 
     async def attributes(self, synthesised: Attr) -> Attr:
         return self._attr
 
     async def place(self, make: bool = False) -> tuple[Route, int] | None:
-        if make:
+        if make and self.route is None:
             raise oserror(errno.EPERM)
-        return None
+        return self.underlying
 
 
 def servers_directory(permissions: int = 0o755) -> Attr:
@@ -280,23 +315,34 @@ class MountTree:
     Trees are added by any thread while others read, so each table is replaced as a whole.
     """
 
-    def __init__(self, routes: Iterable[Route]) -> None:
+    def __init__(self, routes: Iterable[Route], trees: TreesOptions | None = None) -> None:
         """`routes[0]` is the default, at `/`; the others follow in any order, with distinct prefixes."""
         self.routes = list(routes)
         """Those of the main tree."""
         self.table = RouteTable(route.prefix for route in self.routes if route.prefix != ROOT)
         """Which of them has a path, for the mount as for agents."""
         self._by_prefix = {route.prefix: route for route in self.routes}
-        self.attached = list(self.routes)
+        options = trees or TreesOptions()
+        self.files = PseudoFiles()
+        """The files of the trees directory."""
+        self.trees_path: AgentPath | None = None if options.shown == "off" else join(ROOT, options.name)
+        """Where the trees directory is for users and agents, if it is."""
+        # Without one, the root of commands still has to be somewhere: below a random name.
+        self._servers_name = to_name(options.name if self.trees_path else f".fusebackend-{secrets.token_hex(16)}")
+        own = _own_route(len(self.routes), join(ROOT, to_text(self._servers_name)), self.files)
+        self.attached = [*self.routes, own]
         """Those of all trees, by their index."""
         self._synthetic = 0
         self._junctions: dict[int, Junction] = {}
         self.ways: list[Junction] = []
         """The junctions that stand for a directory of a volume, where that has one."""
         self.root = self.grow(self.routes)
-        self.servers = Pinned(self.synthetic_inode(), SERVERS_NAME, self.root, 0o700)
-        """What `SERVERS_NAME` leads to in the main tree, for the server's user alone; its children are other trees."""
+        inode, attr = inode_number(own.index, ROOT_NODE), self.files.getattr(ROOT_NODE)
+        self.servers = Pinned(inode, self._servers_name, self.root, attr, options.shown == "visible", own)
+        """The trees directory, in the main tree."""
         self.add({self.servers.inode: self.servers})
+        self.private = self.add_directory(PRIVATE_NAME, 0o700, listed=False)
+        """The directory for `PRIVATE_NAME`; its children are trees."""
 
     def grow(self, routes: Sequence[Route], pinned: Collection[bytes] = ()) -> Junction:
         """A new tree, of routes as for the constructor; returns its root.
@@ -306,6 +352,7 @@ class MountTree:
                 it is, at the end of a way that is the server's, too.
         """
         root = Junction(inode_number(routes[0].index, ROOT_NODE), b"", None, routes[0])
+        root.servers_name = self._servers_name
         nodes = {root.inode: root}
 
         def put(child: Junction, parent: Junction) -> Junction:
@@ -313,7 +360,7 @@ class MountTree:
             return child
 
         for name in pinned:
-            put(Pinned(self.synthetic_inode(), name, root), root)
+            put(Pinned(self.synthetic_inode(), name, root, servers_directory()), root)
         for route in sorted(routes[1:], key=lambda route: route.prefix.count("/")):
             *way, last = split(route.prefix)
             junction = root
@@ -326,7 +373,27 @@ class MountTree:
 
     def _way(self, name: bytes, parent: Junction) -> Junction:
         inode = self.synthetic_inode()
-        return Pinned(inode, name, parent) if isinstance(parent, Pinned) else Junction(inode, name, parent, None)
+        if isinstance(parent, Pinned):
+            return Pinned(inode, name, parent, servers_directory())
+        return Junction(inode, name, parent, None)
+
+    def add_directory(self, name: bytes, permissions: int = 0o555, listed: bool = True) -> Pinned:
+        """Add a directory to the trees directory, until the mount ends. In any thread, one at a time.
+
+        Args:
+            name: of the directory.
+            permissions: its mode. 0o700 closes it to other users than the server's.
+            listed: listings of the trees directory show it.
+
+        Raises:
+            ValueError: there is a directory of that name.
+        """
+        if name in self.servers.children:
+            raise ValueError(f"there is a directory '{to_text(name)}' already")
+        made = Pinned(self.synthetic_inode(), name, self.servers, servers_directory(permissions), listed)
+        self.add({made.inode: made})
+        self.servers.children = {**self.servers.children, name: made}
+        return made
 
     def add(self, junctions: dict[int, Junction]) -> None:
         """More junctions, for good."""
@@ -344,7 +411,9 @@ class MountTree:
         return twin
 
     def route_of(self, path: AgentPath) -> Route:
-        """The route of the main tree that has a path."""
+        """The route of the main tree that has a path, that of the trees directory included."""
+        if self.trees_path is not None and is_below(path, self.trees_path):
+            return self.attached[len(self.routes)]
         return self._by_prefix[self.table.route(path)[0] or ROOT]
 
     def volumes(self) -> list[tuple[Volume, list[Route]]]:
@@ -360,7 +429,14 @@ class MountTree:
     def child(self, junction: Junction, name: bytes) -> Junction | None:
         """Return the junction that a name in a junction leads to; None for a name of the volume."""
         child = junction.children.get(name)
-        return self.servers if child is None and name == SERVERS_NAME and junction is self.root else child
+        return self.servers if child is None and name == self._servers_name and junction is self.root else child
+
+    def listed(self, junction: Junction) -> list[bytes]:
+        """Return the names in a junction that listings show and that lead to junctions, sorted."""
+        names = [name for name, child in junction.children.items() if child.is_listed]
+        if junction is self.root and self.servers.is_listed:
+            names.append(self._servers_name)
+        return sorted(names)
 
     def is_volumes(self, parent: int, name: bytes) -> bool:
         """True if a name in a directory is the volume's: it leads to no junction, and is not the server's."""

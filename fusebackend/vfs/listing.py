@@ -12,7 +12,6 @@ from fusebackend.vfs.coherence.cached_readdir import CachedReaddir
 from fusebackend.vfs.handles import DirectoryHandle
 from fusebackend.vfs.inode_resolver import InodeResolver
 from fusebackend.vfs.inodes import Emit, Entry
-from fusebackend.vfs.junctions import SERVERS_NAME
 
 if TYPE_CHECKING:
     from fusebackend.vfs.junctions import Route
@@ -69,8 +68,8 @@ class Listing:
         if position == 0:
             handle.ahead = []
             handle.names.clear()  # from the start: positions given out before mean nothing any more (POSIX, rewinddir)
-        junctions = handle.junction.children if handle.junction is not None else {}
-        children = sorted(name for name, child in junctions.items() if child.is_listed)
+        junction = handle.junction
+        children = self._resolver.tree.listed(junction) if junction is not None else []
         if position == 0:
             if not emit(b".", Entry(handle.inode, _SOME_DIRECTORY, 0), 1):
                 return
@@ -94,9 +93,7 @@ class Listing:
         if handle.kept and not handle.names and await self._cached.list(self._resolver, handle, position, first, emit):
             return
         if handle.route is not None:
-            covered = frozenset(junctions)
-            if handle.junction is not None and handle.junction.is_servers(SERVERS_NAME):
-                covered |= {SERVERS_NAME}
+            covered = frozenset() if junction is None else frozenset((*junction.children, junction.servers_name))
             await self._list_volume(handle, position, first, covered, emit)
 
     async def _route_entry(self, handle: DirectoryHandle, name: bytes) -> Entry:
@@ -105,7 +102,8 @@ class Listing:
         A broken route fails when it is entered, and not in the listing of the directory above it.
         """
         assert handle.junction is not None, "only junctions have names that lead to routes"
-        child = handle.junction.children[name]
+        child = self._resolver.tree.child(handle.junction, name)
+        assert child is not None, "they stay until the mount ends"
         if child.route is None or not child.route.executor.blocking:
             with contextlib.suppress(OSError):
                 return await self._lookup(handle.inode, name)

@@ -48,6 +48,7 @@ from fusebackend.vfs.junctions import MountTree, Route, call_and_hold, routes_of
 from fusebackend.vfs.listing import Listing
 from fusebackend.vfs.setid import SetId, refuse_confined, without_set_id
 from fusebackend.vfs.switches import Switches
+from fusebackend.vfs.trees_options import TreesOptions
 from fusebackend.vfs.watch.feed import ChangeFeed
 from fusebackend.vfs.watch.node_paths import NodePaths
 from fusebackend.vfs.xattrs import ExtendedAttributes
@@ -70,6 +71,7 @@ class FileSystem:
         deadline_s: float = DEFAULT_DEADLINE_S,
         limits: Mapping[AgentPath, RouteLimits] | None = None,
         switches: Switches | None = None,
+        trees: TreesOptions | None = None,
     ) -> None:
         """
         Args:
@@ -78,10 +80,11 @@ class FileSystem:
             deadline_s: seconds after which a call into a blocking volume ends with ETIMEDOUT.
             limits: prefix → other limits for the calls into that volume.
             switches: features that are turned off; none when None.
+            trees: the name of the trees directory, and whether it is listed; the default when None.
         """
         on = self.switches = switches or switching.DEFAULT
-        tree = self.tree = MountTree(routes_of(volumes, ttl_s, limits or {}, RouteLimits(deadline_s)))
-        inodes = self.inodes = InodeTable(len(tree.routes))
+        tree = self.tree = MountTree(routes_of(volumes, ttl_s, limits or {}, RouteLimits(deadline_s)), trees)
+        inodes = self.inodes = InodeTable(len(tree.attached))
         self.files: HandleTable[FileHandle] = HandleTable()
         self.directories: HandleTable[DirectoryHandle] = HandleTable()
 
@@ -155,7 +158,7 @@ class FileSystem:
             if child is not None:
                 attr = await child.attributes(self.resolver.synthesised)
                 self.inodes.reference(child.inode, parent, name, attr)
-                return Entry(child.inode, attr, self.resolver.junction_timeout(child))
+                return Entry(child.inode, attr, child.timeout_s)
             if junction.is_servers(name):
                 return Entry(0, None, ENDLESS_TIMEOUT_S)
             if junction.route is None and await junction.place() is None:
@@ -245,7 +248,7 @@ class FileSystem:
         junction = self.tree.junction(inode)
         if junction is not None:
             attr = await junction.attributes(self.resolver.synthesised)
-            return Entry(inode, attr, self.resolver.junction_timeout(junction))
+            return Entry(inode, attr, junction.timeout_s)
         route, node = await self.resolver.place(inode)
         generation = self.overtaken.generation
         attr = await route.ask(route.volume.getattr, node)
@@ -349,7 +352,7 @@ class FileSystem:
             self.write_barrier.dismiss(number)
             raise
         keep = await self.page_versions.are_good(route, inode, attr)
-        handle.direct = self.direct_writes.are_for(flags, attr.mode)
+        handle.direct = self.direct_writes.are_for(flags, attr.mode) or handle.node != node
         self._opened(handle, attr)
         return OpenedFile(number, keep, handle.direct)
 
@@ -452,7 +455,7 @@ class FileSystem:
     # -- trees -------------------------------------------------------------------------------------------------
 
     def add_tree(self, name: str, pinned: Iterable[bytes] = ()) -> AgentPath:
-        """Add a tree of the live files below `/.fusebackend` (`junctions.SERVERS_NAME`), until the mount ends.
+        """Add a tree of the live files for the server's own use (`MountTree.private`), until the mount ends.
 
         A tree has directories of its own: a directory pinned in it, or a file system mounted on one of its names in a
         sandbox, is not in the main tree. A rename between trees is EXDEV. Thread-safe, before the mount and later.
@@ -471,14 +474,14 @@ class FileSystem:
         """
         with self._growing:
             tree, at = self.tree, to_name(name)
-            if at in tree.servers.children:
+            if at in tree.private.children:
                 raise ValueError(f"there is a tree '{name}' already")
             root = tree.grow([tree.attach_twin(route) for route in tree.routes], tuple(pinned))
             self.invalidation.follow()
             self.feed.follow()
             # Last: from now on it can be found.
-            tree.servers.children = {**tree.servers.children, at: root}
-        return join(tree.servers.path, name)
+            tree.private.children = {**tree.private.children, at: root}
+        return join(tree.private.path, name)
 
     # -- life --------------------------------------------------------------------------------------------------
 

@@ -42,12 +42,14 @@ def require_regular(attr: Attr) -> None:
 
 
 @contextlib.contextmanager
-def opened(volume: Volume, node: int, flags: int) -> Iterator[None]:
-    volume.open(node, flags)
+def opened(volume: Volume, node: int, flags: int) -> Iterator[int]:
+    """Open a node, and yield the node to read and write; see `Volume.open`."""
+    attr = volume.open(node, flags)
+    handle = node if attr is None else attr.node
     try:
-        yield
+        yield handle
     finally:
-        volume.release(node, flags)
+        volume.release(handle, flags)
 
 
 def read_with(volume: Volume, attr: Attr, max_bytes: int, take: Callable[[Iterable[bytes]], T]) -> T:
@@ -58,9 +60,8 @@ def read_with(volume: Volume, attr: Attr, max_bytes: int, take: Callable[[Iterab
         Spent: the caller may not hold so much in memory (`Budget.hold`).
     """
     require_regular(attr)
-    node = attr.node
     left = budget.current()
-    with opened(volume, node, os.O_RDONLY):
+    with opened(volume, attr.node, os.O_RDONLY) as node:
         for _ in range(ATTEMPTS):
             with volume.viewing():
                 attr = volume.getattr(node)

@@ -240,12 +240,16 @@ class FileWalk:
         listing = self._listing(directory)
         return prefix, iter(listing), len(listing) * LISTED_BYTES
 
+    def _entries(self, directory: int) -> Iterator[tuple[bytes, Attr]]:
+        """All entries of a directory, in the order of names. A subclass may leave some out."""
+        return entries(self._volume, directory)
+
     def _listing(self, directory: int) -> list[tuple[str, Attr]]:
         """Regular files and directories; `/` ends the text of a directory, which makes the order that of paths."""
         listing: list[tuple[str, Attr]] = []
         directories: set[int] = set()
         try:
-            found = self._budget.kept(entries(self._volume, directory), _size_of)
+            found = self._budget.kept(self._entries(directory), _size_of)
             for name, attr in self._budget.metered(found):
                 if stat.S_ISREG(attr.mode):
                     listing.append((paths.to_text(name), attr))

@@ -125,7 +125,7 @@ def test_a_sandbox_that_is_not_as_it_should_be(tmp_path: Path) -> None:
         pytest.skip("only root can mount there")
     with commands(tmp_path / "mnt", "memory:") as shell:
         (shell.path / "sub").mkdir()
-        place = shell.path / ".fusebackend/sandbox/sub"
+        place = shell.path / ".fusebackend/private/sandbox/sub"
         subprocess.run(["mount", "-t", "tmpfs", "none", place], check=True)
         try:
             begin = time.monotonic()

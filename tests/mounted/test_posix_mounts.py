@@ -49,7 +49,7 @@ class TestAnotherTree(Mounted):
     """The tree that commands see. Only the server's own user has access."""
 
     url = "memory:"
-    below = ".fusebackend/sandbox"
+    below = ".fusebackend/private/sandbox"
     limits = Limits(other_users=False)
 
 

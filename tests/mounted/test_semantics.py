@@ -7,6 +7,7 @@ import ctypes
 import errno
 import fcntl
 import hashlib
+import json
 import mmap
 import os
 import re
@@ -355,15 +356,18 @@ def test_every_key_of_a_store_has_a_name(tmp_path: Path, serve: Serve) -> None:
             store.put(("m",), key, {"content": key, "encoding": "utf-8"})
         for key in ("prefs", "/plain.json"):
             store.put(("m",), key, {"theme": "dark"})
+        store.put(("m",), "notes", {"b": 1, "a": "one\ntwo\n"})
         store.put(("m", "sub"), "/theirs", {"content": "x", "encoding": "utf-8"})
         path = serve(f"store+sqlite:{tmp_path}/store.db?ns=m").path
         shown = {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()}
-        assert shown == {*keys.values(), "prefs.json", "plain.json.json"}
+        assert shown == {*keys.values(), "prefs.json", "plain.json.json", "notes.json", "notes.md"}
+        assert (path / "notes.md").read_text() == "one\ntwo\n"
+        assert (path / "notes.json").read_text() == '{\n  "a": "one\\ntwo\\n",\n  "b": 1\n}\n'
         for key, name in keys.items():
             assert (path / name).read_text() == key
             (path / name).write_text("changed")
             assert store.get(("m",), key).value["content"] == "changed"
-        refused = (lambda: (path / "prefs.json").write_text("{}"), (path / "prefs.json").unlink)
+        refused = (lambda: (path / "prefs.json").write_text("{}"), (path / "notes.md").unlink)
         for attempt in (*refused, lambda: (path / "prefs.json").rename(path / "y")):
             with pytest.raises(PermissionError):
                 attempt()
@@ -665,8 +669,38 @@ def test_what_is_cancelled_ends(tmp_path: Path, serve: Serve, library: str) -> N
     assert os.listdir(mounted.path) == ["begun"]
 
 
+def test_a_mount_describes_itself_in_files(native: Path, serve: Serve) -> None:
+    own = native / ".fusebackend"
+    assert sorted(os.listdir(own)) == ["status.json", "version"] and ".fusebackend" not in os.listdir(native)
+    assert (own / "version").read_text() == f"{fusebackend.__version__}\n"
+    with (own / "status.json").open("rb", buffering=0) as opened:
+        first = opened.read(10)
+        (native / "d").mkdir()
+        now = json.loads((own / "status.json").read_bytes())
+        before = json.loads(first + opened.read())
+    assert now["counters"]["mkdir"] == before["counters"].get("mkdir", 0) + 1
+    told = json.loads(os.getxattr(native, "user.fusebackend.status"))
+    assert told.keys() == now.keys() and told["mountpoint"] == now["mountpoint"] == str(native)
+    for change, number in (
+        (lambda: (own / "version").write_text("x"), errno.EROFS),
+        (lambda: (own / "new").mkdir(), errno.EROFS),
+        (own.rmdir, errno.EBUSY),
+    ):
+        with pytest.raises(OSError) as refused:
+            change()
+        assert refused.value.errno == number
+    (native / "d/.fusebackend").mkdir()
+    with fusebackend.connect(native) as client:
+        assert str(client.read("/.fusebackend/version")).split()[-1] == fusebackend.__version__
+        assert client.write("/.fusebackend/new", "x").error is not None
+        assert client.execute("ls /.fusebackend").exit_code != 0
+    visible = serve("memory:", options=["trees=visible", "trees_name=.mount"])
+    assert os.listdir(visible.path) == [".mount"]
+    assert not os.path.lexists(serve("memory:", options=["trees=off"]).path / ".fusebackend")
+
+
 def test_a_mount_has_several_trees_of_the_same_files(native: Path) -> None:
-    tree = native / ".fusebackend/sandbox"
+    tree = native / ".fusebackend/private/sandbox"
     assert ".fusebackend" not in os.listdir(native)
     assert not (tree / ".fusebackend").exists()
     for change in (

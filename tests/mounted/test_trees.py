@@ -29,7 +29,7 @@ from two_faces import TwoFaces, two_faces
 
 pytestmark = pytest.mark.mounted
 
-TREE = ".fusebackend/sandbox"
+TREE = ".fusebackend/private/sandbox"
 PINNED = ("usr", "etc", "proc", "dev")
 
 
@@ -423,7 +423,8 @@ def assert_refused(directory: Path, name: str, other: Path) -> None:
             change()
         if isinstance(refused.value, OSError):
             assert refused.value.errno in (
-                errno.EBUSY, errno.EPERM, errno.EEXIST, errno.EISDIR, errno.ENOENT, errno.ENOTDIR, errno.ENOTEMPTY,
+                errno.EBUSY, errno.EPERM, errno.EROFS, errno.EEXIST, errno.EISDIR, errno.ENOENT, errno.ENOTDIR,
+                errno.ENOTEMPTY,
             )  # fmt: skip
     assert (other / "file").read_text() == "x" and (other / "dir").is_dir() and not (other / "new").exists()
 
@@ -488,7 +489,7 @@ def test_what_is_mounted_on_a_pinned_name_stays(faces: TwoFaces) -> None:
         faces.call("write", "/usr", "x")
         faces.call("delete", "/usr")
         faces.call("delete", "/other")
-        (faces.path / ".fusebackend/sandbox").stat()
+        (faces.path / ".fusebackend/private/sandbox").stat()
         looked_at(tree)
     mounts.drop_caches(2)
     assert holder.communicate("go on\n", timeout=20)[0] == "mine\n"
@@ -508,11 +509,12 @@ def test_what_is_mounted_in_the_main_tree_is_not_in_the_other(faces: TwoFaces) -
 
 def test_the_name_is_hidden_and_the_servers(faces: TwoFaces) -> None:
     assert ".fusebackend" not in os.listdir(faces.path)
-    assert os.listdir(faces.path / ".fusebackend") == ["sandbox"]
-    assert stat.S_IMODE(os.stat(faces.path / ".fusebackend").st_mode) == 0o700
+    assert os.listdir(faces.path / ".fusebackend/private") == ["sandbox"]
+    assert stat.S_IMODE(os.stat(faces.path / ".fusebackend/private").st_mode) == 0o700
     assert_refused(faces.path, ".fusebackend", faces.path)
-    assert_refused(faces.path / ".fusebackend", "new", faces.path)
-    assert_refused(faces.path / ".fusebackend", "sandbox", faces.path)
+    for directory in (faces.path / ".fusebackend", faces.path / ".fusebackend/private"):
+        for name in ("new", "private", "sandbox"):
+            assert_refused(directory, name, faces.path)
     tree = faces.path / TREE
     assert not os.path.lexists(tree / ".fusebackend")
     assert ".fusebackend" not in os.listdir(tree)
@@ -527,7 +529,7 @@ def test_others_do_not_come_in(serve: Serve) -> None:
         pytest.skip("needs root, to be another user")
     server = serve("memory:", options=["allow_other"])
     os.chmod(server.path, 0o777)
-    script = "touch mine && ! ls .fusebackend/sandbox && ! mv .fusebackend x && echo kept out"
+    script = "touch mine && ! ls .fusebackend/private/sandbox && ! mv .fusebackend x && echo kept out"
     words = ["setpriv", "--reuid=65534", "--clear-groups", "sh", "-c", script]
     done = subprocess.run(words, cwd=server.path, capture_output=True, check=False)
     assert done.stdout == b"kept out\n", done.stderr

@@ -301,8 +301,10 @@ class TestBootstrap:
         return found[1] if found else None
 
     def test_each_level_holds_the_ones_before(self, clone: Path) -> None:
-        levels = [(), (), ("--test",), (), ("--bench",), ("--test",), ()]
-        assert [self.run(clone, *words) for words in levels] == [".", None, ".[dev]", None, ".[dev,bench]", None, None]
+        levels = [(), (), ("--demo",), (), ("--test",), ("--demo",), (), ("--bench",), ("--test",), ()]
+        assert [self.run(clone, *words) for words in levels] == [
+            ".", None, ".[deepagents,langgraph]", None, ".[dev]", None, None, ".[dev,bench]", None, None,
+        ]  # fmt: skip
 
     def test_nothing_is_taken_away_when_a_requirement_changes(self, clone: Path) -> None:
         self.run(clone, "--bench")

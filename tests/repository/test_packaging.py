@@ -111,10 +111,10 @@ class TestScripts:
 
     def test_make_knows_every_target(self) -> None:
         makefile = (ROOT / "Makefile").read_text()
-        for target in ("mount", "umount", "test", "check", "bench", "clean"):
+        for target in ("mount", "umount", "demo", "test", "check", "bench", "clean"):
             assert f"\n{target}:\n" in makefile
 
-    @pytest.mark.parametrize("target", ["mount", "test", "check", "bench", "umount", "clean"])
+    @pytest.mark.parametrize("target", ["mount", "demo", "test", "check", "bench", "umount", "clean"])
     def test_make_would_run_scripts_that_are_there(self, target: str) -> None:
         scripts = re.findall(r"scripts/\w+", run("make", "-n", target))
         assert scripts

@@ -66,8 +66,10 @@ BEFORE = {
     "import threading": [AGENT, MEMORIES],
     "fusebackend exec": [AGENT, MEMORIES],
     "fusebackend mount /mnt/agent --route": [STATE],
+    "ls -l /mnt/agent/threads/@by-time/": [f"{sys.executable} {ROOT}/examples/demo.py /mnt/agent demo"],
     "cd /mnt/agent/threads": [STATE, f"{AGENT} --route '/threads/=threads+sqlite:checkpoints.db'"],
     "fusebackend mount /mnt/agent  ": ["mkdir /srv/project", "grep -v postgres: agent.toml.all > agent.toml"],
+    "cat /mnt/agent/.fusebackend": [AGENT],
     "date |": [PROJECT, AGENT, MEMORIES],
 }
 """What is there before a snippet that begins so."""

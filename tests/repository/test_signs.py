@@ -30,7 +30,19 @@ OLD = ("CHANGELOG.md",)
 
 FILE = re.compile(r"(?<![\w./~$-])((?:[\w.-]+/)*[\w-]+\.(?:py|md|toml|svg))\b(?!:)")
 EXAMPLES = frozenset(
-    {"plan.md", "hello.md", "done.md", "new.md", "old.md", "todo.md", "copy.md", "AGENTS.md", "agent.toml"}
+    {
+        "plan.md",
+        "hello.md",
+        "done.md",
+        "new.md",
+        "old.md",
+        "todo.md",
+        "copy.md",
+        "AGENTS.md",
+        "agent.toml",
+        "NAME.md",
+        "profile.md",
+    }
 )
 """Names of a user's files in the documents."""
 

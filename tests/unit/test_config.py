@@ -26,6 +26,7 @@ from fusebackend.config import (
 )
 from fusebackend.shell import ShellOptions
 from fusebackend.vfs.calls.route_limits import RouteLimits
+from fusebackend.vfs.trees_options import TreesOptions
 
 
 class TestFile:
@@ -43,6 +44,8 @@ class TestFile:
             read_only = true
             allow_other = true
             ttl = "500 ms"
+            trees = "visible"
+            trees_name = ".agent"
             options = ["noexec", "nosuid"]
             [routes]
             "/memories/" = "memory:"
@@ -64,6 +67,8 @@ class TestFile:
             read_only=True,
             allow_other=True,
             ttl="500 ms",
+            trees="visible",
+            trees_name=".agent",
             options=["noexec", "nosuid"],
             execute=ExecuteTable(
                 sandbox="none",
@@ -106,6 +111,7 @@ class TestFile:
             ("[default]\nurl = 7", "'default.url': expected a text, got a whole number"),
             ("mountpoint = ", "is no TOML: "),
             ("ttl = true", "'ttl': expected"),
+            ("trees = true", "'trees': expected a text, got true or false"),
         ],
     )
     def test_what_is_wrong_is_one_line_with_the_file_and_the_key(self, tmp_path, text: str, message: str) -> None:
@@ -150,7 +156,8 @@ class TestLimits:
 
     def test_a_plan_keeps_its_limits_on_the_way_to_the_server(self) -> None:
         limits = {AgentPath("/a"): RouteLimits(2, 3)}
-        plan = MountPlan("/mnt", "memory:", {"/a": "memory:"}, deadline_s=7, limits=limits)
+        trees = TreesOptions("visible", "x")
+        plan = MountPlan("/mnt", "memory:", {"/a": "memory:"}, deadline_s=7, limits=limits, trees=trees)
         assert MountPlan.from_json(json.loads(json.dumps(asdict(plan)))) == plan
 
 
@@ -179,6 +186,15 @@ class TestWords:
     def test_the_later_word_counts(self) -> None:
         assert parse_words(["ro", "rw"]).read_only is False
         assert parse_words(["rw,ro"]).read_only is True
+
+    def test_the_trees_directory(self) -> None:
+        found = parse_words(["trees=off,trees=visible", "trees_name=.agent"])
+        assert found == Words(trees="visible", trees_name=".agent")
+
+    @pytest.mark.parametrize("word", ["trees=no", "trees=", "trees_name=", "trees_name=a/b"])
+    def test_a_trees_directory_that_can_not_be(self, word: str) -> None:
+        with pytest.raises(ConfigError, match=r"^trees(_name)?='.*'.*give one"):
+            parse_words([word])
 
     @pytest.mark.parametrize("word", ["nonsense", "subtype=x", "fsname=x", "fd=3", "allow_root", "max_read=4096"])
     def test_others_are_refused(self, word: str) -> None:

@@ -6,7 +6,7 @@
     store+sqlite:PATH?ns=memories  store+postgres:DSN?ns=memories
     StoreBackend.tree(store)  store+sqlite:PATH?tree=1          all of them, each a directory (`namespaces.py`)
 
-A file is an item: its path is the key, and the value has deepagents' format (`items.py`). Values in the seeds' format
+A file is an item: its path is the key, and the value has deepagents' format (`values.py`). Values in the seeds' format
 are read, and rewritten in today's when the file is changed. Other keys and values are shown by the rule in `tree.py`:
 nothing is hidden. A child namespace is another tree: give it a route of its own.
 
@@ -36,6 +36,7 @@ from fusebackend.backends.store.files import FileFormat, StoreFiles, checked_fil
 from fusebackend.backends.store.items import Conflict, Items, Settings, StoreDatabase
 from fusebackend.backends.store.namespaces import NamespaceTree, Spaces
 from fusebackend.backends.store.source import Namespace, StoreSource
+from fusebackend.backends.store.values import Form
 from fusebackend.base import errors, paths
 from fusebackend.base.errors import code_of
 from fusebackend.base.globs import Matcher
@@ -273,7 +274,7 @@ def _places_of(key: str) -> tuple[AgentPath, ...]:
         known = paths.normalise(path) == path and "%" not in path
     except paths.PathError:
         known = False
-    return (AgentPath(path), AgentPath(path + ".json")) if known else ()
+    return tuple(AgentPath(path + form.value) for form in Form) if known else ()
 
 
 # -- URLs -------------------------------------------------------------------------------------------------------------

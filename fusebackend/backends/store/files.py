@@ -8,12 +8,13 @@ of the rest are worked out. When the budget is spent (`base/budget.py`), the fil
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 from fusebackend import text
-from fusebackend.backends.store.items import Change, Conflict, Items, Record, bytes_of, is_text, written
-from fusebackend.backends.store.tree import FILE_MARK, FOREIGN_SUFFIX, Node, StoreTree, is_name
+from fusebackend.backends.store.items import Change, Conflict, Items, Record, Row, is_text
+from fusebackend.backends.store.tree import Node, StoreTree, is_name, may_be_shown_as
+from fusebackend.backends.store.values import Form, bytes_of, file_bytes, forms_of, written
 from fusebackend.base import budget, errors, paths
 from fusebackend.base.budget import Spent
 from fusebackend.base.globs import Matcher
@@ -42,6 +43,8 @@ class File(NamedTuple):
 
     key: str
     record: Record
+    form: Form
+    data: bytes
 
 
 class StoreFiles:
@@ -72,12 +75,10 @@ class StoreFiles:
         file = self._kept(tree or self.tree(), path)
         if file is None:
             raise errors.oserror(errno.ENOENT)
-        record = file.record
-        data, foreign = bytes_of(record.value)
-        if foreign:
-            return Loaded(data, None, record.updated_at)
-        times = (record.value.get(name) for name in ("created_at", "modified_at"))
-        return Loaded(data, *(str(time) if time else None for time in times))
+        if file.form is not Form.FILE:
+            return Loaded(file.data, None, file.record.updated_at)
+        times = (file.record.value.get(name) for name in ("created_at", "modified_at"))
+        return Loaded(file.data, *(str(time) if time else None for time in times))
 
     def put(self, path: AgentPath, data: bytes, *, replace: bool) -> None:
         """Write a file, also while others change it. EEXIST, EBUSY, and as `StoreTree.new_key`."""
@@ -97,7 +98,7 @@ class StoreFiles:
         """Write a file if the present one has this digest (None: if there is none). Conflict if not."""
         tree = self.tree()
         file = self._kept(tree, path)
-        before = None if file is None else digest_of(bytes_of(file.record.value)[0])
+        before = None if file is None else digest_of(file.data)
         if before != digest:
             raise Conflict(path)
         self._swap(tree, [self._change(tree, path, file, data)], path)
@@ -113,10 +114,8 @@ class StoreFiles:
         file = self._kept(tree, path)
         if file is None:
             raise errors.oserror(errno.ENOENT)
-        before, foreign = bytes_of(file.record.value)
-        if foreign:
-            raise OSError(errno.EACCES, READ_ONLY)
-        self._swap(tree, [self._change(tree, path, file, change(before))], path)
+        require_file(file)
+        self._swap(tree, [self._change(tree, path, file, change(file.data))], path)
 
     def remove(self, path: AgentPath) -> None:
         """Delete a file or directory. EACCES where a value below it is no file."""
@@ -154,21 +153,23 @@ class StoreFiles:
         """
         if is_text(path) or not tree.items.text_only:
             record = tree.items.fetch([path]).get(path)
-            if record is not None and not bytes_of(record.value)[1]:
-                return File(path, record)
+            data = None if record is None else file_bytes(record.value)
+            if record is not None and data is not None:
+                return File(path, record, Form.FILE, data)
         node = tree.find(path)
         if node is None:
             return None
         if node.is_dir:
             raise errors.oserror(errno.EISDIR)
         record = tree.items.fetch([node.key]).get(node.key)
-        return None if record is None else File(node.key, record)
+        data = None if record is None else bytes_of(record.value, node.form)
+        return None if record is None or data is None else File(node.key, record, node.form, data)
 
     def _change(self, tree: StoreTree, path: AgentPath, file: File | None, data: bytes) -> Change:
         """The change that makes a file, or replaces `file`."""
+        if file is not None:
+            require_file(file)
         before = None if file is None else file.record.value
-        if file is not None and bytes_of(before)[1]:
-            raise OSError(errno.EACCES, READ_ONLY)
         value = written(data, before, file_format=self._file_format, takes_nul=tree.items.takes_nul)
         if file is None:
             return Change(tree.new_key(path), value, None)
@@ -186,6 +187,12 @@ class StoreFiles:
 def files_at(tree: StoreTree, path: AgentPath, node: Node) -> list[tuple[AgentPath, Node]]:
     """A file itself, of a directory all files below it."""
     return tree.files_below(path, node, tree.rows_below(node)) if node.is_dir else [(path, node)]
+
+
+def require_file(file: File) -> None:
+    """EACCES if it is a value that is no file."""
+    if file.form is not Form.FILE:
+        raise OSError(errno.EACCES, READ_ONLY)
 
 
 def require_no_values(files: Sequence[tuple[AgentPath, Node]]) -> None:
@@ -224,27 +231,41 @@ def grep_files(
     if not node.is_dir:
         if matcher is None or matcher.matches(paths.parent_and_name(path)[1]):
             for record in tree.items.fetch([node.key]).values():
-                yield path, text.grep_lines(bytes_of(record.value)[0], pattern, limit)
+                yield path, text.grep_lines(bytes_of(record.value, node.form) or b"", pattern, limit)
         return
     rows = tree.rows_below(node)
-    asked = [row for row in rows if matcher is None or _may_match(matcher, row.key, _base(node))]
-    hits: dict[str, list[tuple[int, str]]] = {}
+    asked = rows if matcher is None else _matching(tree, rows, matcher, _base(node))
+    hits: dict[tuple[str, Form], list[tuple[int, str]]] = {}
     count, spent = 0, False
     try:
         for row, record in left.metered(tree.items.records(asked)):
-            lines = text.grep_lines(bytes_of(record.value)[0], pattern, limit)
-            if lines:
-                hits[row.key] = lines
-                count += len(lines)
+            for form, data in forms_of(record.value).items():
+                lines = text.grep_lines(data, pattern, limit)
+                if lines:
+                    hits[row.key, form] = lines
+                    count += len(lines)
             if limit is not None and count >= limit and matcher is None:
                 break
     except Spent:
         spent = True
-    for found, file in tree.files_below(path, node, rows, set(hits)):
-        if matcher is None or matcher.matches(_relative(found, path)):
-            yield found, hits[file.key]
+    for found, file in tree.files_below(path, node, rows, {key for key, _ in hits}):
+        lines = hits.get((file.key, file.form), [])
+        if lines and (matcher is None or matcher.matches(_relative(found, path))):
+            yield found, lines
     if spent:
         raise Spent
+
+
+def _matching(tree: StoreTree, rows: list[Row], matcher: Matcher, base: str) -> list[Row]:
+    """The rows that may match. Those that only the suffix of a form makes match are described, which is cached: else
+    `*.md` would read the values of all other files, in search of long texts."""
+    left = [row for row in rows if not _may_match(matcher, row.key, base, FILE_FORM)]
+    described = tree.items.describe([row for row in left if _may_match(matcher, row.key, base)])
+    passed = {row.key for row in left if row.key not in described or not described[row.key].foreign}
+    return [row for row in rows if row.key not in passed]
+
+
+FILE_FORM = (Form.FILE,)
 
 
 def _base(node: Node) -> str:
@@ -257,9 +278,9 @@ def _relative(path: str, directory: AgentPath) -> str:
     return path[len(directory) :].lstrip("/")
 
 
-def _may_match(matcher: Matcher, key: str, base: str) -> bool:
-    """Whether this key may be shown under a path that matches; True when in doubt."""
+def _may_match(matcher: Matcher, key: str, base: str, forms: Iterable[Form] = tuple(Form)) -> bool:
+    """Whether this key, in one of these forms, may be shown under a path that matches; True when in doubt."""
     relative = key[len(base) :] if key.startswith(base) else key[len(base) - 1 :]
     if "%" in relative or not all(map(is_name, relative.split("/"))):
         return True
-    return any(matcher.matches(relative + end) for end in ("", FOREIGN_SUFFIX, FILE_MARK, FILE_MARK + FOREIGN_SUFFIX))
+    return any(map(matcher.matches, may_be_shown_as(relative, forms)))

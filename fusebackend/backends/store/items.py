@@ -1,18 +1,12 @@
-"""`Items`: one namespace of a LangGraph store, as keys with values; ranges of keys; and values as files.
+"""`Items`: one namespace of a LangGraph store, as keys with values; and ranges of keys.
 
 There are three kinds: `SearchedItems` (any `BaseStore`), `SqliteItems` and `PostgresItems` (the tables of those two
-stores, queried directly). Keys are in the order of their code points. Child namespaces are other namespaces:
-`(ns, "sub")` is no part of `(ns,)`, though a store's `search` finds both.
+stores, queried directly). `values.py` has what a value is as a file. Keys are in the order of their code points. Child
+namespaces are other namespaces: `(ns, "sub")` is no part of `(ns,)`, though a store's `search` finds both.
 
 `swap` changes values: each change has the version that it expects, from `fetch`. In SQL all changes of a call are made
 in one transaction, or none; `searched_items.py` describes other stores. Errors of a store are `OSError`s with a fitting
 errno, or EIO.
-
-A file is a mapping with `content` and perhaps `encoding`, as `text.decode_file_data` reads it: the lists of lines of
-the seeds (v1), text and base64 (v2). Lists that `splitlines` made (the Korean seed, deepagents-backends) have lost a
-newline at the end of the text, and look like those that `split("\\n")` makes of a text without one; they are read as
-such. Only the empty list is unambiguous: it is the empty file. Further keys of such a mapping stay when the file is
-written. Any other value is foreign: it is shown as JSON, and never written.
 """
 
 from __future__ import annotations
@@ -22,13 +16,13 @@ import bisect
 import copy
 import errno
 import hashlib
-import json
 import uuid
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple, Protocol
 
-from fusebackend import text
+from fusebackend.backends.store.values import About, about
+from fusebackend.base.json_text import pretty
 
 BATCH_BYTES = 8 << 20
 BATCH_ITEMS = 1000
@@ -70,7 +64,7 @@ class Record:
         """A digest: equal for equal values."""
         if self._raw is not None:
             return version_of(self._raw)
-        return version_of(json.dumps(self.value, sort_keys=True, default=repr).encode("ascii"))
+        return version_of(pretty(self.value).encode("utf-8"))
 
     @property
     def updated_at(self) -> str:
@@ -180,73 +174,6 @@ class KeyList:
     def discard(self, key: str) -> None:
         if key in self:
             del self._keys[bisect.bisect_left(self._keys, key)]
-
-
-# -- values as files -------------------------------------------------------------------------------------------------
-
-
-class About(NamedTuple):
-    """A value as a listing shows it."""
-
-    size: int
-    """Bytes."""
-    modified_at: str
-    foreign: bool
-
-
-class Unreadable(bytes):
-    """A value that is no JSON, as it is stored."""
-
-
-def bytes_of(value: Any) -> tuple[bytes, bool]:
-    """A file's bytes and False, or a foreign value as JSON and True."""
-    try:
-        return text.decode_file_data(value), False
-    except (TypeError, ValueError):
-        return _rendered(value), True
-
-
-def about(value: Any, updated_at: str) -> About:
-    """`updated_at` stands in where the value has no time of its own."""
-    content = value.get("content") if isinstance(value, Mapping) else None
-    own = value.get("modified_at") if isinstance(value, Mapping) else None
-    modified_at = own if isinstance(own, str) and own else updated_at
-    if isinstance(content, str) and content.isascii() and value.get("encoding") in (None, "", "utf-8"):
-        return About(len(content), modified_at, False)
-    data, foreign = bytes_of(value)
-    return About(len(data), updated_at if foreign else modified_at, foreign)
-
-
-def _rendered(value: Any) -> bytes:
-    if isinstance(value, Unreadable):
-        return bytes(value)
-    try:
-        shown = json.dumps(value, indent=2, ensure_ascii=False, default=repr)
-        return (shown + "\n").encode("utf-8")
-    except UnicodeEncodeError:  # a lone surrogate
-        return (json.dumps(value, indent=2, default=repr) + "\n").encode("ascii")
-
-
-def written(
-    data: bytes, before: Any = None, *, file_format: Literal["v1", "v2"] = "v2", takes_nul: bool = True
-) -> dict[str, Any]:
-    """The new value of a file with the bytes `data`, in place of the value `before`.
-
-    Args:
-        takes_nul: texts may hold NUL characters. PostgreSQL's can't: such a file is stored in base64 there.
-    """
-    kept = dict(before) if isinstance(before, Mapping) else {}
-    created_at = kept.get("created_at")
-    now = text.now_iso()
-    record = text.encode_file_data(
-        data,
-        created_at=created_at if isinstance(created_at, str) else None,
-        modified_at=now,
-        file_format=file_format,
-        as_text=takes_nul or b"\0" not in data,
-    )
-    kept.pop("encoding", None)
-    return {**kept, **record}
 
 
 # -- a namespace -----------------------------------------------------------------------------------------------------

@@ -7,7 +7,8 @@ Layout:
 - the namespace `("users", "ada")` is the directory `/users/ada`; a label is escaped as in `remote/keys.py` (`a/b` is
   `a%2Fb`, the empty label `%`);
 - in it are the directories of its child namespaces and the keys of the namespace itself, as `tree.py` shows them: a
-  key with slashes makes directories, and a value that is no file is `NAME.json`, which can be read only;
+  key with slashes makes directories, and a value that is no file is `NAME.json`, perhaps with a `NAME.md`, which can
+  be read only;
 - where the first part of a key is the name of a child namespace as well, the namespace keeps the name, and the file or
   directory of the key has `%=` (and `%` more often, if need be) at its end.
 

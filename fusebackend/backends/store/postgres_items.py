@@ -38,6 +38,7 @@ from fusebackend.backends.store.items import (
     require_columns,
 )
 from fusebackend.backends.store.searched_items import PutOneByOne
+from fusebackend.backends.store.values import Unreadable
 from fusebackend.databases.langgraph import dsn_of
 from fusebackend.databases.postgres import Connections, translate_errors
 
@@ -390,8 +391,7 @@ class PostgresItems(Items):
                     [self._namespace, mortal],
                 )
         return {
-            key: Record(json.loads(value), value.encode("utf-8"), updated_at, ttl)
-            for key, value, updated_at, ttl in rows
+            key: Record(_loaded(value), value.encode("utf-8"), updated_at, ttl) for key, value, updated_at, ttl in rows
         }
 
     # -- writing -----------------------------------------------------------------------------------------------
@@ -458,6 +458,13 @@ class PostgresItems(Items):
 
     def close(self) -> None:
         self._database.close()
+
+
+def _loaded(value: str) -> Any:
+    try:
+        return json.loads(value)
+    except RecursionError:
+        return Unreadable(value.encode("utf-8"))
 
 
 def _after(key: str, prefix: str) -> str:

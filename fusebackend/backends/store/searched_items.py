@@ -17,7 +17,8 @@ import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
-from fusebackend.backends.store.items import About, Anything, Change, Conflict, Items, KeyList, Record, Row, about
+from fusebackend.backends.store.items import Anything, Change, Conflict, Items, KeyList, Record, Row
+from fusebackend.backends.store.values import About, about
 from fusebackend.databases.langgraph import translate_errors
 
 FIRST_PAGE, LAST_PAGE = 500, 16_000

@@ -30,7 +30,6 @@ from fusebackend.backends.store.items import (
     Record,
     Row,
     Settings,
-    Unreadable,
     after,
     bounds,
     is_text,
@@ -38,6 +37,7 @@ from fusebackend.backends.store.items import (
     version_of,
 )
 from fusebackend.backends.store.searched_items import PutOneByOne
+from fusebackend.backends.store.values import Unreadable
 from fusebackend.databases.langgraph import sqlite_path
 from fusebackend.databases.sqlite import open_file, transaction, translate_errors
 

@@ -7,9 +7,9 @@ for letter. A store takes other keys too, and other values; none is hidden, and 
   `/%/x`, `/a/` is `/a/%`, `/a/../b` is `/a/%2E%2E/b`, the empty key is `/%`;
 - a key without a leading slash is shown as if it had one; where there is a key with it as well, it is below `/%.`;
 - a key that has other keys below it is a directory and a file: the directory keeps the name, the file's ends in `%=`;
-- a value that is no file is `NAME.json`, and can be read only;
-- a name that is taken even so gives way, with `%=` (and `%` more often, if need be) at the end, or before `.json`.
-  Plain paths never give way to anything else.
+- a value that is no file is `NAME.json`, and `NAME.md` as well where it is one long text; both can be read only;
+- a name that is taken even so gives way, with `%=` (and `%` more often, if need be) at the end, or before `.json` and
+  `.md`. Plain paths never give way to anything else, and a `.md` gives way to all others.
 
 A key over 4,096 bytes is listed as far as its directories go, and can't be opened: no path is that long. Names of files
 are text with surrogateescape, as in agent paths.
@@ -21,11 +21,12 @@ directory.
 from __future__ import annotations
 
 import errno
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fusebackend.backends.store.items import About, Items, KeyList, Row, is_text
+from fusebackend.backends.store.items import Items, KeyList, Row, is_text
+from fusebackend.backends.store.values import About, Form
 from fusebackend.base import paths
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import ROOT, AgentPath
@@ -33,9 +34,10 @@ from fusebackend.protocol import NAME_MAX_BYTES, FileInfo
 from fusebackend.remote import keys
 from fusebackend.volumes.walk import PATH_MAX_BYTES
 
-FOREIGN_SUFFIX = ".json"
 FILE_MARK = paths.to_text(keys.FILE_MARK)
 RELATIVE = paths.to_text(keys.RELATIVE)
+
+_COMPUTED = (Form.JSON, Form.TEXT)
 
 
 class Place(NamedTuple):
@@ -63,8 +65,7 @@ class Child(NamedTuple):
 
     key: str
     place: Place | None = None
-    foreign: bool = False
-    """The value is no file."""
+    form: Form = Form.FILE
 
 
 def is_name(segment: str) -> bool:
@@ -99,17 +100,23 @@ def split_level(place: Place, found: Iterable[str]) -> tuple[dict[str, str], set
 
 
 def arrange_level(
-    place: Place, files: dict[str, str], directories: Iterable[str], foreign: Collection[str], *, relative: bool = False
+    place: Place,
+    files: dict[str, str],
+    directories: Iterable[str],
+    foreign: Mapping[str, tuple[Form, ...]],
+    *,
+    relative: bool = False,
 ) -> dict[str, Child]:
     """The names in a directory.
 
     Args:
         files, directories: as `split_level` gives them.
-        foreign: those keys whose values are no files.
+        foreign: the keys whose values are no files, and the forms of each value.
         relative: there are keys to be shown below `RELATIVE`.
     """
     children: dict[str, Child] = {}
     waiting: list[tuple[str, str, bool, Child]] = []  # segment, suffix, whether it must be marked, child
+    texts: list[tuple[str, str, bool, Child]] = []
     subdirectories = set(directories)
     for segment in sorted(subdirectories):
         child = Child("", place.below(segment))
@@ -120,7 +127,9 @@ def arrange_level(
     for segment in sorted(files):
         key = files[segment]
         if key in foreign:
-            waiting.append((segment, FOREIGN_SUFFIX, False, Child(key, None, True)))
+            for form in foreign[key]:
+                child = Child(key, None, form)
+                (texts if form is Form.TEXT else waiting).append((segment, form.value, False, child))
         elif segment in subdirectories:
             waiting.append((segment, "", True, Child(key)))
         elif is_name(segment):
@@ -131,7 +140,7 @@ def arrange_level(
         children[next(name for name in _wanted(RELATIVE, "", False) if name not in children)] = Child(
             "", RELATIVE_PLACE
         )
-    for segment, suffix, marked, child in waiting:
+    for segment, suffix, marked, child in waiting + texts:
         children[next(name for name in _wanted(segment, suffix, marked) if name not in children)] = child
     return children
 
@@ -154,9 +163,11 @@ def _fitting(base: str, segment: str, suffix: str) -> str:
     return paths.to_text(keys.cut_name(paths.to_name(base), segment, NAME_MAX_BYTES - len(suffix))) + suffix
 
 
-def may_be_arranged(path: str) -> bool:
-    """Whether this may be the path of a key that is spelled otherwise."""
-    return "%" in path or path.endswith(FOREIGN_SUFFIX)
+def may_be_shown_as(path: str, forms: Iterable[Form]) -> Iterator[str]:
+    """The paths of a key of plain segments, which is this path with or without its leading slash."""
+    for form in forms:
+        yield path + form.value
+        yield path + FILE_MARK + form.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +179,7 @@ class Node:
     place: Place | None = None
     relative: bool = False
     """It is, or is in, the directory of keys without a slash that had to give way; nothing can be made there."""
+    form: Form = Form.FILE
 
     @property
     def is_dir(self) -> bool:
@@ -185,7 +197,7 @@ class Node:
     def info(self, path: str) -> FileInfo:
         if self.about is None:
             return FileInfo(path=path + "/", is_dir=True, size=0)
-        info = FileInfo(path=path, is_dir=False, size=self.about.size)
+        info = FileInfo(path=path, is_dir=False, size=self.about.size_of(self.form))
         if self.about.modified_at:
             info["modified_at"] = self.about.modified_at
         if self.about.foreign:
@@ -208,27 +220,26 @@ class StoreTree:
         if self.items.text_only and not is_text(path):
             return None
         found = self._spelled(path)
-        if found is not None or not may_be_arranged(path):
-            return found
-        return self._walked(path) if "%" in path else self._foreign(path)
+        return self._walked(path) if found is None and "%" in path else found
 
     def _spelled(self, path: AgentPath) -> Node | None:
-        """The node whose key is this path, with or without the leading slash."""
-        bare = path[1:]
-        rows, directories = self.items.look([path, bare], [path + "/", bare + "/"])
+        """The node at a path that is its key, perhaps with a slash in front or the suffix of a form."""
+        stems: list[tuple[str, Form]] = [(path, Form.FILE)]
+        if "%" not in path:
+            stems += [(path.removesuffix(form.value), form) for form in _COMPUTED if path.endswith(form.value)]
+        stems = [(stem, form) for stem, form in stems if is_name(stem.rpartition("/")[2])]  # others are escaped
+        asked = [key for stem, _ in stems for key in (stem, stem[1:])]
+        rows, directories = self.items.look(asked, [path + "/", path[1:] + "/"])
         if directories:
-            return Node(place=Place(path + "/", bare + "/"))
-        rows.sort(key=lambda row: row.key != path)
-        return next((node for node in self._files(rows[:1]) if not node.foreign), None)
-
-    def _foreign(self, path: AgentPath) -> Node | None:
-        """The value that is no file whose name, with its suffix, is this."""
-        key = path.removesuffix(FOREIGN_SUFFIX)
-        if key in (ROOT, "") or key.endswith("/"):
-            return None  # the name is the suffix alone
-        rows, _ = self.items.look([key, key[1:]], [])
-        rows.sort(key=lambda row: row.key != key)
-        return next((node for node in self._files(rows[:1]) if node.foreign), None)
+            return Node(place=Place(path + "/", path[1:] + "/"))
+        there = {row.key: row for row in rows}
+        for stem, form in stems:
+            row = there.get(stem) or there.get(stem[1:])
+            described = self.items.describe([row]) if row is not None else {}
+            for key, about in described.items():
+                if form in about.forms:
+                    return Node(there[key], about, form=form)
+        return None
 
     def _walked(self, path: AgentPath) -> Node | None:
         found: Node | None = Node(place=ROOT_PLACE)
@@ -237,10 +248,6 @@ class StoreTree:
                 return None
             found = self.children(found).get(name)
         return found
-
-    def _files(self, rows: list[Row]) -> list[Node]:
-        described = self.items.describe(rows)
-        return [Node(row, described[row.key]) for row in rows if row.key in described]
 
     def new_key(self, path: AgentPath) -> str:
         """The key of a new file at a path.
@@ -283,7 +290,7 @@ class StoreTree:
         files, directories = split_level(directory.place, by_key)
         described = self.items.describe([by_key[key] for key in files.values()])
         files = {segment: key for segment, key in files.items() if key in described}
-        foreign = {key for key in files.values() if described[key].foreign}
+        foreign = {key: described[key].forms for key in files.values() if described[key].foreign}
         arranged = arrange_level(directory.place, files, directories, foreign, relative=relative)
         return {name: _node(child, by_key, described, directory.relative) for name, child in arranged.items()}
 
@@ -309,11 +316,14 @@ class StoreTree:
         by_key = {row.key: row for row in rows}
         asked = by_key.keys() if wanted is None else wanted
         described = self.items.describe([by_key[key] for key in asked])
-        in_the_way = [
-            key + FOREIGN_SUFFIX for key, about in described.items() if about.foreign and key + FOREIGN_SUFFIX in by_key
-        ]
-        described |= self.items.describe([by_key[key] for key in in_the_way if key not in described])
-        foreign = {key for key, about in described.items() if about.foreign}
+        in_the_way = {
+            by_key[other]
+            for key, about in described.items() if about.foreign
+            for form in about.forms
+            for other in _spellings(key + form.value) if other in by_key and other not in described
+        }  # fmt: skip
+        described |= self.items.describe(sorted(in_the_way))
+        foreign = {key: about.forms for key, about in described.items() if about.foreign}
         found: list[tuple[AgentPath, Node]] = []
         left = [(path, directory, KeyList(by_key))]
         while left:
@@ -339,7 +349,12 @@ class StoreTree:
         return sorted(found, key=lambda item: item[0])
 
 
+def _spellings(key: str) -> tuple[str, str]:
+    """A key with a leading slash, and without it."""
+    return (key, key[1:]) if key.startswith("/") else ("/" + key, key)
+
+
 def _node(child: Child, rows: dict[str, Row], described: dict[str, About], relative: bool) -> Node:
     if child.place is not None:
         return Node(place=child.place, relative=relative or child.place.rooted is None)
-    return Node(rows[child.key], described[child.key], relative=relative)
+    return Node(rows[child.key], described[child.key], relative=relative, form=child.form)

@@ -1,15 +1,19 @@
 """A LangGraph checkpoint database as a tree: every thread, its files now, and its files at each checkpoint.
 
     /<thread>/head/…                                  the files now
-    /<thread>/history/<time>-<step>-<source>/…        the files at each checkpoint
+    /<thread>/history/<time>-<step>-<node>/…          the files at each checkpoint; its state and messages beside it
+    /<thread>/changes/<time>-<step>-<node>.patch      a git patch for each checkpoint that changed files
+    /<thread>/messages/0001-human.md …                each message
     /<thread>/messages.jsonl  /<thread>/state.json    the conversation, and the rest of the state
+    /<thread>/README.md  transcript.md  checkpoints.tsv      for people
     /<thread>/subgraphs/<namespace>/…                 the same for each namespace of sub-graphs, where there are any
+    /@latest  /@by-time/<created>-<title>             links to threads, found when named
 
 The tables of SqliteSaver and PostgresSaver are read directly: neither the agent's code nor LangGraph is needed, and
 nothing from the database is called or imported.
 
 - The files of a checkpoint are those of LangGraph's `get_state` for it, and `head` has those of `get_state` without a
-  checkpoint. `line.py` describes the two documents.
+  checkpoint. `documents.py` describes the two documents.
 - Thread ids, namespaces and keys of files become names by the rule of `remote/keys.py`; a thread's id is also in the
   extended attribute `user.fusebackend.thread`, a checkpoint's in `user.fusebackend.checkpoint`, and the keys of files
   that are shown under another path are in `state.json`.
@@ -28,9 +32,16 @@ write, which keeps approvals intact and is refused while a run is active. `head.
 
 backend.py          the agent face, `grep` and `glob`; from a URL to it
 volume.py head.py   the kernel face, and heads that can be written to
-tree.py line.py     the directories of threads; heads, histories and documents of a line
+tree.py line.py     the directories of threads; what is in the directory of a line
 nodes.py            nodes, versions of files, and changes of them
+computed.py         nodes that are made when somebody looks
 lineage.py          the checkpoints of a line, and their files
+index.py            names, sizes and times of what is computed from a line; index_cache.py keeps them
+documents.py        messages.jsonl and state.json
+overview.py         README.md, transcript.md, checkpoints.tsv
+conversation.py     messages as Markdown and files
+patch.py            changes of files as git patches
+json_text.py        values as JSON, however deep
 database/           the tables of LangGraph's savers
 """
 

@@ -6,12 +6,12 @@ import contextlib
 import errno
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, Self, TypeVar
 
 from fusebackend.backends.threads.database.activity import QUIET_S
 from fusebackend.backends.threads.database.rows import Damaged, Database
-from fusebackend.backends.threads.line import HEAD, HISTORY, History
+from fusebackend.backends.threads.line import HEAD, REPEATING
 from fusebackend.backends.threads.nodes import FileNode
 from fusebackend.backends.threads.volume import ThreadsVolume, WritableThreadsVolume
 from fusebackend.base import asked, errors
@@ -24,7 +24,7 @@ from fusebackend.protocol.scheme import Url
 from fusebackend.volumes.agent_face import VolumeBackend
 from fusebackend.volumes.contents import PIECE_BYTES, read_with
 from fusebackend.volumes.search import FileSearch, glob_files, grep_found
-from fusebackend.volumes.walk import FileWalk, names_of
+from fusebackend.volumes.walk import PAGE_ENTRIES, FileWalk, names_of
 
 
 class ThreadsBackend(VolumeBackend):
@@ -35,6 +35,7 @@ class ThreadsBackend(VolumeBackend):
         write: `"head"`: a write below `/<thread>/head/` becomes a pending write of the thread, see `head.py`. None:
             nothing can be written.
         quiet_s: seconds without a sign of life after which a run counts as ended, and its head as writable.
+        cache: keep the sizes of computed files in a cache file of the server, see `index_cache.py`.
         on_exists: `write` over an existing file is an `"error"` (the seeds) or a `"replace"` (deepagents 0.7).
     """
 
@@ -45,6 +46,7 @@ class ThreadsBackend(VolumeBackend):
         write: Literal["head"] | None = None,
         quiet_s: float = QUIET_S,
         on_exists: OnExists = "error",
+        cache: bool = True,
     ) -> None:
         if not isinstance(database, Database):
             raise TypeError(
@@ -53,7 +55,11 @@ class ThreadsBackend(VolumeBackend):
             )
         if write not in (None, "head"):
             raise ValueError(f"write must be 'head' or None, not {write!r}")
-        volume = ThreadsVolume(database) if write is None else WritableThreadsVolume(database, quiet_s)
+        volume = (
+            ThreadsVolume(database, cache=cache)
+            if write is None
+            else WritableThreadsVolume(database, quiet_s, cache=cache)
+        )
         super().__init__(volume, on_exists=on_exists)
 
     @classmethod
@@ -106,7 +112,7 @@ class ThreadsBackend(VolumeBackend):
     def _grep_files(
         self, pattern: str, path: str, glob: str | None, max_count: int | None, max_bytes: int
     ) -> GrepResult:
-        """`history/` only where the path or the glob names it, see `ThreadsSearch`."""
+        """Without what repeats other files, see `ThreadsSearch`."""
         search = ThreadsSearch(glob)
         files = FileSearch(self.volume, path, compile_glob(glob) if glob else None, search.walk)
         result = grep_found(self.volume, pattern, files, max_count, max_bytes, search.read)
@@ -170,7 +176,7 @@ def _is_below_head(names: Sequence[bytes]) -> bool:
 
 # -- searching -------------------------------------------------------------------------------------------------------
 
-LEFT_OUT = "history/ of threads is searched only where the path or the pattern names it"
+LEFT_OUT = "history/, messages/, changes/ and the pages of threads are searched only where path or pattern name one"
 """`missing` of an answer that is without it."""
 
 T = TypeVar("T")
@@ -180,7 +186,7 @@ _ENDS = re.compile(r"[/{},]")
 
 
 class ThreadsSearch:
-    """One search of threads. `history/` is left out unless the search names it.
+    """One search of threads. What repeats other files is left out unless the search names it.
 
     A history has each file once for every checkpoint. In 1,000 threads of 30 checkpoints that is thirty times the files
     of the heads: a search of all spent its 15 s on the history of the first 300 threads and never saw the other heads.
@@ -190,7 +196,8 @@ class ThreadsSearch:
         """`pattern`: the glob of the search, None for none."""
         wanted = asked.current()
         patterns = [pattern or "", wanted.pattern if wanted is not None else ""]
-        self._named = any(HISTORY.decode() in _ENDS.split(pattern) for pattern in patterns)
+        named = {os.fsencode(name) for pattern in patterns for name in _ENDS.split(pattern)}
+        self._left_out = frozenset() if named & REPEATING else REPEATING
         self._narrower = compile_glob(wanted.here) if wanted is not None and wanted.here is not None else None
         self._walk: ThreadsWalk | None = None
         self._damaged: str | None = None  # the error of the first file that was skipped
@@ -199,9 +206,8 @@ class ThreadsSearch:
         """A `MakeWalk`. Of a search over several backends it goes no further than the whole glob does."""
         if self._narrower is not None and len(self._narrower.prefix) > len(below):
             below, depth = self._narrower.prefix, self._narrower.depth
-        if self._named:
-            return FileWalk(volume, directory, below=below, depth=depth)
         self._walk = ThreadsWalk(volume, directory, below=below, depth=depth)
+        self._walk.left_out = self._left_out
         return self._walk
 
     def read(self, volume: Volume, attr: Attr, max_bytes: int, take: Callable[[Iterable[bytes]], T]) -> T:
@@ -237,20 +243,29 @@ class ThreadsSearch:
 
 
 class ThreadsWalk(FileWalk):
-    """Leaves out `history/`, except where the walk begins in one: then the path has named it."""
+    """Leaves out what repeats other files, except where the walk begins in it: then the path has named it."""
+
+    left_out: frozenset[bytes] = frozenset()
+    """The names to leave out."""
 
     has_left_out = False
 
-    def _listing(self, directory: int) -> list[tuple[str, Attr]]:
-        listing = super()._listing(directory)
-        found = [entry for entry in listing if not isinstance(entry[1], History)]
-        self.has_left_out |= len(found) < len(listing)
-        return found
+    def _entries(self, directory: int) -> Iterator[tuple[bytes, Attr]]:
+        """Attributes of pages are not looked at: their sizes follow from all checkpoints of a thread."""
+        assert isinstance(self._volume, ThreadsVolume)
+        after = b""
+        while page := self._volume.readdir_without(directory, after, PAGE_ENTRIES, self.left_out):
+            for name, attr in page:
+                if attr is not None:
+                    yield name, attr
+                else:
+                    self.has_left_out = True
+            after = page[-1][0]
 
 
 # -- URLs ------------------------------------------------------------------------------------------------------------
 
-OPTIONS = ("on_exists", "quiet_s", "write")
+OPTIONS = ("cache", "on_exists", "quiet_s", "write")
 """Parameters of a URL that are arguments of `ThreadsBackend`."""
 
 

@@ -21,14 +21,12 @@ from __future__ import annotations
 import base64
 import binascii
 import datetime
-import json
 import mimetypes
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from fusebackend.backends.threads.database.decode import readable
-from fusebackend.backends.threads.database.rows import Damaged
+from fusebackend.backends.threads.json_text import encoded, plain, pretty
 
 Message = Mapping[str, Any]
 
@@ -62,6 +60,9 @@ _SHOWN_FIELDS: Final = frozenset({
     "response_metadata", "usage_metadata", "additional_kwargs", "example", "chunk_position", "tool_call_chunks",
 })  # fmt: skip
 """Fields with a place of their own, and those about the request, which are in `messages.jsonl`."""
+
+_CALLS: Final = frozenset({"tool_use", "tool_call", "function_call"})
+"""Blocks that are calls of tools."""
 
 _MIME_SUFFIXES: Final = {"image/jpeg": ".jpg", "audio/mpeg": ".mp3", "audio/wav": ".wav", "text/plain": ".txt"}
 
@@ -103,17 +104,17 @@ def files_of(number: int, message: Message) -> list[File]:
             block for block in parts if block.kind in ("other", "call") or (block.kind == "media" and not block.data)
         ]
         if text or not (media or others):
-            found.append(File(f"{stem}.txt", _bytes(text)))
+            found.append(File(f"{stem}.txt", encoded(text)))
         if others:
-            found.append(File(f"{stem}.md", _bytes(_markdown(others, {}))))
+            found.append(File(f"{stem}.md", encoded(_markdown(others, {}))))
     else:
-        found.append(File(f"{stem}.md", _bytes(_markdown(parts, dict(media)) + _rest(message))))
+        found.append(File(f"{stem}.md", encoded(_markdown(parts, dict(media)) + _rest(message))))
     found += [File(name, block.data) for block, name in media]
     made = calls(message)
     if made:
-        found.append(File(f"{stem}.calls.json", _bytes(pretty(made) + "\n")))
+        found.append(File(f"{stem}.calls.json", encoded(pretty(made) + "\n")))
     if message.get("artifact") is not None:
-        found.append(File(f"{stem}.artifact.json", _bytes(pretty(message["artifact"]) + "\n")))
+        found.append(File(f"{stem}.artifact.json", encoded(pretty(message["artifact"]) + "\n")))
     return found
 
 
@@ -137,7 +138,7 @@ def section(number: int, message: Message, time_ns: int, *, directory: str = "me
     for call in calls(message):
         name, shown = one_line(str(call.get("name") or "?"), MAX_NAME_CHARS), pretty(call.get("args"))
         why = f": {one_line(str(call['error']), MAX_TITLE_CHARS)}" if call.get("error") else ""
-        out.append(f"**calls {_escaped_inline(name)}**{_escaped_inline(why)}\n\n")
+        out.append(f"**calls {escaped_inline(name)}**{escaped_inline(why)}\n\n")
         out.append(fenced(*_cut(shown, f"{directory}/{stem}.calls.json"), language="json"))
     return "".join(out)
 
@@ -172,11 +173,11 @@ def calls(message: Message) -> list[dict[str, Any]]:
     for field in ("tool_calls", "invalid_tool_calls"):
         listed = message.get(field)
         for call in listed if isinstance(listed, (list, tuple)) else ():
-            plain = _plain(call)
-            if isinstance(plain, dict):
-                found.append({key: value for key, value in plain.items() if key != "type" and value is not None})
+            made = plain(call)
+            if isinstance(made, dict):
+                found.append({key: value for key, value in made.items() if key != "type" and value is not None})
             else:
-                found.append({"args": plain})
+                found.append({"args": made})
     return found
 
 
@@ -202,22 +203,20 @@ def _block(item: Any, known_calls: set[Any]) -> Iterator[Block]:
     if isinstance(item, str):
         yield Block("text", item)
         return
-    plain = _plain(item)
-    if not isinstance(plain, dict):
-        yield Block("other", pretty(plain))
+    block = plain(item)
+    if not isinstance(block, dict):
+        yield Block("other", pretty(block))
         return
-    kind = plain.get("type")
-    if kind in ("text", "output_text", "input_text") and isinstance(plain.get("text"), str):
-        yield Block("text", plain["text"])
-        yield from _citations(plain)
+    kind = block.get("type")
+    if kind in ("text", "output_text", "input_text") and isinstance(block.get("text"), str):
+        yield Block("text", block["text"])
+        yield from _citations(block)
     elif kind in ("reasoning", "thinking"):
-        yield _reasoning(plain)
-    elif (
-        kind in ("tool_use", "tool_call", "function_call") and (plain.get("call_id") or plain.get("id")) in known_calls
-    ):
+        yield _reasoning(block)
+    elif kind in _CALLS and (block.get("call_id") or block.get("id")) in known_calls:
         return  # the same call is in `tool_calls`
     else:
-        yield _media(plain) or Block("other", pretty(plain))
+        yield _media(block) or Block("other", pretty(block))
 
 
 def _reasoning(block: dict[str, Any]) -> Block:
@@ -236,12 +235,12 @@ def _reasoning(block: dict[str, Any]) -> Block:
 def _citations(block: dict[str, Any]) -> Iterator[Block]:
     found = block.get("annotations") or block.get("citations")
     for citation in found if isinstance(found, list) else ():
-        plain = citation if isinstance(citation, dict) else {"citation": citation}
-        title, url = plain.get("title") or plain.get("document_title"), plain.get("url")
+        cited = citation if isinstance(citation, dict) else {"citation": citation}
+        name, url = cited.get("title") or cited.get("document_title"), cited.get("url")
         if isinstance(url, str):
-            yield Block("text", f"[{one_line(str(title or url), MAX_TITLE_CHARS)}] {one_line(url, 2_000)}")
+            yield Block("text", f"[{one_line(str(name or url), MAX_TITLE_CHARS)}] {one_line(url, 2_000)}")
         else:
-            yield Block("other", pretty(plain))
+            yield Block("other", pretty(cited))
 
 
 def _media(block: dict[str, Any]) -> Block | None:
@@ -283,21 +282,6 @@ def _rest(message: Message) -> str:
     """Fields that have no place of their own."""
     left = {key: value for key, value in message.items() if key not in _SHOWN_FIELDS and value not in (None, {}, [])}
     return fenced(pretty(left), language="json") if left else ""
-
-
-def _plain(value: Any) -> Any:
-    try:
-        return readable(value)
-    except Damaged as error:
-        return {"error": str(error)}
-
-
-def pretty(value: Any) -> str:
-    """Any value as JSON with sorted keys; what can't be read is an object with the key `error`."""
-    try:
-        return json.dumps(_plain(value), ensure_ascii=False, indent=2, sort_keys=True)
-    except RecursionError:
-        return json.dumps({"error": "nested too deeply"})
 
 
 # -- Markdown ------------------------------------------------------------------------------------------------------
@@ -371,15 +355,9 @@ def one_line(text: str, limit: int) -> str:
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
-def _escaped_inline(text: str) -> str:
+def escaped_inline(text: str) -> str:
+    """Text within a line of Markdown, without a meaning of its own."""
     return re.sub(r"([\\`*_\[\]<>])", r"\\\1", text)
-
-
-def _bytes(text: str) -> bytes:
-    try:
-        return text.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:  # a surrogate that stands for no byte
-        return text.encode("utf-8", "replace")
 
 
 # -- a whole conversation ------------------------------------------------------------------------------------------

@@ -244,7 +244,7 @@ class HeadFiles(BackendProtocol):
             if any(now.get(key) is not record for key, record in before.items()):
                 raise errors.oserror(errno.ESTALE)
             append(lineage.place, newest.saved.id, "files", pack(update))
-        changes = self._line().found.changes
+        changes = self._line().shared.found.changes
         self._poll()
         others = len(changes)
         self._look()

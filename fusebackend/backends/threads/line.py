@@ -1,32 +1,41 @@
-"""`Line`: the contents of one line's directory: `head`, `history`, `messages.jsonl` and `state.json`.
+"""`Line`: the contents of one line's directory.
+
+    README.md  transcript.md  checkpoints.tsv      pages (`overview.py`)
+    messages.jsonl  state.json                     the current conversation and state (`documents.py`)
+    messages/0012-ai.md …                          each message (`conversation.py`)
+    changes/NAME.patch …                           a git patch for each checkpoint that changed files (`patch.py`)
+    head/…                                         the files now
+    history/NAME/…                                 the files at a checkpoint; beside it NAME.state.json and
+                                                   NAME.messages.jsonl
+    history/@latest  @previous  @first             links to checkpoints and, with the same endings, to their
+                                                   documents: found when named, and not listed
 
 A line is made when its directory is read. It is *stale* when the database has news of it, and refreshed before anything
-of it is shown again.
+of it is shown again. Names and sizes come from its `LineIndex`.
 
 `Head` has the files as of now, a `Checkpoint` of `History` those at that checkpoint. Both are filled from a dict of
 records when they are read, and updated in place, so that a file or folder that stays keeps its node. The files of a
 checkpoint are the records themselves; those of a head are nodes by path, whose contents change. A checkpoint's folders
 may be dropped, and come back with other numbers unless the kernel holds one of them.
-
-`messages.jsonl` has one message a line, an object with `type` (human, ai, tool, system …), `content`, `id` and the
-message's other fields. `state.json` has the newest checkpoint, the next nodes, the pending interrupts, and the values
-of all channels but `files`, `messages` and those that only steer the graph. In place of an unreadable value is an
-object with the key `error`; a `warning` says that older checkpoints were deleted from the database, which LangGraph
-ignores silently.
 """
 
 from __future__ import annotations
 
-import json
+import errno
+import re
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeAlias, Union
+from collections.abc import Callable, Hashable, Mapping
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeAlias, Union
 
-from fusebackend.backends.threads.database.activity import INTERRUPT
-from fusebackend.backends.threads.database.rows import Damaged, Listed, Raw, time_ns_of
-from fusebackend.backends.threads.database.values import loads, readable
-from fusebackend.backends.threads.lineage import Lineage, Newest
+from fusebackend.backends.threads import documents, overview
+from fusebackend.backends.threads.computed import ComputedDirectory, Document, Link, Look, Names, Page
+from fusebackend.backends.threads.conversation import files_of
+from fusebackend.backends.threads.database.rows import Damaged, old_names, time_ns_of
+from fusebackend.backends.threads.index import LineIndex, Step
+from fusebackend.backends.threads.index_cache import IndexCache
+from fusebackend.backends.threads.lineage import Lineage
 from fusebackend.backends.threads.nodes import (
     FILE_MODE,
     UNTOLD,
@@ -38,63 +47,141 @@ from fusebackend.backends.threads.nodes import (
     Record,
     TextFile,
 )
+from fusebackend.base.errors import oserror
 from fusebackend.base.stamps import now_ns
 from fusebackend.remote.keys import arrange
 
 HEAD: Final = b"head"
 HISTORY: Final = b"history"
-MESSAGES: Final = b"messages.jsonl"
+MESSAGES: Final = b"messages"
+CHANGES: Final = b"changes"
+MESSAGES_JSONL: Final = b"messages.jsonl"
 STATE: Final = b"state.json"
+README: Final = b"README.md"
+TRANSCRIPT: Final = b"transcript.md"
+CHECKPOINTS: Final = b"checkpoints.tsv"
+
+REPEATING: Final = frozenset({HISTORY, MESSAGES, CHANGES, README, TRANSCRIPT, CHECKPOINTS})
+"""Names of what says the same as other files."""
 
 RECENT_CHECKPOINTS: Final = 64
 """Checkpoints of a line whose folders are cached though the kernel holds none of them."""
 
+RECENT_CONVERSATIONS: Final = 16
+RECENT_CONVERSATION_BYTES: Final = 16 << 20
+"""Decoded conversations that are cached for all lines together; of a larger size only the last one."""
+
+
+class Conversations:
+    """The messages at checkpoints whose messages were read last."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[tuple[object, str], tuple[list[Mapping[str, Any]], int]] = OrderedDict()
+
+    def at(self, lineage: Lineage, step: Step) -> list[Mapping[str, Any]]:
+        """The conversation at a checkpoint. Damaged; OSError."""
+        key = (lineage.place, step.id)
+        found = self._known.pop(key, None)
+        if found is None:
+            found = list(lineage.messages_at(step.id)), step.messages_bytes
+            lineage.let_go_messages()
+        self._known[key] = found
+        while len(self._known) > 1 and (
+            len(self._known) > RECENT_CONVERSATIONS
+            or sum(size for _, size in self._known.values()) > RECENT_CONVERSATION_BYTES
+        ):
+            self._known.popitem(last=False)
+        return found[0]
+
+    def forget(self, lineage: Lineage) -> None:
+        """Drop those of a line that has changed."""
+        for key in [key for key in self._known if key[0] == lineage.place]:
+            del self._known[key]
+
+
+class Shared(NamedTuple):
+    """What the lines of one database have in common."""
+
+    nodes: Nodes
+    found: Difference
+    cache: IndexCache | None
+    conversations: Conversations
+
 
 class Line:
-    """See the module's docstring. The changes that a refresh finds go into `found`."""
+    """See the module's docstring. The changes that a refresh finds go into `shared.found`."""
 
-    def __init__(self, nodes: Nodes, directory: DirectoryNode, lineage: Lineage, found: Difference) -> None:
+    def __init__(self, shared: Shared, directory: DirectoryNode, lineage: Lineage) -> None:
         self.lineage = lineage
-        self.found = found
         self.stale = False
         self.version = 0
         """Grows with each refresh that has found something."""
-        self._recent: OrderedDict[int, FilesDirectory] = OrderedDict()
         self.subgraphs: DirectoryNode | None = None
         """Of a thread's own line, once it is known; it lives as long as the line."""
-        self.head = Head(nodes, self, directory, HEAD, 0)
-        self.history = History(nodes, self, directory, HISTORY)
-        self.messages = Document(nodes, self, messages_jsonl)
-        self.state = Document(nodes, self, state_json)
+        self.nodes = shared.nodes
+        self.shared = shared
+        self._index: LineIndex | None = None
+        self._indexed = -1  # the version that the index has seen
+        self._recent: OrderedDict[int, FilesDirectory] = OrderedDict()
         self._directory = directory
+        self.head = Head(shared.nodes, self, directory, HEAD, 0)
+        self.history = History(self, directory)
+        self._computed = (
+            ComputedDirectory(shared.nodes, directory, MESSAGES, self.fresh, self._message_names, self._message_file),
+            ComputedDirectory(shared.nodes, directory, CHANGES, self.fresh, self._change_names, self._change_file),
+            self.history,
+        )
+        self._documents: dict[bytes, Document] = {
+            MESSAGES_JSONL: self._current(lambda index: index.messages_bytes, self._messages_now),
+            STATE: self._current(lambda index: index.state_bytes, self._state_now),
+            README: self._page(lambda index: len(self._readme(index)), self._readme),
+            CHECKPOINTS: self._page(lambda index: len(overview.checkpoints_tsv(index)), overview.checkpoints_tsv),
+            TRANSCRIPT: self._page(overview.transcript_size, self._transcript),
+        }
         self._date()
 
     def entries(self) -> dict[bytes, Node]:
-        return {HEAD: self.head, HISTORY: self.history, MESSAGES: self.messages, STATE: self.state}
+        return {HEAD: self.head, **{directory.name: directory for directory in self._computed}, **self._documents}
+
+    # -- refreshing --------------------------------------------------------------------------------------------
 
     def fresh(self) -> None:
         """Refresh it from the database if it is stale."""
         if not self.stale:
             return
         changed = self.lineage.verify()
+        self.stale = False  # what follows looks at the index
         try:
             if changed is None or changed:
                 self._refresh(changed)
         except BaseException:
+            self.stale = True
             self.lineage.forget()  # the next refresh starts over
             raise
-        self.stale = False
 
     def _refresh(self, changed: frozenset[str] | None) -> None:
+        found = self.shared.found
         self.version += 1
+        self.shared.conversations.forget(self.lineage)
         self._date()
-        self.head.refresh(self.found)
-        self.history.refresh(self.found, changed)
-        for name, document in ((MESSAGES, self.messages), (STATE, self.state)):
+        self.head.refresh(found)
+        for directory in self._computed:
+            directory.refresh(found, everything=changed is None)
+        for name, document in self._documents.items():
             document.expire()
-            self.found.modified(self._directory, name, document)
-        for directory in (self._directory, self.head, self.history):
-            self.found.attributes(directory)
+            found.modified(self._directory, name, document)
+        for shown in (self._directory, self.head, *self._computed):
+            found.attributes(shown)
+
+    def index(self) -> LineIndex:
+        """The index, up to date."""
+        self.fresh()
+        if self._index is None:
+            self._index, self._indexed = LineIndex(self.lineage, self.shared.cache), -1
+        if self._indexed != self.version:
+            self._index.refresh()
+            self._indexed = self.version
+        return self._index
 
     def looked_into(self, directory: FilesDirectory) -> None:
         if isinstance(directory, Checkpoint):
@@ -106,98 +193,173 @@ class Line:
     def let_go(self) -> None:
         """Drop values that the kernel does not hold. They may have a megabyte or more."""
         self.lineage.let_go()
+        self._index = None
         while self._recent:
             self._recent.popitem()[1].let_go()
-        for document in (self.messages, self.state):
-            document.let_go()
+        for directory in self._computed:
+            directory.let_go()
 
     def _date(self) -> None:
         """Give directories the time of the newest checkpoint."""
         newest = self.lineage.newest_id()
         self.time_ns = (time_ns_of(newest) if newest is not None else None) or 0
-        for directory in (self._directory, self.head, self.history):
+        for directory in (self._directory, self.head, *self._computed):
             directory.date(self.time_ns)
 
+    # -- documents ---------------------------------------------------------------------------------------------
 
-class History(DirectoryNode):
-    """A directory for each checkpoint."""
+    def _page(self, size: Callable[[LineIndex], int], make: Callable[[LineIndex], bytes]) -> Page:
+        return Page(self.nodes, lambda: Look(size(self.index()), self.time_ns), lambda: make(self.index()))
 
-    __slots__ = ("_entries", "_nodes", "line")
+    def _current(self, size: Callable[[LineIndex], int], make: Callable[[], bytes]) -> Document:
+        """A document of the newest checkpoint, which is all that is read where the index is not needed for others."""
+        measured = (-1, 0)  # a version, and the size then
 
-    def __init__(self, nodes: Nodes, line: Line, parent: DirectoryNode, name: bytes) -> None:
-        super().__init__(nodes, parent, name)
-        self._nodes = nodes
+        def look() -> Look:
+            nonlocal measured
+            self.fresh()
+            if self._index is not None:
+                return Look(size(self.index()), self.time_ns)
+            if measured[0] != self.version:
+                measured = self.version, len(make())
+            return Look(measured[1], self.time_ns)
+
+        return Document(self.nodes, look, make)
+
+    def _messages_now(self) -> bytes:
+        self.fresh()
+        return documents.messages_now(self.lineage)
+
+    def _state_now(self) -> bytes:
+        self.fresh()
+        return documents.state_now(self.lineage)
+
+    def _readme(self, index: LineIndex) -> bytes:
+        return overview.readme(index, self.lineage.place)
+
+    def _transcript(self, index: LineIndex) -> bytes:
+        return overview.transcript(index, lambda number: self._message(index, number))
+
+    def _message(self, index: LineIndex, number: int) -> Mapping[str, Any]:
+        """A message by its place in the index."""
+        place, position = index.last[number]
+        conversation = self.shared.conversations.at(self.lineage, index.steps[place])
+        if position >= len(conversation):
+            raise oserror(errno.ESTALE)  # deleted or replaced just now
+        return conversation[position]
+
+    # -- messages/ ---------------------------------------------------------------------------------------------
+
+    def _message_names(self) -> Names:
+        index = self.index()
+        return {
+            name.encode(): (number, part, message.digest, size, index.steps[message.step].time_ns)
+            for number, message in enumerate(index.messages)
+            for part, (name, size) in enumerate(message.files)
+        }
+
+    def _message_file(self, name: bytes, item: Hashable) -> Node:
+        assert isinstance(item, tuple)
+        number, part, _, size, time_ns = item
+
+        def make() -> bytes:
+            return files_of(number + 1, self._message(self.index(), number))[part].data
+
+        return Document(self.nodes, lambda: Look(size, time_ns), make)
+
+    # -- changes/ ----------------------------------------------------------------------------------------------
+
+    def _change_names(self) -> Names:
+        return {
+            step.name.encode("utf-8", "surrogateescape") + b".patch": (step.id, step.patch_bytes, step.time_ns)
+            for step in self.index().steps
+            if step.patch_bytes
+        }
+
+    def _change_file(self, name: bytes, item: Hashable) -> Node:
+        assert isinstance(item, tuple)
+        checkpoint, size, time_ns = item
+        return Document(self.nodes, lambda: Look(size, time_ns), lambda: self.index().patch(checkpoint))
+
+
+FIRST: Final = b"@first"
+LATEST: Final = b"@latest"
+PREVIOUS: Final = b"@previous"
+
+OF_MESSAGES: Final = b".messages.jsonl"
+OF_STATE: Final = b".state.json"
+SUFFIXES: Final = (OF_MESSAGES, OF_STATE)
+"""Of the documents beside a checkpoint."""
+
+_OLD_NAME: Final = re.compile(rb"(?:[0-9]{8}T[0-9]{6}\.[0-9]{7}Z|undated)-")
+
+
+class History(ComputedDirectory):
+    """A directory for each checkpoint, with its state and conversation beside it.
+
+    Found and not listed are links: `@latest`, `@first`, `@previous`, the newest checkpoint with other files than the
+    latest; and the former names of checkpoints.
+    """
+
+    __slots__ = ("line",)
+
+    def __init__(self, line: Line, parent: DirectoryNode) -> None:
+        super().__init__(line.nodes, parent, HISTORY, line.fresh, self._list, self._entry)
         self.line = line
-        self._entries: Entries | None = None
 
-    def entries(self) -> Entries:
-        self.line.fresh()
-        if self._entries is None:
-            self._entries = Entries()
-            self._list(UNTOLD)
-        return self._entries
+    def find(self, name: bytes) -> Node | None:
+        node = super().find(name)
+        if node is not None:
+            return node
+        suffix = next((suffix for suffix in SUFFIXES if name.endswith(suffix)), b"")
+        step = self._step_of(name.removesuffix(suffix))
+        if step is None:
+            return None
+        return Link(self._nodes, step.name.encode("utf-8", "surrogateescape") + suffix, step.time_ns)
 
-    def refresh(self, difference: Difference, changed: frozenset[str] | None) -> None:
-        if self._entries is None:
-            return
-        self._list(difference)
-        for node in self._entries.values():
-            assert isinstance(node, Checkpoint)
-            if changed is None or node.listed.id in changed:
-                node.refresh(difference)
+    def refresh(self, difference: Difference, *, everything: bool) -> None:
+        super().refresh(difference, everything=everything)
+        if self._shown is not None:
+            for name in (LATEST, PREVIOUS, FIRST):
+                for suffix in (b"", *SUFFIXES):
+                    difference.forgotten(self, name + suffix)
 
-    def _list(self, difference: Difference) -> None:
-        assert self._entries is not None
-        names = self.line.lineage.names()
-        for name in [name for name in self._entries if name not in names]:
-            node = self._entries.pop(name)
-            node.nlink = 0
-            difference.deleted(self, name, node)
-            self.renamed()
-        for name, listed in names.items():
-            if name not in self._entries:
-                node = self._entries[name] = Checkpoint(self._nodes, self.line, self, name, listed)
-                difference.created(self, name, node)
-                self.renamed()
+    def _step_of(self, name: bytes) -> Step | None:
+        """The checkpoint that a link leads to."""
+        steps = self.line.index().steps
+        if name in (LATEST, FIRST):
+            return steps[-1 if name == LATEST else 0] if steps else None
+        if name == PREVIOUS:
+            place = self.line.index().previous
+            return None if place is None else steps[place]
+        if _OLD_NAME.match(name):
+            for step in steps:
+                if name in old_names(step.id, step.time_ns or None, step.step, step.source):
+                    return step
+        return None
 
+    def _list(self) -> Names:
+        names: dict[bytes, Hashable] = {}
+        for step in self.line.index().steps:
+            name, mark = step.name.encode("utf-8", "surrogateescape"), tuple(step.mark)
+            names[name] = ("files", step.id, mark, 0, step.time_ns)
+            names[name + OF_MESSAGES] = ("messages", step.id, mark, step.messages_bytes, step.time_ns)
+            names[name + OF_STATE] = ("state", step.id, mark, step.state_bytes, step.time_ns)
+        return names
 
-class Document(FileNode):
-    """A file made of a line's state when its size or bytes are needed."""
+    def _entry(self, name: bytes, item: Hashable) -> Node:
+        assert isinstance(item, tuple)
+        kind, checkpoint, _, size, time_ns = item
+        if kind == "files":
+            return Checkpoint(self._nodes, self.line, self, name, checkpoint, time_ns)
+        make = documents.messages_at if kind == "messages" else documents.state_at
+        return Document(self._nodes, lambda: Look(size, time_ns), partial(make, self.line.lineage, checkpoint))
 
-    __slots__ = ("_data", "_is_open", "_line", "_make")
-
-    def __init__(self, nodes: Nodes, line: Line, make: Callable[[Lineage], bytes]) -> None:
-        super().__init__(nodes, FILE_MODE)
-        self._line = line
-        self._make = make
-        self._data: bytes | None = None
-        self._is_open = False
-
-    def load(self) -> None:
-        self._is_open = True
-
-    def unload(self) -> None:
-        self._is_open = False
-
-    def let_go(self) -> None:
-        """Drop the bytes, except of an open file: they are not made anew for each piece that is read."""
-        if not self._is_open:
-            self._data = None
-
-    def expire(self) -> None:
-        self._data = None
-
-    def settle(self) -> Document:
-        self.data()
-        return self
-
-    def data(self) -> bytes:
-        self._line.fresh()
-        if self._data is None:
-            self._data = self._make(self._line.lineage)
-            self.resize(len(self._data))
-            self.date(self._line.time_ns)
-        return self._data
+    def _changed(self, name: bytes, node: Node, item: Hashable, difference: Difference) -> None:
+        if isinstance(node, Checkpoint):
+            node.refresh(difference)
+        else:
+            super()._changed(name, node, item, difference)
 
 
 # -- directories of files --------------------------------------------------------------------------------------------
@@ -339,17 +501,19 @@ def _same_kind(node: Node, item: Wanted | Record | str | None) -> bool:
 class Checkpoint(FilesDirectory):
     """The files at one checkpoint."""
 
-    __slots__ = ("listed",)
+    __slots__ = ("checkpoint",)
 
-    def __init__(self, nodes: Nodes, line: Line, parent: DirectoryNode, name: bytes, listed: Listed) -> None:
-        super().__init__(nodes, line, parent, name, time_ns_of(listed.id, listed.ts) or 0)
-        self.listed = listed
+    def __init__(
+        self, nodes: Nodes, line: Line, parent: DirectoryNode, name: bytes, checkpoint: str, time_ns: int
+    ) -> None:
+        super().__init__(nodes, line, parent, name, time_ns)
+        self.checkpoint = checkpoint
 
     def _files(self) -> Mapping[str, Record]:
-        return self.line.lineage.files_at(self.listed.id)
+        return self.line.lineage.files_at(self.checkpoint)
 
     def xattrs(self) -> dict[bytes, bytes]:
-        return {b"user.fusebackend.checkpoint": self.listed.id.encode("utf-8", "surrogateescape")}
+        return {b"user.fusebackend.checkpoint": self.checkpoint.encode("utf-8", "surrogateescape")}
 
 
 class HeadFile(FileNode):
@@ -410,100 +574,3 @@ class Head(FilesDirectory):
                 difference.modified(directory, name, node)
             return
         super()._changed(directory, entries, name, node, item, difference)
-
-
-# -- the two documents -----------------------------------------------------------------------------------------------
-
-_SHOWN_ELSEWHERE: Final = ("files", "messages")
-_STEERING: Final = ("branch:", "join:", "start:", "__")
-
-
-def messages_jsonl(lineage: Lineage) -> bytes:
-    """The current conversation."""
-    try:
-        lines = [_json_line(message) for message in lineage.messages_now()]
-    except Damaged as error:
-        lines = [_json_line({"error": str(error)})]
-    return "".join(lines).encode("utf-8", "surrogateescape")
-
-
-def state_json(lineage: Lineage) -> bytes:
-    """The rest of the current state."""
-    try:
-        newest = lineage.newest()
-        state = _state(lineage, newest) if newest is not None else {}
-    except Damaged as error:
-        state = {"thread_id": lineage.place.thread, "checkpoint_ns": lineage.place.namespace, "error": str(error)}
-    return (json.dumps(state, ensure_ascii=False, indent=2) + "\n").encode("utf-8", "surrogateescape")
-
-
-def _json_line(message: Mapping[str, Any]) -> str:
-    shown = {key: value for key, value in message.items() if key == "content" or value not in (None, {}, [])}
-    return json.dumps(readable(shown), ensure_ascii=False) + "\n"
-
-
-def _state(lineage: Lineage, newest: Newest) -> dict[str, Any]:
-    saved = newest.saved
-    state: dict[str, Any] = {
-        "thread_id": lineage.place.thread,
-        "checkpoint_ns": lineage.place.namespace,
-        "checkpoint_id": saved.id,
-        "parent_checkpoint_id": saved.parent,
-        "created_at": saved.ts,
-        "metadata": readable(saved.metadata),
-        "next": list(newest.standing.next),
-        "interrupts": _interrupts(newest),
-        "values": {channel: _shown(value) for channel, value in sorted(saved.values.items()) if _is_state(channel)},
-        "pending": [
-            {"task_id": write.task, "channel": write.channel, "value": _loaded(write.value)}
-            for write in newest.writes
-            if _is_state(write.channel)
-        ],
-    }
-    keys = _escaped_keys(lineage)
-    if keys:
-        state["file_keys"] = keys
-    if lineage.missing is not None:
-        state["warning"] = f"Checkpoint {lineage.missing} is gone: what was written up to it may be missing from files"
-    return state
-
-
-def _interrupts(newest: Newest) -> list[Any]:
-    found: list[Any] = []
-    for write in newest.standing.interrupts:
-        assert write.channel == INTERRUPT, f"{write.channel} is no interrupt"
-        values = _loaded(write.value)
-        found += values if isinstance(values, list) else [values]
-    return found
-
-
-def _is_state(channel: str) -> bool:
-    return channel not in _SHOWN_ELSEWHERE and not channel.startswith(_STEERING)
-
-
-def _loaded(raw: Raw) -> Any:
-    try:
-        return readable(loads(raw))
-    except Damaged as error:
-        return {"error": str(error)}
-
-
-def _shown(value: Any) -> Any:
-    try:
-        return readable(value)
-    except Damaged as error:
-        return {"error": str(error)}
-
-
-def _escaped_keys(lineage: Lineage) -> dict[str, str]:
-    """Path → key of the files in `head` whose path is not their key."""
-    try:
-        places = arrange(lineage.files_now())
-    except Damaged:
-        return {}
-    found = {}
-    for names, key in places.items():
-        path = "/" + b"/".join(names).decode("utf-8", "surrogateescape")
-        if path != key:
-            found[path] = key
-    return found

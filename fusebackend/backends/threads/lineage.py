@@ -1,8 +1,9 @@
 """`Lineage`: the checkpoints of one line, and the files and messages at each.
 
 Values are rebuilt by `database/values.py` from the rows of `Database`, and cached: a checkpoint with a child does not
-change any more, so going through a history in order reads each checkpoint once. `Reading` reads ahead meanwhile, for
-each checkpoint takes a few statements, which in PostgreSQL are round trips.
+change any more, so going through a history in order reads each checkpoint once. `ChannelHistory` reads ahead meanwhile,
+for each checkpoint takes a few statements, which in PostgreSQL are round trips. `Lineage.moments` reads all of each
+checkpoint, once for all of its channels.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections import OrderedDict
 from collections.abc import Container, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from fusebackend.backends.threads.database.activity import Standing, standing
 from fusebackend.backends.threads.database.rows import (
@@ -19,15 +20,21 @@ from fusebackend.backends.threads.database.rows import (
     Damaged,
     Database,
     Link,
-    Listed,
     Mark,
-    Named,
     Place,
     Saved,
     Write,
-    checkpoint_names,
 )
-from fusebackend.backends.threads.database.values import Channel, Files, Messages, loads, overwriting, replay, update
+from fusebackend.backends.threads.database.values import (
+    Channel,
+    Files,
+    Message,
+    Messages,
+    loads,
+    overwriting,
+    replay,
+    update,
+)
 from fusebackend.backends.threads.nodes import Record, Records
 
 REMEMBERED: Final = 128
@@ -47,18 +54,18 @@ class Newest:
         self.overwritten = False
         """An `Overwrite` is among the pending writes of files, so that the others don't count."""
 
-    def grow(self, mark: Mark, more: list[Write], channel: Files) -> bool:
+    def grow(self, mark: Mark, more: list[Write], files: ChannelHistory) -> bool:
         """Add newer writes. False where these are more than pending writes after the known ones."""
         if mark.row != self.mark.row or mark.writes != len(self.writes) + len(more):
             return False
         last = max((write.number for write in self.writes if write.task == NULL_TASK), default=-1)
         if any(write.task != NULL_TASK or write.channel.startswith("__") or write.number <= last for write in more):
             return False
-        values = _values(channel, (write for write in more if write.channel == channel.name))
+        values = files.values(more)
         if self.standing.finished or self.overwritten or any(overwriting(value) is not NOTHING for value in values):
             self.files = None
         if self.files is not None:
-            self.files = replay(channel, self.files, values)
+            self.files = replay(files.channel, self.files, values)
         self.writes = self.writes + more
         self.mark = mark
         return True
@@ -68,23 +75,47 @@ MOST_AHEAD: Final = 32
 """Checkpoints read at once; an old thread's hold all of its files."""
 
 
-class Reading:
-    """The rows of one channel in one line. A checkpoint that is read after the one before it is read together with the
-    next ones, twice as many each time."""
+class ChannelHistory:
+    """One channel in one line: its value at each checkpoint. A checkpoint that is read after the one before it is read
+    together with the next ones, twice as many each time."""
 
-    def __init__(self, database: Database, place: Place, channel: str) -> None:
+    def __init__(self, database: Database, place: Place, channel: Channel) -> None:
+        self.channel = channel
+        self._missing: dict[str, str] = {}  # deleted checkpoints, by the ids of those that follow from them
         self._database = database
         self._place = place
-        self._channel = channel
         self._links: dict[str, Link] = {}
         self._writes: dict[str, list[Write]] = {}
+        self._before: OrderedDict[str, Mapping[str, Any]] = OrderedDict()  # values without the writes to a checkpoint
         self._next: str | None = None  # the next one, in order …
         self._ahead = 1  # … and how many are read with it
 
     def forget(self) -> None:
+        """Drop everything."""
+        self._missing.clear()
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Drop values and rows."""
+        self._before.clear()
+        self.changed(())
+
+    def changed(self, checkpoints: Iterable[str]) -> None:
+        """Drop the rows, and the values of checkpoints that were stored anew."""
         self._links.clear()
         self._writes.clear()
         self._next = None
+        for checkpoint in checkpoints:
+            self._before.pop(checkpoint, None)
+
+    def know(self, saved: Saved, writes: Sequence[Write]) -> None:
+        """Take a checkpoint that was read as a whole, so that it is not read again."""
+        if len(self._writes) >= REMEMBERED:
+            self._writes.clear()
+        stored = saved.values.get(self.channel.name, NOTHING)
+        link = Link(saved.id, saved.parent, self.channel.name in saved.versions, stored)
+        self._links = {saved.id: link}  # only this one: each may hold a megabyte
+        self._writes[saved.id] = [write for write in writes if write.channel == self.channel.name]
 
     def expect(self, checkpoint: str, order: Sequence[str], index: int) -> None:
         """This checkpoint, at this place in the order, is read next."""
@@ -94,12 +125,71 @@ class Reading:
             self._writes.clear()
             if self._ahead > 1:
                 some = order[index : index + self._ahead]
-                self._links = {link.id: link for link in self._database.links(self._place, some, self._channel)}
-                written = self._database.writes(self._place, some, self._channel)
+                self._links = {link.id: link for link in self._database.links(self._place, some, self.channel.name)}
+                written = self._database.writes(self._place, some, self.channel.name)
                 self._writes = {found: written.get(found, []) for found in some}
         self._next = order[index + 1] if index + 1 < len(order) else None
 
-    def ancestry(self, checkpoint: str) -> Generator[Link, None, None]:
+    def at(self, checkpoint: str) -> Mapping[str, Any]:
+        """The value of LangGraph's `get_state` for this checkpoint. Of the writes to it only those of no task count."""
+        own = self._written([checkpoint]).get(checkpoint, [])
+        return update(self.channel, self.before(checkpoint), self.values(own, {NULL_TASK}))
+
+    def now(self, newest: Newest) -> Mapping[str, Any]:
+        """The value of `get_state` without a checkpoint: with the writes of finished tasks."""
+        base = self.before(newest.saved.id)
+        pending, done = (self.values(newest.writes, tasks) for tasks in ({NULL_TASK}, newest.standing.finished))
+        return update(self.channel, update(self.channel, base, pending), done)
+
+    def missing(self, checkpoint: str) -> str | None:
+        """A deleted checkpoint from which a checkpoint's value follows, once that value was read."""
+        return self._missing.get(checkpoint)
+
+    def values(self, writes: Iterable[Write], tasks: Container[str] | None = None) -> list[Any]:
+        """The values of those writes that are to this channel (and of these tasks)."""
+        name = self.channel.name
+        found = (write for write in writes if write.channel == name and (tasks is None or write.task in tasks))
+        return _values(self.channel, found)
+
+    def before(self, checkpoint: str) -> Mapping[str, Any]:
+        """The value at a checkpoint, without the writes to it."""
+        known = self._before
+        value: Mapping[str, Any] = {}
+        start: str | None = None  # the checkpoint with this value
+        missing: str | None = None
+        chain: list[str] = []  # those that follow from it, newest first
+        written: list[str] = []  # of these, those to which the channel is known
+        with contextlib.closing(self._ancestry(checkpoint)) as links:
+            for link in links:
+                missing = link.parent
+                if link.stored is not NOTHING:
+                    start, value = link.id, self.channel.whole(link.stored)
+                    known[start], missing = value, None
+                    break
+                if link.id == checkpoint and not link.versioned:
+                    return {}
+                chain.append(link.id)
+                if link.versioned:
+                    written.append(link.id)
+                if link.parent is not None and link.parent in known:
+                    start, value = link.parent, known[link.parent]
+                    missing = self._missing.get(start)
+                    break
+        if missing is not None:
+            self._missing.update(dict.fromkeys(written, missing))
+        chain.reverse()
+        steps = ([start] if start is not None else []) + chain[:-1]
+        writes = self._written(steps)
+        for found in chain:
+            if start is not None:
+                value = replay(self.channel, value, self.values(writes.get(start, ())))
+            known[found] = value
+            start = found
+        while len(known) > REMEMBERED:
+            known.popitem(last=False)
+        return value
+
+    def _ancestry(self, checkpoint: str) -> Generator[Link, None, None]:
         """As `Database.ancestry`."""
         met = set()
         following: str | None = checkpoint
@@ -108,16 +198,24 @@ class Reading:
             following = link.parent
             yield link
         if following is not None and following not in met:
-            with contextlib.closing(self._database.ancestry(self._place, following, self._channel)) as links:
+            with contextlib.closing(self._database.ancestry(self._place, following, self.channel.name)) as links:
                 yield from links
 
-    def writes(self, checkpoints: Sequence[str]) -> dict[str, list[Write]]:
+    def _written(self, checkpoints: Sequence[str]) -> dict[str, list[Write]]:
         """As `Database.writes`."""
         found = {checkpoint: self._writes[checkpoint] for checkpoint in checkpoints if checkpoint in self._writes}
         missing = [checkpoint for checkpoint in checkpoints if checkpoint not in found]
         if missing:
-            found |= self._database.writes(self._place, missing, self._channel)
+            found |= self._database.writes(self._place, missing, self.channel.name)
         return found
+
+
+class Moment(NamedTuple):
+    """All of one checkpoint, and all writes to it. `saved` is the error where it can't be read."""
+
+    id: str
+    saved: Saved | Damaged
+    writes: list[Write]
 
 
 class Lineage:
@@ -126,50 +224,45 @@ class Lineage:
     def __init__(self, database: Database, place: Place, records: Records) -> None:
         self.place = place
         self._database = database
-        self._files = Files(records.of)
-        self._names: dict[bytes, Listed] | None = None
-        self._listed: dict[str, Listed] = {}
-        self._known_names: dict[Listed, Named] = {}
+        self._files = ChannelHistory(database, place, Files(records.of))
+        self._messages = ChannelHistory(database, place, Messages())
         self._marks: dict[str, Mark] = {}
-        self._before: OrderedDict[str, Mapping[str, Record]] = OrderedDict()
         self._newest: Newest | None = None
-        self.missing: str | None = None
-        """A deleted checkpoint that others follow from."""
-        self._reading = Reading(database, place, self._files.name)
         self._order: tuple[list[str], dict[str, int]] | None = None  # the ids, and the place of each
 
     # -- checkpoints -------------------------------------------------------------------------------------------
 
-    def names(self) -> Mapping[bytes, Listed]:
-        """The checkpoints by name."""
-        if self._names is None:
-            self._mark()
-            unknown = [checkpoint for checkpoint in self._marks if checkpoint not in self._listed]
-            for listed in self._database.listed(self.place, unknown):
-                self._listed[listed.id] = listed
-            self._names = checkpoint_names((self._listed[found] for found in sorted(self._listed)), self._known_names)
-        return self._names
-
-    def _mark(self) -> None:
-        """Record the marks before anything is read, so that later changes show."""
+    def marks(self) -> Mapping[str, Mark]:
+        """The checkpoints by id. Recorded before anything is read, so that later changes show."""
         if not self._marks:
             self._marks = self._database.marks(self.place)
+        return self._marks
+
+    def missing(self, checkpoint: str) -> str | None:
+        """A deleted checkpoint from which the files of this one follow, once these were read."""
+        return self._files.missing(checkpoint)
 
     def forget(self) -> None:
         """Drop everything."""
-        self.missing = None
-        self._names, self._newest, self._order = None, None, None
-        self._reading.forget()
+        self._newest, self._order = None, None
         self._marks.clear()
-        self._listed.clear()
-        self._known_names.clear()
-        self._before.clear()
+        self._files.forget()
+        self._messages.forget()
 
     def let_go(self) -> None:
         """Drop values. The marks stay: changes show by them."""
         self._newest = None
-        self._reading.forget()
-        self._before.clear()
+        self._files.let_go()
+        self.let_go_messages()
+
+    def let_go_messages(self) -> None:
+        """Drop the conversations."""
+        self._messages.let_go()
+        self._drop_decoded()
+
+    def _drop_decoded(self) -> None:
+        assert isinstance(self._messages.channel, Messages)
+        self._messages.channel.forget()
 
     def verify(self) -> frozenset[str] | None:
         """The ids of checkpoints that have changed since the last call.
@@ -187,11 +280,9 @@ class Lineage:
         if changed:
             if not self._grown(now):
                 self._newest = None
-            self._names, self._order, self._marks = None, None, now
-            self._reading.forget()
-            for found in changed:
-                self._before.pop(found, None)
-                self._listed.pop(found, None)
+            self._order, self._marks = None, now
+            self._files.changed(changed)
+            self._messages.changed(changed)
         return frozenset(changed)
 
     def _grown(self, now: Mapping[str, Mark]) -> bool:
@@ -209,13 +300,37 @@ class Lineage:
 
     def newest(self) -> Newest | None:
         if self._newest is None:
-            self._mark()
+            marks = self.marks()
             checkpoint = self._database.newest(self.place)
             if checkpoint is not None:
                 saved = self._database.saved(self.place, checkpoint)
                 writes = self._database.writes(self.place, [checkpoint]).get(checkpoint, [])
-                self._newest = Newest(saved, self._marks.get(checkpoint, Mark(None)), writes)
+                self._newest = Newest(saved, marks.get(checkpoint, Mark(None)), writes)
         return self._newest
+
+    def moments(self, checkpoints: Sequence[str]) -> Iterator[Moment]:
+        """All of these checkpoints, in this order. `files_at` and `messages_at` of one read nothing more, before the
+        next is taken."""
+        try:
+            for start in range(0, len(checkpoints), MOST_AHEAD):
+                some = checkpoints[start : start + MOST_AHEAD]
+                written = self._database.writes(self.place, some)
+                for checkpoint in some:
+                    yield self._moment(checkpoint, written.pop(checkpoint, []))
+        finally:
+            self._files.changed(())
+            self.let_go_messages()
+
+    def _moment(self, checkpoint: str, writes: list[Write]) -> Moment:
+        try:
+            saved = self._database.saved(self.place, checkpoint)
+        except Damaged as error:
+            return Moment(checkpoint, error, writes)
+        self._files.know(saved, writes)
+        self._messages.know(saved, writes)
+        if self._newest is None and checkpoint == max(self._marks, default=None):
+            self._newest = Newest(saved, self._marks[checkpoint], writes)
+        return Moment(checkpoint, saved, writes)
 
     # -- values ------------------------------------------------------------------------------------------------
 
@@ -226,41 +341,39 @@ class Lineage:
             Damaged: a needed value can't be read.
             OSError: the database can't.
         """
-        self._mark()
+        marks = self.marks()
         if self._order is None:
-            order = sorted(self._marks)
+            order = sorted(marks)
             self._order = order, {found: index for index, found in enumerate(order)}
         order, places = self._order
         if checkpoint in places:
-            self._reading.expect(checkpoint, order, places[checkpoint])
-        own = self._reading.writes([checkpoint]).get(checkpoint, [])
-        base = self._base(self._files, self._reading, checkpoint, self._before)
-        return update(self._files, base, _values(self._files, _of(own, self._files, {NULL_TASK})))
+            self._files.expect(checkpoint, order, places[checkpoint])
+        return self._files.at(checkpoint)
 
     def files_now(self) -> Mapping[str, Record]:
-        """The files of `get_state` without a checkpoint: with the writes of finished tasks."""
+        """The files of `get_state` without a checkpoint."""
         newest = self.newest()
         if newest is None:
             return {}
         if newest.files is None:
-            base = self._base(self._files, self._reading, newest.saved.id, self._before)
-            pending = _values(self._files, _of(newest.writes, self._files, {NULL_TASK}))
-            done = _values(self._files, _of(newest.writes, self._files, newest.standing.finished))
+            pending = self._files.values(newest.writes, {NULL_TASK})
             newest.overwritten = any(overwriting(value) is not NOTHING for value in pending)
-            newest.files = update(self._files, update(self._files, base, pending), done)
+            newest.files = self._files.now(newest)
         return newest.files
 
-    def messages_now(self) -> list[dict[str, Any]]:
-        """The conversation, as plain messages."""
+    def messages_at(self, checkpoint: str) -> list[Message]:
+        """The conversation of `get_state` for this checkpoint, as plain messages. Raises as `files_at`."""
+        return list(self._messages.at(checkpoint).values())
+
+    def messages_now(self) -> list[Message]:
+        """The conversation of `get_state` without a checkpoint, as plain messages."""
         newest = self.newest()
-        if newest is None:
-            return []
-        channel = Messages()
-        reading = Reading(self._database, self.place, channel.name)
-        base = self._base(channel, reading, newest.saved.id, OrderedDict())
-        pending = _values(channel, _of(newest.writes, channel, {NULL_TASK}))
-        done = _values(channel, _of(newest.writes, channel, newest.standing.finished))
-        return list(update(channel, update(channel, base, pending), done).values())
+        return [] if newest is None else list(self._messages.now(newest).values())
+
+    def moment(self, checkpoint: str) -> tuple[Saved, list[Write]]:
+        """A checkpoint, and the writes to it. Damaged; ENOENT."""
+        writes = self._database.writes(self.place, [checkpoint]).get(checkpoint, [])
+        return self._database.saved(self.place, checkpoint), writes
 
     @property
     def keeps_files(self) -> bool:
@@ -269,48 +382,8 @@ class Lineage:
         if newest is None:
             return False
         counters = newest.saved.metadata.get("counters_since_delta_snapshot")
-        return self._files.name in newest.saved.versions or (
-            isinstance(counters, Mapping) and self._files.name in counters
-        )
-
-    def _base(
-        self, channel: Channel, reading: Reading, checkpoint: str, known: OrderedDict[str, Mapping[str, Any]]
-    ) -> Mapping[str, Any]:
-        """A channel's value at a checkpoint, without the writes to it. `known` caches such values."""
-        value: Mapping[str, Any] = {}
-        start: str | None = None  # the checkpoint with this value
-        above: str | None = None
-        chain: list[str] = []  # those that follow from it, newest first
-        with contextlib.closing(reading.ancestry(checkpoint)) as links:
-            for link in links:
-                above = link.parent
-                if link.stored is not NOTHING:
-                    start, value = link.id, channel.whole(link.stored)
-                    known[start] = value
-                    break
-                if link.id == checkpoint and not link.versioned:
-                    return {}
-                chain.append(link.id)
-                if link.parent is not None and link.parent in known:
-                    start, value = link.parent, known[link.parent]
-                    break
-            else:
-                self.missing = above or self.missing
-        chain.reverse()
-        steps = ([start] if start is not None else []) + chain[:-1]
-        writes = reading.writes(steps)
-        for found in chain:
-            if start is not None:
-                value = replay(channel, value, _values(channel, writes.get(start, ())))
-            known[found] = value
-            start = found
-        while len(known) > REMEMBERED:
-            known.popitem(last=False)
-        return value
-
-
-def _of(writes: Iterable[Write], channel: Channel, tasks: Container[str]) -> Iterator[Write]:
-    return (write for write in writes if write.channel == channel.name and write.task in tasks)
+        name = self._files.channel.name
+        return name in newest.saved.versions or (isinstance(counters, Mapping) and name in counters)
 
 
 def _values(channel: Channel, writes: Iterable[Write]) -> list[Any]:

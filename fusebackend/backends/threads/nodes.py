@@ -19,6 +19,7 @@ import stat
 import sys
 import threading
 import weakref
+from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -30,6 +31,9 @@ from fusebackend.protocol import BLOCK_BYTES, ROOT_NODE, Attr, Change, EventKind
 from fusebackend.remote.agent_remote import time_ns
 
 DIRECTORY_BYTES = 4096
+
+RECENT_NODES = 64
+"""Nodes that live after a look-up though nobody holds them."""
 
 KEPT_ORDER = 256
 """The names of a smaller directory are sorted for each page."""
@@ -47,6 +51,7 @@ class Nodes:
         self._held: dict[int, Node] = {}
         self._peak = 0  # the most that was held since the tables last shrank
         self._opened: dict[int, tuple[FileNode, int]] = {}
+        self._recent: deque[Node] = deque(maxlen=RECENT_NODES)
         self._gate = threading.Lock()  # `hold` and `forget` come without the volume's lock
 
     def __len__(self) -> int:
@@ -76,11 +81,19 @@ class Nodes:
             raise oserror(errno.EISDIR)
         return node
 
+    def looked_up(self, node: Node) -> None:
+        """Keep a node for a while: a caller that goes down a path has only its number."""
+        self._recent.append(node)
+
     def hold(self, number: int) -> None:
         node = self._nodes.get(number)
         if node is not None:
             with self._gate:
                 self._held[number] = node
+
+    def holds(self, number: int) -> bool:
+        """Whether the kernel holds a node."""
+        return number in self._held
 
     def forget(self, numbers: Iterable[int]) -> None:
         with self._gate:
@@ -119,6 +132,9 @@ class Node(Attr):
 
     __slots__ = ("__weakref__",)
 
+    repeats = False
+    """It says what other files say, so a search passes over it unless it is named."""
+
     def __init__(self, nodes: Nodes, mode: int, mtime_ns: int = 0) -> None:
         super().__init__(nodes.number(self), mode, uid=os.geteuid(), gid=os.getegid())
         self.date(mtime_ns)
@@ -149,9 +165,11 @@ class FileNode(Node):
         """The bytes. EIO where there are none because something is damaged."""
         raise NotImplementedError
 
-    def load(self) -> None: ...
+    def load(self) -> None:
+        """Called before the first open. EIO as for `data`."""
 
-    def unload(self) -> None: ...
+    def unload(self) -> None:
+        """Called after the last one was closed."""
 
 
 class TextFile(FileNode):
@@ -239,8 +257,7 @@ class Record(FileNode):
         return self._data if self._data is not None else self._decode()
 
     def load(self) -> None:
-        if self.error is None:
-            self._data = self._decode()
+        self._data = self.data()
 
     def unload(self) -> None:
         self._data = None

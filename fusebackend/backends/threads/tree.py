@@ -9,17 +9,22 @@ until the volume publishes them. The volume's lock is held in all of this.
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Final
 
-from fusebackend.backends.threads.database.rows import Database, Place, time_ns_of
-from fusebackend.backends.threads.line import Entries, Line
+from fusebackend.backends.threads.computed import ComputedDirectory, Link, Names
+from fusebackend.backends.threads.conversation import slug, title
+from fusebackend.backends.threads.database.rows import Damaged, Database, Place, time_ns_of
+from fusebackend.backends.threads.index_cache import IndexCache
+from fusebackend.backends.threads.line import Conversations, Entries, Line, Shared
 from fusebackend.backends.threads.lineage import Lineage
 from fusebackend.backends.threads.nodes import UNTOLD, Difference, DirectoryNode, Node, Nodes, Records
-from fusebackend.remote.keys import name_of, text_of
+from fusebackend.remote.keys import FILE_MARK, name_of, text_of
 
 SUBGRAPHS: Final = b"subgraphs"
 
@@ -30,6 +35,9 @@ changed, these are refreshed in the background."""
 FEW_LINES: Final = 4
 """Those that stay when the kernel has dropped most of its inodes."""
 
+FIRST_CHECKPOINTS: Final = 4
+"""Checkpoints in which the first message of a human is looked for, for a name in `@by-time`."""
+
 WATCHING_SHARE: Final = 1 / 20
 """Of the time, at most, that goes into listing threads in the background."""
 
@@ -37,11 +45,13 @@ WATCHING_SHARE: Final = 1 / 20
 class Tree:
     """See the module's docstring."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, cache: bool = True) -> None:
         self.database = database
         self.nodes = Nodes()
         self.records = Records(self.nodes)
         self.found = Difference()
+        self.cache = IndexCache(database.identity) if cache and database.identity is not None else None
+        self._shared = Shared(self.nodes, self.found, self.cache, Conversations())
         self._lines: weakref.WeakValueDictionary[Place, Line] = weakref.WeakValueDictionary()
         self._recent: OrderedDict[Place, Line] = OrderedDict()
         self.root = Root(self)
@@ -51,7 +61,7 @@ class Tree:
         place = directory.place
         line = self._lines.get(place)
         if line is None:
-            line = Line(self.nodes, directory, Lineage(self.database, place, self.records), self.found)
+            line = Line(self._shared, directory, Lineage(self.database, place, self.records))
             self._lines[place] = line
         self._recent[place] = line
         self._recent.move_to_end(place)
@@ -84,6 +94,7 @@ class Tree:
         """Update the cached parts of the tree."""
         self.poll(now=True)
         self.root.watch()
+        self.root.by_time.refresh(self.found, everything=False)
         lines = list(self._lines.values()) if self.database.tells else list(self._recent.values())
         for line in lines:
             line.fresh()
@@ -100,6 +111,23 @@ class Tree:
         self.nodes.shrink()
         self.records.shrink()
         self._lines = weakref.WeakValueDictionary(self._lines)
+
+    def first_words(self, thread: str) -> tuple[int, str] | None:
+        """When a thread was created, and its title, or nothing; None for a thread whose own line has no checkpoint."""
+        place = Place(thread, "")
+        known = self._lines.get(place)
+        lineage = known.lineage if known is not None else Lineage(self.database, place, self.records)
+        order = sorted(lineage.marks())
+        if not order:
+            return None
+        for moment in lineage.moments(order[:FIRST_CHECKPOINTS]):
+            with contextlib.suppress(Damaged):
+                found = title(iter(lineage.messages_at(moment.id)))
+                if found:
+                    break
+        else:
+            found = ""
+        return time_ns_of(order[0]) or 0, found
 
     def take(self) -> Difference:
         """The changes that were found since the last call."""
@@ -212,10 +240,17 @@ class Subgraphs(DirectoryNode):
                 difference.created(self.parent, self.name, self)
 
 
-class Root(DirectoryNode):
-    """A directory for each thread. A listing queries them all; a look-up queries one."""
+LATEST: Final = b"@latest"
+BY_TIME: Final = b"@by-time"
 
-    __slots__ = ("_entries", "_is_listed", "_list_s", "_listed_at", "_tree", "_written", "stale")
+
+class Root(DirectoryNode):
+    """A directory for each thread. A listing queries them all; a look-up queries one.
+
+    Found and not listed are `@latest`, a link to the thread that was written to last, and the directory `@by-time`.
+    """
+
+    __slots__ = ("_entries", "_is_listed", "_list_s", "_listed_at", "_titles", "_tree", "_written", "by_time", "stale")
 
     def __init__(self, tree: Tree) -> None:
         super().__init__(tree.nodes, None, b"")
@@ -226,19 +261,32 @@ class Root(DirectoryNode):
         self._listed_at, self._list_s = 0.0, 0.0
         self.stale = False
         """The database has news that may be of any thread."""
+        self._titles: dict[str, tuple[int, str]] = {}
+        self.by_time = ComputedDirectory(tree.nodes, self, BY_TIME, self._update, self._named, self._link)
 
     def entries(self) -> Mapping[bytes, Node]:
+        self._update()
+        return self._entries
+
+    def _update(self) -> None:
+        """List the threads, unless the list is current."""
         if not self._is_listed:
             self._list(UNTOLD)
         elif self.stale:
             self._list(self._tree.found)
-        return self._entries
 
     def find(self, name: bytes) -> Node | None:
+        if name == BY_TIME:
+            self.by_time.date(self.mtime_ns)
+            return self.by_time
+        if name == LATEST:
+            latest = max(self.entries().values(), key=lambda node: (node.mtime_ns, node.node), default=None)
+            assert latest is None or isinstance(latest, ThreadDirectory)
+            return None if latest is None else Link(self._tree.nodes, latest.name, latest.mtime_ns)
         if self._is_listed:
             return self.entries().get(name)
         try:
-            thread = text_of(name)
+            thread = _thread_of(name)
         except ValueError:
             return self.entries().get(name)  # a name that was cut, or none at all
         known = self._entries.get(name)
@@ -252,7 +300,7 @@ class Root(DirectoryNode):
 
     def written(self, place: Place, *, is_shown: bool) -> None:
         """Something was added to a line. Only a cached line can tell watchers more than that."""
-        name = name_of(place.thread)
+        name = _name_of(place.thread)
         node = self._entries.get(name)
         newest = None if place.namespace else self._tree.database.newest(place)
         if node is None:
@@ -287,7 +335,7 @@ class Root(DirectoryNode):
 
     def _list(self, difference: Difference) -> None:
         start = time.monotonic()
-        newest = {name_of(thread): (thread, checkpoint) for thread, checkpoint in self._tree.database.threads()}
+        newest = {_name_of(thread): (thread, checkpoint) for thread, checkpoint in self._tree.database.threads()}
         for name in [name for name in self._entries if name not in newest]:
             self._remove(name, difference)
         for name, (thread, checkpoint) in newest.items():
@@ -297,6 +345,35 @@ class Root(DirectoryNode):
         self._is_listed, self.stale = True, False
         self._listed_at = time.monotonic()
         self._list_s = self._listed_at - start
+
+    def _named(self) -> Names:
+        """The links of `@by-time`: when a thread was created, and what a human said first, each with the thread."""
+        found: list[tuple[int, bytes, str, int]] = []
+        for name, node in self._entries.items():
+            thread = node.place.thread
+            words = self._titles.get(thread)
+            if words is None:
+                words = self._tree.first_words(thread)
+                if words is None:
+                    continue
+                if words[1]:
+                    self._titles[thread] = words
+            found.append((words[0], name, words[1], node.mtime_ns))
+        names: dict[bytes, Hashable] = {}
+        for created_ns, name, first_line, mtime_ns in sorted(found):
+            when = datetime.datetime.fromtimestamp(created_ns // 10**9, datetime.UTC)
+            stem = f"{when:%Y-%m-%dT%H%M}-{slug(first_line)}"
+            link, number = stem, 1
+            while link.encode() in names:
+                number += 1
+                link = f"{stem}-{number}"
+            names[link.encode()] = (name, mtime_ns)
+        return names
+
+    def _link(self, _name: bytes, item: Hashable) -> Node:
+        assert isinstance(item, tuple)
+        thread, mtime_ns = item
+        return Link(self._tree.nodes, b"../" + thread, mtime_ns)
 
     def _add(self, name: bytes, thread: str, checkpoint: str | None, difference: Difference) -> ThreadDirectory:
         time_ns = (time_ns_of(checkpoint) if checkpoint is not None else None) or 0
@@ -312,3 +389,15 @@ class Root(DirectoryNode):
         node.renamed()
         difference.deleted(self, name, node)
         self.renamed()
+
+
+def _name_of(thread: str) -> bytes:
+    """The name of a thread's directory. A thread with the name of a link gets a mark at its end."""
+    name = name_of(thread)
+    return name + FILE_MARK if name in (LATEST, BY_TIME) else name
+
+
+def _thread_of(name: bytes) -> str:
+    """ValueError as `text_of`."""
+    plain = name.removesuffix(FILE_MARK)
+    return text_of(plain if plain in (LATEST, BY_TIME) else name)

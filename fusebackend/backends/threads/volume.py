@@ -15,10 +15,11 @@ import gc
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
+from fusebackend.backends.threads.computed import Link
 from fusebackend.backends.threads.database.activity import QUIET_S, RunWatch
 from fusebackend.backends.threads.database.rows import Damaged, Database
 from fusebackend.backends.threads.head import HeadFiles
@@ -43,7 +44,7 @@ STATFS: Final = StatFs(4096, 1 << 30, 0, 1 << 31, 0)
 class ThreadsVolume(NativeVolume):
     """See the module's docstring. `close` closes the database."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, cache: bool = True) -> None:
         super().__init__()
         self.features = Features(
             rename=False,
@@ -56,7 +57,7 @@ class ThreadsVolume(NativeVolume):
             blocking=database.blocking,
         )
         self._database = database
-        self._tree = Tree(database)
+        self._tree = Tree(database, cache=cache)
         self._feed = Feed(self)
 
     # -- names -------------------------------------------------------------------------------------------------
@@ -66,12 +67,21 @@ class ThreadsVolume(NativeVolume):
             node = self._tree.nodes.directory(parent).find(name)
             if node is None:
                 raise oserror(errno.ENOENT, name)
+            self._tree.nodes.looked_up(node)
             return node.settle()
 
     def readdir(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
         with self._asked():
             page = self._tree.nodes.directory(node).page(after, limit)
             return [(name, found.settle()) for name, found in page]
+
+    def readdir_without(
+        self, node: int, after: bytes, limit: int, left_out: Container[bytes]
+    ) -> list[tuple[bytes, Attr | None]]:
+        """As `readdir`, with None in place of what only repeats other files and has one of these names."""
+        with self._asked():
+            page = self._tree.nodes.directory(node).page(after, limit)
+            return [(name, None if found.repeats and name in left_out else found.settle()) for name, found in page]
 
     # -- attributes --------------------------------------------------------------------------------------------
 
@@ -90,13 +100,19 @@ class ThreadsVolume(NativeVolume):
         with self.lock:
             return sorted(self._tree.nodes.get(node).xattrs())
 
+    def readlink(self, node: int) -> bytes:
+        with self.lock:
+            found = self._tree.nodes.get(node)
+            if not isinstance(found, Link):
+                raise oserror(errno.EINVAL)
+            return found.target
+
     # -- data --------------------------------------------------------------------------------------------------
 
     def open(self, node: int, flags: int) -> None:
         with self._asked():
             file = self._tree.nodes.file(node)
             file.settle()
-            file.data()  # a damaged file is EIO now, and not in `read`
             self._tree.nodes.open(file)
 
     def read(self, node: int, offset: int, size: int) -> bytes:
@@ -155,6 +171,8 @@ class ThreadsVolume(NativeVolume):
         self._feed.stop()
         with self.lock:
             self._database.close()
+            if self._tree.cache is not None:
+                self._tree.cache.close()
 
     # -- inside ------------------------------------------------------------------------------------------------
 
@@ -304,8 +322,8 @@ class WritableThreadsVolume(ThreadsVolume):
         quiet_s: after how many seconds without a sign of life a run counts as ended.
     """
 
-    def __init__(self, database: Database, quiet_s: float = QUIET_S) -> None:
-        super().__init__(database)
+    def __init__(self, database: Database, quiet_s: float = QUIET_S, *, cache: bool = True) -> None:
+        super().__init__(database, cache=cache)
         self.database = database
         self.features = replace(self.features, random_writes=False, change_feed=False, read_only=False)
         self._quiet_s = quiet_s
@@ -334,6 +352,15 @@ class WritableThreadsVolume(ThreadsVolume):
                 page = inner.head.fresh().tree.readdir(inner.node, after, limit)
                 return [(name, inner.head.shown(attr)) for name, attr in page]
             return [(name, self._shown(attr)) for name, attr in super().readdir(node, after, limit)]
+
+    def readdir_without(
+        self, node: int, after: bytes, limit: int, left_out: Container[bytes]
+    ) -> list[tuple[bytes, Attr | None]]:
+        with self._asked():
+            if self._inner(node) is not None:
+                return list(self.readdir(node, after, limit))
+            page = super().readdir_without(node, after, limit, left_out)
+            return [(name, None if attr is None else self._shown(attr)) for name, attr in page]
 
     def getattr(self, node: int) -> Attr:
         with self._asked():
@@ -460,6 +487,13 @@ class WritableThreadsVolume(ThreadsVolume):
                 if error is None:
                     changes.append(Change(kind="modified" if path in replaced else "created", path=above + path))
             return [None if error is None else errors.code_of(oserror(errors.errno_of(error))) for error in found]
+
+    def readlink(self, node: int) -> bytes:
+        with self.lock:
+            found = self._tree.nodes.get(node)
+            if not isinstance(found, Link):
+                raise oserror(errno.EINVAL)
+            return found.target
 
     # -- data --------------------------------------------------------------------------------------------------
 

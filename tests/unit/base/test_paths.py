@@ -124,7 +124,7 @@ class TestPrefixes:
 
     @pytest.mark.parametrize(
         "prefix",
-        ["", "/", "//", "//a", "/a//b", "/a//", "/a/../b", "/a/.", "..", "~", "/~x", "/a\0b", None, "/.fusebackend/x/"],
+        ["", "/", "//", "//a", "/a//b", "/a//", "/a/../b", "/a/.", "..", "~", "/~x", "/a\0b", None],
     )
     def test_refused_with_the_prefix_in_the_message(self, prefix):
         with pytest.raises(PathError, match="Route prefix") as caught:

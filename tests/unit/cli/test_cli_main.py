@@ -115,6 +115,7 @@ class TestCompletion:
             (["mount", "--route", "/x"], []),
             (["mount", "-o", "ro,allow"], [("plain", "ro,allow_other")]),
             (["mount", "-o", "tt"], [("plain", "ttl=")]),
+            (["mount", "-o", "ro,trees_"], [("plain", "ro,trees_name=")]),
             (["check", "sqlite:agent."], [("plain", "sqlite:agent.db")]),
             (["check", "agent"], [("file", "agent")]),
         ],

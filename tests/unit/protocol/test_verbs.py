@@ -13,7 +13,7 @@ from fusebackend.base.paths import PathError
 from fusebackend.composite.backend import CompositeBackend
 from fusebackend.control.client.client import Client
 from fusebackend.control.verbs import VERBS as SOCKET_VERBS
-from fusebackend.protocol import AGENT_VERBS, BackendProtocol, delegates_to, verbs
+from fusebackend.protocol import AGENT_VERBS, BackendProtocol, verbs
 from fusebackend.server.mounted import MountedBackend
 
 
@@ -47,22 +47,6 @@ def test_every_class_shows_the_parameters_of_its_verbs(kind, name):
     assert inspect.signature(getattr(kind, name)).parameters == protocol.parameters
     assert list(inspect.signature(getattr(kind, f"a{name}")).parameters) == list(protocol.parameters)
     assert inspect.iscoroutinefunction(getattr(kind, f"a{name}"))
-
-
-def test_a_verb_of_the_class_itself_is_not_delegated():
-    @delegates_to("inner")
-    class Outer(BackendProtocol):
-        def __init__(self, inner):
-            self.inner = inner
-
-        def delete(self, file_path):
-            return verbs.DELETE.refused(oserror(errno.EROFS), file_path)
-
-    with InMemoryBackend() as files:
-        outer = Outer(files)
-        assert outer.write("/x", "y").path == "/x"
-        assert outer.grep("y", max_count=1).matches == [{"path": "/x", "line": 1, "text": "y"}]
-        assert outer.delete("/x").error == "Error deleting '/x': Read-only file system"
 
 
 def test_the_socket_takes_the_parameters_of_each_verb_by_name():

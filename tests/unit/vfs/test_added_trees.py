@@ -23,10 +23,12 @@ from fusebackend.protocol import RENAME_EXCHANGE, Attr, AttrChanges, Caller, Fea
 from fusebackend.vfs.coherence import twins
 from fusebackend.vfs.inodes import ROOT_INODE, SYNTHETIC_INDEX, Entry, node_of, route_index
 from fusebackend.vfs.mounted_tree import FileSystem
+from fusebackend.vfs.trees_options import TreesOptions
 from fusebackend.volumes.agent_face import VolumeBackend
 
 ME = Caller(0, 0)
 PINNED = [b"usr", b"etc", b"tmp"]
+PRIVATE = (".fusebackend", "private")
 YEAR_S = 365 * 86_400.0
 
 
@@ -39,7 +41,7 @@ def kernel() -> FakeKernel:
 def filesystem(kernel: FakeKernel) -> Iterator[FileSystem]:
     volumes = {path: InMemoryVolume() for path in (ROOT, AgentPath("/memories"), AgentPath("/tmp/x"))}
     made = FileSystem(volumes)
-    assert made.add_tree("sandbox", PINNED) == "/.fusebackend/sandbox"
+    assert made.add_tree("sandbox", PINNED) == "/.fusebackend/private/sandbox"
     made.attach(kernel)
     yield made
     made.detach()
@@ -48,7 +50,7 @@ def filesystem(kernel: FakeKernel) -> Iterator[FileSystem]:
 
 @pytest.fixture
 def root(filesystem: FileSystem) -> int:
-    return walk(filesystem, ".fusebackend", "sandbox").inode
+    return walk(filesystem, *PRIVATE, "sandbox").inode
 
 
 def walk(filesystem: FileSystem, *names: str, start: int = ROOT_INODE) -> Entry:
@@ -91,7 +93,7 @@ def test_directories_have_a_number_in_each_tree_and_files_one(filesystem: FileSy
 
 
 def test_a_tree_has_one_root(filesystem: FileSystem, root: int) -> None:
-    assert walk(filesystem, ".fusebackend", "sandbox").inode == root
+    assert walk(filesystem, *PRIVATE, "sandbox").inode == root
     with pytest.raises(ValueError, match="a tree 'sandbox' already"):
         filesystem.add_tree("sandbox")
 
@@ -103,9 +105,9 @@ def test_more_trees_while_it_lives(filesystem: FileSystem, kernel: FakeKernel, r
         thread.start()
     for thread in threads:
         thread.join()
-    roots = {walk(filesystem, ".fusebackend", name).inode for name in names}
+    roots = {walk(filesystem, *PRIVATE, name).inode for name in names}
     assert len(roots | {root, ROOT_INODE}) == 22
-    assert set(listed(filesystem, walk(filesystem, ".fusebackend").inode)) == {b"sandbox", *map(str.encode, names)}
+    assert set(listed(filesystem, walk(filesystem, *PRIVATE).inode)) == {b"sandbox", *map(str.encode, names)}
     assert all(run(filesystem.lookup(top, b"file")).inode == 0 for top in (*roots, root, ROOT_INODE))
     run(filesystem.mknod(root, b"file", 0o100644, 0, ME))
     assert {notice[1] for notice in told(kernel) if notice[0] == "entry"} == {*roots, ROOT_INODE}
@@ -116,11 +118,11 @@ def test_more_trees_while_it_lives(filesystem: FileSystem, kernel: FakeKernel, r
 def test_counts_go_back_to_zero(filesystem: FileSystem) -> None:
     tree: list[tuple[int, int]] = []
     volume: Any = filesystem.tree.routes[0].volume
-    for start in ((), (".fusebackend", "sandbox")):
+    for start in ((), (*PRIVATE, "sandbox")):
         for path in ("d", "usr", "tmp", "memories"):
             tree.append((walk(filesystem, *start, path).inode, 1))
     directory = run(filesystem.mkdir(ROOT_INODE, b"d", 0o755, ME))
-    twin = walk(filesystem, ".fusebackend", "sandbox", "d")
+    twin = walk(filesystem, *PRIVATE, "sandbox", "d")
     node = node_of(directory.inode)
     run(filesystem.rmdir(ROOT_INODE, b"d"))
     run(filesystem.forget([(directory.inode, 1)]))
@@ -153,7 +155,7 @@ def test_pinned(filesystem: FileSystem, kernel: FakeKernel, root: int) -> None:
     filesystem.invalidation.expire(filesystem.tree.routes[0])
     assert not [notice for notice in told(kernel) if notice[:2] == ("entry", root) and notice[2] in PINNED]
     assert walk(filesystem, "usr", start=root) == entry
-    for inode in (entry.inode, walk(filesystem, ".fusebackend").inode):
+    for inode in (entry.inode, walk(filesystem, *PRIVATE).inode):
         assert run(filesystem.getattr(inode)).timeout_s > YEAR_S
         with pytest.raises(PermissionError):
             run(filesystem.setattr(inode, AttrChanges(mode=0o777)))
@@ -179,40 +181,101 @@ def test_a_route_of_a_pinned_name() -> None:
     volumes = {AgentPath(path): InMemoryVolume() for path in ("/", "/tmp", "/usr", "/usr/local/x")}
     filesystem = FileSystem(volumes)
     filesystem.add_tree("sandbox", [b"usr"])
-    root = walk(filesystem, ".fusebackend", "sandbox").inode
+    root = walk(filesystem, *PRIVATE, "sandbox").inode
     assert route_index(walk(filesystem, "tmp", start=root).inode) != SYNTHETIC_INDEX
     assert route_index(walk(filesystem, "usr", start=root).inode) == SYNTHETIC_INDEX
     assert route_index(walk(filesystem, "usr", "local", start=root).inode) == SYNTHETIC_INDEX
     assert node_of(walk(filesystem, "usr", "local", "x", start=root).inode) == 1
 
 
-def test_the_way_to_other_trees(filesystem: FileSystem, root: int) -> None:
+def refusals(filesystem: FileSystem, parent: int, name: bytes) -> set[int]:
+    """Try every change of a name, which must be refused; returns the errnos."""
+    if not run(filesystem.lookup(ROOT_INODE, b"file")).inode:
+        run(filesystem.mknod(ROOT_INODE, b"file", 0o100644, 0, ME))
+    file = walk(filesystem, "file")
+    calls: list[Any] = [
+        filesystem.mkdir(parent, name, 0o755, ME), filesystem.mknod(parent, name, 0o100644, 0, ME),
+        filesystem.symlink(parent, name, b"x", ME), filesystem.unlink(parent, name),
+        filesystem.rmdir(parent, name), filesystem.create(parent, name, 0o644, 0, ME),
+        filesystem.link(file.inode, parent, name), filesystem.rename(parent, name, ROOT_INODE, b"new", 0),
+        filesystem.rename(ROOT_INODE, b"file", parent, name, 0),
+        filesystem.rename(ROOT_INODE, b"file", parent, name, RENAME_EXCHANGE),
+    ]  # fmt: skip
+    found = set()
+    for call in calls:
+        with pytest.raises(OSError) as refused:
+            run(call)
+        found.add(refused.value.errno or 0)
+    return found
+
+
+def test_the_trees_directory(filesystem: FileSystem, root: int) -> None:
     VolumeBackend(filesystem.tree.routes[0].volume).write("/.fusebackend/mine", "x")
-    way = walk(filesystem, ".fusebackend")
-    assert way.attr is not None and way.attr.mode & 0o777 == 0o700
-    assert set(listed(filesystem, way.inode)) == {b"sandbox"}
+    filesystem.tree.files.add("status.json", lambda: b"{}")
+    own, private = walk(filesystem, ".fusebackend"), walk(filesystem, *PRIVATE)
+    assert own.attr is not None and own.attr.mode & 0o777 == 0o555
+    assert private.attr is not None and private.attr.mode & 0o777 == 0o700
+    assert own.timeout_s > YEAR_S and private.timeout_s > YEAR_S
+    assert set(listed(filesystem, own.inode)) == {b"status.json"}, "a search must not go through all files again"
+    assert set(listed(filesystem, private.inode)) == {b"sandbox"}
     for top in (ROOT_INODE, root):
         assert b".fusebackend" not in listed(filesystem, top)
     assert run(filesystem.lookup(root, b".fusebackend")).inode == 0
-    file = run(filesystem.mknod(ROOT_INODE, b"file", 0o100644, 0, ME))
+    assert run(filesystem.lookup(own.inode, b"mine")).inode == 0
     for parent, name, number in (
         (ROOT_INODE, b".fusebackend", errno.EBUSY),
         (root, b".fusebackend", errno.EPERM),
-        (way.inode, b"sandbox", errno.EBUSY),
-        (way.inode, b"new", errno.EPERM),
+        (own.inode, b"private", errno.EBUSY),
+        (own.inode, b"status.json", errno.EROFS),
+        (own.inode, b"new", errno.EROFS),
+        (private.inode, b"sandbox", errno.EBUSY),
+        (private.inode, b"new", errno.EPERM),
     ):
-        calls: list[Any] = [
-            filesystem.mkdir(parent, name, 0o755, ME), filesystem.mknod(parent, name, 0o100644, 0, ME),
-            filesystem.symlink(parent, name, b"x", ME), filesystem.unlink(parent, name),
-            filesystem.rmdir(parent, name), filesystem.create(parent, name, 0o644, 0, ME),
-            filesystem.link(file.inode, parent, name), filesystem.rename(parent, name, ROOT_INODE, b"new", 0),
-            filesystem.rename(ROOT_INODE, b"file", parent, name, 0),
-            filesystem.rename(ROOT_INODE, b"file", parent, name, RENAME_EXCHANGE),
-        ]  # fmt: skip
-        for call in calls:
-            with pytest.raises(OSError) as refused:
-                run(call)
-            assert refused.value.errno == number
+        assert refusals(filesystem, parent, name) == {number}, name
+    with pytest.raises(OSError) as refused:
+        run(filesystem.setattr(own.inode, AttrChanges(mode=0o777)))
+    assert refused.value.errno == errno.EROFS
+
+
+def test_its_files_count_as_no_other_tree(filesystem: FileSystem) -> None:
+    filesystem.tree.files.add("status.json", lambda: b"{}")
+    walk(filesystem, ".fusebackend", "status.json")
+    assert filesystem.inodes.beside == 0, "else each change of a name would ask for other trees"
+
+
+def test_a_visible_one_is_listed_in_the_main_tree_alone() -> None:
+    filesystem = FileSystem(
+        {ROOT: InMemoryVolume(), AgentPath("/memories"): InMemoryVolume()}, trees=TreesOptions("visible", "other")
+    )
+    assert filesystem.add_tree("sandbox", PINNED) == "/other/private/sandbox"
+    VolumeBackend(filesystem.tree.routes[0].volume).write("/.fusebackend/mine", "x")
+    VolumeBackend(filesystem.tree.routes[0].volume).write("/other/hidden", "x")
+    root, own = walk(filesystem, "other", "private", "sandbox").inode, walk(filesystem, "other").inode
+    both = {b"memories", b".fusebackend"}
+    assert listed(filesystem, ROOT_INODE).keys() == both | {b"other"}
+    assert listed(filesystem, ROOT_INODE)[b"other"] == own
+    assert set(listed(filesystem, root)) == both
+    assert refusals(filesystem, root, b"other") == {errno.EPERM}
+
+
+def test_without_one_its_name_is_the_volumes() -> None:
+    filesystem = FileSystem({ROOT: InMemoryVolume()}, trees=TreesOptions("off"))
+    place = filesystem.add_tree("sandbox", PINNED)
+    top, private, sandbox = place[1:].split("/")
+    assert (private, sandbox) == ("private", "sandbox") and len(top) > 32, "by a name that nobody finds"
+    root = walk(filesystem, top, private, sandbox).inode
+    assert walk(filesystem, ".fusebackend").inode == 0
+    run(filesystem.mkdir(ROOT_INODE, b".fusebackend", 0o755, ME))
+    for tree in (ROOT_INODE, root):
+        assert set(listed(filesystem, tree)) == {b".fusebackend"}
+
+
+def test_a_directory_is_added_once(filesystem: FileSystem) -> None:
+    made = filesystem.tree.add_directory(b"log")
+    assert walk(filesystem, ".fusebackend", "log").inode == made.inode
+    assert listed(filesystem, walk(filesystem, ".fusebackend").inode) == {b"log": made.inode}
+    with pytest.raises(ValueError, match="a directory 'log' already"):
+        filesystem.tree.add_directory(b"log")
 
 
 def test_a_default_that_hangs_keeps_nobody_from_the_pinned_names() -> None:
@@ -230,7 +293,7 @@ def test_a_default_that_hangs_keeps_nobody_from_the_pinned_names() -> None:
 
     async def look() -> None:
         entry = Entry(ROOT_INODE, None, 0)
-        for name in (b".fusebackend", b"sandbox"):
+        for name in (*map(str.encode, PRIVATE), b"sandbox"):
             entry = await filesystem.lookup(entry.inode, name)
         assert (await filesystem.lookup(entry.inode, b"usr")).inode
         assert node_of((await filesystem.lookup(entry.inode, b"memories")).inode) == 1
@@ -300,7 +363,7 @@ def test_what_others_changed_unseen(kernel: FakeKernel) -> None:
     filesystem = FileSystem({ROOT: Plain()}, ttl_s=3600)
     filesystem.add_tree("sandbox", PINNED)
     filesystem.attach(kernel)
-    root = walk(filesystem, ".fusebackend", "sandbox").inode
+    root = walk(filesystem, *PRIVATE, "sandbox").inode
     directory = run(filesystem.mkdir(ROOT_INODE, b"d", 0o755, ME)).inode
     run(filesystem.mknod(ROOT_INODE, b"usr", 0o100644, 0, ME))
     run(filesystem.mknod(directory, b"file", 0o100644, 0, ME))
@@ -456,7 +519,9 @@ def test_both_trees_show_the_same_after_any_changes(seed: int) -> None:
         kernel.invalidate_inode(there)
 
     async def all_steps() -> None:
-        root = await kernel.look(await kernel.look(ROOT_INODE, b".fusebackend"), b"sandbox")
+        root = ROOT_INODE
+        for name in (*PRIVATE, "sandbox"):
+            root = await kernel.look(root, name.encode())
         for _ in range(25):
             with contextlib.suppress(OSError):
                 await step(rng.choice([ROOT_INODE, root]))

@@ -106,7 +106,6 @@ class PostgresDatabase(SqlDatabase):
         row="xmin::text",
         is_text="",
         among="checkpoint_id = ANY(:checkpoints)",
-        ts="checkpoint ->> 'ts'",
         document="NULL, checkpoint",
         placeholders=_placeholders,
     )
@@ -118,6 +117,8 @@ class PostgresDatabase(SqlDatabase):
         self._clock = clock
         with needed_by("threads+postgres:"), translate_errors("PostgreSQL can't be reached"):
             self._reader = Reconnecting(lambda: connect(dsn, _read_only))
+        server = self._reader.connection.info
+        self.identity = f"postgres:{server.host}:{server.port}/{server.dbname}"
         self._writer: Reconnecting | None = None
         try:
             self._prepare("it")

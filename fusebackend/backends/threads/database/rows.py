@@ -2,23 +2,25 @@
 
 `sqlite.py`, `postgres.py` and `saver.py` implement it. Nothing here depends on files.
 
-A checkpoint's name is `<time>-<step>-<source>`, such as `20250102T030405.1234567Z-12-loop`. Names sort as the
-checkpoints do. The time is in UTC, in steps of 100 ns, from the checkpoint's id, a UUID of version 6; where the id is
-something else, it is the checkpoint's own time, or `undated`, and the id ends the name. It also ends names that would
-be the same.
+A checkpoint's name is `<time>-<step>-<node>`, such as `20260922T091431.123Z-0012-tools`. Names sort as the checkpoints
+do. The time is in UTC, in milliseconds, from the checkpoint's id, a UUID of version 6; where the id is something else,
+it is the checkpoint's own time, or `undated`, and the id ends the name. It also ends a name that an older checkpoint
+has. The last part is the node that led to the checkpoint, or else the checkpoint's source.
+
+The former names were `<time>-<step>-<source>`, in steps of 100 ns and without padding. `old_names` makes these.
 """
 
 from __future__ import annotations
 
 import abc
 import datetime
+import re
 import uuid
-from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from fusebackend.remote.keys import name_of
+from fusebackend.remote.keys import cut_name, name_of
 
 NULL_TASK: Final = "00000000-0000-0000-0000-000000000000"
 """The task id of writes that belong to no task: input of a step that has not begun."""
@@ -50,16 +52,6 @@ class Raw(NamedTuple):
 
     kind: str | None
     data: bytes | None
-
-
-class Listed(NamedTuple):
-    """A checkpoint in a listing."""
-
-    id: str
-    step: int | None
-    source: str | None
-    ts: str | None
-    """When it was made, ISO 8601; None where only the whole checkpoint tells."""
 
 
 class Mark(NamedTuple):
@@ -133,6 +125,10 @@ class Database(abc.ABC):
     tells: bool
     """`news` is cheap and exact: it may be called before every other method."""
 
+    identity: str | None = None
+    """Tells it from all other databases, without secrets: the indexes of its lines are cached under it. None where its
+    marks can't be stored."""
+
     @abc.abstractmethod
     def news(self, *, now: bool = False) -> News | None:
         """The changes since the last call, None for none. The database may be queried less often, except with `now`."""
@@ -151,10 +147,6 @@ class Database(abc.ABC):
     @abc.abstractmethod
     def marks(self, place: Place) -> dict[str, Mark]:
         """The checkpoints by id."""
-
-    @abc.abstractmethod
-    def listed(self, place: Place, checkpoints: Sequence[str]) -> list[Listed]:
-        """These checkpoints as in a listing, in any order."""
 
     @abc.abstractmethod
     def newest(self, place: Place) -> str | None:
@@ -192,6 +184,12 @@ class Database(abc.ABC):
 
 # -- names of checkpoints --------------------------------------------------------------------------------------------
 
+MAX_NAME_BYTES: Final = 200
+"""Of a checkpoint's name: `.messages.jsonl` and `.patch` follow it."""
+
+MAX_NODE_CHARS: Final = 64
+_NOT_PLAIN: Final = re.compile(r"[^A-Za-z0-9_+-]+")
+
 _GREGORIAN = 0x01B21DD213814000
 """From 1582, where UUIDs count from, to 1970, in steps of 100 ns."""
 
@@ -218,43 +216,26 @@ def time_ns_of(checkpoint: str, ts: str | None = None) -> int | None:
     return since // datetime.timedelta(microseconds=1) * 1000
 
 
-class Named(NamedTuple):
-    """The possible names of a checkpoint."""
-
-    short: bytes
-    whole: bytes
-    """With its id at the end."""
-    is_uuid6: bool
-
-
-def checkpoint_names(listed: Iterable[Listed], known: dict[Listed, Named] | None = None) -> dict[bytes, Listed]:
-    """The names of the checkpoints of one line, in order.
-
-    `known` caches names: a history grows by one checkpoint at a time, and all names are needed again. It belongs to the
-    line and goes with it. A cache of the whole process kept some names of every line, and with each of them a megabyte
-    of memory that was otherwise free (`base/heap.py`).
-    """
-    known = {} if known is None else known
-    pairs = []
-    for checkpoint in listed:
-        named = known.get(checkpoint)
-        if named is None:
-            named = known[checkpoint] = _named(checkpoint)
-        pairs.append((named, checkpoint))
-    often = Counter(named.short for named, _ in pairs)
-    return {
-        named.short if often[named.short] == 1 and named.is_uuid6 else named.whole: checkpoint
-        for named, checkpoint in pairs
-    }
+def checkpoint_name(
+    checkpoint: str, time_ns: int | None, step: int | None, node: str, taken: Container[bytes]
+) -> bytes:
+    """The name of a checkpoint, other than those that are taken."""
+    number = "none" if step is None else f"{step:04}"
+    stem = f"{_stamp(time_ns, 'milliseconds')}-{number}-{_NOT_PLAIN.sub('_', node)[:MAX_NODE_CHARS] or 'unknown'}"
+    short = stem.encode()
+    if _is_uuid6(checkpoint) and short not in taken:
+        return short
+    whole = name_of(f"{stem}-{checkpoint}")
+    return whole if len(whole) <= MAX_NAME_BYTES else cut_name(whole, checkpoint, MAX_NAME_BYTES)
 
 
-def _named(checkpoint: Listed) -> Named:
-    step = "none" if checkpoint.step is None else str(checkpoint.step)
-    stem = f"{_stamp(time_ns_of(checkpoint.id, checkpoint.ts))}-{step}-{checkpoint.source or 'unknown'}"
-    return Named(name_of(stem), name_of(f"{stem}-{checkpoint.id}"), _is_uuid6(checkpoint.id))
+def old_names(checkpoint: str, time_ns: int | None, step: int | None, source: str | None) -> tuple[bytes, bytes]:
+    """The former names of a checkpoint, the short one and that with its id."""
+    stem = f"{_stamp(time_ns, 'ticks')}-{'none' if step is None else step}-{source or 'unknown'}"
+    return name_of(stem), name_of(f"{stem}-{checkpoint}")
 
 
-def _stamp(time_ns: int | None) -> str:
+def _stamp(time_ns: int | None, unit: Literal["milliseconds", "ticks"]) -> str:
     if time_ns is None:
         return "undated"
     seconds, rest = divmod(time_ns, 10**9)
@@ -262,7 +243,8 @@ def _stamp(time_ns: int | None) -> str:
         when = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
     except (OverflowError, ValueError, OSError):
         return "undated"
-    return f"{when:%Y%m%dT%H%M%S}.{rest // 100:07d}Z"
+    fraction = f"{rest // 10**6:03d}" if unit == "milliseconds" else f"{rest // 100:07d}"
+    return f"{when:%Y%m%dT%H%M%S}.{fraction}Z"
 
 
 def _is_uuid6(text: str) -> bool:

@@ -19,7 +19,7 @@ import errno
 import time
 from collections import OrderedDict
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, Final, NoReturn
 
 from fusebackend.backends.threads.database.rows import (
     NOTHING,
@@ -27,7 +27,6 @@ from fusebackend.backends.threads.database.rows import (
     Damaged,
     Database,
     Link,
-    Listed,
     Mark,
     News,
     Place,
@@ -108,14 +107,6 @@ def _path_of(saver: Any) -> str:
         return sqlite_path(saver.conn)
 
 
-class Found(NamedTuple):
-    """A checkpoint as a sweep found it."""
-
-    mark: Mark
-    listed: Listed | None
-    """None where that has not been read yet."""
-
-
 class SaverDatabase(Database):
     """See the module's docstring. `close` does nothing to the saver."""
 
@@ -131,7 +122,7 @@ class SaverDatabase(Database):
         self._in_memory = _is_exactly(saver, "langgraph.checkpoint.memory", "InMemorySaver")
         self.blocking = not self._in_memory
         self._tuples: OrderedDict[tuple[Place, str], Any] = OrderedDict()
-        self._found: dict[Place, dict[str, Found]] = {}
+        self._found: dict[Place, dict[str, Mark]] = {}
         self._swept_at, self._sweep_s = 0.0, 0.0
         self._sweep()
 
@@ -162,28 +153,26 @@ class SaverDatabase(Database):
         self._swept_at = time.monotonic()
         self._sweep_s = self._swept_at - start
 
-    def _all_listed(self) -> dict[Place, dict[str, Found]]:
-        found: dict[Place, dict[str, Found]] = {}
+    def _all_listed(self) -> dict[Place, dict[str, Mark]]:
+        found: dict[Place, dict[str, Mark]] = {}
         for item in self._saver.list(None):
             place, checkpoint = _place_of(item.config)
             row = (_parent_of(item), repr(item.checkpoint.get("channel_versions")), _written(item))
             count = len(item.pending_writes or ())
-            found.setdefault(place, {})[checkpoint] = Found(Mark(row, count, count), _listed(checkpoint, item))
+            found.setdefault(place, {})[checkpoint] = Mark(row, count, count)
         return found
 
-    def _all_in_memory(self) -> dict[Place, dict[str, Found]]:
+    def _all_in_memory(self) -> dict[Place, dict[str, Mark]]:
         """The checkpoints of an `InMemorySaver`. Agents write meanwhile: each copy is one step of the interpreter."""
-        found: dict[Place, dict[str, Found]] = {}
+        found: dict[Place, dict[str, Mark]] = {}
         writes = dict(self._saver.writes)
         for thread, spaces in list(self._saver.storage.items()):
             for namespace, checkpoints in list(spaces.items()):
                 place = Place(thread, namespace)
                 for checkpoint, stored in list(checkpoints.items()):
                     written = tuple(writes.get((thread, namespace, checkpoint), ()))
-                    known = self._found.get(place, {}).get(checkpoint)
                     mark = Mark((stored, written), len(written), len(written))
-                    is_same = known is not None and known.mark == mark
-                    found.setdefault(place, {})[checkpoint] = known if is_same and known else Found(mark, None)
+                    found.setdefault(place, {})[checkpoint] = mark
         return found
 
     # -- lists -------------------------------------------------------------------------------------------------
@@ -198,24 +187,10 @@ class SaverDatabase(Database):
         return [place.namespace for place in self._found if place.thread == thread]
 
     def marks(self, place: Place) -> dict[str, Mark]:
-        return {checkpoint: found.mark for checkpoint, found in self._found.get(place, {}).items()}
+        return dict(self._found.get(place, {}))
 
     def newest(self, place: Place) -> str | None:
         return max(self._found.get(place, {}), default=None)
-
-    def listed(self, place: Place, checkpoints: Sequence[str]) -> list[Listed]:
-        known = self._found.get(place, {})
-        answer = []
-        for checkpoint in checkpoints:
-            found = known.get(checkpoint)
-            if found is None:
-                continue
-            if found.listed is None:
-                item = self._tuple(place, checkpoint)
-                found = known[checkpoint] = found._replace(listed=_listed(checkpoint, item))
-            assert found.listed is not None
-            answer.append(found.listed)
-        return answer
 
     # -- contents ----------------------------------------------------------------------------------------------
 
@@ -320,12 +295,7 @@ class SaverDatabase(Database):
 
 
 def _differ(before: Mapping[Place, object], after: Mapping[Place, object], place: Place) -> bool:
-    one, other = before.get(place), after.get(place)
-    return _marks(one) != _marks(other)
-
-
-def _marks(found: Any) -> dict[str, Mark]:
-    return {checkpoint: one.mark for checkpoint, one in (found or {}).items()}
+    return before.get(place) != after.get(place)
 
 
 def _place_of(config: Mapping[str, Any]) -> tuple[Place, str]:
@@ -339,14 +309,3 @@ def _parent_of(item: Any) -> str | None:
 
 def _written(item: Any) -> tuple[tuple[str, str], ...]:
     return tuple((write[0], write[1]) for write in item.pending_writes or ())
-
-
-def _listed(checkpoint: str, item: Any) -> Listed:
-    metadata = item.metadata or {}
-    step, source, ts = metadata.get("step"), metadata.get("source"), item.checkpoint.get("ts")
-    return Listed(
-        checkpoint,
-        step if isinstance(step, int) else None,
-        source if isinstance(source, str) else None,
-        ts if isinstance(ts, str) else None,
-    )

@@ -18,13 +18,11 @@ from fusebackend.backends.threads.database.rows import (
     Damaged,
     Database,
     Link,
-    Listed,
     Mark,
     Place,
     Raw,
     Saved,
     Write,
-    time_ns_of,
 )
 from fusebackend.base.errors import oserror
 from fusebackend.volumes.damage import DamageLog
@@ -52,8 +50,6 @@ class Dialect(NamedTuple):
     """A condition that leaves out rows whose column `{}` is no text."""
     among: str
     """The condition for several checkpoints."""
-    ts: str
-    """When a checkpoint was made, NULL where only its document says so."""
     document: str
     """The columns with the type and the bytes of a checkpoint."""
     placeholders: Callable[[str], str]
@@ -99,9 +95,6 @@ class Statements:
         self.marks = make(f"SELECT checkpoint_id, {dialect.row} FROM checkpoints WHERE {LINE}")
         self.marks_of_writes = make(
             f"SELECT checkpoint_id, count(*), max({dialect.order}) {of_writes} GROUP BY checkpoint_id"
-        )
-        self.listed = make(
-            f"SELECT checkpoint_id, metadata, {dialect.ts} FROM checkpoints WHERE {LINE} AND {dialect.among}"
         )
         self.saved = make(
             f"SELECT parent_checkpoint_id, metadata, {dialect.document} FROM checkpoints "
@@ -173,20 +166,6 @@ class SqlDatabase(Database):
 
     def namespaces(self, thread: str) -> list[str]:
         return [row[0] for row in self._ask(self._sql.namespaces, thread=thread)]
-
-    def listed(self, place: Place, checkpoints: Sequence[str]) -> list[Listed]:
-        rows = self._ask_among(self._sql.listed, place, checkpoints)
-        return [self._listed(place, *row) for row in rows]
-
-    def _listed(self, place: Place, checkpoint: str, metadata: Any, ts: str | None) -> Listed:
-        found = _metadata(metadata)
-        step, source = found.get("step"), found.get("source")
-        if ts is None and time_ns_of(checkpoint) is None:  # the id is no UUID: only the document has the time
-            with contextlib.suppress(Damaged):
-                ts = self.saved(place, checkpoint).ts
-        return Listed(
-            checkpoint, step if isinstance(step, int) else None, source if isinstance(source, str) else None, ts
-        )
 
     def marks(self, place: Place) -> dict[str, Mark]:
         # In SQLite both are answered from the tables' indexes alone.

@@ -93,7 +93,6 @@ class SqliteDatabase(SqlDatabase):
         row="rowid",
         is_text=" AND {} < x''",  # TEXT sorts before BLOBs and, from '' on, after numbers
         among="checkpoint_id IN {among}",
-        ts="NULL",
         document="type, checkpoint",
         placeholders=_placeholders,
     )
@@ -104,6 +103,7 @@ class SqliteDatabase(SqlDatabase):
         self.path = path
         if os.path.isfile(path) and os.path.getsize(path) == 0:
             raise OSError(errno.EINVAL, f"'{path}' is an empty file, no checkpoint database of LangGraph")
+        self.identity = f"sqlite:{os.path.realpath(path)}"
         self._connection, self._immutable = open_read_only(path)
         self._writer: sqlite3.Connection | None = None
         try:

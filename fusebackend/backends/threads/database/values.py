@@ -199,40 +199,38 @@ def snapshot(value: Any) -> Any:
     return value.parts() if isinstance(value, Ext) and value.code == SNAPSHOT else value
 
 
-def readable(value: Any) -> Any:
-    """Plain data that JSON can hold. The class of an object is under `__class__`."""
-    try:
-        return _readable(value)
-    except RecursionError:
-        raise Damaged("nested too deeply") from None
+def shallow(value: Any) -> Any:
+    """A value as JSON has it: None, a string, a number, or a dict or list whose members are not converted yet.
 
-
-def _readable(value: Any) -> Any:
+    The class of an object is under `__class__`. Damaged for an extension type that does not hold what it should.
+    """
     if value is None or isinstance(value, (str, int)):  # bool is an int
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, dict):
-        return {key if isinstance(key, str) else str(key): _readable(item) for key, item in value.items()}
+        return value
     if isinstance(value, (list, tuple)):
-        return [_readable(item) for item in value]
+        return list(value)
     if isinstance(value, (bytes, bytearray, memoryview)):
         return {"__bytes__": base64.b64encode(value).decode("ascii")}
     if isinstance(value, Ext):
-        return _readable_ext(value)
+        return _shallow_ext(value)
     return str(value)
 
 
-def _readable_ext(ext: Ext) -> Any:
+def _shallow_ext(ext: Ext) -> Any:
     if ext.code == SNAPSHOT:
-        return _readable(ext.parts())
+        return shallow(ext.parts())
     if ext.code == NUMPY:
-        dtype, shape, _order, data = ext.parts()
-        return {"__class__": "numpy.ndarray", "dtype": dtype, "shape": _readable(shape), "data": _readable(data)}
+        parts = ext.parts()
+        if not isinstance(parts, (list, tuple)) or len(parts) != 4:
+            raise Damaged(f"extension type {ext.code} does not hold what it should")
+        return {"__class__": "numpy.ndarray", "dtype": parts[0], "shape": parts[1], "data": parts[3]}
     if not ext.is_object:
-        return {"__extension__": ext.code, **_readable(ext.data)}
+        return {"__extension__": ext.code, **shallow(ext.data)}
     parts = ext.parts()
-    name, argument = f"{parts[0]}.{parts[1]}", _readable(parts[2])
+    name, argument = f"{parts[0]}.{parts[1]}", shallow(parts[2])
     if name in ("pathlib.Path", "pathlib.PosixPath") and isinstance(argument, list):
         return "/".join(str(part) for part in argument).replace("//", "/", 1)
     if name in _PLAIN_CLASSES:
@@ -288,19 +286,49 @@ class Files:
         return files
 
 
+class Message(dict[str, Any]):
+    """A message as a dict with a `type` (human, ai, tool, system …). The other attributes are for `LineIndex`."""
+
+    __slots__ = ("digest", "line_bytes")
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        super().__init__(fields)
+        self.digest: str | None = None
+        self.line_bytes = 0
+
+
 class Messages:
-    """The channel `messages`: a list of plain messages; one with a known id replaces that, and some remove others."""
+    """The channel `messages`: a list of plain messages; one with a known id replaces that, and some remove others.
+
+    The same stored bytes give the same object, so reading a conversation at each of its checkpoints decodes a message
+    once.
+    """
 
     name: Final = "messages"
 
+    def __init__(self) -> None:
+        self._decoded: dict[bytes, Message] = {}
+
+    def forget(self) -> None:
+        """Drop the decoded messages."""
+        self._decoded.clear()
+
     def whole(self, stored: Any) -> dict[str, Any]:
+        """A stored value. Every message in it counts, also a second one with the same id: a reducer made it so."""
         value = snapshot(stored)
-        return self.merge({}, [] if value is None or value is NOTHING else value)
+        messages: dict[str, Any] = {}
+        if value is None or value is NOTHING:
+            return messages
+        for item in value if isinstance(value, (list, tuple)) else [value]:
+            message = self._plain(item)
+            key = message.get("id")
+            messages[_key(None if key is None or str(key) in messages else key)] = message
+        return messages
 
     def merge(self, messages: dict[str, Any], written: Any) -> dict[str, Any]:
         """One write on top, in place. The keys are ids, or generated ones where a message has none."""
         for item in written if isinstance(written, list) else [written]:
-            message = plain_message(item)
+            message = self._plain(item)
             key = message.get("id")
             if message.get("type") == "remove":
                 if key == REMOVE_ALL:
@@ -308,8 +336,20 @@ class Messages:
                 else:
                     messages.pop(str(key), None)
                 continue
-            messages[f"\0{next(_nameless)}" if key is None else str(key)] = message
+            messages[_key(key)] = message
         return messages
+
+    def _plain(self, item: Any) -> Message:
+        if not isinstance(item, Ext):
+            return Message(plain_message(item))
+        message = self._decoded.get(item.data)
+        if message is None:
+            message = self._decoded[item.data] = Message(plain_message(item))
+        return message
+
+
+def _key(id_: Any) -> str:
+    return f"\0{next(_nameless)}" if id_ is None else str(id_)
 
 
 Channel: TypeAlias = Files | Messages

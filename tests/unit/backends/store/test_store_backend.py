@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -327,14 +328,149 @@ def test_values_are_searched_as_they_are_shown(store, backend):
     assert [match["path"] for match in backend.grep("dark", glob="*.json").matches] == ["/prefs.json"]
 
 
+LONG = "The theme is dark.\n" * 20
+
+TEXTS = {
+    "one": {"text": LONG},
+    "beside-others": {"kind": "memory", "score": 0.5, "tags": ["a", "b"], "text": LONG, "old": None},
+    "deep": {"kind": "Memory", "content": {"content": LONG}},
+    "one-line": {"text": "x" * 201},
+    "two-lines": {"text": "a\nb"},
+    "any-text": {"text": "\x1b[31m漢\r\n" * 9},
+    "broken": {"content": LONG, "encoding": "rot13"},
+}
+
+NO_TEXTS = {
+    "short": {"text": "x" * 200},
+    "a-line-with-its-newline": {"text": "dark\n"},
+    "several": {"a": LONG, "b": LONG},
+    "a-table": {"text": LONG, "rows": [{"a": 1}] * 100},
+    "many-columns": {"text": LONG, **dict.fromkeys(map(str, range(100)), 1)},
+    "a-long-key": {LONG: 1},
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_long_text_has_a_file_of_its_own(store, backend, name):
+    store.put(NS, f"/{name}", TEXTS[name])
+    content = next(text for text in _texts(TEXTS[name]) if len(text) > 200 or "\n" in text)
+    path = f"/{name}.md"
+    infos = backend.ls("/").entries
+    assert [(info["path"], info["read_only"]) for info in infos] == [(f"/{name}.json", True), (path, True)]
+    assert get(backend, path) == content.encode()
+    assert [info["size"] for info in infos] == [len(get(backend, info["path"])) for info in infos]
+    updated_at = store.get(NS, f"/{name}").updated_at  # a SqliteStore's is UTC without saying so
+    updated_at = updated_at.replace(tzinfo=updated_at.tzinfo or UTC)
+    assert [datetime.fromisoformat(info["modified_at"]) for info in infos] == [updated_at, updated_at]
+    assert json.loads(get(backend, f"/{name}.json")) == TEXTS[name]
+    assert [info["path"] for info in backend.glob("*.md").matches] == [path]
+    word = content.split("\n")[0].strip("\r")
+    assert path in {match["path"] for match in backend.grep(word).matches}
+    assert {match["path"] for match in backend.grep(word, path).matches} == {path}
+    assert {match["path"] for match in backend.grep(word, glob="*.md").matches} == {path}
+    refused = "It is a value of the store that is no file, and can be read only"
+    assert refused in backend.edit(path, content[0], "x").error
+    assert backend.upload_files([(path, b"")])[0].error == "permission_denied"
+    assert backend.upload_if(path, b"", digest_of(content.encode())).error == "permission_denied"
+    assert refused in backend.delete(path).error
+    assert refused in backend.move(path, "/elsewhere").error
+    assert backend.write(path, "").error
+    assert store.get(NS, f"/{name}").value == TEXTS[name]
+    store.put(NS, f"/{name}", {"text": "short"})
+    assert [info["path"] for info in backend.ls("/").entries] == [f"/{name}.json"]
+    assert backend.read(path).error == f"File '{path}' not found"
+    assert backend.write(path, "now a file").error is None
+
+
+def _texts(value):
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for child in value.values():
+            yield from _texts(child)
+
+
+@pytest.mark.parametrize("name", NO_TEXTS)
+def test_a_value_that_is_not_one_long_text_is_json_alone(store, backend, name):
+    store.put(NS, f"/{name}", NO_TEXTS[name])
+    assert [info["path"] for info in backend.ls("/").entries] == [f"/{name}.json"]
+    assert backend.read(f"/{name}.md").error == f"File '/{name}.md' not found"
+
+
+def test_json_has_sorted_keys(store, backend):
+    store.put(NS, "prefs", {"b": {"d": 1, "c": []}, "a": "é"})
+    expected = '{\n  "a": "é",\n  "b": {\n    "c": [],\n    "d": 1\n  }\n}\n'
+    assert get(backend, "/prefs.json") == expected.encode()
+
+
+@pytest.mark.parametrize("levels", [200, 1_000, 20_000])
+def test_a_value_of_a_thousand_levels_takes_no_other_value_with_it(store, backend, levels):
+    """orjson, by which SqliteStore writes, refuses more than 254 levels; other programs don't."""
+    value = {"text": LONG}
+    for _ in range(levels):
+        value = {"in": value}
+    raw = '{"in": ' * levels + json.dumps({"text": LONG}) + "}" * levels
+    put(store, "/good", "good")
+    if isinstance(store, InMemoryStore):
+        store.put(NS, "/deep", value)
+    elif isinstance(store, SqliteStore):
+        store.conn.execute("INSERT INTO store (prefix, key, value) VALUES ('memories', '/deep', ?)", (raw.encode(),))
+    else:
+        try:
+            with store._cursor() as cursor:
+                cursor.execute("INSERT INTO store (prefix, key, value) VALUES ('memories', '/deep', %s)", (raw,))
+        except Exception as error:
+            assert "stack depth" in str(error)
+            return
+    infos = {info["path"]: info["size"] for info in backend.ls("/").entries}
+    assert infos.keys() == {"/deep.json", "/good"}
+    content = get(backend, "/deep.json")
+    assert infos["/deep.json"] == len(content)
+    assert content.count(b'"in"') == levels
+    assert {match["path"] for match in backend.grep("theme").matches} == {"/deep.json"}
+    assert backend.edit("/good", "good", "better").error is None
+
+
+def test_values_that_only_memory_can_hold_are_shown():
+    store = InMemoryStore()
+    loop = {"a": 1}
+    loop["self"] = loop
+    put(store, "/good", "good", meta=loop)
+    for key, value in {"loop": loop, "keys": {1: 2, "x": 3, (4,): 5}, "nan": {"x": float("nan")}}.items():
+        store.put(NS, key, value)
+    store.put(NS, "surrogate", {"text": LONG + "\ud800"})
+    backend = StoreBackend(store, namespace=NS)
+    for info in backend.ls("/").entries:
+        assert len(get(backend, info["path"])) == info["size"], info
+    assert b'"self": "\xe2\x80\xa6"' in get(backend, "/loop.json")
+    assert json.loads(get(backend, "/surrogate.json"))["text"] == LONG + "\ud800"
+    assert get(backend, "/surrogate.md") == (LONG + "?").encode()
+    assert backend.edit("/good", "good", "better").error is None
+
+
+@pytest.mark.slow
+def test_a_value_of_a_hundred_megabytes_is_shown(store, backend):
+    content = "0123456789\n" * 10_000_000
+    store.put(NS, "/large", {"text": content})
+    large = {info["path"]: info["size"] for info in backend.ls("/").entries}
+    assert large == {"/large.json": len(content) + 10_000_000 + len('{\n  "text": ""\n}\n'), "/large.md": len(content)}
+    assert get(backend, "/large.md") == content.encode()
+
+
 def test_what_is_no_json_in_the_table_is_shown_as_it_is(tmp_path):
     with SqliteStore.from_conn_string(str(tmp_path / "x.db")) as store:
         store.setup()
         store.conn.execute("INSERT INTO store (prefix, key, value) VALUES ('memories', '/odd', 'not json {')")
         store.conn.execute("INSERT INTO store (prefix, key, value) VALUES ('memories', '/list', '[1]')")
+        store.conn.execute("INSERT INTO store (prefix, key, value) VALUES ('memories', '/text', '\"one line\"')")
         with StoreBackend(store, namespace=NS) as backend:
             assert get(backend, "/odd.json") == b"not json {"
             assert get(backend, "/list.json") == b"[\n  1\n]\n"
+            assert get(backend, "/text.json") == b'"one line"\n'
+            assert get(backend, "/text.md") == b"one line"
+            assert [info["path"] for info in backend.ls("/").entries] == [
+                "/list.json", "/odd.json", "/text.json", "/text.md",
+            ]  # fmt: skip
             assert backend.upload_files([("/odd.json", b"")])[0].error == "permission_denied"
 
 

@@ -102,6 +102,22 @@ def test_sizes_are_asked_for_once(store, monkeypatch):
         assert fetched == ["/dir00000/file03.md"]
 
 
+def test_a_search_in_md_reads_no_other_file_again(store, monkeypatch):
+    """Any key may have a long text, which is a `.md`."""
+    fill(store, [f"/{number}.txt" for number in range(50)] + ["/a.md"])
+    store.put(NS, "/memory", {"text": "x\ny\n"})
+    with StoreBackend(store, namespace=NS) as backend:
+        found = [match["path"] for match in backend.grep("x", glob="*.md").matches]
+        assert found == ["/a.md", "/memory.md"]
+        kind = type(backend.items)
+        fetched = []
+        plain = kind.fetch
+        monkeypatch.setattr(kind, "fetch", lambda items, keys: (fetched.extend(keys), plain(items, keys))[1])
+        assert [match["path"] for match in backend.grep("x", glob="*.md").matches] == found
+        assert [info["path"] for info in backend.glob("*.md").matches] == found
+        assert sorted(fetched) == ["/a.md", "/memory"]
+
+
 def test_the_lookups_of_a_mount_list_a_directory_once(store, monkeypatch):
     """Whoever walks a tree asks for each name of it."""
     fill(store, tree(3))

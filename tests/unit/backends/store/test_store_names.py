@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 
 import pytest
 import stores
@@ -18,12 +19,14 @@ from fusebackend.backends.store.tree import is_name
 FILE = {"content": "text", "encoding": "utf-8"}
 
 SEGMENTS = st.sampled_from(
-    ["", "", "a", "b", "a", ".", "..", "%", "%.", "%=", "a%=", "a.json", "a%=.json", "%2E", "%2F", "n" * 255, "n" * 300,
-     "漢" * 90, "x.json", "0", "é"]
+    ["", "", "a", "b", "a", ".", "..", "%", "%.", "%=", "a%=", "a.json", "a%=.json", "a.md", "a%=.md", "%2E", "%2F",
+     "n" * 255, "n" * 300, "漢" * 90, "x.json", "0", "é"]
 )  # fmt: skip
 KEYS = st.lists(SEGMENTS, min_size=1, max_size=4).map("/".join)
-TREES = st.dictionaries(KEYS, st.booleans(), max_size=12)
-"""Keys, and whether their value is a file."""
+TREES = st.dictionaries(KEYS, st.sampled_from(["file", "value", "text"]), max_size=12)
+"""Keys, and what their values are: files, others, and others with one long text."""
+
+LONG = "one\ntwo\n"
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +47,9 @@ def backend_of(request, tmp_path_factory):
 
 
 def filled(store, namespace, keys):
-    for key, is_file in keys.items():
-        store.put(namespace, key, {**FILE, "content": key} if is_file else {"value": key})
+    for key, kind in keys.items():
+        value = {"file": {**FILE, "content": key}, "value": {"value": key[:50]}, "text": {"v": 1, "text": LONG + key}}
+        store.put(namespace, key, value[kind])
 
 
 def everything(backend):
@@ -65,20 +69,28 @@ def everything(backend):
     return found
 
 
+def shown(key, kind):
+    """What a key is shown as: the contents of its files, and whether they can be read only."""
+    if kind == "file":
+        return [(key.encode(), False)]
+    value = {"value": key[:50]} if kind == "value" else {"text": LONG + key, "v": 1}
+    texts = [LONG + key] if kind == "text" else []
+    return [(text.encode(), True) for text in (json.dumps(value, indent=2, ensure_ascii=False) + "\n", *texts)]
+
+
 def check(backend, keys):
     found = everything(backend)
-    expected = sorted(key.encode() if is_file else b'{\n  "value": ' for key, is_file in keys.items())
-    shown = sorted(
-        content if not content.startswith(b"{") else content[: len(b'{\n  "value": ')] for content in found.values()
-    )
-    assert shown == expected
-    for key, is_file in keys.items():
-        plain = key.startswith("/") and all(map(is_name, key[1:].split("/")))
-        if plain and is_file and not any(other.startswith((key + "/", key[1:] + "/")) for other in keys):
-            assert found[key] == key.encode()
-    assert sorted(info["path"] for info in backend.glob("**").matches) == sorted(
+    entries = {info["path"]: info for info in backend.glob("**").matches}
+    assert sorted(entries) == sorted(
         path for path in found if not any(name.startswith(".") for name in path.split("/"))
     )
+    assert sorted(found.values()) == sorted(content for item in keys.items() for content, _ in shown(*item))
+    for path, info in entries.items():
+        assert info.get("read_only", False) == (found[path].startswith((b"{", b"one")))
+    for key, kind in keys.items():
+        plain = key.startswith("/") and all(map(is_name, key[1:].split("/")))
+        if plain and kind == "file" and not any(other.startswith((key + "/", key[1:] + "/")) for other in keys):
+            assert found[key] == key.encode()
     assert {match["path"] for match in backend.grep("").matches} <= found.keys()
 
 
@@ -94,7 +106,7 @@ def test_every_key_is_shown_once_and_can_be_read(keys):
 @settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(keys=TREES)
 def test_the_rule_is_the_same_in_sql(backend_of, kind, keys):
-    keys = {key: is_file for key, is_file in keys.items() if kind != "postgres" or len(key) < 600}
+    keys = {key: what for key, what in keys.items() if kind != "postgres" or len(key) < 600}
     store, namespace, backend = backend_of(kind)
     with backend:
         filled(store, namespace, keys)
@@ -121,7 +133,7 @@ def test_the_rule_is_the_same_in_sql(backend_of, kind, keys):
 )
 def test_where_a_file_is(keys, paths):
     store = InMemoryStore()
-    filled(store, ("n",), dict.fromkeys(keys, True))
+    filled(store, ("n",), dict.fromkeys(keys, "file"))
     assert sorted(everything(StoreBackend(store, namespace=("n",)))) == sorted(paths)
 
 
@@ -141,15 +153,54 @@ def test_where_a_file_is(keys, paths):
 )
 def test_where_a_value_is_that_is_no_file(files, values, paths):
     store = InMemoryStore()
-    filled(store, ("n",), {**dict.fromkeys(files, True), **dict.fromkeys(values, False)})
-    shown = sorted(everything(StoreBackend(store, namespace=("n",))))
-    for path, expected in zip(shown, sorted(paths), strict=True):
+    filled(store, ("n",), {**dict.fromkeys(files, "file"), **dict.fromkeys(values, "value")})
+    listed = sorted(everything(StoreBackend(store, namespace=("n",))))
+    for path, expected in zip(listed, sorted(paths), strict=True):
         assert path == expected or (expected.endswith("%~") and path.startswith(expected) and path.endswith(".json"))
+
+
+@pytest.mark.parametrize(
+    ("files", "texts", "paths"),
+    [
+        ([], ["notes"], ["/notes.json", "/notes.md"]),
+        ([], ["notes.md"], ["/notes.md.json", "/notes.md.md"]),
+        (["/notes.md"], ["/notes"], ["/notes.json", "/notes.md", "/notes%=.md"]),
+        (["notes.md"], ["/notes"], ["/notes.json", "/notes.md", "/notes%=.md"]),
+        (["/notes.md/x"], ["/notes"], ["/notes.json", "/notes.md/x", "/notes%=.md"]),
+        ([], ["/notes", "/notes.md"], ["/notes.json", "/notes.md", "/notes.md.json", "/notes.md.md"]),
+        ([], ["", "/."], ["/%.json", "/%.md", "/%2E.json", "/%2E.md"]),
+        (["/.md", "/..md"], ["/", "/."], ["/%.json", "/%.md", "/%2E.json", "/%2E.md", "/..md", "/.md"]),
+        (["/%.md"], ["/"], ["/%.json", "/%.md", "/%%=.md"]),
+        ([], ["/a/../b"], ["/a/%2E%2E/b.json", "/a/%2E%2E/b.md"]),
+        ([], ["/\x1b[31m\n"], ["/\x1b[31m\n.json", "/\x1b[31m\n.md"]),
+    ],
+)
+def test_where_a_long_text_is(files, texts, paths):
+    store = InMemoryStore()
+    filled(store, ("n",), {**dict.fromkeys(files, "file"), **dict.fromkeys(texts, "text")})
+    backend = StoreBackend(store, namespace=("n",))
+    found = everything(backend)
+    assert sorted(found) == sorted(paths)
+    computed = [path for path in paths if path.endswith(".md") and path not in files and path[1:] not in files]
+    assert sorted(match["path"] for match in backend.grep("two").matches) == sorted(
+        [*computed, *(path for path in paths if path.endswith(".json"))]
+    )
+    assert sorted(info["path"] for info in backend.glob("**/*.md").matches) == sorted(
+        path for path in paths if path.endswith(".md") and not path.startswith("/.")
+    )
+
+
+def test_a_name_of_255_bytes_has_room_for_its_suffix():
+    store = InMemoryStore()
+    filled(store, ("n",), {"/" + "n" * length: "text" for length in range(250, 256)})
+    found = everything(StoreBackend(store, namespace=("n",)))
+    assert len(found) == 12
+    assert max(map(len, found)) == 256
 
 
 def test_a_key_without_a_slash_is_written_and_deleted_where_it_is():
     store = InMemoryStore()
-    filled(store, ("n",), {"a": True, "b/c": True, "/d": True, "d": True})
+    filled(store, ("n",), dict.fromkeys(["a", "b/c", "/d", "d"], "file"))
     backend = StoreBackend(store, namespace=("n",))
     assert backend.edit("/a", "a", "A").error is None
     assert store.get(("n",), "a").value["content"] == "A"
@@ -164,7 +215,7 @@ def test_a_key_without_a_slash_is_written_and_deleted_where_it_is():
 
 def test_nothing_new_is_made_where_only_keys_without_a_slash_can_be():
     store = InMemoryStore()
-    filled(store, ("n",), {"a": True, "/a": True})
+    filled(store, ("n",), {"a": "file", "/a": "file"})
     backend = StoreBackend(store, namespace=("n",))
     assert backend.write("/%./new", "x").error == "Error writing file '/%./new': Permission denied"
     assert backend.move("/a", "/%./b").error
@@ -173,7 +224,7 @@ def test_nothing_new_is_made_where_only_keys_without_a_slash_can_be():
 
 def test_a_file_in_a_directory_with_an_escaped_name_gets_its_keys_prefix():
     store = InMemoryStore()
-    filled(store, ("n",), {"//x": True})
+    filled(store, ("n",), {"//x": "file"})
     backend = StoreBackend(store, namespace=("n",))
     assert backend.write("/%/y", "new").error is None
     assert sorted(item.key for item in store.search(("n",))) == ["//x", "//y"]
@@ -182,7 +233,7 @@ def test_a_file_in_a_directory_with_an_escaped_name_gets_its_keys_prefix():
 
 def test_a_file_that_is_a_directory_too_is_read_by_its_key_as_deepagents_does():
     store = InMemoryStore()
-    filled(store, ("n",), {"/a": True, "/a/b": True})
+    filled(store, ("n",), {"/a": "file", "/a/b": "file"})
     backend = StoreBackend(store, namespace=("n",))
     assert backend.download_files(["/a", "/a%="])[0].content == b"/a"
     assert backend.edit("/a", "/a", "changed").error is None
@@ -196,7 +247,7 @@ def test_a_file_that_is_a_directory_too_is_read_by_its_key_as_deepagents_does():
 def test_what_would_put_a_file_in_the_way_of_a_value_is_said(path):
     """A new file never takes a value's key; where it takes its name, the value gives way."""
     store = InMemoryStore()
-    filled(store, ("n",), {"/x": False})
+    filled(store, ("n",), {"/x": "value"})
     backend = StoreBackend(store, namespace=("n",))
     if path == "/x.json":
         assert backend.upload_files([(path, b"new")])[0].error == "permission_denied"

@@ -81,6 +81,25 @@ def test_namespaces_are_directories_and_keys_are_files(store: Any, tree: Namespa
     assert tree.download_files(["/top.md"])[0].error == "file_not_found"
 
 
+def test_a_long_text_gives_way_to_a_namespace(store: Any, tree: NamespaceTree) -> None:
+    text = "one\ntwo\n"
+    store.put(("users",), "ada", {"text": text})
+    store.put(("users",), "bob", {"text": text})
+    put(store, ("users", "ada"), "/x", "x")
+    assert ls(tree, "/users") == ["/users/ada.json", "/users/ada.md", "/users/ada/", "/users/bob.json", "/users/bob.md"]
+    put(store, ("users",), "/ada.md", "a file")
+    found = files(tree)
+    assert sorted(found) == [
+        "/users/ada%=.md", "/users/ada.json", "/users/ada.md", "/users/ada/x", "/users/bob.json", "/users/bob.md",
+    ]  # fmt: skip
+    assert found["/users/ada%=.md"] == found["/users/bob.md"] == text.encode()
+    assert {match["path"] for match in tree.grep("two").matches or ()} == {
+        "/users/ada%=.md", "/users/ada.json", "/users/bob.json", "/users/bob.md",
+    }  # fmt: skip
+    assert tree.delete("/users/bob.md").error is not None
+    assert tree.move("/users/bob.md", "/users/ada/bob.md").error is not None
+
+
 def test_a_key_that_is_called_as_a_namespace_gives_way(store: Any, tree: NamespaceTree) -> None:
     put(store, ("a",), "/b", "a file")
     put(store, ("a", "b"), "/c", "of the namespace")

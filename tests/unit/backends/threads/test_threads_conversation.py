@@ -121,7 +121,10 @@ class TestHostile:
         for _ in range(1000):
             deep = [deep]
         message = {"type": "ai", "content": "see", "tool_calls": [{"name": "t", "args": {"deep": deep}, "id": "c"}]}
-        assert "nested too deeply" in section(1, message, 0)
+        assert "more characters" in section(1, message, 0)
+        (_, made) = files_of(1, message)
+        assert made.name == "0001-ai.calls.json"
+        assert b"".join(made.data.split()).count(b"[") == 1001
 
 
 class TestFiles:

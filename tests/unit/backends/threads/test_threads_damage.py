@@ -53,6 +53,11 @@ def names(backend: ThreadsBackend, path: str) -> list[str]:
     return [entry["path"].rstrip("/").rpartition("/")[2] for entry in listing.entries]
 
 
+def history(backend: ThreadsBackend, line: str) -> list[str]:
+    """The names of the checkpoints."""
+    return [name for name in names(backend, f"{line}/history") if not name.endswith((".jsonl", ".json"))]
+
+
 def read(backend: ThreadsBackend, path: str) -> str:
     (answer,) = backend.download_files([path])
     assert answer.content is not None, answer.error
@@ -81,7 +86,7 @@ NEWEST = "checkpoint_id = (SELECT max(checkpoint_id) FROM checkpoints)"
 )
 def test_a_checkpoint_that_cannot_be_read_says_so_in_its_place(path: str, change: str, says: str) -> None:
     with changed(path, f"UPDATE checkpoints SET {change} WHERE {NEWEST}") as backend:
-        *others, newest = names(backend, "/plain/history")
+        *others, newest = history(backend, "/plain")
         for directory in (f"/plain/history/{newest}", "/plain/head"):
             assert names(backend, directory) == ["ERROR.txt"]
             assert says in read(backend, f"{directory}/ERROR.txt")
@@ -93,11 +98,11 @@ def test_a_checkpoint_that_cannot_be_read_says_so_in_its_place(path: str, change
 def test_what_follows_from_a_damaged_write_says_so_and_what_came_before_is_there(path: str) -> None:
     damaged = "UPDATE writes SET value = x'81' WHERE rowid = (SELECT min(rowid) FROM writes WHERE channel = 'files')"
     with changed(path, damaged) as backend:
-        history = names(backend, "/plain/history")
-        found = [names(backend, f"/plain/history/{name}") for name in history]
+        checkpoints = history(backend, "/plain")
+        found = [names(backend, f"/plain/history/{name}") for name in checkpoints]
         assert found[0] == []
         assert found[-1] == ["ERROR.txt"]
-        assert "a write to 'files'" in read(backend, f"/plain/history/{history[-1]}/ERROR.txt")
+        assert "a write to 'files'" in read(backend, f"/plain/history/{checkpoints[-1]}/ERROR.txt")
         assert names(backend, "/plain/head") == ["ERROR.txt"]
         assert json.loads(read(backend, "/plain/messages.jsonl").splitlines()[0])["type"] == "human"
 
@@ -148,7 +153,7 @@ def test_a_history_that_was_pruned_is_as_langgraph_finds_it_and_says_so(path: st
 
 def test_metadata_that_cannot_be_read_costs_the_name_only(path: str) -> None:
     with changed(path, f"UPDATE checkpoints SET metadata = x'ff' WHERE {NEWEST}") as backend:
-        newest = names(backend, "/plain/history")[-1]
+        newest = history(backend, "/plain")[-1]
         assert newest.endswith("Z-none-unknown")
         assert names(backend, f"/plain/history/{newest}") == ["a.txt", "c.txt", "second.txt"]
 
@@ -165,9 +170,9 @@ def test_a_database_that_is_encrypted(tmp_path: Path) -> None:
     with agents.sqlite_saver(where, serde=EncryptedSerializer(Reversing())) as saver:
         threadcases.plain(saver)
     with ThreadsBackend.from_sqlite(where) as backend:
-        history = names(backend, "/plain/history")
-        assert len(history) > 10
-        for directory in ("/plain/head", f"/plain/history/{history[0]}"):
+        checkpoints = history(backend, "/plain")
+        assert len(checkpoints) > 10
+        for directory in ("/plain/head", f"/plain/history/{checkpoints[0]}"):
             assert "only the program that has the key can read it" in read(backend, f"{directory}/ERROR.txt")
 
 
@@ -208,7 +213,7 @@ def test_an_odd_row_harms_no_other_thread(path: str, odd: dict[str, str]) -> Non
         assert backend.glob("**/*.txt").error is None
         assert "/plain/head/a.txt" in [match["path"] for match in backend.grep("three").matches or ()]
         for thread_ in names(backend, "/"):
-            for name in names(backend, f"/{thread_}/history"):
+            for name in history(backend, f"/{thread_}"):
                 names(backend, f"/{thread_}/history/{name}")
             for name in ("state.json", "messages.jsonl"):
                 assert backend.download_files([f"/{thread_}/{name}"])[0].content is not None
@@ -219,7 +224,7 @@ def test_a_blob_as_an_id_is_told_and_left_out(path: str, column: str, caplog: py
     odd = {"thread_id": {"thread": "x'c1'"}, "checkpoint_id": {"thread": "'plain'", "id": "x'c1'"}}[column]
     with changed(path, COPY.format(**SAME | odd)) as backend:
         assert names(backend, "/") == ["plain"]
-        assert len(names(backend, "/plain/history")) > 3
+        assert len(history(backend, "/plain")) > 3
     assert f"has a {column} that is no text" in caplog.text
 
 
@@ -252,7 +257,7 @@ def test_a_path_of_many_segments_is_one_file_among_others(
             assert len(found) == 3
             assert sorted(read(backend, found_path) for found_path in found) == ["far", "near", "x"]
             assert [match["text"] for match in backend.grep("near", "/t/head").matches or ()] == ["near"]
-            assert len(names(backend, "/t/history")) > 1
+            assert len(history(backend, "/t")) > 1
     assert f"a path of {segments} segments is shown as one name" in caplog.text
 
 
@@ -445,7 +450,7 @@ def test_damage_in_postgres_is_told_in_its_place(postgres_dsn: str, change: str,
     with ThreadsBackend.from_postgres(postgres_dsn) as backend:
         assert names(backend, "/plain/head") == ["ERROR.txt"]
         assert says in read(backend, "/plain/head/ERROR.txt")
-        assert names(backend, f"/plain/history/{names(backend, '/plain/history')[0]}") == []
+        assert names(backend, f"/plain/history/{history(backend, '/plain')[0]}") == []
 
 
 @pytest.mark.slow

@@ -133,11 +133,11 @@ def test_a_namespace_of_a_subagent_is_told(b: Bench, listener: Listener) -> None
     agent = agents.deep_agent(b.saver, [say("hello")])
     agent.invoke(user("hi"), thread("t"))
     b.backend.volume.follow()
-    assert len(b.backend.ls("/t").entries or []) == 4
+    assert len(b.backend.ls("/t").entries or []) == 9
     agent.model.script = [use(agents.delegate("work")), use(write("/s.txt", "s")), say("sub"), say("ok")]
     agent.invoke(user("go"), thread("t"))
     listener.wait(lambda: "/t/subgraphs/" in listener.paths("created"))
-    assert len(b.backend.ls("/t").entries or []) == 5
+    assert len(b.backend.ls("/t").entries or []) == 10
 
 
 def test_a_deleted_thread_is_gone(b: Bench, listener: Listener) -> None:

@@ -73,7 +73,7 @@ def test_what_is_open_or_held_outlives_that(tmp_path: Path) -> None:
                 node = volume.lookup(node, part.encode()).node
             return node
 
-        checkpoint = sorted(name for name, _ in volume.readdir(at("thread-0003/history"), b"", 100))[4].decode()
+        checkpoint = sorted(name for name, _ in volume.readdir(at("thread-0003/history"), b"", 100))[12].decode()
         kept = {name: at(name) for name in (
             "thread-0003", "thread-0003/history", f"thread-0003/history/{checkpoint}/notes/1",
             f"thread-0003/history/{checkpoint}/notes/1/file-001.md", "thread-0005/head/notes/2/file-002.md",

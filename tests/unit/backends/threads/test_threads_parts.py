@@ -29,11 +29,11 @@ from fusebackend.backends.threads.database.rows import (
     NOTHING,
     NULL_TASK,
     Damaged,
-    Listed,
     Raw,
     Saved,
     Write,
-    checkpoint_names,
+    checkpoint_name,
+    old_names,
     time_ns_of,
 )
 from fusebackend.backends.threads.database.values import (
@@ -44,12 +44,19 @@ from fusebackend.backends.threads.database.values import (
     overwriting,
     pack,
     plain_message,
-    readable,
     replay,
     update,
 )
+from fusebackend.backends.threads.json_text import MAX_LEVELS, compact, pretty
 
 SERIALISER = JsonPlusSerializer()
+
+
+def readable(value: Any) -> Any:
+    """The value as its JSON has it."""
+    found = json.loads(pretty(value))
+    assert json.loads(compact(value)) == found
+    return found
 
 
 def stored(value: Any) -> Any:
@@ -119,8 +126,7 @@ def test_unknown_extension_types_are_shown_as_bytes() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x92\x01", b"\xd4\x00\x01"])
 def test_an_object_that_is_none_is_damaged(data: bytes) -> None:
-    with pytest.raises(Damaged):
-        readable(Ext(5, data))
+    assert list(readable(Ext(5, data))) == ["error"]
 
 
 @given(st.binary(max_size=40))
@@ -132,12 +138,15 @@ def test_no_bytes_are_more_than_damaged(data: bytes) -> None:
             assert "\n" not in str(error)
 
 
-def test_deep_nesting_is_damaged_at_worst() -> None:
+def test_deep_nesting_is_shown_up_to_a_bound() -> None:
     value: Any = "x"
-    for _ in range(900):
+    for _ in range(1_000):
         value = [value]
-    with pytest.raises(Damaged, match="nested too deeply"):
-        readable(value)
+    assert compact(value) == "[" * 1_000 + '"x"' + "]" * 1_000
+    assert pretty({"a": value}).count("[") == 1_000
+    for _ in range(2 * MAX_LEVELS):
+        value = {"a": value}
+    assert f"nested deeper than {MAX_LEVELS} levels" in compact(value)
 
 
 # -- channels ----------------------------------------------------------------------------------------------------------
@@ -282,21 +291,32 @@ def test_times(checkpoint: str, ts: str | None, time_ns: int | None) -> None:
 def test_names_are_unique_and_in_order() -> None:
     one = "1ef4f797-8335-6428-8001-8a1503f9b875"
     twin = "1ef4f797-8335-6428-8001-ffffffffffff"
-    later = "1ef4f797-8336-6428-8002-8a1503f9b875"
-    listed = [
-        Listed(one, 1, "loop", None),
-        Listed(twin, 1, "loop", None),
-        Listed(later, None, None, None),
-        Listed("own/id", -1, "a/b", "2024-05-04T06:32:42.235444+00:00"),
-        Listed("undated", 2, "update", None),
+    later = "1ef4f797-9335-6428-8002-8a1503f9b875"
+    made = 1714804362235444000
+    taken: list[bytes] = []
+    for checkpoint, time_ns, step, node in [
+        ("own/id", made, -1, "a/b.state.json"),
+        (one, time_ns_of(one), 1, "tools"),
+        (twin, time_ns_of(twin), 1, "tools"),
+        (later, time_ns_of(later), 12345, "model+tools"),
+        ("x" * 300, None, 2, "y" * 300),
+        ("undated", None, None, "update"),
+    ]:
+        taken.append(checkpoint_name(checkpoint, time_ns, step, node, taken))
+    assert len(taken[4]) <= 200
+    assert [*taken[:4], taken[5]] == [
+        b"20240504T063242.235Z--001-a_b_state_json-own%2Fid",
+        b"20240731T201419.804Z-0001-tools",
+        f"20240731T201419.804Z-0001-tools-{twin}".encode(),
+        b"20240731T201421.481Z-12345-model+tools",
+        b"undated-none-update-undated",
     ]
-    assert list(checkpoint_names(listed)) == [
-        f"20240731T201419.8041640Z-1-loop-{one}".encode(),
-        f"20240731T201419.8041640Z-1-loop-{twin}".encode(),
-        b"20240731T201419.8045736Z-none-unknown",
-        b"20240504T063242.2354440Z--1-a%2Fb-own%2Fid",
-        b"undated-2-update-undated",
-    ]
+    assert taken == sorted(taken)
+    assert old_names(one, time_ns_of(one), 1, "a/b") == (
+        b"20240731T201419.8041640Z-1-a%2Fb",
+        f"20240731T201419.8041640Z-1-a%2Fb-{one}".encode(),
+    )
+    assert old_names("x", None, None, None) == (b"undated-none-unknown", b"undated-none-unknown-x")
 
 
 @given(st.lists(st.integers(0, 2**60 - 1), min_size=2, max_size=9, unique=True))
@@ -305,11 +325,12 @@ def test_names_sort_as_ids_do(ticks: list[int]) -> None:
         high, low = tick >> 12, tick & 0xFFF
         return str(uuid.UUID(int=high << 80 | 6 << 76 | low << 64 | 2 << 62))
 
-    ids = sorted(made(tick % (2**57)) for tick in ticks)
-    names = checkpoint_names([Listed(checkpoint, 0, "loop", None) for checkpoint in dict.fromkeys(ids)])
-    dated = [name for name in names if not name.startswith(b"undated")]
-    assert dated == sorted(dated)
-    assert [names[name].id for name in sorted(dated)] == [found.id for name, found in names.items() if name in dated]
+    names: list[bytes] = []
+    for checkpoint in dict.fromkeys(sorted(made(tick % (2**57)) for tick in ticks)):
+        names.append(checkpoint_name(checkpoint, time_ns_of(checkpoint), 0, "tools", names))
+    times = [name[:20] for name in names if not name.startswith(b"undated")]
+    assert times == sorted(times)
+    assert len(set(names)) == len(names)
 
 
 # -- what a run is doing -----------------------------------------------------------------------------------------------

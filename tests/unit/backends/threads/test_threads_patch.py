@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -67,13 +68,34 @@ def test_git_applies_and_reverts_it(
 def test_a_text_that_is_too_large_to_compare_is_replaced_as_a_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patches, "MAX_DIFFED_LINES", 3)
+    monkeypatch.setattr(patches, "MAX_EDITS", 1)
     before, after = {b"f": b"1\n2\n3\n4\n"}, {b"f": b"1\n2\n3\n5\n"}
     fill(tmp_path, before)
     made = patch(HEADER, before, after)
     assert b"-1\n-2\n-3\n-4\n+1\n" in made
     apply(tmp_path, made)
     assert read(tmp_path) == after
+
+
+@pytest.mark.parametrize("words", [1, 2, 50])
+def test_lines_that_repeat_take_no_longer(tmp_path: Path, words: int) -> None:
+    """1,000 equal lines took difflib 18 s."""
+    lines = [f"line {number % words}" for number in range(20_000)]
+    before, after = "\n".join(["first", *lines, "last"]), "\n".join(["1st", *lines[:7000], "new", *lines[7001:]])
+    start = time.monotonic()
+    made = patch(HEADER, {b"f": before.encode()}, {b"f": after.encode()})
+    assert time.monotonic() - start < 5
+    assert len(made) < 1000
+    fill(tmp_path, {b"f": before.encode()})
+    apply(tmp_path, made)
+    assert read(tmp_path) == {b"f": after.encode()}
+
+
+def test_a_change_has_its_context_and_neighbours_share_it(tmp_path: Path) -> None:
+    lines = [f"{number}\n" for number in range(40)]
+    changed = [*lines[:5], "five\n", *lines[6:12], "new\n", *lines[12:20], *lines[21:]]
+    made = patch(HEADER, {b"f": "".join(lines).encode()}, {b"f": "".join(changed).encode()}).decode()
+    assert [line for line in made.splitlines() if line.startswith("@@")] == ["@@ -3,13 +3,14 @@", "@@ -18,7 +19,6 @@"]
 
 
 def test_it_reads_like_a_log_and_its_header_has_a_line_for_each_field() -> None:

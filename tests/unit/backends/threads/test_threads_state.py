@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,7 +55,7 @@ class Bench:
     def history(self, line: str) -> list[str]:
         listing = self.backend.ls(f"{line}/history")
         assert listing.entries is not None, listing.error
-        return [info["path"].rstrip("/") for info in listing.entries]
+        return [info["path"].rstrip("/") for info in listing.entries if info["is_dir"]]
 
 
 @contextlib.contextmanager
@@ -154,7 +155,7 @@ def test_opening_a_thread_of_400_checkpoints_takes_no_time(tmp_path: Path) -> No
         for _ in range(5):
             start = time.perf_counter()
             with ThreadsBackend.from_sqlite(path) as backend:
-                assert len(backend.ls("/long").entries or []) == 4
+                assert len(backend.ls("/long").entries or []) == 9
                 assert backend.ls("/long/head/work").entries
             took.append(time.perf_counter() - start)
     assert min(took) < 0.5, took  # 17 to 30 ms where nothing else runs
@@ -164,15 +165,24 @@ def test_names_say_when_which_step_and_why(b: Bench) -> None:
     agent = threadcases.time_travel(b.saver)
     ids = agents.checkpoint_ids(agent, thread("time_travel"))
     names = [path.rpartition("/")[2] for path in b.history("/time_travel")]
+    nodes = {"start", *(node.strip("_").replace(".", "_") for node in agent.nodes)}
+    line = b.backend.volume.lookup(1, b"time_travel")
+    history = b.backend.volume.lookup(line.node, b"history")
     assert names == sorted(names)
     for checkpoint, name in zip(ids, names, strict=True):
         metadata = b.saver.get_tuple(thread("time_travel", checkpoint_ns="", checkpoint_id=checkpoint)).metadata
         stamp, rest = name.split("Z-", 1)
-        assert rest == f"{metadata['step']}-{metadata['source']}"
+        step, _, node = rest.rpartition("-")
+        assert step == f"{metadata['step']:04}"
+        assert node == metadata["source"] if metadata["source"] != "loop" else node in nodes, node
         time_ns = time_ns_of(checkpoint)
         assert time_ns is not None
-        assert stamp == time.strftime("%Y%m%dT%H%M%S", time.gmtime(time_ns // 10**9)) + f".{time_ns % 10**9 // 100:07d}"
-        assert name.endswith(("input", "loop", "fork"))
+        second = time.strftime("%Y%m%dT%H%M%S", time.gmtime(time_ns // 10**9))
+        assert stamp == f"{second}.{time_ns % 10**9 // 10**6:03d}"
+        former = f"{second}.{time_ns % 10**9 // 100:07d}Z-{metadata['step']}-{metadata['source']}"
+        for link in (former, f"{former}-{checkpoint}"):
+            node_of = b.backend.volume.lookup(history.node, os.fsencode(link))
+            assert b.backend.volume.readlink(node_of.node) == name.encode()
 
 
 def test_what_did_not_change_is_the_same_inode_with_the_same_times(b: Bench) -> None:

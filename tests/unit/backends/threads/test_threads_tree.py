@@ -38,6 +38,12 @@ def b(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
         yield made
 
 
+OF_A_LINE = [
+    "README.md", "changes", "checkpoints.tsv", "head", "history", "messages.jsonl", "messages", "state.json",
+    "transcript.md",
+]  # fmt: skip
+
+
 def names(b: Bench, path: str) -> list[str]:
     listing = b.backend.ls(path)
     assert listing.entries is not None, listing.error
@@ -54,10 +60,10 @@ def test_what_a_thread_shows(b: Bench) -> None:
     threadcases.plain(b.saver)
     threadcases.a_subagent(b.saver)
     assert names(b, "/") == ["a_subagent", "plain"]
-    assert names(b, "/plain") == ["head", "history", "messages.jsonl", "state.json"]
-    assert names(b, "/a_subagent") == ["head", "history", "messages.jsonl", "state.json", "subgraphs"]
+    assert names(b, "/plain") == OF_A_LINE
+    assert names(b, "/a_subagent") == [*OF_A_LINE[:-1], "subgraphs", "transcript.md"]
     (space,) = names(b, "/a_subagent/subgraphs")
-    assert names(b, f"/a_subagent/subgraphs/{space}") == ["head", "history", "messages.jsonl", "state.json"]
+    assert names(b, f"/a_subagent/subgraphs/{space}") == OF_A_LINE
     assert names(b, "/plain/head") == ["a.txt", "c.txt", "second.txt"]
 
 
@@ -264,10 +270,10 @@ def test_nodes_are_stable_while_they_are_held(b: Bench) -> None:
     volume = b.backend.volume
 
     def at(path: str) -> int:
-        node = 1
+        attr = volume.getattr(1)
         for name in path.strip("/").split("/"):
-            node = volume.lookup(node, os.fsencode(name)).node
-        return node
+            attr = volume.lookup(attr.node, os.fsencode(name))
+        return attr.node
 
     first = b.history("/snapshots")[40]
     held = {path: at(path) for path in (f"{first}/work", f"{first}/work/part0", "/snapshots/head/work", "/snapshots")}

@@ -1,0 +1,158 @@
+"""Values of a store as files: those that are files, and those that are shown as `.json` and `.md`.
+
+A file is a mapping with `content` and perhaps `encoding`, as `text.decode_file_data` reads it: the lists of lines of
+the seeds (v1), text and base64 (v2). Lists that `splitlines` made (the Korean seed, deepagents-backends) have lost a
+newline at the end of the text, and look like those that `split("\\n")` makes of a text without one; they are read as
+such. Only the empty list is unambiguous: it is the empty file. Further keys of such a mapping stay when the file is
+written.
+
+Any other value is foreign, and is never written. It is shown in the form `JSON` (`base/json_text.py`), and in the form
+`TEXT` as well where it is one long text (`long_text`): a memory of 3,000 characters is one line with `\\n` in JSON,
+which `less` and `diff` can't show.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Any, Final, Literal, NamedTuple
+
+from fusebackend import text
+from fusebackend.base.json_text import pretty
+
+LONG_CHARACTERS: Final = 200
+"""A text is long with more characters than this, or with more than one line."""
+
+MAX_LEAVES: Final = 64
+"""Texts, numbers and containers in a value. With more, it is a table rather than a text."""
+
+
+class Form(enum.Enum):
+    """A kind of file that shows a key; the value is the end of its name."""
+
+    FILE = ""
+    JSON = ".json"
+    TEXT = ".md"
+
+
+class About(NamedTuple):
+    """A value as a listing shows it."""
+
+    size: int
+    """Bytes, of the file or the JSON."""
+    modified_at: str
+    foreign: bool
+    text_size: int | None = None
+    """Bytes of the long text; None where there is none."""
+
+    @property
+    def forms(self) -> tuple[Form, ...]:
+        if not self.foreign:
+            return (Form.FILE,)
+        return (Form.JSON,) if self.text_size is None else (Form.JSON, Form.TEXT)
+
+    def size_of(self, form: Form) -> int:
+        return self.text_size or 0 if form is Form.TEXT else self.size
+
+
+class Unreadable(bytes):
+    """A value that is no JSON, or is nested too deeply to be decoded, as it is stored."""
+
+
+def file_bytes(value: Any) -> bytes | None:
+    """The bytes of a file; None of a foreign value."""
+    try:
+        return text.decode_file_data(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def bytes_of(value: Any, form: Form) -> bytes | None:
+    """The bytes of a value in a form; None if it has no such form."""
+    data = file_bytes(value)
+    if form is Form.FILE or data is not None:
+        return data if form is Form.FILE else None
+    if form is Form.JSON:
+        return _json(value)
+    found = long_text(value)
+    return None if found is None else _utf8(found)
+
+
+def forms_of(value: Any) -> dict[Form, bytes]:
+    """All forms of a value."""
+    data = file_bytes(value)
+    if data is not None:
+        return {Form.FILE: data}
+    found = long_text(value)
+    forms = {Form.JSON: _json(value)}
+    return forms if found is None else {**forms, Form.TEXT: _utf8(found)}
+
+
+def about(value: Any, updated_at: str) -> About:
+    """`updated_at` stands in where the value has no time of its own."""
+    content = value.get("content") if isinstance(value, Mapping) else None
+    own = value.get("modified_at") if isinstance(value, Mapping) else None
+    modified_at = own if isinstance(own, str) and own else updated_at
+    if isinstance(content, str) and content.isascii() and value.get("encoding") in (None, "", "utf-8"):
+        return About(len(content), modified_at, False)
+    data = file_bytes(value)
+    if data is not None:
+        return About(len(data), modified_at, False)
+    found = long_text(value)
+    return About(len(_json(value)), updated_at, True, None if found is None else len(_utf8(found)))
+
+
+def long_text(value: Any) -> str | None:
+    """The one long text in a foreign value, at any depth; None where there is none, or several, or much else.
+
+    A value that is a text itself is one of any length.
+    """
+    if isinstance(value, str):
+        return value
+    found: str | None = None
+    left, leaves = [value], 0
+    while left:
+        part = left.pop()
+        leaves += 1
+        if leaves > MAX_LEAVES:
+            return None
+        if isinstance(part, str):
+            if len(part) > LONG_CHARACTERS or "\n" in part.rstrip("\n"):
+                if found is not None:
+                    return None
+                found = part
+        elif isinstance(part, (dict, list, tuple)):
+            if len(part) > MAX_LEAVES:
+                return None
+            left += part.values() if isinstance(part, dict) else part
+    return found
+
+
+def _json(value: Any) -> bytes:
+    return bytes(value) if isinstance(value, Unreadable) else (pretty(value) + "\n").encode("utf-8")
+
+
+def _utf8(found: str) -> bytes:
+    return found.encode("utf-8", "replace")  # a lone surrogate, which the JSON has
+
+
+def written(
+    data: bytes, before: Any = None, *, file_format: Literal["v1", "v2"] = "v2", takes_nul: bool = True
+) -> dict[str, Any]:
+    """The new value of a file with the bytes `data`, in place of the value `before`.
+
+    Args:
+        takes_nul: texts may hold NUL characters. PostgreSQL's can't: such a file is stored in base64 there.
+    """
+    kept = dict(before) if isinstance(before, Mapping) else {}
+    created_at = kept.get("created_at")
+    now = text.now_iso()
+    record = text.encode_file_data(
+        data,
+        created_at=created_at if isinstance(created_at, str) else None,
+        modified_at=now,
+        file_format=file_format,
+        as_text=takes_nul or b"\0" not in data,
+    )
+    kept.pop("encoding", None)
+    return {**kept, **record}

@@ -1,0 +1,183 @@
+"""Nodes whose names, sizes and times are known before their bytes are made: `Document`, `Link`, `ComputedDirectory`.
+
+A directory's list of names comes from a function, and a node is made when somebody looks at its name. It lives as long
+as the kernel or a caller holds it: a thousand conversations have some 100,000 names.
+"""
+
+from __future__ import annotations
+
+import bisect
+import stat
+import weakref
+from collections.abc import Callable, Hashable, Mapping
+from typing import NamedTuple
+
+from fusebackend.backends.threads.nodes import KEPT_ORDER, Difference, DirectoryNode, FileNode, Node, Nodes
+
+FILE_MODE = stat.S_IFREG | 0o444
+LINK_MODE = stat.S_IFLNK | 0o777
+
+
+class Look(NamedTuple):
+    """The attributes of a document."""
+
+    size: int
+    mtime_ns: int
+
+
+class Document(FileNode):
+    """A file whose bytes are made when they are needed, and kept while it is open.
+
+    Args:
+        look: gives the attributes, without making the bytes.
+        make: makes the bytes. Damaged and OSError reach the caller.
+    """
+
+    __slots__ = ("_data", "_is_open", "_look", "_make")
+
+    def __init__(self, nodes: Nodes, look: Callable[[], Look], make: Callable[[], bytes]) -> None:
+        super().__init__(nodes, FILE_MODE)
+        self._look = look
+        self._make = make
+        self._data: bytes | None = None
+        self._is_open = False
+
+    def settle(self) -> Document:
+        size, mtime_ns = self._look()
+        self.resize(size)
+        self.date(mtime_ns)
+        return self
+
+    def data(self) -> bytes:
+        if self._data is not None:
+            return self._data
+        data = self._make()
+        if self._is_open:
+            self._data = data
+        return data
+
+    def load(self) -> None:
+        self._data = self._make()
+        self._is_open = True
+
+    def unload(self) -> None:
+        self._data, self._is_open = None, False
+
+    def expire(self) -> None:
+        """Make the bytes anew: what they are made of has changed."""
+        self._data = None
+
+
+class Page(Document):
+    """A document that says what other files say: a search passes over it unless it is named."""
+
+    __slots__ = ()
+
+    repeats = True
+
+
+class Link(Node):
+    """A symbolic link."""
+
+    __slots__ = ("target",)
+
+    def __init__(self, nodes: Nodes, target: bytes, mtime_ns: int = 0) -> None:
+        super().__init__(nodes, LINK_MODE, mtime_ns)
+        self.target = target
+        self.resize(len(target))
+
+
+Names = Mapping[bytes, Hashable]
+"""A directory's names, each with its item: all that its node is made of. Another item is another version of it."""
+
+
+class ComputedDirectory(DirectoryNode):
+    """A directory whose names and nodes are worked out.
+
+    Args:
+        fresh: updates the directory, by `refresh`, if there is news.
+        names: gives the names.
+        make: makes the node of a name and its item.
+    """
+
+    __slots__ = ("_fresh", "_live", "_make", "_names", "_nodes", "_shown")
+
+    repeats = True
+
+    def __init__(
+        self,
+        nodes: Nodes,
+        parent: DirectoryNode,
+        name: bytes,
+        fresh: Callable[[], None],
+        names: Callable[[], Names],
+        make: Callable[[bytes, Hashable], Node],
+    ) -> None:
+        super().__init__(nodes, parent, name)
+        self._nodes = nodes
+        self._fresh = fresh
+        self._names = names
+        self._make = make
+        self._shown: Names | None = None  # once somebody has looked
+        self._live: weakref.WeakValueDictionary[bytes, Node] = weakref.WeakValueDictionary()
+
+    def entries(self) -> Mapping[bytes, Node]:
+        return {name: self._node(name, item) for name, item in self._current().items()}
+
+    def find(self, name: bytes) -> Node | None:
+        shown = self._current()
+        return self._node(name, shown[name]) if name in shown else None
+
+    def page(self, after: bytes, limit: int) -> list[tuple[bytes, Node]]:
+        shown = self._current()
+        order = self._order if self._order is not None else sorted(shown)
+        if len(order) >= KEPT_ORDER:
+            self._order = order
+        start = bisect.bisect_right(order, after) if after else 0
+        return [(name, self._node(name, shown[name])) for name in order[start : start + limit]]
+
+    def refresh(self, difference: Difference, *, everything: bool) -> None:
+        """Update the names, if somebody has seen them. With `everything`, any node may have changed."""
+        if self._shown is None:
+            return
+        before, self._shown = self._shown, self._names()
+        if not everything and before == self._shown:
+            return
+        self.renamed()
+        for name in before.keys() - self._shown.keys():
+            node = self._live.pop(name, None)
+            if node is not None:
+                node.nlink = 0
+                difference.deleted(self, name, node)
+            else:
+                difference.forgotten(self, name)
+        for name, item in self._shown.items():
+            if name not in before:
+                difference.created(self, name, self._node(name, item))
+            elif everything or item != before[name]:
+                node = self._live.get(name)
+                if node is not None:
+                    self._changed(name, node, item, difference)
+
+    def let_go(self) -> None:
+        """Drop the names, if the kernel can't have cached one, nor that one is missing."""
+        if not self._live and not self._nodes.holds(self.node):
+            self._shown = None
+            self.renamed()
+
+    def _current(self) -> Names:
+        self._fresh()
+        if self._shown is None:
+            self._shown = self._names()
+        return self._shown
+
+    def _node(self, name: bytes, item: Hashable) -> Node:
+        node = self._live.get(name)
+        if node is None:
+            node = self._live[name] = self._make(name, item)
+        return node
+
+    def _changed(self, name: bytes, node: Node, item: Hashable, difference: Difference) -> None:
+        """An item has changed whose node is held."""
+        del self._live[name]
+        difference.replaced(self, name, self._node(name, item))

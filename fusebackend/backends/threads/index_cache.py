@@ -1,0 +1,112 @@
+"""`IndexCache`: the indexes of a database's lines in a file of the server, so that a first `ls -l` reads no checkpoint.
+
+The file is `$XDG_CACHE_HOME/fusebackend/threads/<digest of the database>.db`, readable by its owner only: it has titles
+and names. An index is used for checkpoints whose marks are those that it was made with, so a file that is lost, old or
+of another database costs time and nothing else. Any error of it is logged once, and the cache not used any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import sqlite3
+from typing import Final
+
+from fusebackend.backends.threads.database.rows import Place
+from fusebackend.base import xdg
+from fusebackend.databases.sqlite import bound, open_file, primary
+
+MAX_BYTES: Final = 256 << 20
+"""Of the file. A larger one is removed when it is opened."""
+
+BUSY_S: Final = 0.2
+"""How long to wait for another server's lock. Reading the checkpoints takes as long."""
+
+log = logging.getLogger(__name__)
+
+_TABLE: Final = """
+CREATE TABLE IF NOT EXISTS lines (
+    thread TEXT NOT NULL, namespace TEXT NOT NULL, data BLOB NOT NULL, PRIMARY KEY (thread, namespace)
+) WITHOUT ROWID
+"""
+
+
+class IndexCache:
+    """See the module's docstring. Not thread-safe: the volume's lock is held around each call.
+
+    Args:
+        database: what tells the database from others, without secrets.
+    """
+
+    def __init__(self, database: str) -> None:
+        digest = hashlib.blake2b(os.fsencode(database), digest_size=16).hexdigest()
+        self.path = xdg.path("XDG_CACHE_HOME", ".cache", "threads", f"{digest}.db")
+        self._connection: sqlite3.Connection | None = None
+        try:
+            self._connection = _opened(self.path)
+        except (OSError, sqlite3.Error) as error:
+            self._fail(error)
+
+    def get(self, place: Place) -> bytes | None:
+        if self._connection is None:
+            return None
+        try:
+            row = self._connection.execute(
+                "SELECT data FROM lines WHERE thread = ? AND namespace = ?", _key(place)
+            ).fetchone()
+        except sqlite3.Error as error:
+            self._fail(error)
+            return None
+        return row[0] if row is not None and isinstance(row[0], bytes) else None
+
+    def put(self, place: Place, data: bytes) -> None:
+        if self._connection is None:
+            return
+        try:
+            self._connection.execute("INSERT OR REPLACE INTO lines VALUES (?, ?, ?)", (*_key(place), data))
+        except sqlite3.Error as error:
+            self._fail(error)
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _fail(self, error: Exception) -> None:
+        log.warning("the cache '%s' can't be used, so first looks read each checkpoint: %s", self.path, error)
+        with contextlib.suppress(sqlite3.Error):
+            self.close()
+
+
+def _key(place: Place) -> tuple[object, object]:
+    return bound(place.thread), bound(place.namespace)
+
+
+def _opened(path: str) -> sqlite3.Connection:
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        if os.path.getsize(path) > MAX_BYTES:
+            os.unlink(path)
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # for its mode
+    try:
+        return _prepared(path)
+    except sqlite3.Error as error:
+        if primary(error) not in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+            raise
+        os.unlink(path)
+        return _prepared(path)
+
+
+def _prepared(path: str) -> sqlite3.Connection:
+    connection = open_file(path, "mode=rwc", busy_s=BUSY_S)
+    try:
+        # What is lost with the machine is read again.
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = OFF")
+        connection.execute(_TABLE)
+    except BaseException:
+        connection.close()
+        raise
+    return connection

@@ -1,0 +1,116 @@
+"""The pages about a line that people read first: `README.md`, `transcript.md` and `checkpoints.tsv`.
+
+All but the sections of the transcript is made of the index alone, so a look reads no checkpoint. What others have
+written is one line where it stands in a line, and can't begin a heading.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from fusebackend.backends.threads.conversation import escaped_inline, one_line
+from fusebackend.backends.threads.database.rows import Place
+from fusebackend.backends.threads.index import UNREADABLE, LineIndex, Step, section_bytes
+from fusebackend.backends.threads.json_text import encoded
+
+COLUMNS: Final = (
+    "name", "id", "parent", "step", "source", "node", "time", "messages added", "files changed", "next",
+)  # fmt: skip
+"""Of `checkpoints.tsv`."""
+
+MAX_FIELD_CHARS: Final = 2_000
+
+
+def readme(index: LineIndex, place: Place) -> bytes:
+    """A few lines on a conversation."""
+    lines = [
+        f"# {_title(index)}",
+        "",
+        f"- thread: {_inline(place.thread)}" + (f", sub-graph: {_inline(place.namespace)}" if place.namespace else ""),
+    ]
+    if index.model:
+        lines.append(f"- model: {_inline(index.model)}")
+    if index.steps:
+        newest = index.steps[-1]
+        changes = sum(step.patch_bytes > 0 for step in index.steps)
+        lines += [
+            f"- created: {_when(index.steps[0])}",
+            f"- last: {_when(newest)}",
+            f"- steps: {len(index.steps)}, messages: {len(index.messages)}, steps that changed files: {changes}",
+            f"- {_standing(newest)}",
+        ]
+        lines += [f"- unreadable: {_inline(step.error)}" for step in index.steps[-1:] if step.error is not None]
+    lines += [
+        "",
+        "`transcript.md` is the conversation, `messages/` has each message, `changes/` a git patch for each step that",
+        "changed files, `checkpoints.tsv` a line for each step, `history/` the files and the state at each.",
+        "",
+    ]
+    return encoded("\n".join(lines))
+
+
+def _standing(newest: Step) -> str:
+    if newest.interrupts:
+        return f"waits for a human: {'; '.join(map(_inline, newest.interrupts))}"
+    if newest.next:
+        return f"next: {', '.join(map(_inline, newest.next))}"
+    return "next: nothing, the run has ended"
+
+
+def transcript_head(index: LineIndex) -> bytes:
+    """The beginning of `transcript.md`; a section for each message follows."""
+    return encoded(f"# {_title(index)}\n\n")
+
+
+def transcript_size(index: LineIndex) -> int:
+    return len(transcript_head(index)) + sum(message.section_bytes for message in index.messages)
+
+
+def transcript(index: LineIndex, message_of: Callable[[int], Mapping[str, Any]]) -> bytes:
+    """The whole of `transcript.md`. `message_of` gives a message by its place in the index."""
+    parts = [transcript_head(index)]
+    for place, message in enumerate(index.messages):
+        parts.append(section_bytes(place + 1, message_of(place), index.steps[message.step].time_ns))
+    return b"".join(parts)
+
+
+def checkpoints_tsv(index: LineIndex) -> bytes:
+    """A line for each checkpoint, below one with the names of the columns."""
+    lines = ["\t".join(COLUMNS)]
+    for step in index.steps:
+        fields = (
+            step.name,
+            step.id,
+            step.parent or "",
+            "" if step.step is None else str(step.step),
+            step.source or "",
+            step.node,
+            _iso(step.time_ns),
+            str(step.added),
+            "?" if step.changed == UNREADABLE else str(step.changed),
+            ", ".join(step.next),
+        )
+        lines.append("\t".join(one_line(field, MAX_FIELD_CHARS) for field in fields))
+    return encoded("\n".join(lines) + "\n")
+
+
+def _title(index: LineIndex) -> str:
+    return escaped_inline(index.title) or "(no message of a human)"
+
+
+def _inline(text: str) -> str:
+    return escaped_inline(one_line(text, MAX_FIELD_CHARS))
+
+
+def _when(step: Step) -> str:
+    return _iso(step.time_ns).replace("T", " ").replace("Z", " UTC") if step.time_ns else "undated"
+
+
+def _iso(time_ns: int) -> str:
+    if not time_ns:
+        return ""
+    seconds, rest = divmod(time_ns, 10**9)
+    when = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+    return f"{when:%Y-%m-%dT%H:%M:%S}.{rest // 10**6:03d}Z"

@@ -1,0 +1,181 @@
+"""`PseudoFiles`: a read-only directory of computed files, as in proc(5). Each open computes the content anew.
+
+Race: a reader that gets a file in several reads, while its content changes, would get parts of several contents: JSON
+that does not parse. So each open computes the content once and keeps it until that handle is closed: `open` answers
+with a node of its own for it (`Volume.open`), and the mount reads that past the page cache, which all handles of an
+inode share.
+
+`st_size` is exact for a reader that is alone: while the file is open it is that of the latest open, so that `fstat`
+after `open` agrees with the bytes; else it is that of a content computed for the question. A second reader of other
+length does not cut the first one short: reads past the page cache end where the content ends. The modification time is
+the time at which the content was first seen as it is.
+
+Any thread; a content is computed without the lock, for it may ask other parts of the server. Cost: one computation for
+each lookup, `stat` and open of such a file, and nothing for any other.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import stat
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from fusebackend.base.errors import oserror
+from fusebackend.base.paths import to_name
+from fusebackend.protocol import BLOCK_BYTES, ROOT_NODE, Attr, Features, StatFs
+from fusebackend.volumes.native import NativeVolume
+
+FILE_MODE = 0o444
+
+DIRECTORY_MODE = 0o555
+
+FIRST_OPENED = 1 << 32
+"""Nodes from here on are contents of open handles; those below are the files."""
+
+MAX_OPENED = 4096
+"""Contents of open handles at once; the next open is ENFILE. A status takes some 2 KiB for each route."""
+
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND
+
+
+class Content(NamedTuple):
+    """The content of a file at one moment."""
+
+    data: bytes
+    since_ns: int
+    """When it was first seen so, since the epoch."""
+
+
+class PseudoFile:
+    """One file: its node, the function that computes its content, and the contents of its open handles."""
+
+    def __init__(self, node: int, compute: Callable[[], bytes]) -> None:
+        self.node = node
+        self.compute = compute
+        self.last = Content(b"", 0)
+        self.opened: dict[int, Content] = {}  # by the handle's node, in the order of the opens
+
+
+class PseudoFiles(NativeVolume):
+    """See the module's docstring. `add` gives it a file; files stay."""
+
+    features = Features(
+        rename=False,
+        links=False,
+        symlinks=False,
+        special_files=False,
+        xattrs=False,
+        persistent_modes=False,
+        change_feed=False,
+        durable=False,
+        read_only=True,
+    )
+    ttl_s = 0.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._numbers = itertools.count(ROOT_NODE + 1)
+        self._handles = itertools.count(FIRST_OPENED)
+        self._names: dict[bytes, PseudoFile] = {}  # replaced as a whole: it is read with no lock
+        self._files: dict[int, PseudoFile] = {}  # by node, those of open handles included
+        self._since_ns = time.time_ns()
+
+    def add(self, name: str, compute: Callable[[], bytes]) -> None:
+        """Add a file. In any thread.
+
+        Args:
+            name: of the file.
+            compute: returns its content; called by any thread, the mount's loop included, so it must not wait.
+
+        Raises:
+            ValueError: there is a file of that name.
+        """
+        with self.lock:
+            at = to_name(name)
+            if at in self._names:
+                raise ValueError(f"there is a file '{name}' already")
+            file = PseudoFile(next(self._numbers), compute)
+            self._files[file.node] = file
+            self._names = {**self._names, at: file}
+
+    # -- names and attributes ----------------------------------------------------------------------------------
+
+    def lookup(self, parent: int, name: bytes) -> Attr:
+        if parent != ROOT_NODE:
+            raise oserror(errno.ENOTDIR)
+        file = self._names.get(name)
+        if file is None:
+            raise oserror(errno.ENOENT)
+        return self.getattr(file.node)
+
+    def readdir(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
+        if node != ROOT_NODE:
+            raise oserror(errno.ENOTDIR)
+        names = sorted(name for name in self._names if name > after)[:limit]
+        return [(name, self.lookup(node, name)) for name in names]
+
+    def getattr(self, node: int) -> Attr:
+        if node == ROOT_NODE:
+            return self._attr(node, stat.S_IFDIR | DIRECTORY_MODE, self._since_ns)
+        file = self._file(node)
+        with self.lock:
+            content = file.opened.get(node) or next(reversed(file.opened.values()), None)
+        return self._attr_of(node, content or self._computed(file))
+
+    def _file(self, node: int) -> PseudoFile:
+        file = self._files.get(node)
+        if file is None:
+            raise oserror(errno.ESTALE)
+        return file
+
+    def _attr_of(self, node: int, content: Content) -> Attr:
+        return self._attr(node, stat.S_IFREG | FILE_MODE, content.since_ns, len(content.data))
+
+    def _attr(self, node: int, mode: int, since_ns: int, size: int = 0) -> Attr:
+        times = {"atime_ns": since_ns, "mtime_ns": since_ns, "ctime_ns": since_ns}
+        owner = {"uid": os.geteuid(), "gid": os.getegid()}
+        return Attr(
+            node, mode, nlink=1 + stat.S_ISDIR(mode), **owner, size=size, blocks=-(-size // BLOCK_BYTES), **times
+        )
+
+    def _computed(self, file: PseudoFile) -> Content:
+        data = file.compute()
+        with self.lock:
+            if data != file.last.data or not file.last.since_ns:
+                file.last = Content(data, time.time_ns())
+            return file.last
+
+    # -- data --------------------------------------------------------------------------------------------------
+
+    def open(self, node: int, flags: int) -> Attr:
+        if flags & _WRITING:
+            raise oserror(errno.EROFS)
+        if node == ROOT_NODE:
+            raise oserror(errno.EISDIR)
+        file = self._file(node)
+        content = self._computed(file)
+        with self.lock:
+            if len(self._files) - len(self._names) >= MAX_OPENED:
+                raise oserror(errno.ENFILE)
+            handle = next(self._handles)
+            file.opened[handle] = content
+            self._files[handle] = file
+        return self._attr_of(handle, content)
+
+    def read(self, node: int, offset: int, size: int) -> bytes:
+        content = self._file(node).opened.get(node)
+        if content is None:
+            raise oserror(errno.EBADF)
+        return content.data[offset : offset + size]
+
+    def release(self, node: int, flags: int) -> None:
+        with self.lock:
+            file = self._files.pop(node)
+            del file.opened[node]
+
+    def statfs(self) -> StatFs:
+        return StatFs(BLOCK_BYTES, 0, 0, len(self._names), 0)

@@ -1,0 +1,161 @@
+"""Sizes are exact whatever the server's cache of them has been through, and the database is not written to."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import conversations
+import pytest
+from agents import say, thread, use, user, write
+from threadview import View
+
+from fusebackend.backends.threads import ThreadsBackend
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> str:
+    path = str(tmp_path / "threads.db")
+    with conversations.opened("sqlite", path) as saver:
+        conversations.coder(saver, "t")
+        conversations.nested_graphs(saver, "nested")
+    return path
+
+
+def files(database: str) -> dict[str, bytes]:
+    """All files that a new server shows, whose sizes `View.tree` has compared."""
+    with ThreadsBackend.from_sqlite(database) as backend:
+        found = {f"/t/{path}": data for path, data in View(backend, "/t").tree().items()}
+        spaces = [entry["path"].rstrip("/") for entry in backend.ls("/nested/subgraphs").entries or []]
+        for path in ["/nested", *spaces]:
+            found |= {f"{path}/{name}": data for name, data in View(backend, path).tree().items()}
+        return found
+
+
+def cached(cache: Path) -> list[Path]:
+    return [path for path in cache.rglob("*") if path.is_file()]
+
+
+def test_a_second_server_shows_the_same(database: str, cache: Path) -> None:
+    before = files(database)
+    assert cached(cache)
+    assert all(path.stat().st_mode & 0o077 == 0 for path in cached(cache))
+    assert files(database) == before
+
+
+def test_what_has_grown_meanwhile_is_seen(database: str) -> None:
+    before = files(database)
+    with conversations.opened("sqlite", database) as saver:
+        agent = conversations.coder(saver, "other")
+        agent.model.script = [use(write("/new.txt", "new\n")), say("more")]
+        agent.invoke(user("more of it"), thread("t"))
+    after = files(database)
+    assert after["/t/transcript.md"].startswith(before["/t/transcript.md"])
+    assert len(after) > len(before)
+
+
+def delete_the_newest(database: str) -> None:
+    with sqlite3.connect(database) as connection:
+        connection.execute(
+            "DELETE FROM checkpoints WHERE thread_id = 't' AND checkpoint_id IN (SELECT checkpoint_id FROM checkpoints "
+            "WHERE thread_id = 't' ORDER BY checkpoint_id DESC LIMIT 3)"
+        )
+    connection.close()
+
+
+def delete_the_oldest(database: str) -> None:
+    with sqlite3.connect(database) as connection:
+        connection.execute(
+            "DELETE FROM checkpoints WHERE thread_id = 't' AND checkpoint_id IN (SELECT checkpoint_id FROM checkpoints "
+            "WHERE thread_id = 't' ORDER BY checkpoint_id LIMIT 3)"
+        )
+    connection.close()
+
+
+def replace(database: str) -> None:
+    """Another database under the same path, with the same thread in other words and of other sizes."""
+    os.unlink(database)
+    with conversations.opened("sqlite", database) as saver:
+        conversations.artist(saver, "t")
+        conversations.nested_graphs(saver, "nested")
+
+
+def change_a_message(database: str) -> None:
+    """By hand: no id and no count of rows changes, only bytes."""
+    with sqlite3.connect(database) as connection:
+        rows = connection.execute(
+            "SELECT rowid, value FROM writes WHERE thread_id = 't' AND channel = 'messages'"
+        ).fetchall()
+        for row, value in rows:
+            longer = value.replace(b"The redirect is wrong.", b"THE REDIRECT IS WRONG.")
+            connection.execute("UPDATE writes SET value = ? WHERE rowid = ?", (longer, row))
+    connection.close()
+
+
+@pytest.mark.parametrize("change", [delete_the_newest, delete_the_oldest, replace, change_a_message])
+def test_what_others_do_to_the_database_is_seen(database: str, cache: Path, change: Callable[[str], None]) -> None:
+    before = files(database)
+    change(database)
+    with_cache = files(database)
+    for path in cached(cache):
+        path.unlink()
+    assert with_cache == files(database)
+    assert with_cache != before
+
+
+def test_a_damaged_cache_costs_time_only(database: str, cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    before = files(database)
+    for path in cached(cache):
+        path.write_bytes(b"no database" * 1000)
+    assert files(database) == before
+    for path in cached(cache):
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2 : len(data) // 2 + 500] = b"\xff" * len(data[len(data) // 2 : len(data) // 2 + 500])
+        path.write_bytes(bytes(data))
+    assert files(database) == before
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+def test_a_cache_that_cannot_be_made_is_not_needed(database: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = files(database)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/self/nothing")
+    assert files(database) == before
+    place = cache.with_name("a-file")
+    place.write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(place))
+    assert files(database) == before
+
+
+def test_the_database_is_not_written_to(database: str) -> None:
+    def digest() -> str:
+        return hashlib.sha256(Path(database).read_bytes()).hexdigest()
+
+    with sqlite3.connect(database) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    connection.close()
+    before = digest()
+    files(database)
+    assert digest() == before
+    wal = Path(database + "-wal")
+    assert not wal.exists() or wal.stat().st_size == 0
+
+
+def test_two_servers_share_a_cache(database: str) -> None:
+    with ThreadsBackend.from_sqlite(database) as one, ThreadsBackend.from_sqlite(database) as two:
+        first = View(one, "/t").tree()
+        assert View(two, "/t").tree() == first
+        with conversations.opened("sqlite", database) as saver:
+            agent = conversations.forks(saver, "other")
+            agent.model.script = [say("more")]
+            agent.invoke(user("more of it"), thread("t"))
+        assert View(two, "/other").tree() == View(one, "/other").tree()
+    files(database)

@@ -1,0 +1,264 @@
+"""What people see of a thread is all that LangGraph knows of it, once: conversation, checkpoints, changes, states."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import conversations
+import pytest
+import threadview
+from conversations import STORIES
+from langgraph.checkpoint.memory import InMemorySaver
+from threadview import View, steps
+
+from fusebackend.backends.threads import ThreadsBackend
+from fusebackend.backends.threads.database.rows import time_ns_of
+
+KINDS = ["sqlite", pytest.param("postgres", marks=pytest.mark.services), "memory"]
+
+
+class Bench:
+    """A database in which each of the stories is told in a thread of that name."""
+
+    def __init__(self, kind: str, where: str, saver: Any) -> None:
+        self.kind = kind
+        self.where = where
+        self.saver = saver
+        self.agents = {name: story(saver, name) for name, story in STORIES.items()}
+        self.backend = self.again()
+        self._views: dict[str, View] = {}
+
+    def again(self) -> ThreadsBackend:
+        if self.kind == "memory":
+            return ThreadsBackend.from_saver(self.saver)
+        if self.kind == "sqlite":
+            return ThreadsBackend.from_sqlite(self.where)
+        return ThreadsBackend.from_postgres(self.where)
+
+    def view(self, path: str) -> View:
+        return self._views.setdefault(path, View(self.backend, path))
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def b(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    with contextlib.ExitStack() as stack:
+        work = tmp_path_factory.mktemp("threads")
+        stack.enter_context(pytest.MonkeyPatch.context()).setenv("XDG_CACHE_HOME", str(work / "cache"))
+        where = str(work / "threads.db")
+        if request.param == "postgres":
+            where = stack.enter_context(request.getfixturevalue("postgres").database())
+        saver = stack.enter_context(conversations.opened(request.param, where))
+        bench = Bench(request.param, where, saver)
+        stack.callback(bench.backend.close)
+        yield bench
+
+
+each_story = pytest.mark.parametrize("story", STORIES)
+
+
+@each_story
+def test_every_message_and_call_is_found_once(b: Bench, story: str) -> None:
+    expected = threadview.all_messages(steps(b.agents[story], story))
+    threadview.check_conversation(b.view(f"/{story}"), expected)
+
+
+@each_story
+def test_every_checkpoint_has_a_row(b: Bench, story: str) -> None:
+    threadview.check_rows(b.view(f"/{story}"), steps(b.agents[story], story))
+
+
+@each_story
+def test_every_checkpoint_has_its_files_messages_and_values(b: Bench, story: str) -> None:
+    threadview.check_history(b.view(f"/{story}"), steps(b.agents[story], story))
+
+
+@each_story
+def test_git_applies_the_changes(b: Bench, story: str, tmp_path: Path) -> None:
+    threadview.check_patches(b.view(f"/{story}"), steps(b.agents[story], story), tmp_path)
+
+
+@each_story
+def test_the_readme_says_what_it_was_about(b: Bench, story: str) -> None:
+    threadview.check_readme(b.view(f"/{story}"), steps(b.agents[story], story))
+
+
+@each_story
+def test_the_present_is_as_before(b: Bench, story: str) -> None:
+    view, now = b.view(f"/{story}"), b.agents[story].get_state(threadview.thread(story))
+    step = steps(b.agents[story], story)[-1]._replace(values=now.values)
+    threadview.check_messages_at(view.tree()["messages.jsonl"], step)
+    assert view.below("head") == step.files
+    assert json.loads(view.tree()["state.json"])["checkpoint_id"] == step.id
+
+
+def spaces(b: Bench, story: str) -> list[str]:
+    listing = b.backend.ls(f"/{story}/subgraphs").entries or []
+    return [entry["path"].rstrip("/").rpartition("/")[2] for entry in listing]
+
+
+def test_subgraphs_are_shown_the_same_way(b: Bench, tmp_path: Path) -> None:
+    found = spaces(b, "nested_graphs")
+    assert len(found) == 2
+    for number, space in enumerate(found):
+        view, expected = (
+            b.view(f"/nested_graphs/subgraphs/{space}"),
+            steps(b.agents["nested_graphs"], "nested_graphs", space),
+        )
+        threadview.check_conversation(view, threadview.all_messages(expected))
+        threadview.check_rows(view, expected)
+        threadview.check_history(view, expected)
+        threadview.check_patches(view, expected, tmp_path / str(number))
+
+
+def test_the_conversation_of_a_subagent_is_shown(b: Bench) -> None:
+    found = spaces(b, "manager")
+    assert len(found) == 3
+    told = []
+    for space in found:
+        view = b.view(f"/manager/subgraphs/{space}")
+        transcript = view.tree()["transcript.md"].decode()
+        told += threadview.sections(transcript)
+        assert set(view.messages()) == {section.number for section in threadview.sections(transcript)}
+        assert view.below("changes")
+    for part in ("first", "second", "third"):
+        assert sum(f"The {part} part is done" in section.body for section in told) == 1
+
+
+def test_the_times_are_those_of_checkpoints(b: Bench) -> None:
+    view, found = b.view("/coder"), steps(b.agents["coder"], "coder")
+    names = view.names()
+    brought = [
+        time_ns_of(step.id) or 0
+        for step, added in zip(found, threadview.added_messages(found), strict=True)
+        for _ in added
+    ]
+    by_number = dict(zip(view.messages(), brought, strict=True))
+    for number, files in view.messages().items():
+        for name in files:
+            assert abs(view.attr(f"messages/{name}").mtime_ns - by_number[number]) < 10**6
+    for step in found:
+        assert abs(view.attr(f"history/{names[step.id]}").mtime_ns - (time_ns_of(step.id) or 0)) < 10**6
+        assert abs(view.attr(f"history/{names[step.id]}.state.json").mtime_ns - (time_ns_of(step.id) or 0)) < 10**6
+
+
+@each_story
+def test_sizes_are_exact_before_anything_is_read(b: Bench, story: str) -> None:
+    with b.again() as backend:
+        fresh = View(backend, f"/{story}")
+        paths = [path for path in b.view(f"/{story}").tree() if not path.startswith("head/")]
+        sizes = {path: fresh.attr(path).size for path in reversed(paths)}
+        assert sizes == {path: len(b.view(f"/{story}").tree()[path]) for path in reversed(paths)}
+
+
+@each_story
+def test_old_names_are_still_found(b: Bench, story: str) -> None:
+    """`TIME-STEP-SOURCE`, with seven digits of a second."""
+    view, found = b.view(f"/{story}"), steps(b.agents[story], story)
+    names = view.names()
+    for step in found:
+        seconds, rest = divmod(time_ns_of(step.id) or 0, 10**9)
+        when = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+        old = f"{when:%Y%m%dT%H%M%S}.{rest // 100:07d}Z-{step.metadata['step']}-{step.metadata['source']}"
+        listing = b.backend.ls(f"/{story}/history/{old}")
+        assert listing.error is None, listing.error
+        now = b.backend.ls(f"/{story}/history/{names[step.id]}")
+        assert len(listing.entries or []) == len(now.entries or [])
+    assert len({entry["path"] for entry in b.backend.ls(f"/{story}/history").entries or [] if entry["is_dir"]}) == len(
+        found
+    )
+
+
+# -- links -----------------------------------------------------------------------------------------------------------
+
+
+def target(view: View, path: str) -> str:
+    attr = view.attr(path, follow=False)
+    assert stat.S_ISLNK(attr.mode), path
+    return view.backend.volume.readlink(attr.node).decode()
+
+
+@pytest.mark.parametrize("story", ["coder", "forks", "pipeline", "old_files"])
+def test_links_of_a_history(b: Bench, story: str) -> None:
+    view, found = b.view(f"/{story}"), steps(b.agents[story], story)
+    names = view.names()
+    assert target(view, "history/@latest") == names[found[-1].id]
+    assert target(view, "history/@first") == names[found[0].id]
+    others = [step for step in found if step.files != found[-1].files]
+    if others:
+        assert target(view, "history/@previous") == names[others[-1].id]
+        assert b.backend.ls(f"/{story}/history/@previous").error is None
+    listed = {entry["path"].rpartition("/")[2] for entry in b.backend.ls(f"/{story}/history").entries or []}
+    assert not any(name.startswith("@") for name in listed)
+    (answer,) = b.backend.download_files([f"/{story}/history/@latest.state.json"])
+    assert answer.error is not None or answer.content == view.tree()[f"history/{names[found[-1].id]}.state.json"]
+
+
+def test_links_of_all_threads(b: Bench) -> None:
+    root = View(b.backend, "")
+    newest = max(STORIES, key=lambda story: steps(b.agents[story], story)[-1].id)
+    assert target(root, "@latest") == newest
+    assert b.backend.download_files(["/@latest/README.md"])[0].content == b.view(f"/{newest}").tree()["README.md"]
+    assert {entry["path"].strip("/") for entry in b.backend.ls("/").entries or []} == set(STORIES)
+    volume = b.backend.volume
+    directory = root.attr("@by-time", follow=False)
+    links = {
+        name.decode(): volume.readlink(attr.node).decode() for name, attr in volume.readdir(directory.node, b"", 1000)
+    }
+    assert sorted(links.values()) == sorted(f"../{story}" for story in STORIES)
+    by_thread = {link.removeprefix("../"): name for name, link in links.items()}
+    assert by_thread["coder"].endswith("-please-fix-the-login-test-of-the")
+    for story, name in by_thread.items():
+        created = datetime.datetime.fromisoformat(steps(b.agents[story], story)[0].at)
+        assert name.startswith(f"{created:%Y-%m-%dT%H%M}-")
+        assert re.fullmatch(r"[A-Za-z0-9-]+", name)
+
+
+# -- searching -------------------------------------------------------------------------------------------------------
+
+
+def test_verbs_find_and_read_it(b: Bench) -> None:
+    view = b.view("/coder")
+    (legacy,) = [name for name, data in view.below("messages").items() if b"so I delete it" in data]
+    found = b.backend.grep("so I delete it", "/coder/messages").matches or []
+    assert [match["path"] for match in found] == [f"/coder/messages/{legacy}"]
+    found = b.backend.grep("so I delete it", glob="transcript.md").matches or []
+    assert {match["path"] for match in found} == {"/coder/transcript.md"}
+    patches = b.backend.grep("deleted file mode", "/coder/changes").matches or []
+    assert len(patches) == 2
+    assert "so I delete it" in str(b.backend.read(f"/coder/messages/{legacy}"))
+    assert len(b.backend.glob("*/README.md").matches or []) == len(STORIES)
+
+
+# -- the generator ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_copies_of_threads_are_as_real_as_their_seeds(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """`conversations.fill`: LangGraph reads a copy as it reads the seed, but for the changed words."""
+    where = request.getfixturevalue("postgres_dsn") if kind == "postgres" else str(tmp_path / "threads.db")
+    with conversations.opened(kind, where) as saver:
+        made = conversations.fill(saver, 34)
+        assert [thread.name for thread in made] == [f"T{number:07}" for number in range(34)]
+        for thread in made[:12] + made[32:]:
+            agent = STORIES[thread.story](InMemorySaver(serde=saver.serde), "T9999999")
+            real = steps(agent, "T9999999")
+            agent.checkpointer = saver
+            copied = steps(agent, thread.name)
+            assert [step.next for step in copied] == [step.next for step in real]
+            assert [len(step.interrupts) for step in copied] == [len(step.interrupts) for step in real]
+            assert [len(step.messages) for step in copied] == [len(step.messages) for step in real]
+            assert [sorted(map(len, step.files.values())) for step in copied] == [
+                sorted(map(len, step.files.values())) for step in real
+            ]
+            assert [step.state.keys() for step in copied] == [step.state.keys() for step in real]
+            for word in set(conversations.WORDS) - set(thread.words.values()):
+                assert word not in str(copied)

@@ -1,0 +1,315 @@
+"""Hostile conversations stay content: no name, title, text or value of theirs becomes anything but what it is."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import unicodedata
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, NotRequired, TypedDict
+
+import agents
+import conversations
+import pytest
+import threadview
+from agents import thread
+from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, ToolMessage
+from langgraph.graph import START, StateGraph
+from profiles import amount
+from threadview import View, steps
+
+from fusebackend.backends.threads import ThreadsBackend
+from fusebackend.remote.keys import name_of
+
+
+class Told(View):
+    """The view of a thread, and what LangGraph says of it."""
+
+    def __init__(self, backend: ThreadsBackend, path: str, expected: list[threadview.Step]) -> None:
+        super().__init__(backend, path)
+        self.expected = expected
+
+
+Tell = Callable[..., Told]
+"""The type of the fixture `tell`."""
+
+ESCAPES = "\x1b]0;owned\x07\x1b[31mred\x1b[2J\x9b31m\x7f\r\b"
+
+
+class State(TypedDict):
+    messages: Annotated[list[AnyMessage], agents.add_messages]
+    files: NotRequired[Annotated[dict[str, Any], agents.merge_files]]
+    value: NotRequired[Any]
+
+
+def graph(saver: Any, node: str = "work") -> Any:
+    builder = StateGraph(State)
+    builder.add_node(node, lambda state: {"messages": [AIMessage("ok")]})
+    builder.add_edge(START, node)
+    return builder.compile(checkpointer=saver)
+
+
+@pytest.fixture
+def tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tell]:
+    """A function that runs a graph with messages and other state, and returns the view of its thread."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with conversations.opened("sqlite", str(tmp_path / "threads.db")) as saver:
+        backends = []
+
+        def run(*messages: Any, name: str = "t", node: str = "work", **state: Any) -> Told:
+            agent = graph(saver, node)
+            agent.invoke({"messages": list(messages), **state}, thread(name))
+            backends.append(ThreadsBackend.from_sqlite(str(tmp_path / "threads.db")))
+            return Told(backends[-1], "/" + name_of(name).decode(), steps(agent, name))
+
+        yield run
+        for backend in backends:
+            backend.close()
+
+
+def is_clean(data: bytes | str) -> bool:
+    """Whether a terminal shows it and does nothing else. DEL is ignored by all of them."""
+    found = data.decode() if isinstance(data, bytes) else data
+    return not any(unicodedata.category(char) == "Cc" for char in found if char not in "\t\n\x7f")
+
+
+def for_terminals(view: View) -> dict[str, bytes]:
+    """The files that are made to be read on a terminal, besides results of tools, which are byte for byte."""
+    return {
+        path: data
+        for path, data in view.tree().items()
+        if not path.startswith(("head/", "history/")) and path.endswith((".md", ".tsv", ".json", ".jsonl"))
+    }
+
+
+# -- names and titles ------------------------------------------------------------------------------------------------
+
+TITLES = [
+    "..", "../../../etc/passwd", "/", ".", "", "-rf", "a\nb\n# c", "a\tb", ESCAPES, "\0", "x" * 5000, "💥 日本語",
+    "~~~", "```x", "# x", "> x", "\u202egnp.exe", "[link](javascript:x) `code` <b>", "--- \n===",
+    "%2e%2e%2f", "$(reboot); `reboot`",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("title", TITLES, ids=range(len(TITLES)))
+def test_a_title_is_one_line_and_a_safe_name(tell: Tell, title: str) -> None:
+    view = tell(HumanMessage(title))
+    readme = view.tree()["README.md"].decode()
+    assert readme.startswith("# ")
+    assert is_clean(readme)
+    assert len(readme.split("\n")[0]) < 200
+    tokens = threadview.MarkdownIt().parse(readme)
+    assert sum(token.type == "heading_open" and token.tag == "h1" for token in tokens) == 1
+    assert any(token.type == "bullet_list_open" for token in tokens), "the title has swallowed the list"
+    root = View(view.backend, "")
+    links = view.backend.volume.readdir(root.attr("@by-time", follow=False).node, b"", 10)
+    ((name, attr),) = links
+    assert re.fullmatch(rb"\d{4}-\d\d-\d\dT\d{4}-[a-z0-9-]+", name)
+    assert len(name) < 100
+    assert view.backend.volume.readlink(attr.node) == b"../t"
+
+
+THREADS = [
+    "..", ".", "a/b", "/", "../../x", "new\nline", ESCAPES, "@latest", "@by-time", "@first", "README.md", "-rf",
+    "x" * 300, "日本語", "a b", "%41", "~", ".fusebackend",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", THREADS, ids=range(len(THREADS)))
+def test_any_thread_id_is_a_directory(tell: Tell, name: str) -> None:
+    tell(HumanMessage("the other"), name="other")
+    view = tell(HumanMessage("hello"), name=name)
+    listed = [entry["path"] for entry in view.backend.ls("/").entries or []]
+    assert len(listed) == 2
+    (own,) = [path for path in listed if path != "/other/"]
+    view = View(view.backend, own.rstrip("/"))
+    assert b"hello" in view.tree()["transcript.md"]
+    assert all(is_clean(data) for data in for_terminals(view).values())
+    root = View(view.backend, "")
+    if name != "@by-time":
+        links = view.backend.volume.readdir(root.attr("@by-time", follow=False).node, b"", 10)
+        targets = {b"../" + path.strip("/").encode("utf-8", "surrogateescape") for path in listed}
+        assert {view.backend.volume.readlink(attr.node) for _, attr in links} == targets
+
+
+@pytest.mark.parametrize("name", ["../../x", "a/b", ESCAPES, "", "x" * 300, "new\nline", "..", "日本語", "a.calls"])
+def test_names_of_tools_are_parts_of_safe_names(tell: Tell, name: str) -> None:
+    asked = AIMessage("", tool_calls=[{"name": name or "none", "args": {"a": ESCAPES}, "id": "c1"}])
+    view = tell(HumanMessage("go"), asked, ToolMessage("result", name=name, tool_call_id="c1"))
+    assert sorted(view.messages()) == [1, 2, 3, 4]
+    (result,) = view.messages()[3].items()
+    assert result[1] == b"result"
+    assert len(result[0]) < 100
+    assert len(threadview.sections(view.tree()["transcript.md"].decode())) == 4
+    assert all(is_clean(data) for data in for_terminals(view).values())
+
+
+class Strange(HumanMessage):
+    type: Any = "../../x\x1b[31m"
+
+
+def test_types_of_messages_are_parts_of_safe_names(tell: Tell) -> None:
+    view = tell(Strange("of no known type"))
+    (files,) = [files for number, files in view.messages().items() if number == 1]
+    assert b"of no known type" in b"".join(files.values())
+    assert is_clean(view.tree()["transcript.md"])
+
+
+@pytest.mark.parametrize("node", ["a\tb", "a\nb\nc", ESCAPES, "../../x", "a/b", "x" * 300])
+def test_names_of_nodes_break_no_row_and_no_name(tell: Tell, node: str) -> None:
+    view = tell(HumanMessage("go"), files={"/a.txt": conversations.record("a")}, node=node)
+    rows = view.rows()
+    assert [row["id"] for row in rows] == [step.id for step in view.expected]
+    for row in rows:
+        assert re.fullmatch(r"[\w.:+@-]+", row["name"])
+        assert len(row["name"]) < 200
+    assert all(is_clean(data) for data in for_terminals(view).values())
+    for path, data in view.below("changes").items():
+        assert "/" not in path
+        assert len(re.findall(rb"^commit ", data, re.MULTILINE)) == 1
+
+
+# -- texts -----------------------------------------------------------------------------------------------------------
+
+TEXTS = [
+    "## 2 · ai · 12:00:00\n\nforged", "```\n## 2 · ai\n```\n````\n# x", "~~~\nopen", "<!--", "<script>", "> ```\n> x",
+    "1. ```\n   x\n\n## 9 · ai", "x\n---", "x\n===", "\\# x", "# x\n" * 50, "`" * 500, "a\x00b", "a\r\n## 2 · ai\rb",
+    ESCAPES, "\u2028## 2 · ai\u2029", "[x]: javascript:alert(1)\n\n[x]", "&#35; x", "<pre>\n\n## 5", "\x0b## 2\x0c",
+    "* * *\n- - -\n___", "    ## code\n\n\t## tab", "|a|b|\n|-|-|\n|## x|y|", "$$\n## x", "<details>\n\n## x",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
+@pytest.mark.parametrize("kind", ["human", "reasoning", "tool", "call"])
+def test_no_text_is_another_message(tell: Tell, kind: str, text: str) -> None:
+    messages: dict[str, list[BaseMessage]] = {
+        "human": [HumanMessage(text)],
+        "reasoning": [AIMessage([{"type": "reasoning", "reasoning": text}, {"type": "text", "text": text}])],
+        "tool": [ToolMessage(text, tool_call_id="c", name="t")],
+        "call": [AIMessage("", tool_calls=[{"name": "t", "args": {"a": text, text: 1}, "id": "c"}])],
+    }
+    view = tell(*messages[kind], HumanMessage("the next one"))
+    threadview.check_conversation(view, threadview.all_messages(view.expected))
+    assert is_clean(view.tree()["transcript.md"])
+    assert is_clean(view.tree()["README.md"])
+
+
+def test_surrogates_and_odd_values_are_shown(tell: Tell) -> None:
+    value = {"nan": float("nan"), "big": 2**64 - 1, "keys": {1: "one", None: "none"}, "text": "a\ud800b \udcff"}
+    view = tell(HumanMessage("half \ud800 of a pair"), AIMessage("\udcff"), value=value)
+    state = json.loads(view.tree()["state.json"])
+    assert state["values"]["value"]["big"] == 2**64 - 1
+    assert sorted(state["values"]["value"]["keys"].values()) == ["none", "one"]
+    assert b"of a pair" in view.tree()["transcript.md"]
+    for path, data in view.tree().items():
+        if path.endswith((".md", ".json", ".jsonl", ".tsv")):
+            data.decode()
+
+
+# -- much ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_long_result_is_cut_in_the_transcript_and_whole_beside_it(tell: Tell) -> None:
+    """100 MB with --tier all."""
+    size = amount("FUSEBACKEND_RESULT_MB", dev=4, ci=20, soak=100) * 10**6
+    line = "0123456789 " * 9 + "\n"
+    result = line * (size // len(line)) + "the end"
+    view = tell(HumanMessage("go"), ToolMessage(result, tool_call_id="c1", name="cat"))
+    assert view.attr("messages/0002-tool-cat.txt").size == len(result)
+    (answer,) = view.backend.download_files(["/t/messages/0002-tool-cat.txt"])
+    assert answer.content == result.encode()
+    transcript = view.backend.download_files(["/t/transcript.md"])[0].content or b""
+    assert len(transcript) < 20_000
+    assert b"(messages/0002-tool-cat.txt)" in transcript
+    assert "the end" in str(view.backend.read("/t/messages/0002-tool-cat.txt", offset=size // len(line)))
+    assert len(view.backend.download_files(["/t/README.md"])[0].content or b"") < 5000
+
+
+def test_many_calls_and_results(tell: Tell) -> None:
+    count = amount("FUSEBACKEND_CALLS", dev=300, ci=2000, soak=20_000)
+    asked = AIMessage("", tool_calls=[{"name": "t", "args": {"n": n}, "id": f"c{n}"} for n in range(count)])
+    results = [ToolMessage(f"result {n}", tool_call_id=f"c{n}", name="t") for n in range(count)]
+    view = tell(HumanMessage("go"), asked, *results)
+    shown = view.messages()
+    assert list(shown) == list(range(1, count + 4))
+    assert sum(b"result " in data for files in shown.values() for data in files.values()) == count
+    (made,) = [json.loads(data) for name, data in shown[2].items() if name.endswith(".calls.json")]
+    assert [call["args"]["n"] for call in made] == list(range(count))
+    told = threadview.sections(view.tree()["transcript.md"].decode())
+    assert [section.number for section in told] == list(shown)
+    assert told[1].body.count("**calls ") == count
+
+
+def nested(levels: int, mark: str) -> Any:
+    """A value that LangGraph's serialiser takes: MessagePack ends at 255 levels, a deque in it begins anew."""
+    value: Any = mark
+    for level in range(levels):
+        value = deque([value]) if level % 100 == 99 else [value]
+    return value
+
+
+@pytest.mark.parametrize("levels", [100, 255, 1000])
+def test_deeply_nested_values_are_shown(tell: Tell, levels: int) -> None:
+    call = {"name": "deep", "args": {"value": nested(levels, "in the call")}, "id": "c1"}
+    asked = AIMessage("deep calls", tool_calls=[call], additional_kwargs={"deep": nested(levels, "in the message")})
+    result = ToolMessage("deep result", tool_call_id="c1", name="deep", artifact=nested(levels, "in the artifact"))
+    block = AIMessage([{"type": "unknown", "value": nested(levels, "in the block")}])
+    view = tell(HumanMessage("go"), asked, result, block, value=nested(levels, "in the state"))
+    tree = view.tree()
+    assert b"in the state" in tree["state.json"]
+    names = view.names()
+    assert b"in the state" in tree[f"history/{names[view.expected[-1].id]}.state.json"]
+    assert tree["state.json"].count(b"[") >= levels
+    told, lines = tree["transcript.md"].decode(), tree["messages.jsonl"].decode()
+    for mark in ("in the call", "in the message", "in the artifact", "in the block"):
+        assert mark in lines
+    assert "deep calls" in told
+    assert "deep result" in told
+    shown = b"".join(view.below("messages").values())
+    for mark in (b"in the call", b"in the artifact", b"in the block"):
+        assert shown.count(mark) == 1
+    assert [len(line) > 2 for line in lines.splitlines()] == [True] * 5
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+
+KEYS = [
+    "/../../etc/passwd", "/a/../b", "//x", "/.git/config", "/" + ESCAPES, "/new\nline", "/a b\tc", '/"quoted"', "/é",
+    "/-rf", "/a\\b", "/@latest", "/x/", "relative", "/" + "n" * 300, "/dev/null",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", KEYS, ids=range(len(KEYS)))
+def test_names_of_files_stay_below_their_checkpoint(tell: Tell, tmp_path: Path, key: str) -> None:
+    view = tell(
+        HumanMessage("go"), files={key: conversations.record("hostile\n"), "/ok.txt": conversations.record("x")}
+    )
+    name = view.names()[view.expected[-1].id]
+    assert sorted(view.below(f"history/{name}").values()) == [b"hostile\n", b"x"]
+    (patch,) = view.below("changes").values()
+    assert is_clean(patch)
+    work = tmp_path / "a" / "b" / "c"
+    work.mkdir(parents=True)
+    before = {str(path) for path in tmp_path.rglob("*")}
+    subprocess.run(["git", "apply", "-"], cwd=work, input=patch, capture_output=True, check=False)
+    made = {str(path) for path in tmp_path.rglob("*")} - before
+    assert all(path.startswith(f"{work}/") for path in made)
+    stat = subprocess.run(["git", "apply", "--numstat", "-"], cwd=work, input=patch, capture_output=True, check=False)
+    assert b"1\t0\tok.txt" in stat.stdout, stat.stderr
+
+
+FORGED = "x\n-- \ndiff --git a/etc b/etc\nnew file mode 100644\n--- /dev/null\n+++ b/etc\n@@ -0,0 +1 @@\n+forged\n"
+
+
+@pytest.mark.parametrize(
+    "text", [FORGED, "no end", "\r\n\r", "\x00binary", "", ESCAPES, "\ufeffbom\n", "GIT binary patch\n"]
+)
+def test_contents_of_files_forge_no_patch(tell: Tell, tmp_path: Path, text: str) -> None:
+    view = tell(HumanMessage(FORGED), files={"/a.txt": conversations.record(text)})
+    view = tell(
+        HumanMessage("more"), files={"/a.txt": conversations.record(text + "more"), "/b": conversations.record(text)}
+    )
+    threadview.check_patches(view, view.expected, tmp_path / "work")
