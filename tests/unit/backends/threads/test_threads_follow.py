@@ -316,10 +316,10 @@ def test_a_count_that_takes_long_is_made_later(
 
 def test_asking_costs_microseconds(database: tuple[SqliteDatabase, sqlite3.Connection]) -> None:
     opened, _ = database
-    start = time.perf_counter()
+    start = time.thread_time()
     for _ in range(1000):
         opened.news()
-    assert time.perf_counter() - start < 2, "a question takes some 50 µs; the machine may be busy"
+    assert time.thread_time() - start < 2, "a question takes some 50 µs"
 
 
 def test_checkpoints_are_read_in_a_thread(tmp_path: Path) -> None:
