@@ -208,23 +208,25 @@ class Line:
 
     # -- documents ---------------------------------------------------------------------------------------------
 
-    def _page(self, size: Callable[[LineIndex], int], make: Callable[[LineIndex], bytes]) -> Page:
-        return Page(self.nodes, lambda: Look(size(self.index()), self.time_ns), lambda: make(self.index()))
-
-    def _current(self, size: Callable[[LineIndex], int], make: Callable[[], bytes]) -> Document:
-        """A document of the newest checkpoint, which is all that is read where the index is not needed for others."""
+    def _document(self, kind: type[Document], size: Callable[[], int], make: Callable[[], bytes]) -> Document:
+        """A document whose size is worked out once for each version of the line."""
         measured = (-1, 0)  # a version, and the size then
 
         def look() -> Look:
             nonlocal measured
             self.fresh()
-            if self._index is not None:
-                return Look(size(self.index()), self.time_ns)
             if measured[0] != self.version:
-                measured = self.version, len(make())
+                measured = self.version, size()
             return Look(measured[1], self.time_ns)
 
-        return Document(self.nodes, look, make)
+        return kind(self.nodes, look, make)
+
+    def _page(self, size: Callable[[LineIndex], int], make: Callable[[LineIndex], bytes]) -> Document:
+        return self._document(Page, lambda: size(self.index()), lambda: make(self.index()))
+
+    def _current(self, size: Callable[[LineIndex], int], make: Callable[[], bytes]) -> Document:
+        """A document of the newest checkpoint: only that is read where nothing else has needed the index."""
+        return self._document(Document, lambda: len(make()) if self._index is None else size(self.index()), make)
 
     def _messages_now(self) -> bytes:
         self.fresh()
