@@ -97,6 +97,7 @@ def measure(database: Path, mountpoint: Path, cache: Path, only: str) -> Numbers
         for name, command in COMMANDS.items():
             if not only or any(word in name for word in only.split(",")):
                 found[name] = (timed(lambda command=command: run(command, mountpoint)), server.peak_mib())
+                print(f"{name}: {found[name][0]:.2f}, {found[name][1]:.0f} MiB", file=sys.stderr)
     return found
 
 

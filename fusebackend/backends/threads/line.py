@@ -49,6 +49,7 @@ from fusebackend.backends.threads.nodes import (
 )
 from fusebackend.base.errors import oserror
 from fusebackend.base.stamps import now_ns
+from fusebackend.base.waiting import will_wait
 from fusebackend.remote.keys import arrange
 
 HEAD: Final = b"head"
@@ -67,6 +68,9 @@ REPEATING: Final = frozenset({HISTORY, MESSAGES, CHANGES, README, TRANSCRIPT, CH
 RECENT_CHECKPOINTS: Final = 64
 """Checkpoints of a line whose folders are cached though the kernel holds none of them."""
 
+QUICK_BYTES: Final = 64 << 10
+"""Decoding a longer conversation takes over a millisecond, which other routes would wait for."""
+
 RECENT_CONVERSATIONS: Final = 16
 RECENT_CONVERSATION_BYTES: Final = 16 << 20
 """Decoded conversations that are cached for all lines together; of a larger size only the last one."""
@@ -83,6 +87,8 @@ class Conversations:
         key = (lineage.place, step.id)
         found = self._known.pop(key, None)
         if found is None:
+            if step.messages_bytes > QUICK_BYTES:
+                will_wait()
             found = list(lineage.messages_at(step.id)), step.messages_bytes
             lineage.let_go_messages()
         self._known[key] = found
@@ -149,6 +155,7 @@ class Line:
         """Refresh it from the database if it is stale."""
         if not self.stale:
             return
+        will_wait()
         changed = self.lineage.verify()
         self.stale = False  # what follows looks at the index
         try:
@@ -208,23 +215,25 @@ class Line:
 
     # -- documents ---------------------------------------------------------------------------------------------
 
-    def _page(self, size: Callable[[LineIndex], int], make: Callable[[LineIndex], bytes]) -> Page:
-        return Page(self.nodes, lambda: Look(size(self.index()), self.time_ns), lambda: make(self.index()))
-
-    def _current(self, size: Callable[[LineIndex], int], make: Callable[[], bytes]) -> Document:
-        """A document of the newest checkpoint, which is all that is read where the index is not needed for others."""
+    def _document(self, kind: type[Document], size: Callable[[], int], make: Callable[[], bytes]) -> Document:
+        """A document whose size is worked out once for each version of the line."""
         measured = (-1, 0)  # a version, and the size then
 
         def look() -> Look:
             nonlocal measured
             self.fresh()
-            if self._index is not None:
-                return Look(size(self.index()), self.time_ns)
             if measured[0] != self.version:
-                measured = self.version, len(make())
+                measured = self.version, size()
             return Look(measured[1], self.time_ns)
 
-        return Document(self.nodes, look, make)
+        return kind(self.nodes, look, make)
+
+    def _page(self, size: Callable[[LineIndex], int], make: Callable[[LineIndex], bytes]) -> Document:
+        return self._document(Page, lambda: size(self.index()), lambda: make(self.index()))
+
+    def _current(self, size: Callable[[LineIndex], int], make: Callable[[], bytes]) -> Document:
+        """A document of the newest checkpoint: only that is read where nothing else has needed the index."""
+        return self._document(Document, lambda: len(make()) if self._index is None else size(self.index()), make)
 
     def _messages_now(self) -> bytes:
         self.fresh()
