@@ -288,7 +288,8 @@ def main(arguments: list[str]) -> None:
     print("\nTry these:\n")
     for command in commands(mountpoint):
         print(f"# {command.shows}\n{command.line}")
-    print(f"\nThe databases are in {directory}.")
+    print(f"\nThe databases are in {directory}. 'make umount', or this, ends it:")
+    print(f"fusebackend umount {shlex.quote(str(mountpoint))}")
 
 
 if __name__ == "__main__":

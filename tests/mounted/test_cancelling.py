@@ -133,7 +133,7 @@ def test_two_hundred_commands_do_not_delay_a_read(files, mountpoint, library):
         return took_s, time.monotonic() - began
 
     took_s, cancelled_s = anyio.run(main, backend=library)
-    assert took_s < 1.0
+    assert took_s < LIMIT_S, "the commands sleep for a day"
     assert cancelled_s < 30, "two hundred at once take a second or two"
     eventually(lambda: files.status()["execute"]["running"] == 0, 60)
 
@@ -261,7 +261,7 @@ async def main(files, mountpoint):
         began = time.monotonic()
         group.cancel_scope.cancel()
     took_s = time.monotonic() - began
-    assert took_s < 2, took_s
+    assert took_s < 30, took_s
     seen = []
     async with files.awatch("/") as changes:
         await files.awrite("/w", "x")

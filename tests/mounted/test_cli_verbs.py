@@ -8,6 +8,7 @@ import os
 import pty
 import random
 import re
+import resource
 import select
 import shutil
 import signal
@@ -528,9 +529,11 @@ def test_a_read_only_mount(serve, tmp_path):
 
 def test_the_help_is_quick():
     def seconds() -> float:
-        began = time.monotonic()
+        """Of the processor: others may be busy on it."""
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         ok("--help")
-        return time.monotonic() - began
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
     assert min(seconds() for _ in range(5)) < 1, "no heavy module is imported: 0.1 s is usual"
 

@@ -132,7 +132,7 @@ class TestServers:
                     fusebackend.connect(mounted.path)
                 assert "hangs, or is stopped" in client.read("/x").error
                 assert "hangs, or is stopped" in client.write("/x", "text").error
-                assert time.monotonic() - start < 5
+                assert time.monotonic() - start < 60
             finally:
                 mounted.process.send_signal(signal.SIGCONT)
             assert client.ls("/").error is None

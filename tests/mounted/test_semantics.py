@@ -571,7 +571,7 @@ def test_a_thread_shows_what_its_agent_saw(tmp_path: Path, serve: Serve) -> None
             (mounted.path / "t/head/new").write_text("")
         assert refused.value.errno == errno.EROFS
         agent.invoke(agents.user("again"), agents.thread("t"))
-        deadline = time.monotonic() + 1
+        deadline = time.monotonic() + 30
         while len(os.listdir(mounted.path / "t/history")) == len(ids):
             assert time.monotonic() < deadline
 
@@ -662,8 +662,8 @@ def test_what_is_cancelled_ends(tmp_path: Path, serve: Serve, library: str) -> N
         return time.monotonic() - began
 
     with fusebackend.connect(mounted.path) as client:
-        assert anyio.run(main, client, backend=library) < 2.0
-        deadline = time.monotonic() + 5
+        assert anyio.run(main, client, backend=library) < 30, "it would sleep for a minute"
+        deadline = time.monotonic() + 30
         while client.status()["execute"]["running"]:
             assert time.monotonic() < deadline
     assert os.listdir(mounted.path) == ["begun"]

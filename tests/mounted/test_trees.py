@@ -554,17 +554,17 @@ def test_both_trees_at_once(faces: TwoFaces) -> None:
             path = tree / rng.choice(("one", "two")) / f"{seed}-{number}"
             twin = other / path.relative_to(tree)
             path.write_text("x")
-            eventually(lambda twin=twin: twin.read_text() == "x", 5)
+            eventually(lambda twin=twin: twin.read_text() == "x", 30)
             moved = tree / rng.choice(("one", "two")) / f"moved-{path.name}"
             path.rename(moved)
-            eventually(lambda twin=twin: not twin.exists(), 5)
+            eventually(lambda twin=twin: not twin.exists(), 30)
             (other / moved.relative_to(tree)).unlink()
-            eventually(lambda moved=moved: not moved.exists(), 5)
+            eventually(lambda moved=moved: not moved.exists(), 30)
 
     with ThreadPoolExecutor(6) as threads:
         began = time.monotonic()
         assert list(threads.map(work, range(6))) == [None] * 6
-        assert time.monotonic() - began < 30, "requests waited for each other"
+        assert time.monotonic() - began < 120, "requests waited for each other"
     assert looked_at(trees[0] / "one") == looked_at(trees[1] / "one") == []
 
 

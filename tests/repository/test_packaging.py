@@ -2,9 +2,9 @@
 
 import os
 import re
+import resource
 import subprocess
 import sys
-import time
 import tomllib
 from importlib.metadata import requires
 from itertools import chain
@@ -41,11 +41,12 @@ class TestImport:
     @pytest.mark.alone
     def test_it_takes_less_than_150_ms(self) -> None:
         def seconds(code: str) -> float:
-            started = time.perf_counter()
+            """Of the processor: others may be busy on it."""
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
             python(code)
-            return time.perf_counter() - started
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-        # The best of several: on a busy machine any single one may take long.
         assert min(seconds("import fusebackend") for _ in range(7)) < 0.5, "0.1 s is usual"
 
     @pytest.mark.parametrize("name", fusebackend.__all__)

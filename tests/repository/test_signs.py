@@ -42,6 +42,11 @@ EXAMPLES = frozenset(
         "agent.toml",
         "NAME.md",
         "profile.md",
+        "transcript.md",
+        "NUMBER-KIND.md",
+        "0001-human.md",
+        "0002-ai.md",
+        "messages/0012-ai.md",
     }
 )
 """Names of a user's files in the documents."""

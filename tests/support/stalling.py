@@ -1,8 +1,8 @@
-"""A backend in memory with calls that a test can slow down or hang, for `python:stalling:backend` URLs.
+"""A backend in memory with calls that a test can hang, for `python:stalling:backend` URLs.
 
-The file in `FUSEBACKEND_TEST_STALL` controls it: `0.05` is a latency in seconds, `hang` blocks calls until the file
-changes, `hang read 4096` those of this name with this number among their arguments; without the file, calls take no
-time. The volume's lock is released meanwhile, as in a volume that waits for a network.
+The file in `FUSEBACKEND_TEST_STALL` controls it: `hang` blocks calls until the file changes, `hang read 4096` those of
+this name with this number among their arguments; without the file, calls take no time. The volume's lock is released
+meanwhile, as in a volume that waits for a network.
 
     with control(tmp_path, monkeypatch) as stall:
         serve("memory:", routes={"/hung": "python:stalling:backend"})
@@ -60,9 +60,8 @@ class StallingVolume(InMemoryVolume):
         lock: Any = self.lock
         held = lock._release_save() if lock._is_owned() else None  # as threading.Condition does
         try:
-            while is_hung(said := said_to(), name, args):
+            while is_hung(said_to(), name, args):
                 time.sleep(0.01)
-            time.sleep(0.0 if said.startswith("hang") else float(said or 0))
         finally:
             if held is not None:
                 lock._acquire_restore(held)
@@ -94,9 +93,6 @@ class Control:
     def hang(self, name: str = "", argument: int = 0) -> None:
         """Let calls hang: all, or those of a name with this number among their arguments."""
         self._say(f"hang {name} {argument}" if name else "hang")
-
-    def delay(self, seconds: float) -> None:
-        self._say(str(seconds))
 
     def resume(self) -> None:
         self._file.unlink(missing_ok=True)

@@ -10,9 +10,13 @@ import bisect
 import stat
 import weakref
 from collections.abc import Callable, Hashable, Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from fusebackend.backends.threads.nodes import KEPT_ORDER, Difference, DirectoryNode, FileNode, Node, Nodes
+from fusebackend.base.waiting import will_wait
+
+QUICK_BYTES: Final = 32 << 10
+"""Making a longer document takes over a millisecond, which other routes would wait for."""
 
 FILE_MODE = stat.S_IFREG | 0o444
 LINK_MODE = stat.S_IFLNK | 0o777
@@ -57,6 +61,8 @@ class Document(FileNode):
         return data
 
     def load(self) -> None:
+        if self.size > QUICK_BYTES:
+            will_wait()
         self._data = self._make()
         self._is_open = True
 

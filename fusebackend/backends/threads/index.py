@@ -31,6 +31,7 @@ from fusebackend.backends.threads.lineage import Lineage, Moment
 from fusebackend.backends.threads.nodes import Record
 from fusebackend.backends.threads.patch import Header, patch
 from fusebackend.base.errors import oserror
+from fusebackend.base.waiting import will_wait
 from fusebackend.remote.keys import arrange
 
 FORMAT: Final = 2
@@ -149,6 +150,7 @@ class LineIndex:
             kept += 1
         if kept == len(self.steps) == len(order):
             return
+        will_wait()
         self._cut(kept)
         try:
             for moment in self._lineage.moments(order[kept:]):

@@ -49,6 +49,7 @@ from fusebackend.backends.threads.nodes import (
 )
 from fusebackend.base.errors import oserror
 from fusebackend.base.stamps import now_ns
+from fusebackend.base.waiting import will_wait
 from fusebackend.remote.keys import arrange
 
 HEAD: Final = b"head"
@@ -67,6 +68,9 @@ REPEATING: Final = frozenset({HISTORY, MESSAGES, CHANGES, README, TRANSCRIPT, CH
 RECENT_CHECKPOINTS: Final = 64
 """Checkpoints of a line whose folders are cached though the kernel holds none of them."""
 
+QUICK_BYTES: Final = 64 << 10
+"""Decoding a longer conversation takes over a millisecond, which other routes would wait for."""
+
 RECENT_CONVERSATIONS: Final = 16
 RECENT_CONVERSATION_BYTES: Final = 16 << 20
 """Decoded conversations that are cached for all lines together; of a larger size only the last one."""
@@ -83,6 +87,8 @@ class Conversations:
         key = (lineage.place, step.id)
         found = self._known.pop(key, None)
         if found is None:
+            if step.messages_bytes > QUICK_BYTES:
+                will_wait()
             found = list(lineage.messages_at(step.id)), step.messages_bytes
             lineage.let_go_messages()
         self._known[key] = found
@@ -149,6 +155,7 @@ class Line:
         """Refresh it from the database if it is stale."""
         if not self.stale:
             return
+        will_wait()
         changed = self.lineage.verify()
         self.stale = False  # what follows looks at the index
         try:

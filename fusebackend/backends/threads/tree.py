@@ -24,6 +24,7 @@ from fusebackend.backends.threads.index_cache import IndexCache
 from fusebackend.backends.threads.line import Conversations, Entries, Line, Shared
 from fusebackend.backends.threads.lineage import Lineage
 from fusebackend.backends.threads.nodes import UNTOLD, Difference, DirectoryNode, Node, Nodes, Records
+from fusebackend.base.waiting import will_wait
 from fusebackend.remote.keys import FILE_MARK, name_of, text_of
 
 SUBGRAPHS: Final = b"subgraphs"
@@ -348,6 +349,7 @@ class Root(DirectoryNode):
 
     def _named(self) -> Names:
         """The links of `@by-time`: when a thread was created, and what a human said first, each with the thread."""
+        will_wait()
         found: list[tuple[int, bytes, str, int]] = []
         for name, node in self._entries.items():
             thread = node.place.thread

@@ -25,7 +25,7 @@ from fusebackend.backends.threads.database.rows import Damaged, Database
 from fusebackend.backends.threads.head import HeadFiles
 from fusebackend.backends.threads.line import HEAD, Head, Line
 from fusebackend.backends.threads.tree import LineDirectory, Tree
-from fusebackend.base import errors, heap, paths
+from fusebackend.base import errors, heap, paths, waiting
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import ROOT, AgentPath
 from fusebackend.protocol import MAX_NODE, ROOT_NODE, Attr, AttrChanges, Caller, Change, Features, Observer, StatFs
@@ -42,7 +42,12 @@ STATFS: Final = StatFs(4096, 1 << 30, 0, 1 << 31, 0)
 
 
 class ThreadsVolume(NativeVolume):
-    """See the module's docstring. `close` closes the database."""
+    """See the module's docstring. `close` closes the database.
+
+    Calls that read more than a few rows of a local database are made in threads: the others say `will_wait`.
+    """
+
+    at_once = frozenset({"open", "release"})
 
     def __init__(self, database: Database, *, cache: bool = True) -> None:
         super().__init__()
@@ -54,8 +59,9 @@ class ThreadsVolume(NativeVolume):
             persistent_modes=False,
             change_feed=database.tells,
             read_only=True,
-            blocking=database.blocking,
+            blocking=True,  # the first look at a long conversation reads all of its checkpoints
         )
+        self.lock = waiting.Lock()
         self._database = database
         self._tree = Tree(database, cache=cache)
         self._feed = Feed(self)

@@ -215,7 +215,7 @@ class TestHostilePatterns:
     with Python's lock held: a run of this file that does not end, ended by pytest's limit, is how that shows."""
 
     LIMIT_S = 2.0
-    """On a loaded machine; each takes some milliseconds."""
+    """Of the processor; each takes some milliseconds."""
 
     @pytest.mark.alone
     @pytest.mark.parametrize(
@@ -239,9 +239,9 @@ class TestHostilePatterns:
         ],
     )
     def test_no_pattern_takes_long(self, pattern, path):
-        begun = time.perf_counter()
+        begun = time.thread_time()
         assert not compile_glob(pattern).matches(path)
-        assert time.perf_counter() - begun < self.LIMIT_S
+        assert time.thread_time() - begun < self.LIMIT_S
 
     @pytest.mark.alone
     @pytest.mark.parametrize(
@@ -255,10 +255,10 @@ class TestHostilePatterns:
         ],
     )
     def test_braces_are_bounded(self, pattern):
-        begun = time.perf_counter()
+        begun = time.thread_time()
         with pytest.raises(GlobError):
             compile_glob(pattern)
-        assert time.perf_counter() - begun < self.LIMIT_S
+        assert time.thread_time() - begun < self.LIMIT_S
 
     def test_alternatives_are_bounded_in_length(self):
         with pytest.raises(GlobError, match="32768 characters"):

@@ -21,6 +21,7 @@ from fusebackend.backends.threads.database.rows import NOTHING, Append, Damaged,
 from fusebackend.backends.threads.database.sql import LINE, Dialect, SqlDatabase, document_of, links_of
 from fusebackend.backends.threads.database.values import loads, require
 from fusebackend.base.extras import needed_by
+from fusebackend.base.waiting import will_wait
 from fusebackend.databases.postgres import Reconnecting, connect, translate_errors
 
 if TYPE_CHECKING:
@@ -91,7 +92,6 @@ class PostgresDatabase(SqlDatabase):
         ModuleNotFoundError: psycopg or ormsgpack is missing.
     """
 
-    blocking = True
     tells = False
 
     dialect = Dialect(
@@ -143,6 +143,7 @@ class PostgresDatabase(SqlDatabase):
     def news(self, *, now: bool = False) -> News | None:
         if not now and self._clock() - self._asked_at < NEWS_INTERVAL_S:
             return None
+        will_wait()
         self._asked_at = self._clock()
         snapshot = self._current_snapshot()
         if snapshot == self._snapshot:
@@ -207,6 +208,7 @@ class PostgresDatabase(SqlDatabase):
     # -- statements --------------------------------------------------------------------------------------------
 
     def _ask(self, statement: str, **values: Any) -> list[Any]:
+        will_wait()
         with translate_errors("the checkpoint database can't be read", lambda _: errno.EIO):
             return self._reader.run(lambda connection: list(connection.execute(statement, values).fetchall()))
 

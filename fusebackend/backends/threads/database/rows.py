@@ -115,12 +115,11 @@ Append: TypeAlias = Callable[[Place, str, str, Raw], None]
 class Database(abc.ABC):
     """A checkpoint database. Not thread-safe: the volume's lock is held around each call.
 
+    A method that may wait for a network says `will_wait` (`base/waiting.py`) first, before it has changed anything.
+
     Every method raises `OSError` when the database can't be read, and `Damaged` for an invalid row. Checkpoint ids are
     ordered by time.
     """
-
-    blocking: bool
-    """Calls may wait for a network."""
 
     tells: bool
     """`news` is cheap and exact: it may be called before every other method."""

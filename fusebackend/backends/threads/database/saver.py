@@ -36,6 +36,7 @@ from fusebackend.backends.threads.database.rows import (
 )
 from fusebackend.backends.threads.database.values import loads, require
 from fusebackend.base.errors import oserror
+from fusebackend.base.waiting import will_wait
 from fusebackend.databases.langgraph import dsn_of, loaded_class, sqlite_path, translate_errors
 
 SWEEP_INTERVAL_S: Final = 0.5
@@ -120,7 +121,6 @@ class SaverDatabase(Database):
         self._saver = saver
         self._pack = JsonPlusSerializer().dumps_typed
         self._in_memory = _is_exactly(saver, "langgraph.checkpoint.memory", "InMemorySaver")
-        self.blocking = not self._in_memory
         self._tuples: OrderedDict[tuple[Place, str], Any] = OrderedDict()
         self._found: dict[Place, dict[str, Mark]] = {}
         self._swept_at, self._sweep_s = 0.0, 0.0
@@ -135,6 +135,7 @@ class SaverDatabase(Database):
         interval_s = MEMORY_INTERVAL_S if self._in_memory else SWEEP_INTERVAL_S
         if time.monotonic() - self._swept_at < max(interval_s, self._sweep_s / SWEEP_SHARE):
             return None
+        self._may_wait()
         before = self._found
         self._sweep()
         changed = [place for place in before.keys() | self._found.keys() if _differ(before, self._found, place)]
@@ -145,6 +146,10 @@ class SaverDatabase(Database):
         if all(before.get(place, {}).keys() <= self._found.get(place, {}).keys() for place in changed):
             return News(False, frozenset(changed))
         return News(True)
+
+    def _may_wait(self) -> None:
+        if not self._in_memory:
+            will_wait()
 
     def _sweep(self) -> None:
         start = time.monotonic()
@@ -258,6 +263,7 @@ class SaverDatabase(Database):
         key = (place, checkpoint)
         item = self._tuples.get(key)
         if item is None:
+            self._may_wait()
             names = {"thread_id": place.thread, "checkpoint_ns": place.namespace, "checkpoint_id": checkpoint}
             with translate_errors("the saver"):
                 item = self._saver.get_tuple({"configurable": names})

@@ -79,7 +79,6 @@ class SqliteDatabase(SqlDatabase):
         ModuleNotFoundError: ormsgpack is missing.
     """
 
-    blocking = False
     tells = True
 
     dialect = Dialect(

@@ -20,6 +20,7 @@ from fusebackend.backends.threads import ThreadsBackend
 from fusebackend.backends.threads.database import sqlite as sqlite_module
 from fusebackend.backends.threads.database.rows import News, Place
 from fusebackend.backends.threads.database.sqlite import SqliteDatabase
+from fusebackend.base.waiting import WouldWait, at_once
 from fusebackend.protocol import Change
 
 LIMIT_S = 60.0
@@ -315,7 +316,22 @@ def test_a_count_that_takes_long_is_made_later(
 
 def test_asking_costs_microseconds(database: tuple[SqliteDatabase, sqlite3.Connection]) -> None:
     opened, _ = database
-    start = time.perf_counter()
+    start = time.thread_time()
     for _ in range(1000):
         opened.news()
-    assert time.perf_counter() - start < 2, "a question takes some 50 µs; the machine may be busy"
+    assert time.thread_time() - start < 2, "a question takes some 50 µs"
+
+
+def test_checkpoints_are_read_in_a_thread(tmp_path: Path) -> None:
+    """The mount calls on its own loop first, where other routes would wait for a long conversation."""
+    where = str(tmp_path / "threads.db")
+    with agents.sqlite_saver(where) as saver, ThreadsBackend.from_sqlite(where) as backend:
+        agent = threadcases.plain(saver)
+        volume = backend.volume
+        line = volume.lookup(1, b"plain")
+        for _ in range(2):
+            with pytest.raises(WouldWait):
+                at_once(lambda: volume.lookup(line.node, b"README.md"))
+            assert volume.lookup(line.node, b"README.md").size > 0
+            assert len(at_once(lambda: volume.readdir(line.node, b"", 100))) == 9
+            agent.invoke(user("more"), thread("plain"))
