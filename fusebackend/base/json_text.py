@@ -144,7 +144,7 @@ def _entries(container: dict[Any, Any] | list[Any] | tuple[Any, ...], *, is_sort
     if is_sorted:
         entries.sort(key=lambda entry: entry[0])
     for key, child in entries:
-        yield json.dumps(key, ensure_ascii=False) + ": ", child
+        yield _encode(key) + ": ", child
 
 
 def _key(key: Any) -> str:
@@ -154,7 +154,7 @@ def _key(key: Any) -> str:
 
 
 def _leaf(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=_described)
+    return _encode(value)
 
 
 def _described(value: Any) -> str:
@@ -162,3 +162,7 @@ def _described(value: Any) -> str:
         return repr(value)
     except Exception as error:
         return f"<{type(value).__name__}, whose repr failed: {type(error).__name__}>"
+
+
+_encode = json.JSONEncoder(ensure_ascii=False, default=_described).encode
+"""`json.dumps` makes an encoder at each call: a third of the time of a value with many small parts."""
