@@ -55,7 +55,7 @@ def test_q1_2_snapshots_of_the_state(database):
         agent = deep_agent(checkpointer, script, backend=export(StateBackend))
         agent.invoke(user("go"), thread("game"))
         backend.volume.follow()
-        history = names(backend, "/game/history")
+        history = [name for name in names(backend, "/game/history") if not name.endswith((".json", ".jsonl"))]
         assert len(history) == len(list(agent.get_state_history(thread("game"))))
         seen = [backend.download_files([f"/game/history/{name}/a.txt"])[0].content for name in history]
         assert list(dict.fromkeys(seen)) == [None, b"one", b"two"]
