@@ -89,7 +89,13 @@ SAMPLES = (
         quick=6,
     ),
     _sample("the twins of a verb, on services", r"::Test(SeaweedFS|Postgres|Docker)\w*::test_the_twin_of_", quick=4),
-    _sample("threads on a second database", r"test_threads_\w+\.py::\w+\[postgres\b", quick=4),
+    _sample(
+        "threads on a second database",
+        r"test_threads_\w+\.py::\w+\[postgres\b",
+        r"test_threads_for_people\.py::\w+\[memory\b",
+        quick=4,
+    ),
+    _sample("hostile texts of messages", r"test_threads_hostile\.py::test_no_text_is_another_message\[", quick=6),
     _sample("checkpoints as LangGraph finds them", r"test_threads_\w+\.py::test_every_checkpoint_is_as_\w+\[", quick=4),
     # `test_semantics.py` holds the promises, so all of it runs.
     _sample("", r"mounted/test_semantics\.py::", quick=1),
