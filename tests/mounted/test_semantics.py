@@ -561,8 +561,15 @@ def test_a_thread_shows_what_its_agent_saw(tmp_path: Path, serve: Serve) -> None
         agent.invoke(agents.user("hello"), agents.thread("t"))
         mounted = serve(f"threads+sqlite:{tmp_path}/threads.db")
         ids = agents.checkpoint_ids(agent, agents.thread("t"))
-        history = sorted((mounted.path / "t/history").iterdir())
+        history = sorted(path for path in (mounted.path / "t/history").iterdir() if path.is_dir())
         assert len(history) == len(ids)
+        assert [name.split("-", 1)[1] for name in os.listdir(mounted.path / "t/messages")] == [
+            "human.md", "ai.calls.json", "ai.md", "tool-write_file.txt", "ai.md",
+        ]  # fmt: skip
+        assert "+one" in next((mounted.path / "t/changes").iterdir()).read_text()
+        assert "hello" in (mounted.path / "@latest/transcript.md").read_text()
+        assert os.readlink(mounted.path / "t/history/@latest") == history[-1].name
+        assert json.loads((mounted.path / f"t/history/{history[-1].name}.state.json").read_text())["next"] == []
         for checkpoint, directory in zip(ids, history, strict=True):
             files = agents.state_at(agent, agents.thread("t"), checkpoint).get("files") or {}
             assert sorted(f"/{path.name}" for path in directory.iterdir()) == sorted(files)
@@ -572,7 +579,7 @@ def test_a_thread_shows_what_its_agent_saw(tmp_path: Path, serve: Serve) -> None
         assert refused.value.errno == errno.EROFS
         agent.invoke(agents.user("again"), agents.thread("t"))
         deadline = time.monotonic() + 30
-        while len(os.listdir(mounted.path / "t/history")) == len(ids):
+        while len(os.listdir(mounted.path / "t/history")) == 3 * len(ids):
             assert time.monotonic() < deadline
 
 

@@ -47,7 +47,7 @@ class ThreadsVolume(NativeVolume):
     Calls that read more than a few rows of a local database are made in threads: the others say `will_wait`.
     """
 
-    at_once = frozenset({"open", "release"})
+    at_once = frozenset({"flush", "open", "release"})
 
     def __init__(self, database: Database, *, cache: bool = True) -> None:
         super().__init__()
