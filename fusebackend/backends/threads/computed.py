@@ -7,12 +7,14 @@ as the kernel or a caller holds it: a thousand conversations have some 100,000 n
 from __future__ import annotations
 
 import bisect
+import errno
 import stat
 import weakref
 from collections.abc import Callable, Hashable, Mapping
 from typing import Final, NamedTuple
 
-from fusebackend.backends.threads.nodes import KEPT_ORDER, Difference, DirectoryNode, FileNode, Node, Nodes
+from fusebackend.backends.threads.nodes import KEPT_ORDER, Difference, DirectoryNode, FileNode, Node, Nodes, TextFile
+from fusebackend.base.errors import oserror
 from fusebackend.base.waiting import will_wait
 
 QUICK_BYTES: Final = 32 << 10
@@ -72,6 +74,58 @@ class Document(FileNode):
     def expire(self) -> None:
         """Make the bytes anew: what they are made of has changed."""
         self._data = None
+
+
+class Fixed(Document):
+    """A document whose bytes never change: news of it is another node under the same name.
+
+    Bytes of another size mean that the database has changed and the kernel does not know it yet: the open is ESTALE, at
+    which the kernel looks the name up again. The patch of a checkpoint that was just deleted was read as empty.
+    """
+
+    __slots__ = ()
+
+    def load(self) -> None:
+        super().load()
+        if self._data is not None and len(self._data) != self.size:
+            self.unload()
+            raise oserror(errno.ESTALE)
+
+
+class Rewritten(Document):
+    """A document that is made anew as a whole: each open handle reads the bytes of one moment, past the page cache.
+
+    The kernel reads as far as the size that it knows, so a `state.json` that grew just before `open` ended inside
+    a value: 3 of 500 opens beside a writer.
+    """
+
+    __slots__ = ("_latest", "_nodes")
+
+    def __init__(self, nodes: Nodes, look: Callable[[], Look], make: Callable[[], bytes]) -> None:
+        super().__init__(nodes, look, make)
+        self._nodes = nodes
+        self._latest: weakref.ref[TextFile] | None = None
+
+    def opened(self) -> FileNode:
+        latest = self._latest() if self._latest is not None else None
+        if latest is None:
+            if self.size > QUICK_BYTES:
+                will_wait()
+            latest = TextFile(self._nodes, self._make(), self.mtime_ns)
+            self._latest = weakref.ref(latest)
+        return latest
+
+    def expire(self) -> None:
+        super().expire()
+        self._latest = None
+
+
+class RewrittenPage(Rewritten):
+    """A `Rewritten` that says what other files say."""
+
+    __slots__ = ()
+
+    repeats = True
 
 
 class Page(Document):

@@ -374,7 +374,7 @@ class LineIndex:
             self._ids = found["ids"]
             self._titles, self._models = dict(found["titles"]), dict(found["models"])
             self.messages_bytes, self.state_bytes = found["now"]
-        except (ValueError, TypeError, KeyError, zlib.error):
+        except (ValueError, TypeError, KeyError, RecursionError, zlib.error):
             self._clear()  # written by something else: the line is read again
             return
         self.names = {step.name.encode("utf-8", "surrogateescape"): place for place, step in enumerate(self.steps)}

@@ -78,6 +78,9 @@ class IndexCache:
         log.warning("the cache '%s' can't be used, so first looks read each checkpoint: %s", self.path, error)
         with contextlib.suppress(sqlite3.Error):
             self.close()
+        if isinstance(error, sqlite3.Error) and primary(error) == sqlite3.SQLITE_CORRUPT:
+            with contextlib.suppress(OSError):
+                os.unlink(self.path)  # the next server makes a new one
 
 
 def _key(place: Place) -> tuple[object, object]:

@@ -30,7 +30,17 @@ from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias, Union
 
 from fusebackend.backends.threads import documents, overview
-from fusebackend.backends.threads.computed import ComputedDirectory, Document, Link, Look, Names, Page
+from fusebackend.backends.threads.computed import (
+    ComputedDirectory,
+    Document,
+    Fixed,
+    Link,
+    Look,
+    Names,
+    Page,
+    Rewritten,
+    RewrittenPage,
+)
 from fusebackend.backends.threads.conversation import files_of
 from fusebackend.backends.threads.database.rows import Damaged, old_names, time_ns_of
 from fusebackend.backends.threads.index import LineIndex, Step
@@ -138,11 +148,11 @@ class Line:
             self.history,
         )
         self._documents: dict[bytes, Document] = {
-            MESSAGES_JSONL: self._current(lambda index: index.messages_bytes, self._messages_now),
-            STATE: self._current(lambda index: index.state_bytes, self._state_now),
-            README: self._page(lambda index: len(self._readme(index)), self._readme),
-            CHECKPOINTS: self._page(lambda index: len(overview.checkpoints_tsv(index)), overview.checkpoints_tsv),
-            TRANSCRIPT: self._page(overview.transcript_size, self._transcript),
+            MESSAGES_JSONL: self._current(Document, lambda index: index.messages_bytes, self._messages_now),
+            STATE: self._current(Rewritten, lambda index: index.state_bytes, self._state_now),
+            README: self._page(RewrittenPage, lambda index: len(self._readme(index)), self._readme),
+            CHECKPOINTS: self._page(Page, lambda index: len(overview.checkpoints_tsv(index)), overview.checkpoints_tsv),
+            TRANSCRIPT: self._page(Page, overview.transcript_size, self._transcript),
         }
         self._date()
 
@@ -228,12 +238,14 @@ class Line:
 
         return kind(self.nodes, look, make)
 
-    def _page(self, size: Callable[[LineIndex], int], make: Callable[[LineIndex], bytes]) -> Document:
-        return self._document(Page, lambda: size(self.index()), lambda: make(self.index()))
+    def _page(
+        self, kind: type[Document], size: Callable[[LineIndex], int], make: Callable[[LineIndex], bytes]
+    ) -> Document:
+        return self._document(kind, lambda: size(self.index()), lambda: make(self.index()))
 
-    def _current(self, size: Callable[[LineIndex], int], make: Callable[[], bytes]) -> Document:
+    def _current(self, kind: type[Document], size: Callable[[LineIndex], int], make: Callable[[], bytes]) -> Document:
         """A document of the newest checkpoint: only that is read where nothing else has needed the index."""
-        return self._document(Document, lambda: len(make()) if self._index is None else size(self.index()), make)
+        return self._document(kind, lambda: len(make()) if self._index is None else size(self.index()), make)
 
     def _messages_now(self) -> bytes:
         self.fresh()
@@ -269,12 +281,15 @@ class Line:
 
     def _message_file(self, name: bytes, item: Hashable) -> Node:
         assert isinstance(item, tuple)
-        number, part, _, size, time_ns = item
+        number, part, digest, size, time_ns = item
 
         def make() -> bytes:
-            return files_of(number + 1, self._message(self.index(), number))[part].data
+            index = self.index()
+            if number >= len(index.messages) or index.messages[number].digest != digest:
+                raise oserror(errno.ESTALE)  # deleted, or another message now
+            return files_of(number + 1, self._message(index, number))[part].data
 
-        return Document(self.nodes, lambda: Look(size, time_ns), make)
+        return Fixed(self.nodes, lambda: Look(size, time_ns), make)
 
     # -- changes/ ----------------------------------------------------------------------------------------------
 
@@ -288,7 +303,7 @@ class Line:
     def _change_file(self, name: bytes, item: Hashable) -> Node:
         assert isinstance(item, tuple)
         checkpoint, size, time_ns = item
-        return Document(self.nodes, lambda: Look(size, time_ns), lambda: self.index().patch(checkpoint))
+        return Fixed(self.nodes, lambda: Look(size, time_ns), lambda: self.index().patch(checkpoint))
 
 
 FIRST: Final = b"@first"
@@ -362,7 +377,7 @@ class History(ComputedDirectory):
         if kind == "files":
             return Checkpoint(self._nodes, self.line, self, name, checkpoint, time_ns)
         make = documents.messages_at if kind == "messages" else documents.state_at
-        return Document(self._nodes, lambda: Look(size, time_ns), partial(make, self.line.lineage, checkpoint))
+        return Fixed(self._nodes, lambda: Look(size, time_ns), partial(make, self.line.lineage, checkpoint))
 
     def _changed(self, name: bytes, node: Node, item: Hashable, difference: Difference) -> None:
         if isinstance(node, Checkpoint):

@@ -165,6 +165,10 @@ class FileNode(Node):
         """The bytes. EIO where there are none because something is damaged."""
         raise NotImplementedError
 
+    def opened(self) -> FileNode:
+        """The node that a new handle reads. Another one than this is of that handle's moment (`Volume.open`)."""
+        return self
+
     def load(self) -> None:
         """Called before the first open. EIO as for `data`."""
 

@@ -115,11 +115,13 @@ class ThreadsVolume(NativeVolume):
 
     # -- data --------------------------------------------------------------------------------------------------
 
-    def open(self, node: int, flags: int) -> None:
+    def open(self, node: int, flags: int) -> Attr | None:
         with self._asked():
             file = self._tree.nodes.file(node)
             file.settle()
-            self._tree.nodes.open(file)
+            opened = file.opened()
+            self._tree.nodes.open(opened)
+            return None if opened is file else opened
 
     def read(self, node: int, offset: int, size: int) -> bytes:
         with self._locked():
@@ -503,14 +505,14 @@ class WritableThreadsVolume(ThreadsVolume):
 
     # -- data --------------------------------------------------------------------------------------------------
 
-    def open(self, node: int, flags: int) -> None:
+    def open(self, node: int, flags: int) -> Attr | None:
         with self._asked():
             writes = flags & os.O_ACCMODE != os.O_RDONLY
             inner = self._writable(node) if writes else self._inner(node)
             if inner is None:
-                super().open(node, flags)
-            else:
-                inner.head.fresh().tree.open(inner.node, flags)
+                return super().open(node, flags)
+            inner.head.fresh().tree.open(inner.node, flags)
+            return None
 
     def read(self, node: int, offset: int, size: int) -> bytes:
         with self._locked():

@@ -125,6 +125,21 @@ def test_a_damaged_cache_costs_time_only(database: str, cache: Path, caplog: pyt
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
+def test_a_cache_that_is_damaged_inside_is_made_anew(
+    database: str, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each later server read every checkpoint again."""
+    before = files(database)
+    (path,) = cached(cache)
+    data = path.read_bytes()
+    path.write_bytes(data[:4096] + b"X" * (len(data) - 4096))
+    assert files(database) == before
+    assert [record for record in caplog.records if "can't be used" in record.message]
+    caplog.clear()
+    assert files(database) == before
+    assert not caplog.records
+
+
 def test_a_cache_that_cannot_be_made_is_not_needed(database: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = files(database)
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/self/nothing")

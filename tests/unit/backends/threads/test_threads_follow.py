@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import sqlite3
 import threading
 import time
@@ -157,6 +159,77 @@ def test_a_deleted_thread_is_gone(b: Bench, listener: Listener) -> None:
     threadcases.plain(b.saver)
     b.backend.volume.follow()
     assert "/a.txt" in b.tree("/plain/head")
+
+
+def test_the_file_of_another_message_is_stale(tmp_path: Path) -> None:
+    """The kernel still holds its node: the bytes of another message would be taken for the file's."""
+    where = str(tmp_path / "threads.db")
+    with agents.sqlite_saver(where) as saver, ThreadsBackend.from_sqlite(where) as backend:
+        agent = threadcases.plain(saver)
+        volume = backend.volume
+        messages = volume.lookup(volume.lookup(1, b"plain").node, b"messages")
+        held = volume.lookup(messages.node, file_of(backend, "messages", -1))
+        volume.hold(held.node)
+        saver.delete_thread("plain")
+        agent.invoke(user("something else, and longer"), thread("plain"))
+        volume.follow()
+        backend.ls("/plain/messages")
+        with pytest.raises(OSError) as caught:
+            volume.open(held.node, os.O_RDONLY)
+        assert caught.value.errno == errno.ESTALE
+
+
+@pytest.mark.parametrize(("kind", "place"), [("changes", -1), ("history", -4)])
+def test_what_is_computed_of_a_deleted_checkpoint_is_stale(
+    tmp_path: Path, kind: str, place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows are counted now and then, so a deletion may not be known yet: an empty file was read."""
+    where = str(tmp_path / "threads.db")
+    with (
+        agents.sqlite_saver(where) as saver,
+        contextlib.closing(sqlite3.connect(where)) as others,
+        ThreadsBackend.from_sqlite(where) as backend,
+    ):
+        threadcases.plain(saver)
+        volume = backend.volume
+        directory = volume.lookup(volume.lookup(1, b"plain").node, kind.encode())
+        held = volume.lookup(directory.node, file_of(backend, kind, place))
+        assert held.size > 0
+        monkeypatch.setattr(sqlite_module, "COUNTING_SHARE", 1e-9)
+        highest = others.execute("SELECT max(rowid) FROM checkpoints").fetchone()[0]
+        others.execute("DELETE FROM checkpoints WHERE rowid < ?", (highest,))
+        others.commit()
+        with pytest.raises(OSError) as caught:
+            volume.open(held.node, os.O_RDONLY)
+        assert caught.value.errno == errno.ESTALE
+
+
+def file_of(backend: ThreadsBackend, kind: str, place: int) -> bytes:
+    """The name of a file in a directory of the thread `plain`."""
+    entries = backend.ls(f"/plain/{kind}").entries or []
+    return [entry["path"].rpartition("/")[2] for entry in entries if not entry.get("is_dir")][place].encode()
+
+
+@pytest.mark.parametrize("name", [b"state.json", b"README.md"])
+def test_a_handle_reads_a_rewritten_document_of_one_moment(tmp_path: Path, name: bytes) -> None:
+    """The kernel reads as far as the size that it knew at `open`: JSON that grew ended inside a value."""
+    where = str(tmp_path / "threads.db")
+    with agents.sqlite_saver(where) as saver, ThreadsBackend.from_sqlite(where) as backend:
+        agent = threadcases.plain(saver)
+        volume = backend.volume
+        attr = volume.lookup(volume.lookup(1, b"plain").node, name)
+        opened = volume.open(attr.node, os.O_RDONLY)
+        assert opened is not None
+        assert opened.node != attr.node, "a handle of its own content: past the page cache"
+        before = volume.read(opened.node, 0, 1 << 20)
+        assert len(before) == opened.size
+        agent.invoke(user("more"), thread("plain"))
+        volume.follow()
+        later = volume.open(attr.node, os.O_RDONLY)
+        assert later is not None
+        assert volume.read(opened.node, 0, 1 << 20) == before != volume.read(later.node, 0, 1 << 20)
+        for handle in (opened, later):
+            volume.release(handle.node, os.O_RDONLY)
 
 
 def test_a_running_agent_is_followed_step_by_step(b: Bench) -> None:
