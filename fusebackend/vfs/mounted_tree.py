@@ -342,6 +342,8 @@ class FileSystem:
             self.resolver.own_changes += truncate
             if route.shared:
                 attr = await self.revalidation.call(route, inode, handle.open, truncate)
+            elif "open" in route.volume.at_once and not (truncate or flags & _WRITING):
+                attr = await route.ask(handle.open, False)
             else:
                 attr = await route.call(handle.open, truncate)
             if truncate:

@@ -85,6 +85,8 @@ class Fixed(Document):
 
     __slots__ = ()
 
+    never_changes = True
+
     def load(self) -> None:
         super().load()
         if self._data is not None and len(self._data) != self.size:

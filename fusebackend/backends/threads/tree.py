@@ -39,9 +39,6 @@ FEW_LINES: Final = 4
 FIRST_CHECKPOINTS: Final = 4
 """Checkpoints in which the first message of a human is looked for, for a name in `@by-time`."""
 
-POLL_INTERVAL_S: Final = 0.002
-"""The database is not queried for news at each call: the query took a third of the time of a search in `messages/`."""
-
 WATCHING_SHARE: Final = 1 / 20
 """Of the time, at most, that goes into listing threads in the background."""
 
@@ -59,7 +56,6 @@ class Tree:
         self._lines: weakref.WeakValueDictionary[Place, Line] = weakref.WeakValueDictionary()
         self._recent: OrderedDict[Place, Line] = OrderedDict()
         self.root = Root(self)
-        self._polled_at = 0.0
 
     def line(self, directory: LineDirectory) -> Line:
         """The line of a directory, up to date."""
@@ -81,11 +77,7 @@ class Tree:
 
     def poll(self, *, now: bool = False) -> None:
         """Query the database for news (with `now` in any case), and mark the stale parts of the tree."""
-        when = time.monotonic()
-        if not now and when - self._polled_at < POLL_INTERVAL_S:
-            return
         news = self.database.news(now=now)
-        self._polled_at = when
         if news is None:
             return
         if news.everything:

@@ -116,12 +116,12 @@ class ThreadsVolume(NativeVolume):
     # -- data --------------------------------------------------------------------------------------------------
 
     def open(self, node: int, flags: int) -> Attr | None:
-        with self._asked():
+        with self._asked(poll=not self._tree.nodes.file(node).never_changes):
             file = self._tree.nodes.file(node)
             file.settle()
             opened = file.opened()
             self._tree.nodes.open(opened)
-            return None if opened is file else opened
+            return opened
 
     def read(self, node: int, offset: int, size: int) -> bytes:
         with self._locked():
@@ -185,10 +185,11 @@ class ThreadsVolume(NativeVolume):
     # -- inside ------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _asked(self) -> Iterator[None]:
+    def _asked(self, *, poll: bool = True) -> Iterator[None]:
         """With the lock, after a query for news. The feed publishes the changes soon."""
         with self._locked():
-            self._tree.poll()
+            if poll:
+                self._tree.poll()
             yield
             if self._tree.found:
                 self._feed.hurry()
