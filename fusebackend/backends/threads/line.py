@@ -26,7 +26,6 @@ import re
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
-from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias, Union
 
 from fusebackend.backends.threads import documents, overview
@@ -140,6 +139,7 @@ class Line:
         self._indexed = -1  # the version that the index has seen
         self._recent: OrderedDict[int, FilesDirectory] = OrderedDict()
         self._directory = directory
+        self._make_message, self._make_patch = self._message_bytes, self._patch_bytes  # one object for all nodes
         self.head = Head(shared.nodes, self, directory, HEAD, 0)
         self.history = History(self, directory)
         self._computed = (
@@ -281,15 +281,15 @@ class Line:
 
     def _message_file(self, name: bytes, item: Hashable) -> Node:
         assert isinstance(item, tuple)
-        number, part, digest, size, time_ns = item
+        return Fixed(self.nodes, item[3], item[4], item, self._make_message)
 
-        def make() -> bytes:
-            index = self.index()
-            if number >= len(index.messages) or index.messages[number].digest != digest:
-                raise oserror(errno.ESTALE)  # deleted, or another message now
-            return files_of(number + 1, self._message(index, number))[part].data
-
-        return Fixed(self.nodes, lambda: Look(size, time_ns), make)
+    def _message_bytes(self, item: Hashable) -> bytes:
+        assert isinstance(item, tuple)
+        number, part, digest, _, _ = item
+        index = self.index()
+        if number >= len(index.messages) or index.messages[number].digest != digest:
+            raise oserror(errno.ESTALE)  # deleted, or another message now
+        return files_of(number + 1, self._message(index, number))[part].data
 
     # -- changes/ ----------------------------------------------------------------------------------------------
 
@@ -302,8 +302,11 @@ class Line:
 
     def _change_file(self, name: bytes, item: Hashable) -> Node:
         assert isinstance(item, tuple)
-        checkpoint, size, time_ns = item
-        return Fixed(self.nodes, lambda: Look(size, time_ns), lambda: self.index().patch(checkpoint))
+        return Fixed(self.nodes, item[1], item[2], item, self._make_patch)
+
+    def _patch_bytes(self, item: Hashable) -> bytes:
+        assert isinstance(item, tuple)
+        return self.index().patch(item[0])
 
 
 FIRST: Final = b"@first"
@@ -325,11 +328,12 @@ class History(ComputedDirectory):
     latest; and the former names of checkpoints.
     """
 
-    __slots__ = ("line",)
+    __slots__ = ("_make_document", "line")
 
     def __init__(self, line: Line, parent: DirectoryNode) -> None:
         super().__init__(line.nodes, parent, HISTORY, line.fresh, self._list, self._entry)
         self.line = line
+        self._make_document = self._document_bytes  # one object for all nodes
 
     def find(self, name: bytes) -> Node | None:
         node = super().find(name)
@@ -376,8 +380,12 @@ class History(ComputedDirectory):
         kind, checkpoint, _, size, time_ns = item
         if kind == "files":
             return Checkpoint(self._nodes, self.line, self, name, checkpoint, time_ns)
-        make = documents.messages_at if kind == "messages" else documents.state_at
-        return Fixed(self._nodes, lambda: Look(size, time_ns), partial(make, self.line.lineage, checkpoint))
+        return Fixed(self._nodes, size, time_ns, item, self._make_document)
+
+    def _document_bytes(self, item: Hashable) -> bytes:
+        assert isinstance(item, tuple)
+        make = documents.messages_at if item[0] == "messages" else documents.state_at
+        return make(self.line.lineage, item[1])
 
     def _changed(self, name: bytes, node: Node, item: Hashable, difference: Difference) -> None:
         if isinstance(node, Checkpoint):
