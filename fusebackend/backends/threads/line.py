@@ -289,7 +289,10 @@ class Line:
         index = self.index()
         if number >= len(index.messages) or index.messages[number].digest != digest:
             raise oserror(errno.ESTALE)  # deleted, or another message now
-        return files_of(number + 1, self._message(index, number))[part].data
+        files = files_of(number + 1, self._message(index, number))
+        if part >= len(files):
+            raise oserror(errno.ESTALE)
+        return files[part].data
 
     # -- changes/ ----------------------------------------------------------------------------------------------
 
