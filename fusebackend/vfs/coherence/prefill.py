@@ -18,9 +18,12 @@ is left alone: the kernel asks for its pages, and then for the time.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
+from functools import partial
 
+from fusebackend.base.waiting import WouldWait, at_once
 from fusebackend.protocol import Attr
 from fusebackend.vfs.coherence.kernel_cache import KernelCache
 from fusebackend.vfs.handles import FileHandle
@@ -47,14 +50,23 @@ class Prefill:
         if opens != 1 or handle.inode in self.filled or handle.flags & os.O_ACCMODE != os.O_RDONLY or not self._on:
             return
         route = handle.route
-        if route.executor.blocking or not route.policy.coherent:
+        waits = route.executor.blocking and "open" not in route.volume.at_once
+        if waits or handle.direct or not route.policy.coherent:
             return
         if not stat.S_ISREG(attr.mode) or not 0 < attr.size <= FILL_BYTES or route.volume.access_due(attr):
             return
-        with route.volume.lock:
-            try:
-                content = route.volume.read(handle.node, 0, FILL_BYTES)
-            except OSError:
-                return  # the read will fail; opening is no reading
-            kernel.store(handle.inode, content)
-        self.filled.add(handle.inode)
+        with contextlib.suppress(WouldWait):
+            if at_once(partial(_push, kernel, handle)):
+                self.filled.add(handle.inode)
+
+
+def _push(kernel: KernelCache, handle: FileHandle) -> bool:
+    """Push the pages; False where the read will fail: opening is no reading."""
+    volume = handle.route.volume
+    with volume.lock:
+        try:
+            content = volume.read(handle.node, 0, FILL_BYTES)
+        except OSError:
+            return False
+        kernel.store(handle.inode, content)
+    return True
