@@ -133,7 +133,11 @@ def test_new_messages_appear_soon(thread: Growing) -> None:
         left = [thread.path / "transcript.md", thread.path / "messages.jsonl", thread.path / "messages"]
         while left:
             assert time.monotonic() - start < LIMIT_S, (number, left)
-            found = left[0].read_text() if left[0].is_file() else f"end-{len(os.listdir(left[0])) - 1:04}"
+            try:
+                found = left[0].read_text() if left[0].suffix else f"end-{len(os.listdir(left[0])) - 1:04}"
+            except FileNotFoundError:  # seen once in PostgreSQL, for a moment, and not explained
+                time.sleep(0.1)
+                continue
             assert found.rstrip()
             if any(mark in found for mark in wanted) or _last(found) >= number:
                 left.pop(0)
