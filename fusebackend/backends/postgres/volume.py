@@ -59,6 +59,7 @@ class PostgresVolume(StoredTree):
         conflict: whether a rewrite of a file that another host has changed fails with ESTALE (`"error"`) or wins
             (`"last-writer"`).
         connections: how many operations run at once.
+        feed: libpq's words or a URI for the connection of the session and its feed, where `conninfo` leads to a pooler.
 
     Raises:
         OSError: the server can't be reached, or refuses; `VolumeDatabaseError` when its tables are too new.
@@ -73,6 +74,7 @@ class PostgresVolume(StoredTree):
         *,
         conflict: Literal["error", "last-writer"] = "error",
         connections: int = CONNECTIONS,
+        feed: str = "",
     ) -> None:
         self.name = name
         self.conninfo = conninfo
@@ -83,11 +85,12 @@ class PostgresVolume(StoredTree):
             undo.callback(pool.close)
             pool.run(schema.migrate)
             number = pool.run(lambda connection: schema.volume_id(connection, name))
-            session = Session(conninfo, number, uses)
+            self._feed = VolumeFeed(number)
+            session = Session(feed or conninfo, number, uses, self._feed, pool)
             undo.callback(session.close)
             super().__init__(pool, number, session, uses, last_writer_wins=conflict == "last-writer")
             self._require_root()
-            self._feed = VolumeFeed(conninfo, self.id, self.session, self.changed_elsewhere, self._feed_became)
+            session.run(lambda connection: self._feed.start(connection, self.changed_elsewhere, self._feed_became))
             undo.pop_all()
         self._closed = False
 
@@ -339,7 +342,7 @@ class PostgresVolume(StoredTree):
         if self._closed:
             return
         self._closed = True
-        self._feed.close()
+        self._feed.stop()
         try:
             self.sync()
         finally:

@@ -316,8 +316,8 @@ def test_a_connection_that_the_server_still_believes_in_keeps_nobody_out(server:
     node = volume.create(ROOT_NODE, b"file", 0o644, os.O_RDWR, ME).node
     take_all_numbers(volume)
     network.stall()
-    volume._session._own.connection.close()  # of which the server hears nothing
-    volume._session._conninfo = server.dsn()
+    volume._session._host._conninfo = server.dsn()
+    volume._session.run(lambda connection: connection.close())  # of which the server hears nothing
     volume._session.new_node()
     network.resume()
     eventually(lambda: volume.unlink(ROOT_NODE, b"file"))
