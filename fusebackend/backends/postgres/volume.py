@@ -107,6 +107,10 @@ class PostgresVolume(StoredTree):
         """For further queries on the volume's behalf, until it is closed."""
         return self._connections
 
+    @property
+    def trouble(self) -> tuple[float, str] | None:
+        return self._connections.trouble
+
     # -- names -------------------------------------------------------------------------------------------------
 
     def lookup(self, parent: int, name: bytes) -> Attr:

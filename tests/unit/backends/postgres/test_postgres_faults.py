@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 
 import psycopg
-import psycopg_pool.base
 import pytest
 from services.postgres import PORT, Server, running
 from services.stall import Stall
@@ -126,8 +125,6 @@ def test_a_server_that_is_away_is_an_error_within_a_bound(
 
 @pytest.mark.slow
 def test_after_a_long_absence_the_server_is_asked_at_once(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pool's own pauses between its attempts double, up to minutes."""
-    monkeypatch.setattr(psycopg_pool.base.AttemptWithBackoff, "INITIAL_DELAY", 600.0)
     monkeypatch.setattr(postgres, "PATIENCE_S", 0.5)
     volume = PostgresVolume(server.dsn(), "absence")
     server.stop()
