@@ -202,6 +202,7 @@ def test_rows_are_deleted_in_steps_and_none_that_a_reader_may_need(
         )
         count = "SELECT count(*) FROM fusebackend.change"
         there.read_rows()
+        here.read_rows()
         there._feed._past.clear()
         there._feed._past.append((time.monotonic() - feed.KEEP_S - 1, there._feed._position))
         there.make(b"new")
