@@ -648,8 +648,9 @@ def targets(cells: Cells, idle: Idle | None, burst: Burst | None) -> list[Target
         ]
     found.append(Target("16 in one directory, of one", grown("fast", "hot"), 1, at_least=True))
     whole = idle if idle is not None and idle.mounts == idle.wanted else None
-    cores = None if whole is None else (whole.mount_cores + whole.server_cores) * 100
-    connections = None if whole is None else whole.connections * MOUNTS / whole.mounts
+    part = MOUNTS / whole.mounts if whole is not None else 1.0
+    cores = None if whole is None else (whole.mount_cores + whole.server_cores) * 100 * part
+    connections = None if whole is None else whole.connections * part
     found += [
         Target(f"connections of {MOUNTS} idle mounts", connections, 70, at_least=False, unit=""),
         Target(f"processor of {MOUNTS} idle mounts and the server", cores, 2, at_least=False, unit=" % of a core"),
