@@ -5,7 +5,7 @@
         proxy.refusals = 5                                    # the next five requests get 503 SlowDown
         Counter(proxy.requests)                               # {"LIST": 1, "GET": 2, "HEAD": 3 …}
 
-`LIST` stands for a GET of a listing.
+`LIST` stands for a GET of a listing, `COPY` for a PUT of another object's content.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class FailingProxy:
     Attributes:
         answers: by method, the status and code of the error that it gets.
         refusals: how many more requests get 503 `SlowDown`, or another status and code of `refusal`.
-        requests: the method of each request that came, in their order.
+        requests: the kind of each request that came, in their order.
     """
 
     def __init__(self, target: str) -> None:
@@ -42,7 +42,7 @@ class FailingProxy:
 
             def handle_one(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                status, code = proxy._judge(self.command, self.path)
+                status, code = proxy._judge(self)
                 if status:
                     self._reply(status, {}, f"<Error><Code>{code}</Code></Error>".encode())
                     return
@@ -76,12 +76,15 @@ class FailingProxy:
         self._thread.start()
         self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
 
-    def _judge(self, method: str, path: str) -> tuple[int, str]:
+    def _judge(self, request: http.server.BaseHTTPRequestHandler) -> tuple[int, str]:
         """Note a request; return the status and code of the error that it gets, or 0."""
-        query = urllib.parse.urlsplit(path).query
-        listing = method == "GET" and "list-type" in urllib.parse.parse_qs(query)
+        method = name = request.command
+        if method == "GET" and "list-type" in urllib.parse.parse_qs(urllib.parse.urlsplit(request.path).query):
+            name = "LIST"
+        elif method == "PUT" and "x-amz-copy-source" in request.headers:
+            name = "COPY"
         with self._lock:
-            self.requests.append("LIST" if listing else method)
+            self.requests.append(name)
             if self.refusals:
                 self.refusals -= 1
                 return self.refusal
