@@ -3,7 +3,7 @@
     scripts/bench --many-hosts [--quick] [--seconds N] [--processes 1,16] [--only WORDS] [--parts WORDS] [--write]
 
 Each process opens a `PostgresBackend` and works for some seconds, in a database that is new for each line. `SCENARIOS`
-says what they do. Then as many `pgbench` replay the SQL of the same operation, recorded (`replay.py`), in the same
+says what they do. Then as many `pgbench` replay the recorded SQL of the same operation (`recorded_sql.py`), in the same
 directories and with the same round trips. The parts:
 
 - `fast`: all scenarios, on a server whose fsync takes as long as this machine's disk does;
@@ -33,7 +33,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import replay
+import recorded_sql
 from measures import drop_caches
 from peers import serve_command
 from report import machine, markdown, write_between
@@ -407,15 +407,15 @@ def _scripts(scenario: Scenario, dsn: str, number: int) -> list[tuple[str, int]]
         for place, (name, weight) in enumerate(scenario.replayed):
             operation = getattr(work, name)
             operation(1)
-            with replay.recording() as batches:
+            with recorded_sql.recording() as batches:
                 operation(2)
             node, made = work.made(2) if scenario.makes_files else (0, b"")
-            scripts.append((replay.pgbench_script(batches, node=node, name=made, prefix="ab"[place]), weight))
+            scripts.append((recorded_sql.pgbench_script(batches, node=node, name=made, prefix="ab"[place]), weight))
         return scripts
 
 
 def make_tables(dsn: str) -> None:
-    """Make the tables, with numbers of nodes that `replay.py` can tell from others."""
+    """Make the tables, with numbers of nodes that `recorded_sql.py` can tell from others."""
     import psycopg
 
     PostgresBackend(dsn, "shared").close()
@@ -448,9 +448,9 @@ class Run:
                 with server.database() as dsn, far_away(server, dsn, delay_s) as far:
                     make_tables(dsn)
                     together(SCENARIOS[scenario], far, Server([server.pid]), processes, self.seconds, cell)
-                    if replay.missing() is None:
+                    if recorded_sql.missing() is None:
                         scripts = recorded(SCENARIOS[scenario], dsn, processes)
-                        cell.replayed = replay.replay(far, scripts, self.seconds, self.work)
+                        cell.replayed = recorded_sql.replay(far, scripts, self.seconds, self.work)
                 print(place, *cell.row(), sep=" | ", file=sys.stderr)
 
     def table(self, place: str) -> list[str]:
@@ -654,10 +654,10 @@ def targets(cells: Cells, idle: Idle | None, burst: Burst | None) -> list[Target
             Target(f"p99 of 16 in {words}, of p50 of one", waits(scenario), 20, at_least=False),
         ]
     found.append(Target("16 in one directory, of one", grown("fast", "hot"), 1, at_least=True))
-    whole = idle if idle is not None and idle.mounts == idle.wanted else None
-    part = MOUNTS / whole.mounts if whole is not None else 1.0
-    cores = None if whole is None else (whole.mount_cores + whole.server_cores) * 100 * part
-    connections = None if whole is None else whole.connections * part
+    # Where not all fit: as many as they would take at this rate.
+    part = MOUNTS / idle.mounts if idle is not None and idle.mounts else 0.0
+    cores = (idle.mount_cores + idle.server_cores) * 100 * part if idle is not None and part else None
+    connections = idle.connections * part if idle is not None and part else None
     found += [
         Target(f"connections of {MOUNTS} idle mounts", connections, 70, at_least=False, unit=""),
         Target(f"processor of {MOUNTS} idle mounts and the server", cores, 2, at_least=False, unit=" % of a core"),
@@ -707,7 +707,7 @@ def main() -> None:
         told = [target.row() for target in targets(run.cells, run.idle, run.burst)]
         report = "\n".join([
             f"{machine(Path(work))}; {run.seconds} s each; load average {before:.1f} before.",
-            *([] if replay.missing() is None else [f"Without `pgbench`: {replay.missing()}."]), "",
+            *([] if recorded_sql.missing() is None else [f"Without `pgbench`: {recorded_sql.missing()}."]), "",
             *run.lines, *markdown(["what it should be", "target", "measured", "reached"], told),
         ])  # fmt: skip
     print(report)

@@ -1,4 +1,4 @@
-"""The SQL of an operation of a `postgres:` volume, recorded, and replayed by `pgbench`.
+"""The SQL of an operation of a `postgres:` volume: recorded, and replayed by `pgbench`.
 
     with recording() as batches:
         backend.write("/d/file", "text")
