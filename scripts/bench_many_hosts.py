@@ -2,17 +2,17 @@
 
     scripts/bench --many-hosts [--quick] [--seconds N] [--processes 1,16] [--only WORDS] [--parts WORDS] [--write]
 
-Each process opens a `PostgresBackend` and works for some seconds, in a database that is new for each line. `SCENARIOS`
-says what they do. Then as many `pgbench` replay the recorded SQL of the same operation (`recorded_sql.py`), in the same
-directories and with the same round trips. The parts:
+Each process opens a `PostgresBackend` and repeats the operation of a scenario (`SCENARIOS`) for some seconds, in a
+database that is new for each line. Then as many `pgbench` replay the recorded SQL of the same operation
+(`recorded_sql.py`), in the same directories and with the same round trips. The parts:
 
-- `fast`: all scenarios, on a server whose fsync takes as long as this machine's disk does;
-- `slow`: writes, on a server whose every fsync takes 5 ms more (`tests/services/slow_fsync.py`);
+- `fast`: all scenarios, on the disk of this machine;
+- `slow`: writes, on a server with 5 ms more for each fsync (`tests/services/slow_fsync.py`);
 - `far`: some, through a proxy that adds 1 ms, and 10 ms, each way;
-- `idle`: 64 mounts that nobody uses, on a server with 100 connections, PostgreSQL's default;
+- `idle`: 64 idle mounts, on a server with 100 connections, PostgreSQL's default;
 - `burst`: `stat` and `open` of one host's mount while another creates 10,000 files.
 
-The last table compares the figures with what they should be. Processor time is that of the server with all its
+The last table compares the figures with their targets. Processor time is that of the server with all its
 processes, and of the working processes, as a share of one core. Never part of a test: numbers are not promises.
 """
 
@@ -210,7 +210,7 @@ class Done:
 
 @dataclass
 class Cell:
-    """One line: what all processes together did."""
+    """One line: the results of all processes together."""
 
     place: str
     scenario: str
@@ -428,7 +428,7 @@ def make_tables(dsn: str) -> None:
 
 @dataclass
 class Run:
-    """What is measured, and the results so far."""
+    """The options of a run, and its results so far."""
 
     seconds: int
     processes: Sequence[int]
@@ -466,7 +466,7 @@ def far_away(server: postgres.Server, dsn: str, delay_s: float) -> Iterator[str]
     with tempfile.TemporaryDirectory(prefix="fusebackend-far-") as directory:
         name = f".s.PGSQL.{postgres.PORT}"
         with Stall(str(server.directory / name), f"{directory}/{name}") as network:
-            network.latency_s = 2 * delay_s  # it delays what clients send: the round trip is what counts
+            network.latency_s = 2 * delay_s  # it delays the bytes of clients only: the round trip counts
             yield dsn.replace(str(server.directory), directory)
 
 
@@ -493,7 +493,7 @@ def far(run: Run, server: postgres.Server) -> None:
 
 @dataclass(frozen=True)
 class Idle:
-    """Mounts that nobody uses: their number, all connections, and the cores that they and the server take."""
+    """Idle mounts: their number, all connections, and the cores that they and the server take."""
 
     wanted: int
     mounts: int
@@ -524,7 +524,7 @@ def idle(run: Run, server: postgres.Server) -> None:
             except SystemExit as error:
                 failure = _short(str(error))
                 break
-        time.sleep(seconds / 2)  # what follows the start of a mount is over
+        time.sleep(seconds / 2)  # the background work of the start is over then
         whole = Server([server.pid])
         with most_connections(dsn) as counted:
             before = whole.processor_s(), sum(mount.processor_s() for mount in mounts)
@@ -603,7 +603,7 @@ def watch(directory: Path, goes_on: Callable[[], bool]) -> tuple[float, float]:
     return p99[0], p99[1]
 
 
-# -- what it should be ---------------------------------------------------------------------------------------------
+# -- targets -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -629,7 +629,7 @@ class Target:
 
 
 def targets(cells: Cells, idle: Idle | None, burst: Burst | None) -> list[Target]:
-    """Compare 16 processes with one, and the rest with what issue and documents promise."""
+    """Compare the figures with their targets: 16 processes with one and with `pgbench`, the rest with fixed bounds."""
 
     def grown(place: str, scenario: str) -> float | None:
         many, one = cells.get((place, scenario, 16)), cells.get((place, scenario, 1))
@@ -708,7 +708,7 @@ def main() -> None:
         report = "\n".join([
             f"{machine(Path(work))}; {run.seconds} s each; load average {before:.1f} before.",
             *([] if recorded_sql.missing() is None else [f"Without `pgbench`: {recorded_sql.missing()}."]), "",
-            *run.lines, *markdown(["what it should be", "target", "measured", "reached"], told),
+            *run.lines, *markdown(["figure", "target", "measured", "reached"], told),
         ])  # fmt: skip
     print(report)
     if arguments.write:

@@ -61,7 +61,9 @@ def recording() -> Iterator[list[Batch]]:
     real, mine = pipeline.send, threading.get_ident()
     batches: list[Batch] = []
 
-    def send(connection: Any, statements: Sequence[pipeline.Statement]) -> list[pipeline.Rows]:
+    def send(
+        connection: Any, statements: Sequence[pipeline.Statement], *more: Any, **words: Any
+    ) -> list[pipeline.Rows]:
         if threading.get_ident() == mine:
             batch = []
             for query, parameters in statements:
@@ -69,7 +71,7 @@ def recording() -> Iterator[list[Batch]]:
                 transformer.dump_sequence(parameters, [PyFormat.BINARY] * len(parameters))
                 batch.append(Sent(query, parameters, transformer.types or ()))
             batches.append(batch)
-        return real(connection, statements)
+        return real(connection, statements, *more, **words)
 
     def put(old: object, new: object) -> None:
         for module in list(sys.modules.values()):
@@ -135,7 +137,7 @@ def type_name(oid: int) -> str:
 
 
 def literal(value: object, node: int, name: bytes, prefix: str) -> str:
-    """Write a parameter as SQL, with the number and the name of what was made as pgbench's variables."""
+    """Write a parameter as SQL, with pgbench's variables for the number and the name of the new file."""
     if value is None:
         return "NULL"
     if isinstance(value, bool):
