@@ -425,8 +425,9 @@ def work(server: service.Postgres, arguments: argparse.Namespace) -> str:
         medians = take_turns(
             sides, rounds, place, lambda mount: {name: run(mount.root) for name, run in measures.items()}
         )
-        about = f"Server with fsync on {machine(place)}; medians of {rounds} rounds; load average {before:.1f} before."
-    return "\n".join([about, "", *work_table(medians)])
+        part = ", a tenth of the work" if arguments.quick else ""
+        about = f"On {machine(place)}; medians of {rounds} rounds{part}; load average {before:.1f} before."
+    return "\n".join([about, "", *work_table(medians), "", work_verdict(medians)])
 
 
 def work_measures(measures: Measures, tree: Path) -> dict[str, Callable[[Path], float]]:
@@ -449,6 +450,14 @@ def work_table(medians: Medians) -> list[str]:
         ratio = f"{ours / theirs:.2f}"
         rows.append([name, f"{ours:.2f}", f"{theirs:.2f}", f"**{ratio}**" if ours > theirs else ratio])
     return markdown(["measure", "fusebackend (s)", f"{RIVAL.name} (s)", f"fusebackend ÷ {RIVAL.name}"], rows)
+
+
+def work_verdict(medians: Medians) -> str:
+    """Compare with the targets: ahead of JuiceFS on each measure, and `untar` in half of its time."""
+    ratios = {name: found["fusebackend"] / found[RIVAL.name] for name, found in medians.items()}
+    behind = [name for name, ratio in ratios.items() if ratio > (0.5 if name == "untar" else 1.0)]
+    missed = f"missed by {', '.join(behind)}" if behind else "reached"
+    return f"Target (untar in half of {RIVAL.name}'s time, the others in less than its): {missed}."
 
 
 @contextmanager

@@ -357,6 +357,12 @@ class TestPostgresWork:
             "| rg | 1.00 | 2.00 | 0.50 |",
         ]
 
+    def test_untar_has_to_take_half_the_time(self) -> None:
+        found = {name: {"fusebackend": 0.5, "JuiceFS": 1.0} for name in ("untar", "rg")}
+        assert bench_postgres.work_verdict(found).endswith(": reached.")
+        found["untar"]["fusebackend"], found["rg"]["fusebackend"] = 0.51, 1.01
+        assert bench_postgres.work_verdict(found).endswith(": missed by untar, rg.")
+
     def test_the_url_of_the_metadata(self) -> None:
         url = bench_postgres.metadata_url("host=/tmp/x port=5 user=u dbname=d")
         assert url == "postgres://u@/d?host=/tmp/x&port=5&sslmode=disable"
