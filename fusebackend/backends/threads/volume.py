@@ -497,13 +497,6 @@ class WritableThreadsVolume(ThreadsVolume):
                     changes.append(Change(kind="modified" if path in replaced else "created", path=above + path))
             return [None if error is None else errors.code_of(oserror(errors.errno_of(error))) for error in found]
 
-    def readlink(self, node: int) -> bytes:
-        with self.lock:
-            found = self._tree.nodes.get(node)
-            if not isinstance(found, Link):
-                raise oserror(errno.EINVAL)
-            return found.target
-
     # -- data --------------------------------------------------------------------------------------------------
 
     def open(self, node: int, flags: int) -> Attr | None:
