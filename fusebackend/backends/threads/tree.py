@@ -101,11 +101,17 @@ class Tree:
             line.fresh()
 
     def let_go(self) -> None:
-        """Drop most of the lines that the kernel does not hold."""
+        """Drop most of the lines that the kernel does not hold, and all values."""
+        self._shared.conversations.let_go()
         while len(self._recent) > FEW_LINES:
-            self._recent.popitem(last=False)
+            self._recent.popitem(last=False)[1].let_go()
         for line in self._recent.values():
             line.let_go()
+
+    @property
+    def has_large_values(self) -> bool:
+        """Whether a conversation is cached that is too large to be kept for long."""
+        return self._shared.conversations.is_large
 
     def shrink(self) -> None:
         """Give back the memory of tables that were once much larger."""
