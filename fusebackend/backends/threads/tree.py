@@ -51,6 +51,7 @@ class Tree:
         self.nodes = Nodes()
         self.records = Records(self.nodes)
         self.found = Difference()
+        self.used_at = 0.0  # by a call of the volume; in the seconds of `time.monotonic`
         self.cache = IndexCache(database.identity) if cache and database.identity is not None else None
         self._shared = Shared(self.nodes, self.found, self.cache, Conversations())
         self._lines: weakref.WeakValueDictionary[Place, Line] = weakref.WeakValueDictionary()
