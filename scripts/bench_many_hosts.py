@@ -350,12 +350,22 @@ def _work(
 
 @contextmanager
 def most_connections(dsn: str) -> Iterator[list[int]]:
-    """Count the connections of clients, this one not, while the block runs; the first item is the most there were."""
+    """Count the connections of clients, without this one, while the block runs. The first item is the maximum.
+
+    A server that has no connection left for the count has `CONNECTIONS`.
+    """
     import psycopg
 
     most, ended = [0], threading.Event()
     query = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
-    with psycopg.connect(dsn, autocommit=True) as connection:
+    try:
+        connection = psycopg.connect(dsn, autocommit=True)
+    except psycopg.OperationalError as error:
+        if "too many clients" not in str(error):
+            raise
+        yield [CONNECTIONS]
+        return
+    with connection:
 
         def count() -> None:
             while True:
@@ -452,6 +462,18 @@ class Run:
                         scripts = recorded(SCENARIOS[scenario], dsn, processes)
                         cell.replayed = recorded_sql.replay(far, scripts, self.seconds, self.work)
                 print(place, *cell.row(), sep=" | ", file=sys.stderr)
+
+    def report(self, load: float) -> str:
+        """Describe the conditions, and make all tables.
+
+        Args:
+            load: the load average before the run.
+        """
+        told = [target.row() for target in targets(self.cells, self.idle, self.burst)]
+        without = [] if (reason := recorded_sql.missing()) is None else [f"Without `pgbench`: {reason}."]
+        conditions = f"{machine(self.work)}; {self.seconds} s each; load average {load:.1f} before."
+        heads = ["figure", "target", "measured", "reached"]
+        return "\n".join([conditions, *without, "", *self.lines, *markdown(heads, told)])
 
     def table(self, place: str) -> list[str]:
         return markdown(HEADS, [cell.row() for (where, _, _), cell in self.cells.items() if where == place])
@@ -704,12 +726,7 @@ def main() -> None:
             }  # fmt: skip
             for part in parts:
                 steps[part]()
-        told = [target.row() for target in targets(run.cells, run.idle, run.burst)]
-        report = "\n".join([
-            f"{machine(Path(work))}; {run.seconds} s each; load average {before:.1f} before.",
-            *([] if recorded_sql.missing() is None else [f"Without `pgbench`: {recorded_sql.missing()}."]), "",
-            *run.lines, *markdown(["figure", "target", "measured", "reached"], told),
-        ])  # fmt: skip
+        report = run.report(before)
     print(report)
     if arguments.write:
         write_between("many hosts", report)

@@ -295,6 +295,19 @@ class TestManyHosts:
         assert (line.rate, line.p50_s, line.client_cores) == (3 / 4, 0.5, 2 / 4)
         assert line.failure == "1: why"
 
+    @pytest.mark.parametrize(("words", "full"), [("sorry, too many clients already", True), ("no route", False)])
+    def test_a_server_without_a_free_connection_has_all_of_them(self, monkeypatch, words: str, full: bool) -> None:
+        psycopg = pytest.importorskip("psycopg")
+
+        def refuse(*_: object, **__: object) -> None:
+            raise psycopg.OperationalError(f"FATAL: {words}")
+
+        monkeypatch.setattr(psycopg, "connect", refuse)
+        with contextlib.nullcontext() if full else pytest.raises(psycopg.OperationalError):
+            with bench_many_hosts.most_connections("") as counted:
+                pass
+            assert counted == [bench_many_hosts.CONNECTIONS]
+
     def test_words_of_the_command_line(self) -> None:
         assert bench_many_hosts.numbers_of("16,1", (1,)) == (1, 16)
         assert bench_many_hosts.words_of("--parts", "slow,fast", ("fast", "slow")) == ("fast", "slow")
