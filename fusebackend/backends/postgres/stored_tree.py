@@ -7,6 +7,7 @@ It owns the transactions: which calls make one, when it is committed, and which 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import stat
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -15,21 +16,26 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fusebackend.backends.postgres import feed, statements
 from fusebackend.backends.postgres.host_session import Session
 from fusebackend.backends.postgres.statements import StoredInode
-from fusebackend.backends.postgres.transaction import Transaction, Wanted, gone
+from fusebackend.backends.postgres.transaction import Transaction, Walk, Wanted, gone
 from fusebackend.backends.postgres.uses import Uses
+from fusebackend.base.paths import PathError
 from fusebackend.base.stamps import CLOCK
 from fusebackend.databases.pipeline import BEGIN, COMMIT, Rows, Statement, send
-from fusebackend.databases.postgres import Connections, translate_errors
-from fusebackend.protocol import Change, Changes
+from fusebackend.databases.postgres import REPEATABLE, Connections, translate_errors
+from fusebackend.protocol import ROOT_NODE, Change, Changes
 from fusebackend.volumes.chunks import Chunk
 from fusebackend.volumes.damage import Damage
 from fusebackend.volumes.posix import TreeVolume
 from fusebackend.volumes.storage import Inode
+from fusebackend.volumes.walk import names_of
 
 if TYPE_CHECKING:
     from psycopg import Connection
 
 T = TypeVar("T")
+
+SHARED_ATTEMPTS = 4
+"""So often a change of several operations is begun beside others; then it has the volume for itself."""
 
 
 class _Scope(threading.local):
@@ -38,6 +44,7 @@ class _Scope(threading.local):
     def __init__(self) -> None:
         self.transaction: Transaction | None = None
         self.view: Any = None  # a connection in the middle of a transaction that only reads
+        self.way: dict[tuple[int, bytes], Sequence[Any]] = {}  # names that are about to be looked up
         self.nested: list[Changes] = []
         self.lost_names: list[int] = []
         self.written: list[tuple[int, int, int | None]] = []  # nodes, and their `contents` and `emptied` before
@@ -76,7 +83,7 @@ class StoredTree(TreeVolume):
         CLOCK.saw_all()  # reads wait for no change, and are on any host: the times they return are not recorded
         transaction = self._scope.transaction
         if transaction is not None:
-            with translate_errors():
+            with self._several_errors(transaction):
                 if transaction.is_large:
                     transaction.flush()
                 transaction.fetch(wanted)
@@ -89,6 +96,26 @@ class StoredTree(TreeVolume):
                 return rule(*arguments)
 
         return self._connections.run(attempt)
+
+    def _look(self, wanted: Wanted, rule: Callable[..., T], *arguments: Any) -> T:
+        """Run a rule that only reads, to find the way, in the scope's transaction. It locks nothing."""
+        transaction = self._here
+        with self._several_errors(transaction):
+            transaction.fetch(wanted, lock=False)
+            return rule(*arguments)
+
+    @contextlib.contextmanager
+    def _several_errors(self, transaction: Transaction) -> Iterator[None]:
+        """Errors within a change of several operations. Those after which all of it is repeated pass as they are."""
+        import psycopg
+
+        try:
+            yield
+        except psycopg.Error as error:
+            if transaction.is_repeated and error.sqlstate in REPEATABLE:
+                raise
+            with translate_errors():
+                raise
 
     @contextlib.contextmanager
     def _transaction(self, transaction: Transaction) -> Iterator[Transaction]:
@@ -137,6 +164,41 @@ class StoredTree(TreeVolume):
             raise
         self._tell_all(scope.nested, reports=True)
 
+    def change_as_one(self, work: Callable[[Changes], T], *paths: str, removes: bool = False, reads: bool = False) -> T:
+        """As in `NativeVolume`: one transaction, which locks what it changes, and is repeated if it was overtaken.
+
+        At the third time it keeps all others out, so that it comes to an end.
+        """
+        scope = self._scope
+        if scope.transaction is not None:
+            with self.changing() as changes:
+                return work(changes)
+        walks = tuple(Walk(names, removes=removes, reads=reads) for names in map(_names_of, paths) if names)
+        attempts = itertools.count(1)
+        renames = False
+
+        def attempt(connection: Connection[Any]) -> T:
+            nonlocal renames
+            changes: Changes = []
+            scope.nested = [changes]
+            alone = next(attempts) >= SHARED_ATTEMPTS
+            version = self._session.new_version()
+            begun = Transaction(connection, self.id, version, exclusive=alone, several=True, renames=renames)
+            try:
+                with self._transaction(begun):
+                    begun.fetch(Wanted(walks=walks))
+                    return work(changes)
+            finally:
+                renames = renames or begun.wants_renames
+
+        try:
+            result = self._connections.run(attempt)
+        except BaseException:
+            self._tell_all(scope.nested, reports=False)
+            raise
+        self._tell_all(scope.nested, reports=True)
+        return result
+
     def _begin_alone(self, connection: Connection[Any]) -> None:
         send(connection, [BEGIN, statements.lock_changes(self.id, exclusive=True)])
 
@@ -163,6 +225,20 @@ class StoredTree(TreeVolume):
                 scope.view = None
                 if not connection.closed:
                     send(connection, [COMMIT])
+
+    @contextlib.contextmanager
+    def walking(self, names: Sequence[bytes]) -> Iterator[None]:
+        """Fetch the way down these names with one statement; a transaction has its own (`Walk`)."""
+        scope = self._scope
+        if scope.transaction is not None or len(names) < 2:
+            yield
+            return
+        rows = self._query(statements.walk(self.id, ROOT_NODE, names))
+        scope.way = {(parent, name): row for parent, name, *row in rows[1:]}
+        try:
+            yield
+        finally:
+            scope.way = {}
 
     def _query(self, statement: Statement) -> Rows:
         if self._scope.view is not None:
@@ -282,3 +358,11 @@ class StoredTree(TreeVolume):
 
 def _begin_view(connection: Connection[Any]) -> None:
     send(connection, [("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", ())])
+
+
+def _names_of(path: str) -> tuple[bytes, ...]:
+    """The names of a path; none of one that `resolve` will refuse."""
+    try:
+        return tuple(names_of(path))
+    except (PathError, OSError):
+        return ()

@@ -5,8 +5,9 @@ Each operation that changes something is one transaction of two round trips, com
 when the server rolls it back in favour of another one. Reads are single statements: each sees one state and waits for
 no lock, and any number of them run at once. Nothing is kept in memory that another host could have changed.
 
-`lock` does nothing here. Several calls become one in `changing`, which keeps all other changes of the volume out, on
-every host; and in `viewing` all reads see one state. Both belong to the thread that entered them.
+`lock` does nothing here. Several calls become one in `change_as_one`, which locks what it changes, and in `changing`,
+which keeps all other changes of the volume out, on every host; and in `viewing` all reads see one state. All of them
+belong to the thread that entered them.
 
 Durability: a commit waits for the server's disk (`host_session.SETTINGS` gives the reason). `fsync` is one more commit,
 and so waits for all commits before it, by any host. When the connection is lost between a commit and its answer, the
@@ -108,7 +109,12 @@ class PostgresVolume(StoredTree):
 
     def lookup(self, parent: int, name: bytes) -> Attr:
         if self._scope.transaction is not None:
-            return self._change(Wanted(entries=((parent, name),)), super().lookup, parent, name)
+            return self._look(Wanted(entries=((parent, name),)), super().lookup, parent, name)
+        way = self._scope.way
+        if way and (parent, name) in way:
+            inode = self._inode_of(way[parent, name])
+            self._damage.require_entry(parent, name, inode)
+            return inode
         rows = self._query(statements.found(self.id, parent, name))
         self._require_directory(rows, parent)
         if rows[0][2] is None:
@@ -182,15 +188,16 @@ class PostgresVolume(StoredTree):
         return self._change(wanted, super().link, node, new_parent, new_name)
 
     def unlink(self, parent: int, name: bytes) -> None:
-        self._change(Wanted(entries=((parent, name),)), super().unlink, parent, name)
+        self._change(Wanted(entries=((parent, name),), taken=True), super().unlink, parent, name)
 
     def rmdir(self, parent: int, name: bytes) -> None:
-        self._change(Wanted(entries=((parent, name),), empty=True), super().rmdir, parent, name)
+        self._change(Wanted(entries=((parent, name),), taken=True, empty=True), super().rmdir, parent, name)
 
     def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None:
         moves = parent != new_parent
         entries = ((parent, name), (new_parent, new_name))
-        wanted = Wanted(entries=entries, empty=True, rename=moves, line=(parent, new_parent) if moves else ())
+        line = (parent, new_parent) if moves else ()
+        wanted = Wanted(entries=entries, taken=True, empty=True, rename=True, line=line)
         self._change(wanted, super().rename, parent, name, new_parent, new_name, flags)
 
     # -- attributes --------------------------------------------------------------------------------------------
