@@ -4,6 +4,9 @@ While the connection is lost no notification arrives, and after it anything may 
 both moments. The listener connects again at once, and then after longer and longer random pauses, so that a thousand
 hosts do not come back to a server at the same moment. A silent connection is probed every `PING_S`; without an answer
 it counts as lost.
+
+The connection serves for more than notifications, so that a host that is idle needs no other: `run` calls a function
+with it in the listener's thread, and `turn` lets the receiver send prepared statements when they are due.
 """
 
 from __future__ import annotations
@@ -16,12 +19,17 @@ import socket
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
+from fusebackend.databases.pipeline import is_lost
 from fusebackend.databases.postgres import connect
 
 if TYPE_CHECKING:
     from psycopg import Connection
+    from psycopg.pq.abc import PGconn, PGresult
 
 log = logging.getLogger(__name__)
 
@@ -31,9 +39,17 @@ PING_S = 5.0
 RETRY_S = (0.0, 0.25, 0.5, 1.0, 2.0, 5.0)
 """Pauses before the attempts to connect again; the last one repeats. Each is shortened at random, by half at most."""
 
+SETTLED_S = 5.0
+"""A connection that was lost earlier than this after it was made does not begin the pauses anew."""
+
+T = TypeVar("T")
+
+Ask: TypeAlias = "Callable[[bytes, Sequence[bytes]], PGresult]"
+"""Runs a prepared statement with parameters as text; psycopg's error when that fails or takes `PING_S`."""
+
 
 class Receiver(Protocol):
-    """The callbacks of a listener, all called in its thread."""
+    """The callbacks of a listener, all called in its thread, but for the first `prepare`."""
 
     def prepare(self, connection: Connection[Any]) -> None:
         """A new connection is about to listen, and may be queried first. An error closes it."""
@@ -47,6 +63,16 @@ class Receiver(Protocol):
     def back(self) -> None:
         """There is a connection again, and it listens."""
 
+    def turn(self, ask: Ask) -> float:
+        """Do what is due. Called after notifications, after `wake`, and in as many seconds as it returns."""
+
+
+@dataclass
+class _Job:
+    future: Future[Any]
+    work: Callable[[Connection[Any]], Any]
+    retried: bool = False
+
 
 class Listener:
     """See the module's docstring.
@@ -58,27 +84,69 @@ class Listener:
         psycopg.Error: the constructor connects, and that failed.
     """
 
-    def __init__(self, conninfo: str, channel: str, receiver: Receiver, *, name: str) -> None:
+    def __init__(self, conninfo: str, channels: Sequence[str], receiver: Receiver, *, name: str) -> None:
         self._conninfo = conninfo
-        self._channel = channel
+        self._channels = channels
         self._receiver = receiver
         self._name = name
         self._ended = False
         self._early: deque[str] = deque()  # arrived together with the answer to LISTEN
+        self._guard = threading.Lock()
+        self._jobs: deque[_Job] = deque()
+        self._woken = False  # there is a byte in the socket
         connection = self._connect()
         self.live = True
         self._wake, self._waking = socket.socketpair()
+        self._waking.setblocking(False)
+        self._wake.setblocking(False)
         self._thread = threading.Thread(target=self._run, args=[connection], name=name, daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Stop listening. Twice is once."""
-        if self._ended:
-            return
-        self._waking.send(b"x")  # first: the thread closes this socket when it ends
-        self._ended = True
+        with self._guard:
+            if self._ended:
+                return
+            self._ended = True
+            self._rouse()  # in the lock: the thread closes this socket when it ends
         if self._thread is not threading.current_thread():  # the garbage collector may run this in it
             self._thread.join()
+
+    def wake(self) -> None:
+        """Have the receiver's `turn` called. Any thread may call it, and it never waits."""
+        if not self._woken:
+            with self._guard:
+                if not self._ended:
+                    self._rouse()
+
+    def run(self, work: Callable[[Connection[Any]], T]) -> T:
+        """The result of `work`, called with the connection in the listener's thread; notifications wait meanwhile.
+
+        It is called once more if the connection was lost before or meanwhile.
+
+        Raises:
+            psycopg.Error: the server's, or there is no connection.
+        """
+        import psycopg
+
+        assert threading.current_thread() is not self._thread, "it would wait for itself"
+        future: Future[T] = Future()
+        with self._guard:
+            if self._ended:
+                raise psycopg.OperationalError("the connection was closed")
+            self._jobs.append(_Job(future, work))
+            self._rouse()
+        return future.result()
+
+    def _rouse(self) -> None:
+        self._woken = True
+        with contextlib.suppress(BlockingIOError):  # then there are bytes enough
+            self._waking.send(b"x")
+
+    def _drain(self) -> None:
+        self._woken = False  # first: a `wake` from now on sends another byte
+        with contextlib.suppress(BlockingIOError):
+            self._wake.recv(4096)
 
     def _connect(self) -> Connection[Any]:
         return connect(self._conninfo, self._set_up, application_name=self._name)
@@ -87,62 +155,148 @@ class Listener:
         self._receiver.prepare(connection)
         self._early.clear()
         connection.add_notify_handler(lambda notice: self._early.append(notice.payload))
-        connection.execute(f"LISTEN {self._channel}")
+        for channel in self._channels:
+            connection.execute(f"LISTEN {channel}")
+
+    # -- the thread --------------------------------------------------------------------------------------------
 
     def _run(self, connection: Connection[Any] | None) -> None:
         import psycopg
 
         attempts = 0
+        connected_at = time.monotonic()
         while not self._ended:
             try:
                 if connection is None:
                     connection = self._connect()
-                    attempts = 0
+                    connected_at = time.monotonic()
                     self.live = True
                     self._receiver.back()
                 self._listen(connection)
             except (psycopg.Error, OSError) as error:
+                if connection is None:
+                    self._fail_jobs(error)
+                elif time.monotonic() - connected_at >= SETTLED_S:
+                    attempts = 0
                 _close(connection)
                 connection = None
-                if self.live:
+                if self.live and not self._ended:
                     self.live = False
                     self._receiver.lost(error)
                 self._pause(attempts)
                 attempts += 1
         _close(connection)
-        self._wake.close()
-        self._waking.close()
+        self._fail_jobs(psycopg.OperationalError("the connection was closed"))
+        with self._guard:
+            self._wake.close()
+            self._waking.close()
 
     def _pause(self, attempts: int) -> None:
+        """Wait until the next attempt, or until there is work for a connection."""
         seconds = RETRY_S[min(attempts, len(RETRY_S) - 1)]
-        select.select([self._wake], [], [], random.uniform(seconds / 2, seconds))
+        until = time.monotonic() + random.uniform(seconds / 2, seconds)
+        while not self._ended and not self._jobs and (left_s := until - time.monotonic()) > 0:
+            if select.select([self._wake], [], [], left_s)[0]:
+                self._drain()
+
+    def _fail_jobs(self, error: BaseException) -> None:
+        while self._jobs:
+            self._jobs.popleft().future.set_exception(error)
 
     def _listen(self, connection: Connection[Any]) -> None:
         """Receive until `close` or an error. Calls libpq directly: psycopg would wait for a silent server."""
         pg = connection.pgconn
-        asked_at: float | None = None
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        poll.register(pg.socket, select.POLLIN)
+
+        def ask(name: bytes, parameters: Sequence[bytes]) -> PGresult:
+            pg.send_query_prepared(name, parameters)
+            return self._answer(pg, poll)
+
         heard_at = time.monotonic()
-        encoding = connection.info.encoding
         while not self._ended:
-            while self._early:
-                self._receiver.heard(self._early.popleft())
-            for notice in iter(pg.notifies, None):
-                self._receiver.heard(notice.extra.decode(encoding, "replace"))
-            silent_s = time.monotonic() - (heard_at if asked_at is None else asked_at)
-            if silent_s >= PING_S:
-                if asked_at is not None:
-                    raise TimeoutError(f"the server has not answered for {PING_S:g} s")
-                pg.send_query(b"SELECT 1")
-                pg.flush()
-                asked_at, silent_s = time.monotonic(), 0.0
-            readable: list[Any] = [self._wake, pg.socket]
-            if pg.socket not in select.select(readable, [], [], PING_S - silent_s)[0]:
+            if self._jobs:
+                self._work_off(connection)
+                heard_at = time.monotonic()
+            self._deliver(connection)
+            wait_s = self._receiver.turn(ask)
+            if self._deliver(connection) or self._jobs:
                 continue
-            pg.consume_input()
-            heard_at = time.monotonic()
-            while asked_at is not None and not pg.is_busy():
-                if pg.get_result() is None:
-                    asked_at = None
+            silent_s = time.monotonic() - heard_at
+            if silent_s >= PING_S:
+                pg.send_query(b"SELECT 1")
+                self._answer(pg, poll)
+                heard_at = time.monotonic()
+                continue
+            ready = poll.poll(max(0.0, min(wait_s, PING_S - silent_s)) * 1000)
+            for fd, _ in ready:
+                if fd == pg.socket:
+                    pg.consume_input()
+                    heard_at = time.monotonic()
+                else:
+                    self._drain()
+
+    def _deliver(self, connection: Connection[Any]) -> bool:
+        """Pass on the notifications that have arrived. Returns whether there were any."""
+        found = False
+        while self._early:
+            found = True
+            self._receiver.heard(self._early.popleft())
+        encoding = connection.info.encoding
+        for notice in iter(connection.pgconn.notifies, None):
+            found = True
+            self._receiver.heard(notice.extra.decode(encoding, "replace"))
+        return found
+
+    def _work_off(self, connection: Connection[Any]) -> None:
+        """Run the jobs. The loss of the connection is raised; the job is then run with the next one, once."""
+        import psycopg
+
+        while self._jobs:
+            job = self._jobs[0]
+            lost: BaseException | None = None
+            try:
+                result = job.work(connection)
+            except BaseException as error:
+                if isinstance(error, psycopg.Error) and is_lost(connection, error):
+                    lost = error
+                    if not job.retried:
+                        job.retried = True
+                        raise
+                self._jobs.popleft().future.set_exception(error)
+                if lost is not None:
+                    raise
+            else:
+                self._jobs.popleft().future.set_result(result)
+
+    def _answer(self, pg: PGconn, poll: select.poll) -> PGresult:
+        """The result of a query that has been sent. psycopg's error if it failed; TimeoutError after `PING_S`."""
+        from psycopg.errors import error_from_result
+        from psycopg.pq import ExecStatus
+
+        deadline = time.monotonic() + PING_S
+        last: PGresult | None = None
+        pg.flush()
+        while True:
+            while not pg.is_busy():
+                result = pg.get_result()
+                if result is None:
+                    assert last is not None, "a query has a result"
+                    if last.status not in (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK):
+                        raise error_from_result(last, encoding="utf-8")
+                    return last
+                last = result
+            ready = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+            if not ready:
+                raise TimeoutError(f"the server has not answered for {PING_S:g} s")
+            for fd, _ in ready:
+                if fd == pg.socket:
+                    pg.consume_input()
+                else:
+                    self._drain()
+                    if self._ended:
+                        raise InterruptedError("the listener was closed")
 
 
 def _close(connection: Connection[Any] | None) -> None:

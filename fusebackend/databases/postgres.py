@@ -4,12 +4,17 @@ A connection that turns out to be lost, as after a restart of the server, costs 
 on a new one, for `PATIENCE_S` at most, where nothing of it can have happened. A transaction that the server rolled back
 in favour of another one is repeated as well. A commit without an answer is never repeated: its sender reports it
 (`backends/postgres/transaction.py`).
+
+A pool opens connections when they are needed, and closes them when they have been idle for `IDLE_S`: a server takes 100
+from all hosts together, unless it is configured otherwise. Where it takes no more, operations wait for `BUSY_S` for one
+of their own pool or for one that another host gives back.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import random
 import threading
 import time
@@ -32,6 +37,18 @@ PATIENCE_S = 5.0
 
 BUSY_S = 25
 """How long an operation waits for a free connection; no operation keeps one longer (`pipeline.STALL_S`)."""
+
+IDLE_S = 20.0
+"""How long a connection stays open without use. To open one takes some 5 ms."""
+
+FULL_S = 60.0
+"""How long a server that had no free connection is told of in `status`."""
+
+FULL = ("53300", "too many clients", "too many connections", "remaining connection slots")
+"""Words of a server that takes no more connections: libpq has no SQLSTATE of a connection that failed."""
+
+FULL_RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0)
+"""Pauses between attempts to connect; the last one repeats. Each is shortened at random, by half at most."""
 
 ATTEMPTS = 20
 """How often a transaction is begun that the server rolls back in favour of others."""
@@ -172,6 +189,32 @@ class Reconnecting:
         self.connection.close()
 
 
+def is_full(error: BaseException) -> bool:
+    """Whether a server has refused a connection because it has as many as it may."""
+    return any(words in str(error) for words in FULL)
+
+
+def when_free(open: Callable[[], T]) -> T:
+    """The result of `open`, which connects; called again for `BUSY_S` while the server takes no more connections."""
+    import psycopg
+
+    deadline = time.monotonic() + BUSY_S
+    attempts = 0
+    while True:
+        try:
+            return open()
+        except psycopg.OperationalError as error:
+            if not is_full(error) or time.monotonic() > deadline:
+                raise
+        time.sleep(_pause_s(attempts))
+        attempts += 1
+
+
+def _pause_s(attempts: int) -> float:
+    seconds = FULL_RETRY_S[min(attempts, len(FULL_RETRY_S) - 1)]
+    return random.uniform(seconds / 2, seconds)
+
+
 class Connections:
     """A pool of connections. Any thread may call any method.
 
@@ -190,23 +233,27 @@ class Connections:
         self, conninfo: str, size: int, set_up: Callable[[Connection[Any]], None] | None = None, **options: Any
     ) -> None:
         import psycopg
-        from psycopg_pool import ConnectionPool
 
         self.conninfo = conninfo
+        self._set_up = set_up
+        self._options = options
         self._places = threading.BoundedSemaphore(size)
         self._broken: tuple[type[Exception], ...] = (psycopg.OperationalError, psycopg.InterfaceError)
+        self._changed = threading.Condition()  # guards all below
+        self._idle: list[tuple[float, Connection[Any]]] = []  # since when; the last used is the last
+        self._closed = False
+        self._rest = threading.Event()  # set when closed
+        self._closing_idle = False  # there is a thread that does
+        self._full: tuple[float, float, str] | None = None  # since when, until when at least, and its words
         with translate_errors():
-            connect(conninfo).close()  # the pool's error would not give the reason
-            self._pool: Any = ConnectionPool(
-                conninfo,
-                min_size=1,
-                max_size=size,
-                timeout=PATIENCE_S,
-                reconnect_timeout=PATIENCE_S,  # then the next user makes it try anew: its own pauses double
-                kwargs={**_options(), **options},
-                configure=set_up,
-                open=True,
-            )
+            self._idle.append((time.monotonic(), when_free(self._open)))
+        self._close_later()
+
+    @property
+    def trouble(self) -> tuple[float, str] | None:
+        """Since when the server takes no more connections, in seconds since the epoch, and its words; else None."""
+        full = self._full
+        return (full[0], full[2]) if full is not None and time.time() - full[1] < FULL_S else None
 
     def query(self, query: str, parameters: Sequence[object]) -> Rows:
         """The rows of one statement, which may run twice."""
@@ -216,7 +263,7 @@ class Connections:
         """The result of `work` with a connection. It is called again where nothing of it can have happened.
 
         Raises:
-            OSError: the server's error, or EIO when it can't be reached.
+            OSError: the server's error, or ETIMEDOUT when it can't be reached.
         """
         with self._place():
             connection, result = self._begin(work)
@@ -235,7 +282,7 @@ class Connections:
 
     @contextlib.contextmanager
     def _place(self) -> Iterator[None]:
-        """Wait for a free connection: the pool can't tell a busy one from a server that is away."""
+        """Wait for a free connection."""
         if not self._places.acquire(timeout=BUSY_S):
             raise OSError(errno.ETIMEDOUT, f"PostgreSQL: all connections have been busy for {BUSY_S} s")
         try:
@@ -248,7 +295,7 @@ class Connections:
             deadline = time.monotonic() + PATIENCE_S
             attempts = 0
             while True:
-                connection = self._pool.getconn(max(deadline - time.monotonic(), 0.1))
+                connection = self._take(deadline)
                 try:
                     return connection, work(connection)
                 except self._broken as error:
@@ -264,10 +311,79 @@ class Connections:
                     self._give_back(connection)
                     raise
 
+    def _take(self, deadline: float) -> Connection[Any]:
+        """The idle connection that was used last, or a new one.
+
+        Raises:
+            OSError: ETIMEDOUT if there is none by the deadline. A server that takes no more has `BUSY_S` instead.
+        """
+        import psycopg
+
+        full_until = time.monotonic() + BUSY_S
+        attempts = 0
+        while True:
+            with self._changed:
+                if self._closed:
+                    raise psycopg.OperationalError("the connections are closed")
+                if self._idle:
+                    return self._idle.pop()[1]
+            try:
+                left_s = max(2, math.ceil(deadline - time.monotonic()))  # libpq knows whole seconds, and no 1
+                connection = self._open(connect_timeout=min(CONNECT_S, left_s))
+                self._full = None
+                return connection
+            except psycopg.OperationalError as error:
+                words = message_of(error)
+                if is_full(error):
+                    now, full = time.time(), self._full
+                    self._full = (full[0] if full else now, now, f"PostgreSQL takes no more connections: {words}")
+                if time.monotonic() > (full_until if is_full(error) else deadline):
+                    raise OSError(errno.ETIMEDOUT, f"PostgreSQL can't be reached: {words}") from error
+            with self._changed:
+                if not self._idle:
+                    self._changed.wait(_pause_s(attempts))
+            attempts += 1
+
+    def _open(self, **options: Any) -> Connection[Any]:
+        return connect(self.conninfo, self._set_up, **{**self._options, **options})
+
     def _give_back(self, connection: Connection[Any]) -> None:
-        """The pool would end a transaction as well, but wait without a bound for a server that is silent."""
         rollback(connection)
-        self._pool.putconn(connection)
+        with self._changed:
+            if not connection.closed and not self._closed:
+                self._idle.append((time.monotonic(), connection))
+                self._changed.notify()
+                if not self._closing_idle:
+                    self._close_later()
+                return
+        connection.close()
+
+    def _close_later(self) -> None:
+        self._closing_idle = True
+        threading.Thread(target=self._close_idle, name="fusebackend-idle", daemon=True).start()
+
+    def _close_idle(self) -> None:
+        """Close what has been idle for `IDLE_S`, until nothing is."""
+        while True:
+            with self._changed:
+                if not self._idle or self._closed:
+                    self._closing_idle = False
+                    return
+                since, connection = self._idle[0]
+                left_s = since + IDLE_S - time.monotonic()
+                if left_s <= 0:
+                    del self._idle[0]
+            if left_s <= 0:
+                connection.close()
+            else:
+                self._rest.wait(left_s)
 
     def close(self) -> None:
-        self._pool.close()
+        """Close the idle connections, and those in use when they are given back."""
+        with self._changed:
+            self._closed = True
+            idle, self._idle = self._idle, []
+            self._changed.notify_all()
+        self._rest.set()
+        for _, connection in idle:
+            connection.close()

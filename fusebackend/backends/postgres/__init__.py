@@ -5,7 +5,7 @@ volume.py stored_tree.py  the kernel face, and its storage
 transaction.py statements.py   one change, and the SQL
 schema.py                 the tables
 host_session.py uses.py   this process among those that have the volume open, and the nodes it uses
-feed.py                   changes of other hosts
+feed.py snapshot.py       changes of other hosts, and which of them have been read
 search/                   `grep` and `glob`
 """
 

@@ -1,9 +1,19 @@
 """`VolumeFeed`: the changes that other hosts make in a volume, as this host's caches and watchers are notified of them.
 
-Each transaction that changes something sends a NOTIFY on the channel of its volume, with the name of its session. The
-feed passes over its own. The volume says whether there is a feed (`Features.change_feed`): while there is one, each
-change of another session arrives within milliseconds, and caches above need not expire. When the connection is lost,
-the volume says so and invalidates everything, and once more when the connection is back.
+Each transaction that changes something adds a row to the table `change` (`schema.py`), with the name of its session.
+A reader's position is a snapshot (`snapshot.py`): it reads the rows that are visible now and were not then. So a late
+commit is not skipped, and a transaction that stays open for hours delays no changes but its own. The feed passes
+over its own session's rows.
+
+A NOTIFY from outside the transactions says that there are rows to read. In a transaction it would make all commits of
+the server wait for each other: PostgreSQL holds one lock from `PreCommit_Notify` (async.c) to the end of the commit. It
+is sent after the commit by the session's connection, which does not wait for the disk: the first after a pause at once,
+later ones `PAUSE_S` apart. A host that dies between the two has its rows read within `LOOK_S`.
+
+The volume says whether there is a feed (`Features.change_feed`): while there is one, each change of another session
+arrives within milliseconds, and caches above need not expire. When the connection is lost, the volume says so and
+invalidates everything. When it is back, the feed reads on from its position; it invalidates everything if the server
+was restarted, or has deleted rows that it had not read.
 
 A payload is words of ASCII with spaces between, whatever the encoding of the database:
 
@@ -12,22 +22,31 @@ A payload is words of ASCII with spaces between, whatever the encoding of the da
     4f0c 17/1/notes%20old          the same, and the name `notes old` in directory 1
     4f0c //                        anything
 
-Names are bytes, quoted as in URLs. A server takes payloads of less than 8,000 bytes.
+Names are bytes, quoted as in URLs. A NOTIFY takes payloads of less than 8,000 bytes.
+
+Code before the table sends its payloads by NOTIFY, in its transactions, and knows nothing of rows. The feed takes the
+payloads of such sessions as they are heard. While one has the volume open, the payloads of this session are sent to it
+as well. Their SESSION begins with `+`, for readers of rows to pass over.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
-from fusebackend.databases.listener import Listener
-from fusebackend.databases.postgres import translate_errors
+from fusebackend.backends.postgres.snapshot import Snapshot
+from fusebackend.databases.listener import Ask
+from fusebackend.databases.pipeline import BEGIN, COMMIT, Statement, rollback, send
 from fusebackend.protocol import Change
 
 if TYPE_CHECKING:
     from psycopg import Connection
+    from psycopg.pq.abc import PGresult
 
 log = logging.getLogger(__name__)
 
@@ -37,10 +56,117 @@ PAYLOAD_BYTES = 7_900
 MAX_PAYLOADS = 8
 """A transaction with more is announced as `Change()`: to invalidate everything is cheaper."""
 
+PAUSE_S = 0.003
+"""Between two wake-ups by this host, and between two reads that wake-ups ask for."""
+
+SHARE_S = 0.0005
+"""The same for each other session of the volume, if that is longer: 2,000 wake-ups a second of all hosts together."""
+
+LOOK_S = 1.0
+"""How often the rows are read without a wake-up, while other sessions have the volume open."""
+
+ALONE_S = 5.0
+"""How often they are read by the only session. Another one sends a wake-up when it opens the volume."""
+
+ALONE_PAUSE_S = 1.0
+"""How often the only session looks whether it has company of older code, which sends no wake-up."""
+
+KEEP_S = 60.0
+"""How long rows are kept."""
+
+SWEPT_AT_ONCE: Final = 2_000
+"""Rows that are deleted by one statement."""
+
+MAX_ROWS: Final = 5_000
+"""A reader that finds more invalidates everything."""
+
+SURVEY_S = 10.0
+"""How often the sessions that have the volume open are counted."""
+
+MAX_PENDING = 64
+"""Payloads that wait to be sent to sessions of older code; more are `Change()`."""
+
+NOTHING: Final = Snapshot(1, 1, frozenset())
+NO_XID: Final = 1 << 63
+
+_KEPT: Final = """
+SELECT floor::text, done::text FROM fusebackend.change_kept
+WHERE volume = %s::int AND at <= now() - interval '5 s' FOR UPDATE SKIP LOCKED
+"""
+_DELETE: Final = f"""
+WITH gone AS (
+    DELETE FROM fusebackend.change WHERE ctid = ANY(ARRAY(
+        SELECT ctid FROM fusebackend.change WHERE volume = %s::int
+        AND (xid >= %s::text::xid8 AND xid < %s::text::xid8 OR xid = ANY(%s::text[]::xid8[]))
+        AND pg_visible_in_snapshot(xid, %s::text::pg_snapshot) LIMIT {SWEPT_AT_ONCE}
+    )) RETURNING 1
+), counted AS (SELECT count(*) = {SWEPT_AT_ONCE} AS more FROM gone)
+UPDATE fusebackend.change_kept SET floor = %s::text::pg_snapshot,
+    done = CASE WHEN more THEN done ELSE %s::text::pg_snapshot END, at = CASE WHEN more THEN at ELSE now() END
+FROM counted WHERE volume = %s::int RETURNING more
+"""
+"""While `floor` is ahead of `done`, rows may be left that it says are gone."""
+
+_PREPARE: Final = (
+    # The rows after a position: %1 volume, %2 the position's xmax, %3 what was running, %4 the own session. Numbers
+    # from the next one on are of another server, whose tables were restored here.
+    f"""
+PREPARE fusebackend_look (integer, xid8, xid8[], integer) AS
+SELECT pg_current_snapshot()::text, k.floor::text, c.payload FROM (VALUES (1)) one
+LEFT JOIN fusebackend.change_kept k ON k.volume = $1
+LEFT JOIN LATERAL (
+    (SELECT payload FROM fusebackend.change WHERE volume = $1 AND xid >= $2
+        AND xid < pg_snapshot_xmax(pg_current_snapshot()) AND session <> $4 LIMIT {MAX_ROWS + 1})
+    UNION ALL
+    (SELECT payload FROM fusebackend.change WHERE volume = $1 AND xid = ANY($3) AND session <> $4)
+) c ON true
+""",
+    # %1 volume, %2 the own session, %3 the channel of wake-ups, %4 that of older code, %5 payloads for it.
+    """
+PREPARE fusebackend_tell (integer, integer, text, text, text[]) AS
+SELECT others, older, CASE WHEN others > older THEN pg_notify($3, 'wake ' || $2)::text END,
+    CASE WHEN older > 0 THEN (SELECT count(pg_notify($4, payload)::text) FROM unnest($5) payload) END
+FROM (
+    SELECT count(*) AS others, count(*) FILTER (WHERE r.session IS NULL) AS older FROM fusebackend.session s
+    LEFT JOIN fusebackend.change_reader r ON r.session = s.id WHERE s.volume = $1 AND s.id <> $2
+) sessions
+""",
+    """
+PREPARE fusebackend_server (integer, integer) AS
+SELECT k.incarnation || ' ' || pg_postmaster_start_time(),
+    pg_sequence_last_value(pg_get_serial_sequence('fusebackend.session', 'id')),
+    (SELECT count(*) FROM fusebackend.session s WHERE s.volume = $1 AND s.id <> $2
+        AND NOT EXISTS (SELECT FROM fusebackend.change_reader r WHERE r.session = s.id)),
+    (SELECT count(*) FROM fusebackend.session s WHERE s.volume = $1 AND s.id <> $2)
+FROM fusebackend.change_kept k WHERE k.volume = $1
+""",
+)
+
 
 def channel(volume_id: int) -> str:
-    """The channel of a volume."""
+    """The channel of a volume on which code without `change` sends and hears payloads."""
     return f"fusebackend_{volume_id}"
+
+
+def wake_channel(volume_id: int) -> str:
+    """The channel of a volume's wake-ups."""
+    return f"fusebackend_{volume_id}_wake"
+
+
+def hello(volume_id: int, session: int) -> Statement:
+    """The statement that tells the others of a new session: from now on they send wake-ups."""
+    return "SELECT pg_notify(%s, %s)", (wake_channel(volume_id), f"hello {session}")
+
+
+def row(volume_id: int, session: int, payloads: Sequence[str]) -> list[Statement]:
+    """The statement that adds the changes of a transaction to it; none for no changes."""
+    if not payloads:
+        return []
+    if len(payloads) == 1:
+        query = "INSERT INTO fusebackend.change (volume, session, payload) VALUES (%s::int, %s::int, %s)"
+        return [(query, (volume_id, session, payloads[0]))]
+    query = "INSERT INTO fusebackend.change (volume, session, payload) SELECT %s::int, %s::int, unnest(%s::text[])"
+    return [(query, (volume_id, session, list(payloads)))]
 
 
 def encode(session: str, changes: Sequence[Change]) -> list[str]:
@@ -87,68 +213,250 @@ def _change(word: str) -> Change:
 
 
 class VolumeFeed:
-    """See the module's docstring. The callbacks run in the listener's thread.
+    """See the module's docstring. `announce` may be called by any thread; all else by the thread of its connection.
 
     Args:
-        conninfo: how to connect; the feed has a connection of its own.
         volume_id: the volume's number in the database.
-        session: the name of this process's session.
-        changed: is called with the changes of other sessions.
-        became: is called with whether there is a feed, before `changed`, when the connection is lost or back.
 
-    Raises:
-        OSError: the server can't be reached.
+    Attributes:
+        live: whether changes of other sessions arrive.
+        session: the number of this process's session.
+        wake: has `turn` called soon.
+        stir: is called after each change of the volume, by any session.
     """
 
-    def __init__(
-        self,
-        conninfo: str,
-        volume_id: int,
-        session: str,
-        changed: Callable[[Sequence[Change]], None],
-        became: Callable[[bool], None],
-    ) -> None:
-        self._session = session
-        self._changed = changed
-        self._became = became
-        self._closed = False
-        with translate_errors():
-            self._listener = Listener(conninfo, channel(volume_id), self, name=f"fusebackend-feed-{session}")
+    def __init__(self, volume_id: int) -> None:
+        self.live = True
+        self.session = 0
+        self.wake: Callable[[], None] = lambda: None
+        self.stir: Callable[[], None] = lambda: None
+        self._volume = volume_id
+        self._changed: Callable[[Sequence[Change]], None] | None = None
+        self._became: Callable[[bool], None] = lambda live: None
+        self._guard = threading.Lock()
+        self._pending: dict[str, None] = {}  # payloads since the last wake-up
+        self._told_at = self._looked_at = self._surveyed_at = -SURVEY_S
+        self._called = False  # a wake-up has come
+        self._is_back = False  # the connection is new, and the position of an earlier one
+        self._others = 1  # other sessions, as far as is known
+        self._position = NOTHING
+        self._floor = ""
+        self._server = ""  # another one after each start
+        self._joined = -1  # the last session that was made when none of older code was here; -1 when one was
+        self._past: deque[tuple[float, Snapshot]] = deque()  # earlier positions
+        self._busy_until = 0.0  # there may be rows to delete
 
     @property
-    def live(self) -> bool:
-        return self._listener.live
-
-    def close(self) -> None:
-        """Call nothing any more. Twice is once."""
-        self._closed = True
-        self._listener.close()
-
-    # -- `Receiver` --------------------------------------------------------------------------------------------
+    def channels(self) -> list[str]:
+        return [channel(self._volume), wake_channel(self._volume)]
 
     def prepare(self, connection: Connection[Any]) -> None:
-        """No query is needed."""
+        """A new connection: it has the statements, and the volume has its row."""
+        kept = (
+            "INSERT INTO fusebackend.change_kept (volume, floor, done) VALUES (%s::int, '1:1:', '1:1:')"
+            # A row from elsewhere, restored from a dump, would be ahead of this server.
+            " ON CONFLICT (volume) DO UPDATE SET incarnation = EXCLUDED.incarnation, floor = '1:1:', done = '1:1:'"
+            " WHERE pg_snapshot_xmax(change_kept.floor) > pg_snapshot_xmax(pg_current_snapshot())"
+        )
+        settings = {"enable_seqscan": "off", "plan_cache_mode": "force_generic_plan"}
+        plans = [("SELECT set_config(%s, %s, false)", setting) for setting in settings.items()]
+        send(connection, [*plans, (kept, (self._volume,))])
+        send(connection, [(statement, ()) for statement in _PREPARE])
+        self._is_back = True
+
+    def start(
+        self, connection: Connection[Any], changed: Callable[[Sequence[Change]], None], became: Callable[[bool], None]
+    ) -> None:
+        """Publish what is changed from now on.
+
+        Args:
+            changed: is called with the changes of other sessions.
+            became: is called with whether there is a feed, before `changed`, when the connection is lost or back.
+        """
+
+        def ask(name: bytes, parameters: Sequence[bytes]) -> PGresult:
+            return connection.pgconn.exec_prepared(name, parameters)
+
+        self._server, self._position = "", NOTHING
+        self._return(ask)
+        self._changed, self._became = changed, became
+
+    def stop(self) -> None:
+        """Call nothing any more. Twice is once."""
+        self._changed = None
+        self._became = lambda live: None
+
+    def announce(self, payloads: Sequence[str]) -> None:
+        """Send other hosts a wake-up for these payloads, which a transaction of this session has added."""
+        if not payloads:
+            return
+        with self._guard:
+            was_empty = not self._pending
+            self._pending.update(dict.fromkeys(payloads))
+            if len(self._pending) > MAX_PENDING:
+                self._pending = {f"{self.name} {_word(Change())}": None}
+        if was_empty:
+            self.wake()
+        self.stir()
+
+    @property
+    def name(self) -> str:
+        """The session in payloads."""
+        return f"+{self.session}"
+
+    # -- the connection's thread -------------------------------------------------------------------------------
 
     def heard(self, payload: str) -> None:
-        session, changes = decode(payload)
-        if session != self._session:
-            self._publish(*changes)
+        word, _, rest = payload.partition(" ")
+        if word in ("wake", "hello"):
+            if rest != str(self.session):
+                self._called = True
+                self._others = max(1, self._others)
+                if word == "hello":
+                    self._surveyed_at = -SURVEY_S
+        elif not word.startswith("+"):
+            self._others = max(1, self._others)
+            self._publish(decode(payload)[1])
 
     def lost(self, error: BaseException) -> None:
         words = " ".join(str(error).split())
         log.warning("what other hosts change in the volume is not told until the connection is back: %s", words)
+        self.live = False
         self._became(False)
-        self._publish(Change())
+        self._publish([Change()])
 
     def back(self) -> None:
         log.info("what other hosts change in the volume is told again")
+        self.live = True
         self._became(True)
-        self._publish(Change())
 
-    def _publish(self, *changes: Change) -> None:
-        if self._closed:
+    def turn(self, ask: Ask) -> float:
+        """Send the wake-up and read the rows that are due. Returns the seconds until the next is."""
+        if self._is_back:
+            self._return(ask)
+        if self._pending and time.monotonic() >= self._tell_at:
+            self._tell(ask)
+        if time.monotonic() >= self._look_at:
+            self._look(ask)
+        if time.monotonic() >= self._surveyed_at + SURVEY_S:
+            self._survey(ask)
+        due_at = min(self._look_at, self._tell_at) if self._pending else self._look_at
+        return due_at - time.monotonic()
+
+    @property
+    def _pause_s(self) -> float:
+        return max(PAUSE_S, SHARE_S * self._others)
+
+    @property
+    def _tell_at(self) -> float:
+        return self._told_at + (self._pause_s if self._others else ALONE_PAUSE_S)
+
+    @property
+    def _look_at(self) -> float:
+        return self._looked_at + (self._pause_s if self._called else LOOK_S if self._others else ALONE_S)
+
+    def _tell(self, ask: Ask) -> None:
+        with self._guard:
+            pending, self._pending = self._pending, {}
+        payloads = "{" + ",".join(f'"{payload}"' for payload in pending) + "}"
+        words = (str(self._volume), str(self.session), wake_channel(self._volume), channel(self._volume), payloads)
+        try:
+            result = ask(b"fusebackend_tell", [word.encode() for word in words])
+        except BaseException:
+            with self._guard:  # the next connection tells
+                self._pending = {**pending, **self._pending}
+            raise
+        self._told_at = time.monotonic()
+        self._busy_until = self._told_at + 2 * KEEP_S
+        self._others = int(result.get_value(0, 0) or 0)
+
+    def _look(self, ask: Ask) -> None:
+        """Read the rows after the position, publish them and move it."""
+        self._called = False
+        before = self._position
+        running = "{" + ",".join(map(str, before.running)) + "}"
+        after = before.xmax if before is not NOTHING else NO_XID
+        words = (str(self._volume), str(after), running, str(self.session))
+        result = ask(b"fusebackend_look", [word.encode() for word in words])
+        self._looked_at = time.monotonic()
+        now = Snapshot.parse((result.get_value(0, 0) or b"").decode())
+        floor = (result.get_value(0, 1) or b"").decode()
+        self._position = now
+        if before is NOTHING:
+            return
+        if not self._past or self._looked_at - self._past[-1][0] >= KEEP_S / 4:
+            self._past.append((self._looked_at, now))
+        payloads = [result.get_value(number, 2) for number in range(result.ntuples)]
+        if floor != self._floor:
+            self._floor = floor
+            if not before.covers(Snapshot.parse(floor)):
+                self._publish([Change()])
+                return
+        if len(payloads) > MAX_ROWS:
+            self._publish([Change()])
+        elif payloads[0] is not None:
+            found = (decode(payload.decode())[1] for payload in payloads if payload is not None)
+            self._publish(list(dict.fromkeys(change for changes in found for change in changes)))
+
+    def _survey(self, ask: Ask) -> str:
+        """Count the sessions of this volume. Returns the name of the server."""
+        result = ask(b"fusebackend_server", [str(self._volume).encode(), str(self.session).encode()])
+        self._surveyed_at = time.monotonic()
+        server, *counts = ((result.get_value(0, column) or b"").decode() for column in range(4))
+        joined, older, self._others = map(int, counts)
+        self._joined = -1 if older else joined
+        return server
+
+    def _return(self, ask: Ask) -> None:
+        """Read on with a new connection; or invalidate everything, where rows or payloads may be missing."""
+        joined, at = self._joined, self._position
+        server, self._server = self._server, self._survey(ask)
+        is_same = self._server == server and self._joined == joined != -1
+        if not is_same:
+            self._position = NOTHING
+        self._look(ask)
+        if not is_same or self._position.xmax < at.xmax:  # an earlier state of a server would have smaller numbers
+            self._publish([Change()])
+        self._is_back = False
+
+    def _publish(self, changes: Sequence[Change]) -> None:
+        self._busy_until = time.monotonic() + 2 * KEEP_S
+        self.stir()
+        if self._changed is None:
             return
         try:
             self._changed(changes)
         except Exception:  # later changes must still be announced
             log.exception("could not tell of %r", changes[:3])
+
+    # -- rows that are old -------------------------------------------------------------------------------------
+
+    def sweep(self, connection: Connection[Any]) -> bool:
+        """Delete rows that every reader had `KEEP_S` for. Returns whether there may be more of them.
+
+        Age is that of a snapshot which saw them, not that of the row: a transaction may have been open for longer.
+        """
+        now = time.monotonic()
+        while len(self._past) > 1 and self._past[1][0] <= now - KEEP_S:
+            self._past.popleft()
+        if now > self._busy_until or not self._past or self._past[0][0] > now - KEEP_S:
+            return False
+        old = self._past[0][1]
+        send(connection, [BEGIN])
+        try:
+            more = self._delete(connection, old)
+            send(connection, [COMMIT])
+        finally:
+            rollback(connection)
+        return more
+
+    def _delete(self, connection: Connection[Any], old: Snapshot) -> bool:
+        rows = send(connection, [(_KEPT, (self._volume,))])[0]
+        if not rows:  # another host does it, or has just done so
+            return False
+        floor, done = map(Snapshot.parse, rows[0])
+        if not old.covers(floor) or done.covers(old):
+            return False
+        words = (self._volume, str(done.xmax), str(old.xmax), [str(xid) for xid in done.running], str(old))
+        ((more,),) = send(connection, [(_DELETE, (*words, str(old), str(old), self._volume))])[0]
+        return bool(more)

@@ -1,9 +1,10 @@
 """`Session`: this process among those that have a volume open; and the settings of all connections of a volume.
 
-A session has a row in the table, and a connection of its own that holds the advisory lock (`SESSION_LOCK`, id). A free
-lock means that the process is gone, or can't reach the server any more. The session hands out node numbers, and
-versions, which are the session's id and a count. Neither is ever given twice, for the row and each block of numbers are
-committed with a wait for the disk.
+A session has a row in the table, and a connection that holds the advisory lock (`SESSION_LOCK`, id). A free lock means
+that the process is gone, or can't reach the server any more. The same connection listens, reads the rows of the change
+feed and sends its wake-ups (`feed.py`): it is the only one of a host that is idle. The session hands out node numbers,
+and versions, which are the session's id and a count. Neither is ever given twice, for the row and each block of numbers
+are committed with a wait for the disk.
 
 The session's thread frees nodes without a name. The last name of a node may go while processes on other hosts have it
 open; their feeds learn that a little later, and they then register in `nameless`. So a node without a registered user
@@ -20,13 +21,15 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from fusebackend.backends.postgres.feed import VolumeFeed, hello
 from fusebackend.backends.postgres.schema import NODES_AT_ONCE, REAP_LOCK, SESSION_LOCK
 from fusebackend.backends.postgres.uses import Uses
+from fusebackend.databases.listener import Ask, Listener
 from fusebackend.databases.pipeline import BEGIN, COMMIT, Rows, rollback, send
-from fusebackend.databases.postgres import Reconnecting, connect, translate_errors
+from fusebackend.databases.postgres import Connections, translate_errors
 
 if TYPE_CHECKING:
     from psycopg import Connection
@@ -73,6 +76,12 @@ AND classid = %s::int::oid AND objid = %s::int::oid AND objsubid = 2
 """
 """Ends an older connection of this session: lost here, while the server may keep it for hours."""
 
+_UNUSED = """
+SELECT node FROM fusebackend.nameless n WHERE volume = %s AND session = 0
+AND since <= now() - make_interval(secs => %s::float8) AND NOT EXISTS (SELECT 1
+FROM fusebackend.nameless u WHERE u.volume = n.volume AND u.node = n.node AND u.session <> 0)
+"""
+
 T = TypeVar("T")
 
 
@@ -90,6 +99,10 @@ def configure(connection: Connection[Any]) -> None:
 class Session:
     """See the module's docstring.
 
+    Args:
+        conninfo: how to connect to the server itself: a pooler would share the connection with others.
+        connections: for the work that may take long.
+
     Raises:
         OSError: the server can't be reached, or refuses.
     """
@@ -97,34 +110,23 @@ class Session:
     id = 0
     """0 until it is registered."""
 
-    def __init__(self, conninfo: str, volume: int, uses: Uses) -> None:
-        self._conninfo = conninfo
+    def __init__(self, conninfo: str, volume: int, uses: Uses, feed: VolumeFeed, connections: Connections) -> None:
         self._volume = volume
         self._uses = uses
+        self._feed = feed
+        self._connections = connections
         self._numbers = threading.Lock()
         self._nodes = iter(range(0))
         self._counts = itertools.count(1)
         self._unregistered: set[int] = set()  # open here and changed elsewhere: they may have lost their names
         self._stop = threading.Event()
         self._wake = threading.Event()
+        self._dead: set[int] = set()  # sessions that were found missing
         with translate_errors():
-            self._own = Reconnecting(lambda: connect(self._conninfo, self._set_up))
-            try:
-                self.id = self._register()
-            except BaseException:
-                self._own.close()
-                raise
+            self._host = Listener(conninfo, feed.channels, self, name="fusebackend-feed")
+        feed.wake = self._host.wake
         self._thread = threading.Thread(target=self._work, name=f"fusebackend-session-{self.id}", daemon=True)
         self._thread.start()
-
-    def _register(self) -> int:
-        with self._transaction():
-            ((number,),) = self._ask(
-                "INSERT INTO fusebackend.session (volume, host, pid) VALUES (%s, %s, %s) RETURNING id",
-                (self._volume, socket.gethostname(), os.getpid()),
-            )
-            self._ask(_CLAIM, (SESSION_LOCK, number))
-        return int(number)
 
     # -- numbers -----------------------------------------------------------------------------------------------
 
@@ -135,16 +137,21 @@ class Session:
         with self._numbers:
             node = next(self._nodes, None)
             if node is None:
-                first = self._connected(self._block)
+                first = self.run(_block)
                 self._nodes = iter(range(first, first + NODES_AT_ONCE))
                 node = next(self._nodes)
             return node
 
-    def _block(self) -> int:
-        """The next numbers, never given again even after a crash of the server: their commit waits for the disk."""
-        with self._transaction():
-            ((first,),) = self._ask("SELECT nextval('fusebackend.node_block')")
-        return int(first)
+    # -- changes -----------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """The session in payloads of the feed."""
+        return self._feed.name
+
+    def announce(self, payloads: Sequence[str]) -> None:
+        """Send other hosts a wake-up for these payloads, which a transaction of this session has added."""
+        self._feed.announce(payloads)
 
     # -- nodes without a name ----------------------------------------------------------------------------------
 
@@ -161,9 +168,12 @@ class Session:
         freed_at = 0.0
         while not self._stop.is_set():
             try:
-                self._connected(self._note)
+                if self._uses.unused() or self._unregistered:
+                    self.run(self._note)
                 if time.monotonic() - freed_at >= PERIOD_S:
                     self._free()
+                    while self.run(self._feed.sweep):
+                        pass
                     freed_at = time.monotonic()
             except OSError as error:
                 log.warning("session %d of the volume has no connection: %s", self.id, error)
@@ -172,15 +182,16 @@ class Session:
             self._wake.clear()
             self._stop.wait(GATHER_S)
 
-    def _note(self) -> None:
+    def _note(self, connection: Connection[Any]) -> None:
         """Register the nameless nodes that are used here, and unregister those that are no more."""
         unused = self._uses.unused()
         if unused:
-            self._abandon(unused)
+            self._abandon(connection, unused)
             self._uses.forget_unused(unused)
         looked_after = list(self._unregistered)
         if looked_after:
-            rows = self._ask(
+            rows = _ask(
+                connection,
                 "INSERT INTO fusebackend.nameless (volume, node, session) SELECT volume, node, %s"
                 " FROM fusebackend.inode WHERE volume = %s AND node = ANY(%s) AND nlink = 0"
                 " ON CONFLICT (volume, node, session) DO UPDATE SET since = now() RETURNING node",
@@ -190,45 +201,57 @@ class Session:
             for (node,) in rows:
                 self._uses.note_nameless(node)
 
-    def _abandon(self, nodes: list[int]) -> None:
-        with self._transaction():
-            self._ask(
+    def _abandon(self, connection: Connection[Any], nodes: list[int]) -> None:
+        with _transaction(connection):
+            _ask(
+                connection,
                 "INSERT INTO fusebackend.nameless (volume, node, session) SELECT %s, n, 0 FROM unnest(%s::int8[]) n"
                 " ON CONFLICT DO NOTHING",
                 (self._volume, nodes),
             )
-            self._ask(
+            _ask(
+                connection,
                 "DELETE FROM fusebackend.nameless WHERE volume = %s AND node = ANY(%s) AND session = %s",
                 (self._volume, nodes, self.id),
             )
 
     def _free(self) -> None:
-        """Free unused nodes, unless another session does. Between portions other threads may have the connection."""
-        while self._connected(self._free_some) == FREED_AT_ONCE:
-            pass
+        """Free unused nodes, unless another session does."""
+        grace_s = self.run(self._look_round)
+        if grace_s is not None:
+            while self._connections.run(lambda connection: self._free_some(connection, grace_s)) == FREED_AT_ONCE:
+                pass
 
-    def _free_some(self) -> int:
+    def _look_round(self, connection: Connection[Any]) -> float | None:
+        """Remove dead sessions. Returns how long nodes without a name are kept, None where there are none to free."""
+        with _transaction(connection):
+            if not self._may_reap(connection):
+                return None
+            grace_s = GRACE_S if self._others_live(connection) else 0.0
+            unused = f"SELECT EXISTS ({_UNUSED})"
+            return grace_s if _ask(connection, unused, (self._volume, grace_s)) == [(True,)] else None
+
+    def _free_some(self, connection: Connection[Any], grace_s: float) -> int:
         """Returns how many nodes have been freed."""
-        with self._transaction():
-            if self._ask("SELECT pg_try_advisory_xact_lock(%s::int, %s::int)", (REAP_LOCK, self._volume)) == [(False,)]:
+        with _transaction(connection):
+            if not self._may_reap(connection):
                 return 0
-            grace_s = GRACE_S if self._others_live() else 0.0
-            rows = self._ask(
-                "SELECT node FROM fusebackend.nameless n WHERE volume = %s AND session = 0"
-                " AND since <= now() - make_interval(secs => %s::float8) AND NOT EXISTS (SELECT 1"
-                " FROM fusebackend.nameless u WHERE u.volume = n.volume AND u.node = n.node AND u.session <> 0)"
-                " LIMIT %s",
-                (self._volume, grace_s, FREED_AT_ONCE),
-            )
+            rows = _ask(connection, f"{_UNUSED} LIMIT %s", (self._volume, grace_s, FREED_AT_ONCE))
             nodes = [node for (node,) in rows]
             for table in ("chunk", "xattr", "inode", "nameless") if nodes else ():
                 query = f"DELETE FROM fusebackend.{table} WHERE volume = %s AND node = ANY(%s)"
-                self._ask(query, (self._volume, nodes))
+                _ask(connection, query, (self._volume, nodes))
             return len(nodes)
 
-    def _others_live(self) -> bool:
+    def _may_reap(self, connection: Connection[Any]) -> bool:
+        """Whether no other session is at it, until the end of the transaction."""
+        lock = "SELECT pg_try_advisory_xact_lock(%s::int, %s::int)"
+        return _ask(connection, lock, (REAP_LOCK, self._volume)) == [(True,)]
+
+    def _others_live(self, connection: Connection[Any]) -> bool:
         """Whether there are other sessions. Dead ones are removed."""
-        others = self._ask(
+        others = _ask(
+            connection,
             "SELECT id, pg_try_advisory_xact_lock(%s::int, id),"
             " now() - missing_since >= make_interval(secs => %s::float8)"
             " FROM fusebackend.session WHERE volume = %s AND id <> %s",
@@ -237,65 +260,82 @@ class Session:
         missing = [number for number, is_free, _ in others if is_free]
         dead = [number for number, is_free, for_long in others if is_free and for_long]
         if missing:
-            self._ask(
-                "UPDATE fusebackend.session SET missing_since = now() WHERE id = ANY(%s) AND missing_since IS NULL",
-                (missing,),
-            )
+            query = "UPDATE fusebackend.session SET missing_since = now() WHERE id = ANY(%s) AND missing_since IS NULL"
+            _ask(connection, query, (missing,))
+        # It may have died between a commit and its wake-up, and readers of older code look for no rows.
+        if not self._dead.issuperset(missing):
+            self._feed.announce([f"{self._feed.name} //"])
+        self._dead = set(missing)
         if dead:
-            self._bury(dead)
+            self._bury(connection, dead)
         return len(dead) < len(others)
 
-    def _bury(self, sessions: list[int]) -> None:
+    def _bury(self, connection: Connection[Any], sessions: list[int]) -> None:
         """Remove sessions, and their uses of nodes."""
-        self._ask(
+        _ask(
+            connection,
             "INSERT INTO fusebackend.nameless (volume, node, session) SELECT volume, node, 0"
             " FROM fusebackend.nameless WHERE volume = %s AND session = ANY(%s) ON CONFLICT DO NOTHING",
             (self._volume, sessions),
         )
-        for table, column in (("nameless", "session"), ("session", "id")):
+        for table, column in (("nameless", "session"), ("session", "id"), ("change_reader", "session")):
             query = f"DELETE FROM fusebackend.{table} WHERE volume = %s AND {column} = ANY(%s)"
-            self._ask(query, (self._volume, sessions))
+            _ask(connection, query, (self._volume, sessions))
 
     # -- the connection ----------------------------------------------------------------------------------------
 
-    def _ask(self, query: str, parameters: tuple[object, ...] = ()) -> Rows:
-        return send(self._own.connection, [(query, parameters)])[0]
+    def run(self, work: Callable[[Connection[Any]], T]) -> T:
+        """The result of `work`, called with the session's connection; once more with a new one if that was lost.
 
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
-        connection = self._own.connection
-        send(connection, [BEGIN])
-        try:
-            yield
-            send(connection, [COMMIT])
-        except BaseException:
-            rollback(connection)
-            raise
-
-    def _connected(self, work: Callable[[], T]) -> T:
-        """The result of `work`, which uses the connection; once more with a new one if that was lost."""
+        Changes of other hosts wait meanwhile: it must be short.
+        """
         with translate_errors():
-            return self._own.run(lambda _: work())
+            return self._host.run(work)
 
-    def _set_up(self, connection: Connection[Any]) -> None:
+    def prepare(self, connection: Connection[Any]) -> None:
         """Set up a new connection. A replacement takes over the lock of the lost one; uses are registered anew."""
         configure(connection)
-        if not self.id:
-            return
-        send(connection, [(_CUT_OFF, (SESSION_LOCK, self.id)), (_CLAIM, (SESSION_LOCK, self.id))])
-        session = (
-            "INSERT INTO fusebackend.session (volume, id, host, pid) VALUES (%s, %s, %s, %s)"
-            " ON CONFLICT (id) DO UPDATE SET missing_since = NULL"
-        )
-        send(connection, [(session, (self._volume, self.id, socket.gethostname(), os.getpid()))])
+        # A wake-up holds a lock of the whole server until its commit, which has nothing to write to the disk.
+        send(connection, [("SELECT set_config('synchronous_commit', 'off', false)", ())])
+        if self.id:
+            send(connection, [(_CUT_OFF, (SESSION_LOCK, self.id)), (_CLAIM, (SESSION_LOCK, self.id))])
+        with _transaction(connection):
+            if self.id:
+                query = (
+                    "INSERT INTO fusebackend.session (volume, id, host, pid) VALUES (%s, %s, %s, %s)"
+                    " ON CONFLICT (id) DO UPDATE SET missing_since = NULL"
+                )
+                _ask(connection, query, (self._volume, self.id, socket.gethostname(), os.getpid()))
+            else:
+                query = "INSERT INTO fusebackend.session (volume, host, pid) VALUES (%s, %s, %s) RETURNING id"
+                ((number,),) = _ask(connection, query, (self._volume, socket.gethostname(), os.getpid()))
+                _ask(connection, _CLAIM, (SESSION_LOCK, number))
+                self.id = self._feed.session = int(number)
+            reader = "INSERT INTO fusebackend.change_reader (session, volume) VALUES (%s, %s) ON CONFLICT DO NOTHING"
+            _ask(connection, reader, (self.id, self._volume))
+        name = ("SELECT set_config('application_name', %s, false)", (f"fusebackend-feed-{self.id}",))
+        send(connection, [name, hello(self._volume, self.id)])
+        self._feed.prepare(connection)
         self._unregistered.update(self._uses.nameless(), self._uses.opened())
         self._wake.set()
 
+    def heard(self, payload: str) -> None:
+        self._feed.heard(payload)
+
+    def lost(self, error: BaseException) -> None:
+        self._feed.lost(error)
+
+    def back(self) -> None:
+        self._feed.back()
+
+    def turn(self, ask: Ask) -> float:
+        return self._feed.turn(ask)
+
     # -- life --------------------------------------------------------------------------------------------------
 
-    def _leave(self) -> None:
-        with self._transaction():
-            self._bury([self.id])
+    def _leave(self, connection: Connection[Any]) -> None:
+        with _transaction(connection):
+            self._bury(connection, [self.id])
 
     def close(self) -> None:
         """Free the nodes that this session was the last to use. OSError when the server can't be reached."""
@@ -303,7 +343,30 @@ class Session:
         self._wake.set()
         self._thread.join()
         try:
-            self._connected(self._leave)
+            self.run(self._leave)
             self._free()
         finally:
-            self._own.close()
+            self._host.close()
+
+
+def _ask(connection: Connection[Any], query: str, parameters: tuple[object, ...] = ()) -> Rows:
+    return send(connection, [(query, parameters)])[0]
+
+
+@contextlib.contextmanager
+def _transaction(connection: Connection[Any]) -> Iterator[None]:
+    """Commit with a wait for the disk."""
+    send(connection, [BEGIN, ("SELECT set_config('synchronous_commit', 'on', true)", ())])
+    try:
+        yield
+        send(connection, [COMMIT])
+    except BaseException:
+        rollback(connection)
+        raise
+
+
+def _block(connection: Connection[Any]) -> int:
+    """The next numbers, never given again even after a crash of the server: their commit waits for the disk."""
+    with _transaction(connection):
+        ((first,),) = _ask(connection, "SELECT nextval('fusebackend.node_block')")
+    return int(first)

@@ -1,7 +1,7 @@
 """The tables of `PostgresBackend`, how they are made and migrated, and how a volume is found among them.
 
-All of them are in the PostgreSQL schema `fusebackend`. One database holds any number of separate volumes: the first
-column of every table but two is `volume`.
+All of them are in the PostgreSQL schema `fusebackend`. One database holds any number of separate volumes: nearly every
+table has a column `volume`.
 
 Version 3 (version 2 added the tables of searches, which are in `search/index.py`, and version 3
 `missing_since`):
@@ -22,6 +22,20 @@ Version 3 (version 2 added the tables of searches, which are in `search/index.py
 |                  |                            | another host has found that it does not                           |
 | `nameless`       | a use of a node without a  | volume, node, session (0: none that is known), since              |
 |                  | name (`nlink = 0`)         |                                                                   |
+
+Beside them stand the tables of the change feed (`feed.py`), which are no part of a version: code before them does not
+know them, code after them makes them where they are missing, and both may have a volume open at once. They are
+unlogged, which saves the write-ahead log of each change. A crash of the server empties them and ends every connection,
+and a feed that returns after a crash invalidates everything: it misses no row.
+
+| table            | one row for                | columns                                                           |
+|------------------|----------------------------|-------------------------------------------------------------------|
+| `change`         | a transaction that has     | volume, xid (the transaction), session, payload (`feed.encode`),  |
+|                  | changed a volume           | at                                                                |
+| `change_kept`    | a volume                   | volume, incarnation (another one after a crash), floor (changes   |
+|                  |                            | that a snapshot sees may be deleted), done (and are), at          |
+| `change_reader`  | a session that reads       | session, volume; a session without it is of older code, and hears |
+|                  | `change`                   | of changes by NOTIFY with their payloads                          |
 
 `inode.version` changes with the row, chunks, names and attributes of a node, but not with the access time that a read
 leaves. It is made of the session's id and a count: so it is never used twice, and versions have no order.
@@ -100,6 +114,22 @@ CREATE SEQUENCE fusebackend.node_block INCREMENT BY {NODES_AT_ONCE} START WITH {
 
 VERSION_3 = "ALTER TABLE fusebackend.session ADD COLUMN missing_since timestamptz"
 
+FEED_TABLES = """
+CREATE UNLOGGED TABLE IF NOT EXISTS fusebackend.change (
+    volume integer NOT NULL, xid xid8 NOT NULL DEFAULT pg_current_xact_id(), session integer NOT NULL,
+    payload text NOT NULL, at timestamptz NOT NULL DEFAULT now()
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 10000);
+CREATE INDEX IF NOT EXISTS change_place ON fusebackend.change (volume, xid);
+CREATE UNLOGGED TABLE IF NOT EXISTS fusebackend.change_kept (
+    volume integer PRIMARY KEY, incarnation uuid NOT NULL DEFAULT gen_random_uuid(), floor pg_snapshot NOT NULL,
+    done pg_snapshot NOT NULL, at timestamptz NOT NULL DEFAULT now()
+) WITH (fillfactor = 50);
+CREATE UNLOGGED TABLE IF NOT EXISTS fusebackend.change_reader (
+    session integer PRIMARY KEY, volume integer NOT NULL
+);
+"""
+"""Of no version; see the module's docstring."""
+
 MIGRATIONS: list[str] = [VERSION_1, SEARCH_TABLES, VERSION_3]
 """Number n makes version n of version n - 1."""
 
@@ -115,7 +145,7 @@ def migrate(connection: Connection[Any]) -> None:
         VolumeDatabaseError: they are of a newer version.
         psycopg.Error: the server refuses.
     """
-    if _version(connection) == len(MIGRATIONS):
+    if _version(connection) == len(MIGRATIONS) and _has_feed(connection):
         return
     with connection.transaction():
         connection.execute("SELECT pg_advisory_xact_lock(%s::int, 0)", [SCHEMA_LOCK])
@@ -131,7 +161,16 @@ def migrate(connection: Connection[Any]) -> None:
             connection.execute("INSERT INTO fusebackend.schema_version VALUES (0)")
         for migration in MIGRATIONS[version:]:
             connection.execute(migration, prepare=False)
-        connection.execute("UPDATE fusebackend.schema_version SET version = %s", [len(MIGRATIONS)])
+        if version < len(MIGRATIONS):
+            connection.execute("UPDATE fusebackend.schema_version SET version = %s", [len(MIGRATIONS)])
+        if not _has_feed(connection):
+            connection.execute(FEED_TABLES, prepare=False)
+
+
+def _has_feed(connection: Connection[Any]) -> bool:
+    """Whether the last of `FEED_TABLES` is there."""
+    tables = "SELECT 1 FROM pg_tables WHERE schemaname = 'fusebackend' AND tablename = 'change_reader'"
+    return _scalar(connection, tables) is not None
 
 
 def _version(connection: Connection[Any]) -> int:

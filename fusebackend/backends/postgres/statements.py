@@ -370,10 +370,6 @@ def put_nameless(volume: int, sessions: Mapping[int, int]) -> Statement:
     )
 
 
-def notify(channel: str, payload: str) -> Statement:
-    return "SELECT pg_notify(%s, %s)", (channel, payload)
-
-
 # -- reading -------------------------------------------------------------------------------------------------------
 
 _C = columns_of("c")

@@ -73,7 +73,7 @@ class StoredTree(TreeVolume):
 
     @property
     def session(self) -> str:
-        """The name of this process in the notifications of its changes."""
+        """The number of this process among those that have the volume open."""
         return str(self._session.id)
 
     # -- transactions ------------------------------------------------------------------------------------------
@@ -127,7 +127,11 @@ class StoredTree(TreeVolume):
             yield transaction
             for node, contents, emptied in scope.written:
                 self._uses.wrote(node, transaction.version, contents, emptied)
-            transaction.commit(self._notices)
+            payloads: list[str] = []
+            try:
+                transaction.commit(lambda changes: self._notices(changes, payloads))
+            finally:  # it may have happened without an answer
+                self._session.announce(payloads)
         except BaseException:
             transaction.rollback()
             raise
@@ -137,9 +141,10 @@ class StoredTree(TreeVolume):
             if node in self._uses:
                 self._uses.note_nameless(node)
 
-    def _notices(self, changes: Sequence[Change]) -> list[Statement]:
-        channel = feed.channel(self.id)
-        return [statements.notify(channel, payload) for payload in feed.encode(self.session, changes)]
+    def _notices(self, changes: Sequence[Change], payloads: list[str]) -> list[Statement]:
+        """The row of the change feed for these changes, whose payloads are added to a list."""
+        payloads += feed.encode(self._session.name, changes)
+        return feed.row(self.id, self._session.id, payloads)
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[Changes]:

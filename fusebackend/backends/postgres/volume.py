@@ -60,6 +60,7 @@ class PostgresVolume(StoredTree):
         conflict: whether a rewrite of a file that another host has changed fails with ESTALE (`"error"`) or wins
             (`"last-writer"`).
         connections: how many operations run at once.
+        feed: libpq's words or a URI for the connection of the session and its feed, where `conninfo` leads to a pooler.
 
     Raises:
         OSError: the server can't be reached, or refuses; `VolumeDatabaseError` when its tables are too new.
@@ -74,6 +75,7 @@ class PostgresVolume(StoredTree):
         *,
         conflict: Literal["error", "last-writer"] = "error",
         connections: int = CONNECTIONS,
+        feed: str = "",
     ) -> None:
         self.name = name
         self.conninfo = conninfo
@@ -84,11 +86,12 @@ class PostgresVolume(StoredTree):
             undo.callback(pool.close)
             pool.run(schema.migrate)
             number = pool.run(lambda connection: schema.volume_id(connection, name))
-            session = Session(conninfo, number, uses)
+            self._feed = VolumeFeed(number)
+            session = Session(feed or conninfo, number, uses, self._feed, pool)
             undo.callback(session.close)
             super().__init__(pool, number, session, uses, last_writer_wins=conflict == "last-writer")
             self._require_root()
-            self._feed = VolumeFeed(conninfo, self.id, self.session, self.changed_elsewhere, self._feed_became)
+            session.run(lambda connection: self._feed.start(connection, self.changed_elsewhere, self._feed_became))
             undo.pop_all()
         self._closed = False
 
@@ -104,6 +107,10 @@ class PostgresVolume(StoredTree):
     def connections(self) -> Connections:
         """For further queries on the volume's behalf, until it is closed."""
         return self._connections
+
+    @property
+    def trouble(self) -> tuple[float, str] | None:
+        return self._connections.trouble
 
     # -- names -------------------------------------------------------------------------------------------------
 
@@ -346,7 +353,7 @@ class PostgresVolume(StoredTree):
         if self._closed:
             return
         self._closed = True
-        self._feed.close()
+        self._feed.stop()
         try:
             self.sync()
         finally:

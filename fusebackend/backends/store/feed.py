@@ -18,7 +18,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from fusebackend.databases.listener import Listener
+from fusebackend.databases.listener import PING_S, Ask, Listener
 
 if TYPE_CHECKING:
     from psycopg import Connection, Cursor
@@ -104,7 +104,7 @@ class StoreFeed:
         self._subscribers: list[tuple[str, Callable[[str | None], None], str]] = []
         self.changes = 0
         self._table = 0
-        self._listener = Listener(conninfo, CHANNEL, self, name="fusebackend-store-feed")
+        self._listener = Listener(conninfo, [CHANNEL], self, name="fusebackend-store-feed")
 
     @property
     def live(self) -> bool:
@@ -142,6 +142,10 @@ class StoreFeed:
 
     def back(self) -> None:
         self._tell(None, None)
+
+    def turn(self, ask: Ask) -> float:
+        """Nothing is due: each notification is a change."""
+        return PING_S
 
     def heard(self, payload: str) -> None:
         try:

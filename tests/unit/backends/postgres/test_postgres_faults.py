@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 
 import psycopg
-import psycopg_pool.base
 import pytest
 from services.postgres import PORT, Server, running
 from services.stall import Stall
@@ -126,8 +125,6 @@ def test_a_server_that_is_away_is_an_error_within_a_bound(
 
 @pytest.mark.slow
 def test_after_a_long_absence_the_server_is_asked_at_once(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pool's own pauses between its attempts double, up to minutes."""
-    monkeypatch.setattr(psycopg_pool.base.AttemptWithBackoff, "INITIAL_DELAY", 600.0)
     monkeypatch.setattr(postgres, "PATIENCE_S", 0.5)
     volume = PostgresVolume(server.dsn(), "absence")
     server.stop()
@@ -316,8 +313,8 @@ def test_a_connection_that_the_server_still_believes_in_keeps_nobody_out(server:
     node = volume.create(ROOT_NODE, b"file", 0o644, os.O_RDWR, ME).node
     take_all_numbers(volume)
     network.stall()
-    volume._session._own.connection.close()  # of which the server hears nothing
-    volume._session._conninfo = server.dsn()
+    volume._session._host._conninfo = server.dsn()
+    volume._session.run(lambda connection: connection.close())  # of which the server hears nothing
     volume._session.new_node()
     network.resume()
     eventually(lambda: volume.unlink(ROOT_NODE, b"file"))

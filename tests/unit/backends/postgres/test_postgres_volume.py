@@ -18,6 +18,7 @@ from services.postgres import Postgres
 from fusebackend.backends.postgres import host_session as session
 from fusebackend.backends.postgres import schema, transaction
 from fusebackend.backends.postgres.volume import PostgresVolume
+from fusebackend.databases import listener
 from fusebackend.protocol import RENAME_EXCHANGE, ROOT_NODE, AttrChanges, Caller, Change
 
 pytestmark = pytest.mark.services
@@ -347,13 +348,12 @@ def test_what_a_dead_host_had_open_is_freed(database: str, monkeypatch: pytest.M
     dead._session._stop.set()  # as when its process was killed: the connection ends, nothing is said
     dead._session.wake()
     dead._session._thread.join()
-    dead._session._own.connection.close()
+    dead._session._host.close()
     other = Host(database, "dead")
     other._session._free()
     assert rows_of(other, node) == [1, 4, 1, 1]  # not at once: the connection may have been all that it lost
     eventually(lambda: rows_of(other, node) == [0, 0, 0, 0])
     other.close()
-    dead._feed.close()
     dead._connections.close()
 
 
@@ -362,6 +362,7 @@ def test_what_is_open_where_a_connection_was_lost_stays(
 ) -> None:
     """Its lock is free until it connects again, and so looks dead to the other host."""
     monkeypatch.setattr(session, "PERIOD_S", 3600.0)
+    monkeypatch.setattr(listener, "RETRY_S", (60.0,))  # it connects when it has something to ask
     node = one.make(b"file", b"kept")
     one.open(node, os.O_RDWR)
     one.unlink(ROOT_NODE, b"file")
@@ -378,7 +379,7 @@ def test_what_is_open_where_a_connection_was_lost_stays(
     assert one.content(node) == b"kept"
     monkeypatch.setattr(session, "GRACE_S", 0.0)
     one._session._free()
-    one._session._connected(one._session._note)
+    one._session.run(one._session._note)
     two._session._free()
     assert one.content(node) == b"kept"
     one.release(node, os.O_RDWR)
