@@ -17,6 +17,7 @@ from fusebackend.backends.postgres import feed, statements
 from fusebackend.backends.postgres.host_session import Session
 from fusebackend.backends.postgres.statements import StoredInode
 from fusebackend.backends.postgres.transaction import Transaction, Walk, Wanted, gone
+from fusebackend.backends.postgres.unsynced import WAIT_FOR_DISK, Unsynced
 from fusebackend.backends.postgres.uses import Uses
 from fusebackend.base.paths import PathError
 from fusebackend.base.stamps import CLOCK
@@ -67,6 +68,7 @@ class StoredTree(TreeVolume):
         self._connections = connections
         self._session = session
         self._uses = uses
+        self._unsynced = Unsynced(volume_id, uses.is_open)
         self._last_writer_wins = last_writer_wins
         self._scope = _Scope()
         self._damage = Damage(f"volume {volume_id} of the database")
@@ -91,6 +93,8 @@ class StoredTree(TreeVolume):
         version = self._session.new_version()
 
         def attempt(connection: Connection[Any]) -> T:
+            if self._unsynced.is_due:
+                self._unsynced.sync(connection)
             with self._transaction(Transaction(connection, self.id, version)) as transaction:
                 transaction.fetch(wanted)
                 return rule(*arguments)
@@ -121,6 +125,7 @@ class StoredTree(TreeVolume):
     def _transaction(self, transaction: Transaction) -> Iterator[Transaction]:
         """The calls of this thread in the block are one transaction, committed at the end."""
         scope = self._scope
+        incarnation = self._unsynced.incarnation(transaction.connection)
         scope.transaction = transaction
         scope.lost_names, scope.written = [], []
         try:
@@ -132,6 +137,13 @@ class StoredTree(TreeVolume):
                 transaction.commit(lambda changes: self._notices(changes, payloads))
             finally:  # it may have happened without an answer
                 self._session.announce(payloads)
+            self._unsynced.committed(
+                incarnation,
+                transaction.before,
+                transaction.version,
+                unnamed=transaction.unnamed,
+                durable=transaction.durable,
+            )
         except BaseException:
             transaction.rollback()
             raise
@@ -162,7 +174,8 @@ class StoredTree(TreeVolume):
         try:
             with translate_errors(), self._connections.leased(self._begin_alone) as connection:
                 version = self._session.new_version()
-                with self._transaction(Transaction(connection, self.id, version, exclusive=True, begun=True)):
+                begun = Transaction(connection, self.id, version, exclusive=True, begun=True, durable=True)
+                with self._transaction(begun):
                     yield changes
         except BaseException:
             self._tell_all(scope.nested, reports=False)
@@ -188,7 +201,9 @@ class StoredTree(TreeVolume):
             scope.nested = [changes]
             alone = next(attempts) >= SHARED_ATTEMPTS
             version = self._session.new_version()
-            begun = Transaction(connection, self.id, version, exclusive=alone, several=True, renames=renames)
+            begun = Transaction(
+                connection, self.id, version, exclusive=alone, several=True, renames=renames, durable=True
+            )
             try:
                 with self._transaction(begun):
                     begun.fetch(Wanted(walks=walks))
@@ -205,7 +220,8 @@ class StoredTree(TreeVolume):
         return result
 
     def _begin_alone(self, connection: Connection[Any]) -> None:
-        send(connection, [BEGIN, statements.lock_changes(self.id, exclusive=True)])
+        self._unsynced.incarnation(connection)
+        send(connection, [BEGIN, WAIT_FOR_DISK, statements.lock_changes(self.id, exclusive=True)])
 
     def _tell_all(self, found: Sequence[Changes], *, reports: bool) -> None:
         """A failed change is announced as well: it may have happened, and if not, an invalidation does no harm."""

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from fusebackend.backends.postgres import statements
 from fusebackend.backends.postgres.statements import StoredInode
+from fusebackend.backends.postgres.unsynced import WAIT_FOR_DISK
 from fusebackend.base.errors import oserror
 from fusebackend.databases.pipeline import BEGIN, COMMIT, Rows, Statement, rollback, send
 from fusebackend.databases.postgres import REPEATABLE, errno_of
@@ -103,6 +104,7 @@ class Transaction:
         begun: it has been begun, and has taken its locks.
         several: it is a change of several operations.
         renames: it may rename directories; one of several operations may not otherwise.
+        durable: its commit waits for the server's disk.
 
     Attributes:
         wants_renames: it was refused, since it is about to rename a directory.
@@ -118,13 +120,17 @@ class Transaction:
         begun: bool = False,
         several: bool = False,
         renames: bool = False,
+        durable: bool = False,
     ) -> None:
-        self._connection = connection
+        self.connection = connection
         self._volume = volume
         self._exclusive = exclusive
         self._several = several
         self._renames = renames
+        self.durable = durable
         self.wants_renames = False
+        self.before: dict[int, int] = {}  # the versions of what it changes
+        self.unnamed: set[int] = set()  # … of which these have no name any more
         self.version = version  # of all that this changes
         self._inodes: dict[int, StoredInode] = {}
         self._locked: set[int] = set()  # inodes whose rows are locked
@@ -207,6 +213,8 @@ class Transaction:
         if not self._begun:
             self._begun = True
             batch.append((BEGIN, None))
+            if self.durable:
+                batch.append((WAIT_FOR_DISK, None))
             if self._several and not self._exclusive:
                 batch.append((statements.lock_paths(volume, self._renames), None))
             else:
@@ -292,7 +300,7 @@ class Transaction:
         if not batch:
             return
         try:
-            answers = send(self._connection, [statement for statement, _ in batch])
+            answers = send(self.connection, [statement for statement, _ in batch])
         except BaseException as error:
             self._failure = error
             raise
@@ -520,14 +528,14 @@ class Transaction:
         try:
             self._send([(statement, None) for statement in [*writing, COMMIT]])
         except psycopg.OperationalError as error:
-            if self._connection.closed:
+            if self.connection.closed:
                 words = "PostgreSQL: the connection was lost while a change was being committed"
                 raise OSError(errno_of(error), words) from error
             raise
 
     def rollback(self) -> None:
         """End it with nothing done."""
-        rollback(self._connection)
+        rollback(self.connection)
 
     def _writing(self) -> list[Statement]:
         volume = self._volume
@@ -542,6 +550,9 @@ class Transaction:
             batch.append(statements.put_names(volume, here))
         batch += [statements.cut(volume, node, first) for node, first in self._cuts.items()]
         for inode in self._changed.values():
+            self.before.setdefault(inode.node, inode.version)
+            if inode.nlink == 0:
+                self.unnamed.add(inode.node)
             inode.version = self.version
             inode.settle_times()
         added = [inode for inode in self._changed.values() if inode.is_new]

@@ -9,9 +9,10 @@ no lock, and any number of them run at once. Nothing is kept in memory that anot
 which keeps all other changes of the volume out, on every host; and in `viewing` all reads see one state. All of them
 belong to the thread that entered them.
 
-Durability: a commit waits for the server's disk (`host_session.SETTINGS` gives the reason). `fsync` is one more commit,
-and so waits for all commits before it, by any host. When the connection is lost between a commit and its answer, the
-outcome is unknown, and the call fails with EIO.
+Durability: a commit of the agent face waits for the server's disk, one of the kernel face does not. `fsync` is a commit
+that waits, for all commits before it, by any host; `unsynced.py` has it fail where a crash of the server has taken what
+it is about. When the connection is lost between a commit and its answer, the outcome is unknown, and the call fails
+with EIO.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import errno
 import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from fusebackend.backends.postgres import schema, statements
 from fusebackend.backends.postgres.feed import VolumeFeed
@@ -32,15 +33,11 @@ from fusebackend.backends.postgres.transaction import Wanted, gone
 from fusebackend.backends.postgres.uses import BareNodes, Uses
 from fusebackend.base.errors import oserror
 from fusebackend.base.stamps import now_ns
-from fusebackend.databases.pipeline import BEGIN, COMMIT, send
 from fusebackend.databases.postgres import Connections
 from fusebackend.protocol import ROOT_NODE, Attr, AttrChanges, Caller, Change, Features, Link, StatFs
 from fusebackend.volumes import posix as tree
 from fusebackend.volumes.chunks import CHUNK_BYTES, CHUNK_SHIFT
 from fusebackend.volumes.damage import is_in_range
-
-if TYPE_CHECKING:
-    from psycopg import Connection
 
 T = TypeVar("T")
 
@@ -297,6 +294,7 @@ class PostgresVolume(StoredTree):
 
     def release(self, node: int, flags: int) -> None:
         self._uses.release(node, flags)
+        self._unsynced.released(node)
         self._session.wake()
 
     def read(self, node: int, offset: int, size: int) -> bytes:
@@ -333,10 +331,12 @@ class PostgresVolume(StoredTree):
     # -- life --------------------------------------------------------------------------------------------------
 
     def fsync(self, node: int, datasync: bool = False) -> None:
-        self._connections.run(_sync)
+        self._connections.run(self._unsynced.sync)
+        self._unsynced.require(node)
 
     def sync(self) -> None:
-        self.fsync(0)
+        self._connections.run(self._unsynced.sync)
+        self._unsynced.require_all()
 
     def statfs(self) -> StatFs:
         (used_bytes,) = self._query(("SELECT pg_database_size(current_database())", ()))[0]
@@ -391,9 +391,3 @@ def _cut_out(file_bytes: int, chunks: dict[int, bytes], offset: int, size: int) 
             pieces.append(bytes(length - len(piece)))
         offset += length
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-
-def _sync(connection: Connection[Any]) -> None:
-    """A commit that waits for the disk. It must have written something, or it would not wait (xact.c)."""
-    emit = "SELECT pg_logical_emit_message(true, 'fusebackend', '')"
-    send(connection, [BEGIN, (emit, ()), COMMIT])

@@ -195,7 +195,7 @@ def test_a_verb_takes_as_many_round_trips_as_a_single_operation(hosts: Hosts, mo
             next(trips)
         return whole(connection, statements)
 
-    for name in ("stored_tree", "transaction", "volume"):
+    for name in ("stored_tree", "transaction", "unsynced"):
         monkeypatch.setattr(f"fusebackend.backends.postgres.{name}.send", counted)
     monkeypatch.setattr("fusebackend.databases.postgres.send", counted)
 
