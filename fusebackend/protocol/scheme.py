@@ -57,6 +57,7 @@ class Scheme:
 
 _AUTHORITY = re.compile(r"(//[^/:@\s?]*):[^\s]*@")
 _ASSIGNMENT = re.compile(r"([^&?\s=]+)(\s*=\s*)('(?:[^'\\]|\\.)*'?|[^&\s]*)")
+_QUOTED = re.compile(r"([?&][^=&?\s]+=)([^&\s]*%[^&\s]*)")
 _SECRET = re.compile(r"pass|pwd|secret|token|key|cred|auth|signature|^sas$|^sig$", re.IGNORECASE)
 
 
@@ -66,10 +67,17 @@ def mask(text: str) -> str:
     When in doubt it hides too much: from the first `:` after `//` to the last `@`, for a password may hold an
     unescaped `@`, `/` or `?`.
     """
-    hidden = _AUTHORITY.sub(r"\1:***@", text)
+    hidden = _QUOTED.sub(lambda found: found[1] + _hide_dsn(found[2]), text)
+    hidden = _AUTHORITY.sub(r"\1:***@", hidden)
     return _ASSIGNMENT.sub(lambda found: found[1] + found[2] + hide(unquote(found[1]), found[3]), hidden)
 
 
 def hide(key: str, value: str) -> str:
     """The value of a parameter as it may be shown."""
-    return "***" if value and _SECRET.search(key) else value
+    return "***" if value and _SECRET.search(key) else mask(value) if "=" in value else value
+
+
+def _hide_dsn(value: str) -> str:
+    """A quoted value, which may be a DSN with a password."""
+    plain = unquote(value)
+    return value if mask(plain) == plain else "***"

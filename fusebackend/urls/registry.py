@@ -154,6 +154,13 @@ def _yes(value: str) -> bool:
     return True
 
 
+def _conninfo(value: str) -> str:
+    words = re.fullmatch(r"postgres(ql)?://\S+|\s*[a-z_]+\s*=.*", value)
+    if words is None:
+        raise ValueError("must be a DSN such as 'host=db.example dbname=agents'")
+    return value
+
+
 def _endpoint(value: str) -> str:
     if not re.fullmatch(r"https?://[^/?#@\s]+/?", value):
         raise ValueError("must be a URL such as 'https://s3.example.org:9000'")
@@ -167,7 +174,8 @@ MEANINGS = {
     "conflict": "replacing a file that another host has changed since it was opened: error (default) or last-writer",
     "connections": "how many connections to the server, and so operations at once",
     "endpoint": "the URL of an S3 server that is not AWS's",
-    "feed": "auto (default): a trigger tells of changes at once, where it may be made; off: they are seen after ttl",
+    "feed": "of a store: auto (default): a trigger tells of changes at once, where it may be made; off: they are seen"
+    " after ttl; of a volume: the DSN of the server itself, where the URL's is that of a pooler",
     "max_file_size_mb": "larger files are passed over by grep",
     "max_output_bytes": "what a command prints beyond this is dropped",
     "network": "the container's network, as of 'docker run --network'",
@@ -313,6 +321,7 @@ SCHEMES: dict[str, Scheme] = {
         parameters={
             "conflict": _one_of("error", "last-writer"),
             "connections": _positive,
+            "feed": _conninfo,
             "on_exists": ON_EXISTS,
             "volume": str,
         },

@@ -25,6 +25,8 @@ class PostgresBackend(VolumeBackend):
             (`"error"`) or wins (`"last-writer"`).
         on_exists: `write` over an existing file is an `"error"` (the seeds) or a `"replace"` (deepagents 0.7).
         connections: how many operations may run at once.
+        feed: libpq's words or a URI for the connection that is kept, with its lock and its LISTEN; for a `dsn` that
+            leads to a pooler, which shares connections.
 
     Raises:
         OSError: the server can't be reached or refuses, in one line; `VolumeDatabaseError` when a newer fusebackend
@@ -41,6 +43,7 @@ class PostgresBackend(VolumeBackend):
         conflict: Literal["error", "last-writer"] = "error",
         on_exists: OnExists = "error",
         connections: int = CONNECTIONS,
+        feed: str = "",
     ) -> None:
         if conflict not in ("error", "last-writer"):
             raise ValueError(f"conflict must be 'error' or 'last-writer', not {conflict!r}")
@@ -48,10 +51,11 @@ class PostgresBackend(VolumeBackend):
         if not volume or len(volume) > NAME_MAX_CHARACTERS or not volume.isprintable():
             raise ValueError(f"volume must be a name of 1 to {NAME_MAX_CHARACTERS} characters, not {volume!r}")
         with needed_by("PostgresBackend"):
-            kept = PostgresVolume(dsn, volume, conflict=conflict, connections=connections)
+            kept = PostgresVolume(dsn, volume, conflict=conflict, connections=connections, feed=feed)
         super().__init__(kept, on_exists=on_exists)
         try:
             self.search = Search(kept, kept.connections, kept.id)
+            kept.on_change(self.search.stir)
         except BaseException:
             kept.close()
             raise
@@ -74,7 +78,7 @@ class PostgresBackend(VolumeBackend):
         return self.search.glob_files(pattern, path)
 
 
-OPTIONS = ("conflict", "connections", "on_exists")
+OPTIONS = ("conflict", "connections", "feed", "on_exists")
 """Parameters of a URL that are arguments of `PostgresBackend`."""
 
 

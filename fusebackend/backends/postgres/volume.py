@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
@@ -104,6 +104,10 @@ class PostgresVolume(StoredTree):
     def connections(self) -> Connections:
         """For further queries on the volume's behalf, until it is closed."""
         return self._connections
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Call it after each change of the volume, by any host. It must not wait."""
+        self._feed.stir = callback
 
     @property
     def trouble(self) -> tuple[float, str] | None:

@@ -122,6 +122,9 @@ class TestMask:
             ("python:m:f?p%61ssword=x&n=1", "python:m:f?p%61ssword=***&n=1"),
             ("dir:/x?on_exists=replace&max_file_size_mb=5", "dir:/x?on_exists=replace&max_file_size_mb=5"),
             ("python:m:f?password=", "python:m:f?password="),
+            ("postgres:host=h?feed=host%3Dd%20password%3Dsecret", "postgres:host=h?feed=***"),
+            ("postgres:host=h?feed=postgresql%3A%2F%2Fme:secret%40d", "postgres:host=h?feed=***"),
+            ("postgres:host=h?feed=host%3Dd%20dbname%3Dx", "postgres:host=h?feed=host%3Dd%20dbname%3Dx"),
         ],
     )
     def test_secrets_are_hidden_and_nothing_else(self, text: str, shown: str) -> None:

@@ -157,7 +157,10 @@ PORTION_BYTES: Final = 2 << 20
 """Bounds of one transaction, which takes some 50 ms here and as long again in the server."""
 
 LOOK_S = 5.0
-"""How often it polls for changes, and for the lock."""
+"""How often it polls for changes, and for the lock, while the volume is being changed."""
+
+IDLE_S = 300.0
+"""How often it polls for changes that it was not told of. A poll opens a connection."""
 
 FAILED_S = 10.0
 """The pause after a failure."""
@@ -217,14 +220,21 @@ class SearchIndexer:
         self._volume = volume
         self._unsorted = False  # the index has gathered entries of this indexer
         self._stopping = threading.Event()
+        self._stirred = threading.Event()
         self._thread = threading.Thread(target=self._run, name="fusebackend-index", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
+    def stir(self) -> None:
+        """The volume has been changed. Called after each change, and costs no more than a flag."""
+        if not self._stirred.is_set():
+            self._stirred.set()
+
     def stop(self) -> None:
         """End the thread, after the portion it is at. To be called before the connections are closed."""
         self._stopping.set()
+        self._stirred.set()
         if self._thread.ident is not None:
             self._thread.join()
 
@@ -233,6 +243,7 @@ class SearchIndexer:
         pause_s = 0.0
         while not self._stopping.wait(pause_s):
             begun = time.monotonic()
+            self._stirred.clear()
             try:
                 more_s = self.work()
                 failing = False
@@ -243,6 +254,8 @@ class SearchIndexer:
                 more_s = FAILED_S
             # As long as it has worked, so it takes half of a processor at most.
             pause_s = LOOK_S if more_s is None else max(more_s, time.monotonic() - begun)
+            if more_s is None and not self._stopping.is_set():
+                self._stirred.wait(IDLE_S)
 
     def work(self, quiet_s: float | None = None) -> float | None:
         """Index a portion; gives the seconds after which there may be more to do, None when nothing is left.

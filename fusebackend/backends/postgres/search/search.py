@@ -122,6 +122,11 @@ class Search:
         if self.indexer is not None:
             self.indexer.start()
 
+    def stir(self) -> None:
+        """The volume has been changed: its index is behind."""
+        if self.indexer is not None:
+            self.indexer.stir()
+
     def close(self) -> None:
         if self.indexer is not None:
             self.indexer.stop()

@@ -1,0 +1,219 @@
+"""Hosts of the release before the rows of the change feed, and of this one, on one volume: each is told of the other.
+
+The other release is the real one, from the history of the repository, in a process of its own.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import queue
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from eventually import eventually
+from services.postgres import Postgres
+
+from fusebackend.backends.postgres import feed, host_session
+from fusebackend.backends.postgres.volume import PostgresVolume
+from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
+
+pytestmark = pytest.mark.services
+
+BEFORE = "871645c"
+"""The last commit of the release before."""
+
+REPOSITORY = Path(__file__).parents[4]
+ME = Caller(0, 0)
+LIMIT_S = 30.0
+
+PROGRAM = """
+import json, sys, threading
+from fusebackend.backends.postgres.volume import PostgresVolume
+from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
+
+guard = threading.Lock()
+
+def say(*words):
+    with guard:
+        print(json.dumps(words), flush=True)
+
+volume = PostgresVolume(sys.argv[1], "v")
+volume.subscribe(lambda change: say("told", change.node, change.parent, (change.name or b"").decode()))
+say("open", int(volume.session))
+for line in sys.stdin:
+    command, *words = json.loads(line)
+    if command == "make":
+        say("made", volume.mknod(ROOT_NODE, words[0].encode(), 0o100644, 0, Caller(0, 0)).node)
+    elif command == "chmod":
+        volume.setattr(words[0], AttrChanges(mode=words[1]))
+        say("done")
+    elif command == "mode":
+        say("mode", volume.getattr(words[0]).mode & 0o7777)
+    elif command == "close":
+        volume.close()
+        say("closed")
+        break
+"""
+
+
+@pytest.fixture(scope="module")
+def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package of the release before."""
+    archive = subprocess.run(["git", "archive", BEFORE, "fusebackend"], cwd=REPOSITORY, capture_output=True)
+    if archive.returncode != 0:
+        pytest.skip(f"the repository has no history with {BEFORE}")
+    directory = tmp_path_factory.mktemp("before")
+    with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
+        files.extractall(directory, filter="data")
+    return directory
+
+
+class Older:
+    """A host of the release before."""
+
+    def __init__(self, package: Path, dsn: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, dsn], cwd=package, env={**os.environ, "PYTHONPATH": str(package)},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self.told: list[list[Any]] = []
+        self._answers: queue.Queue[list[Any]] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        _, self.session = self._answers.get(timeout=LIMIT_S)
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            words = json.loads(line)
+            if words[0] == "told":
+                self.told.append(words[1:])
+            else:
+                self._answers.put(words)
+
+    def do(self, *words: object) -> list[Any]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(words) + "\n")
+        self._process.stdin.flush()
+        return self._answers.get(timeout=LIMIT_S)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._end()
+
+    def close(self) -> None:
+        if self._process.poll() is None:
+            self.do("close")
+        self._end()
+
+    def _end(self) -> None:
+        self._process.wait(LIMIT_S)
+        self._reader.join()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+class Newer(PostgresVolume):
+    def __init__(self, dsn: str) -> None:
+        super().__init__(dsn, "v")
+        self.told: list[list[Any]] = []
+        self.subscribe(lambda change: self.told.append([change.node, change.parent, (change.name or b"").decode()]))
+
+
+@pytest.fixture
+def older(before: Path, postgres_dsn: str) -> Iterator[Older]:
+    host = Older(before, postgres_dsn)
+    yield host
+    host.close()
+
+
+@pytest.fixture
+def newer(postgres_dsn: str) -> Iterator[Newer]:
+    host = Newer(postgres_dsn)
+    yield host
+    host.close()
+
+
+def both_ways(older: Older, newer: Newer) -> None:
+    """Each makes a name and changes it, and the other one is told, once."""
+    for number in range(3):
+        name = f"{older.session}-{newer.session}-{number}"
+        _, node = older.do("make", name)
+        eventually(lambda node=node, name=name: [node, ROOT_NODE, name] in newer.told, LIMIT_S)
+        newer.setattr(node, AttrChanges(mode=0o600))
+        eventually(lambda node=node: [node, None, ""] in older.told, LIMIT_S)
+        assert older.do("mode", node) == ["mode", 0o600]
+        node = newer.mknod(ROOT_NODE, f"new-{name}".encode(), 0o100644, 0, ME).node
+        eventually(lambda node=node, name=name: [node, ROOT_NODE, f"new-{name}"] in older.told, LIMIT_S)
+        older.do("chmod", node, 0o640)
+        eventually(lambda node=node: [node, None, ""] in newer.told, LIMIT_S)
+        assert newer.getattr(node).mode & 0o7777 == 0o640
+        assert newer.told.count([node, None, ""]) == 1
+    assert [None, None, ""] not in newer.told + older.told, "nothing was invalidated as a whole"
+
+
+def test_the_older_one_comes_first(older: Older, newer: Newer) -> None:
+    both_ways(older, newer)
+
+
+def test_the_newer_one_comes_first_and_another_older_one_later(newer: Newer, before: Path, postgres_dsn: str) -> None:
+    newer.mknod(ROOT_NODE, b"alone", 0o100644, 0, ME)
+    older = Older(before, postgres_dsn)
+    both_ways(older, newer)
+    older.close()
+
+
+def test_newer_ones_tell_each_other_by_rows_beside_an_older_one(older: Older, newer: Newer, postgres_dsn: str) -> None:
+    third = Newer(postgres_dsn)
+    node = third.mknod(ROOT_NODE, b"by row", 0o100644, 0, ME).node
+    for host in (older, newer):
+        eventually(lambda host=host: [node, ROOT_NODE, "by row"] in host.told, LIMIT_S)
+    time.sleep(feed.LOOK_S)
+    assert newer.told.count([node, ROOT_NODE, "by row"]) == older.told.count([node, ROOT_NODE, "by row"]) == 1
+    third.close()
+
+
+def test_a_feed_that_was_away_beside_an_older_host_invalidates_everything(
+    older: Older, newer: Newer, postgres_dsn: str
+) -> None:
+    """The payloads of older hosts are kept nowhere."""
+    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+        cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s"
+        connection.execute(cut, [f"fusebackend-feed-{newer.session}"])
+    eventually(lambda: newer.told.count([None, None, ""]) == 2, LIMIT_S)
+    assert newer.features.change_feed
+
+
+def test_the_death_of_a_newer_host_invalidates_everything_at_older_ones(
+    older: Older, newer: Newer, postgres: Postgres, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have died between a commit and its wake-up."""
+    monkeypatch.setattr(host_session, "PERIOD_S", 0.2)
+    newer._session.wake()
+    dead = Newer(postgres_dsn)
+    dead._session._stop.set()
+    dead._session.wake()
+    dead._session._thread.join()
+    dead._session._host.close()
+    dead._connections.close()
+    eventually(lambda: [None, None, ""] in older.told, LIMIT_S)
+
+
+def test_the_tables_have_the_version_that_older_hosts_know(newer: Newer, before: Path, postgres_dsn: str) -> None:
+    newer.close()
+    older = Older(before, postgres_dsn)
+    older.close()
+    with psycopg.connect(postgres_dsn) as connection:
+        assert connection.execute("SELECT version FROM fusebackend.schema_version").fetchone() == (3,)
+        assert connection.execute("SELECT count(*) FROM fusebackend.session").fetchone() == (0,)

@@ -1,0 +1,303 @@
+"""The rows of the change feed: none is skipped or stalled, in whatever order transactions and servers end."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from eventually import eventually
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from profiles import examples
+from services.postgres import Server, running
+
+from fusebackend.backends.postgres import feed
+from fusebackend.backends.postgres.volume import PostgresVolume
+from fusebackend.databases import listener
+from fusebackend.protocol import ROOT_NODE, Caller, Change
+
+pytestmark = pytest.mark.services
+
+ME = Caller(0, 0)
+LIMIT_S = 30.0
+
+
+class Host(PostgresVolume):
+    """A volume that records what it is told of."""
+
+    def __init__(self, dsn: str) -> None:
+        self.told: queue.Queue[Change] = queue.Queue()
+        super().__init__(dsn, "v")
+        self.subscribe(self.told.put)
+
+    def make(self, name: bytes) -> int:
+        return self.mknod(ROOT_NODE, name, 0o100644, 0, ME).node
+
+    def wait(self, wanted: Change, limit_s: float = LIMIT_S) -> list[Change]:
+        """Wait until it is told of a change. Return what it was told before."""
+        deadline = time.monotonic() + limit_s
+        before: list[Change] = []
+        while (change := self.told.get(timeout=max(0.0, deadline - time.monotonic()))) != wanted:
+            before.append(change)
+        return before
+
+    def rest(self) -> list[Change]:
+        """Return what it has been told, after one more reading of the rows."""
+        self.read_rows()
+        return [self.told.get() for _ in range(self.told.qsize())]
+
+    def read_rows(self) -> None:
+        looked_at = self._feed._looked_at
+        self._feed._called = True
+        self._feed.wake()
+        eventually(lambda: self._feed._looked_at > looked_at, LIMIT_S)
+
+
+@pytest.fixture
+def here(postgres_dsn: str) -> Iterator[Host]:
+    host = Host(postgres_dsn)
+    yield host
+    host.close()
+
+
+@pytest.fixture
+def there(here: Host, postgres_dsn: str) -> Iterator[Host]:
+    """Another host, which `here` knows of."""
+    host = Host(postgres_dsn)
+    eventually(lambda: here._feed._joined == int(host.session), LIMIT_S)
+    yield host
+    host.close()
+
+
+class Writer:
+    """A transaction of another session that has added a row and is not over."""
+
+    def __init__(self, dsn: str, volume: PostgresVolume, node: int, session: int = 999_999) -> None:
+        self.connection = psycopg.connect(dsn)
+        self.node = node
+        ((query, parameters),) = feed.row(volume.id, session, [f"+{session} {node}//"])
+        self.connection.execute(query, parameters)  # type: ignore[call-overload]
+
+    def end(self, *, commits: bool = True) -> None:
+        if commits:
+            self.connection.commit()
+        self.connection.close()
+
+
+def cut_feed(dsn: str, volume: PostgresVolume) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s"
+        assert connection.execute(cut, [f"fusebackend-feed-{volume.session}"]).fetchall() == [(True,)]
+
+
+def test_a_commit_that_comes_late_is_not_skipped(here: Host, there: Host, postgres_dsn: str) -> None:
+    late = Writer(postgres_dsn, here, 1001)
+    node = there.make(b"early")
+    here.wait(Change(node, ROOT_NODE, b"early"))
+    assert here.rest() == []
+    late.end()
+    here.wait(Change(late.node))
+
+
+def test_a_transaction_that_is_open_for_long_stalls_nobody(here: Host, there: Host, postgres_dsn: str) -> None:
+    with psycopg.connect(postgres_dsn) as dump, psycopg.connect(postgres_dsn) as load:
+        dump.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        dump.execute("SELECT count(*) FROM fusebackend.inode")
+        load.execute("SELECT pg_current_xact_id()")
+        for number in range(20):
+            node = there.make(b"n%d" % number)
+            here.wait(Change(node, ROOT_NODE, b"n%d" % number))
+        assert here._feed._position.running, "the transaction is still under way"
+        assert here.rest() == [], "no row is read twice"
+
+
+def test_a_host_that_dies_before_its_wake_up_is_heard_within_a_second(
+    here: Host, there: Host, postgres_dsn: str
+) -> None:
+    here.read_rows()
+    writer = Writer(postgres_dsn, here, 1002)
+    writer.end()
+    begun = time.monotonic()
+    here.wait(Change(1002))
+    assert time.monotonic() - begun < feed.LOOK_S + 1.0
+
+
+@settings(max_examples=examples(30))
+@given(steps=st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["begin", "commit", "abort", "look", "cut"]))))
+def test_every_commit_is_told_once_whatever_the_order(postgres_volume: tuple[str, Host], steps: list) -> None:
+    """Four transactions begin, commit and abort in any order, and the feed reads and loses its connection between."""
+    dsn, host = postgres_volume
+    host.rest()
+    host._feed._surveyed_at = -feed.SURVEY_S
+    host.read_rows()
+    writers: dict[int, Writer] = {}
+    wanted: list[int] = []
+    following = 5000
+    cuts = 0
+    for number, step in steps:
+        if step == "begin" and number not in writers:
+            following += 1
+            writers[number] = Writer(dsn, host, following)
+        elif step in ("commit", "abort") and number in writers:
+            writer = writers.pop(number)
+            writer.end(commits=step == "commit")
+            if step == "commit":
+                wanted.append(writer.node)
+        elif step == "look":
+            host.read_rows()
+        elif step == "cut" and cuts < 2:
+            cuts += 1
+            cut_feed(dsn, host)
+            eventually(lambda: not host.told.empty() and host.features.change_feed, LIMIT_S)
+    for writer in writers.values():
+        writer.end(commits=False)
+    told = host.rest()
+    assert sorted(change.node for change in told if change.node) == sorted(wanted)
+    assert told.count(Change()) == cuts
+
+
+@pytest.fixture(scope="module")
+def postgres_volume(postgres) -> Iterator[tuple[str, Host]]:  # type: ignore[no-untyped-def]
+    with postgres.database() as dsn, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(listener, "RETRY_S", (0.0,))  # its connections are cut often
+        host = Host(dsn)
+        yield dsn, host
+        host.close()
+
+
+def test_a_reader_that_was_away_for_too_long_invalidates_everything(
+    here: Host, there: Host, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows were deleted meanwhile. Time is that of the snapshots: `there` deletes what it saw long ago."""
+    monkeypatch.setattr(here._feed, "turn", lambda ask: 0.1)  # as when its process is stopped
+    node = there.make(b"missed")
+    there.read_rows()
+    there._feed._past.clear()
+    there._feed._past.append((time.monotonic() - feed.KEEP_S - 1, there._feed._position))
+    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+        connection.execute("UPDATE fusebackend.change_kept SET at = at - interval '1 minute'")
+        there._session.run(there._feed.sweep)
+        assert connection.execute("SELECT count(*) FROM fusebackend.change").fetchone() == (0,)
+    monkeypatch.undo()
+    here._feed.wake()
+    assert Change(node) not in here.wait(Change())
+    later = there.make(b"later")
+    assert Change() not in here.wait(Change(later, ROOT_NODE, b"later"))
+
+
+def test_rows_are_deleted_in_steps_and_none_that_a_reader_may_need(
+    here: Host, there: Host, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = Writer(postgres_dsn, here, 1003)
+    rows = feed.SWEPT_AT_ONCE + 500
+    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+        connection.execute(
+            "INSERT INTO fusebackend.change (volume, session, payload) SELECT %s, 999999, '+999999 7//'"
+            " FROM generate_series(1, %s)",
+            [here.id, rows],
+        )
+        count = "SELECT count(*) FROM fusebackend.change"
+        there.read_rows()
+        there._feed._past.clear()
+        there._feed._past.append((time.monotonic() - feed.KEEP_S - 1, there._feed._position))
+        there.make(b"new")
+        assert there._session.run(there._feed.sweep) is False, "another host has just done so"
+        connection.execute("UPDATE fusebackend.change_kept SET at = at - interval '1 minute'")
+        assert there._session.run(there._feed.sweep) is True
+        assert connection.execute(count).fetchone() == (501,)
+        assert there._session.run(there._feed.sweep) is False
+        assert connection.execute(count).fetchone() == (1,)
+        late.end()
+        here.wait(Change(1003))
+        assert connection.execute(count).fetchone() == (2,)
+
+
+def test_rows_of_another_server_are_passed_over(here: Host, there: Host, postgres_dsn: str) -> None:
+    """A dump that was restored has rows and a floor with numbers that this server has not reached."""
+    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+        ahead = "INSERT INTO fusebackend.change VALUES (%s, '99999999', 999999, '+999999 1004//')"
+        connection.execute(ahead, [here.id])
+        connection.execute("UPDATE fusebackend.change_kept SET floor = '99999999:99999999:', done = floor")
+    assert set(here.rest()) <= {Change()}
+    node = there.make(b"f")
+    assert Change(1004) not in here.wait(Change(node, ROOT_NODE, b"f"))
+    Host(postgres_dsn).close()
+    with psycopg.connect(postgres_dsn) as connection:
+        assert connection.execute("SELECT floor::text FROM fusebackend.change_kept").fetchone() == ("1:1:",)
+
+
+def test_a_single_host_sends_no_wake_up_and_a_second_one_is_sent_all(here: Host, postgres_dsn: str) -> None:
+    here.make(b"a")
+    eventually(lambda: not here._feed._pending, LIMIT_S)
+    assert here._feed._others == 0
+    there = Host(postgres_dsn)
+    node = here.make(b"b")
+    there.wait(Change(node, ROOT_NODE, b"b"), limit_s=feed.LOOK_S * 5)
+    assert here._feed._others == 1
+    there.close()
+
+
+def test_more_changes_than_can_be_read_are_everything(
+    here: Host, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+        connection.execute(
+            "INSERT INTO fusebackend.change (volume, session, payload) SELECT %s, 999999, '+999999 7//'"
+            " FROM generate_series(1, %s)",
+            [here.id, feed.MAX_ROWS + 1],
+        )
+    assert here.rest() == [Change()]
+
+
+def test_waiting_payloads_are_bounded(here: Host) -> None:
+    here._feed.announce([f"{here._feed.name} {number}//" for number in range(2, 2000)])
+    assert len(here._feed._pending) <= 1
+
+
+def test_many_threads_use_the_connection_of_the_feed(here: Host, there: Host) -> None:
+    seen: set[int] = set()
+
+    def take() -> None:
+        seen.update(here._session.new_node() for _ in range(600))
+
+    threads = [threading.Thread(target=take) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(seen) == 8 * 600
+    node = there.make(b"f")
+    here.wait(Change(node, ROOT_NODE, b"f"))
+
+
+# -- restarts ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with running() as server:
+        yield server
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["stop", "crash"])
+def test_after_a_restart_everything_is_looked_up_again(server: Server, end: str) -> None:
+    with server.database() as dsn:
+        here, there = Host(dsn), Host(dsn)
+        here.make(b"before")
+        getattr(server, end)()
+        server.start()
+        here.wait(Change())  # lost
+        eventually(lambda: here.features.change_feed and there.features.change_feed, LIMIT_S)
+        here.wait(Change())
+        node = there.make(b"after")
+        here.wait(Change(node, ROOT_NODE, b"after"))
+        with psycopg.connect(dsn) as connection:
+            readers = "SELECT session FROM fusebackend.change_reader ORDER BY session"
+            assert [str(number) for (number,) in connection.execute(readers)] == [here.session, there.session]
+        here.close()
+        there.close()
