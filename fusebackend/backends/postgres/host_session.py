@@ -26,9 +26,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fusebackend.backends.postgres.feed import VolumeFeed, hello
 from fusebackend.backends.postgres.schema import NODES_AT_ONCE, REAP_LOCK, SESSION_LOCK
+from fusebackend.backends.postgres.unsynced import WAIT_FOR_DISK
 from fusebackend.backends.postgres.uses import Uses
 from fusebackend.databases.listener import Ask, Listener
-from fusebackend.databases.pipeline import BEGIN, COMMIT, Rows, rollback, send
+from fusebackend.databases.pipeline import BEGIN, COMMIT, Rows, Statement, rollback, send, share
 from fusebackend.databases.postgres import Connections, translate_errors
 
 if TYPE_CHECKING:
@@ -84,15 +85,43 @@ FROM fusebackend.nameless u WHERE u.volume = n.volume AND u.node = n.node AND u.
 T = TypeVar("T")
 
 
+LOCAL_SETTINGS = ("jit", "lock_timeout", "idle_in_transaction_session_timeout")
+"""Those of `SETTINGS` that each transaction sets for itself behind a pooler, besides `synchronous_commit`."""
+
+
 def configure(connection: Connection[Any]) -> None:
     """Set up a connection of a volume."""
-    from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper
-
-    # One type for all numbers: else every statement is prepared again for each size of them.
-    for dumper in (Int8Dumper, Int8BinaryDumper):
-        connection.adapters.register_dumper(int, dumper)
+    _send_numbers_alike(connection)
     settings = ", ".join(f"set_config('{name}', '{value}', false)" for name, value in SETTINGS.items())
     send(connection, [(f"SELECT {settings}", ())])
+
+
+def configure_shared(connection: Connection[Any]) -> None:
+    """Set up a connection through a pooler, which shares those to the server: nothing is left on them (`opening`)."""
+    _send_numbers_alike(connection)
+    share(connection)
+
+
+def _send_numbers_alike(connection: Connection[Any]) -> None:
+    """One type for all numbers: else every statement is prepared again for each size of them."""
+    from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper
+
+    for dumper in (Int8Dumper, Int8BinaryDumper):
+        connection.adapters.register_dumper(int, dumper)
+
+
+def opening(*, shared: bool, durable: bool) -> list[Statement]:
+    """The statements that begin a transaction that changes a volume.
+
+    Args:
+        shared: the connection is behind a pooler, and has the settings of anybody.
+        durable: the commit waits for the server's disk.
+    """
+    if not shared:
+        return [BEGIN, WAIT_FOR_DISK] if durable else [BEGIN]
+    settings = {"synchronous_commit": "on" if durable else "off"} | {name: SETTINGS[name] for name in LOCAL_SETTINGS}
+    local = ", ".join(f"set_config('{name}', '{value}', true)" for name, value in settings.items())
+    return [("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE", ()), (f"SELECT {local}", ())]
 
 
 class Session:

@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fusebackend.backends.postgres import feed, statements
-from fusebackend.backends.postgres.host_session import Session
+from fusebackend.backends.postgres.host_session import Session, opening
 from fusebackend.backends.postgres.statements import StoredInode
 from fusebackend.backends.postgres.transaction import Transaction, Walk, Wanted, gone
-from fusebackend.backends.postgres.unsynced import WAIT_FOR_DISK, Unsynced
+from fusebackend.backends.postgres.unsynced import Unsynced
 from fusebackend.backends.postgres.uses import Uses
 from fusebackend.base.paths import PathError
 from fusebackend.base.stamps import CLOCK
-from fusebackend.databases.pipeline import BEGIN, COMMIT, Rows, Statement, send
+from fusebackend.databases.pipeline import COMMIT, Rows, Statement, send
 from fusebackend.databases.postgres import REPEATABLE, Connections, translate_errors
 from fusebackend.protocol import ROOT_NODE, Change, Changes
 from fusebackend.volumes.chunks import Chunk
@@ -57,10 +57,18 @@ class StoredTree(TreeVolume):
     Args:
         volume_id: the volume's number in the tables.
         last_writer_wins: a rewrite of a file that another host has changed is no error.
+        is_shared: the connections are behind a pooler, each transaction on another one to the server.
     """
 
     def __init__(
-        self, connections: Connections, volume_id: int, session: Session, uses: Uses, *, last_writer_wins: bool
+        self,
+        connections: Connections,
+        volume_id: int,
+        session: Session,
+        uses: Uses,
+        *,
+        last_writer_wins: bool,
+        is_shared: bool,
     ) -> None:
         super().__init__()
         self.lock = contextlib.nullcontext()
@@ -70,6 +78,7 @@ class StoredTree(TreeVolume):
         self._uses = uses
         self._unsynced = Unsynced(volume_id, uses.is_open)
         self._last_writer_wins = last_writer_wins
+        self._is_shared = is_shared
         self._scope = _Scope()
         self._damage = Damage(f"volume {volume_id} of the database")
 
@@ -95,7 +104,7 @@ class StoredTree(TreeVolume):
         def attempt(connection: Connection[Any]) -> T:
             if self._unsynced.is_due:
                 self._unsynced.sync(connection)
-            with self._transaction(Transaction(connection, self.id, version)) as transaction:
+            with self._transaction(self._begun(connection, version)) as transaction:
                 transaction.fetch(wanted)
                 return rule(*arguments)
 
@@ -121,11 +130,21 @@ class StoredTree(TreeVolume):
             with translate_errors():
                 raise
 
+    def _begun(
+        self, connection: Connection[Any], version: int, *, durable: bool = False, **options: bool
+    ) -> Transaction:
+        """A transaction on a connection; see `Transaction` for the options."""
+        opened = opening(shared=self._is_shared, durable=durable)
+        ask = self._unsynced.ask() if self._is_shared else None
+        transaction = Transaction(connection, self.id, version, opened, ask, **options)
+        if ask is None:
+            transaction.incarnation = self._unsynced.incarnation(connection)
+        return transaction
+
     @contextlib.contextmanager
-    def _transaction(self, transaction: Transaction) -> Iterator[Transaction]:
+    def _transaction(self, transaction: Transaction, *, durable: bool = False) -> Iterator[Transaction]:
         """The calls of this thread in the block are one transaction, committed at the end."""
         scope = self._scope
-        incarnation = self._unsynced.incarnation(transaction.connection)
         scope.transaction = transaction
         scope.lost_names, scope.written = [], []
         try:
@@ -138,11 +157,11 @@ class StoredTree(TreeVolume):
             finally:  # it may have happened without an answer
                 self._session.announce(payloads)
             self._unsynced.committed(
-                incarnation,
+                transaction.incarnation,
                 transaction.before,
                 transaction.version,
                 unnamed=transaction.unnamed,
-                durable=transaction.durable,
+                durable=durable,
             )
         except BaseException:
             transaction.rollback()
@@ -174,8 +193,8 @@ class StoredTree(TreeVolume):
         try:
             with translate_errors(), self._connections.leased(self._begin_alone) as connection:
                 version = self._session.new_version()
-                begun = Transaction(connection, self.id, version, exclusive=True, begun=True, durable=True)
-                with self._transaction(begun):
+                begun = self._begun(connection, version, exclusive=True, begun=True)
+                with self._transaction(begun, durable=True):
                     yield changes
         except BaseException:
             self._tell_all(scope.nested, reports=False)
@@ -201,11 +220,9 @@ class StoredTree(TreeVolume):
             scope.nested = [changes]
             alone = next(attempts) >= SHARED_ATTEMPTS
             version = self._session.new_version()
-            begun = Transaction(
-                connection, self.id, version, exclusive=alone, several=True, renames=renames, durable=True
-            )
+            begun = self._begun(connection, version, durable=True, exclusive=alone, several=True, renames=renames)
             try:
-                with self._transaction(begun):
+                with self._transaction(begun, durable=True):
                     begun.fetch(Wanted(walks=walks))
                     return work(changes)
             finally:
@@ -220,8 +237,10 @@ class StoredTree(TreeVolume):
         return result
 
     def _begin_alone(self, connection: Connection[Any]) -> None:
-        self._unsynced.incarnation(connection)
-        send(connection, [BEGIN, WAIT_FOR_DISK, statements.lock_changes(self.id, exclusive=True)])
+        if not self._is_shared:
+            self._unsynced.incarnation(connection)
+        opened = opening(shared=self._is_shared, durable=True)
+        send(connection, [*opened, statements.lock_changes(self.id, exclusive=True)])
 
     def _tell_all(self, found: Sequence[Changes], *, reports: bool) -> None:
         """A failed change is announced as well: it may have happened, and if not, an invalidation does no harm."""

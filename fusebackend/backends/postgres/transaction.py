@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from fusebackend.backends.postgres import statements
 from fusebackend.backends.postgres.statements import StoredInode
-from fusebackend.backends.postgres.unsynced import WAIT_FOR_DISK
 from fusebackend.base.errors import oserror
 from fusebackend.databases.pipeline import BEGIN, COMMIT, Rows, Statement, rollback, send
 from fusebackend.databases.postgres import REPEATABLE, errno_of
@@ -104,10 +103,12 @@ class Transaction:
         begun: it has been begun, and has taken its locks.
         several: it is a change of several operations.
         renames: it may rename directories; one of several operations may not otherwise.
-        durable: its commit waits for the server's disk.
+        opening: the statements that begin it.
+        ask: the statement that returns the server's incarnation, if the connection does not tell it.
 
     Attributes:
         wants_renames: it was refused, since it is about to rename a directory.
+        incarnation: the server's (`unsynced.py`); empty if it is not known.
     """
 
     def __init__(
@@ -115,19 +116,22 @@ class Transaction:
         connection: Connection[Any],
         volume: int,
         version: int,
+        opening: Sequence[Statement] = (BEGIN,),
+        ask: Statement | None = None,
         *,
         exclusive: bool = False,
         begun: bool = False,
         several: bool = False,
         renames: bool = False,
-        durable: bool = False,
     ) -> None:
         self.connection = connection
         self._volume = volume
         self._exclusive = exclusive
         self._several = several
         self._renames = renames
-        self.durable = durable
+        self._opening = opening
+        self._ask = ask
+        self.incarnation = ""
         self.wants_renames = False
         self.before: dict[int, int] = {}  # the versions of what it changes
         self.unnamed: set[int] = set()  # … of which these have no name any more
@@ -212,9 +216,9 @@ class Transaction:
         volume = self._volume
         if not self._begun:
             self._begun = True
-            batch.append((BEGIN, None))
-            if self.durable:
-                batch.append((WAIT_FOR_DISK, None))
+            batch += [(statement, None) for statement in self._opening]
+            if self._ask is not None:
+                batch.append((self._ask, self._take_incarnation))
             if self._several and not self._exclusive:
                 batch.append((statements.lock_paths(volume, self._renames), None))
             else:
@@ -308,15 +312,18 @@ class Transaction:
             if take is not None:
                 take(rows)
 
+    def _take_incarnation(self, rows: Rows) -> None:
+        self.incarnation = rows[0][0] if rows else ""
+
     def _take_inodes(self, rows: Rows) -> None:
         for row in rows:
             if row[0] not in self._inodes:
                 self._inodes[row[0]] = StoredInode.of(row)
 
     def _take_locked(self, rows: Rows) -> None:
-        """These rows are locked now. Of what was read before, a file's row must be the same, and a directory be there.
+        """These rows are locked now. A file's row that was read before must be the same; a directory must exist.
 
-        A directory's names are compared by themselves: others come and go in it all the time.
+        A directory's names are compared by themselves, since unrelated names come and go in it all the time.
         """
         for row in rows:
             node = row[0]
@@ -345,7 +352,7 @@ class Transaction:
         self._walked = {node for (node,) in rows}
 
     def _take_walk(self, walk: Walk, rows: Rows) -> None:
-        """The rows that `_take_walked` has told of are locked, and so these are their last ones."""
+        """Rows in `_walked` are locked, so nobody changes them any more."""
         self._take_locked([row[2:] for row in rows if row[2] in self._walked])
         self._take_inodes([row[2:] for row in rows])
         entries = {(parent, name): row[0] for parent, name, *row in rows[1:]}
@@ -443,7 +450,7 @@ class Transaction:
                 self._names.update({(parent, name): node for name, node in found})
 
         batch: list[tuple[Statement, Callable[[Rows], None] | None]] = []
-        if limit > 1 and sure and not self._exclusive:  # a listing: what is in it is about to be removed
+        if limit > 1 and sure and not self._exclusive:  # a listing, for a removal of the files in it
             lock = statements.lock_children(self._volume, parent, after, limit)
             batch.append((lock, lambda rows: locked.update(node for (node,) in rows)))
         self._send([*batch, (statements.children(self._volume, parent, after, limit), take)])

@@ -8,6 +8,7 @@ in `change_kept`, a table that a recovery empties and a clean restart keeps. Aft
 version has been recovered. Changes of any other may be lost, and its `fsync` is EIO.
 
 Nothing is asked of the server for that: a crash ends every connection, so the incarnation is that of the connection.
+Behind a pooler, each transaction asks.
 No more than `MAX_NODES` are recorded, and for no longer than `MAX_S` while changes follow: the next one waits for the
 disk first. A node that another host has changed in between counts as lost, for its row does not tell.
 """
@@ -41,7 +42,7 @@ _WRITE: Statement = ("SELECT pg_logical_emit_message(true, 'fusebackend', '')", 
 
 
 class Unconfirmed(NamedTuple):
-    """What this host has last made of a node."""
+    """This host's last change of a node."""
 
     version: int
     incarnation: str
@@ -98,6 +99,7 @@ class Unsynced:
         """A transaction has given nodes a version.
 
         Args:
+            incarnation: the server's in that transaction; empty if it is not known.
             before: the versions that they had in the tables.
             unnamed: those that have no name any more. Their rows are about to go.
             durable: its commit has waited for the disk.
@@ -105,7 +107,8 @@ class Unsynced:
         with self._lock:
             for node, found in before.items():
                 known = self._nodes.get(node)
-                if known is not None and known.incarnation != incarnation and known.version != found:
+                same = incarnation and known is not None and known.incarnation == incarnation
+                if known is not None and not same and known.version != found:
                     self._lose(node)
                 if durable or (node in unnamed and not self._is_open(node)):
                     self._nodes.pop(node, None)
@@ -146,7 +149,7 @@ class Unsynced:
             raise _lost()
 
     def released(self, node: int) -> None:
-        """A handle was closed. What is opened later begins with what is there."""
+        """A handle was closed. An `fsync` of a later handle is about later changes."""
         if node in self._told and not self._is_open(node):
             with self._lock:
                 self._told.discard(node)

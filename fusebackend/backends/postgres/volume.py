@@ -26,7 +26,7 @@ from typing import Any, Literal, TypeVar
 
 from fusebackend.backends.postgres import schema, statements
 from fusebackend.backends.postgres.feed import VolumeFeed
-from fusebackend.backends.postgres.host_session import Session, configure
+from fusebackend.backends.postgres.host_session import Session, configure, configure_shared
 from fusebackend.backends.postgres.statements import StoredInode
 from fusebackend.backends.postgres.stored_tree import StoredTree
 from fusebackend.backends.postgres.transaction import Wanted, gone
@@ -58,6 +58,7 @@ class PostgresVolume(StoredTree):
             (`"last-writer"`).
         connections: how many operations run at once.
         feed: libpq's words or a URI for the connection of the session and its feed, where `conninfo` leads to a pooler.
+        pooler: `"transaction"` where it gives each transaction another connection to the server.
 
     Raises:
         OSError: the server can't be reached, or refuses; `VolumeDatabaseError` when its tables are too new.
@@ -73,20 +74,23 @@ class PostgresVolume(StoredTree):
         conflict: Literal["error", "last-writer"] = "error",
         connections: int = CONNECTIONS,
         feed: str = "",
+        pooler: str = "",
     ) -> None:
         self.name = name
         self.conninfo = conninfo
         uses = Uses()
         self._bare = BareNodes()
         with contextlib.ExitStack() as undo:
-            pool = Connections(conninfo, connections, configure)
+            shared = pooler == "transaction"
+            options = {"client_encoding": "UTF8"} if shared else {}
+            pool = Connections(conninfo, connections, configure_shared if shared else configure, **options)
             undo.callback(pool.close)
             pool.run(schema.migrate)
             number = pool.run(lambda connection: schema.volume_id(connection, name))
             self._feed = VolumeFeed(number)
             session = Session(feed or conninfo, number, uses, self._feed, pool)
             undo.callback(session.close)
-            super().__init__(pool, number, session, uses, last_writer_wins=conflict == "last-writer")
+            super().__init__(pool, number, session, uses, last_writer_wins=conflict == "last-writer", is_shared=shared)
             self._require_root()
             session.run(lambda connection: self._feed.start(connection, self.changed_elsewhere, self._feed_became))
             undo.pop_all()
