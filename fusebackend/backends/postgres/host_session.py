@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fusebackend.backends.postgres.feed import VolumeFeed, hello
 from fusebackend.backends.postgres.schema import NODES_AT_ONCE, REAP_LOCK, SESSION_LOCK
-from fusebackend.backends.postgres.unsynced import WAIT_FOR_DISK
 from fusebackend.backends.postgres.uses import Uses
 from fusebackend.databases.listener import Ask, Listener
 from fusebackend.databases.pipeline import BEGIN, COMMIT, Rows, Statement, rollback, send, share
@@ -85,8 +84,8 @@ FROM fusebackend.nameless u WHERE u.volume = n.volume AND u.node = n.node AND u.
 T = TypeVar("T")
 
 
-LOCAL_SETTINGS = ("jit", "lock_timeout", "idle_in_transaction_session_timeout")
-"""Those of `SETTINGS` that each transaction sets for itself behind a pooler, besides `synchronous_commit`."""
+LOCAL_SETTINGS = ("synchronous_commit", "jit", "lock_timeout", "idle_in_transaction_session_timeout")
+"""Those of `SETTINGS` that each transaction sets for itself behind a pooler."""
 
 
 def configure(connection: Connection[Any]) -> None:
@@ -110,17 +109,15 @@ def _send_numbers_alike(connection: Connection[Any]) -> None:
         connection.adapters.register_dumper(int, dumper)
 
 
-def opening(*, shared: bool, durable: bool) -> list[Statement]:
+def opening(*, shared: bool) -> list[Statement]:
     """The statements that begin a transaction that changes a volume.
 
     Args:
         shared: the connection is behind a pooler, and has the settings of anybody.
-        durable: the commit waits for the server's disk.
     """
     if not shared:
-        return [BEGIN, WAIT_FOR_DISK] if durable else [BEGIN]
-    settings = {"synchronous_commit": "on" if durable else "off"} | {name: SETTINGS[name] for name in LOCAL_SETTINGS}
-    local = ", ".join(f"set_config('{name}', '{value}', true)" for name, value in settings.items())
+        return [BEGIN]
+    local = ", ".join(f"set_config('{name}', '{SETTINGS[name]}', true)" for name in LOCAL_SETTINGS)
     return [("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE", ()), (f"SELECT {local}", ())]
 
 

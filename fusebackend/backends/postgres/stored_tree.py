@@ -130,11 +130,9 @@ class StoredTree(TreeVolume):
             with translate_errors():
                 raise
 
-    def _begun(
-        self, connection: Connection[Any], version: int, *, durable: bool = False, **options: bool
-    ) -> Transaction:
+    def _begun(self, connection: Connection[Any], version: int, **options: bool) -> Transaction:
         """A transaction on a connection; see `Transaction` for the options."""
-        opened = opening(shared=self._is_shared, durable=durable)
+        opened = opening(shared=self._is_shared)
         ask = self._unsynced.ask() if self._is_shared else None
         transaction = Transaction(connection, self.id, version, opened, ask, **options)
         if ask is None:
@@ -142,7 +140,7 @@ class StoredTree(TreeVolume):
         return transaction
 
     @contextlib.contextmanager
-    def _transaction(self, transaction: Transaction, *, durable: bool = False) -> Iterator[Transaction]:
+    def _transaction(self, transaction: Transaction) -> Iterator[Transaction]:
         """The calls of this thread in the block are one transaction, committed at the end."""
         scope = self._scope
         scope.transaction = transaction
@@ -161,7 +159,7 @@ class StoredTree(TreeVolume):
                 transaction.before,
                 transaction.version,
                 unnamed=transaction.unnamed,
-                durable=durable,
+                durable=transaction.durable,
             )
         except BaseException:
             transaction.rollback()
@@ -193,8 +191,8 @@ class StoredTree(TreeVolume):
         try:
             with translate_errors(), self._connections.leased(self._begin_alone) as connection:
                 version = self._session.new_version()
-                begun = self._begun(connection, version, exclusive=True, begun=True)
-                with self._transaction(begun, durable=True):
+                begun = self._begun(connection, version, exclusive=True, begun=True, durable=True)
+                with self._transaction(begun):
                     yield changes
         except BaseException:
             self._tell_all(scope.nested, reports=False)
@@ -222,7 +220,7 @@ class StoredTree(TreeVolume):
             version = self._session.new_version()
             begun = self._begun(connection, version, durable=True, exclusive=alone, several=True, renames=renames)
             try:
-                with self._transaction(begun, durable=True):
+                with self._transaction(begun):
                     begun.fetch(Wanted(walks=walks))
                     return work(changes)
             finally:
@@ -239,7 +237,7 @@ class StoredTree(TreeVolume):
     def _begin_alone(self, connection: Connection[Any]) -> None:
         if not self._is_shared:
             self._unsynced.incarnation(connection)
-        opened = opening(shared=self._is_shared, durable=True)
+        opened = opening(shared=self._is_shared)
         send(connection, [*opened, statements.lock_changes(self.id, exclusive=True)])
 
     def _tell_all(self, found: Sequence[Changes], *, reports: bool) -> None:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from fusebackend.backends.postgres import statements
 from fusebackend.backends.postgres.statements import StoredInode
+from fusebackend.backends.postgres.unsynced import WAIT_FOR_DISK
 from fusebackend.base.errors import oserror
 from fusebackend.databases.pipeline import BEGIN, COMMIT, Rows, Statement, rollback, send
 from fusebackend.databases.postgres import REPEATABLE, errno_of
@@ -99,6 +100,7 @@ class Transaction:
     """See the module's docstring. Used by one thread, between `begin` and `commit` or `rollback`.
 
     Args:
+        durable: it is on the server's disk when `commit` returns.
         exclusive: it has the volume for itself.
         begun: it has been begun, and has taken its locks.
         several: it is a change of several operations.
@@ -119,6 +121,7 @@ class Transaction:
         opening: Sequence[Statement] = (BEGIN,),
         ask: Statement | None = None,
         *,
+        durable: bool = False,
         exclusive: bool = False,
         begun: bool = False,
         several: bool = False,
@@ -129,6 +132,7 @@ class Transaction:
         self._exclusive = exclusive
         self._several = several
         self._renames = renames
+        self.durable = durable
         self._opening = opening
         self._ask = ask
         self.incarnation = ""
@@ -533,7 +537,8 @@ class Transaction:
         writing = self._writing()
         writing += notify(self._changes)
         try:
-            self._send([(statement, None) for statement in [*writing, COMMIT]])
+            ends = [COMMIT, WAIT_FOR_DISK] if self.durable else [COMMIT]
+            self._send([(statement, None) for statement in [*writing, *ends]])
         except psycopg.OperationalError as error:
             if self.connection.closed:
                 words = "PostgreSQL: the connection was lost while a change was being committed"

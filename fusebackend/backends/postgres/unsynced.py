@@ -34,11 +34,12 @@ MAX_NODES = 10_000
 MAX_S = 10.0
 """How long a change that nobody syncs is recorded, if others follow: until then another host may change the same."""
 
-WAIT_FOR_DISK: Statement = ("SELECT set_config('synchronous_commit', 'on', true)", ())
-"""Have the transaction's commit wait for the server's disk."""
-
-_WRITE: Statement = ("SELECT pg_logical_emit_message(true, 'fusebackend', '')", ())
-"""A commit without any change would not wait (xact.c)."""
+WAIT_FOR_DISK: Statement = (
+    "SELECT set_config('synchronous_commit', 'on', true), pg_logical_emit_message(true, 'fusebackend', '')",
+    (),
+)
+"""A transaction that waits until the server's disk has all commits before it. Without a change, here the message, it
+would not wait (xact.c). It follows a commit, whose rows are locked no longer then."""
 
 
 class Unconfirmed(NamedTuple):
@@ -120,7 +121,7 @@ class Unsynced:
         """Wait until the server's disk has all that was committed before. Twice is once."""
         with self._lock:
             seen, self._since_s = dict(self._nodes), 0.0
-        while not (rows := send(connection, [BEGIN, WAIT_FOR_DISK, self.ask(), _WRITE, COMMIT])[2]):
+        while not (rows := send(connection, [BEGIN, self.ask(), WAIT_FOR_DISK, COMMIT])[1]):
             self.begin(connection)
         doubtful = [node for node, change in seen.items() if change.incarnation != rows[0][0]]
         found: Mapping[int, int] = dict(_versions(connection, self._volume, doubtful)) if doubtful else {}

