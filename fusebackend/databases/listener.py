@@ -210,11 +210,15 @@ class Listener:
         poll.register(self._wake, select.POLLIN)
         poll.register(pg.socket, select.POLLIN)
 
-        def ask(name: bytes, parameters: Sequence[bytes]) -> PGresult:
-            pg.send_query_prepared(name, parameters)
-            return self._answer(pg, poll)
-
         heard_at = time.monotonic()
+
+        def ask(name: bytes, parameters: Sequence[bytes]) -> PGresult:
+            nonlocal heard_at
+            pg.send_query_prepared(name, parameters)
+            result = self._answer(pg, poll)
+            heard_at = time.monotonic()
+            return result
+
         while not self._ended:
             if self._jobs:
                 self._work_off(connection)

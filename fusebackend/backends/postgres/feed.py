@@ -8,7 +8,8 @@ over its own session's rows.
 A NOTIFY from outside the transactions says that there are rows to read. In a transaction it would make all commits of
 the server wait for each other: PostgreSQL holds one lock from `PreCommit_Notify` (async.c) to the end of the commit. It
 is sent after the commit by the session's connection, which does not wait for the disk: the first after a pause at once,
-later ones `PAUSE_S` apart. A host that dies between the two has its rows read within `LOOK_S`.
+later ones `PAUSE_S` apart. Where a host dies between the two, its rows are found within `LOOK_S` by one of the
+`WATCHERS`, which sends the wake-up.
 
 The volume says whether there is a feed (`Features.change_feed`): while there is one, each change of another session
 arrives within milliseconds, and caches above need not expire. When the connection is lost, the volume says so and
@@ -63,10 +64,13 @@ SHARE_S = 0.0005
 """The same for each other session of the volume, if that is longer: 2,000 wake-ups a second of all hosts together."""
 
 LOOK_S = 1.0
-"""How often the rows are read without a wake-up, while other sessions have the volume open."""
+"""How often the first `WATCHERS` sessions read the rows without a wake-up; they wake the others if they find any."""
 
-ALONE_S = 5.0
-"""How often they are read by the only session. Another one sends a wake-up when it opens the volume."""
+WATCHERS: Final = 2
+"""Of a volume, by their numbers: the one that dies before its wake-up may be one of them."""
+
+IDLE_S = 5.0
+"""How often the rows are read by all other sessions, and by the only one. It also finds out that a server is silent."""
 
 ALONE_PAUSE_S = 1.0
 """How often the only session looks whether it has company of older code, which sends no wake-up."""
@@ -80,8 +84,8 @@ SWEPT_AT_ONCE: Final = 2_000
 MAX_ROWS: Final = 5_000
 """A reader that finds more invalidates everything."""
 
-SURVEY_S = 10.0
-"""How often the sessions that have the volume open are counted."""
+SURVEY_S = 29.0
+"""How often the sessions that have the volume open are counted, together with the next reading of the rows."""
 
 MAX_PENDING = 64
 """Payloads that wait to be sent to sessions of older code; more are `Change()`."""
@@ -137,8 +141,10 @@ SELECT k.incarnation || ' ' || pg_postmaster_start_time(),
     pg_sequence_last_value(pg_get_serial_sequence('fusebackend.session', 'id')),
     (SELECT count(*) FROM fusebackend.session s WHERE s.volume = $1 AND s.id <> $2
         AND NOT EXISTS (SELECT FROM fusebackend.change_reader r WHERE r.session = s.id)),
-    (SELECT count(*) FROM fusebackend.session s WHERE s.volume = $1 AND s.id <> $2)
-FROM fusebackend.change_kept k WHERE k.volume = $1
+    count(s.id), count(*) FILTER (WHERE s.id < $2 AND s.missing_since IS NULL),
+    EXISTS (SELECT FROM fusebackend.nameless n WHERE n.volume = $1)
+FROM fusebackend.change_kept k LEFT JOIN fusebackend.session s ON s.volume = $1 AND s.id <> $2 WHERE k.volume = $1
+GROUP BY k.incarnation
 """,
 )
 
@@ -223,6 +229,7 @@ class VolumeFeed:
         session: the number of this process's session.
         wake: has `turn` called soon.
         stir: is called after each change of the volume, by any session.
+        has_duties: whether this session looks after dead ones, and after nodes without a name.
     """
 
     def __init__(self, volume_id: int) -> None:
@@ -238,7 +245,9 @@ class VolumeFeed:
         self._told_at = self._looked_at = self._surveyed_at = -SURVEY_S
         self._called = False  # a wake-up has come
         self._is_back = False  # the connection is new, and the position of an earlier one
+        self.has_duties = True
         self._others = 1  # other sessions, as far as is known
+        self._watches = True
         self._position = NOTHING
         self._floor = ""
         self._server = ""  # another one after each start
@@ -338,8 +347,8 @@ class VolumeFeed:
             self._tell(ask)
         if time.monotonic() >= self._look_at:
             self._look(ask)
-        if time.monotonic() >= self._surveyed_at + SURVEY_S:
-            self._survey(ask)
+            if self._looked_at >= self._surveyed_at + SURVEY_S:
+                self._survey(ask)
         due_at = min(self._look_at, self._tell_at) if self._pending else self._look_at
         return due_at - time.monotonic()
 
@@ -353,7 +362,7 @@ class VolumeFeed:
 
     @property
     def _look_at(self) -> float:
-        return self._looked_at + (self._pause_s if self._called else LOOK_S if self._others else ALONE_S)
+        return self._looked_at + (self._pause_s if self._called else LOOK_S if self._watches else IDLE_S)
 
     def _tell(self, ask: Ask) -> None:
         with self._guard:
@@ -372,7 +381,7 @@ class VolumeFeed:
 
     def _look(self, ask: Ask) -> None:
         """Read the rows after the position, publish them and move it."""
-        self._called = False
+        called, self._called = self._called, False
         before = self._position
         running = "{" + ",".join(map(str, before.running)) + "}"
         after = before.xmax if before is not NOTHING else NO_XID
@@ -386,7 +395,8 @@ class VolumeFeed:
             return
         if not self._past or self._looked_at - self._past[-1][0] >= KEEP_S / 4:
             self._past.append((self._looked_at, now))
-        payloads = [result.get_value(number, 2) for number in range(result.ntuples)]
+        found = [payload for number in range(result.ntuples) if (payload := result.get_value(number, 2)) is not None]
+        payloads = [payload.decode() for payload in found]
         if floor != self._floor:
             self._floor = floor
             if not before.covers(Snapshot.parse(floor)):
@@ -394,16 +404,19 @@ class VolumeFeed:
                 return
         if len(payloads) > MAX_ROWS:
             self._publish([Change()])
-        elif payloads[0] is not None:
-            found = (decode(payload.decode())[1] for payload in payloads if payload is not None)
-            self._publish(list(dict.fromkeys(change for changes in found for change in changes)))
+        elif payloads:
+            self._publish(list(dict.fromkeys(change for payload in payloads for change in decode(payload)[1])))
+        if payloads and not called and self._watches:
+            self.announce(payloads)
 
     def _survey(self, ask: Ask) -> str:
         """Count the sessions of this volume. Returns the name of the server."""
         result = ask(b"fusebackend_server", [str(self._volume).encode(), str(self.session).encode()])
         self._surveyed_at = time.monotonic()
-        server, *counts = ((result.get_value(0, column) or b"").decode() for column in range(4))
-        joined, older, self._others = map(int, counts)
+        server, *counts, nameless = ((result.get_value(0, column) or b"").decode() for column in range(6))
+        joined, older, self._others, before = map(int, counts)
+        self._watches = bool(self._others) and before < WATCHERS
+        self.has_duties = self._watches or nameless == "t"
         self._joined = -1 if older else joined
         return server
 
@@ -431,6 +444,11 @@ class VolumeFeed:
 
     # -- rows that are old -------------------------------------------------------------------------------------
 
+    @property
+    def is_dirty(self) -> bool:
+        """Whether there may be rows to delete."""
+        return time.monotonic() < self._busy_until
+
     def sweep(self, connection: Connection[Any]) -> bool:
         """Delete rows that every reader had `KEEP_S` for. Returns whether there may be more of them.
 
@@ -439,7 +457,7 @@ class VolumeFeed:
         now = time.monotonic()
         while len(self._past) > 1 and self._past[1][0] <= now - KEEP_S:
             self._past.popleft()
-        if now > self._busy_until or not self._past or self._past[0][0] > now - KEEP_S:
+        if not self._past or self._past[0][0] > now - KEEP_S:
             return False
         old = self._past[0][1]
         send(connection, [BEGIN])

@@ -29,7 +29,7 @@ from fusebackend.backends.postgres.schema import NODES_AT_ONCE, REAP_LOCK, SESSI
 from fusebackend.backends.postgres.uses import Uses
 from fusebackend.databases.listener import Ask, Listener
 from fusebackend.databases.pipeline import BEGIN, COMMIT, Rows, Statement, rollback, send, share
-from fusebackend.databases.postgres import Connections, translate_errors
+from fusebackend.databases.postgres import Connections, translate_errors, when_free
 
 if TYPE_CHECKING:
     from psycopg import Connection
@@ -146,9 +146,8 @@ class Session:
         self._unregistered: set[int] = set()  # open here and changed elsewhere: they may have lost their names
         self._stop = threading.Event()
         self._wake = threading.Event()
-        self._dead: set[int] = set()  # sessions that were found missing
         with translate_errors():
-            self._host = Listener(conninfo, feed.channels, self, name="fusebackend-feed")
+            self._host = when_free(lambda: Listener(conninfo, feed.channels, self, name="fusebackend-feed"))
         feed.wake = self._host.wake
         self._thread = threading.Thread(target=self._work, name=f"fusebackend-session-{self.id}", daemon=True)
         self._thread.start()
@@ -196,16 +195,17 @@ class Session:
                 if self._uses.unused() or self._unregistered:
                     self.run(self._note)
                 if time.monotonic() - freed_at >= PERIOD_S:
-                    self._free()
-                    while self.run(self._feed.sweep):
+                    if self._feed.has_duties:
+                        self._free()
+                    while self._feed.is_dirty and self.run(self._feed.sweep):
                         pass
                     freed_at = time.monotonic()
             except OSError as error:
                 log.warning("session %d of the volume has no connection: %s", self.id, error)
                 self._stop.wait(1)
-            self._wake.wait(PERIOD_S)
-            self._wake.clear()
-            self._stop.wait(GATHER_S)
+            if self._wake.wait(PERIOD_S):
+                self._wake.clear()
+                self._stop.wait(GATHER_S)
 
     def _note(self, connection: Connection[Any]) -> None:
         """Register the nameless nodes that are used here, and unregister those that are no more."""
@@ -287,10 +287,6 @@ class Session:
         if missing:
             query = "UPDATE fusebackend.session SET missing_since = now() WHERE id = ANY(%s) AND missing_since IS NULL"
             _ask(connection, query, (missing,))
-        # It may have died between a commit and its wake-up, and readers of older code look for no rows.
-        if not self._dead.issuperset(missing):
-            self._feed.announce([f"{self._feed.name} //"])
-        self._dead = set(missing)
         if dead:
             self._bury(connection, dead)
         return len(dead) < len(others)

@@ -202,6 +202,7 @@ def test_rows_are_deleted_in_steps_and_none_that_a_reader_may_need(
         )
         count = "SELECT count(*) FROM fusebackend.change"
         there.read_rows()
+        here.read_rows()
         there._feed._past.clear()
         there._feed._past.append((time.monotonic() - feed.KEEP_S - 1, there._feed._position))
         there.make(b"new")
@@ -299,5 +300,6 @@ def test_after_a_restart_everything_is_looked_up_again(server: Server, end: str)
         with psycopg.connect(dsn) as connection:
             readers = "SELECT session FROM fusebackend.change_reader ORDER BY session"
             assert [str(number) for (number,) in connection.execute(readers)] == [here.session, there.session]
-        here.close()
-        there.close()
+        for host in (here, there):
+            with contextlib.suppress(OSError) if end == "crash" else contextlib.nullcontext():
+                host.close()  # which fails if the crash has taken something

@@ -1,0 +1,180 @@
+"""Connections of volumes: one of an idle host, more while it works, and a server that takes no more of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from eventually import eventually
+from services.postgres import Server, require
+
+from fusebackend.backends import PostgresBackend
+from fusebackend.databases import postgres as databases
+from fusebackend.protocol import ROOT_NODE
+from fusebackend.urls.opening import open_backend
+
+pytestmark = pytest.mark.services
+
+LIMIT_S = 60.0
+
+IDLE = """
+import os, sys
+from fusebackend.backends import PostgresBackend
+from fusebackend.databases import postgres
+
+postgres.IDLE_S = 0.2
+backends = {f"/{os.getpid()}-{number}": PostgresBackend(sys.argv[1], name) for number, name in enumerate(sys.argv[2:])}
+for path, backend in backends.items():
+    assert backend.write(path, "here").error is None
+print("open", flush=True)
+sys.stdin.readline()
+for path, backend in backends.items():
+    assert backend.download_files([path])[0].content == b"here"
+    backend.close()
+print("closed", flush=True)
+"""
+
+
+@contextlib.contextmanager
+def server_of(connections: int) -> Iterator[Server]:
+    require()
+    server = Server()
+    server._settings = (*server._settings, f"max_connections={connections}")
+    try:
+        server.start()
+        yield server
+    finally:
+        server.remove()
+
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[Server]:
+    with server_of(12) as server:
+        yield server
+
+
+def clients(dsn: str) -> int:
+    """Count the other connections of the server."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        query = (
+            "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+        )
+        row = connection.execute(query).fetchone()
+        assert row is not None
+        return int(row[0])
+
+
+@contextlib.contextmanager
+def all_taken(dsn: str) -> Iterator[list[psycopg.Connection[object]]]:
+    """Take every connection that the server still gives."""
+    taken: list[psycopg.Connection[object]] = []
+    try:
+        with pytest.raises(psycopg.OperationalError, match="too many clients"):
+            while True:
+                taken.append(psycopg.connect(dsn))
+        yield taken
+    finally:
+        for connection in taken:
+            connection.close()
+
+
+@pytest.mark.slow
+def test_64_idle_volumes_fit_a_server_with_default_settings() -> None:
+    with server_of(100) as server, contextlib.ExitStack() as ends:
+        hosts = []
+        for number in range(8):
+            names = [f"volume {number}-{each}" if each % 2 else "shared" for each in range(8)]
+            command = [sys.executable, "-c", IDLE, server.dsn(), *names]
+            hosts.append(
+                ends.enter_context(
+                    subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ)
+                )
+            )
+        for host in hosts:
+            assert host.stdout is not None
+            assert host.stdout.readline() == "open\n"
+        eventually(lambda: clients(server.dsn()) == 64, LIMIT_S)
+        for host in hosts:
+            out, _ = host.communicate("\n", timeout=LIMIT_S)
+            assert out == "closed\n"
+            assert host.returncode == 0
+
+
+def test_connections_are_opened_as_needed_and_given_back(small: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(databases, "IDLE_S", 0.2)
+    with PostgresBackend(small.dsn(), "idle", connections=4) as backend:
+        eventually(lambda: clients(small.dsn()) == 1, LIMIT_S)
+        together = threading.Barrier(3)
+
+        def work() -> None:
+            with backend.volume.viewing():
+                together.wait(LIMIT_S)
+                backend.volume.getattr(ROOT_NODE)
+
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        eventually(lambda: clients(small.dsn()) == 1, LIMIT_S)
+        assert backend.write("/again.txt", "x").error is None
+    eventually(lambda: clients(small.dsn()) == 0, LIMIT_S)
+
+
+def test_a_full_server_makes_operations_wait_for_a_connection_of_their_own(small: Server) -> None:
+    with PostgresBackend(small.dsn(), "own", connections=8) as backend:
+        assert backend.volume.trouble is None
+        errors: list[str | None] = []
+        with all_taken(small.dsn()):
+            threads = [
+                threading.Thread(target=lambda name=number: errors.append(backend.write(f"/{name}", "x").error))
+                for number in range(8)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert errors == [None] * 8
+            trouble = backend.volume.trouble
+        assert trouble is not None
+        assert "too many clients" in trouble[1]
+        assert "\n" not in trouble[1]
+
+
+def test_a_full_server_is_waited_for_by_a_host_without_a_connection(
+    small: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(databases, "IDLE_S", 0.1)
+    monkeypatch.setattr(databases, "PATIENCE_S", 0.2)
+    with PostgresBackend(small.dsn(), "none") as backend:
+        eventually(lambda: clients(small.dsn()) == 1, LIMIT_S)
+        with all_taken(small.dsn()) as taken:
+            done = threading.Event()
+            threading.Timer(1.0, lambda: (done.set(), taken.pop().close())).start()
+            assert backend.write("/file.txt", "x").error is None
+            assert done.is_set(), "it has waited for longer than for a server that is away"
+        eventually(lambda: clients(small.dsn()) == 1, LIMIT_S)
+        begun = time.monotonic()
+        with all_taken(small.dsn()):
+            monkeypatch.setattr(databases, "BUSY_S", 0.5)
+            error = backend.write("/other.txt", "x").error
+        assert error is not None
+        assert "too many clients" in error
+        assert time.monotonic() - begun < LIMIT_S
+
+
+def test_the_feed_has_an_address_of_its_own(small: Server) -> None:
+    url = f"postgres:{small.dsn()}?volume=addressed&feed="
+    feed = f"{small.dsn()} options='-c tcp_keepalives_idle=77'".replace(" ", "%20").replace("=", "%3D")
+    with open_backend(url + feed), psycopg.connect(small.dsn(), autocommit=True) as connection:
+        query = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'fusebackend-feed%'"
+        assert connection.execute(query).fetchone() == (1,)
+    with pytest.raises(ValueError, match="parameter 'feed' of 'postgres:' must be a DSN"):
+        open_backend(url + "nonsense")
