@@ -64,6 +64,10 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write the table to BENCHMARKS.md")
     parser.add_argument("--directory", help="where to work (default: the system's temporary directory)")
     arguments = parser.parse_args()
+    if arguments.rounds < 1 or arguments.threads_count < 1:
+        parser.error("--rounds and --threads-count must be 1 or more")
+    if arguments.database is not None and not arguments.database.is_file():
+        parser.error(f"there is no file '{arguments.database}'")
     with workplace(arguments.directory) as work:
         database = work / "threads.db"
         if arguments.database is not None:

@@ -6,14 +6,13 @@ as the kernel or a caller holds it: a thousand conversations have some 100,000 n
 
 from __future__ import annotations
 
-import bisect
 import errno
 import stat
 import weakref
 from collections.abc import Callable, Hashable, Mapping
 from typing import Final, NamedTuple
 
-from fusebackend.backends.threads.nodes import KEPT_ORDER, Difference, DirectoryNode, FileNode, Node, Nodes, TextFile
+from fusebackend.backends.threads.nodes import Difference, DirectoryNode, FileNode, Node, Nodes, TextFile
 from fusebackend.base.errors import oserror
 from fusebackend.base.waiting import will_wait
 
@@ -214,11 +213,7 @@ class ComputedDirectory(DirectoryNode):
 
     def page(self, after: bytes, limit: int) -> list[tuple[bytes, Node]]:
         shown = self._current()
-        order = self._order if self._order is not None else sorted(shown)
-        if len(order) >= KEPT_ORDER:
-            self._order = order
-        start = bisect.bisect_right(order, after) if after else 0
-        return [(name, self._node(name, shown[name])) for name in order[start : start + limit]]
+        return [(name, self._node(name, shown[name])) for name in self._names_after(shown, after, limit)]
 
     def refresh(self, difference: Difference, *, everything: bool) -> None:
         """Update the names, if somebody has seen them. With `everything`, any node may have changed."""

@@ -12,8 +12,8 @@
 
 A message is data of somebody else. Names are made of safe characters only. In Markdown, control characters are shown as
 pictures (␛), so that no terminal acts on them; a line that could be taken for a heading of the transcript, or that
-would open an HTML block without an end, is escaped; a fence is longer than any run of backticks in it, and one that the
-text leaves open is closed.
+would open an HTML block without an end, is escaped; a fence is longer than any run of backticks in it. A fence that
+the text leaves open is closed.
 """
 
 from __future__ import annotations

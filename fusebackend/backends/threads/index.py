@@ -4,8 +4,8 @@
 line is read once, checkpoint by checkpoint, and the index of it cached by the server (`index_cache.py`); later only the
 new checkpoints are read. A checkpoint whose mark has changed is read again, with all that follow it.
 
-A message is found by its content and id, and has the number of its first appearance over all checkpoints: one that was
-removed keeps its file in `messages/`, one that was changed gets another. The pending writes of a step that has not
+A message is found by its content and id, and has the number of its first appearance over all checkpoints. A removed
+message keeps its file in `messages/`, a changed message gets another. The pending writes of a step that has not
 ended are not in it.
 """
 
@@ -34,7 +34,7 @@ from fusebackend.base.errors import oserror
 from fusebackend.base.waiting import will_wait
 from fusebackend.remote.keys import arrange
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 """Of a cached index. Any other number, and any change in how documents look, is a reason to read the line again."""
 
 RECENT_FILES: Final = 64
@@ -288,7 +288,7 @@ class LineIndex:
         return len(conversation), size, list(tools)
 
     def _find(self, digest: str, id_: Any, used: set[int]) -> int | None:
-        """The number of a message. One that had no id yet, in a pending write, is the same with an id."""
+        """The number of a message. A message without an id, from a pending write, is the same with an id."""
         numbers = [number for number in self._by_digest.get(digest, ()) if number not in used]
         if id_ is None:
             return numbers[0] if numbers else None
@@ -322,7 +322,7 @@ class LineIndex:
     # -- contents ----------------------------------------------------------------------------------------------
 
     def patch(self, checkpoint: str) -> bytes:
-        """The git patch of a checkpoint. Damaged; OSError; ESTALE for one that is gone."""
+        """The git patch of a checkpoint. Damaged; OSError; ESTALE for a checkpoint that is gone."""
         place = next((place for place, step in enumerate(self.steps) if step.id == checkpoint), None)
         if place is None:
             raise oserror(errno.ESTALE)

@@ -82,7 +82,7 @@ QUICK_BYTES: Final = 64 << 10
 
 RECENT_CONVERSATIONS: Final = 16
 RECENT_CONVERSATION_BYTES: Final = 16 << 20
-"""Decoded conversations that are cached for all lines together; of a larger size only the last one."""
+"""Decoded conversations that are cached for all lines together. A larger one is cached alone, and only for a while."""
 
 
 class Conversations:
@@ -94,19 +94,27 @@ class Conversations:
     def at(self, lineage: Lineage, step: Step) -> list[Mapping[str, Any]]:
         """The conversation at a checkpoint. Damaged; OSError."""
         key = (lineage.place, step.id)
-        found = self._known.pop(key, None)
-        if found is None:
-            if step.messages_bytes > QUICK_BYTES:
-                will_wait()
-            found = list(lineage.messages_at(step.id)), step.messages_bytes
-            lineage.let_go_messages()
-        self._known[key] = found
-        while len(self._known) > 1 and (
-            len(self._known) > RECENT_CONVERSATIONS
-            or sum(size for _, size in self._known.values()) > RECENT_CONVERSATION_BYTES
-        ):
+        found = self._known.get(key)
+        if found is not None:
+            self._known.move_to_end(key)
+            return found[0]
+        if step.messages_bytes > QUICK_BYTES:
+            will_wait()
+        conversation: list[Mapping[str, Any]] = list(lineage.messages_at(step.id))
+        lineage.let_go_messages()
+        self._known[key] = conversation, step.messages_bytes
+        while len(self._known) > 1 and (len(self._known) > RECENT_CONVERSATIONS or self.is_large):
             self._known.popitem(last=False)
-        return found[0]
+        return conversation
+
+    @property
+    def is_large(self) -> bool:
+        """Whether they take more than is kept for long."""
+        return sum(size for _, size in self._known.values()) > RECENT_CONVERSATION_BYTES
+
+    def let_go(self) -> None:
+        """Drop all."""
+        self._known.clear()
 
     def forget(self, lineage: Lineage) -> None:
         """Drop those of a line that has changed."""

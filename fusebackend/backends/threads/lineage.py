@@ -258,9 +258,6 @@ class Lineage:
     def let_go_messages(self) -> None:
         """Drop the conversations."""
         self._messages.let_go()
-        self._drop_decoded()
-
-    def _drop_decoded(self) -> None:
         assert isinstance(self._messages.channel, Messages)
         self._messages.channel.forget()
 
@@ -303,8 +300,7 @@ class Lineage:
             marks = self.marks()
             checkpoint = self._database.newest(self.place)
             if checkpoint is not None:
-                saved = self._database.saved(self.place, checkpoint)
-                writes = self._database.writes(self.place, [checkpoint]).get(checkpoint, [])
+                saved, writes = self.moment(checkpoint)
                 self._newest = Newest(saved, marks.get(checkpoint, Mark(None)), writes)
         return self._newest
 
@@ -372,8 +368,8 @@ class Lineage:
 
     def moment(self, checkpoint: str) -> tuple[Saved, list[Write]]:
         """A checkpoint, and the writes to it. Damaged; ENOENT."""
-        writes = self._database.writes(self.place, [checkpoint]).get(checkpoint, [])
-        return self._database.saved(self.place, checkpoint), writes
+        saved = self._database.saved(self.place, checkpoint)
+        return saved, self._database.writes(self.place, [checkpoint]).get(checkpoint, [])
 
     @property
     def keeps_files(self) -> bool:

@@ -219,11 +219,15 @@ class DirectoryNode(Node):
     def page(self, after: bytes, limit: int) -> list[tuple[bytes, Node]]:
         """Up to `limit` entries whose names are greater than `after`, in the order of names."""
         entries = self.entries()
-        order = self._order if self._order is not None else sorted(entries)
+        return [(name, entries[name]) for name in self._names_after(entries, after, limit)]
+
+    def _names_after(self, names: Iterable[bytes], after: bytes, limit: int) -> list[bytes]:
+        """Up to `limit` of these names, all of the directory's, that are greater than `after`, in order."""
+        order = self._order if self._order is not None else sorted(names)
         if len(order) >= KEPT_ORDER:
             self._order = order
         start = bisect.bisect_right(order, after) if after else 0
-        return [(name, entries[name]) for name in order[start : start + limit]]
+        return order[start : start + limit]
 
     def path(self) -> AgentPath:
         if self.parent is None:

@@ -1,7 +1,8 @@
 """Git patches: what one step changed in a set of files, in the form that `git apply` takes.
 
-A patch begins like an entry of `git log -p`: who, when, and why, then one `diff --git` for each file. Text is compared
-line by line; anything else is a `GIT binary patch` with both contents, so that the patch can be applied and reverted.
+A patch begins like an entry of `git log -p`: author, date and subject, then one `diff --git` for each file. Text is
+compared line by line; anything else is a `GIT binary patch` with both contents, so that the patch can be applied and
+reverted.
 
 Lines are compared by E. W. Myers, An O(ND) Difference Algorithm and Its Variations, 1986: the time depends on the
 number of changes, and a text with more than `MAX_EDITS` of them is shown as replaced. difflib took 18 s for two texts

@@ -51,6 +51,7 @@ class Tree:
         self.nodes = Nodes()
         self.records = Records(self.nodes)
         self.found = Difference()
+        self.used_at = 0.0  # by a call of the volume; in the seconds of `time.monotonic`
         self.cache = IndexCache(database.identity) if cache and database.identity is not None else None
         self._shared = Shared(self.nodes, self.found, self.cache, Conversations())
         self._lines: weakref.WeakValueDictionary[Place, Line] = weakref.WeakValueDictionary()
@@ -101,11 +102,17 @@ class Tree:
             line.fresh()
 
     def let_go(self) -> None:
-        """Drop most of the lines that the kernel does not hold."""
+        """Drop most of the lines that the kernel does not hold, and all values."""
+        self._shared.conversations.let_go()
         while len(self._recent) > FEW_LINES:
-            self._recent.popitem(last=False)
+            self._recent.popitem(last=False)[1].let_go()
         for line in self._recent.values():
             line.let_go()
+
+    @property
+    def has_large_values(self) -> bool:
+        """Whether a conversation is cached that is too large to be kept for long."""
+        return self._shared.conversations.is_large
 
     def shrink(self) -> None:
         """Give back the memory of tables that were once much larger."""

@@ -9,14 +9,15 @@ stays read-only. A head is cached for a TTL, as every backend of whole files.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import gc
 import logging
 import os
 import threading
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import replace
+from types import TracebackType
 from typing import Final, NamedTuple
 
 from fusebackend.backends.threads.computed import Link
@@ -36,6 +37,9 @@ log = logging.getLogger(__name__)
 
 FEED_INTERVAL_S: Final = 0.25
 """How often the database is queried for news while there are caches or watchers."""
+
+LARGE_S: Final = 5.0
+"""How long a large conversation is cached after the last request. One of 108 MB kept 460 MiB."""
 
 STATFS: Final = StatFs(4096, 1 << 30, 0, 1 << 31, 0)
 """Counting the contents of a checkpoint database takes too long; nothing can be added."""
@@ -65,11 +69,13 @@ class ThreadsVolume(NativeVolume):
         self._database = database
         self._tree = Tree(database, cache=cache)
         self._feed = Feed(self)
+        used = self.lock, self._tree, self._feed
+        self._locked, self._known, self._asked = _Locked(self.lock), _Known(*used), _Asked(*used)
 
     # -- names -------------------------------------------------------------------------------------------------
 
     def lookup(self, parent: int, name: bytes) -> Attr:
-        with self._asked():
+        with self._asked:
             node = self._tree.nodes.directory(parent).find(name)
             if node is None:
                 raise oserror(errno.ENOENT, name)
@@ -77,7 +83,7 @@ class ThreadsVolume(NativeVolume):
             return node.settle()
 
     def readdir(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
-        with self._asked():
+        with self._asked:
             page = self._tree.nodes.directory(node).page(after, limit)
             return [(name, found.settle()) for name, found in page]
 
@@ -85,14 +91,14 @@ class ThreadsVolume(NativeVolume):
         self, node: int, after: bytes, limit: int, left_out: Container[bytes]
     ) -> list[tuple[bytes, Attr | None]]:
         """As `readdir`, with None in place of what only repeats other files and has one of these names."""
-        with self._asked():
+        with self._asked:
             page = self._tree.nodes.directory(node).page(after, limit)
             return [(name, None if found.repeats and name in left_out else found.settle()) for name, found in page]
 
     # -- attributes --------------------------------------------------------------------------------------------
 
     def getattr(self, node: int) -> Attr:
-        with self._asked():
+        with self._asked:
             return self._tree.nodes.get(node).settle()
 
     def getxattr(self, node: int, name: bytes) -> bytes:
@@ -116,7 +122,7 @@ class ThreadsVolume(NativeVolume):
     # -- data --------------------------------------------------------------------------------------------------
 
     def open(self, node: int, flags: int) -> Attr | None:
-        with self._asked(poll=not self._tree.nodes.file(node).never_changes):
+        with self._known if self._tree.nodes.file(node).never_changes else self._asked:
             file = self._tree.nodes.file(node)
             file.settle()
             opened = file.opened()
@@ -124,7 +130,7 @@ class ThreadsVolume(NativeVolume):
             return opened
 
     def read(self, node: int, offset: int, size: int) -> bytes:
-        with self._locked():
+        with self._locked:
             return self._tree.nodes.file(node).data()[offset : offset + size]
 
     def release(self, node: int, flags: int) -> None:
@@ -154,15 +160,16 @@ class ThreadsVolume(NativeVolume):
 
     def follow(self) -> None:
         """Refresh the tree from the database, and notify caches and watchers."""
-        with self._locked():
+        with self._locked:
             self._tree.refresh()
             found = self._tree.take()
         if found:
             self.publish(*found.changes)
 
     def tidy(self) -> None:
-        """Give memory back after the kernel has dropped most of its inodes."""
-        if not self._tree.nodes.is_mostly_forgotten:
+        """Give memory back after the kernel has dropped most of its inodes, or a large conversation was read."""
+        rests = time.monotonic() - self._tree.used_at > LARGE_S
+        if not self._tree.nodes.is_mostly_forgotten and not (rests and self._tree.has_large_values):
             return
         with self.lock:
             self._tree.let_go()
@@ -182,25 +189,60 @@ class ThreadsVolume(NativeVolume):
             if self._tree.cache is not None:
                 self._tree.cache.close()
 
-    # -- inside ------------------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def _asked(self, *, poll: bool = True) -> Iterator[None]:
-        """With the lock, after a query for news. The feed publishes the changes soon."""
-        with self._locked():
-            if poll:
-                self._tree.poll()
-            yield
-            if self._tree.found:
-                self._feed.hurry()
+class _Locked:
+    """With the volume's lock held; `Damaged` becomes EIO. One object for all calls."""
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        with self.lock:
-            try:
-                yield
-            except Damaged as error:
-                raise OSError(errno.EIO, str(error)) from None
+    __slots__ = ("_lock",)
+
+    def __init__(self, lock: waiting.Lock) -> None:
+        self._lock = lock
+
+    def __enter__(self) -> None:
+        self._lock.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lock.__exit__()
+        if isinstance(error, Damaged):
+            raise OSError(errno.EIO, str(error)) from None
+
+
+class _Known(_Locked):
+    """As `_Locked`. The feed publishes soon what the call has found to be changed."""
+
+    __slots__ = ("_feed", "_tree")
+
+    def __init__(self, lock: waiting.Lock, tree: Tree, feed: Feed) -> None:
+        super().__init__(lock)
+        self._tree = tree
+        self._feed = feed
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        self._tree.used_at = time.monotonic()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._tree.found:
+            self._feed.hurry()
+        super().__exit__(kind, error, trace)
+
+
+class _Asked(_Known):
+    """As `_Known`, after a query for news."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        try:
+            self._tree.poll()
+        except BaseException as error:
+            super().__exit__(type(error), error, error.__traceback__)
+            raise
 
 
 class Feed:
@@ -348,14 +390,14 @@ class WritableThreadsVolume(ThreadsVolume):
     # -- looking -----------------------------------------------------------------------------------------------
 
     def lookup(self, parent: int, name: bytes) -> Attr:
-        with self._asked():
+        with self._asked:
             inner = self._inner(parent)
             if inner is not None:
                 return inner.head.shown(inner.head.fresh().tree.lookup(inner.node, name))
             return self._shown(super().lookup(parent, name))
 
     def readdir(self, node: int, after: bytes, limit: int) -> Sequence[tuple[bytes, Attr]]:
-        with self._asked():
+        with self._asked:
             inner = self._inner(node)
             if inner is not None:
                 page = inner.head.fresh().tree.readdir(inner.node, after, limit)
@@ -365,14 +407,14 @@ class WritableThreadsVolume(ThreadsVolume):
     def readdir_without(
         self, node: int, after: bytes, limit: int, left_out: Container[bytes]
     ) -> list[tuple[bytes, Attr | None]]:
-        with self._asked():
+        with self._asked:
             if self._inner(node) is not None:
                 return list(self.readdir(node, after, limit))
             page = super().readdir_without(node, after, limit, left_out)
             return [(name, None if attr is None else self._shown(attr)) for name, attr in page]
 
     def getattr(self, node: int) -> Attr:
-        with self._asked():
+        with self._asked:
             inner = self._inner(node)
             return super().getattr(node) if inner is None else inner.head.shown(inner.head.tree.getattr(inner.node))
 
@@ -420,42 +462,42 @@ class WritableThreadsVolume(ThreadsVolume):
         return inner
 
     def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> Attr:
-        with self._asked():
+        with self._asked:
             head, node = self._writable(parent, name)
             return head.shown(head.tree.mknod(node, name, mode, rdev, caller))
 
     def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Attr:
-        with self._asked():
+        with self._asked:
             head, node = self._writable(parent, name)
             return head.shown(head.tree.mkdir(node, name, mode, caller))
 
     def create(self, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> Attr:
-        with self._asked():
+        with self._asked:
             head, node = self._writable(parent, name)
             return head.shown(head.tree.create(node, name, mode, flags, caller))
 
     def symlink(self, parent: int, name: bytes, target: bytes, caller: Caller) -> Attr:
-        with self._asked():
+        with self._asked:
             head, node = self._writable(parent, name)
             return head.tree.symlink(node, name, target, caller)
 
     def link(self, node: int, new_parent: int, new_name: bytes) -> Attr:
-        with self._asked():
+        with self._asked:
             head, parent = self._writable(new_parent, new_name)
             return head.tree.link(node, parent, new_name)
 
     def unlink(self, parent: int, name: bytes) -> None:
-        with self._asked():
+        with self._asked:
             head, node = self._writable(parent, name)
             head.tree.unlink(node, name)
 
     def rmdir(self, parent: int, name: bytes) -> None:
-        with self._asked():
+        with self._asked:
             head, node = self._writable(parent, name)
             head.tree.rmdir(node, name)
 
     def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None:
-        with self._asked():
+        with self._asked:
             head, node = self._writable(parent, name)
             other, new_node = self._writable(new_parent, new_name)
             if other is not head:
@@ -463,17 +505,17 @@ class WritableThreadsVolume(ThreadsVolume):
             head.tree.rename(node, name, new_node, new_name, flags)
 
     def setattr(self, node: int, changes: AttrChanges) -> Attr:
-        with self._asked():
+        with self._asked:
             head, inner = self._writable(node)
             return head.shown(head.tree.setattr(inner, changes))
 
     def setxattr(self, node: int, name: bytes, value: bytes) -> None:
-        with self._asked():
+        with self._asked:
             head, inner = self._writable(node)
             head.tree.setxattr(inner, name, value)
 
     def removexattr(self, node: int, name: bytes) -> None:
-        with self._asked():
+        with self._asked:
             self._writable(node)
             raise oserror(errno.ENODATA, name)
 
@@ -485,7 +527,7 @@ class WritableThreadsVolume(ThreadsVolume):
         Raises:
             OSError: ENOENT where there is no such thread, EBUSY, ENOTSUP.
         """
-        with self.changing() as changes, self._asked():
+        with self.changing() as changes, self._asked:
             root = self.lookup(self.lookup(ROOT_NODE, thread).node, HEAD)
             head, _ = self._writable(root.node)
             replaced = {path for path, _ in files if head.files.is_file(path)}
@@ -497,17 +539,10 @@ class WritableThreadsVolume(ThreadsVolume):
                     changes.append(Change(kind="modified" if path in replaced else "created", path=above + path))
             return [None if error is None else errors.code_of(oserror(errors.errno_of(error))) for error in found]
 
-    def readlink(self, node: int) -> bytes:
-        with self.lock:
-            found = self._tree.nodes.get(node)
-            if not isinstance(found, Link):
-                raise oserror(errno.EINVAL)
-            return found.target
-
     # -- data --------------------------------------------------------------------------------------------------
 
     def open(self, node: int, flags: int) -> Attr | None:
-        with self._asked():
+        with self._asked:
             writes = flags & os.O_ACCMODE != os.O_RDONLY
             inner = self._writable(node) if writes else self._inner(node)
             if inner is None:
@@ -516,19 +551,19 @@ class WritableThreadsVolume(ThreadsVolume):
             return None
 
     def read(self, node: int, offset: int, size: int) -> bytes:
-        with self._locked():
+        with self._locked:
             inner = self._inner(node)
             return super().read(node, offset, size) if inner is None else inner.head.tree.read(inner.node, offset, size)
 
     def write(self, node: int, offset: int, data: bytes) -> int:
-        with self._locked():
+        with self._locked:
             inner = self._inner(node)
             if inner is None:
                 raise oserror(errno.EROFS)
             return inner.head.tree.write(inner.node, offset, data)
 
     def flush(self, node: int) -> None:
-        with self._asked():
+        with self._asked:
             inner = self._inner(node)
             if inner is not None:
                 self.poll()
@@ -538,7 +573,7 @@ class WritableThreadsVolume(ThreadsVolume):
         self.flush(node)
 
     def release(self, node: int, flags: int) -> None:
-        with self._locked():
+        with self._locked:
             inner = self._inner(node)
             if inner is None:
                 super().release(node, flags)
@@ -572,7 +607,7 @@ class WritableThreadsVolume(ThreadsVolume):
     def sync(self) -> None:
         """Flush all heads. The first error is raised at the end."""
         first: OSError | None = None
-        with self._locked():
+        with self._locked:
             for head in self._heads:
                 try:
                     head.tree.sync()

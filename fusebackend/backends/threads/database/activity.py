@@ -15,7 +15,7 @@ like a run until then.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 from uuid import UUID, uuid5
 
@@ -53,15 +53,16 @@ class Standing(NamedTuple):
     """It runs after an answer of a human, perhaps long after the checkpoint was made."""
 
 
-def standing(saved: Saved, writes: Iterable[Write]) -> Standing:
+def standing(saved: Saved, writes: Sequence[Write]) -> Standing:
     """The state of a run, from the thread's newest checkpoint and the writes to it."""
     nodes = next_nodes(saved)
     by_task: dict[str, list[Write]] = {}
     answered = max(
         (write.order for write in writes if write.task == NULL_TASK and write.channel == RESUME), default=None
     )
+    no_node = (NULL_TASK, _input_task(saved.id)) if writes else ()
     for write in writes:
-        if write.task != NULL_TASK and write.task != _input_task(saved.id):
+        if write.task not in no_node:
             by_task.setdefault(write.task, []).append(write)
     if not nodes:
         return Standing((), frozenset(), (), False, False)

@@ -8,9 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import agents
 import bigthreads
+import pytest
 
 from fusebackend.backends import ThreadsBackend
+from fusebackend.backends.threads.database.values import Message
+from fusebackend.backends.threads.line import RECENT_CONVERSATION_BYTES
 from fusebackend.backends.threads.nodes import Node, Record
 from fusebackend.backends.threads.tree import FEW_LINES
 from fusebackend.backends.threads.volume import ThreadsVolume
@@ -101,3 +105,28 @@ def test_a_record_is_kept_once_whatever_its_parts_are() -> None:
     assert isinstance(one, Record)
     records.shrink()
     assert records.of(dict(source)) is one
+
+
+def test_a_large_conversation_is_dropped_soon_after_it_was_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "threads.db")
+    size = RECENT_CONVERSATION_BYTES + 1
+    with agents.sqlite_saver(path) as saver:
+        agents.deep_agent(saver, [agents.say("x" * size)]).invoke(agents.user("tell me"), agents.thread("t"))
+    with ThreadsBackend.from_sqlite(path) as backend:
+        volume: Any = backend.volume
+        messages = volume.lookup(volume.lookup(ROOT_NODE, b"t").node, b"messages").node
+        answer = volume.lookup(messages, b"0002-ai.md").node
+        volume.hold(answer)
+        for _ in range(2):
+            volume.open(answer, os.O_RDONLY)
+            assert volume.read(answer, 0, 2 * size).strip() == b"x" * size
+            volume.release(answer, os.O_RDONLY)
+            volume.tidy()
+            assert volume._tree.has_large_values  # the next file of it may be read now
+            with monkeypatch.context() as later:
+                later.setattr("fusebackend.backends.threads.volume.LARGE_S", 0.0)
+                volume.tidy()
+            assert not volume._tree.has_large_values
+            assert not [found for found in gc.get_objects() if isinstance(found, Message)]
