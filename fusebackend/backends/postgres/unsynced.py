@@ -69,6 +69,11 @@ class Unsynced:
         self._incarnations: weakref.WeakKeyDictionary[Connection[Any], str] = weakref.WeakKeyDictionary()
 
     @property
+    def is_pending(self) -> bool:
+        """Whether there are changes that may not be on the disk."""
+        return bool(self._nodes)
+
+    @property
     def is_due(self) -> bool:
         """Whether the next change calls `sync` first."""
         return len(self._nodes) >= MAX_NODES or (self._since_s > 0 and time.monotonic() - self._since_s > MAX_S)

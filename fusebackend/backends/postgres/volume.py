@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import stat
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -38,6 +39,8 @@ from fusebackend.protocol import ROOT_NODE, Attr, AttrChanges, Caller, Change, F
 from fusebackend.volumes import posix as tree
 from fusebackend.volumes.chunks import CHUNK_BYTES, CHUNK_SHIFT
 from fusebackend.volumes.damage import is_in_range
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -384,6 +387,11 @@ class PostgresVolume(StoredTree):
     def _feed_became(self, live: bool) -> None:
         self.features = replace(self.features, change_feed=live)
         self.expire()
+        if live and self._unsynced.is_pending:
+            try:  # before other hosts change what the server has recovered
+                self._connections.run(self._unsynced.sync)
+            except OSError as error:
+                log.info("whether PostgreSQL has lost changes shows at the next fsync: %s", error)
 
 
 def _cut_out(file_bytes: int, chunks: dict[int, bytes], offset: int, size: int) -> bytes:
