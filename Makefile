@@ -29,6 +29,7 @@ check:
 	@scripts/check
 
 # A run takes most of an hour; BENCH=--quick takes minutes, BENCH=--write also puts the numbers into BENCHMARKS.md.
+# BENCH=--many-hosts, or another word of scripts/bench, runs that benchmark instead.
 bench:
 	@scripts/bootstrap --bench
 	@scripts/bench --all $(BENCH)

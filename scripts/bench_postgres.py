@@ -1,8 +1,9 @@
-"""The benchmark of `postgres:`: its speed with a million files, and the cost of a change compared with its SQL.
+"""The benchmark of `postgres:`: a million files, a change against its SQL, and ordinary work against JuiceFS.
 
-    scripts/bench --postgres [--rounds N] [--quick] [--only scale|metadata] [--write]
+    scripts/bench --postgres [--rounds N] [--quick] [--only scale|metadata|work] [--write]
 
-It starts a PostgreSQL of its own, without waiting for the disk, and calls the volume in this process.
+It starts a PostgreSQL of its own. For the first two parts that does not wait for the disk, and the volume is called in
+this process.
 
 - **Scale.** A volume of 10,000 files in 100 directories, and a volume of 1,000,000 in 10,000, each in a database of its
   own, filled by COPY and indexed. In turns: `ls` of a directory of 100, `stat` of files spread over the tree, and
@@ -10,6 +11,9 @@ It starts a PostgreSQL of its own, without waiting for the disk, and calls the v
 - **Metadata.** Each operation against the least SQL that it takes, on the same connection settings and with the same
   code to send it: one round trip locks and reads rows, the other writes, notifies and commits. And the same as system
   calls on a mount, where the kernel also looks names up.
+- **Work.** Ordinary work in a directory, on a mount of `postgres:` and on JuiceFS with its metadata on the same server,
+  in turns, each in a database of its own. This server waits for the disk. JuiceFS keeps the bytes of files in a local
+  directory, and does not sync them; here they are rows.
 
 Numbers are medians.
 """
@@ -19,6 +23,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import shutil
 import statistics
 import string
 import sys
@@ -29,9 +34,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from measures import drop_caches, timed
-from peers import serve_command
-from report import markdown, write_between
+from measures import Measures, Scale, drop_caches, make_source_tree, shell, timed
+from peers import PEERS, Mount, Side, juicefs_mounted, ours, serve_command
+from report import machine, markdown, write_between
+from rounds import Medians, take_turns, workplace
 from serving import REPOSITORY, mounted
 
 from fusebackend.backends import PostgresBackend
@@ -55,14 +61,16 @@ NEEDLE = "rare_needle_7b"
 FIRST_NODE = 1 << 20
 ME = Caller(0, 0)
 
+ROUNDS = 7
+
 Seconds = dict[str, list[float]]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--quick", action="store_true", help="100,000 files instead of 1,000,000")
-    parser.add_argument("--only", choices=["scale", "metadata"])
+    parser.add_argument("--rounds", type=int, help=f"default: {ROUNDS}, of the work {WORK_ROUNDS}")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the files")
+    parser.add_argument("--only", choices=list(PARTS))
     parser.add_argument("--write", action="store_true", help="write the tables to BENCHMARKS.md")
     arguments = parser.parse_args()
     if reason := service.missing():
@@ -71,21 +79,19 @@ def main() -> None:
     service.SETTINGS = (*kept, "shared_buffers=256MB", "maintenance_work_mem=256MB")
     if arguments.write and arguments.quick:
         parser.error("--write is for all the work: without --quick")
-    with service.running() as server:
-        for name in [arguments.only] if arguments.only else ["scale", "metadata"]:
-            if name == "scale":
-                report = scale(server, arguments.rounds, LARGE // 10 if arguments.quick else LARGE)
-            else:
-                report = metadata(server, arguments.rounds)
-            print(report, end="\n\n")
-            if arguments.write:
-                write_between(f"postgres {name}", report)
+    for name in [arguments.only] if arguments.only else PARTS:
+        with service.running(durable=name == "work") as server:
+            report = PARTS[name](server, arguments)
+        print(report, end="\n\n")
+        if arguments.write:
+            write_between(f"postgres {name}", report)
 
 
 # -- scale ---------------------------------------------------------------------------------------------------------
 
 
-def scale(server: service.Postgres, rounds: int, large: int) -> str:
+def scale(server: service.Postgres, arguments: argparse.Namespace) -> str:
+    rounds, large = arguments.rounds or ROUNDS, LARGE // 10 if arguments.quick else LARGE
     measures: dict[int, dict[str, Callable[[], object]]] = {}
     with ExitStack() as stack:
         for directories in (SMALL, large):
@@ -229,7 +235,8 @@ OPERATIONS = 200
 STAT = "stat (`lookup`)"
 
 
-def metadata(server: service.Postgres, rounds: int) -> str:
+def metadata(server: service.Postgres, arguments: argparse.Namespace) -> str:
+    rounds = arguments.rounds or ROUNDS
     with ExitStack() as stack:
         dsn = stack.enter_context(server.database())
         backend = stack.enter_context(PostgresBackend(dsn))
@@ -393,6 +400,92 @@ class Bare:
 def repeat(operation: Callable[[int], object]) -> None:
     for number in range(OPERATIONS):
         operation(number)
+
+
+# -- work ----------------------------------------------------------------------------------------------------------
+
+WORK_ROUNDS = 1
+RIVAL = PEERS["juicefs"]
+
+
+def work(server: service.Postgres, arguments: argparse.Namespace) -> str:
+    """Do the same work on both, and make a table of seconds."""
+    missing = RIVAL.missing() or (None if shutil.which("rsync") else "rsync is not installed (Debian: rsync)")
+    if missing is not None:
+        return f"Not measured: {missing}."
+    rounds, before = arguments.rounds or WORK_ROUNDS, os.getloadavg()[0]
+    with workplace(None) as place:
+        scale = Scale(arguments.quick)
+        make_source_tree(place / "source.tar", scale.tree_files)
+        (place / "source").mkdir()
+        shell("tar xf ../source.tar", place / "source")
+        measures = work_measures(Measures(scale, place / "source.tar"), place / "source/tree")
+        sides = [Side("fusebackend", lambda: None, partial(_ours_in, server)),
+                 Side(RIVAL.name, RIVAL.missing, partial(_rival_in, server))]  # fmt: skip
+        medians = take_turns(
+            sides, rounds, place, lambda mount: {name: run(mount.root) for name, run in measures.items()}
+        )
+        part = ", a tenth of the work" if arguments.quick else ""
+        about = f"On {machine(place)}; medians of {rounds} rounds{part}; load average {before:.1f} before."
+    return "\n".join([about, "", *work_table(medians), "", work_verdict(medians)])
+
+
+def work_measures(measures: Measures, tree: Path) -> dict[str, Callable[[Path], float]]:
+    return {
+        "untar": measures.untar,
+        "git status": measures.git_status,
+        "rg": measures.rg,
+        "rsync -a": lambda root: timed(lambda: shell(f"rsync -a {tree} copy", root)),
+        "rm -r": lambda root: timed(lambda: shell("rm -r tree", root)),
+        f"create {measures.scale.files:,} small files": measures.create,
+        "read them": measures.read,
+        "unlink them": measures.unlink,
+    }
+
+
+def work_table(medians: Medians) -> list[str]:
+    rows = []
+    for name, found in medians.items():
+        ours, theirs = found["fusebackend"], found[RIVAL.name]
+        ratio = f"{ours / theirs:.2f}"
+        rows.append([name, f"{ours:.2f}", f"{theirs:.2f}", f"**{ratio}**" if ours > theirs else ratio])
+    return markdown(["measure", "fusebackend (s)", f"{RIVAL.name} (s)", f"fusebackend ÷ {RIVAL.name}"], rows)
+
+
+def work_verdict(medians: Medians) -> str:
+    """Compare with the targets: ahead of JuiceFS on each measure, and `untar` in half of its time."""
+    ratios = {name: found["fusebackend"] / found[RIVAL.name] for name, found in medians.items()}
+    behind = [name for name, ratio in ratios.items() if ratio > (0.5 if name == "untar" else 1.0)]
+    missed = f"missed by {', '.join(behind)}" if behind else "reached"
+    return f"Target (untar in half of {RIVAL.name}'s time, the others in less than its): {missed}."
+
+
+@contextmanager
+def _ours_in(server: service.Postgres, place: Path) -> Iterator[Mount]:
+    with server.database() as dsn, ours(f"postgres:{dsn}?volume=bench").mounted(place) as mount:
+        yield mount
+
+
+@contextmanager
+def _rival_in(server: service.Postgres, place: Path) -> Iterator[Mount]:
+    with server.database() as dsn, juicefs_mounted(place, metadata_url(dsn)) as mount:
+        yield mount
+
+
+def metadata_url(dsn: str) -> str:
+    """Return the URL that JuiceFS takes, of a database on a Unix socket."""
+    from psycopg.conninfo import conninfo_to_dict
+
+    found = conninfo_to_dict(dsn)
+    where = f"host={found['host']}&port={found['port']}&sslmode=disable"
+    return f"postgres://{found['user']}@/{found['dbname']}?{where}"
+
+
+PARTS: dict[str, Callable[[service.Postgres, argparse.Namespace], str]] = {
+    "scale": scale,
+    "metadata": metadata,
+    "work": work,
+}
 
 
 if __name__ == "__main__":

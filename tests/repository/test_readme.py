@@ -19,6 +19,7 @@ import mounts
 import pytest
 
 from fusebackend import config
+from fusebackend.backends import PostgresBackend
 from fusebackend.urls import opening as urls
 
 ROOT = Path(__file__).parents[2]
@@ -185,6 +186,18 @@ def test_a_toml_snippet(snippet: Snippet, tmp_path: Path) -> None:
     assert config.shell_options(file.execute)
     for said in file.routes.values():
         urls.parse(config.url_of(said), base=str(tmp_path))
+
+
+@pytest.mark.services
+@pytest.mark.parametrize("snippet", kept(SNIPPETS, "sql"), ids=names(kept(SNIPPETS, "sql")))
+def test_an_sql_snippet(snippet: Snippet, postgres) -> None:
+    import psycopg
+
+    with postgres.database() as dsn, PostgresBackend(dsn, "team") as backend:
+        assert backend.write("/file", "text").error is None
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            rows = connection.execute(snippet.code).fetchall()
+    assert {"team", "fusebackend"} & {row[0] for row in rows}
 
 
 @pytest.mark.parametrize("first", NOT_RUN)

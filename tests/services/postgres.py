@@ -6,7 +6,7 @@
 `Postgres` is its address, all that a test of the shared server needs (`shared.py`); `Server` also starts and stops it.
 The server is a child of the process that starts it and is ended by its process id; the kernel ends it when that process
 is killed. It refuses to run as root, so root starts it as the user `postgres`. Without `durable` it does not wait for
-the disk.
+the disk. With `slow_fsync_s` each fsync of the server takes that much longer.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from services import slow_fsync
 
 START_LIMIT_S = 30.0
 STOP_LIMIT_S = 30.0
@@ -104,7 +106,7 @@ class Postgres:
 class Server(Postgres):
     """One cluster. `start` and `stop` (or `crash`) may follow each other; `remove` ends it for good."""
 
-    def __init__(self, *, durable: bool = False) -> None:
+    def __init__(self, *, durable: bool = False, slow_fsync_s: float = 0.0) -> None:
         programs = _programs()
         assert programs is not None, "call `require` first"
         self._programs = programs
@@ -113,6 +115,9 @@ class Server(Postgres):
         self._process: subprocess.Popen[bytes] | None = None
         # Not pytest's directory: the path of a socket may have 107 bytes, and the user `postgres` must get there.
         super().__init__(Path(tempfile.mkdtemp(prefix="fusebackend-pg-")))
+        self._environment = dict(os.environ)
+        if slow_fsync_s:
+            self._environment["LD_PRELOAD"] = str(slow_fsync.build(self.directory, slow_fsync_s))
         if self._as_user:
             shutil.chown(self.directory, "postgres", "postgres")
 
@@ -142,8 +147,9 @@ class Server(Postgres):
             command += ["-c", setting]
         with (self.directory / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.directory, start_new_session=True
-            )
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.directory, start_new_session=True,
+                env=self._environment,
+            )  # fmt: skip
         deadline = time.monotonic() + START_LIMIT_S
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -190,10 +196,10 @@ class Server(Postgres):
 
 
 @contextlib.contextmanager
-def running(*, durable: bool = False) -> Iterator[Server]:
+def running(*, durable: bool = False, slow_fsync_s: float = 0.0) -> Iterator[Server]:
     """Run a server for the length of a block. Skip or fail the test where none can run, see `require`."""
     require()
-    server = Server(durable=durable)
+    server = Server(durable=durable, slow_fsync_s=slow_fsync_s)
     try:
         server.start()
         yield server

@@ -131,6 +131,11 @@ class Stall:
         return await asyncio.start_server(self._accept, sock=self._listener)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve a connection until an end is gone, or `close`: asyncio would print a traceback for a cancelled one."""
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._serve(reader, writer)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self.accepted += 1

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import time
 
 import pytest
 
 from services import postgres as service
+from services import slow_fsync
 
 pytestmark = pytest.mark.services
 
@@ -47,6 +49,24 @@ def test_what_was_committed_outlives_a_crash_and_the_server_leaves_nothing_behin
     for pid in (first, last):
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+@pytest.mark.slow
+def test_every_commit_waits_for_a_slow_fsync():
+    import psycopg
+
+    if (reason := slow_fsync.missing()) is not None:
+        pytest.skip(reason)
+    slow_fsync_s, commits = 0.02, 10
+    with (
+        service.running(durable=True, slow_fsync_s=slow_fsync_s) as server,
+        psycopg.connect(server.dsn(), autocommit=True) as connection,
+    ):
+        connection.execute("CREATE TABLE written (one integer)")
+        began = time.monotonic()
+        for _ in range(commits):
+            connection.execute("INSERT INTO written VALUES (1)")
+        assert time.monotonic() - began >= commits * slow_fsync_s
 
 
 def test_where_there_is_none_the_tests_are_skipped(monkeypatch):

@@ -11,6 +11,7 @@ import datetime
 import errno
 import os
 import posixpath
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import IO, Any, Literal
@@ -52,6 +53,7 @@ class ObjectStoreBackend(VolumeBackend):
         cache_mb: so many MiB of objects that were read stay in memory.
         on_exists: see `VolumeBackend`.
         extras: what the service can do beyond obstore, see `bucket/s3_extras.py`.
+        clock: seconds that only grow, by which listings age.
     """
 
     def __init__(
@@ -62,13 +64,9 @@ class ObjectStoreBackend(VolumeBackend):
         cache_mb: int = CACHE_BYTES >> 20,
         on_exists: Literal["error", "replace"] = "error",
         extras: Any = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        volume = ObjectStoreVolume(
-            store,
-            ttl_s=ttl,
-            cache_bytes=cache_mb << 20,
-            extras=extras,
-        )
+        volume = ObjectStoreVolume(store, ttl_s=ttl, cache_bytes=cache_mb << 20, extras=extras, clock=clock)
         super().__init__(volume, on_exists=on_exists)
         prefix = getattr(store, "prefix", None)
         self._store_shown = f"{type(store).__name__} {prefix}" if prefix else type(store).__name__

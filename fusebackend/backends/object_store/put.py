@@ -29,6 +29,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fusebackend.backends.object_store.bucket.errors import errno_of, object_errors
+from fusebackend.backends.object_store.bucket.throttling import PATIENCE_S, patiently
 from fusebackend.base.errors import oserror
 from fusebackend.protocol.remote import Bytes
 from fusebackend.remote.parallel import each
@@ -162,11 +163,12 @@ def send_in_parts(
 
 
 def _sent(send: Callable[[], str]) -> str:
+    began = time.monotonic()
     for number in range(ATTEMPTS - 1):
         try:
             return send()
         except OSError as error:
-            if error.errno in ANSWERS:
+            if error.errno in ANSWERS or time.monotonic() - began > PATIENCE_S:
                 raise
         time.sleep(random.uniform(0.5, 1) * PAUSE_S * 2**number)
     return send()
@@ -216,7 +218,9 @@ class _Upload:
             return self._send_parts(data)
         mode: PutMode = "create" if self._create else {"e_tag": self._if_match} if self._if_match else "overwrite"
         store = _patient(self._store, len(data))
-        done = obstore.put(store, self._key, data, attributes=self._attributes, mode=mode, use_multipart=False)
+        done = patiently(
+            lambda: obstore.put(store, self._key, data, attributes=self._attributes, mode=mode, use_multipart=False)
+        )
         return done["e_tag"]
 
     def _send_parts(self, data: memoryview) -> str | None:
@@ -248,7 +252,7 @@ class _Upload:
         import obstore
 
         try:
-            return obstore.head(self._store, self._key)["e_tag"]
+            return patiently(lambda: obstore.head(self._store, self._key))["e_tag"]
         except FileNotFoundError:
             return None
 

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from fusebackend.backends.object_store.bucket.errors import object_errors
+from fusebackend.backends.object_store.bucket.throttling import patiently
 from fusebackend.backends.object_store.read_ahead import BLOCK_BYTES, PART_BYTES, Allowance, Fetchers, Run
 from fusebackend.base.errors import oserror
 from fusebackend.base.waiting import will_wait
@@ -257,7 +258,7 @@ class RangedReader:
             options["if_match"] = self.etag
         try:
             with object_errors(self.key):
-                answer = obstore.get(self._store, self.key, options=options)
+                answer = patiently(lambda: obstore.get(self._store, self.key, options=options))
                 data = memoryview(answer.bytes())
         except OSError as error:
             if error.errno == errno.ENOENT:

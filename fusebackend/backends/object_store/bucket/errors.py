@@ -52,6 +52,10 @@ ERRNO_OF_STATUS: dict[int, int] = {
     507: errno.ENOSPC,
 }
 
+THROTTLED = frozenset({429, 503})
+SLOW_DOWN = "SlowDown"
+"""S3 sends it with 503, and with 200 as the end of a long copy."""
+
 _STATUS = re.compile(r"Server returned non-2xx status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
 _KIND = re.compile(r"\bkind: (Timeout|Connect)\b")
@@ -134,6 +138,17 @@ def errno_of(error: BaseException) -> int:
     if _KIND.search(text) is not None:
         return errno.ETIMEDOUT  # nobody answers: a caller can't tell a service that is slow from one that is not there
     return errno.EIO
+
+
+def is_throttled(error: BaseException) -> bool:
+    """Return whether the service refused a request because it gets too many. Takes errors of obstore and botocore."""
+    answer = getattr(error, "response", None)  # botocore's ClientError
+    if isinstance(answer, dict):
+        code = answer.get("Error", {}).get("Code")
+        return code == SLOW_DOWN or answer.get("ResponseMetadata", {}).get("HTTPStatusCode") in THROTTLED
+    text = str(error)
+    found, status = _CODE.search(text), _STATUS.search(text)
+    return (found is not None and found[1] == SLOW_DOWN) or (status is not None and int(status[1]) in THROTTLED)
 
 
 def _line(error: BaseException) -> str:

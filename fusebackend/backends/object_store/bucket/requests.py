@@ -16,6 +16,7 @@ import obstore
 from fusebackend.backends.object_store.bucket.errors import object_errors
 from fusebackend.backends.object_store.bucket.object_keys import MARKER, PAGE_OBJECTS, Found, arrange
 from fusebackend.backends.object_store.bucket.s3_extras import S3Extras
+from fusebackend.backends.object_store.bucket.throttling import patiently
 from fusebackend.base.errors import oserror
 from fusebackend.protocol.remote import Contents
 from fusebackend.remote.parallel import each
@@ -51,7 +52,7 @@ class Bucket:
         prefix = directory.rstrip("/")
         with object_errors(prefix or "/"):
             try:
-                page = obstore.list_with_delimiter(self.store, prefix or None)
+                page = patiently(lambda: obstore.list_with_delimiter(self.store, prefix or None))
             except obstore.exceptions.InvalidPathError:
                 if self.extras is None:
                     raise
@@ -73,7 +74,21 @@ class Bucket:
         """
         prefix = directory.rstrip("/")
         with object_errors(prefix or "/"):
-            for page in obstore.list(self.store, prefix or None, chunk_size=PAGE_OBJECTS):
+            pages: Any = None
+            last: str | None = None
+
+            def next_page() -> Any:
+                nonlocal pages
+                try:
+                    if pages is None:  # at the beginning, and after a refusal, which ends obstore's listing
+                        pages = iter(obstore.list(self.store, prefix or None, offset=last, chunk_size=PAGE_OBJECTS))
+                    return next(pages, None)
+                except Exception:
+                    pages = None
+                    raise
+
+            while (page := patiently(next_page)) is not None:
+                last = page[-1]["path"] if page else last
                 yield [
                     (meta["path"], meta["size"], meta["e_tag"]) for meta in page if meta["path"].startswith(directory)
                 ]
@@ -93,7 +108,7 @@ class Bucket:
         """An object, None when there is none."""
         try:
             with object_errors(key):
-                answer = obstore.get(self.store, key, options={"head": True})
+                answer = patiently(lambda: obstore.get(self.store, key, options={"head": True}))
         except FileNotFoundError:
             return None
         return _head(answer)
@@ -102,7 +117,7 @@ class Bucket:
         """An object, and its content if that is at most so many bytes. None when there is no object."""
         try:
             with object_errors(key):
-                answer = obstore.get(self.store, key)
+                answer = patiently(lambda: obstore.get(self.store, key))
                 head = _head(answer)
                 return head, memoryview(answer.bytes()) if head.size <= most else None
         except FileNotFoundError:
@@ -111,20 +126,22 @@ class Bucket:
     def pieces(self, key: str, etag: str | None = None) -> Iterator[bytes]:
         """The content of an object, in pieces. ENOENT; ESTALE when it is not that version."""
         with object_errors(key):
-            answer = obstore.get(self.store, key, options={"if_match": etag} if etag else {})
+            answer = patiently(lambda: obstore.get(self.store, key, options={"if_match": etag} if etag else {}))
             for piece in answer.stream(min_chunk_size=PIECE_BYTES):
                 yield bytes(piece)
 
     def get_small(self, key: str) -> bytes:
         """The content of a small object. ENOENT."""
         with object_errors(key):
-            return bytes(obstore.get(self.store, key).bytes())
+            return bytes(patiently(lambda: obstore.get(self.store, key)).bytes())
 
     def make(self, key: str, data: bytes, attributes: Mapping[str, str]) -> str | None:
         """A new small object; its ETag. EEXIST."""
         try:
             with object_errors(key):
-                answer = obstore.put(self.store, key, data, mode="create", attributes=dict(attributes))
+                answer = patiently(
+                    lambda: obstore.put(self.store, key, data, mode="create", attributes=dict(attributes))
+                )
         except OSError as error:
             raise oserror(errno.EEXIST, key) if error.errno == errno.ESTALE else error from None
         return answer["e_tag"]
@@ -132,20 +149,22 @@ class Bucket:
     def put_small(self, key: str, data: bytes, attributes: Mapping[str, str]) -> str | None:
         """Put a small object without a condition; its ETag."""
         with object_errors(key):
-            return obstore.put(
-                self.store, key, data, attributes=dict(attributes), use_multipart=False, mode="overwrite"
+            return patiently(
+                lambda: obstore.put(
+                    self.store, key, data, attributes=dict(attributes), use_multipart=False, mode="overwrite"
+                )
             )["e_tag"]
 
     def copy(self, key: str, new: str) -> None:
         """Copy an object with its attributes in the store, without a condition. ENOENT."""
         with object_errors(key):
-            obstore.copy(self.store, key, new)
+            patiently(lambda: obstore.copy(self.store, key, new))
 
     def delete(self, key: str) -> None:
         """Delete an object, if it is there."""
         try:
             with object_errors(key):
-                obstore.delete(self.store, key)
+                patiently(lambda: obstore.delete(self.store, key))
         except FileNotFoundError:
             return
 

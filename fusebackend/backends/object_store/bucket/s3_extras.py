@@ -2,7 +2,8 @@
 
 obstore ends each listing at a key with an empty segment. It can't copy an object onto itself with other attributes, can
 neither see nor delete an object with a slash at the end of its key, and can't make the last step of an upload in parts
-conditional. All other requests go through obstore, which repeats what failed; these are sent once.
+conditional. All other requests go through obstore, which repeats what failed; these are sent once, and again only when
+the service gets too many (`throttling.py`).
 
 There are extras where the credentials are known here (given, or in the environment). With credentials that obstore
 fetches from a machine's metadata service there are none, and the volume does without. Thread-safe.
@@ -18,6 +19,7 @@ from typing import Any
 
 from fusebackend.backends.object_store.bucket.errors import ERRNO_OF_CODE, ERRNO_OF_STATUS
 from fusebackend.backends.object_store.bucket.object_keys import Found
+from fusebackend.backends.object_store.bucket.throttling import patiently
 from fusebackend.base.errors import oserror
 from fusebackend.base.waiting import will_wait
 
@@ -82,10 +84,10 @@ class S3Extras:
             return self._made
 
     def _ask(self, operation: str, key: str, **parameters: Any) -> Any:
-        """One request. `OSError` for any answer that is no success."""
+        """Send one request, and again while the service gets too many. `OSError` for an answer that is no success."""
         will_wait()
         with _as_oserror(key):
-            return getattr(self._client, operation)(Bucket=self._bucket, **parameters)
+            return patiently(lambda: getattr(self._client, operation)(Bucket=self._bucket, **parameters))
 
     def list_directory(self, directory: str) -> tuple[list[str], list[Found]]:
         """The last parts of the prefixes in a directory, and its objects, with any keys."""

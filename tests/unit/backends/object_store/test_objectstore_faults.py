@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import http.client
-import http.server
 import os
-import threading
-import urllib.parse
 
 import pytest
 from services import seaweedfs as seaweedfs_service
-from services.s3 import Bucket, Service
+from services.failing_proxy import failing_bucket
 
 from fusebackend.backends import S3Backend
 from fusebackend.protocol import ROOT_NODE, Caller
@@ -23,65 +18,11 @@ ME = Caller(os.geteuid(), os.getegid())
 RW = os.O_RDWR
 
 
-class FailingProxy:
-    """Passes requests on, but answers a method with an error while `answers` has one for it: (status, code)."""
-
-    def __init__(self, target: str) -> None:
-        self.answers: dict[str, tuple[int, str]] = {}
-        proxy, netloc = self, urllib.parse.urlsplit(target).netloc
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def handle_one(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                status, code = proxy.answers.get(self.command, (0, ""))
-                if status:
-                    self._reply(status, {}, f"<Error><Code>{code}</Code></Error>".encode())
-                    return
-                with contextlib.closing(http.client.HTTPConnection(netloc, timeout=30)) as onward:
-                    onward.request(self.command, self.path, body, dict(self.headers))
-                    answer = onward.getresponse()
-                    self._reply(answer.status, dict(answer.getheaders()), answer.read())
-
-            def _reply(self, status: int, headers: dict[str, str], body: bytes) -> None:
-                self.send_response(status)
-                for name, text in headers.items():
-                    if name.lower() not in ("transfer-encoding", "connection", "date", "server"):
-                        if name.lower() == "content-length" and self.command != "HEAD":
-                            continue
-                        self.send_header(name, text)
-                if self.command != "HEAD":
-                    self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                if self.command != "HEAD":
-                    self.wfile.write(body)
-
-            do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = handle_one
-
-            def log_message(self, *args: object) -> None:
-                """A test's log is for what is tested."""
-
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self._server.block_on_close = False
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        self._thread.start()
-        self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-
 @pytest.fixture
 def proxied(moto):
     """A bucket behind a proxy that can fail."""
-    with contextlib.closing(FailingProxy(moto.endpoint)) as proxy:
-        service = Service(proxy.endpoint, moto.key, moto.secret)
-        with moto.bucket() as bucket:
-            yield proxy, Bucket(service, bucket.name)
+    with failing_bucket(moto) as found:
+        yield found
 
 
 @pytest.mark.slow

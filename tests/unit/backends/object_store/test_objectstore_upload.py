@@ -24,6 +24,7 @@ from services.s3 import Bucket
 
 from fusebackend.backends import S3Backend
 from fusebackend.backends.object_store import put as upload
+from fusebackend.backends.object_store.bucket import throttling
 from fusebackend.backends.object_store.bucket.errors import object_errors
 from fusebackend.backends.object_store.bucket.s3_extras import S3Extras
 from fusebackend.backends.object_store.put import UPLOAD_ATTRIBUTE, put
@@ -260,8 +261,14 @@ def test_the_same_bytes_of_somebody_else_are_not_ours(server: LosingS3) -> None:
     ],
 )
 def test_what_the_service_refuses_has_its_errno_and_one_line_in_the_log(
-    server: LosingS3, caplog: pytest.LogCaptureFixture, status: int, code: str, number: int
+    server: LosingS3,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    status: int,
+    code: str,
+    number: int,
 ) -> None:
+    monkeypatch.setattr(throttling, "PATIENCE_S", 0.0)
     server.refuse(status, code)
     with caplog.at_level(logging.WARNING), pytest.raises(OSError) as error:
         put(server.store("bucket"), "some/key", buffer_of(b"data"), create=True)

@@ -1,0 +1,230 @@
+"""A bucket that many hosts use: a service that gets too many requests, and what a mount sends when it was idle."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import obstore
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from obstore.exceptions import GenericError
+from services.failing_proxy import failing_bucket
+
+from fusebackend.backends import S3Backend
+from fusebackend.backends.object_store.bucket import throttling
+from fusebackend.backends.object_store.bucket.requests import Bucket
+from fusebackend.backends.object_store.bucket.throttling import FIRST_S, MOST_S, PATIENCE_S, patiently
+from fusebackend.backends.object_store.volume import ObjectStoreVolume
+from fusebackend.protocol import ROOT_NODE, AttrChanges, Caller
+from fusebackend.vfs.calls.route_limits import DEFAULT_DEADLINE_S
+
+ME = Caller(os.geteuid(), os.getegid())
+
+REFUSALS = [(503, "SlowDown"), (429, "TooManyRequests")]
+INNER = 4
+"""Requests that obstore sends before its answer is an error."""
+
+HOUR_S = 3600.0
+
+
+class Clock:
+    """A clock that only `sleep` moves."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.waits: list[float] = []
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.waits.append(seconds)
+        self.now += seconds
+
+
+def refused() -> None:
+    raise GenericError("Server returned non-2xx status code: 503 Service Unavailable: <Code>SlowDown</Code>")
+
+
+# -- the waits ----------------------------------------------------------------------------------------------------
+
+
+def test_the_waits_grow_and_end_within_the_deadline_of_a_route() -> None:
+    clock = Clock()
+    with pytest.raises(GenericError):
+        patiently(refused, clock=clock, sleep=clock.sleep)
+    limits = [min(FIRST_S * 2**number, MOST_S) for number in range(len(clock.waits))]
+    assert all(limit / 2 <= wait <= limit for wait, limit in zip(clock.waits, limits, strict=True))
+    assert PATIENCE_S - MOST_S <= sum(clock.waits) <= PATIENCE_S < DEFAULT_DEADLINE_S
+
+
+@given(st.integers(0, 4))
+def test_a_request_is_sent_until_it_is_answered(refusals: int) -> None:
+    clock, left = Clock(), iter(range(refusals))
+
+    def request() -> str:
+        if next(left, None) is not None:
+            refused()
+        return "answer"
+
+    assert patiently(request, clock=clock, sleep=clock.sleep) == "answer"
+    assert len(clock.waits) == refusals
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        FileNotFoundError(errno.ENOENT, "no"),
+        GenericError("Server returned non-2xx status code: 500 Internal Server Error: "),
+        GenericError("Server returned non-2xx status code: 403 Forbidden: <Code>AccessDenied</Code>"),
+        GenericError("error sending request, kind: Connect"),
+    ],
+    ids=["missing", "500", "403", "unreachable"],
+)
+def test_other_errors_leave_at_once(error: Exception) -> None:
+    clock = Clock()
+
+    def request() -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        patiently(request, clock=clock, sleep=clock.sleep)
+    assert clock.waits == []
+
+
+# -- a service that refuses ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait a hundredth of the time."""
+    monkeypatch.setattr(throttling, "FIRST_S", FIRST_S / 100)
+    monkeypatch.setattr(throttling, "MOST_S", MOST_S / 100)
+
+
+@pytest.fixture
+def bucket(moto, hasty):
+    with failing_bucket(moto) as found:
+        yield found
+
+
+def chmod(backend: S3Backend) -> None:
+    backend.volume.setattr(backend.volume.lookup(ROOT_NODE, b"file").node, AttrChanges(mode=0o600))
+
+
+def mkdir(backend: S3Backend) -> None:
+    backend.volume.mkdir(ROOT_NODE, b"made", 0o755, ME)
+
+
+CALLS: dict[str, Callable[[S3Backend], object]] = {
+    "ls": lambda backend: backend.ls("/directory").error,
+    "read": lambda backend: backend.read("/file").error,
+    "write": lambda backend: backend.write("/new", "text").error,
+    "edit": lambda backend: backend.edit("/file", "text", "other").error,
+    "move": lambda backend: backend.move("/file", "/directory/file").error,
+    "delete": lambda backend: backend.delete("/file").error,
+    "chmod": chmod,
+    "mkdir": mkdir,
+}
+
+
+@pytest.mark.services
+@pytest.mark.slow
+@pytest.mark.parametrize("refusal", REFUSALS, ids=["503", "429"])
+@pytest.mark.parametrize("call", CALLS)
+def test_a_throttled_call_waits_and_succeeds(bucket, caplog, call: str, refusal: tuple[int, str]) -> None:
+    proxy, at = bucket
+    with S3Backend(at.name, ttl=0.0, **at.options()) as backend:
+        assert backend.write("/file", "text").error is None
+        assert backend.write("/directory/other", "text").error is None
+        proxy.requests.clear()
+        proxy.refusal, proxy.refusals = refusal, 2 * INNER + 1
+        assert CALLS[call](backend) is None
+        assert proxy.refusals == 0
+        assert len(proxy.requests) > 2 * INNER + 1
+    assert [record for record in caplog.records if record.name.startswith("fusebackend")] == []
+
+
+@pytest.mark.services
+@pytest.mark.slow
+def test_a_service_that_goes_on_refusing_is_a_time_out(bucket, monkeypatch, caplog) -> None:
+    monkeypatch.setattr(throttling, "PATIENCE_S", 0.5)
+    proxy, at = bucket
+    with S3Backend(at.name, ttl=0.0, **at.options()) as backend:
+        assert backend.write("/file", "text").error is None
+        proxy.requests.clear()
+        proxy.refusals = 10**6
+        with pytest.raises(TimeoutError):
+            backend.volume.lookup(ROOT_NODE, b"file")
+        assert 0 < len(proxy.requests) < 100
+        proxy.refusals = 0
+        assert backend.download_files(["/file"])[0].content == b"text"
+    assert "SlowDown" in caplog.text
+
+
+@pytest.mark.services
+@pytest.mark.slow
+def test_a_listing_that_is_refused_in_the_middle_goes_on_after_its_last_key(bucket) -> None:
+    proxy, at = bucket
+    with S3Backend(at.name, **at.options()) as backend:
+        store = backend.volume.bucket.store
+        names = [f"d/{number:05}" for number in range(1100)]
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(lambda name: obstore.put(store, name, b""), names))
+        pages = Bucket(store).keys_below("d/")
+        found = next(pages)
+        assert len(found) < len(names)
+        proxy.refusals = INNER + 1
+        found += itertools.chain.from_iterable(pages)
+        assert [key for key, _, _ in found] == names
+        assert proxy.refusals == 0
+
+
+# -- after an idle hour -------------------------------------------------------------------------------------------
+
+FILES = 30
+DIRECTORIES = 4
+
+
+def visit(volume: ObjectStoreVolume) -> None:
+    """List every directory and `stat` every name, as `find -ls` does; open and read one file."""
+    for name, directory in list(volume.readdir(ROOT_NODE, b"", 1000)):
+        volume.hold(directory.node)
+        for file, attr in volume.readdir(directory.node, b"", 1000):
+            assert volume.getattr(volume.lookup(directory.node, file).node).size == attr.size
+        node = volume.lookup(directory.node, b"f0").node
+        volume.open(node, os.O_RDONLY)
+        assert volume.read(node, 0, 100) == name
+        volume.release(node, os.O_RDONLY)
+
+
+@pytest.mark.services
+@pytest.mark.slow
+def test_an_idle_hour_costs_nothing_and_ends_without_a_storm(moto) -> None:
+    with failing_bucket(moto) as (proxy, at), S3Backend(at.name, **at.options()) as maker:
+        for directory in range(DIRECTORIES):
+            for file in range(FILES):
+                assert maker.write(f"/d{directory}/f{file}", f"d{directory}").error is None
+        clock, there = Clock(), maker.volume.bucket
+        with contextlib.closing(ObjectStoreVolume(there.store, extras=there.extras, clock=clock)) as volume:
+
+            def requests(work: Callable[[], object]) -> Counter[str]:
+                proxy.requests.clear()
+                work()
+                return Counter(proxy.requests)
+
+            cold = requests(lambda: visit(volume))
+            assert requests(lambda: clock.sleep(HOUR_S)) == {}
+            assert requests(lambda: volume.lookup(ROOT_NODE, b"d0")) == {"LIST": 1}
+            after = requests(lambda: visit(volume))
+            assert cold["LIST"] == DIRECTORIES + 1
+            assert after["LIST"] == DIRECTORIES  # that of the root was for the lookup
+            assert after.total() <= cold.total()
+            assert after["GET"] == 0, "the blocks that were read are those of this version"
