@@ -13,8 +13,8 @@ later ones `PAUSE_S` apart. Where a host dies between the two, its rows are foun
 
 The volume says whether there is a feed (`Features.change_feed`): while there is one, each change of another session
 arrives within milliseconds, and caches above need not expire. When the connection is lost, the volume says so and
-invalidates everything. When it is back, the feed reads on from its position; it invalidates everything if the server
-was restarted, or has deleted rows that it had not read.
+invalidates everything, and once more when it is back. Watchers are then told of the rows after the position, unless the
+server was restarted.
 
 A payload is words of ASCII with spaces between, whatever the encoding of the database:
 
@@ -33,6 +33,7 @@ as well. Their SESSION begins with `+`, for readers of rows to pass over.
 from __future__ import annotations
 
 import logging
+import queue
 import threading
 import time
 from collections import deque
@@ -86,6 +87,9 @@ MAX_ROWS: Final = 5_000
 
 SURVEY_S = 29.0
 """How often the sessions that have the volume open are counted, together with the next reading of the rows."""
+
+MAX_UNPUBLISHED: Final = 1_000
+"""Transactions whose changes wait to be published; more are `Change()`."""
 
 MAX_PENDING = 64
 """Payloads that wait to be sent to sessions of older code; more are `Change()`."""
@@ -219,7 +223,10 @@ def _change(word: str) -> Change:
 
 
 class VolumeFeed:
-    """See the module's docstring. `announce` may be called by any thread; all else by the thread of its connection.
+    """See the module's docstring. `announce` may be called by any thread; most else by the thread of its connection.
+
+    A thread of its own publishes. A notice to the kernel may wait for a request, and that for the connection: `create`
+    holds the kernel's lock of its directory while it gets a block of node numbers (`Session.new_node`).
 
     Args:
         volume_id: the volume's number in the database.
@@ -238,12 +245,13 @@ class VolumeFeed:
         self.wake: Callable[[], None] = lambda: None
         self.stir: Callable[[], None] = lambda: None
         self._volume = volume_id
-        self._changed: Callable[[Sequence[Change]], None] | None = None
-        self._became: Callable[[bool], None] = lambda live: None
+        self._published: queue.Queue[bool | Sequence[Change] | None] = queue.Queue()  # None ends the thread
+        self._publisher: threading.Thread | None = None
         self._guard = threading.Lock()
         self._pending: dict[str, None] = {}  # payloads since the last wake-up
         self._told_at = self._looked_at = self._surveyed_at = -SURVEY_S
         self._called = False  # a wake-up has come
+        self._overflown = False  # changes were dropped, and a `Change()` follows
         self._is_back = False  # the connection is new, and the position of an earlier one
         self.has_duties = True
         self._others = 1  # other sessions, as far as is known
@@ -288,12 +296,17 @@ class VolumeFeed:
 
         self._server, self._position = "", NOTHING
         self._return(ask)
-        self._changed, self._became = changed, became
+        arguments = [changed, became]
+        self._publisher = threading.Thread(target=self._work, args=arguments, name="fusebackend-changes", daemon=True)
+        self._publisher.start()
 
     def stop(self) -> None:
-        """Call nothing any more. Twice is once."""
-        self._changed = None
-        self._became = lambda live: None
+        """Call nothing any more, once the callback that is under way has returned. Twice is once."""
+        publisher, self._publisher = self._publisher, None
+        if publisher is not None:
+            self._published.put(None)
+            if publisher is not threading.current_thread():
+                publisher.join()
 
     def announce(self, payloads: Sequence[str]) -> None:
         """Send other hosts a wake-up for these payloads, which a transaction of this session has added."""
@@ -331,13 +344,13 @@ class VolumeFeed:
         words = " ".join(str(error).split())
         log.warning("what other hosts change in the volume is not told until the connection is back: %s", words)
         self.live = False
-        self._became(False)
+        self._put(False)
         self._publish([Change()])
 
     def back(self) -> None:
         log.info("what other hosts change in the volume is told again")
         self.live = True
-        self._became(True)
+        self._put(True)
 
     def turn(self, ask: Ask) -> float:
         """Send the wake-up and read the rows that are due. Returns the seconds until the next is."""
@@ -421,26 +434,43 @@ class VolumeFeed:
         return server
 
     def _return(self, ask: Ask) -> None:
-        """Read on with a new connection; or invalidate everything, where rows or payloads may be missing."""
-        joined, at = self._joined, self._position
+        """Read on with a new connection, and invalidate everything, after which the mount follows the feed again.
+
+        Where rows or payloads may be missing, the position is that of now.
+        """
+        joined = self._joined
         server, self._server = self._server, self._survey(ask)
-        is_same = self._server == server and self._joined == joined != -1
-        if not is_same:
+        if self._server != server or self._joined == -1 or self._joined != joined:
             self._position = NOTHING
         self._look(ask)
-        if not is_same or self._position.xmax < at.xmax:  # an earlier state of a server would have smaller numbers
-            self._publish([Change()])
+        self._publish([Change()])
         self._is_back = False
 
     def _publish(self, changes: Sequence[Change]) -> None:
         self._busy_until = time.monotonic() + 2 * KEEP_S
         self.stir()
-        if self._changed is None:
-            return
-        try:
-            self._changed(changes)
-        except Exception:  # later changes must still be announced
-            log.exception("could not tell of %r", changes[:3])
+        if self._published.qsize() < MAX_UNPUBLISHED:
+            self._put(changes)
+        elif not self._overflown:
+            self._overflown = True
+            self._put([Change()])
+
+    def _put(self, item: bool | Sequence[Change]) -> None:
+        if self._publisher is not None:
+            self._published.put(item)
+
+    def _work(self, changed: Callable[[Sequence[Change]], None], became: Callable[[bool], None]) -> None:
+        """Publish until `stop`."""
+        while (item := self._published.get()) is not None and self._publisher is not None:
+            self._overflown = False  # first: what is dropped from now on is followed by another `Change()`
+            try:
+                if isinstance(item, bool):
+                    became(item)
+                else:
+                    changed(item)
+            except Exception:  # later changes must still be announced
+                log.exception("could not tell of %r", item if isinstance(item, bool) else item[:3])
+            self._published.task_done()
 
     # -- rows that are old -------------------------------------------------------------------------------------
 
