@@ -4,8 +4,9 @@ This is libpq's pipeline mode: a batch is sent at once and awaited once. psycopg
 statement, and takes twice as much processor time to create a file. A connection on which the server is silent for
 `STALL_S` is closed, so no wait is without a bound.
 
-A statement is SQL with `%s` for each parameter, and the parameters; it is prepared at its first use on a connection.
-All integers are sent as 8 bytes, so the SQL casts those that another type is needed for.
+A statement is SQL with `%s` for each parameter, and the parameters; it is prepared at its first use on a connection,
+but not behind a pooler (`share`). All integers are sent as 8 bytes, so the SQL casts those that another type is needed
+for.
 """
 
 from __future__ import annotations
@@ -34,8 +35,13 @@ STALL_S = 20.0
 MAX_PREPARED = 300
 """Statements that a connection keeps; there are some 60, some of them with several types of parameters."""
 
-_prepared: weakref.WeakKeyDictionary[Connection[Any], dict[tuple[bytes, tuple[int, ...]], bytes]]
-_prepared = weakref.WeakKeyDictionary()
+_prepared: weakref.WeakKeyDictionary[Connection[Any], dict[tuple[bytes, tuple[int, ...]], bytes] | None]
+_prepared = weakref.WeakKeyDictionary()  # None: nothing is prepared
+
+
+def share(connection: Connection[Any]) -> None:
+    """Prepare no statement here: a pooler gives each transaction another connection to the server."""
+    _prepared[connection] = None
 
 
 def is_lost(connection: Connection[Any], error: BaseException) -> bool:
@@ -106,7 +112,9 @@ def _exchange(connection: Connection[Any], transformer: Any, statements: Sequenc
             failure = error_from_result(result, encoding="utf-8")
     pgconn.exit_pipeline_mode()
     if failure is not None:
-        _prepared.pop(connection, None)  # statements after the failed one were not prepared
+        known = _prepared.get(connection)
+        if known is not None:
+            known.clear()  # statements after the failed one were not prepared
         raise failure
     return answers
 
@@ -120,11 +128,11 @@ def _start(connection: Connection[Any], transformer: Any, statement: Statement) 
     values = transformer.dump_sequence(parameters, [PyFormat.BINARY] * len(parameters))
     known = _prepared.setdefault(connection, {})
     key = (_numbered(query), transformer.types or ())
-    name = known.get(key)
+    name = None if known is None else known.get(key)
     if name is not None:
         pgconn.send_query_prepared(name, values, transformer.formats, result_format=1)
         return (True,)
-    if len(known) >= MAX_PREPARED:
+    if known is None or len(known) >= MAX_PREPARED:
         pgconn.send_query_params(key[0], values, key[1], transformer.formats, result_format=1)
         return (True,)
     name = known[key] = b"fusebackend_%d" % next(_numbers)

@@ -181,6 +181,8 @@ MEANINGS = {
     "network": "the container's network, as of 'docker run --network'",
     "ns": "the namespace, its parts with dots between",
     "on_exists": "an agent's write to a file that is there: error (default) or replace",
+    "pooler": "for a URL that leads to a pooler: transaction, where it gives each transaction another connection to the"
+    " server; needs feed",
     "quiet_s": "a run counts as ended after so many seconds without a new checkpoint",
     "region": "of the bucket",
     "root": "the directory of the container that is mounted",
@@ -322,6 +324,7 @@ SCHEMES: dict[str, Scheme] = {
             "conflict": _one_of("error", "last-writer"),
             "connections": _positive,
             "feed": _conninfo,
+            "pooler": str,
             "on_exists": ON_EXISTS,
             "volume": str,
         },

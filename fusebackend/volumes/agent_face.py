@@ -15,7 +15,7 @@ import functools
 import os
 import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Self, TypeVar
 
 from fusebackend import text
@@ -242,7 +242,8 @@ class VolumeBackend(BackendProtocol):
 
     def _put(self, path: str, data: bytes | FileContents, *, replace: bool) -> None:
         """Create a file, or replace the contents of one in place. EEXIST when it is there and `replace` is not set."""
-        with self._rewriting(path if replace else None) as changes:
+
+        def put(changes: Changes) -> None:
             # As open(2): O_EXCL finds a symbolic link itself in the way, without it a link is followed.
             place = resolve(self.volume, path, follow=replace)
             if place.attr is None:
@@ -254,6 +255,11 @@ class VolumeBackend(BackendProtocol):
                 # Reported even if it fails half-way: the file has changed then, too.
                 changes.append(Change(node=place.attr.node, kind="modified", path=place.path))
                 overwrite(self.volume, place.attr.node, data)
+
+        if replace:
+            self._rewrite(path, put)
+        else:
+            self.volume.change_as_one(put, path)
 
     def _create(self, place: Place, data: bytes | FileContents, changes: Changes) -> None:
         with self._parents(place, changes) as parent:
@@ -285,18 +291,21 @@ class VolumeBackend(BackendProtocol):
             attr = resolve(self.volume, path).found
             if attr.size <= EDITED_LOCKED_BYTES:
                 break
-            node, seen = attr.node, attr.fingerprint
+            seen = attr.node, attr.fingerprint
             before = read_all(self.volume, attr, self.max_file_bytes)
             edited = self._edited(before, old, new, replace_all)
-            with self._rewriting(path) as changes:
-                place = resolve(self.volume, path)
-                if place.found.node == node and place.found.fingerprint == seen:
-                    return edited if isinstance(edited, str) else self._store(place, before, *edited, changes)
-        with self._rewriting(path) as changes:
+            store = functools.partial(self._store_unless_changed, path, seen, before, edited)
+            outcome = self._rewrite(path, store)
+            if outcome is not None:
+                return outcome
+
+        def edit(changes: Changes) -> int | str:
             place = resolve(self.volume, path)
             before = read_all(self.volume, place.found, self.max_file_bytes)
             edited = self._edited(before, old, new, replace_all)
             return edited if isinstance(edited, str) else self._store(place, before, *edited, changes)
+
+        return self._rewrite(path, edit)
 
     def _edited(self, before: bytes, old: str, new: str, replace_all: bool) -> tuple[bytes, int] | str:
         content = before.decode("utf-8")
@@ -306,20 +315,27 @@ class VolumeBackend(BackendProtocol):
             return outcome
         return outcome[0].encode("utf-8"), outcome[1]
 
+    def _store_unless_changed(
+        self, path: str, seen: object, before: bytes, edited: tuple[bytes, int] | str, changes: Changes
+    ) -> int | str | None:
+        place = resolve(self.volume, path)
+        if (place.found.node, place.found.fingerprint) != seen:
+            return None
+        return edited if isinstance(edited, str) else self._store(place, before, *edited, changes)
+
     def _store(self, place: Place, before: bytes, after: bytes, occurrences: int, changes: Changes) -> int:
         node = place.found.node
         changes.append(Change(node=node, kind="modified", path=place.path))
         rewrite(self.volume, node, before, after)
         return occurrences
 
-    @contextlib.contextmanager
-    def _rewriting(self, path: str | None) -> Iterator[Changes]:
-        """`changing`, after open handles of the file there (`rewriting`)."""
+    def _rewrite(self, path: str, work: Callable[[Changes], R]) -> R:
+        """`change_as_one` of the contents of a file, after open handles of it (`rewriting`)."""
         with contextlib.ExitStack() as stack:
-            if path is not None and self.volume.is_guarded:
+            if self.volume.is_guarded:
                 with contextlib.suppress(*Refusal):  # it will be refused again
                     stack.enter_context(self.volume.rewriting(resolve(self.volume, path).found.node))
-            yield stack.enter_context(self.volume.changing())
+            return self.volume.change_as_one(work, path, reads=True)
 
     # -- names -------------------------------------------------------------------------------------------------
 
@@ -331,7 +347,7 @@ class VolumeBackend(BackendProtocol):
         return MoveResult(path=paths.normalise(destination))
 
     def _move(self, source: str, destination: str) -> None:
-        with self.volume.changing() as changes:
+        def move(changes: Changes) -> None:
             old = resolve(self.volume, source, follow=False)
             moved = old.found
             new = resolve(self.volume, destination, follow=False)
@@ -347,6 +363,8 @@ class VolumeBackend(BackendProtocol):
             after, before = _shown(new.path, moved), _shown(old.path, moved)
             changes.append(Change(moved.node, parent, new.name, "moved", after, before))
 
+        self.volume.change_as_one(move, source, destination, removes=True)
+
     def delete(self, file_path: str) -> DeleteResult:
         try:
             self._delete(file_path)
@@ -355,17 +373,22 @@ class VolumeBackend(BackendProtocol):
         return DeleteResult(path=paths.normalise(file_path))
 
     def _delete(self, path: str) -> None:
-        with self.volume.changing() as changes:
+        def delete(changes: Changes) -> Doomed | None:
+            """Returns a directory, which is left to be deleted."""
             place = resolve(self.volume, path, follow=False)
             node = place.found.node
             if node == ROOT_NODE:
                 raise OSError(errno.EBUSY, "The root can't be deleted")
             changes.append(Change(node=place.parent))
-            if not place.found.is_dir:
-                self.volume.unlink(place.parent, place.name)
-                changes.append(Change(node, place.parent, place.name, "deleted", place.path))
-                return
-        self._delete_tree(Doomed(place.parent, place.name, node, place.path))
+            if place.found.is_dir:
+                return Doomed(place.parent, place.name, node, place.path)
+            self.volume.unlink(place.parent, place.name)
+            changes.append(Change(node, place.parent, place.name, "deleted", place.path))
+            return None
+
+        doomed = self.volume.change_as_one(delete, path, removes=True)
+        if doomed is not None:
+            self._delete_tree(doomed)
 
     def _delete_tree(self, top: Doomed) -> None:
         remove_tree(self.volume, top)

@@ -20,6 +20,7 @@ from fusebackend.protocol import Change, Changes, Guard, ObservableVolume, Obser
 log = logging.getLogger(__name__)
 
 Listener = TypeVar("Listener")
+T = TypeVar("T")
 
 _silent = contextvars.ContextVar("silent", default=False)
 
@@ -79,6 +80,20 @@ class NativeVolume(ObservableVolume):
             with self.lock:
                 self.unpublished -= 1
             shown()
+
+    def change_as_one(self, work: Callable[[Changes], T], *paths: str, removes: bool = False, reads: bool = False) -> T:
+        """Return the result of `work`, called in `changing`.
+
+        A volume that several hosts change at once may undo what `work` has done and call it again, so that changes of
+        different files need not wait for each other.
+
+        Args:
+            paths: `work` resolves them, and changes what is there. A volume may fetch them at once.
+            removes: it removes or moves the names at the ends of them.
+            reads: it reads the files.
+        """
+        with self.changing() as changes:
+            return work(changes)
 
     def publish(self, *changes: Change) -> None:
         with_path = any(change.path for change in changes)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import errno
+import functools
 
 from fusebackend.base import paths
 from fusebackend.base.paths import AgentPath
-from fusebackend.protocol import ROOT_NODE, Change, Volume
+from fusebackend.protocol import ROOT_NODE, Change, Changes, Volume
 from fusebackend.volumes.native import NativeVolume
 from fusebackend.volumes.walk import vanishing
 
@@ -61,29 +62,39 @@ def remove_tree(volume: NativeVolume, top: Doomed) -> None:
     while left:
         doomed = left[-1]
         entered.add(doomed.node)
-        with volume.changing() as changes:
-            children: list[tuple[bytes, int, bool]] = []
-            with vanishing():
-                if doomed.is_there(volume):
-                    page = volume.readdir(doomed.node, b"", REMOVED_AT_ONCE)
-                    children = [(name, attr.node, attr.is_dir) for name, attr in page]
-                    if not children:
-                        volume.rmdir(doomed.parent, doomed.name)
-                        gone = Change(doomed.node, doomed.parent, doomed.name, "deleted", doomed.path + "/")
-                        changes += [Change(node=doomed.parent), gone]
+        empty = functools.partial(_empty, volume, doomed, entered)
+        below = volume.change_as_one(empty, doomed.path, removes=True)
+        if below is None:
+            left.pop()
+            entered.discard(doomed.node)
+        else:
+            left += below
+
+
+def _empty(volume: NativeVolume, doomed: Doomed, entered: set[int], changes: Changes) -> list[Doomed] | None:
+    """Delete a portion of a directory. Returns the directories in it; None when it is gone, or not there any more."""
+    children: list[tuple[bytes, int, bool]] = []
+    with vanishing():
+        if doomed.is_there(volume):
+            page = volume.readdir(doomed.node, b"", REMOVED_AT_ONCE)
+            children = [(name, attr.node, attr.is_dir) for name, attr in page]
             if not children:
-                left.pop()
-                entered.discard(doomed.node)
-                continue
-            changes.append(Change(node=doomed.node))
-            for name, node, is_dir in children:
-                if is_dir:
-                    if node in entered:
-                        raise OSError(errno.EIO, f"'{doomed.below(name, node).path}' is a directory below itself")
-                    left.append(doomed.below(name, node))
-                    continue
-                gone = Change(node, doomed.node, name)
-                with vanishing():
-                    volume.unlink(doomed.node, name)
-                    gone = gone._replace(kind="deleted", path=paths.join(doomed.path, paths.to_text(name)))
-                changes.append(gone)
+                volume.rmdir(doomed.parent, doomed.name)
+                gone = Change(doomed.node, doomed.parent, doomed.name, "deleted", doomed.path + "/")
+                changes += [Change(node=doomed.parent), gone]
+    if not children:
+        return None
+    below: list[Doomed] = []
+    changes.append(Change(node=doomed.node))
+    for name, node, is_dir in children:
+        if is_dir:
+            if node in entered:
+                raise OSError(errno.EIO, f"'{doomed.below(name, node).path}' is a directory below itself")
+            below.append(doomed.below(name, node))
+            continue
+        gone = Change(node, doomed.node, name)
+        with vanishing():
+            volume.unlink(doomed.node, name)
+            gone = gone._replace(kind="deleted", path=paths.join(doomed.path, paths.to_text(name)))
+        changes.append(gone)
+    return below

@@ -100,7 +100,9 @@ def resolve(volume: Volume, path: str, *, follow: bool = True) -> Place:
         PathError, OSError: as `names_of`; ENOTDIR where a file is used as a directory, ELOOP, and EXDEV for a link
             that leaves the volume. An absent name is no error, see `Place.attr`.
     """
-    return resolve_from(volume, (ROOT_NODE,), names_of(path), follow=follow)
+    names = names_of(path)
+    with volume.walking(names):
+        return resolve_from(volume, (ROOT_NODE,), names, follow=follow)
 
 
 def resolve_from(volume: Volume, trail: Sequence[int], names: Sequence[bytes], *, follow: bool = True) -> Place:

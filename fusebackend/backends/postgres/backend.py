@@ -27,6 +27,8 @@ class PostgresBackend(VolumeBackend):
         connections: how many operations may run at once.
         feed: libpq's words or a URI for the connection that is kept, with its lock and its LISTEN; for a `dsn` that
             leads to a pooler, which shares connections.
+        pooler: `"transaction"` for a `dsn` that leads to a pooler which gives each transaction another connection to
+            the server (PgBouncer with `pool_mode=transaction`); it needs `feed`.
 
     Raises:
         OSError: the server can't be reached or refuses, in one line; `VolumeDatabaseError` when a newer fusebackend
@@ -44,14 +46,19 @@ class PostgresBackend(VolumeBackend):
         on_exists: OnExists = "error",
         connections: int = CONNECTIONS,
         feed: str = "",
+        pooler: str = "",
     ) -> None:
         if conflict not in ("error", "last-writer"):
             raise ValueError(f"conflict must be 'error' or 'last-writer', not {conflict!r}")
         checked_on_exists(on_exists)
+        if pooler not in ("", "transaction"):
+            raise ValueError(f"pooler must be 'transaction' or be left out, not {pooler!r}")
+        if pooler and not feed:
+            raise ValueError("pooler='transaction' needs feed=DSN of the server itself, where it keeps a connection")
         if not volume or len(volume) > NAME_MAX_CHARACTERS or not volume.isprintable():
             raise ValueError(f"volume must be a name of 1 to {NAME_MAX_CHARACTERS} characters, not {volume!r}")
         with needed_by("PostgresBackend"):
-            kept = PostgresVolume(dsn, volume, conflict=conflict, connections=connections, feed=feed)
+            kept = PostgresVolume(dsn, volume, conflict=conflict, connections=connections, feed=feed, pooler=pooler)
         super().__init__(kept, on_exists=on_exists)
         try:
             self.search = Search(kept, kept.connections, kept.id)
@@ -78,7 +85,7 @@ class PostgresBackend(VolumeBackend):
         return self.search.glob_files(pattern, path)
 
 
-OPTIONS = ("conflict", "connections", "feed", "on_exists")
+OPTIONS = ("conflict", "connections", "feed", "on_exists", "pooler")
 """Parameters of a URL that are arguments of `PostgresBackend`."""
 
 

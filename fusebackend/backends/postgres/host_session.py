@@ -28,7 +28,7 @@ from fusebackend.backends.postgres.feed import VolumeFeed, hello
 from fusebackend.backends.postgres.schema import NODES_AT_ONCE, REAP_LOCK, SESSION_LOCK
 from fusebackend.backends.postgres.uses import Uses
 from fusebackend.databases.listener import Ask, Listener
-from fusebackend.databases.pipeline import BEGIN, COMMIT, Rows, rollback, send
+from fusebackend.databases.pipeline import BEGIN, COMMIT, Rows, Statement, rollback, send, share
 from fusebackend.databases.postgres import Connections, translate_errors, when_free
 
 if TYPE_CHECKING:
@@ -43,9 +43,8 @@ IDLE_S = 30
 """A host that is silent for so long in the middle of a change loses its locks."""
 
 SETTINGS = {
-    # Without it a server that crashes between a change and its `fsync` forgets the change, and confirms the `fsync`
-    # after its restart (seen in tests/mounted/test_service_faults.py).
-    "synchronous_commit": "on",
+    # A commit waits for no disk where its caller does not ask for that (`unsynced.py`).
+    "synchronous_commit": "off",
     "jit": "off",
     "lock_timeout": f"{LOCK_S}s",
     "idle_in_transaction_session_timeout": f"{IDLE_S}s",
@@ -85,15 +84,41 @@ FROM fusebackend.nameless u WHERE u.volume = n.volume AND u.node = n.node AND u.
 T = TypeVar("T")
 
 
+LOCAL_SETTINGS = ("synchronous_commit", "jit", "lock_timeout", "idle_in_transaction_session_timeout")
+"""Those of `SETTINGS` that each transaction sets for itself behind a pooler."""
+
+
 def configure(connection: Connection[Any]) -> None:
     """Set up a connection of a volume."""
-    from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper
-
-    # One type for all numbers: else every statement is prepared again for each size of them.
-    for dumper in (Int8Dumper, Int8BinaryDumper):
-        connection.adapters.register_dumper(int, dumper)
+    _send_numbers_alike(connection)
     settings = ", ".join(f"set_config('{name}', '{value}', false)" for name, value in SETTINGS.items())
     send(connection, [(f"SELECT {settings}", ())])
+
+
+def configure_shared(connection: Connection[Any]) -> None:
+    """Set up a connection through a pooler, which shares those to the server: nothing is left on them (`opening`)."""
+    _send_numbers_alike(connection)
+    share(connection)
+
+
+def _send_numbers_alike(connection: Connection[Any]) -> None:
+    """One type for all numbers: else every statement is prepared again for each size of them."""
+    from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper
+
+    for dumper in (Int8Dumper, Int8BinaryDumper):
+        connection.adapters.register_dumper(int, dumper)
+
+
+def opening(*, shared: bool) -> list[Statement]:
+    """The statements that begin a transaction that changes a volume.
+
+    Args:
+        shared: the connection is behind a pooler, and has the settings of anybody.
+    """
+    if not shared:
+        return [BEGIN]
+    local = ", ".join(f"set_config('{name}', '{SETTINGS[name]}', true)" for name in LOCAL_SETTINGS)
+    return [("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE", ()), (f"SELECT {local}", ())]
 
 
 class Session:

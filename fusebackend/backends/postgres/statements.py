@@ -71,13 +71,32 @@ _UNIT_BLOCKS = "((length(data) + 4095) / 4096 * 8)"
 # -- fetching for a change -----------------------------------------------------------------------------------------
 
 
+DIRECTORY = "(i.mode & 61440) = 16384"
+"""Of an inode `i`."""
+
+
 def lock_changes(volume: int, exclusive: bool) -> Statement:
     shared = "" if exclusive else "_shared"
     return f"SELECT pg_advisory_xact_lock{shared}(%s::int, %s::int)", (CHANGE_LOCK, volume)
 
 
-def lock_renames(volume: int) -> Statement:
-    return "SELECT pg_advisory_xact_lock(%s::int, %s::int)", (RENAME_LOCK, volume)
+def lock_paths(volume: int, exclusive: bool) -> Statement:
+    """The lock of changes, shared, and that of directories' names."""
+    shared = "" if exclusive else "_shared"
+    return (
+        f"SELECT pg_advisory_xact_lock_shared(%s::int, %s::int), pg_advisory_xact_lock{shared}(%s::int, %s::int)",
+        (CHANGE_LOCK, volume, RENAME_LOCK, volume),
+    )
+
+
+def lock_renames(volume: int, keys: Sequence[tuple[int, bytes]]) -> Statement:
+    """The lock of directories' names, where a directory is under one of these names: then it returns a row."""
+    return (
+        "SELECT pg_advisory_xact_lock(%s::int, %s::int) FROM (SELECT FROM unnest(%s::int8[], %s::bytea[])"
+        " AS k (parent, name) JOIN fusebackend.dentry d ON d.volume = %s AND d.parent = k.parent AND d.name = k.name"
+        f" JOIN fusebackend.inode i ON i.volume = d.volume AND i.node = d.node WHERE {DIRECTORY} LIMIT 1) directory",
+        (RENAME_LOCK, volume, [parent for parent, _ in keys], [name for _, name in keys], volume),
+    )
 
 
 def inodes(volume: int, nodes: Sequence[int], lock: bool) -> Statement:
@@ -88,6 +107,74 @@ def inodes(volume: int, nodes: Sequence[int], lock: bool) -> Statement:
     return (
         f"SELECT {COLUMNS} FROM fusebackend.inode WHERE volume = %s AND node = ANY(%s) ORDER BY node{_locking(lock)}",
         (volume, list(nodes)),
+    )
+
+
+def lock_with_entries(volume: int, nodes: Sequence[int], keys: Sequence[tuple[int, bytes]]) -> Statement:
+    """Lock inodes, together with those under these names, in the order of all their numbers."""
+    return (
+        f"SELECT {COLUMNS} FROM fusebackend.inode WHERE volume = %s AND node = ANY(ARRAY(SELECT unnest(%s::int8[])"
+        " UNION ALL SELECT d.node FROM unnest(%s::int8[], %s::bytea[]) AS k (parent, name)"
+        " JOIN fusebackend.dentry d ON d.volume = %s AND d.parent = k.parent AND d.name = k.name))"
+        f" ORDER BY node{_locking(True)}",
+        (volume, list(nodes), [parent for parent, _ in keys], [name for _, name in keys], volume),
+    )
+
+
+def lock_children(volume: int, parent: int, after: bytes, limit: int) -> Statement:
+    """Lock the inodes of names in a directory, but for directories."""
+    return (
+        "SELECT i.node FROM fusebackend.inode i WHERE i.volume = %s AND i.node = ANY(ARRAY("
+        "SELECT node FROM fusebackend.dentry WHERE volume = %s AND parent = %s AND name > %s ORDER BY name LIMIT %s))"
+        f" AND NOT {DIRECTORY} ORDER BY i.node{_locking(True, 'i')}",
+        (volume, volume, parent, after, limit),
+    )
+
+
+def _walk(name: str) -> str:
+    """The nodes of a path, from a node down as far as they are there."""
+    return (
+        f"{name} (depth, parent, name, node) AS (SELECT 0, 0::int8, ''::bytea, %s::int8"
+        f" UNION ALL SELECT w.depth + 1, d.parent, d.name, d.node FROM {name} w JOIN fusebackend.dentry d"
+        " ON d.volume = %s AND d.parent = w.node AND d.name = (%s::bytea[])[w.depth + 1])"
+    )
+
+
+def walk(volume: int, top: int, names: Sequence[bytes]) -> Statement:
+    """The nodes along a path, each after the directory that it is in."""
+    return (
+        f"WITH RECURSIVE {_walk('walk')} SELECT w.parent, w.name, {_I} FROM walk w JOIN fusebackend.inode i"
+        " ON i.volume = %s AND i.node = w.node ORDER BY w.depth",
+        (top, volume, list(names), volume),
+    )
+
+
+def lock_walks(volume: int, top: int, ways: Sequence[tuple[Sequence[bytes], int]]) -> Statement:
+    """Lock so many nodes at the ends of paths, in the order of their numbers; the last one of a path that breaks off.
+
+    Returns their numbers only: what they are shows after the wait.
+    """
+    walks = ", ".join(_walk(f"walk{number}") for number, _ in enumerate(ways))
+    ends = " UNION ALL ".join(
+        f"SELECT node FROM walk{number} WHERE depth >= least(%s, (SELECT max(depth) FROM walk{number}))"
+        for number, _ in enumerate(ways)
+    )
+    parameters: list[object] = []
+    for names, _ in ways:
+        parameters += [top, volume, list(names)]
+    return (
+        f"WITH RECURSIVE {walks} SELECT node FROM fusebackend.inode WHERE volume = %s AND node = ANY(ARRAY({ends}))"
+        f" ORDER BY node{_locking(True)}",
+        (*parameters, volume, *(len(names) + 1 - count for names, count in ways)),
+    )
+
+
+def walked_chunks(volume: int, top: int, names: Sequence[bytes], chunks: int) -> Statement:
+    """The first chunks of the file at the end of a path."""
+    return (
+        f"WITH RECURSIVE {_walk('walk')} SELECT node, idx, length(data), data FROM fusebackend.chunk"
+        " WHERE volume = %s AND idx < %s AND node = (SELECT node FROM walk WHERE depth = %s)",
+        (top, volume, list(names), volume, chunks, len(names)),
     )
 
 

@@ -7,29 +7,36 @@ It owns the transactions: which calls make one, when it is committed, and which 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import stat
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fusebackend.backends.postgres import feed, statements
-from fusebackend.backends.postgres.host_session import Session
+from fusebackend.backends.postgres.host_session import Session, opening
 from fusebackend.backends.postgres.statements import StoredInode
-from fusebackend.backends.postgres.transaction import Transaction, Wanted, gone
+from fusebackend.backends.postgres.transaction import Transaction, Walk, Wanted, gone
+from fusebackend.backends.postgres.unsynced import Unsynced
 from fusebackend.backends.postgres.uses import Uses
+from fusebackend.base.paths import PathError
 from fusebackend.base.stamps import CLOCK
-from fusebackend.databases.pipeline import BEGIN, COMMIT, Rows, Statement, send
-from fusebackend.databases.postgres import Connections, translate_errors
-from fusebackend.protocol import Change, Changes
+from fusebackend.databases.pipeline import COMMIT, Rows, Statement, send
+from fusebackend.databases.postgres import REPEATABLE, Connections, translate_errors
+from fusebackend.protocol import ROOT_NODE, Change, Changes
 from fusebackend.volumes.chunks import Chunk
 from fusebackend.volumes.damage import Damage
 from fusebackend.volumes.posix import TreeVolume
 from fusebackend.volumes.storage import Inode
+from fusebackend.volumes.walk import names_of
 
 if TYPE_CHECKING:
     from psycopg import Connection
 
 T = TypeVar("T")
+
+SHARED_ATTEMPTS = 4
+"""So often a change of several operations is begun beside others; then it has the volume for itself."""
 
 
 class _Scope(threading.local):
@@ -38,6 +45,7 @@ class _Scope(threading.local):
     def __init__(self) -> None:
         self.transaction: Transaction | None = None
         self.view: Any = None  # a connection in the middle of a transaction that only reads
+        self.way: dict[tuple[int, bytes], Sequence[Any]] = {}  # names that are about to be looked up
         self.nested: list[Changes] = []
         self.lost_names: list[int] = []
         self.written: list[tuple[int, int, int | None]] = []  # nodes, and their `contents` and `emptied` before
@@ -49,10 +57,18 @@ class StoredTree(TreeVolume):
     Args:
         volume_id: the volume's number in the tables.
         last_writer_wins: a rewrite of a file that another host has changed is no error.
+        is_shared: the connections are behind a pooler, each transaction on another one to the server.
     """
 
     def __init__(
-        self, connections: Connections, volume_id: int, session: Session, uses: Uses, *, last_writer_wins: bool
+        self,
+        connections: Connections,
+        volume_id: int,
+        session: Session,
+        uses: Uses,
+        *,
+        last_writer_wins: bool,
+        is_shared: bool,
     ) -> None:
         super().__init__()
         self.lock = contextlib.nullcontext()
@@ -60,7 +76,9 @@ class StoredTree(TreeVolume):
         self._connections = connections
         self._session = session
         self._uses = uses
+        self._unsynced = Unsynced(volume_id, uses.is_open)
         self._last_writer_wins = last_writer_wins
+        self._is_shared = is_shared
         self._scope = _Scope()
         self._damage = Damage(f"volume {volume_id} of the database")
 
@@ -76,7 +94,7 @@ class StoredTree(TreeVolume):
         CLOCK.saw_all()  # reads wait for no change, and are on any host: the times they return are not recorded
         transaction = self._scope.transaction
         if transaction is not None:
-            with translate_errors():
+            with self._several_errors(transaction):
                 if transaction.is_large:
                     transaction.flush()
                 transaction.fetch(wanted)
@@ -84,11 +102,42 @@ class StoredTree(TreeVolume):
         version = self._session.new_version()
 
         def attempt(connection: Connection[Any]) -> T:
-            with self._transaction(Transaction(connection, self.id, version)) as transaction:
+            if self._unsynced.is_due:
+                self._unsynced.sync(connection)
+            with self._transaction(self._begun(connection, version)) as transaction:
                 transaction.fetch(wanted)
                 return rule(*arguments)
 
         return self._connections.run(attempt)
+
+    def _look(self, wanted: Wanted, rule: Callable[..., T], *arguments: Any) -> T:
+        """Run a rule that only reads, to find the way, in the scope's transaction. It locks nothing."""
+        transaction = self._here
+        with self._several_errors(transaction):
+            transaction.fetch(wanted, lock=False)
+            return rule(*arguments)
+
+    @contextlib.contextmanager
+    def _several_errors(self, transaction: Transaction) -> Iterator[None]:
+        """Errors within a change of several operations. Those after which all of it is repeated pass as they are."""
+        import psycopg
+
+        try:
+            yield
+        except psycopg.Error as error:
+            if transaction.is_repeated and error.sqlstate in REPEATABLE:
+                raise
+            with translate_errors():
+                raise
+
+    def _begun(self, connection: Connection[Any], version: int, **options: bool) -> Transaction:
+        """A transaction on a connection; see `Transaction` for the options."""
+        opened = opening(shared=self._is_shared)
+        ask = self._unsynced.ask() if self._is_shared else None
+        transaction = Transaction(connection, self.id, version, opened, ask, **options)
+        if ask is None:
+            transaction.incarnation = self._unsynced.incarnation(connection)
+        return transaction
 
     @contextlib.contextmanager
     def _transaction(self, transaction: Transaction) -> Iterator[Transaction]:
@@ -105,6 +154,13 @@ class StoredTree(TreeVolume):
                 transaction.commit(lambda changes: self._notices(changes, payloads))
             finally:  # it may have happened without an answer
                 self._session.announce(payloads)
+            self._unsynced.committed(
+                transaction.incarnation,
+                transaction.before,
+                transaction.version,
+                unnamed=transaction.unnamed,
+                durable=transaction.durable,
+            )
         except BaseException:
             transaction.rollback()
             raise
@@ -135,15 +191,54 @@ class StoredTree(TreeVolume):
         try:
             with translate_errors(), self._connections.leased(self._begin_alone) as connection:
                 version = self._session.new_version()
-                with self._transaction(Transaction(connection, self.id, version, exclusive=True, begun=True)):
+                begun = self._begun(connection, version, exclusive=True, begun=True, durable=True)
+                with self._transaction(begun):
                     yield changes
         except BaseException:
             self._tell_all(scope.nested, reports=False)
             raise
         self._tell_all(scope.nested, reports=True)
 
+    def change_as_one(self, work: Callable[[Changes], T], *paths: str, removes: bool = False, reads: bool = False) -> T:
+        """As in `NativeVolume`: one transaction, which locks what it changes, and is repeated if it was overtaken.
+
+        At the third time it keeps all others out, so that it comes to an end.
+        """
+        scope = self._scope
+        if scope.transaction is not None:
+            with self.changing() as changes:
+                return work(changes)
+        walks = tuple(Walk(names, removes=removes, reads=reads) for names in map(_names_of, paths) if names)
+        attempts = itertools.count(1)
+        renames = False
+
+        def attempt(connection: Connection[Any]) -> T:
+            nonlocal renames
+            changes: Changes = []
+            scope.nested = [changes]
+            alone = next(attempts) >= SHARED_ATTEMPTS
+            version = self._session.new_version()
+            begun = self._begun(connection, version, durable=True, exclusive=alone, several=True, renames=renames)
+            try:
+                with self._transaction(begun):
+                    begun.fetch(Wanted(walks=walks))
+                    return work(changes)
+            finally:
+                renames = renames or begun.wants_renames
+
+        try:
+            result = self._connections.run(attempt)
+        except BaseException:
+            self._tell_all(scope.nested, reports=False)
+            raise
+        self._tell_all(scope.nested, reports=True)
+        return result
+
     def _begin_alone(self, connection: Connection[Any]) -> None:
-        send(connection, [BEGIN, statements.lock_changes(self.id, exclusive=True)])
+        if not self._is_shared:
+            self._unsynced.incarnation(connection)
+        opened = opening(shared=self._is_shared)
+        send(connection, [*opened, statements.lock_changes(self.id, exclusive=True)])
 
     def _tell_all(self, found: Sequence[Changes], *, reports: bool) -> None:
         """A failed change is announced as well: it may have happened, and if not, an invalidation does no harm."""
@@ -168,6 +263,20 @@ class StoredTree(TreeVolume):
                 scope.view = None
                 if not connection.closed:
                     send(connection, [COMMIT])
+
+    @contextlib.contextmanager
+    def walking(self, names: Sequence[bytes]) -> Iterator[None]:
+        """Fetch the way down these names with one statement; a transaction has its own (`Walk`)."""
+        scope = self._scope
+        if scope.transaction is not None or len(names) < 2:
+            yield
+            return
+        rows = self._query(statements.walk(self.id, ROOT_NODE, names))
+        scope.way = {(parent, name): row for parent, name, *row in rows[1:]}
+        try:
+            yield
+        finally:
+            scope.way = {}
 
     def _query(self, statement: Statement) -> Rows:
         if self._scope.view is not None:
@@ -287,3 +396,11 @@ class StoredTree(TreeVolume):
 
 def _begin_view(connection: Connection[Any]) -> None:
     send(connection, [("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", ())])
+
+
+def _names_of(path: str) -> tuple[bytes, ...]:
+    """The names of a path; none of one that `resolve` will refuse."""
+    try:
+        return tuple(names_of(path))
+    except (PathError, OSError):
+        return ()

@@ -4,26 +4,32 @@ It begins with one round trip, which locks and fetches the rows that the rules n
 which writes the changed rows, notifies other hosts and commits. In between it answers `TreeStorage`: inodes, names,
 chunks and extended attributes, from memory first, and then from the tables.
 
-Locks. A single operation takes `CHANGE_LOCK` shared, and locks the rows of the inodes it decides on: that of
-a directory stands for its names, that of a file for its chunks and attributes. A rename from one directory to another
-takes `RENAME_LOCK` as well, so that two of them on two hosts can't make a ring. A change of several operations
-(`exclusive`) has `CHANGE_LOCK` for itself and locks no rows: no other change of the volume is under way.
+Locks. A change takes `CHANGE_LOCK` shared, and locks the rows of the inodes it decides on: that of a directory stands
+for its names, that of a file for its chunks and attributes. `RENAME_LOCK` stands for the names of directories: the
+rename of one takes it alone, so that two of them on two hosts can't make a ring, and a change that walks paths takes it
+shared, so that they stay what they are. Rows are locked in the order of their numbers, so single operations never
+deadlock. An `exclusive` change has `CHANGE_LOCK` for itself and locks no rows: no other change is under way.
+
+What a change of several operations has read without a lock, on its way down a path, is compared when its row is locked.
+If it has changed meanwhile, the whole change is repeated (`overtaken`), as after a deadlock.
 """
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from fusebackend.backends.postgres import statements
 from fusebackend.backends.postgres.statements import StoredInode
+from fusebackend.backends.postgres.unsynced import WAIT_FOR_DISK
 from fusebackend.base.errors import oserror
 from fusebackend.databases.pipeline import BEGIN, COMMIT, Rows, Statement, rollback, send
-from fusebackend.databases.postgres import errno_of
-from fusebackend.protocol import Change
-from fusebackend.volumes.chunks import CHUNK_BYTES, CHUNK_SHIFT, Chunk
+from fusebackend.databases.postgres import REPEATABLE, errno_of
+from fusebackend.protocol import ROOT_NODE, Change
+from fusebackend.volumes.chunks import CHUNK_BYTES, CHUNK_SHIFT, Chunk, allocated_blocks
 
 if TYPE_CHECKING:
     from psycopg import Connection
@@ -32,8 +38,34 @@ MAX_PENDING_BYTES = 8 << 20
 """More than this is written before the commit: a change of several operations may be of any size."""
 
 
+WALKED_CHUNKS = 4
+"""Chunks of the file at the end of a path that are fetched with it: an agent's file rarely has more."""
+
+
+def _first_cut(size: int) -> int:
+    """The first chunk that a file loses when it gets this size."""
+    return (size >> CHUNK_SHIFT) + bool(size & (CHUNK_BYTES - 1))
+
+
 def gone() -> OSError:
     return oserror(errno.ESTALE)
+
+
+def overtaken() -> Exception:
+    """The error that has a change repeated (`databases.postgres.REPEATABLE`)."""
+    from psycopg.errors import SerializationFailure
+
+    return SerializationFailure("another change has overtaken this one")
+
+
+class Walk(NamedTuple):
+    """A path that a change is about to resolve."""
+
+    names: tuple[bytes, ...]
+    removes: bool = False
+    """Whether the last name is to go: its directory is locked as well."""
+    reads: bool = False
+    """Whether the contents of the file are to be fetched."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +75,14 @@ class Wanted:
     nodes: tuple[int, ...] = ()
     entries: tuple[tuple[int, bytes], ...] = ()
     """Names, with the inodes under them. Their directories are locked, too."""
+    taken: bool = False
+    """Whether the inodes under the names change, too, and so are locked."""
     empty: bool = False
     """Whether the last of the names is that of an empty directory."""
     line: tuple[int, ...] = ()
     """These directories' ancestors."""
     rename: bool = False
+    """Whether the names are renamed."""
     write: tuple[int, int, int] | None = None
     """The chunks of a node that are changed by writing so many bytes at an offset."""
     read: tuple[int, int, int] | None = None
@@ -58,26 +93,63 @@ class Wanted:
     """The blocks that a node loses when it gets this size."""
     xattrs: int = 0
     """All extended attributes of this node."""
+    walks: tuple[Walk, ...] = ()
 
 
 class Transaction:
-    """See the module's docstring. Used by one thread, between `begin` and `commit` or `rollback`."""
+    """See the module's docstring. Used by one thread, between `begin` and `commit` or `rollback`.
+
+    Args:
+        durable: it is on the server's disk when `commit` returns.
+        exclusive: it has the volume for itself.
+        begun: it has been begun, and has taken its locks.
+        several: it is a change of several operations.
+        renames: it may rename directories; one of several operations may not otherwise.
+        opening: the statements that begin it.
+        ask: the statement that returns the server's incarnation, if the connection does not tell it.
+
+    Attributes:
+        wants_renames: it was refused, since it is about to rename a directory.
+        incarnation: the server's (`unsynced.py`); empty if it is not known.
+    """
 
     def __init__(
-        self, connection: Connection[Any], volume: int, version: int, *, exclusive: bool = False, begun: bool = False
+        self,
+        connection: Connection[Any],
+        volume: int,
+        version: int,
+        opening: Sequence[Statement] = (BEGIN,),
+        ask: Statement | None = None,
+        *,
+        durable: bool = False,
+        exclusive: bool = False,
+        begun: bool = False,
+        several: bool = False,
+        renames: bool = False,
     ) -> None:
-        self._connection = connection
+        self.connection = connection
         self._volume = volume
         self._exclusive = exclusive
+        self._several = several
+        self._renames = renames
+        self.durable = durable
+        self._opening = opening
+        self._ask = ask
+        self.incarnation = ""
+        self.wants_renames = False
+        self.before: dict[int, int] = {}  # the versions of what it changes
+        self.unnamed: set[int] = set()  # … of which these have no name any more
         self.version = version  # of all that this changes
         self._inodes: dict[int, StoredInode] = {}
+        self._locked: set[int] = set()  # inodes whose rows are locked
         self._names: dict[tuple[int, bytes], int | None] = {}
+        self._unsure: set[tuple[int, bytes]] = set()  # names that were read while their directory was not locked
         self._chunks: dict[tuple[int, int], Chunk | None] = {}
         self._parents: dict[int, int] = {}
         self._empty: set[int] = set()  # directories that have no names in the table
         self._freed: dict[tuple[int, int], int] = {}
         self._begun = begun
-        self._failed = False  # the server would answer a commit with a rollback
+        self._failure: BaseException | None = None  # the server would answer a commit with a rollback
         # Changes that are not in the tables yet:
         self._changed: dict[int, StoredInode] = {}
         self._set_names: dict[tuple[int, bytes], int | None] = {}
@@ -87,38 +159,102 @@ class Transaction:
         self._nameless: dict[int, int] = {}  # node → the session that still uses it
         self._pending_bytes = 0
         self._changes: list[Change] = []
+        self._walked: set[int] = set()  # nodes of paths whose rows have been locked
+        self._target: int | None = None  # the end of the path that was walked last
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether the whole of it is done again after an error of `REPEATABLE`."""
+        return self._several
 
     # -- fetching ----------------------------------------------------------------------------------------------
 
-    def fetch(self, wanted: Wanted) -> None:
-        """Lock and fetch all of it in one round trip."""
-        batch: list[tuple[Statement, Callable[[Rows], None] | None]] = []
-        if not self._begun:
-            self._begun = True
-            batch.append((BEGIN, None))
-            batch.append((statements.lock_changes(self._volume, self._exclusive), None))
-        volume, lock = self._volume, not self._exclusive
-        if wanted.rename and lock:
-            batch.append((statements.lock_renames(volume), None))
-        directories = {parent for parent, _ in wanted.entries}
-        nodes = sorted(({*wanted.nodes} | directories) - self._inodes.keys())
-        if nodes:
-            batch.append((statements.inodes(volume, nodes, lock), self._take_inodes))
-        entries = [entry for entry in wanted.entries if entry not in self._names]
+    def fetch(self, wanted: Wanted, *, lock: bool = True) -> None:
+        """Lock and fetch all of it in one round trip; without locks where it is only to find the way."""
+        volume, lock = self._volume, lock and not self._exclusive
+        batch = self._beginning(wanted.walks)
+        if wanted.rename and lock and not self._several:
+            batch.append((statements.lock_renames(volume, wanted.entries), self._take_renames))
+        self._names.update({entry: None for entry in wanted.entries if entry[0] in self._empty})
+        entries = [entry for entry in wanted.entries if entry not in self._names or (lock and entry in self._unsure)]
+        nodes = {*wanted.nodes, *(parent for parent, _ in wanted.entries)}
+        if wanted.taken:
+            nodes.update(node for node in map(self._names.get, wanted.entries) if node is not None)
+        nodes -= self._locked if lock else self._inodes.keys()
+        taken, guessed = lock and wanted.taken, [entry for entry in entries if entry in self._unsure]
+        before = [self._names[entry] for entry in guessed]
+        if nodes and entries and taken:
+            batch.append((statements.lock_with_entries(volume, sorted(nodes), entries), self._take_locked))
+        elif nodes:
+            take = self._take_locked if lock else self._take_inodes
+            batch.append((statements.inodes(volume, sorted(nodes), lock), take))
         if entries:
             self._names.update(dict.fromkeys(entries))
-            batch.append((statements.entries(volume, entries, lock), self._take_entries))
-        if wanted.empty and not self._set_names:
+            batch.append(
+                (statements.entries(volume, entries, taken), self._take_taken if taken else self._take_entries)
+            )
+        if wanted.empty and not self._set_names and (entries or self._is_directory(wanted.entries[-1])):
             batch.append((statements.is_empty(volume, wanted.entries[-1]), self._take_empty))
-        batch += [(statements.line(volume, node), self._take_line) for node in wanted.line]
+        if entries or not wanted.rename or self._moves_directory(wanted.entries):
+            batch += [(statements.line(volume, node), self._take_line) for node in wanted.line]
         batch += [(statement, self._take_chunks) for statement in self._chunks_for(wanted)]
-        if wanted.cut is not None and wanted.cut[0] not in {node for node, _ in self._set_chunks}:
-            node, size = wanted.cut
-            first = (size >> CHUNK_SHIFT) + bool(size & (CHUNK_BYTES - 1))
-            batch.append((statements.freed(volume, node, first), lambda rows: self._take_freed(node, first, rows)))
+        if wanted.cut is not None:
+            node, first = wanted.cut[0], _first_cut(wanted.cut[1])
+            if not self._has_set(node) and self._known_blocks(node, first) is None:
+                batch.append((statements.freed(volume, node, first), lambda rows: self._take_freed(node, first, rows)))
         if wanted.xattrs and wanted.xattrs not in self._set_xattrs:
             batch.append((statements.xattrs(volume, wanted.xattrs), lambda c: self._take_xattrs(wanted.xattrs, c)))
         self._send(batch)
+        self._note_names(entries, sure=lock)
+        if before != [self._names[entry] for entry in guessed]:
+            self._fail(overtaken())
+        if lock and any(node in self._inodes for node in nodes - self._locked):
+            self._fail(overtaken())  # the row is gone
+        if wanted.rename and lock and not self._renames and self._moves_directory(wanted.entries):
+            self.wants_renames = True
+            self._fail(overtaken())
+
+    def _beginning(self, walks: Sequence[Walk]) -> list[tuple[Statement, Callable[[Rows], None] | None]]:
+        """What a transaction begins with, if it has not begun."""
+        batch: list[tuple[Statement, Callable[[Rows], None] | None]] = []
+        volume = self._volume
+        if not self._begun:
+            self._begun = True
+            batch += [(statement, None) for statement in self._opening]
+            if self._ask is not None:
+                batch.append((self._ask, self._take_incarnation))
+            if self._several and not self._exclusive:
+                batch.append((statements.lock_paths(volume, self._renames), None))
+            else:
+                batch.append((statements.lock_changes(volume, self._exclusive), None))
+        if walks and not self._exclusive:
+            ways = [(walk.names, 2 if walk.removes else 1) for walk in walks]
+            batch.append((statements.lock_walks(volume, ROOT_NODE, ways), self._take_walked))
+        for walk in walks:
+            take = functools.partial(self._take_walk, walk)
+            batch.append((statements.walk(volume, ROOT_NODE, walk.names), take))
+            if walk.reads:
+                chunks = statements.walked_chunks(volume, ROOT_NODE, walk.names, WALKED_CHUNKS)
+                batch.append((chunks, self._take_walked_chunks))
+        return batch
+
+    def _note_names(self, entries: Iterable[tuple[int, bytes]], *, sure: bool) -> None:
+        for entry in entries:
+            if sure or self._exclusive or entry[0] in self._locked:
+                self._unsure.discard(entry)
+            else:
+                self._unsure.add(entry)
+
+    def _moves_directory(self, entries: Iterable[tuple[int, bytes]]) -> bool:
+        return any(map(self._is_directory, entries))
+
+    def _is_directory(self, entry: tuple[int, bytes]) -> bool:
+        node = self._names[entry]
+        return node is not None and self._inodes[node].is_dir
+
+    def _fail(self, error: BaseException) -> NoReturn:
+        self._failure = error
+        raise error
 
     def _chunks_for(self, wanted: Wanted) -> list[Statement]:
         """The chunks that will be changed in part, and the lengths of those that are replaced as a whole."""
@@ -140,6 +276,8 @@ class Transaction:
 
     def _missing_chunks(self, node: int, first: int, last: int, offset: int, size: int) -> list[Statement]:
         """Chunks that are not in memory; without the bytes of those that `size` bytes at `offset` replace."""
+        if self._exclusive or node in self._locked:
+            last = min(last, self._last_chunk(node))
         missing = [index for index in range(first, last + 1) if (node, index) not in self._chunks]
         if not missing or node in self._cuts:
             return []
@@ -148,28 +286,93 @@ class Transaction:
         whole = [index for index in missing if offset <= index << CHUNK_SHIFT and (index + 1) << CHUNK_SHIFT <= end]
         return [statements.chunks(self._volume, node, missing[0], missing[-1], whole)]
 
+    def _last_chunk(self, node: int) -> int:
+        """No chunk begins at the end of its file, or beyond."""
+        inode = self._inodes.get(node)
+        return (1 << 63) if inode is None else (inode.size - 1) >> CHUNK_SHIFT
+
+    def _has_set(self, node: int) -> bool:
+        return any(other == node for other, _ in self._set_chunks)
+
+    def _known_blocks(self, node: int, first: int) -> int | None:
+        """The blocks of the chunks from `first` on, if all of them are in memory."""
+        if not (self._exclusive or node in self._locked) or node in self._cuts:
+            return None
+        indices = range(first, self._last_chunk(node) + 1)
+        if len(indices) > len(self._chunks) or any((node, index) not in self._chunks for index in indices):
+            return None
+        chunks = [self._chunks[node, index] for index in indices]
+        return sum(allocated_blocks(len(chunk.data)) for chunk in chunks if chunk is not None)
+
     def _send(self, batch: Sequence[tuple[Statement, Callable[[Rows], None] | None]]) -> None:
         if not batch:
             return
         try:
-            answers = send(self._connection, [statement for statement, _ in batch])
-        except BaseException:
-            self._failed = True
+            answers = send(self.connection, [statement for statement, _ in batch])
+        except BaseException as error:
+            self._failure = error
             raise
         for (_, take), rows in zip(batch, answers, strict=True):
             if take is not None:
                 take(rows)
+
+    def _take_incarnation(self, rows: Rows) -> None:
+        self.incarnation = rows[0][0] if rows else ""
 
     def _take_inodes(self, rows: Rows) -> None:
         for row in rows:
             if row[0] not in self._inodes:
                 self._inodes[row[0]] = StoredInode.of(row)
 
+    def _take_locked(self, rows: Rows) -> None:
+        """These rows are locked now. A file's row that was read before must be the same; a directory must exist.
+
+        A directory's names are compared by themselves, since unrelated names come and go in it all the time.
+        """
+        for row in rows:
+            node = row[0]
+            if node in self._locked:
+                continue
+            inode, before = StoredInode.of(row), self._inodes.get(node)
+            if before is not None and (inode.nlink == 0 if inode.is_dir else inode.version != before.version):
+                self._fail(overtaken())
+            self._inodes[node] = inode
+            self._locked.add(node)
+
     def _take_entries(self, rows: Rows) -> None:
         for parent, name, *row in rows:
             self._names[parent, name] = row[0]
             if row[0] not in self._inodes:
                 self._inodes[row[0]] = StoredInode.of(row)
+
+    def _take_taken(self, rows: Rows) -> None:
+        self._names.update({(parent, name): node for parent, name, node, *_ in rows})
+        self._take_locked([row[2:] for row in rows])
+
+    def _take_renames(self, rows: Rows) -> None:
+        self._renames = bool(rows)
+
+    def _take_walked(self, rows: Rows) -> None:
+        self._walked = {node for (node,) in rows}
+
+    def _take_walk(self, walk: Walk, rows: Rows) -> None:
+        """Rows in `_walked` are locked, so nobody changes them any more."""
+        self._take_locked([row[2:] for row in rows if row[2] in self._walked])
+        self._take_inodes([row[2:] for row in rows])
+        entries = {(parent, name): row[0] for parent, name, *row in rows[1:]}
+        self._target, depth = (rows[-1][2], len(rows) - 1) if rows else (None, 0)
+        if rows and depth < len(walk.names):
+            if self._inodes[rows[-1][2]].is_dir:
+                entries[rows[-1][2], walk.names[depth]] = None
+            self._target = None
+        self._names.update(entries)
+        self._note_names(entries, sure=False)
+
+    def _take_walked_chunks(self, rows: Rows) -> None:
+        target = self._target
+        if target is not None and (self._exclusive or target in self._locked):
+            self._chunks.update({(target, index): None for index in range(WALKED_CHUNKS)})
+            self._take_chunks([row for row in rows if row[0] == target])
 
     def _take_empty(self, rows: Rows) -> None:
         self._empty.update(node for (node,) in rows)
@@ -218,9 +421,11 @@ class Transaction:
     def add(self, inode: StoredInode) -> None:
         inode.xattrs = {}
         self._inodes[inode.node] = self._changed[inode.node] = inode
+        self._locked.add(inode.node)  # no other transaction can see it
         self._empty.add(inode.node)
 
     def changed(self, inode: StoredInode) -> None:
+        assert self._exclusive or inode.node in self._locked, f"node {inode.node} is changed, but its row is not locked"
         self._changed[inode.node] = inode
 
     def child(self, parent: int, name: bytes) -> int | None:
@@ -238,14 +443,23 @@ class Transaction:
             return []
         self.flush()
         found: list[tuple[bytes, int]] = []
+        locked: set[int] = set()
+        sure = self._exclusive or parent in self._locked
 
         def take(rows: Rows) -> None:
-            for name, *row in rows:
-                found.append((name, row[0]))
-                if row[0] not in self._inodes:
-                    self._inodes[row[0]] = StoredInode.of(row)
+            self._take_locked([row[1:] for row in rows if row[1] in locked])
+            self._take_inodes([row[1:] for row in rows])
+            found.extend((name, row[0]) for name, *row in rows)
+            if sure:
+                self._names.update({(parent, name): node for name, node in found})
 
-        self._send([(statements.children(self._volume, parent, after, limit), take)])
+        batch: list[tuple[Statement, Callable[[Rows], None] | None]] = []
+        if limit > 1 and sure and not self._exclusive:  # a listing, for a removal of the files in it
+            lock = statements.lock_children(self._volume, parent, after, limit)
+            batch.append((lock, lambda rows: locked.update(node for (node,) in rows)))
+        self._send([*batch, (statements.children(self._volume, parent, after, limit), take)])
+        if sure and not found and not after:
+            self._empty.add(parent)
         return found
 
     def chunk(self, node: int, index: int) -> Chunk | None:
@@ -266,8 +480,11 @@ class Transaction:
 
     def cut(self, node: int, first: int) -> int:
         """Forget chunks; returns the sum of their blocks."""
-        if self._cuts.get(node) is not None or any(other == node for other, _ in self._set_chunks):
+        if self._cuts.get(node) is not None or self._has_set(node):
             self.flush()
+        known = self._known_blocks(node, first)
+        if known is not None:
+            self._freed[node, first] = known
         if (node, first) not in self._freed:
             self._send([(statements.freed(self._volume, node, first), lambda c: self._take_freed(node, first, c))])
         for key in [key for key in self._chunks if key[0] == node and key[1] >= first]:
@@ -313,21 +530,24 @@ class Transaction:
         """
         import psycopg
 
-        if self._failed:
+        if self._failure is not None:
+            if getattr(self._failure, "sqlstate", None) in REPEATABLE:
+                raise self._failure
             raise oserror(errno.EIO)
         writing = self._writing()
         writing += notify(self._changes)
         try:
-            self._send([(statement, None) for statement in [*writing, COMMIT]])
+            ends = [COMMIT, WAIT_FOR_DISK] if self.durable else [COMMIT]
+            self._send([(statement, None) for statement in [*writing, *ends]])
         except psycopg.OperationalError as error:
-            if self._connection.closed:
+            if self.connection.closed:
                 words = "PostgreSQL: the connection was lost while a change was being committed"
                 raise OSError(errno_of(error), words) from error
             raise
 
     def rollback(self) -> None:
         """End it with nothing done."""
-        rollback(self._connection)
+        rollback(self.connection)
 
     def _writing(self) -> list[Statement]:
         volume = self._volume
@@ -342,6 +562,9 @@ class Transaction:
             batch.append(statements.put_names(volume, here))
         batch += [statements.cut(volume, node, first) for node, first in self._cuts.items()]
         for inode in self._changed.values():
+            self.before.setdefault(inode.node, inode.version)
+            if inode.nlink == 0:
+                self.unnamed.add(inode.node)
             inode.version = self.version
             inode.settle_times()
         added = [inode for inode in self._changed.values() if inode.is_new]

@@ -5,41 +5,42 @@ Each operation that changes something is one transaction of two round trips, com
 when the server rolls it back in favour of another one. Reads are single statements: each sees one state and waits for
 no lock, and any number of them run at once. Nothing is kept in memory that another host could have changed.
 
-`lock` does nothing here. Several calls become one in `changing`, which keeps all other changes of the volume out, on
-every host; and in `viewing` all reads see one state. Both belong to the thread that entered them.
+`lock` does nothing here. Several calls become one in `change_as_one`, which locks what it changes, and in `changing`,
+which keeps all other changes of the volume out, on every host; and in `viewing` all reads see one state. All of them
+belong to the thread that entered them.
 
-Durability: a commit waits for the server's disk (`host_session.SETTINGS` gives the reason). `fsync` is one more commit,
-and so waits for all commits before it, by any host. When the connection is lost between a commit and its answer, the
-outcome is unknown, and the call fails with EIO.
+Durability: a commit of the agent face waits for the server's disk, one of the kernel face does not. `fsync` is a commit
+that waits, for all commits before it, by any host; `unsynced.py` has it fail where a crash of the server has taken what
+it is about. When the connection is lost between a commit and its answer, the outcome is unknown, and the call fails
+with EIO.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import stat
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from fusebackend.backends.postgres import schema, statements
 from fusebackend.backends.postgres.feed import VolumeFeed
-from fusebackend.backends.postgres.host_session import Session, configure
+from fusebackend.backends.postgres.host_session import Session, configure, configure_shared
 from fusebackend.backends.postgres.statements import StoredInode
 from fusebackend.backends.postgres.stored_tree import StoredTree
 from fusebackend.backends.postgres.transaction import Wanted, gone
 from fusebackend.backends.postgres.uses import BareNodes, Uses
 from fusebackend.base.errors import oserror
 from fusebackend.base.stamps import now_ns
-from fusebackend.databases.pipeline import BEGIN, COMMIT, send
 from fusebackend.databases.postgres import Connections
 from fusebackend.protocol import ROOT_NODE, Attr, AttrChanges, Caller, Change, Features, Link, StatFs
 from fusebackend.volumes import posix as tree
 from fusebackend.volumes.chunks import CHUNK_BYTES, CHUNK_SHIFT
 from fusebackend.volumes.damage import is_in_range
 
-if TYPE_CHECKING:
-    from psycopg import Connection
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -60,6 +61,7 @@ class PostgresVolume(StoredTree):
             (`"last-writer"`).
         connections: how many operations run at once.
         feed: libpq's words or a URI for the connection of the session and its feed, where `conninfo` leads to a pooler.
+        pooler: `"transaction"` where it gives each transaction another connection to the server.
 
     Raises:
         OSError: the server can't be reached, or refuses; `VolumeDatabaseError` when its tables are too new.
@@ -75,20 +77,23 @@ class PostgresVolume(StoredTree):
         conflict: Literal["error", "last-writer"] = "error",
         connections: int = CONNECTIONS,
         feed: str = "",
+        pooler: str = "",
     ) -> None:
         self.name = name
         self.conninfo = conninfo
         uses = Uses()
         self._bare = BareNodes()
         with contextlib.ExitStack() as undo:
-            pool = Connections(conninfo, connections, configure)
+            shared = pooler == "transaction"
+            options = {"client_encoding": "UTF8"} if shared else {}
+            pool = Connections(conninfo, connections, configure_shared if shared else configure, **options)
             undo.callback(pool.close)
             pool.run(schema.migrate)
             number = pool.run(lambda connection: schema.volume_id(connection, name))
             self._feed = VolumeFeed(number)
             session = Session(feed or conninfo, number, uses, self._feed, pool)
             undo.callback(session.close)
-            super().__init__(pool, number, session, uses, last_writer_wins=conflict == "last-writer")
+            super().__init__(pool, number, session, uses, last_writer_wins=conflict == "last-writer", is_shared=shared)
             self._require_root()
             session.run(lambda connection: self._feed.start(connection, self.changed_elsewhere, self._feed_became))
             undo.pop_all()
@@ -119,7 +124,12 @@ class PostgresVolume(StoredTree):
 
     def lookup(self, parent: int, name: bytes) -> Attr:
         if self._scope.transaction is not None:
-            return self._change(Wanted(entries=((parent, name),)), super().lookup, parent, name)
+            return self._look(Wanted(entries=((parent, name),)), super().lookup, parent, name)
+        way = self._scope.way
+        if way and (parent, name) in way:
+            inode = self._inode_of(way[parent, name])
+            self._damage.require_entry(parent, name, inode)
+            return inode
         rows = self._query(statements.found(self.id, parent, name))
         self._require_directory(rows, parent)
         if rows[0][2] is None:
@@ -193,15 +203,16 @@ class PostgresVolume(StoredTree):
         return self._change(wanted, super().link, node, new_parent, new_name)
 
     def unlink(self, parent: int, name: bytes) -> None:
-        self._change(Wanted(entries=((parent, name),)), super().unlink, parent, name)
+        self._change(Wanted(entries=((parent, name),), taken=True), super().unlink, parent, name)
 
     def rmdir(self, parent: int, name: bytes) -> None:
-        self._change(Wanted(entries=((parent, name),), empty=True), super().rmdir, parent, name)
+        self._change(Wanted(entries=((parent, name),), taken=True, empty=True), super().rmdir, parent, name)
 
     def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None:
         moves = parent != new_parent
         entries = ((parent, name), (new_parent, new_name))
-        wanted = Wanted(entries=entries, empty=True, rename=moves, line=(parent, new_parent) if moves else ())
+        line = (parent, new_parent) if moves else ()
+        wanted = Wanted(entries=entries, taken=True, empty=True, rename=True, line=line)
         self._change(wanted, super().rename, parent, name, new_parent, new_name, flags)
 
     # -- attributes --------------------------------------------------------------------------------------------
@@ -294,6 +305,7 @@ class PostgresVolume(StoredTree):
 
     def release(self, node: int, flags: int) -> None:
         self._uses.release(node, flags)
+        self._unsynced.released(node)
         self._session.wake()
 
     def read(self, node: int, offset: int, size: int) -> bytes:
@@ -330,10 +342,12 @@ class PostgresVolume(StoredTree):
     # -- life --------------------------------------------------------------------------------------------------
 
     def fsync(self, node: int, datasync: bool = False) -> None:
-        self._connections.run(_sync)
+        self._connections.run(self._unsynced.sync)
+        self._unsynced.require(node)
 
     def sync(self) -> None:
-        self.fsync(0)
+        self._connections.run(self._unsynced.sync)
+        self._unsynced.require_all()
 
     def statfs(self) -> StatFs:
         (used_bytes,) = self._query(("SELECT pg_database_size(current_database())", ()))[0]
@@ -373,6 +387,11 @@ class PostgresVolume(StoredTree):
     def _feed_became(self, live: bool) -> None:
         self.features = replace(self.features, change_feed=live)
         self.expire()
+        if live and self._unsynced.is_pending:
+            try:  # before other hosts change what the server has recovered
+                self._connections.run(self._unsynced.sync)
+            except OSError as error:
+                log.info("whether PostgreSQL has lost changes shows at the next fsync: %s", error)
 
 
 def _cut_out(file_bytes: int, chunks: dict[int, bytes], offset: int, size: int) -> bytes:
@@ -388,9 +407,3 @@ def _cut_out(file_bytes: int, chunks: dict[int, bytes], offset: int, size: int) 
             pieces.append(bytes(length - len(piece)))
         offset += length
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-
-def _sync(connection: Connection[Any]) -> None:
-    """A commit that waits for the disk. It must have written something, or it would not wait (xact.c)."""
-    emit = "SELECT pg_logical_emit_message(true, 'fusebackend', '')"
-    send(connection, [BEGIN, (emit, ()), COMMIT])

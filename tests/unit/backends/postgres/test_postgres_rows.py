@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -301,5 +302,6 @@ def test_after_a_restart_everything_is_looked_up_again(server: Server, end: str)
         with psycopg.connect(dsn) as connection:
             readers = "SELECT session FROM fusebackend.change_reader ORDER BY session"
             assert [str(number) for (number,) in connection.execute(readers)] == [here.session, there.session]
-        here.close()
-        there.close()
+        for host in (here, there):
+            with contextlib.suppress(OSError) if end == "crash" else contextlib.nullcontext():
+                host.close()  # which fails if the crash has taken something

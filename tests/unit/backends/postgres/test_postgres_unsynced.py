@@ -1,0 +1,243 @@
+"""What a crash of PostgreSQL takes from a volume whose commits do not wait for the disk, and what `fsync` says then."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from profiles import amount
+from services.postgres import Server, running
+
+from fusebackend.backends import PostgresBackend
+from fusebackend.backends.postgres import unsynced
+from fusebackend.backends.postgres.volume import PostgresVolume
+from fusebackend.protocol import ROOT_NODE, Caller
+
+pytestmark = [pytest.mark.services, pytest.mark.slow]
+
+ME = Caller(1000, 1000)
+LIMIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """One whose write-ahead log stays in memory until a commit waits for it: what is not synced is lost for certain."""
+    with running(durable=True) as server:
+        server.execute("ALTER SYSTEM SET wal_writer_delay = '10s'")
+        server.execute("ALTER SYSTEM SET wal_writer_flush_after = '1GB'")
+        server.execute("ALTER SYSTEM SET wal_buffers = '16MB'")
+        server.stop()
+        server.start()
+        yield server
+
+
+@pytest.fixture
+def volume(server: Server, request: pytest.FixtureRequest) -> Iterator[PostgresVolume]:
+    made = PostgresVolume(server.dsn(), request.node.name)
+    yield made
+    with contextlib.suppress(OSError):  # of the loss that a test has brought about
+        made.close()
+
+
+def crash(server: Server, volume: PostgresVolume) -> None:
+    server.crash()
+    server.start()
+    deadline = time.monotonic() + LIMIT_S
+    while True:
+        try:
+            volume.getattr(ROOT_NODE)
+            return
+        except OSError:
+            assert time.monotonic() < deadline, "the volume does not work again"
+            time.sleep(0.05)
+
+
+def fails(call: Callable[..., object], *arguments: object) -> None:
+    with pytest.raises(OSError, match="has crashed, and lost changes") as caught:
+        call(*arguments)
+    assert caught.value.errno == errno.EIO
+
+
+def make(volume: PostgresVolume, name: bytes, data: bytes = b"") -> int:
+    """An open file."""
+    node = volume.create(ROOT_NODE, name, 0o644, os.O_RDWR, ME).node
+    volume.write(node, 0, data)
+    return node
+
+
+def test_an_fsync_of_what_a_crash_has_taken_is_an_error_and_of_the_rest_is_none(
+    server: Server, volume: PostgresVolume
+) -> None:
+    kept, changed = make(volume, b"kept", b"first"), make(volume, b"changed", b"first")
+    volume.fsync(kept)
+    volume.write(changed, 0, b"again")
+    made = make(volume, b"made", b"x")
+    crash(server, volume)
+    assert volume.read(changed, 0, 10) == b"first"
+    volume.fsync(kept)
+    for _ in range(2):  # as long as it is open: another handle's process has not heard of it
+        fails(volume.fsync, changed)
+        fails(volume.fsync, made)
+    fails(volume.fsync, ROOT_NODE)  # the name
+    volume.fsync(ROOT_NODE)
+    volume.release(changed, os.O_RDWR)
+    volume.open(changed, os.O_RDWR)
+    volume.write(changed, 0, b"anew")
+    volume.fsync(changed)
+    fails(volume.sync)
+    volume.sync()
+
+
+def test_a_write_that_follows_the_crash_does_not_hide_the_loss(server: Server, volume: PostgresVolume) -> None:
+    node = make(volume, b"file", b"first")
+    volume.fsync(node)
+    volume.write(node, 0, b"lost")
+    crash(server, volume)
+    volume.write(node, 5, b" and more")
+    fails(volume.fsync, node)
+    assert volume.read(node, 0, 100) == b"first and more"
+
+
+def test_a_write_that_was_recovered_is_no_loss(server: Server, volume: PostgresVolume) -> None:
+    """Another host's `fsync` has brought it to the disk."""
+    other = PostgresVolume(server.dsn(), volume.name)
+    node = make(volume, b"file", b"first")
+    volume.write(node, 0, b"again")
+    other.sync()
+    crash(server, volume)
+    volume.fsync(node)
+    assert volume.read(node, 0, 10) == b"again"
+    volume.write(node, 0, b"third")
+    volume.fsync(node)
+    volume.sync()
+    other.close()
+
+
+def test_a_clean_restart_takes_nothing(server: Server, volume: PostgresVolume) -> None:
+    node = make(volume, b"file", b"first")
+    server.stop()
+    server.start()
+    volume.write(node, 5, b" and more")
+    volume.fsync(node)
+    volume.sync()
+    assert volume.read(node, 0, 100) == b"first and more"
+
+
+def test_a_file_that_was_removed_is_no_loss(server: Server, volume: PostgresVolume) -> None:
+    node = make(volume, b"file", b"x")
+    volume.release(node, os.O_RDWR)
+    volume.unlink(ROOT_NODE, b"file")
+    volume._session._free()
+    volume.sync()
+    crash(server, volume)
+    volume.sync()
+
+
+def test_an_agents_verb_is_on_the_disk_when_it_returns(server: Server, request: pytest.FixtureRequest) -> None:
+    with PostgresBackend(server.dsn(), request.node.name) as backend:
+        for result in (
+            backend.write("/d/file", "first"),
+            backend.write("/d/other", "x"),
+            backend.edit("/d/file", "first", "second"),
+            backend.move("/d/file", "/moved"),
+            backend.delete("/d/other"),
+        ):
+            assert result.error is None
+        crash(server, backend.volume)
+        assert backend.download("/moved").content == b"second"
+        assert backend.ls("/d").entries == []
+
+
+def test_many_unsynced_nodes_are_synced_before_the_next(
+    server: Server, volume: PostgresVolume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unsynced, "MAX_NODES", 5)
+    for number in range(12):
+        volume.mknod(ROOT_NODE, b"%d" % number, 0o100644, 0, ME)
+        assert len(volume._unsynced._nodes) <= 6
+    monkeypatch.undo()
+    monkeypatch.setattr(unsynced, "MAX_S", 0.0)
+    volume.mknod(ROOT_NODE, b"a", 0o100644, 0, ME)
+    volume.mknod(ROOT_NODE, b"b", 0o100644, 0, ME)
+    assert len(volume._unsynced._nodes) == 2  # the directory, and the last one
+    monkeypatch.undo()
+    crash(server, volume)
+    names = {name for name, _ in volume.readdir(ROOT_NODE, b"", 100)}
+    assert names == {b"a", *(b"%d" % number for number in range(12))}
+
+
+def test_nothing_that_was_fsynced_is_lost_and_every_loss_is_told(
+    server: Server, request: pytest.FixtureRequest
+) -> None:
+    """Writers count in files of their own; the server crashes in the middle of it, time and again."""
+    hosts = [PostgresVolume(server.dsn(), request.node.name) for _ in range(2)]
+    nodes = [make(hosts[number % 2], b"%d" % number, b"%08d" % 0) for number in range(4)]
+    for node, host in zip(nodes, hosts * 2, strict=True):
+        host.fsync(node)
+    done = threading.Event()
+    synced = [0] * 4
+    losses = [0] * 4
+    failures: list[BaseException] = []
+
+    def count(number: int) -> None:
+        host, node = hosts[number % 2], nodes[number]
+        value = 0
+        try:
+            while not done.is_set():
+                value += 1
+                try:
+                    host.write(node, 0, b"%08d" % value)
+                    if value % 7 == 0:
+                        host.fsync(node)
+                        synced[number] = value
+                        assert int(host.read(node, 0, 8)) == value, "an fsync has confirmed what is not there"
+                except OSError as error:
+                    assert error.errno in (errno.EIO, errno.ETIMEDOUT), error
+                    losses[number] += 1
+                    again(host, node)
+        except BaseException as error:
+            failures.append(error)
+
+    def again(host: PostgresVolume, node: int) -> None:
+        """Open the file anew: what it was told of is past."""
+        deadline = time.monotonic() + LIMIT_S
+        while not done.is_set():
+            try:
+                host.release(node, os.O_RDWR)
+                host.open(node, os.O_RDWR)
+                return
+            except OSError:
+                assert time.monotonic() < deadline
+                host._uses.open(node, os.O_RDWR, 0)
+                time.sleep(0.05)
+
+    threads = [threading.Thread(target=count, args=(number,), daemon=True) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(amount("CRASHES", dev=2, ci=5, soak=100)):
+        time.sleep(0.3)
+        server.crash()
+        confirmed = list(synced)
+        server.start()
+        for node, least in zip(nodes, confirmed, strict=True):
+            deadline = time.monotonic() + LIMIT_S
+            while True:
+                try:
+                    assert int(hosts[0].read(node, 0, 8)) >= least
+                    break
+                except OSError:
+                    assert time.monotonic() < deadline
+    done.set()
+    for thread in threads:
+        thread.join(LIMIT_S)
+        assert not thread.is_alive()
+    assert failures == []
+    assert sum(losses) > 0
+    for host in hosts:
+        with contextlib.suppress(OSError):
+            host.close()
