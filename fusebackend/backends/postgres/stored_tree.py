@@ -202,7 +202,7 @@ class StoredTree(TreeVolume):
     def change_as_one(self, work: Callable[[Changes], T], *paths: str, removes: bool = False, reads: bool = False) -> T:
         """As in `NativeVolume`: one transaction, which locks what it changes, and is repeated if it was overtaken.
 
-        At the third time it keeps all others out, so that it comes to an end.
+        The last of `SHARED_ATTEMPTS` keeps all others out, so that it comes to an end.
         """
         scope = self._scope
         if scope.transaction is not None:
