@@ -102,7 +102,7 @@ PYTEST = f"{sys.executable} -m pytest -q -p no:cacheprovider -k ls"
 AROUND = """
 set -euo pipefail
 # Mounts of other tests: here they are copies, which would keep their servers from ending.
-awk '$3 ~ /^fuse/ {{ print $2 }}' /proc/self/mounts | while IFS= read -r point; do
+awk '$3 ~ /^fuse/ {{ print $2 }}' /proc/self/mounts | tac | while IFS= read -r point; do
     umount -l "$(printf '%b' "$point")"  # a backslash stands there as \\134
 done
 mount -t tmpfs none /mnt

@@ -609,19 +609,19 @@ def test_what_others_put_in_its_place_is_another_node(volume, disk):
 
 @pytest.mark.parametrize("asked", [True, False], ids=["found to be gone", "nobody asked"])
 def test_an_inode_number_that_the_system_uses_again_is_another_node(volume, disk, asked):
-    (disk / "x").mkdir()
-    before = volume.lookup(ROOT_NODE, b"x").node
-    volume.hold(before)
-    volume._places.forget()
-    number = (disk / "x").stat().st_ino
-    (disk / "x").rmdir()
-    if asked:
-        with fails(errno.ESTALE):
-            volume.getattr(before)
-    names = ["x", *(f"y{count}" for count in range(200))] if asked else [f"y{count}" for count in range(200)]
-    for name in names:  # ext4 gives a freed number out at once
-        (disk / name).mkdir()
-        if (disk / name).stat().st_ino == number:
+    for attempt in range(50):  # another process may get the number
+        old = f"x{attempt}"
+        (disk / old).mkdir()
+        before = volume.lookup(ROOT_NODE, old.encode()).node
+        volume.hold(before)
+        volume._places.forget()
+        number = (disk / old).stat().st_ino
+        (disk / old).rmdir()
+        if asked:
+            with fails(errno.ESTALE):
+                volume.getattr(before)
+        name = _directory_with(disk, number, [old] if asked else [], attempt)  # ext4 gives a freed number out at once
+        if name is not None:
             break
     else:
         pytest.skip("this file system does not use inode numbers again soon")
@@ -630,6 +630,15 @@ def test_an_inode_number_that_the_system_uses_again_is_another_node(volume, disk
     with fails(errno.ESTALE):
         volume.getattr(before)
     assert volume.lookup(ROOT_NODE, name.encode()).node == volume.getattr(after).node == after
+
+
+def _directory_with(disk, number, names, attempt):
+    """The name of a new directory with this inode number, if one gets it."""
+    for name in [*names, *(f"y{attempt}-{count}" for count in range(20))]:
+        (disk / name).mkdir()
+        if (disk / name).stat().st_ino == number:
+            return name
+    return None
 
 
 def test_an_inode_number_that_comes_back_as_a_file_and_a_directory_in_turn_is_another_node_each_time(volume, disk):
