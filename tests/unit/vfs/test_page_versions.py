@@ -1,0 +1,62 @@
+"""Pages of the version that is opened: where the open itself finds the change, before the feed has told of it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import agents
+import pytest
+import trio
+
+from fusebackend.backends.threads import ThreadsBackend
+from fusebackend.backends.threads import volume as threads_volume
+from fusebackend.vfs.inodes import ROOT_INODE
+from fusebackend.vfs.mounted_tree import FileSystem
+
+
+class FakeKernel:
+    def __init__(self) -> None:
+        self.expired: list[int] = []
+
+    def store(self, inode: int, content: bytes) -> None:
+        pass
+
+    def invalidate_inode(self, inode: int, *, attributes_only: bool = False) -> None:
+        if attributes_only:
+            self.expired.append(inode)
+
+    def invalidate_entry(self, parent: int, name: bytes) -> None:
+        pass
+
+
+@pytest.mark.fails_without("page_versions")
+def test_a_file_that_has_grown_since_its_lookup_is_not_read_to_its_old_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads_volume.Feed, "start", lambda feed: None)
+    path = str(tmp_path / "threads.db")
+    with agents.sqlite_saver(path) as saver, ThreadsBackend.from_sqlite(path) as backend:
+        script = [agents.use(agents.write("/count.txt", "9")), agents.say("done")]
+        agent = agents.deep_agent(saver, script)
+        agent.invoke(agents.user("go"), agents.thread("t"))
+
+        async def main() -> None:
+            filesystem, kernel = FileSystem.of(backend), FakeKernel()
+            filesystem.attach(kernel)
+            inode = ROOT_INODE
+            for name in (b"t", b"head", b"count.txt"):
+                inode = (await filesystem.lookup(inode, name)).inode
+            opened = await filesystem.open(inode, os.O_RDONLY)
+            assert opened.keep_pages and not kernel.expired
+            await filesystem.release(opened.number)
+            agent.model.script.extend([agents.use(agents.edit("/count.txt", "9", "10")), agents.say("done")])
+            agent.invoke(agents.user("go"), agents.thread("t"))
+            opened = await filesystem.open(inode, os.O_RDONLY)
+            assert not opened.keep_pages
+            assert kernel.expired == [inode]
+            assert await filesystem.read(opened.number, 0, 10) == b"10"
+            await filesystem.release(opened.number)
+            filesystem.detach()
+
+        trio.run(main)
