@@ -67,9 +67,9 @@ def test_what_another_session_does_is_told_and_nothing_of_ones_own(here: Postgre
 def test_a_lost_connection_is_told_and_so_is_the_next_one(
     here: PostgresVolume, there: PostgresVolume, postgres_dsn: str
 ) -> None:
-    ear = Ear(here)
     live: list[bool] = []
     here.subscribe(lambda change: live.append(here.features.change_feed) if change == Change() else None)
+    ear = Ear(here)  # told after that
     with psycopg.connect(postgres_dsn, autocommit=True) as connection:
         feed = f"fusebackend-feed-{here.session}"
         cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s"
