@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import random
 import select
 import socket
 import threading
@@ -25,7 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from fusebackend.databases.pipeline import is_lost
-from fusebackend.databases.postgres import connect
+from fusebackend.databases.postgres import connect, pause_s
 
 if TYPE_CHECKING:
     from psycopg import Connection
@@ -37,7 +36,7 @@ PING_S = 5.0
 """How often a silent connection is probed, and how long the server has for the answer."""
 
 RETRY_S = (0.0, 0.25, 0.5, 1.0, 2.0, 5.0)
-"""Pauses before the attempts to connect again; the last one repeats. Each is shortened at random, by half at most."""
+"""Pauses before the attempts to connect again (`pause_s`)."""
 
 SETTLED_S = 5.0
 """A connection that was lost earlier than this after it was made does not begin the pauses anew."""
@@ -193,8 +192,7 @@ class Listener:
 
     def _pause(self, attempts: int) -> None:
         """Wait until the next attempt, or until there is work for a connection."""
-        seconds = RETRY_S[min(attempts, len(RETRY_S) - 1)]
-        until = time.monotonic() + random.uniform(seconds / 2, seconds)
+        until = time.monotonic() + pause_s(RETRY_S, attempts)
         while not self._ended and not self._jobs and (left_s := until - time.monotonic()) > 0:
             if select.select([self._wake], [], [], left_s)[0]:
                 self._drain()

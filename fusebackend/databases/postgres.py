@@ -6,8 +6,8 @@ in favour of another one is repeated as well. A commit without an answer is neve
 (`backends/postgres/transaction.py`).
 
 A pool opens connections when they are needed, and closes them when they have been idle for `IDLE_S`: a server takes 100
-from all hosts together, unless it is configured otherwise. Where it takes no more, operations wait for `BUSY_S` for one
-of their own pool or for one that another host gives back.
+from all hosts together, unless it is configured otherwise. Where it takes no more, operations wait for `BUSY_S` for a
+connection of their own pool, or for one of another host.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ FULL = ("53300", "too many clients", "too many connections", "remaining connecti
 """Words of a server that takes no more connections: libpq has no SQLSTATE of a connection that failed."""
 
 FULL_RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0)
-"""Pauses between attempts to connect; the last one repeats. Each is shortened at random, by half at most."""
+"""Pauses between attempts to connect (`pause_s`)."""
 
 ATTEMPTS = 20
 """How often a transaction is begun that the server rolls back in favour of others."""
@@ -78,9 +78,7 @@ def errno_of(error: psycopg.Error) -> int:
     A server that is silent or unreachable is ETIMEDOUT, which the circuit breaker of a mount counts
     (`vfs/calls/circuit_breaker.py`).
     """
-    from psycopg_pool import PoolTimeout
-
-    if isinstance(error, PoolTimeout) or isinstance(error.__cause__, TimeoutError):
+    if isinstance(error.__cause__, TimeoutError):
         return errno.ETIMEDOUT
     return ERRNO_OF_STATE.get(error.sqlstate or "", errno.EIO)
 
@@ -93,12 +91,9 @@ def translate_errors(failed: str = "PostgreSQL", rule: Callable[[int], int] = in
         rule: replaces the errno of the table.
     """
     import psycopg
-    from psycopg_pool import PoolClosed, PoolTimeout
 
     try:
         yield
-    except (PoolTimeout, PoolClosed) as error:
-        raise OSError(errno_of(error), f"PostgreSQL can't be reached: {error}") from error
     except psycopg.Error as error:
         raise OSError(rule(errno_of(error)), f"{failed}: {message_of(error)}") from error
     except UnicodeEncodeError as error:
@@ -206,12 +201,14 @@ def when_free(open: Callable[[], T]) -> T:
         except psycopg.OperationalError as error:
             if not is_full(error) or time.monotonic() > deadline:
                 raise
-        time.sleep(_pause_s(attempts))
+        time.sleep(pause_s(FULL_RETRY_S, attempts))
         attempts += 1
 
 
-def _pause_s(attempts: int) -> float:
-    seconds = FULL_RETRY_S[min(attempts, len(FULL_RETRY_S) - 1)]
+def pause_s(pauses: Sequence[float], attempts: int) -> float:
+    """The pause after so many attempts, in seconds: the last one repeats, and each is shortened at random, by half at
+    most."""
+    seconds = pauses[min(attempts, len(pauses) - 1)]
     return random.uniform(seconds / 2, seconds)
 
 
@@ -341,7 +338,7 @@ class Connections:
                     raise OSError(errno.ETIMEDOUT, f"PostgreSQL can't be reached: {words}") from error
             with self._changed:
                 if not self._idle:
-                    self._changed.wait(_pause_s(attempts))
+                    self._changed.wait(pause_s(FULL_RETRY_S, attempts))
             attempts += 1
 
     def _open(self, **options: Any) -> Connection[Any]:

@@ -91,7 +91,7 @@ OPTIONS = ("conflict", "connections", "feed", "on_exists", "pooler")
 
 def open_postgres(url: Url) -> PostgresBackend:
     """The backend of `postgres:DSN?volume=NAME`. UrlError when it can't be opened, in one line."""
-    require_modules(url, "postgres", "psycopg", "psycopg_pool")
+    require_modules(url, "postgres", "psycopg")
     conninfo = conninfo_of(url)
     with url_errors(url):
         options = {name: url.parameters[name] for name in OPTIONS if name in url.parameters}

@@ -41,6 +41,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
+from fusebackend.backends.postgres.schema import keep_changes
 from fusebackend.backends.postgres.snapshot import Snapshot
 from fusebackend.databases.listener import Ask
 from fusebackend.databases.pipeline import BEGIN, COMMIT, Statement, rollback, send
@@ -68,7 +69,7 @@ LOOK_S = 1.0
 """How often the first `WATCHERS` sessions read the rows without a wake-up; they wake the others if they find any."""
 
 WATCHERS: Final = 2
-"""Of a volume, by their numbers: the one that dies before its wake-up may be one of them."""
+"""Of a volume, by their numbers: two, for the host that dies before its wake-up may be a watcher itself."""
 
 IDLE_S = 5.0
 """How often the rows are read by all other sessions, and by the only one. It also finds out that a server is silent."""
@@ -269,15 +270,9 @@ class VolumeFeed:
 
     def prepare(self, connection: Connection[Any]) -> None:
         """A new connection: it has the statements, and the volume has its row."""
-        kept = (
-            "INSERT INTO fusebackend.change_kept (volume, floor, done) VALUES (%s::int, '1:1:', '1:1:')"
-            # A row from elsewhere, restored from a dump, would be ahead of this server.
-            " ON CONFLICT (volume) DO UPDATE SET incarnation = EXCLUDED.incarnation, floor = '1:1:', done = '1:1:'"
-            " WHERE pg_snapshot_xmax(change_kept.floor) > pg_snapshot_xmax(pg_current_snapshot())"
-        )
         settings = {"enable_seqscan": "off", "plan_cache_mode": "force_generic_plan"}
         plans = [("SELECT set_config(%s, %s, false)", setting) for setting in settings.items()]
-        send(connection, [*plans, (kept, (self._volume,))])
+        send(connection, [*plans, keep_changes(self._volume)])
         send(connection, [(statement, ()) for statement in _PREPARE])
         self._is_back = True
 

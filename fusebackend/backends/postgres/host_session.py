@@ -43,7 +43,8 @@ IDLE_S = 30
 """A host that is silent for so long in the middle of a change loses its locks."""
 
 SETTINGS = {
-    # A commit waits for no disk where its caller does not ask for that (`unsynced.py`).
+    # A commit waits for no disk where its caller does not ask for that (`unsynced.py`). A wake-up of the feed holds
+    # a lock of the whole server until its commit.
     "synchronous_commit": "off",
     "jit": "off",
     "lock_timeout": f"{LOCK_S}s",
@@ -316,8 +317,6 @@ class Session:
     def prepare(self, connection: Connection[Any]) -> None:
         """Set up a new connection. A replacement takes over the lock of the lost one; uses are registered anew."""
         configure(connection)
-        # A wake-up holds a lock of the whole server until its commit, which has nothing to write to the disk.
-        send(connection, [("SELECT set_config('synchronous_commit', 'off', false)", ())])
         if self.id:
             send(connection, [(_CUT_OFF, (SESSION_LOCK, self.id)), (_CLAIM, (SESSION_LOCK, self.id))])
         with _transaction(connection):

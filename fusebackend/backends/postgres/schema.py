@@ -56,6 +56,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fusebackend.backends.postgres.search.index import SEARCH_TABLES
 from fusebackend.base.stamps import now_ns
+from fusebackend.databases.pipeline import Statement
 from fusebackend.protocol import ROOT_NODE
 
 if TYPE_CHECKING:
@@ -165,6 +166,17 @@ def migrate(connection: Connection[Any]) -> None:
             connection.execute("UPDATE fusebackend.schema_version SET version = %s", [len(MIGRATIONS)])
         if not _has_feed(connection):
             connection.execute(FEED_TABLES, prepare=False)
+
+
+def keep_changes(volume: int) -> Statement:
+    """The statement that gives a volume its row of `change_kept`, unless it has one."""
+    return (
+        "INSERT INTO fusebackend.change_kept (volume, floor, done) VALUES (%s::int, '1:1:', '1:1:')"
+        # A row from elsewhere, restored from a dump, would be ahead of this server.
+        " ON CONFLICT (volume) DO UPDATE SET incarnation = EXCLUDED.incarnation, floor = '1:1:', done = '1:1:'"
+        " WHERE pg_snapshot_xmax(change_kept.floor) > pg_snapshot_xmax(pg_current_snapshot())",
+        (volume,),
+    )
 
 
 def _has_feed(connection: Connection[Any]) -> bool:

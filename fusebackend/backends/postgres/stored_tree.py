@@ -399,7 +399,7 @@ def _begin_view(connection: Connection[Any]) -> None:
 
 
 def _names_of(path: str) -> tuple[bytes, ...]:
-    """The names of a path; none of one that `resolve` will refuse."""
+    """The names of a path; none where `resolve` will refuse it."""
     try:
         return tuple(names_of(path))
     except (PathError, OSError):

@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fusebackend.backends.postgres.schema import keep_changes
 from fusebackend.databases.pipeline import BEGIN, COMMIT, Rows, Statement, send
 
 if TYPE_CHECKING:
@@ -93,11 +94,7 @@ class Unsynced:
 
     def begin(self, connection: Connection[Any]) -> None:
         """The server has a new incarnation, unless another host has noticed first."""
-        insert = (
-            "INSERT INTO fusebackend.change_kept (volume, floor, done) VALUES (%s::int, '1:1:', '1:1:')"
-            " ON CONFLICT DO NOTHING"
-        )
-        send(connection, [(insert, (self._volume,))])
+        send(connection, [keep_changes(self._volume)])
 
     def committed(
         self, incarnation: str, before: Mapping[int, int], version: int, *, unnamed: AbstractSet[int], durable: bool

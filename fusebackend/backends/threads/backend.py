@@ -278,7 +278,7 @@ def open_sqlite(url: Url) -> ThreadsBackend:
 def open_postgres(url: Url) -> ThreadsBackend:
     """The backend of `threads+postgres:DSN`."""
     require_modules(url, "langgraph", "ormsgpack")
-    require_modules(url, "postgres", "psycopg", "psycopg_pool")
+    require_modules(url, "postgres", "psycopg")
     with url_errors(url):
         return ThreadsBackend.from_postgres(conninfo_of(url), **_options(url))
 

@@ -6,8 +6,8 @@ and times, or the version that a shared volume counts. If they differ, the kerne
 and a notice expires its size, by which it reads.
 
 A volume with a change feed may learn of a change by the open itself, before its feed has told the kernel: then only the
-size tells that the pages are old. A file of a thread that became `11` read as `1` (seen once, with an agent
-that writes all the time).
+size tells that the pages are old. A file of a thread that became `11` read as `1` (seen once, with an agent that writes
+all the time).
 
 Cost: volumes that answer without waiting pay nothing. On TTL routes a file that was opened takes 150 bytes while the
 kernel knows it. Switch: `page_versions`.
@@ -47,14 +47,12 @@ class PageVersions:
         known, kernel = self._inodes.get(inode), self._kernel()
         if known is None:
             return False
-        if route.policy.coherent and not route.shared:
-            if known.size == attr.size or kernel is None:
-                return True
-            kernel.invalidate_inode(inode, attributes_only=True)
-            return False
         if not route.shared:
-            version = route.policy.version(attr)
-            same, self._versions[inode] = self._versions.get(inode) == version, version
+            if route.policy.coherent:
+                same = known.size == attr.size
+            else:
+                version = route.policy.version(attr)
+                same, self._versions[inode] = self._versions.get(inode) == version, version
             if not same and known.size != attr.size and kernel is not None:
                 kernel.invalidate_inode(inode, attributes_only=True)
             return same
