@@ -72,7 +72,10 @@ def test_a_lost_connection_is_told_and_so_is_the_next_one(
     ear = Ear(here)  # told after that
     with psycopg.connect(postgres_dsn, autocommit=True) as connection:
         feed = f"fusebackend-feed-{here.session}"
-        cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s"
+        cut = (
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND application_name = %s"  # other tests share the server
+        )
         assert connection.execute(cut, [feed]).fetchall() == [(True,)]
     ear.wait(Change())
     ear.wait(Change())

@@ -188,7 +188,10 @@ def test_a_feed_that_was_away_beside_an_older_host_invalidates_everything(
 ) -> None:
     """The payloads of older hosts are kept nowhere."""
     with psycopg.connect(postgres_dsn, autocommit=True) as connection:
-        cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s"
+        cut = (
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND application_name = %s"  # other tests share the server
+        )
         connection.execute(cut, [f"fusebackend-feed-{newer.session}"])
     eventually(lambda: newer.told.count([None, None, ""]) == 2, LIMIT_S)
     assert newer.features.change_feed

@@ -92,7 +92,10 @@ class Writer:
 
 def cut_feed(dsn: str, volume: PostgresVolume) -> None:
     with psycopg.connect(dsn, autocommit=True) as connection:
-        cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s"
+        cut = (
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND application_name = %s"  # other tests share the server
+        )
         assert connection.execute(cut, [f"fusebackend-feed-{volume.session}"]).fetchall() == [(True,)]
 
 
