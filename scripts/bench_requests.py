@@ -35,7 +35,7 @@ SIZES = (100, 1000)
 """Files of the directories that are listed."""
 
 CHANGED = 9
-"""Files of each directory that is renamed, and of the one that calls change."""
+"""Files of a directory that is renamed, and of a directory in which calls change files."""
 
 TEXT = "x" * 1023 + "\n"
 ME = Caller(os.geteuid(), os.getegid())

@@ -19,6 +19,7 @@ import pytest
 from postgres_check import check
 from profiles import amount
 from services.postgres import Postgres
+from together import together
 
 from fusebackend.backends import PostgresBackend
 from fusebackend.backends.postgres import stored_tree, transaction
@@ -50,25 +51,6 @@ def database(postgres: Postgres) -> Iterator[str]:
 def hosts(database: str, request: pytest.FixtureRequest) -> Iterator[Hosts]:
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(PostgresBackend(database, request.node.name)) for _ in range(HOSTS)]
-
-
-def together(*calls: Callable[[], Any]) -> None:
-    """Run each in a thread of its own; all must succeed, and end."""
-    failures: list[BaseException] = []
-
-    def run(call: Callable[[], Any]) -> None:
-        try:
-            call()
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(call,), daemon=True) for call in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT_S)
-        assert not thread.is_alive(), "a call does not end"
-    assert failures == []
 
 
 def ok(*results: Any) -> None:
@@ -116,7 +98,7 @@ def waits(call: Callable[[], Any], paused: Paused) -> None:
     thread.join()
 
 
-# -- who waits for whom --------------------------------------------------------------------------------------------
+# -- waiting for one another -----------------------------------------------------------------------------------------
 
 
 def test_changes_of_different_files_and_directories_do_not_wait(hosts: Hosts) -> None:
@@ -310,7 +292,7 @@ def test_what_was_read_before_it_was_locked_is_compared(hosts: Hosts) -> None:
 
 
 def test_a_symbolic_link_that_is_pointed_elsewhere_is_followed_anew(hosts: Hosts) -> None:
-    """Writers through a link beside one who swaps it: each file is where the link led at that moment."""
+    """Writers through a link, while another host swaps it: each file is where the link led at that moment."""
     one, two, three, _ = hosts
     ok(one.write("/x/start", ""), one.write("/y/start", ""))
     one.volume.symlink(ROOT_NODE, b"now", b"x", ME)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import random
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,6 +13,7 @@ import psycopg
 import pytest
 import skewed
 from services.postgres import Postgres
+from together import together
 
 from fusebackend.backends.postgres import host_session as session
 from fusebackend.backends.postgres import schema, transaction
@@ -66,24 +66,6 @@ def fails(number: int, call: Callable[..., object], *arguments: object) -> None:
     with pytest.raises(OSError) as caught:
         call(*arguments)
     assert caught.value.errno == number, caught.value
-
-
-def together(*calls: Callable[[], Any]) -> None:
-    """Run each in a thread of its own; all must succeed."""
-    failures: list[BaseException] = []
-
-    def run(call: Callable[[], Any]) -> None:
-        try:
-            call()
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(call,)) for call in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
 
 
 def eventually(condition: Callable[[], bool]) -> None:

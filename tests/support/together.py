@@ -1,0 +1,28 @@
+"""`together`: calls at the same time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+LIMIT_S = 60.0
+
+
+def together(*calls: Callable[[], Any]) -> None:
+    """Run each in a thread of its own; all must succeed, and end within `LIMIT_S`."""
+    failures: list[BaseException] = []
+
+    def run(call: Callable[[], Any]) -> None:
+        try:
+            call()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(call,), daemon=True) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+        assert not thread.is_alive(), "a call does not end"
+    assert failures == []
