@@ -308,7 +308,10 @@ def test_a_database_that_cannot_be_read_is_said_once(
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> Iterator[tuple[SqliteDatabase, sqlite3.Connection]]:
+def database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[SqliteDatabase, sqlite3.Connection]]:
+    monkeypatch.setattr(sqlite_module, "COUNTING_SHARE", 1e9)  # rows are counted at each look, however slow it was
     path = str(tmp_path / "threads.db")
     with agents.sqlite_saver(path) as saver:
         threadcases.plain(saver, "one")
@@ -375,6 +378,7 @@ def test_a_count_that_takes_long_is_made_later(
 ) -> None:
     opened, other = database
     now = [1000.0]
+    monkeypatch.setattr(sqlite_module, "COUNTING_SHARE", 1 / 20)
     monkeypatch.setattr(sqlite_module.time, "monotonic", lambda: now[0])
     opened._counted_at, opened._count_s = 1000.0, 1.0
     other.execute("DELETE FROM checkpoints WHERE thread_id = 'one'")
