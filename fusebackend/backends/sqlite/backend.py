@@ -13,6 +13,7 @@ thread, moves the WAL into the file (checkpoint) and brings the index up to date
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import logging
@@ -260,8 +261,11 @@ class SqliteVolume(StoredTree, SnapshotVolume):
         return taken
 
     def delete_snapshot(self, name: str) -> None:
-        with self.lock, sqlite_errors():
-            self._snapshots.delete(name)
+        with self.lock:
+            with contextlib.suppress(OSError):  # a full disk can't take what came before, and needs what this frees
+                self.write_back()
+            with sqlite_errors():
+                self._snapshots.delete(name)
         self._flusher.wake()
 
     def snapshot(self, name: str) -> Volume:
