@@ -72,6 +72,8 @@ class SqliteVolume(StoredTree, SnapshotVolume):
         self._wal_fd = -1
         self._gone_since = 0.0
         self._closed = False
+        self._unsnapped = True
+        """Whether the file has changes since the newest snapshot; not known when it is opened."""
         try:
             super().__init__(db, name)
             self._snapshots = Snapshots(db, name)
@@ -182,6 +184,7 @@ class SqliteVolume(StoredTree, SnapshotVolume):
     def _write_dirty(self) -> None:
         """One transaction, all or nothing."""
         with transaction(self._db):
+            self._unsnapped = self._unsnapped or self._dirty.is_change(self._snapshots.newest_ns)
             self._dirty.write(self._db, self._new_row, self._snapshots.newest)
             if self._next_node != self._stored_next_node:
                 self._db.execute("UPDATE meta SET value = ? WHERE key = 'next_node'", (self._next_node,))
@@ -248,6 +251,13 @@ class SqliteVolume(StoredTree, SnapshotVolume):
 
     # -- snapshots ---------------------------------------------------------------------------------------------
 
+    @property
+    def is_changed(self) -> bool:
+        return self._unsnapped or self._dirty.is_change(self._snapshots.newest_ns)
+
+    def snapshot_bytes(self) -> int:
+        return self._snapshots.kept_bytes()
+
     def snapshots(self) -> Sequence[Snapshot]:
         with self.lock:
             return list(self._snapshots)
@@ -257,6 +267,7 @@ class SqliteVolume(StoredTree, SnapshotVolume):
             self.write_back()
             with sqlite_errors():
                 taken = self._snapshots.take(name, self._next_node, self._next_row)
+            self._unsnapped = False
         self.fsync(0)
         return taken
 

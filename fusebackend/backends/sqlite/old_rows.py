@@ -30,11 +30,13 @@ _KEEP_XATTRS: Final = """
 _KEEP_INODE: Final = f"INSERT OR IGNORE INTO old_inode SELECT node, ?1, {INODE_COLUMNS} FROM inode WHERE node = ?2"
 _KEEP_NAME: Final = """
     INSERT OR IGNORE INTO old_dentry VALUES (?2, ?3, ?1, (SELECT node FROM dentry WHERE parent = ?2 AND name = ?3))"""
-_KEEP_PLACE: Final = """
-    INSERT OR IGNORE INTO old_place SELECT ?2, ?3, ?1, chunk
-    FROM (SELECT (SELECT chunk FROM place WHERE node = ?2 AND idx = ?3) AS chunk) WHERE chunk IS NULL OR chunk < ?4"""
-_KEEP_PLACES: Final = """
-    INSERT OR IGNORE INTO old_place SELECT node, idx, ?1, chunk FROM place
+_BYTES: Final = "coalesce((SELECT length(data) FROM chunk WHERE id = place.chunk), 0)"
+_KEEP_PLACE: Final = f"""
+    INSERT OR IGNORE INTO old_place SELECT ?2, ?3, ?1, chunk, {_BYTES}
+    FROM (SELECT (SELECT chunk FROM place WHERE node = ?2 AND idx = ?3) AS chunk) AS place
+    WHERE chunk IS NULL OR chunk < ?4"""
+_KEEP_PLACES: Final = f"""
+    INSERT OR IGNORE INTO old_place SELECT node, idx, ?1, chunk, {_BYTES} FROM place
     WHERE node = ?2 AND idx >= ?3 AND chunk < ?4"""
 
 

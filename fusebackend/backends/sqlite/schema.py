@@ -25,8 +25,8 @@ Schema, version 3 (`PRAGMA user_version`; `application_id` is 0x66626b64, "fbkd"
 |               |                            | lower numbers may be in it                                           |
 | `old_inode`,  | what was replaced since    | as without `old_`, and `until`: the last snapshot that has it so. A   |
 | `old_dentry`, | a snapshot (`old_rows.py`) | name or place that was not there has NULL as its node or chunk.      |
-| `old_place`,  |                            | `old_xattr` goes with the row of `old_inode`                         |
-| `old_xattr`   |                            |                                                                      |
+| `old_place`,  |                            | `old_xattr` goes with the row of `old_inode`; `old_place` has the    |
+| `old_xattr`   |                            | size of its chunk in bytes                                           |
 | `pruning`     | deleted snapshots of which | first, last (numbers)                                                |
 |               | rows are still to be freed |                                                                      |
 
@@ -144,7 +144,8 @@ CREATE TABLE old_dentry (
     parent INTEGER NOT NULL, name BLOB NOT NULL, until INTEGER NOT NULL, node INTEGER, PRIMARY KEY (parent, name, until)
 ) WITHOUT ROWID;
 CREATE TABLE old_place (
-    node INTEGER NOT NULL, idx INTEGER NOT NULL, until INTEGER NOT NULL, chunk INTEGER, PRIMARY KEY (node, idx, until)
+    node INTEGER NOT NULL, idx INTEGER NOT NULL, until INTEGER NOT NULL, chunk INTEGER, bytes INTEGER NOT NULL,
+    PRIMARY KEY (node, idx, until)
 ) WITHOUT ROWID;
 CREATE TABLE old_xattr (
     node INTEGER NOT NULL, until INTEGER NOT NULL, name BLOB NOT NULL, value BLOB NOT NULL,

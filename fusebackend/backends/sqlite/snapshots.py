@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import sqlite3
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
@@ -19,6 +18,7 @@ from fusebackend.backends.sqlite.old_rows import Newest
 from fusebackend.backends.sqlite.stored_tree import chunk_of, inode_of, sqlite_errors, xattrs_of
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import to_name, to_text
+from fusebackend.base.stamps import coarse_ns
 from fusebackend.databases.sqlite import transaction
 from fusebackend.protocol import Snapshot, StatFs
 from fusebackend.volumes.chunks import Chunk, ChunkCache
@@ -152,6 +152,15 @@ class Snapshots:
             self.newest = Newest.of(db)
         self._all = {to_text(name): Snapshot(to_text(name), number, time_ns) for name, number, time_ns in rows}
 
+    @property
+    def newest_ns(self) -> int:
+        """When the newest one was taken."""
+        return next((snapshot.time_ns for snapshot in reversed(self._all.values())), 0)
+
+    def kept_bytes(self) -> int:
+        """Bytes of chunks that no file has any more. On the snapshots' connection, so without the volume's lock."""
+        return int(self._reader.ask("SELECT coalesce(sum(bytes), 0) FROM old_place")[0][0])
+
     def __iter__(self) -> Iterator[Snapshot]:
         return iter(self._all.values())
 
@@ -166,7 +175,7 @@ class Snapshots:
         with transaction(self._db):
             last = self._db.execute("SELECT value FROM meta WHERE key = 'snapshot'").fetchone()
             number = max(self.newest.until, last[0] if last is not None else 0) + 1
-            snapshot = Snapshot(name, number, time.time_ns())
+            snapshot = Snapshot(name, number, coarse_ns())  # as changes are dated, see `is_changed`
             row = (number, to_name(name), snapshot.time_ns, next_node, next_chunk)
             self._db.execute("INSERT INTO snapshot VALUES (?, ?, ?, ?, ?)", row)
             self._db.execute("INSERT OR REPLACE INTO meta VALUES ('snapshot', ?)", (number,))

@@ -67,6 +67,12 @@ class DirtyBuffer:
     def __bool__(self) -> bool:
         return bool(self.inodes or self.names or self.chunks or self.cuts or self.xattrs or self.dead)
 
+    def is_change(self, since_ns: int) -> bool:
+        """Return True if there is more here than access times: reading a file is none for `SnapshotVolume`."""
+        if self.names or self.chunks or self.cuts or self.xattrs or self.dead:
+            return True
+        return any(inode.ctime_ns >= since_ns for inode in self.inodes.values())
+
     def write(self, db: sqlite3.Connection, new_row: Callable[[], int], newest: Newest) -> None:
         """Write everything, inside the caller's transaction, and keep what a snapshot has. Deletions come first.
 

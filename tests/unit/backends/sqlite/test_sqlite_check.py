@@ -139,7 +139,7 @@ DAMAGE = [
         "INSERT INTO old_inode VALUES (4, 1, 33188, 1, 0, 0, 0, 'big', 0, 0, 0, 0, 0)",
         "inode 4 has a field that is not a number, in snapshots up to 1",
     ),
-    ("INSERT INTO old_place VALUES (4, 0, 1, 77)", "chunk 0 of inode 4 has no bytes, in snapshots up to 1"),
+    ("INSERT INTO old_place VALUES (4, 0, 1, 77, 0)", "chunk 0 of inode 4 has no bytes, in snapshots up to 1"),
     ("UPDATE inode SET size = 0 WHERE node = 7", "directory inode 7 has a size of 0 and 8 blocks"),
     ("UPDATE inode SET size = 9 WHERE node = 5", "link inode 5 has a target of 9 bytes, and 6 of them are there"),
     ("DELETE FROM chunk WHERE node = 5", "link inode 5 has a target of 6 bytes, and 0 of them are there"),

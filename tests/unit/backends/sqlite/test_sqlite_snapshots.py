@@ -192,6 +192,46 @@ def test_names(volume: SqliteVolume) -> None:
     assert volume.take_snapshot("b\udcff").number > second.number, "a number is never used again"
 
 
+def test_reading_is_no_change(volume: SqliteVolume) -> None:
+    node = put(volume, b"file", b"one")
+    for change in (
+        lambda: volume.setattr(node, AttrChanges(mode=0o600)),
+        lambda: volume.rename(ROOT_NODE, b"file", ROOT_NODE, b"other"),
+        lambda: volume.setxattr(node, b"user.a", b"1"),
+        lambda: put(volume, b"third", b""),
+        lambda: volume.unlink(ROOT_NODE, b"third"),
+    ):
+        volume.take_snapshot("s")
+        assert not volume.is_changed
+        volume.open(node, os.O_RDONLY)
+        volume.read(node, 0, 9)
+        volume.release(node, os.O_RDONLY)
+        assert volume._dirty.inodes and not volume.is_changed
+        volume.write_back()
+        assert not volume.is_changed
+        change()
+        assert volume.is_changed
+        volume.write_back()
+        assert volume.is_changed
+        volume.delete_snapshot("s")
+
+
+def test_bytes_that_only_snapshots_have(volume: SqliteVolume, path: Path) -> None:
+    node = put(volume, b"file", b"x" * 100_000)
+    volume.take_snapshot("s")
+    assert volume.snapshot_bytes() == 0
+    volume.open(node, os.O_RDWR)
+    volume.write(node, 0, b"y")
+    volume.release(node, os.O_RDWR)
+    volume.write_back()
+    assert volume.snapshot_bytes() == CHUNK_BYTES
+    volume.unlink(ROOT_NODE, b"file")
+    volume.write_back()
+    assert volume.snapshot_bytes() == 100_000
+    volume.delete_snapshot("s")
+    eventually(lambda: volume.snapshot_bytes() == 0, 30)
+
+
 def test_a_deleted_snapshot_is_stale(volume: SqliteVolume) -> None:
     node = put(volume, b"file", b"one")
     volume.take_snapshot("s")
