@@ -18,7 +18,7 @@ from fusebackend.backends.sqlite.old_rows import Newest
 from fusebackend.backends.sqlite.stored_tree import chunk_of, inode_of, sqlite_errors, xattrs_of
 from fusebackend.base.errors import oserror
 from fusebackend.base.paths import to_name, to_text
-from fusebackend.base.stamps import coarse_ns
+from fusebackend.base.stamps import CLOCK, now_ns
 from fusebackend.databases.sqlite import transaction
 from fusebackend.protocol import Snapshot, StatFs
 from fusebackend.volumes.chunks import Chunk, ChunkCache
@@ -175,7 +175,8 @@ class Snapshots:
         with transaction(self._db):
             last = self._db.execute("SELECT value FROM meta WHERE key = 'snapshot'").fetchone()
             number = max(self.newest.until, last[0] if last is not None else 0) + 1
-            snapshot = Snapshot(name, number, coarse_ns())  # as changes are dated, see `is_changed`
+            CLOCK.saw_all()  # so that this is later than all changes in it, by their own clock
+            snapshot = Snapshot(name, number, now_ns())
             row = (number, to_name(name), snapshot.time_ns, next_node, next_chunk)
             self._db.execute("INSERT INTO snapshot VALUES (?, ?, ?, ?, ?)", row)
             self._db.execute("INSERT OR REPLACE INTO meta VALUES ('snapshot', ?)", (number,))
