@@ -169,15 +169,13 @@ class SqlDatabase(Database):
 
     def marks(self, place: Place) -> dict[str, Mark]:
         # In SQLite both are answered from the tables' indexes alone.
+        written = {found[0]: found[1:] for found in self._ask(self._sql.marks_of_writes, **place._asdict())}
         marks: dict[str, Mark] = {}
         for checkpoint, row in self._ask(self._sql.marks, **place._asdict()):
             if isinstance(checkpoint, str):
-                marks[checkpoint] = Mark(row)
+                marks[checkpoint] = Mark(row, *written.get(checkpoint, ()))
             else:
                 self._log.tell(f"row {row} of the table 'checkpoints' has a checkpoint_id that is no text; not shown")
-        for checkpoint, count, last in self._ask(self._sql.marks_of_writes, **place._asdict()):
-            if checkpoint in marks:
-                marks[checkpoint] = Mark(marks[checkpoint].row, count, last)
         return marks
 
     def newest(self, place: Place) -> str | None:

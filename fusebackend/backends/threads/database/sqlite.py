@@ -30,7 +30,14 @@ from fusebackend.backends.threads.database.sql import (
     require_id,
 )
 from fusebackend.backends.threads.database.values import loads, require
-from fusebackend.databases.sqlite import FileState, bound, open_file, open_read_only, transaction, translate_errors
+from fusebackend.databases.sqlite import (
+    FileState,
+    bound,
+    open_file,
+    open_read_only,
+    transaction,
+    translate_errors,
+)
 
 COUNTING_SHARE: Final = 1 / 20
 """Of the time, at most, that goes into counting rows."""
@@ -100,6 +107,7 @@ class SqliteDatabase(SqlDatabase):
         require()
         super().__init__(f"the checkpoint database {path}")
         self.path = path
+        self._translated = translate_errors(f"'{path}' can't be read", lambda _: errno.EIO)
         if os.path.isfile(path) and os.path.getsize(path) == 0:
             raise OSError(errno.EINVAL, f"'{path}' is an empty file, no checkpoint database of LangGraph")
         self.identity = f"sqlite:{os.path.realpath(path)}"
@@ -135,7 +143,7 @@ class SqliteDatabase(SqlDatabase):
         version = self._data_version()
         if version == self._version and not (self._recount and self._may_count()):
             return None
-        with self._translated(), transaction(self._connection, "DEFERRED"):
+        with self._translated, transaction(self._connection, "DEFERRED"):
             everything, places = self._compare()
         self._version = version
         if everything:
@@ -166,7 +174,8 @@ class SqliteDatabase(SqlDatabase):
         return everything, places
 
     def _data_version(self) -> int:
-        return int(self._ask("PRAGMA data_version")[0][0])
+        with self._translated:
+            return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
 
     def _may_count(self) -> bool:
         return time.monotonic() - self._counted_at >= self._count_s / COUNTING_SHARE
@@ -199,11 +208,11 @@ class SqliteDatabase(SqlDatabase):
     def ancestry(self, place: Place, checkpoint: str, channel: str) -> Generator[Link, None, None]:
         met: set[str] = set()
         values = {**place._asdict(), "checkpoint": checkpoint}
-        with self._translated():
+        with self._translated:
             cursor = self._connection.execute(_ANCESTRY, _bound(values))
         with contextlib.closing(cursor):
             while True:
-                with self._translated():
+                with self._translated:
                     row = cursor.fetchone()
                 if row is None or row[0] in met:
                     return  # the second: a checkpoint that was stored anew below its own descendant
@@ -246,7 +255,7 @@ class SqliteDatabase(SqlDatabase):
     # -- statements --------------------------------------------------------------------------------------------
 
     def _ask(self, statement: str, **values: Any) -> list[Any]:
-        with self._translated():
+        with self._translated:
             return self._connection.execute(statement, _bound(values)).fetchall()
 
     def _ask_among(self, statement: str, place: Place, checkpoints: Sequence[str], **values: Any) -> list[Any]:
@@ -256,9 +265,6 @@ class SqliteDatabase(SqlDatabase):
             among = f"({', '.join(f'CAST(:{name} AS TEXT)' for name in ids)})"
             rows += self._ask(statement.replace("{among}", among), **place._asdict(), **ids, **values)
         return rows
-
-    def _translated(self) -> contextlib.AbstractContextManager[None]:
-        return translate_errors(f"'{self.path}' can't be read", lambda _: errno.EIO)
 
 
 def _bound(values: Mapping[str, Any]) -> dict[str, Any]:
