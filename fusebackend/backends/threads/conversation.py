@@ -52,6 +52,9 @@ _ESCAPED: Final = re.compile(
 )
 """What would be a heading, underline one, or open an HTML block that needs an end; in a list or quote too."""
 
+_NOTABLE: Final = re.compile(r"^\s*(?:[>*+=#<`~-]|[0-9]+[.)])", re.MULTILINE)
+"""At the beginning of a line: without it neither `_ESCAPED` nor `_FENCE` is in a text."""
+
 _FENCE: Final = re.compile(r"^ {0,3}(`{3,}|~{3,})(.*)$")
 _BACKTICKS: Final = re.compile(r"`+")
 
@@ -95,10 +98,11 @@ class Block(NamedTuple):
 
 def files_of(number: int, message: Message) -> list[File]:
     """The files of one message, whose place in the conversation is `number`, from 1 on."""
-    stem, parts = _stem(number, message), blocks(message)
+    kind, made = _kind(message), calls(message)
+    stem, parts = _stem(number, message, kind), _blocks(message, made)
     media = list(_named_media(stem, parts))
     found = []
-    if _kind(message) == "tool":
+    if kind == "tool":
         text = "\n".join(block.text for block in parts if block.kind in ("text", "reasoning"))
         others = [
             block for block in parts if block.kind in ("other", "call") or (block.kind == "media" and not block.data)
@@ -110,7 +114,6 @@ def files_of(number: int, message: Message) -> list[File]:
     else:
         found.append(File(f"{stem}.md", encoded(_markdown(parts, dict(media)) + _rest(message))))
     found += [File(name, block.data) for block, name in media]
-    made = calls(message)
     if made:
         found.append(File(f"{stem}.calls.json", encoded(pretty(made) + "\n")))
     if message.get("artifact") is not None:
@@ -125,17 +128,18 @@ def section(number: int, message: Message, time_ns: int, *, directory: str = "me
         time_ns: when the checkpoint was made that brought it, since 1970; 0: not known.
         directory: where the files of `files_of` are, as the transcript is to name it.
     """
-    stem, parts = _stem(number, message), blocks(message)
+    kind, made = _kind(message), calls(message)
+    stem, parts = _stem(number, message, kind), _blocks(message, made)
     media = {block: f"{directory}/{name}" for block, name in _named_media(stem, parts)}
-    out = [f"## {_heading(number, message, time_ns)}\n\n"]
-    if _kind(message) == "tool":
+    out = [f"## {_heading(number, message, kind, time_ns)}\n\n"]
+    if kind == "tool":
         text = "\n".join(block.text for block in parts if block.kind in ("text", "reasoning"))
         if text:
             out.append(fenced(*_cut(text, f"{directory}/{stem}.txt")))
         out.append(_markdown([block for block in parts if block.kind not in ("text", "reasoning")], media))
     else:
         out.append(_markdown(parts, media, whole=f"{directory}/{stem}.md"))
-    for call in calls(message):
+    for call in made:
         name, shown = one_line(str(call.get("name") or "?"), MAX_NAME_CHARS), pretty(call.get("args"))
         why = f": {one_line(str(call['error']), MAX_TITLE_CHARS)}" if call.get("error") else ""
         out.append(f"**calls {escaped_inline(name)}**{escaped_inline(why)}\n\n")
@@ -143,8 +147,8 @@ def section(number: int, message: Message, time_ns: int, *, directory: str = "me
     return "".join(out)
 
 
-def _heading(number: int, message: Message, time_ns: int) -> str:
-    kind, name = _kind(message), message.get("name")
+def _heading(number: int, message: Message, kind: str, time_ns: int) -> str:
+    name = message.get("name")
     parts = [str(number), f"{kind} {_safe(str(name))}" if name else kind]
     if time_ns:
         parts.append(f"{datetime.datetime.fromtimestamp(time_ns // 10**9, datetime.UTC):%H:%M:%S}")
@@ -153,8 +157,8 @@ def _heading(number: int, message: Message, time_ns: int) -> str:
     return " · ".join(parts)
 
 
-def _stem(number: int, message: Message) -> str:
-    kind, name = _kind(message), message.get("name")
+def _stem(number: int, message: Message, kind: str) -> str:
+    name = message.get("name")
     return f"{number:04}-{kind}-{_safe(str(name))}" if kind == "tool" and name else f"{number:04}-{kind}"
 
 
@@ -164,6 +168,8 @@ def _kind(message: Message) -> str:
 
 def _safe(text: str) -> str:
     """Text as a part of a file's name: letters, digits, `_`, `.` and `-`, and no dot in front."""
+    if text.isidentifier() and text.isascii():
+        return text[:MAX_NAME_CHARS]
     return _UNSAFE.sub("_", text)[:MAX_NAME_CHARS].lstrip(".") or "_"
 
 
@@ -186,14 +192,19 @@ def calls(message: Message) -> list[dict[str, Any]]:
 
 def blocks(message: Message) -> list[Block]:
     """The content of a message, in the forms of LangChain 0.3 and 1.x, OpenAI and Anthropic."""
+    return _blocks(message, calls(message))
+
+
+def _blocks(message: Message, made: list[dict[str, Any]]) -> list[Block]:
+    """As `blocks`, of a message with these tool calls."""
     content = message.get("content")
     extra = message.get("additional_kwargs")
-    known = {call.get("id") for call in calls(message)}
     found = []
     if isinstance(extra, Mapping) and isinstance(extra.get("reasoning_content"), str):
         found.append(Block("reasoning", extra["reasoning_content"]))
     if isinstance(content, str):
         return found + ([Block("text", content)] if content else [])
+    known = {call.get("id") for call in made}
     for item in content if isinstance(content, (list, tuple)) else [] if content is None else [content]:
         found += _block(item, known)
     return found
@@ -280,6 +291,8 @@ def _named_media(stem: str, parts: list[Block]) -> Iterator[tuple[Block, str]]:
 
 def _rest(message: Message) -> str:
     """Fields that have no place of their own."""
+    if message.keys() <= _SHOWN_FIELDS:
+        return ""
     left = {key: value for key, value in message.items() if key not in _SHOWN_FIELDS and value not in (None, {}, [])}
     return fenced(pretty(left), language="json") if left else ""
 
@@ -310,8 +323,11 @@ def _markdown(parts: list[Block], media: Mapping[Block, str], *, whole: str | No
 
 def contained(text: str) -> str:
     """Text of somebody else as Markdown that ends where it ends, and makes no heading of its own."""
+    text = text.translate(_CONTROLS)
+    if not _NOTABLE.search(text):
+        return text
     lines, closing = [], ""
-    for line in text.translate(_CONTROLS).split("\n"):
+    for line in text.split("\n"):
         mark = _FENCE.match(line)
         if closing:
             if mark and mark[1].startswith(closing) and not mark[2].strip():

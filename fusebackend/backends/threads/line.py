@@ -40,7 +40,7 @@ from fusebackend.backends.threads.computed import (
     Rewritten,
     RewrittenPage,
 )
-from fusebackend.backends.threads.conversation import files_of
+from fusebackend.backends.threads.conversation import File, files_of
 from fusebackend.backends.threads.database.rows import Damaged, old_names, time_ns_of
 from fusebackend.backends.threads.index import LineIndex, Step
 from fusebackend.backends.threads.index_cache import IndexCache
@@ -79,6 +79,9 @@ RECENT_CHECKPOINTS: Final = 64
 
 QUICK_BYTES: Final = 64 << 10
 """Decoding a longer conversation takes over a millisecond, which other routes would wait for."""
+
+KEPT_FILES_BYTES: Final = 64 << 10
+"""The files of the message that was read last are kept up to this size: a search reads them one after the other."""
 
 RECENT_CONVERSATIONS: Final = 16
 RECENT_CONVERSATION_BYTES: Final = 16 << 20
@@ -146,6 +149,7 @@ class Line:
         self._index: LineIndex | None = None
         self._indexed = -1  # the version that the index has seen
         self._recent: OrderedDict[int, FilesDirectory] = OrderedDict()
+        self._last_files: tuple[int, str, list[File]] | None = None  # number, digest and files of a message
         self._directory = directory
         self._make_message, self._make_patch = self._message_bytes, self._patch_bytes  # one object for all nodes
         self.head = Head(shared.nodes, self, directory, HEAD, 0)
@@ -162,10 +166,12 @@ class Line:
             CHECKPOINTS: self._page(Page, lambda index: len(overview.checkpoints_tsv(index)), overview.checkpoints_tsv),
             TRANSCRIPT: self._page(Page, overview.transcript_size, self._transcript),
         }
+        computed = {directory.name: directory for directory in self._computed}
+        self._entries: Mapping[bytes, Node] = {HEAD: self.head, **computed, **self._documents}
         self._date()
 
-    def entries(self) -> dict[bytes, Node]:
-        return {HEAD: self.head, **{directory.name: directory for directory in self._computed}, **self._documents}
+    def entries(self) -> Mapping[bytes, Node]:
+        return self._entries
 
     # -- refreshing --------------------------------------------------------------------------------------------
 
@@ -219,6 +225,7 @@ class Line:
         """Drop values that the kernel does not hold. They may have a megabyte or more."""
         self.lineage.let_go()
         self._index = None
+        self._last_files = None
         while self._recent:
             self._recent.popitem()[1].let_go()
         for directory in self._computed:
@@ -297,10 +304,20 @@ class Line:
         index = self.index()
         if number >= len(index.messages) or index.messages[number].digest != digest:
             raise oserror(errno.ESTALE)  # deleted, or another message now
-        files = files_of(number + 1, self._message(index, number))
+        files = self._files_of(index, number, digest)
         if part >= len(files):
             raise oserror(errno.ESTALE)
         return files[part].data
+
+    def _files_of(self, index: LineIndex, number: int, digest: str) -> list[File]:
+        """The files of a message that has more than one are made once, if they are read in order."""
+        last = self._last_files
+        if last is not None and last[:2] == (number, digest):
+            return last[2]
+        files = files_of(number + 1, self._message(index, number))
+        is_kept = len(files) > 1 and sum(len(file.data) for file in files) <= KEPT_FILES_BYTES
+        self._last_files = (number, digest, files) if is_kept else None
+        return files
 
     # -- changes/ ----------------------------------------------------------------------------------------------
 

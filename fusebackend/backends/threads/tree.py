@@ -182,6 +182,12 @@ class ThreadDirectory(LineDirectory):
             entries[SUBGRAPHS] = subgraphs
         return entries
 
+    def find(self, name: bytes) -> Node | None:
+        """Namespaces are queried only for their own name: a search looks up four other names in each thread."""
+        if name == SUBGRAPHS or self.gone:
+            return super().find(name)
+        return self._tree.line(self).entries().get(name)
+
     def _subgraphs_of(self, line: Line | None) -> Subgraphs | None:
         found = line.subgraphs if line is not None else None
         assert found is None or isinstance(found, Subgraphs)
