@@ -183,7 +183,7 @@ class ComputedDirectory(DirectoryNode):
         make: makes the node of a name and its item.
     """
 
-    __slots__ = ("_fresh", "_live", "_make", "_names", "_nodes", "_shown")
+    __slots__ = ("_fresh", "_made", "_make", "_names", "_nodes", "_shown")
 
     repeats = True
 
@@ -202,7 +202,7 @@ class ComputedDirectory(DirectoryNode):
         self._names = names
         self._make = make
         self._shown: Names | None = None  # once somebody has looked
-        self._live: weakref.WeakValueDictionary[bytes, Node] = weakref.WeakValueDictionary()
+        self._made: dict[bytes, int] = {}  # the number of the last node of a name, which may be gone
 
     def entries(self) -> Mapping[bytes, Node]:
         return {name: self._node(name, item) for name, item in self._current().items()}
@@ -224,7 +224,8 @@ class ComputedDirectory(DirectoryNode):
             return
         self.renamed()
         for name in before.keys() - self._shown.keys():
-            node = self._live.pop(name, None)
+            node = self._alive(name)
+            self._made.pop(name, None)
             if node is not None:
                 node.nlink = 0
                 difference.deleted(self, name, node)
@@ -234,14 +235,15 @@ class ComputedDirectory(DirectoryNode):
             if name not in before:
                 difference.created(self, name, self._node(name, item))
             elif everything or item != before[name]:
-                node = self._live.get(name)
+                node = self._alive(name)
                 if node is not None:
                     self._changed(name, node, item, difference)
 
     def let_go(self) -> None:
         """Drop the names, if the kernel can't have cached one, nor that one is missing."""
-        if not self._live and not self._nodes.holds(self.node):
+        if not self._nodes.holds(self.node) and not any(map(self._nodes.known, self._made.values())):
             self._shown = None
+            self._made.clear()
             self.renamed()
 
     def _current(self) -> Names:
@@ -251,12 +253,18 @@ class ComputedDirectory(DirectoryNode):
         return self._shown
 
     def _node(self, name: bytes, item: Hashable) -> Node:
-        node = self._live.get(name)
+        node = self._alive(name)
         if node is None:
-            node = self._live[name] = self._make(name, item)
+            node = self._make(name, item)
+            self._made[name] = node.node
         return node
+
+    def _alive(self, name: bytes) -> Node | None:
+        """The node of a name, if it is alive."""
+        number = self._made.get(name)
+        return None if number is None else self._nodes.known(number)
 
     def _changed(self, name: bytes, node: Node, item: Hashable, difference: Difference) -> None:
         """An item has changed whose node is held."""
-        del self._live[name]
+        del self._made[name]
         difference.replaced(self, name, self._node(name, item))

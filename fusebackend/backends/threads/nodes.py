@@ -43,31 +43,42 @@ DIRECTORY_MODE = stat.S_IFDIR | 0o555
 
 
 class Nodes:
-    """Nodes by number."""
+    """Nodes by number: those that the kernel holds in a dict, the others by weak references, which take 190 bytes more.
+
+    A walk through 1,000 conversations has 220,000 nodes. Each is in one of the two tables, or in both for a moment.
+    """
 
     def __init__(self) -> None:
+        self.uid, self.gid = os.geteuid(), os.getegid()
         self._numbers = itertools.count(ROOT_NODE)
-        self._nodes: weakref.WeakValueDictionary[int, Node] = weakref.WeakValueDictionary()
+        self._loose: weakref.WeakValueDictionary[int, Node] = weakref.WeakValueDictionary()
         self._held: dict[int, Node] = {}
+        self.forgotten = 0
+        """By the kernel, since garbage was last collected."""
         self._peak = 0  # the most that was held since the tables last shrank
         self._opened: dict[int, tuple[FileNode, int]] = {}
         self._recent: deque[Node] = deque(maxlen=RECENT_NODES)
         self._gate = threading.Lock()  # `hold` and `forget` come without the volume's lock
 
     def __len__(self) -> int:
-        return len(self._nodes)
+        return len(self._loose) + len(self._held)
 
     def number(self, node: Node) -> int:
         number = next(self._numbers)
-        self._nodes[number] = node
+        self._loose[number] = node
         return number
 
     def get(self, number: int) -> Node:
         """ESTALE for a node that is gone."""
-        node = self._nodes.get(number)
+        node = self.known(number)
         if node is None:
             raise oserror(errno.ESTALE)
         return node
+
+    def known(self, number: int) -> Node | None:
+        """The node with this number, if it is alive."""
+        # The third: `hold` has moved it meanwhile.
+        return self._held.get(number) or self._loose.get(number) or self._held.get(number)
 
     def directory(self, number: int) -> DirectoryNode:
         node = self.get(number)
@@ -86,10 +97,11 @@ class Nodes:
         self._recent.append(node)
 
     def hold(self, number: int) -> None:
-        node = self._nodes.get(number)
-        if node is not None:
-            with self._gate:
+        with self._gate:
+            node = self._loose.get(number)
+            if node is not None:
                 self._held[number] = node
+                self._loose.pop(number, None)
 
     def holds(self, number: int) -> bool:
         """Whether the kernel holds a node."""
@@ -99,7 +111,12 @@ class Nodes:
         with self._gate:
             self._peak = max(self._peak, len(self._held))
             for number in numbers:
-                self._held.pop(number, None)
+                node = self._held.get(number)
+                if node is not None:
+                    self.forgotten += 1
+                    self._loose[number] = node  # it stays if anything else refers to it
+                    del self._held[number]
+                    del node
 
     @property
     def is_mostly_forgotten(self) -> bool:
@@ -110,7 +127,7 @@ class Nodes:
         with self._gate:
             self._held = dict(self._held)
             self._peak = len(self._held)
-        self._nodes = weakref.WeakValueDictionary(self._nodes)
+            self._loose = weakref.WeakValueDictionary(self._loose)
 
     def open(self, node: FileNode) -> None:
         _, opens = self._opened.get(node.node, (node, 0))
@@ -136,8 +153,8 @@ class Node(Attr):
     """It says what other files say, so a search passes over it unless it is named."""
 
     def __init__(self, nodes: Nodes, mode: int, mtime_ns: int = 0) -> None:
-        super().__init__(nodes.number(self), mode, uid=os.geteuid(), gid=os.getegid())
-        self.date(mtime_ns)
+        number, uid, gid = nodes.number(self), nodes.uid, nodes.gid
+        super().__init__(number, mode, uid=uid, gid=gid, atime_ns=mtime_ns, mtime_ns=mtime_ns, ctime_ns=mtime_ns)
 
     def date(self, mtime_ns: int) -> None:
         if mtime_ns == self.mtime_ns == self.ctime_ns:

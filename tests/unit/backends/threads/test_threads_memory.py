@@ -59,7 +59,7 @@ def test_little_is_left_when_the_kernel_has_forgotten(tmp_path: Path) -> None:
         alive = [found for found in gc.get_objects() if isinstance(found, Node)]
         assert len(alive) <= few
         assert sys.getsizeof(tree.nodes._held) < 10_000
-        assert sys.getsizeof(tree.nodes._nodes.data) < 100_000
+        assert sys.getsizeof(tree.nodes._loose.data) < 100_000
         # A second walk finds the same names under other numbers, and what is held in between keeps its own.
         assert len(walk(volume)) == len(held)
 
