@@ -97,20 +97,23 @@ class _Lowlevel:
             if self.init_flags.is_over and self._cached_opendir is not None:
                 self._cached_opendir.prepare(descriptor)
         self._served += 1
-        if self._served < BURST:
-            give_up = 0.0
-            while not self._poll.poll(0):
-                now = time.perf_counter()
-                if not give_up:
-                    give_up = now + SPIN_S
-                elif now > give_up:
-                    break
-            else:
+        if self._served >= BURST:
+            self._note_served()
+            await trio.lowlevel.checkpoint()  # and no wait: its sleep takes 100 µs, and the next request comes sooner
+        give_up = 0.0
+        while not self._poll.poll(0):
+            now = time.perf_counter()
+            if not give_up:
+                give_up = now + SPIN_S
+            elif now > give_up:
+                self._note_served()
+                await trio.lowlevel.wait_readable(descriptor)
                 return
+
+    def _note_served(self) -> None:
         if self._cpu_latency is not None:
             self._cpu_latency.served(self._served)
         self._served = 0
-        await trio.lowlevel.wait_readable(descriptor)
 
 
 class _Nursery:

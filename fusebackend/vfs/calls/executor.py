@@ -150,8 +150,10 @@ class RouteExecutor:
         if not self.blocking:
             return function(*args, **kwargs)
         if getattr(function, "__self__", self) is self._volume and getattr(function, "__name__", "") in self._at_once:
-            with contextlib.suppress(WouldWait):
+            try:
                 return self._tried(partial(function, *args, **kwargs))
+            except WouldWait:
+                pass
         change = partial(self._in_thread, partial(function, *args, **kwargs), True)
         return await self._judged(change)
 
@@ -160,8 +162,10 @@ class RouteExecutor:
         if not self.blocking:
             return function(*args, **kwargs)
         if self._at_once:
-            with contextlib.suppress(WouldWait):
+            try:
                 return self._tried(partial(function, *args, **kwargs))
+            except WouldWait:
+                pass
         question = partial(self._in_thread, partial(function, *args, **kwargs), False)
         return await self._judged(lambda: _repeated(question))
 
