@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from fusebackend.base import heap
 from fusebackend.config import MountPlan
 from fusebackend.urls.opening import UrlError, open_backend
 
@@ -69,6 +70,7 @@ def serve(plan: MountPlan, on_ready: Callable[[Sequence[str]], None], *, log_fil
             shell=plan.execute,
             trees=plan.trees,
         )
+        heap.collect_less()
         live.run(lambda: on_ready(live.warnings))
     log.info("unmounted %s, everything is stored", plan.mountpoint)
 
