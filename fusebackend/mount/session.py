@@ -36,6 +36,7 @@ from fusebackend.mount.pyfuse3_patches.cached_opendir import CachedOpendir
 from fusebackend.mount.pyfuse3_patches.cpu_latency import CpuLatency
 from fusebackend.mount.pyfuse3_patches.eager_loop import EagerTrio
 from fusebackend.mount.pyfuse3_patches.init_flags import InitFlags
+from fusebackend.mount.pyfuse3_patches.prune_notice import PruneNotice
 from fusebackend.vfs.mounted_tree import FileSystem
 
 log = logging.getLogger(__name__)
@@ -104,6 +105,7 @@ class Session:
         self._token: trio.lowlevel.TrioToken | None = None
         self._eager: EagerTrio | None = None
         self._cpu_latency = CpuLatency()
+        self._prune_notice = PruneNotice()
         self._stop = trio.Event()  # of the loop's thread
         self._mounted = False
         self._stop_asked = False  # of any thread, also before there is a loop
@@ -201,7 +203,7 @@ class Session:
         if on.eager_loop:
             self.operations.cached_opendir = CachedOpendir(notifier) if on.cached_readdir else None
             init_flags = InitFlags if on.init_flags else None
-            self._eager = EagerTrio(init_flags, self.operations.cached_opendir, self._cpu_latency)
+            self._eager = EagerTrio(init_flags, self.operations.cached_opendir, self._cpu_latency, self._prune_notice)
         if self.options.may_keep_awake:
             self._cpu_latency.open()
         try:
@@ -228,6 +230,8 @@ class Session:
         except OSError as error:
             log.error("the mount on %s does not answer: %s", self.mountpoint, error.strerror)
             return
+        if self._prune_notice.is_known:
+            self.filesystem.pruning.prune = self._prune_notice.send
         if self.filesystem.switches.kernel_limits:
             read_ahead_kib = (
                 kernel_limits.BLOCKING_READ_AHEAD_KIB

@@ -45,6 +45,7 @@ from fusebackend.vfs.coherence.negative import NegativeDentries
 from fusebackend.vfs.coherence.overtaken import Overtaken
 from fusebackend.vfs.coherence.page_versions import PageVersions
 from fusebackend.vfs.coherence.prefill import Prefill
+from fusebackend.vfs.coherence.pruning import Pruning
 from fusebackend.vfs.coherence.range_order import RangeOrder
 from fusebackend.vfs.coherence.reread_pages import RereadPages
 from fusebackend.vfs.coherence.revalidation import Revalidation
@@ -124,6 +125,7 @@ class FileSystem:
         self.invalidation = Invalidation(
             tree, inodes, self.dentries, self.hold_back, self.overtaken, self.negative, filled, on.invalidation
         )
+        self.pruning = Pruning(inodes, self.invalidation, on.pruning)
         self.twins = Twins(tree, inodes, self.invalidation, kept, on.twins)
         self.names = NodePaths(tree, inodes, on.crossed_renames)
         self.resolver = InodeResolver(
@@ -451,6 +453,8 @@ class FileSystem:
             return self.directories.add(DirectoryHandle(inode, None, 0, junction))
         if route.shared:
             await self.revalidation.check(route, inode)
+        if route.volume.most_nodes is not None:
+            self.pruning.looked_into(route, route.volume.most_nodes)
         kept = junction is None and await self.cached_readdir.may_keep(route, inode, node)
         return self.directories.add(DirectoryHandle(inode, route, node, junction, kept))
 

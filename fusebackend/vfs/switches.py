@@ -56,6 +56,7 @@ class Switches:
     prefill: bool = True
     cached_readdir: bool = True
     direct_writes: bool = True
+    pruning: bool = True
     init_flags: bool = True
     """In `mount/pyfuse3_patches/`, as the following."""
     eager_loop: bool = True
@@ -66,7 +67,7 @@ PATCHES = ("init_flags", "eager_loop", "kernel_limits")
 """Those in `mount/pyfuse3_patches/`. `eager_loop` installs the others: without it `init_flags` and `cached_readdir` are
 off, too."""
 
-OPTIMISATIONS = ("negative_dentries", "prefill", "cached_readdir", "direct_writes", *PATCHES)
+OPTIMISATIONS = ("negative_dentries", "prefill", "cached_readdir", "direct_writes", "pruning", *PATCHES)
 
 DEFAULT = Switches()
 """Of a tree for which nothing else is said."""

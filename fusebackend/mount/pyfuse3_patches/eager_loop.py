@@ -33,6 +33,7 @@ import trio
 from fusebackend.mount.pyfuse3_patches.cached_opendir import CachedOpendir
 from fusebackend.mount.pyfuse3_patches.cpu_latency import CpuLatency
 from fusebackend.mount.pyfuse3_patches.init_flags import InitFlags
+from fusebackend.mount.pyfuse3_patches.prune_notice import PruneNotice
 
 SPIN_S = 50e-6
 """How long to poll for the next request. Longer saves nothing more and takes the core from the caller."""
@@ -72,9 +73,14 @@ class _Lowlevel:
     """`trio.lowlevel` with a `wait_readable` that looks before it sleeps."""
 
     def __init__(
-        self, init_flags: type[InitFlags] | None, cached_opendir: CachedOpendir | None, cpu_latency: CpuLatency | None
+        self,
+        init_flags: type[InitFlags] | None,
+        cached_opendir: CachedOpendir | None,
+        cpu_latency: CpuLatency | None,
+        prune_notice: PruneNotice | None,
     ) -> None:
         self._begin = init_flags
+        self._prune_notice = prune_notice
         self._cached_opendir = cached_opendir
         self._cpu_latency = cpu_latency
         self._poll = select.poll()
@@ -96,6 +102,8 @@ class _Lowlevel:
             await self.init_flags.go_on()
             if self.init_flags.is_over and self._cached_opendir is not None:
                 self._cached_opendir.prepare(descriptor)
+            if self.init_flags.is_over and self._prune_notice is not None:
+                self._prune_notice.prepare(descriptor, self.init_flags.minor)
         self._served += 1
         if self._served >= BURST:
             self._note_served()
@@ -150,15 +158,17 @@ class EagerTrio:
         init_flags: type[InitFlags] | None = None,
         cached_opendir: CachedOpendir | None = None,
         cpu_latency: CpuLatency | None = None,
+        prune_notice: PruneNotice | None = None,
     ) -> None:
         """
         Args:
             init_flags: is begun on the descriptor that pyfuse3 waits for.
-            cached_opendir: is prepared with it after that.
+            cached_opendir, prune_notice: are prepared with it after that.
             cpu_latency: counts the answers.
         """
-        self.lowlevel = _Lowlevel(init_flags, cached_opendir, cpu_latency)
+        self.lowlevel = _Lowlevel(init_flags, cached_opendir, cpu_latency, prune_notice)
         self._cached_opendir = cached_opendir
+        self._prune_notice = prune_notice
 
     def Lock(self) -> _EagerLock:  # noqa: N802 - trio's name
         return _EagerLock(self._cached_opendir)
@@ -175,5 +185,7 @@ class EagerTrio:
         """The mount has ended, perhaps before it has begun."""
         if self._cached_opendir is not None:
             self._cached_opendir.close()
+        if self._prune_notice is not None:
+            self._prune_notice.close()
         if self.lowlevel.init_flags is not None:
             self.lowlevel.init_flags.close()

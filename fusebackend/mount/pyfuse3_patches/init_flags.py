@@ -49,6 +49,8 @@ class InitFlags:
         self.is_over = False
         self.agreed = 0
         """The flags that were added to libfuse's answer."""
+        self.minor = 0
+        """The kernel's version of the protocol, 7 being the major one; 0 if it is not known."""
         self._descriptor = descriptor
         self._kernel = os.dup(descriptor)
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # keeps messages apart
@@ -63,7 +65,7 @@ class InitFlags:
             if self._offered is None:
                 await trio.lowlevel.wait_readable(self._kernel)
                 question = os.read(self._kernel, _MESSAGE_BYTES)
-                self._offered = _offered_by(question)
+                self.minor, self._offered = _offered_by(question)
                 self._ours.send(question)
                 return
             await trio.lowlevel.wait_readable(self._ours)
@@ -84,11 +86,12 @@ class InitFlags:
         self._ours.close()
 
 
-def _offered_by(question: bytes) -> int:
+def _offered_by(question: bytes) -> tuple[int, int]:
+    """The minor version of the protocol, and the flags, which the kernel offers."""
     if len(question) < _QUESTION.size:
-        return 0
-    _, opcode, *_, flags = _QUESTION.unpack_from(question)
-    return int(flags) if opcode == _INIT else 0
+        return 0, 0
+    _, opcode, _, minor, _, flags = _QUESTION.unpack_from(question)
+    return (int(minor), int(flags)) if opcode == _INIT else (0, 0)
 
 
 def _agree(answer: bytearray, offered: int) -> int:

@@ -27,4 +27,5 @@ negative.py        negative dentries (and a rule)
 prefill.py         pages of small files, pushed at open
 cached_readdir.py  listings that the kernel keeps
 direct_writes.py   writes past the page cache (and a rule)
+pruning.py         inodes that the kernel drops
 """

@@ -64,6 +64,7 @@ def test_what_the_kernel_offers_is_added_and_nothing_else_touched(kernel):
     assert heard == answer(0x70 | WANTED)
     assert init_flags.is_over
     assert init_flags.agreed == WANTED
+    assert init_flags.minor == 45
 
 
 def test_an_older_kernel_is_not_told_what_it_does_not_know(kernel):

@@ -88,8 +88,19 @@ def _direct(kernel: FakeKernel, filesystem: FileSystem) -> bool:
     return run(filesystem.create(ROOT_INODE, b"f", 0o644, os.O_WRONLY | os.O_CREAT, ME))[1].direct
 
 
+def _pruned(kernel: FakeKernel, filesystem: FileSystem) -> bool:
+    filesystem.tree.routes[0].volume.most_nodes = 1
+    found: list[int] = []
+    filesystem.pruning.prune = found.extend
+    for name in (b"a", b"b"):
+        run(filesystem.mkdir(ROOT_INODE, name, 0o755, ME))
+    run(filesystem.opendir(ROOT_INODE))
+    return bool(found)
+
+
 SHOWN: dict[str, Callable[[FakeKernel, FileSystem], bool]] = {
     "prefill": _stored, "cached_readdir": _kept, "negative_dentries": _absent, "direct_writes": _direct,
+    "pruning": _pruned,
 }  # fmt: skip
 
 
