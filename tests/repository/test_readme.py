@@ -72,6 +72,10 @@ BEFORE = {
     "cd /mnt/agent/threads": [DEMO],
     "fusebackend mount /mnt/agent  ": ["mkdir /srv/project", "grep -v postgres: agent.toml.all > agent.toml"],
     "cat /mnt/agent/.fusebackend": [AGENT],
+    "fusebackend snapshot create": ["fusebackend mount /mnt/agent --default memory:", MEMORIES],
+    'import fusebackend\n\nwith fusebackend.connect("/mnt/agent") as files:\n    taken': [
+        "fusebackend mount /mnt/agent --default memory:",
+    ],
     "date |": [PROJECT, AGENT, MEMORIES],
 }
 """What is there before a snippet that begins so."""
