@@ -30,7 +30,7 @@ pytestmark = pytest.mark.mounted
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 60
-KINDS = ["memory:"]
+KINDS = ["memory:", "sqlite:{tmp}/volume.db"]
 """URLs of volumes that keep snapshots; `{tmp}` is a directory."""
 
 ROUNDS = amount("FUSEBACKEND_SNAPSHOT_ROUNDS", dev=3, ci=12, soak=100)
@@ -57,7 +57,7 @@ def kind(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def mounted(serve: Serve, kind: str) -> Mounted:
-    return serve(kind, routes={"/notes": "memory:"})
+    return serve(kind, routes={"/notes": "memory:"}, options=["snapshots=manual"])
 
 
 def sh(script: str, cwd: Path) -> str:
@@ -314,7 +314,7 @@ def test_it_is_not_in_the_way(mounted: Mounted) -> None:
 
 @pytest.mark.parametrize("shown", ["visible", "off"])
 def test_options_of_the_trees_directory_hold_for_it(serve: Serve, kind: str, shown: str) -> None:
-    mounted = serve(kind, options=[f"trees={shown}"])
+    mounted = serve(kind, options=[f"trees={shown}", "snapshots=manual"])
     with fusebackend.connect(mounted.path) as client:
         (route,) = client.status()["routes"]
         if shown == "off":
