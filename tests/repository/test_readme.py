@@ -72,6 +72,8 @@ BEFORE = {
     "cd /mnt/agent/threads": [DEMO],
     "fusebackend mount /mnt/agent  ": ["mkdir /srv/project", "grep -v postgres: agent.toml.all > agent.toml"],
     "cat /mnt/agent/.fusebackend": [AGENT],
+    "fusebackend snapshot create": [AGENT, MEMORIES],
+    "from fusebackend import connect": [AGENT],
     "date |": [PROJECT, AGENT, MEMORIES],
 }
 """What is there before a snippet that begins so."""
@@ -85,6 +87,7 @@ SAYS = {
     "import threading": ["created /memories/new.md mount"],
     "from deepagents": [],
     "import os\nimport fusebackend\n\n\nclass Notes": ["['copy.md'] monday: done"],
+    "from fusebackend import connect": ["Error: File '/.fusebackend/snapshots/before/report.txt' not found"],
     "import pytest": [],
     "import errno": ["world", " [{'path': '/hello', 'line': 1, 'text': 'world'}]"],
 }  # fmt: skip
@@ -162,7 +165,7 @@ def test_a_shell_snippet(snippet: Snippet, home: Path) -> None:
     before = [line for first, lines in BEFORE.items() if snippet.code.startswith(first) for line in lines]
     (home / "snippet.sh").write_text(snippet.code)
     said = run(home, before, f"bash -eu -o pipefail {home}/snippet.sh")
-    if "diff -r" in snippet.code:
+    if "diff -r @previous @latest" in snippet.code:
         assert ">     assert not may_try(4)" in said and '>   "next": [],' in said, said
 
 
